@@ -1,0 +1,267 @@
+/* kakeya.h - the public API, and the only header a program includes.
+ *
+ * An engine is a device, its threads and one model: read-only after open, shared by its
+ * sessions.  A session is one token timeline with its K/V cache; use one session from one
+ * thread at a time.  Calls on one engine are serialised inside it.
+ *
+ * Every call that can fail returns a kk_status and, when err is not NULL, says why in it,
+ * naming the value that was wrong.  A failed call leaves its object as it was.  The library
+ * never prints, exits or reads the environment.
+ *
+ * Options are structs whose zero value is the default: use designated initialisers. */
+#ifndef KAKEYA_H
+#define KAKEYA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KK_API __attribute__((visibility("default")))
+#else
+#define KK_API
+#endif
+
+#define KK_VERSION "0.1.0"
+
+/* ---- failure ---------------------------------------------------------------------------- */
+
+typedef enum {
+    KK_OK = 0,
+    KK_EINVAL,   /* an argument is wrong */
+    KK_EIO,      /* a file could not be opened, read or written */
+    KK_EFORMAT,  /* a file is not what it should be */
+    KK_ENOMEM,   /* out of memory, or over the engine's memory limit */
+    KK_ECONTEXT, /* the tokens do not fit the session's context */
+    KK_EDEVICE,  /* the device failed, or is not usable here */
+    KK_ESTOPPED, /* a callback asked to stop */
+} kk_status;
+
+typedef struct {
+    kk_status code;
+    char msg[240];
+} kk_err;
+
+KK_API const char *kk_status_name(kk_status st);
+KK_API const char *kk_version(void); /* "0.1.0", with the commit where one is known */
+
+/* ---- tokenizer and chat ----------------------------------------------------------------- */
+
+typedef struct kk_tokenizer kk_tokenizer;
+
+/* path: a folder with tokenizer.json, a tokenizer.json, or a GGUF file. */
+KK_API kk_status kk_tokenizer_open(kk_tokenizer **out, const char *path, kk_err *err);
+KK_API void kk_tokenizer_close(kk_tokenizer *tok); /* NULL is fine */
+KK_API int32_t kk_tokenizer_size(const kk_tokenizer *tok);
+/* The id of a special token by its text, such as "<bos>"; -1 when there is none. */
+KK_API int32_t kk_tokenizer_special(const kk_tokenizer *tok, const char *text);
+
+enum {
+    KK_ENCODE_BOS = 1,     /* put <bos> first, unless the text already starts with one */
+    KK_ENCODE_SPECIAL = 2, /* special strings in the text become special tokens */
+};
+/* Encodes text (any bytes: what is not UTF-8 becomes byte tokens).  *ids is the caller's, to
+ * be released with kk_free. */
+KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len, unsigned flags,
+                           int32_t **ids, size_t *n, kk_err *err);
+/* Decodes ids to bytes, NUL-terminated, released with kk_free.  Special tokens are written as
+ * their text when show_special is set and left out otherwise. */
+KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n,
+                           bool show_special, char **text, size_t *len, kk_err *err);
+KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
+
+/* Streaming decode: push tokens one at a time, get the bytes that are complete UTF-8 so far.
+ * What never becomes valid UTF-8 is written as U+FFFD, as the whole-text decode does. */
+typedef struct kk_decoder kk_decoder;
+KK_API kk_status kk_decoder_new(kk_decoder **out, const kk_tokenizer *tok, bool show_special,
+                                kk_err *err);
+KK_API void kk_decoder_free(kk_decoder *d);
+/* *text is borrowed until the next call on d; it may be empty (len 0). */
+KK_API kk_status kk_decoder_push(kk_decoder *d, int32_t id, const char **text, size_t *len,
+                                 kk_err *err);
+KK_API kk_status kk_decoder_finish(kk_decoder *d, const char **text, size_t *len, kk_err *err);
+
+/* Renders a conversation in Gemma 4's format.  json: an object with "messages" and, each
+ * optional, "tools", "enable_thinking", "add_generation_prompt", in the shapes the OpenAI API
+ * uses.  *text starts with <bos>; release it with kk_free. */
+KK_API kk_status kk_chat_render(const char *json, size_t json_len, char **text, size_t *len,
+                                kk_err *err);
+/* The same conversation as ids.  Only what the format itself writes becomes special tokens:
+ * special strings inside the messages are encoded as plain text. */
+KK_API kk_status kk_chat_encode(const kk_tokenizer *tok, const char *json, size_t json_len,
+                                int32_t **ids, size_t *n, kk_err *err);
+
+/* ---- engine ----------------------------------------------------------------------------- */
+
+typedef struct kk_engine kk_engine;
+
+typedef enum { KK_KV_BF16 = 0, KK_KV_F32 = 1 } kk_kv_format;
+
+typedef struct {
+    const char *model;     /* Hugging Face folder or GGUF file */
+    const char *synthetic; /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
+    const char *device;    /* "cpu"; NULL: the fastest there is */
+    const char *isa;       /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
+    int32_t threads;       /* 0: all cores this process may run on */
+    int32_t max_rows;      /* rows of one forward pass; 0: 256 */
+    int32_t max_logits;    /* rows of it that may ask for logits; 0: 17 */
+    bool no_pin;           /* do not pin threads to cores */
+    bool mlock;            /* lock the weights in memory */
+    bool huge_pages;       /* ask for huge pages where the system has them */
+    uint64_t memory_limit; /* bytes of K/V and workspace; 0: none */
+} kk_engine_opts;
+
+KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
+KK_API void kk_engine_close(kk_engine *e); /* NULL is fine; close its sessions first */
+/* The model's tokenizer, or NULL when it came without one.  Borrowed. */
+KK_API const kk_tokenizer *kk_engine_tokenizer(const kk_engine *e);
+/* Ids that end a generation, from the model's own files.  Borrowed. */
+KK_API const int32_t *kk_engine_stop_ids(const kk_engine *e, size_t *n);
+
+/* What a user wants to know of a model.  Bytes are of the stored weights. */
+typedef struct {
+    char name[64];        /* "26B-A4B", "31B", "E2B", "E4B" or "custom" */
+    char weight_type[16]; /* the type that holds most bytes, as in "q4_0" */
+    char format[16];      /* "safetensors", "gguf" or "synthetic" */
+    int32_t layers, sliding_layers, full_layers, vocab, hidden, heads, window, context;
+    int32_t experts, experts_used; /* 0: dense */
+    bool k_eq_v;
+    int64_t params, params_active; /* in all, and read for one token */
+    int64_t weight_bytes;          /* in all */
+    int64_t token_bytes;           /* weights read to decode one token */
+    int64_t kv_full_per_token;     /* bf16 K/V that grows with each token */
+    int64_t kv_sliding_max;        /* bf16 K/V of full windows, which stop growing */
+} kk_model_info;
+
+KK_API void kk_engine_info(const kk_engine *e, kk_model_info *out);
+/* The same from the files alone, without an engine. */
+KK_API kk_status kk_model_inspect(const char *model, kk_model_info *out, kk_err *err);
+/* Reads every weight once and counts values that are not finite.  on_bad names each tensor
+ * that has some. */
+KK_API kk_status kk_model_check(const char *model,
+                                void (*on_bad)(void *user, const char *tensor, int64_t count),
+                                void *user, int64_t *n_bad, kk_err *err);
+
+/* The device as the engine sees it. */
+typedef struct {
+    char device[16], isa[16];
+    int32_t threads;
+} kk_device_info;
+KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
+
+/* Bytes by category, read from the allocator. */
+typedef enum {
+    KK_MEM_WEIGHTS_VERIFIER,
+    KK_MEM_WEIGHTS_DRAFTER,
+    KK_MEM_WEIGHTS_PROJECTION,
+    KK_MEM_KV_SLIDING,
+    KK_MEM_KV_FULL,
+    KK_MEM_KV_DRAFTER,
+    KK_MEM_KV_LATENTS,
+    KK_MEM_WORKSPACE,
+    KK_MEM_CATEGORIES,
+} kk_mem_category;
+KK_API const char *kk_mem_category_name(kk_mem_category c); /* "weights.verifier", ... */
+KK_API void kk_engine_memory(const kk_engine *e, int64_t bytes[KK_MEM_CATEGORIES]);
+
+/* ---- session ---------------------------------------------------------------------------- */
+
+typedef struct kk_session kk_session;
+
+typedef struct {
+    int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
+    kk_kv_format kv_format; /* how K/V rows are stored */
+} kk_session_opts;
+
+KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
+                                kk_err *err);
+KK_API void kk_session_free(kk_session *s); /* NULL is fine */
+/* A second session with the same timeline; K/V pages are shared until one of them writes. */
+KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
+KK_API int32_t kk_session_len(const kk_session *s);            /* tokens on the timeline */
+KK_API const int32_t *kk_session_tokens(const kk_session *s);  /* borrowed */
+KK_API int32_t kk_session_ctx(const kk_session *s);
+
+/* Called after each chunk of a long append.  Return false to stop: the append then fails with
+ * KK_ESTOPPED and the session is as it was. */
+typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
+
+/* Appends tokens and evaluates them; only the new ones cost anything. */
+KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n,
+                                   kk_progress progress, void *user, kk_err *err);
+/* Takes the timeline back to len tokens.  Sliding layers hold one window of rows: when len
+ * lies further back than they reach, the nearest checkpoint at or before it is taken and the
+ * rest is evaluated again, so that the call always succeeds and *evaluated says its cost. */
+KK_API kk_status kk_session_rewind(kk_session *s, int32_t len, int32_t *evaluated, kk_err *err);
+/* Marks this point, so that a later rewind to it is free.  The oldest mark is dropped when a
+ * session has more than 8. */
+KK_API kk_status kk_session_checkpoint(kk_session *s, kk_err *err);
+/* Logits of the last token, after the soft-cap: [vocab], borrowed until the next call. */
+KK_API kk_status kk_session_logits(kk_session *s, const float **logits, kk_err *err);
+
+/* ---- generation ------------------------------------------------------------------------- */
+
+typedef struct {
+    float temp;             /* 0: greedy */
+    int32_t top_k;          /* 0: all */
+    float top_p;            /* 0 or 1: all */
+    float min_p;            /* 0: off */
+    float repeat_penalty;   /* 0 or 1: off */
+    float presence_penalty, frequency_penalty;
+    int32_t penalty_last_n; /* tokens the penalties look back over; 0: 64; -1: all */
+    uint64_t seed;          /* with a position it fixes the draw, however rows were grouped */
+} kk_sampling;
+
+typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK } kk_stop_reason;
+
+typedef struct {
+    int32_t max_tokens;        /* 0: until a stop id or the context is full */
+    kk_sampling sampling;
+    const int32_t *stop_ids;   /* added to the model's own */
+    size_t n_stop_ids;
+    bool ignore_eos;           /* stop at max_tokens only */
+} kk_generate_opts;
+
+/* Called for each token as it is chosen, stop ids included.  Return false to stop. */
+typedef bool (*kk_on_token)(void *user, int32_t id);
+
+typedef struct {
+    kk_stop_reason stop;
+    int32_t n_tokens;          /* emitted */
+    double decode_s;           /* wall time of the rounds */
+    int32_t rounds;            /* forwards */
+    uint64_t logits_hash;      /* of every chosen row's logits, in order */
+} kk_result;
+
+KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
+                             void *user, kk_result *result, kk_err *err);
+
+/* ---- tools ------------------------------------------------------------------------------ */
+
+/* Writes a GGUF of a Hugging Face folder.  type: "q8_0", "q4_0", "bf16" or "f16".  The file
+ * appears whole or not at all. */
+KK_API kk_status kk_quantize(const char *in, const char *out, const char *type,
+                             kk_progress progress, void *user, kk_err *err);
+
+/* What the CPU offers: features as one line, such as "avx2 fma avx512f avx512vnni". */
+typedef struct {
+    char name[64];
+    char features[160];
+    char best_isa[16];
+    int32_t cores;          /* this process may run on */
+    int64_t memory, memory_free;
+} kk_machine;
+KK_API void kk_machine_info(kk_machine *out);
+/* Reads memory with the given number of threads (0: all) for about the given time and returns
+ * bytes per second. */
+KK_API kk_status kk_measure_bandwidth(int32_t threads, double seconds, double *bytes_per_s,
+                                      kk_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,36 @@
+/* file.h - files read by mapping and written whole or not at all. */
+#ifndef KK_CORE_FILE_H
+#define KK_CORE_FILE_H
+
+#include "core/error.h"
+#include "core/span.h"
+
+/* A read-only map of a file.  An empty file maps to a span of size 0. */
+typedef struct {
+    kk_span span;
+} kk_map;
+
+kk_status kk_map_open(kk_map *out, const char *path, kk_err *err);
+void kk_map_close(kk_map *m); /* zero value is fine; leaves it zero */
+/* Locks the map in memory, or asks for huge pages under it.  Best effort for the second. */
+kk_status kk_map_lock(const kk_map *m, const char *path, kk_err *err);
+void kk_map_huge(const kk_map *m);
+
+/* A whole small file in memory, NUL-terminated after *len bytes; released with kk_free.
+ * Refuses files over max bytes. */
+kk_status kk_file_read(const char *path, size_t max, char **text, size_t *len, kk_err *err);
+bool kk_file_exists(const char *path);
+bool kk_dir_exists(const char *path);
+/* dir + "/" + name, released with kk_free; NULL without memory. */
+char *kk_path_join(const char *dir, const char *name);
+
+/* Writes path by way of a temporary file beside it: commit syncs and renames, abort (or close
+ * without commit) removes it, so that nothing half-written stays. */
+typedef struct kk_writer kk_writer;
+kk_status kk_writer_open(kk_writer **out, const char *path, kk_err *err);
+kk_status kk_writer_put(kk_writer *w, const void *data, size_t len, kk_err *err);
+uint64_t kk_writer_offset(const kk_writer *w);
+kk_status kk_writer_commit(kk_writer *w, kk_err *err); /* frees w either way */
+void kk_writer_abort(kk_writer *w);                    /* frees w; NULL is fine */
+
+#endif

@@ -1,0 +1,24 @@
+/* safetensors.h - reads the safetensors format: an 8-byte length, a JSON header, then data.
+ *
+ * Nothing is copied: tensors are views into the span, which must outlive the list. */
+#ifndef KK_FORMAT_SAFETENSORS_H
+#define KK_FORMAT_SAFETENSORS_H
+
+#include "core/error.h"
+#include "format/tensor.h"
+
+typedef struct {
+    kk_tensor *tensors; /* in the order of their data offsets */
+    size_t n;
+    char *names;        /* storage of the names */
+} kk_safetensors;
+
+/* label: what to call the file in messages.  Tensors of types we have no use for (booleans,
+ * 8-bit floats, ...) are skipped and reported as absent later if someone wants them. */
+kk_status kk_safetensors_parse(kk_safetensors *out, kk_span file, const char *label, kk_err *err);
+void kk_safetensors_free(kk_safetensors *s); /* zero value is fine */
+
+/* Writes a file of host tensors; used by tests, tools and tables of results. */
+kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_t n, kk_err *err);
+
+#endif

@@ -1,0 +1,19 @@
+/* tokenizer.h - byte-fallback BPE of Gemma's kind, from tokenizer.json or from GGUF keys.
+ *
+ * The public calls are in kakeya.h; this is what format/ and engine/ also need. */
+#ifndef KK_FORMAT_TOKENIZER_H
+#define KK_FORMAT_TOKENIZER_H
+
+#include "core/error.h"
+#include "format/gguf.h"
+
+kk_status kk_tokenizer_from_json(kk_tokenizer **out, const char *json, size_t len,
+                                 const char *label, kk_err *err);
+kk_status kk_tokenizer_from_gguf(kk_tokenizer **out, const kk_gguf *g, kk_err *err);
+/* The text of a token as stored, and whether it is special; for the GGUF writer. */
+const char *kk_tokenizer_piece(const kk_tokenizer *tok, int32_t id, size_t *len, bool *special);
+size_t kk_tokenizer_merges(const kk_tokenizer *tok);
+/* Merge i: the texts of its two sides. */
+void kk_tokenizer_merge(const kk_tokenizer *tok, size_t i, int32_t *left, int32_t *right);
+
+#endif
