@@ -1,0 +1,56 @@
+# A thin front to CMake and Ninja; `make help` says what there is.
+#
+# The release build lives in build/, instrumented ones in build-NAME/.  `make CC=clang` picks a
+# compiler, PREFIX and DESTDIR mean what they always mean.
+
+BUILD   ?= build
+PREFIX  ?= /usr/local
+DESTDIR ?=
+SECONDS ?= 300
+BENCH   ?= --synthetic 26b-a4b:q4_0:4 -n 32
+
+cmake_args := -G Ninja -DCMAKE_BUILD_TYPE=Release
+ifneq ($(origin CC),default)
+cmake_args += -DCMAKE_C_COMPILER=$(CC)
+endif
+
+.PHONY: all setup demo test lint format install coverage fuzz asan tsan bench clean help
+
+all: $(BUILD)/build.ninja
+	@cmake --build $(BUILD)
+
+$(BUILD)/build.ninja:
+	@cmake -S . -B $(BUILD) $(cmake_args)
+
+setup: ; @scripts/setup build test
+demo: ; @scripts/demo
+test: ; @scripts/test
+lint: ; @scripts/lint
+format: ; @scripts/lint --fix
+coverage: ; @scripts/coverage
+fuzz: ; @scripts/fuzz $(SECONDS)
+asan: ; @scripts/test asan
+tsan: ; @scripts/test tsan
+
+install: all
+	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+bench: all
+	$(BUILD)/kakeya bench $(BENCH)
+
+clean:
+	rm -rf build build-*
+
+help:
+	@echo 'make            build the library and the command line in build/'
+	@echo 'make demo       set up, build, and show the engine at work'
+	@echo 'make test       set up, then every test: release, ASan+UBSan, TSan, arm64'
+	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes'
+	@echo 'make format     rewrite the C files with clang-format'
+	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make coverage   line coverage of src/, refused under 85 %'
+	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
+	@echo 'make asan tsan  that part of the tests alone'
+	@echo 'make bench      BENCH="$(BENCH)"'
+	@echo 'make setup      install the Debian packages that are missing'
+	@echo 'make clean      remove build/ and build-*/'

@@ -1,0 +1,48 @@
+# What `make install` puts where.  The shared library is kakeya::kakeya to CMake; the static one
+# is kakeya::kakeya_static, offered where jansson is there to link it with.
+include(CMakePackageConfigHelpers)
+
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/kakeya")
+
+install(TARGETS kakeya EXPORT kakeyaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS kakeya_static EXPORT kakeyaStaticTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET kakeya_cli)
+  install(TARGETS kakeya_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(FILES include/kakeya.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(EXPORT kakeyaTargets NAMESPACE kakeya:: DESTINATION ${package_dir})
+install(EXPORT kakeyaStaticTargets NAMESPACE kakeya:: DESTINATION ${package_dir})
+configure_package_config_file(cmake/kakeyaConfig.cmake.in
+  "${CMAKE_BINARY_DIR}/generated/kakeyaConfig.cmake" INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/generated/kakeyaConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/generated/kakeyaConfig.cmake"
+              "${CMAKE_BINARY_DIR}/generated/kakeyaConfigVersion.cmake"
+        DESTINATION ${package_dir})
+
+# The prefix is filled in at install time, so that one build serves any PREFIX.
+set(KK_PC_IN "${CMAKE_CURRENT_SOURCE_DIR}/cmake/kakeya.pc.in")
+install(CODE "
+  set(CMAKE_INSTALL_LIBDIR \"${CMAKE_INSTALL_LIBDIR}\")
+  set(CMAKE_INSTALL_INCLUDEDIR \"${CMAKE_INSTALL_INCLUDEDIR}\")
+  set(PROJECT_VERSION \"${PROJECT_VERSION}\")
+  set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
+  configure_file(\"${KK_PC_IN}\" \"${CMAKE_BINARY_DIR}/generated/kakeya.pc\" @ONLY)")
+install(FILES "${CMAKE_BINARY_DIR}/generated/kakeya.pc"
+        DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/docs/kakeya.1")
+  install(FILES docs/kakeya.1 DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+endif()
+function(kk_install_completion file destination)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/completions/${file}")
+    install(FILES "completions/${file}" DESTINATION "${destination}" RENAME ${ARGN})
+  endif()
+endfunction()
+set(share "${CMAKE_INSTALL_DATADIR}")
+kk_install_completion(kakeya.bash "${share}/bash-completion/completions" kakeya)
+kk_install_completion(_kakeya "${share}/zsh/site-functions" _kakeya)
+kk_install_completion(kakeya.zsh "${share}/zsh/site-functions" _kakeya)
+kk_install_completion(kakeya.fish "${share}/fish/vendor_completions.d" kakeya.fish)

@@ -1,0 +1,103 @@
+# Tests, one executable or script each, labelled by folder:
+#   unit parity fault   tests/<folder>/NAME_test.c
+#   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
+#   e2e                 tests/e2e/NAME.sh with KAKEYA and KK_TEST_DATA in its environment
+#   package             an installed copy used by a small program
+# A test that handles threads itself is labelled `threads` too, and runs under TSan.
+
+set(test_data "${CMAKE_CURRENT_SOURCE_DIR}/tests/data")
+
+function(kk_test_executable target)
+  add_executable(${target} ${ARGN})
+  kk_flags(${target})
+  # Tests keep their asserts in every build type.
+  target_compile_options(${target} PRIVATE -UNDEBUG)
+  target_compile_definitions(${target} PRIVATE "KK_TEST_DATA=\"${test_data}\"")
+  target_include_directories(${target} PRIVATE src tests "${CMAKE_CURRENT_SOURCE_DIR}"
+                             "${KK_GENERATED}")
+  if(TARGET kakeya_eval)
+    target_link_libraries(${target} PRIVATE kakeya_eval)
+  endif()
+  target_link_libraries(${target} PRIVATE kakeya_static Threads::Threads m)
+  if(TARGET PkgConfig::JANSSON)
+    target_link_libraries(${target} PRIVATE PkgConfig::JANSSON)
+  endif()
+  set_target_properties(${target} PROPERTIES
+                        RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+endfunction()
+
+function(kk_c_tests folder)
+  file(GLOB files CONFIGURE_DEPENDS "tests/${folder}/*_test.c")
+  foreach(file IN LISTS files)
+    get_filename_component(name ${file} NAME_WE)
+    kk_test_executable(${name} ${file})
+    if(TARGET PkgConfig::CMOCKA)
+      target_link_libraries(${name} PRIVATE PkgConfig::CMOCKA)
+    endif()
+    string(REGEX REPLACE "_test$" "" short ${name})
+    add_test(NAME ${folder}.${short} COMMAND ${name})
+    set(labels ${folder})
+    file(STRINGS ${file} threaded REGEX "#include [<\"](pthread|core/threads)\\.h")
+    if(threaded)
+      list(APPEND labels threads)
+    endif()
+    set_tests_properties(${folder}.${short} PROPERTIES LABELS "${labels}" TIMEOUT 600)
+  endforeach()
+endfunction()
+
+# Cross builds have no cmocka: their one test is a plain program.
+if(KK_KERNELS_ONLY)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/kernels_test.c")
+    kk_test_executable(kernels_test tests/parity/kernels_test.c)
+    add_test(NAME parity.kernels COMMAND kernels_test)
+    set_tests_properties(parity.kernels PROPERTIES LABELS parity TIMEOUT 900)
+  endif()
+  return()
+endif()
+
+file(GLOB fuzzers CONFIGURE_DEPENDS "tests/fuzz/fuzz_*.c")
+if(KK_FUZZ)
+  foreach(file IN LISTS fuzzers)
+    get_filename_component(name ${file} NAME_WE)
+    kk_test_executable(${name} ${file})
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  endforeach()
+  return()
+endif()
+
+foreach(file IN LISTS fuzzers)
+  get_filename_component(name ${file} NAME_WE)
+  string(REGEX REPLACE "^fuzz_" "" short ${name})
+  kk_test_executable(replay_${short} ${file} tests/fuzz/replay.c)
+  add_test(NAME fuzz.${short}
+           COMMAND replay_${short} "${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz/corpus/${short}")
+  set_tests_properties(fuzz.${short} PROPERTIES LABELS fuzz TIMEOUT 300)
+endforeach()
+
+pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
+if(CMOCKA_FOUND)
+  kk_c_tests(unit)
+  kk_c_tests(parity)
+  kk_c_tests(fault)
+else()
+  message(STATUS "cmocka not found: unit, parity and fault tests are not built")
+endif()
+
+if(TARGET kakeya_cli)
+  file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
+  list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others
+  foreach(file IN LISTS scripts)
+    get_filename_component(name ${file} NAME_WE)
+    add_test(NAME e2e.${name} COMMAND bash "${file}")
+    set_tests_properties(e2e.${name} PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77
+      ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data}")
+  endforeach()
+endif()
+
+# An instrumented library would need an instrumented consumer.
+if(NOT KK_INSTRUMENTS AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/tests/package/package_test.sh")
+  add_test(NAME package.install
+           COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/tests/package/package_test.sh"
+                   "${CMAKE_BINARY_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300)
+endif()
