@@ -70,8 +70,8 @@ KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len
                            int32_t **ids, size_t *n, kk_err *err);
 /* Decodes ids to bytes, NUL-terminated, released with kk_free.  Special tokens are written as
  * their text when show_special is set and left out otherwise. */
-KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n,
-                           bool show_special, char **text, size_t *len, kk_err *err);
+KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n, bool show_special,
+                           char **text, size_t *len, kk_err *err);
 KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
 
 /* Streaming decode: push tokens one at a time, get the bytes that are complete UTF-8 so far.
@@ -182,8 +182,8 @@ KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session
 KK_API void kk_session_free(kk_session *s); /* NULL is fine */
 /* A second session with the same timeline; K/V pages are shared until one of them writes. */
 KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
-KK_API int32_t kk_session_len(const kk_session *s);            /* tokens on the timeline */
-KK_API const int32_t *kk_session_tokens(const kk_session *s);  /* borrowed */
+KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
+KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
 
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
@@ -206,11 +206,11 @@ KK_API kk_status kk_session_logits(kk_session *s, const float **logits, kk_err *
 /* ---- generation ------------------------------------------------------------------------- */
 
 typedef struct {
-    float temp;             /* 0: greedy */
-    int32_t top_k;          /* 0: all */
-    float top_p;            /* 0 or 1: all */
-    float min_p;            /* 0: off */
-    float repeat_penalty;   /* 0 or 1: off */
+    float temp;           /* 0: greedy */
+    int32_t top_k;        /* 0: all */
+    float top_p;          /* 0 or 1: all */
+    float min_p;          /* 0: off */
+    float repeat_penalty; /* 0 or 1: off */
     float presence_penalty, frequency_penalty;
     int32_t penalty_last_n; /* tokens the penalties look back over; 0: 64; -1: all */
     uint64_t seed;          /* with a position it fixes the draw, however rows were grouped */
@@ -219,11 +219,11 @@ typedef struct {
 typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK } kk_stop_reason;
 
 typedef struct {
-    int32_t max_tokens;        /* 0: until a stop id or the context is full */
+    int32_t max_tokens; /* 0: until a stop id or the context is full */
     kk_sampling sampling;
-    const int32_t *stop_ids;   /* added to the model's own */
+    const int32_t *stop_ids; /* added to the model's own */
     size_t n_stop_ids;
-    bool ignore_eos;           /* stop at max_tokens only */
+    bool ignore_eos; /* stop at max_tokens only */
 } kk_generate_opts;
 
 /* Called for each token as it is chosen, stop ids included.  Return false to stop. */
@@ -231,10 +231,10 @@ typedef bool (*kk_on_token)(void *user, int32_t id);
 
 typedef struct {
     kk_stop_reason stop;
-    int32_t n_tokens;          /* emitted */
-    double decode_s;           /* wall time of the rounds */
-    int32_t rounds;            /* forwards */
-    uint64_t logits_hash;      /* of every chosen row's logits, in order */
+    int32_t n_tokens;     /* emitted */
+    double decode_s;      /* wall time of the rounds */
+    int32_t rounds;       /* forwards */
+    uint64_t logits_hash; /* of every chosen row's logits, in order */
 } kk_result;
 
 KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
@@ -252,7 +252,7 @@ typedef struct {
     char name[64];
     char features[160];
     char best_isa[16];
-    int32_t cores;          /* this process may run on */
+    int32_t cores; /* this process may run on */
     int64_t memory, memory_free;
 } kk_machine;
 KK_API void kk_machine_info(kk_machine *out);

@@ -127,26 +127,34 @@ bool kk_mem_try_count(kk_mem *m, kk_mem_category c, int64_t bytes) {
     return true;
 }
 
-void *kk_mem_take(kk_mem *m, kk_mem_category c, size_t size) {
+void *kk_mem_reserve(size_t size) {
     if (size == 0 || size > INT64_MAX || kk_fault_point()) return NULL;
-    if (!kk_mem_try_count(m, c, (int64_t)size)) return NULL;
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
-    if (p == MAP_FAILED) {
-        kk_mem_count(m, c, -(int64_t)size);
-        return NULL;
-    }
+    if (p == MAP_FAILED) return NULL;
     atomic_fetch_add(&live_bytes, (int64_t)size);
     atomic_fetch_add(&live_blocks, 1);
     return p;
 }
 
-void kk_mem_give(kk_mem *m, kk_mem_category c, void *p, size_t size) {
+void kk_mem_unreserve(void *p, size_t size) {
     if (!p) return;
     munmap(p, size);
-    kk_mem_count(m, c, -(int64_t)size);
     atomic_fetch_sub(&live_bytes, (int64_t)size);
     atomic_fetch_sub(&live_blocks, 1);
+}
+
+void *kk_mem_take(kk_mem *m, kk_mem_category c, size_t size) {
+    if (size > INT64_MAX || !kk_mem_try_count(m, c, (int64_t)size)) return NULL;
+    void *p = kk_mem_reserve(size);
+    if (!p) kk_mem_count(m, c, -(int64_t)size);
+    return p;
+}
+
+void kk_mem_give(kk_mem *m, kk_mem_category c, void *p, size_t size) {
+    if (!p) return;
+    kk_mem_unreserve(p, size);
+    kk_mem_count(m, c, -(int64_t)size);
 }
 
 const char *kk_mem_category_name(kk_mem_category c) {

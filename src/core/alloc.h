@@ -46,6 +46,10 @@ typedef struct {
 /* Zeroed, 64-byte aligned memory counted under c.  NULL when it fails or the limit is reached. */
 void *kk_mem_take(kk_mem *m, kk_mem_category c, size_t size);
 void kk_mem_give(kk_mem *m, kk_mem_category c, void *p, size_t size); /* p NULL is fine */
+/* Address space only: zero when touched, counted by nobody until kk_mem_try_count says how much
+ * of it is in use.  For things that grow, so that growing never moves or allocates. */
+void *kk_mem_reserve(size_t size);
+void kk_mem_unreserve(void *p, size_t size); /* p NULL is fine */
 /* Counts bytes that lie elsewhere (a mapped file); negative to take back. */
 void kk_mem_count(kk_mem *m, kk_mem_category c, int64_t bytes);
 /* Counts only if the limit allows it. */

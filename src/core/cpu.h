@@ -6,10 +6,10 @@
 #include <stddef.h>
 
 typedef struct {
-    bool avx2;       /* with FMA and F16C */
-    bool avx512;     /* F, BW, VL, DQ */
+    bool avx2;   /* with FMA and F16C */
+    bool avx512; /* F, BW, VL, DQ */
     bool avx512vnni;
-    bool neon_dot;   /* ARMv8.2 dot product */
+    bool neon_dot; /* ARMv8.2 dot product */
 } kk_cpu;
 
 kk_cpu kk_cpu_detect(void);

@@ -28,9 +28,9 @@ typedef struct {
 
 typedef struct {
     int32_t vocab, hidden, n_layer, n_head, window, context;
-    float eps, softcap;   /* softcap 0: none */
+    float eps, softcap;                          /* softcap 0: none */
     int32_t n_expert, n_expert_used, expert_ffn; /* 0: dense */
-    int32_t ple_dim;      /* width of per-layer embeddings; 0: none */
+    int32_t ple_dim;                             /* width of per-layer embeddings; 0: none */
     int32_t ple_vocab;
     kk_rope_config rope[KK_LAYER_KINDS];
     int32_t bos, pad;

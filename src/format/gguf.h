@@ -9,17 +9,28 @@
 #include "format/tensor.h"
 
 typedef enum {
-    KK_GGUF_U8, KK_GGUF_I8, KK_GGUF_U16, KK_GGUF_I16, KK_GGUF_U32, KK_GGUF_I32, KK_GGUF_F32,
-    KK_GGUF_BOOL, KK_GGUF_STRING, KK_GGUF_ARRAY, KK_GGUF_U64, KK_GGUF_I64, KK_GGUF_F64,
+    KK_GGUF_U8,
+    KK_GGUF_I8,
+    KK_GGUF_U16,
+    KK_GGUF_I16,
+    KK_GGUF_U32,
+    KK_GGUF_I32,
+    KK_GGUF_F32,
+    KK_GGUF_BOOL,
+    KK_GGUF_STRING,
+    KK_GGUF_ARRAY,
+    KK_GGUF_U64,
+    KK_GGUF_I64,
+    KK_GGUF_F64,
     KK_GGUF_TYPES,
 } kk_gguf_type;
 
 typedef struct {
     kk_span key;
-    kk_gguf_type type;      /* KK_GGUF_ARRAY: elem is the type of its elements */
+    kk_gguf_type type; /* KK_GGUF_ARRAY: elem is the type of its elements */
     kk_gguf_type elem;
-    uint64_t n;             /* elements of an array, 1 otherwise */
-    kk_span data;           /* raw bytes of the value or of all elements */
+    uint64_t n;   /* elements of an array, 1 otherwise */
+    kk_span data; /* raw bytes of the value or of all elements */
 } kk_gguf_kv;
 
 typedef struct {

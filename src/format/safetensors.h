@@ -10,7 +10,7 @@
 typedef struct {
     kk_tensor *tensors; /* in the order of their data offsets */
     size_t n;
-    char *names;        /* storage of the names */
+    char *names; /* storage of the names */
 } kk_safetensors;
 
 /* label: what to call the file in messages.  Tensors of types we have no use for (booleans,
