@@ -1,0 +1,230 @@
+/* backend.h - what a device must do.  The model calls these operations and never asks which
+ * device it is on; backend/cpu implements all of them and its plain C is the reference.
+ *
+ * Activations are float32 buffers of rows.  A row is one token at one position of one session;
+ * a forward carries rows of several sessions in groups.  Row invariance is part of every
+ * contract here: an output row's bits depend on that row's inputs and on the stored K/V rows it
+ * may see, never on the other rows, their number, or the number of threads.
+ *
+ * A kk_buf's content may only be reached through read and write.  Operations may be queued;
+ * their errors may surface at read.  On the CPU they are done when they return. */
+#ifndef KK_BACKEND_H
+#define KK_BACKEND_H
+
+#include "core/alloc.h"
+#include "core/dtype.h"
+
+typedef struct kk_dev kk_dev;
+typedef struct kk_buf kk_buf;
+typedef struct kk_weight kk_weight;
+
+enum { KK_PAGE_ROWS = 64 }; /* rows of a K/V page; attention splits its sums there */
+
+/* n_mat stacked matrices [n_out, n_in] as they lie in the file. */
+typedef struct {
+    kk_dtype dtype;
+    int64_t n_mat, n_out, n_in;
+    const void *data;
+} kk_matrix;
+
+/* Where one layer's K/V lie inside a page: head-major, [n_kv_head][KK_PAGE_ROWS][head_dim].
+ * With k_eq_v only V is stored and K is rebuilt as RoPE(k_norm * V) in float32. */
+typedef struct {
+    kk_dtype format; /* KK_F32 or KK_BF16 */
+    bool k_eq_v;
+    int32_t n_kv_head, head_dim;
+    size_t k_off, v_off; /* bytes from the page's start */
+} kk_kv_slot;
+
+/* One session's rows in a forward, and its page table for the layer kind at hand. */
+typedef struct {
+    int32_t row, n_rows;   /* its rows are [row, row + n_rows) of the forward */
+    int64_t pos;           /* absolute position of the first of them */
+    uint8_t *const *pages; /* by absolute page index; those in no one's sight may be NULL */
+} kk_group;
+
+typedef struct {
+    const kk_group *group;
+    int32_t n_groups, n_rows;
+} kk_rows;
+
+/* Frequencies of one layer kind: theta^(-2i/head_dim) / factor for i < n_rot, 0 above. */
+typedef struct {
+    float theta, factor;
+    int32_t n_rot, head_dim;
+} kk_rope;
+
+typedef enum { KK_GELU_TANH, KK_SILU } kk_activation;
+
+/* y[r] = scale * table[token[r]] */
+typedef struct {
+    kk_buf *out;
+    const kk_weight *table;
+    const int32_t *token; /* [n_rows], host memory, checked by the caller */
+    int32_t n_rows;
+    float scale;
+} kk_embed_args;
+
+/* y[r, :] = x[r, :] / rms(x[r, :]) * w, over pieces of `dim` values; w NULL: no weight. */
+typedef struct {
+    kk_buf *out;
+    const kk_buf *x, *w;
+    int32_t n_rows, dim;
+    float eps;
+} kk_norm_args;
+
+/* out[i][r, :] = w[i] x[r, :] for up to four matrices that read the same rows. */
+enum { KK_LINEAR_MAX = 4 };
+typedef struct {
+    kk_buf *out[KK_LINEAR_MAX];
+    const kk_weight *w[KK_LINEAR_MAX];
+    int32_t n;
+    const kk_buf *x;
+    int32_t n_rows;
+} kk_linear_args;
+
+/* table[first + i] = cos and sin of pos[i] (pos0 + i when pos is NULL): [n][n_rot][2]. */
+typedef struct {
+    kk_buf *table;
+    int64_t first, pos0, n;
+    const int64_t *pos;
+    kk_rope rope;
+} kk_rope_args;
+
+/* Per head: q = RoPE(norm(q) * q_norm) in place.  When k is not NULL also stores
+ * K = RoPE(norm(k) * k_norm) and V = norm(v), rounded to the slot's format, at each row's
+ * position.  v NULL: V starts from k (the raw projection). */
+typedef struct {
+    kk_buf *q;
+    const kk_buf *k, *v;
+    const kk_buf *q_norm, *k_norm;
+    const kk_buf *rope_rows; /* [n_rows][n_rot][2] */
+    int32_t n_rot, n_head;
+    kk_kv_slot slot;
+    const kk_rows *rows;
+    float eps;
+} kk_store_args;
+
+/* out = softmax(scale q K^T) V over stored keys j with pos - window < j <= pos (window 0: all
+ * j <= pos). */
+typedef struct {
+    kk_buf *out;             /* [n_rows, n_head * head_dim] */
+    const kk_buf *q;
+    const kk_buf *k_norm;    /* k_eq_v: to rebuild K */
+    const kk_buf *rope_pos;  /* k_eq_v: [position][n_rot][2] */
+    int32_t n_rot, n_head, window;
+    kk_kv_slot slot;
+    const kk_rows *rows;
+    float scale;
+} kk_attend_args;
+
+/* x = (x + norm(a) * w) * scale */
+typedef struct {
+    kk_buf *x;
+    const kk_buf *a, *w;
+    int32_t n_rows, dim;
+    float eps, scale;
+} kk_residual_args;
+
+/* out = act(gate) * up; up's rows may lie wider apart and start later (per-layer inputs). */
+typedef struct {
+    kk_buf *out;
+    const kk_buf *gate, *up;
+    int32_t n_rows, dim, up_stride, up_offset;
+    kk_activation act;
+} kk_glu_args;
+
+/* The router: r = norm(x) * scale * hidden^-1/2; softmax over r . proj; the n_used largest
+ * (ties: the lower id), renormalised, times per_expert_scale. */
+typedef struct {
+    kk_buf *expert; /* [n_rows, n_used] int32 */
+    kk_buf *weight; /* [n_rows, n_used] float */
+    const kk_buf *x, *scale, *per_expert_scale;
+    const kk_weight *proj;
+    int32_t n_rows, n_used;
+    float eps;
+} kk_route_args;
+
+/* out[r] = sum over slots s, in order, of weight[r,s] * down_e(gelu(gate_e x) * up_e x),
+ * e = expert[r,s].  up NULL: gate holds gate rows, then up rows, of each expert. */
+typedef struct {
+    kk_buf *out;
+    const kk_buf *x, *expert, *weight;
+    const kk_weight *gate, *up, *down;
+    int32_t n_rows, n_used, ffn;
+} kk_experts_args;
+
+/* Per-layer inputs: out = (norm(proj * proj_scale) * w + scale * table[token]) / sqrt(2), over
+ * pieces of dim values; proj and out are [n_rows, n_layer * dim]. */
+typedef struct {
+    kk_buf *out;
+    const kk_buf *proj, *w;
+    const kk_weight *table;
+    const int32_t *token;
+    int32_t n_rows, n_layer, dim;
+    float proj_scale, scale, eps;
+} kk_ple_args;
+
+/* out[i] = x[row[i]] */
+typedef struct {
+    kk_buf *out;
+    const kk_buf *x;
+    const int32_t *row; /* host memory; NULL: 0, 1, 2, ... */
+    int32_t n, dim;
+} kk_gather_args;
+
+/* x = cap * tanh(x / cap) */
+typedef struct {
+    kk_buf *x;
+    int32_t n_rows, dim;
+    float cap;
+} kk_softcap_args;
+
+typedef struct {
+    int32_t threads; /* 0: all */
+    bool pin;
+    const char *isa; /* CPU only; NULL: the best */
+    kk_mem *mem;
+    int32_t max_rows; /* the most rows any operation will be given */
+} kk_dev_opts;
+
+typedef struct {
+    const char *name;
+    kk_status (*open)(kk_dev **out, const kk_dev_opts *opts, kk_err *err);
+    void (*close)(kk_dev *dev); /* NULL is fine; free buffers and weights first */
+    const char *(*isa)(const kk_dev *dev);
+    int32_t (*threads)(const kk_dev *dev);
+
+    /* Zeroed.  reserve: address space for something that grows; count what is used of it. */
+    kk_status (*buf_new)(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out, kk_err *err);
+    kk_status (*buf_reserve)(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err);
+    void (*buf_free)(kk_dev *dev, kk_buf *b);
+    kk_status (*write)(kk_dev *dev, kk_buf *b, size_t off, const void *src, size_t n, kk_err *err);
+    kk_status (*read)(kk_dev *dev, const kk_buf *b, size_t off, void *dst, size_t n, kk_err *err);
+    /* The CPU keeps a pointer to m->data; other devices copy. */
+    kk_status (*weight_new)(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
+    void (*weight_free)(kk_dev *dev, kk_weight *w);
+    /* Scratch an operation on such a weight may need, taken now so that no operation ever
+     * allocates. */
+    kk_status (*prepare)(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err);
+
+    kk_status (*embed)(kk_dev *dev, const kk_embed_args *a, kk_err *err);
+    kk_status (*norm)(kk_dev *dev, const kk_norm_args *a, kk_err *err);
+    kk_status (*linear)(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+    kk_status (*rope)(kk_dev *dev, const kk_rope_args *a, kk_err *err);
+    kk_status (*store)(kk_dev *dev, const kk_store_args *a, kk_err *err);
+    kk_status (*attend)(kk_dev *dev, const kk_attend_args *a, kk_err *err);
+    kk_status (*residual)(kk_dev *dev, const kk_residual_args *a, kk_err *err);
+    kk_status (*glu)(kk_dev *dev, const kk_glu_args *a, kk_err *err);
+    kk_status (*route)(kk_dev *dev, const kk_route_args *a, kk_err *err);
+    kk_status (*experts)(kk_dev *dev, const kk_experts_args *a, kk_err *err);
+    kk_status (*ple)(kk_dev *dev, const kk_ple_args *a, kk_err *err);
+    kk_status (*gather)(kk_dev *dev, const kk_gather_args *a, kk_err *err);
+    kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
+    kk_status (*sync)(kk_dev *dev, kk_err *err);
+} kk_backend;
+
+/* "cpu"; NULL: the fastest built.  NULL when there is none of that name. */
+const kk_backend *kk_backend_named(const char *name);
+
+#endif

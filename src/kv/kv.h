@@ -1,0 +1,93 @@
+/* kv.h - K/V rows in pages, shared and taken back cheaply.
+ *
+ * A page holds KK_PAGE_ROWS rows by absolute position, of all layers of one kind that store
+ * K/V.  Pages are refcounted and come from an engine-wide pool.  A cache is one session's page
+ * table per kind and a length; a mark is a frozen copy of both that shares the pages.
+ *
+ * Invariants, true before and after every call:
+ *   (1) rows [keep_from(len), len) of every kind lie in resident pages, where keep_from is the
+ *       policy's: 0 for exact, len - window + 1 for native sliding layers;
+ *   (2) a page that is not shared has refs == 1; only such a page is written, and only at rows
+ *       >= len;  kk_cache_reserve makes the pages of [len, len + n) so (copy on write);
+ *   (3) rows at or after len have no meaning, whatever a page holds there, so that taking back
+ *       rows that were just written moves len and nothing else;
+ *   (4) pages leave the table only in kk_cache_commit, by the committed length;
+ *   (5) the pool counts exactly the pages that are taken, under kv.sliding and kv.full. */
+#ifndef KK_KV_H
+#define KK_KV_H
+
+#include "backend/backend.h"
+
+typedef enum { KK_KIND_SLIDING, KK_KIND_FULL, KK_KINDS } kk_kind;
+
+/* What a model needs of its caches; filled by the model. */
+typedef struct {
+    int32_t n_layer;
+    int32_t window; /* of sliding layers */
+    struct {
+        kk_kind kind;
+        bool stores; /* false: reads another layer's rows */
+        bool k_eq_v;
+        int32_t n_kv_head, head_dim;
+    } layer[256];
+} kk_kv_shape;
+
+/* Offsets of every layer in the pages, for one storage format. */
+typedef struct {
+    kk_kv_shape shape;
+    kk_dtype format;
+    kk_kv_slot slot[256];        /* by layer; of layers that store */
+    size_t page_bytes[KK_KINDS]; /* 0: no layer of that kind */
+} kk_kv_layout;
+
+kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,
+                            kk_err *err);
+
+/* Pages of one kind and format.  Grows by address space, so that taking a page touches no
+ * allocator; freed pages are kept for reuse and stop being counted. */
+typedef struct kk_pool kk_pool;
+kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page_bytes,
+                      kk_err *err);
+void kk_pool_free(kk_pool *p); /* all pages must be back */
+
+/* How a layer kind decides which rows stay resident. */
+typedef struct {
+    const char *name;
+    int64_t (*keep_from)(const kk_kv_shape *shape, int64_t len);
+} kk_kv_policy;
+extern const kk_kv_policy kk_kv_native; /* sliding: the window */
+extern const kk_kv_policy kk_kv_exact;  /* full: everything */
+
+typedef struct kk_cache kk_cache;
+typedef struct kk_mark kk_mark;
+
+typedef struct {
+    const kk_kv_layout *layout; /* borrowed */
+    kk_pool *pool[KK_KINDS];    /* borrowed */
+    const kk_kv_policy *policy[KK_KINDS];
+    int64_t max_len;
+} kk_cache_opts;
+
+kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err);
+void kk_cache_free(kk_cache *c); /* NULL is fine */
+int64_t kk_cache_len(const kk_cache *c);
+
+/* Makes rows [len, len + n) writable.  On failure the cache is as it was. */
+kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
+/* The rows up to len are now part of the timeline (len may be at most what was reserved, and
+ * may be less than what was written: the rest is taken back). Pages out of sight are released. */
+void kk_cache_commit(kk_cache *c, int64_t len);
+/* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
+bool kk_cache_truncate(kk_cache *c, int64_t len);
+/* Page table of a kind, by absolute page index; borrowed until the next call. */
+uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
+/* Bytes of the pages in this cache's table, shared ones included. */
+int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
+
+/* A mark freezes the present state; restore replaces the cache's state by the mark's. */
+kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
+void kk_mark_free(kk_mark *m); /* NULL is fine */
+int64_t kk_mark_len(const kk_mark *m);
+void kk_mark_restore(const kk_mark *m, kk_cache *c);
+
+#endif

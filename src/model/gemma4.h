@@ -1,0 +1,55 @@
+/* gemma4.h - the verifier: Gemma 4's text model, written once in terms of backend.h.
+ *
+ * One forward serves prefill, decode and verification: it takes groups of rows, each group the
+ * next rows of one session's cache, appends their K/V and gives logits for chosen rows.  It
+ * writes K/V at [len, len + n) of each cache and commits nothing: the caller reserves before
+ * and commits after, so that a draft can be taken back. */
+#ifndef KK_MODEL_GEMMA4_H
+#define KK_MODEL_GEMMA4_H
+
+#include "format/checkpoint.h"
+#include "kv/kv.h"
+
+typedef struct kk_gemma4 kk_gemma4;
+
+typedef struct {
+    const kk_backend *backend;
+    kk_dev *dev;
+    kk_mem *mem;
+    int32_t max_rows;   /* of one forward */
+    int32_t max_logits; /* rows that may ask for logits in one forward */
+} kk_gemma4_opts;
+
+/* Borrows the checkpoint, which must outlive the model. */
+kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gemma4_opts *opts,
+                        kk_err *err);
+void kk_gemma4_free(kk_gemma4 *m); /* NULL is fine */
+const kk_config *kk_gemma4_config(const kk_gemma4 *m);
+const kk_kv_shape *kk_gemma4_kv_shape(const kk_gemma4 *m);
+
+/* The next n_rows tokens of one session. */
+typedef struct {
+    kk_cache *cache; /* reserved for n_rows; len is the position of tokens[0] */
+    const kk_kv_layout *layout;
+    const int32_t *tokens;
+    int32_t n_rows;
+    int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
+} kk_gemma4_group;
+
+typedef struct {
+    const kk_gemma4_group *groups;
+    int32_t n_groups;
+    /* Taps: outputs of these layers (after the layer scalar), each [rows, hidden], written to
+     * tap_out one after the other for all rows: [n_taps][n_rows][hidden].  Layer -1 is the
+     * scaled embedding; layer n_layer is the last hidden state after the final norm. */
+    const int32_t *tap_layers;
+    int32_t n_taps;
+    float *tap_out; /* host memory */
+} kk_gemma4_forward_args;
+
+/* Rows of logits come in the order of groups and rows. */
+kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err);
+/* Copies logits row i of the last forward to out [vocab]. */
+kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
+
+#endif
