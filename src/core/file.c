@@ -1,0 +1,274 @@
+/* file.c - maps files for reading and replaces files in one step.
+ *
+ * Reading is by map, so that opening a large model touches its headers and nothing else.
+ * Writing goes to a temporary file in the same folder, because rename is atomic only within one
+ * file system; the folder is synced too, or the new name could be lost with the power.  Every
+ * system call that can fail passes a fault point first. */
+#define _GNU_SOURCE
+#include "core/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+
+/* A long path must not push the reason out of the message. */
+#define PATH_FMT "'%.120s'"
+
+static kk_status fail_errno(kk_err *err, const char *verb, const char *path) {
+    return kk_fail(err, KK_EIO, "cannot %s " PATH_FMT ": %s", verb, path, strerror(errno));
+}
+
+/* open(2) that a test can fail. */
+static int open_fd(const char *path, int flags) {
+    if (kk_fault_point()) {
+        errno = EIO;
+        return -1;
+    }
+    return open(path, flags | O_CLOEXEC, 0666);
+}
+
+/* Opens a regular file and tells its size. */
+static kk_status open_regular(const char *path, int *fd, size_t *size, kk_err *err) {
+    struct stat st;
+    *fd = open_fd(path, O_RDONLY | O_NONBLOCK); /* a FIFO must not hang us */
+    if (*fd < 0) return fail_errno(err, "open", path);
+    if (fstat(*fd, &st) != 0) {
+        fail_errno(err, "stat", path);
+    } else if (!S_ISREG(st.st_mode)) {
+        kk_fail(err, KK_EIO, PATH_FMT " is not a regular file", path);
+    } else {
+        *size = (size_t)st.st_size;
+        return KK_OK;
+    }
+    close(*fd);
+    return KK_EIO;
+}
+
+kk_status kk_map_open(kk_map *out, const char *path, kk_err *err) {
+    int fd;
+    size_t size;
+    *out = (kk_map){0};
+    KK_TRY(open_regular(path, &fd, &size, err));
+    if (size == 0) {
+        close(fd);
+        return KK_OK;
+    }
+    void *base = MAP_FAILED;
+    errno = ENOMEM;
+    if (!kk_fault_point()) base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    int map_errno = errno;
+    close(fd);
+    errno = map_errno;
+    if (base == MAP_FAILED) return fail_errno(err, "map", path);
+    out->span = (kk_span){base, size};
+    return KK_OK;
+}
+
+void kk_map_close(kk_map *m) {
+    if (m->span.size) munmap((void *)(uintptr_t)m->span.base, m->span.size);
+    *m = (kk_map){0};
+}
+
+kk_status kk_map_lock(const kk_map *m, const char *path, kk_err *err) {
+    if (m->span.size == 0) return KK_OK;
+    errno = ENOMEM;
+    if (kk_fault_point() || mlock(m->span.base, m->span.size) != 0)
+        return kk_fail(err, KK_ENOMEM,
+                       "cannot lock %zu bytes of " PATH_FMT " in memory: %s (see ulimit -l)",
+                       m->span.size, path, strerror(errno));
+    return KK_OK;
+}
+
+void kk_map_huge(const kk_map *m) {
+#ifdef MADV_HUGEPAGE
+    if (m->span.size) madvise((void *)(uintptr_t)m->span.base, m->span.size, MADV_HUGEPAGE);
+#else
+    (void)m;
+#endif
+}
+
+/* Reads until len bytes came or the file ended; *got says how many. */
+static bool read_all(int fd, char *to, size_t len, size_t *got) {
+    *got = 0;
+    while (*got < len) {
+        errno = EIO;
+        ssize_t n = kk_fault_point() ? -1 : read(fd, to + *got, len - *got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return false;
+        if (n == 0) break;
+        *got += (size_t)n;
+    }
+    return true;
+}
+
+kk_status kk_file_read(const char *path, size_t max, char **text, size_t *len, kk_err *err) {
+    int fd;
+    size_t size;
+    *text = NULL;
+    *len = 0;
+    KK_TRY(open_regular(path, &fd, &size, err));
+    kk_status st = KK_OK;
+    char *buf = NULL;
+    if (size > max)
+        st = kk_fail(err, KK_EFORMAT, PATH_FMT " has %zu bytes, more than the %zu allowed", path,
+                     size, max);
+    else if (!(buf = kk_malloc(size + 1)))
+        st = kk_fail(err, KK_ENOMEM, "no memory to read " PATH_FMT, path);
+    else if (!read_all(fd, buf, size, len))
+        st = fail_errno(err, "read", path);
+    close(fd);
+    if (st != KK_OK) {
+        kk_free(buf);
+        *len = 0;
+        return st;
+    }
+    buf[*len] = '\0';
+    *text = buf;
+    return KK_OK;
+}
+
+bool kk_file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
+}
+
+bool kk_dir_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+char *kk_path_join(const char *dir, const char *name) {
+    size_t d = strlen(dir), n = strlen(name);
+    while (d > 1 && dir[d - 1] == '/') d--;
+    char *path = kk_malloc(d + n + 2);
+    if (!path) return NULL;
+    memcpy(path, dir, d);
+    path[d] = '/';
+    memcpy(path + d + 1, name, n + 1);
+    return path;
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+enum { BUFFER = 256 * 1024 };
+
+struct kk_writer {
+    char *path, *temp;
+    int fd;          /* -1 once closed */
+    bool temp_made;  /* there is a file to remove */
+    uint64_t offset; /* bytes put so far */
+    size_t used;     /* of buffer */
+    unsigned char *buffer;
+};
+
+/* The name must be new, so that two writers of one path never share a file. */
+static int create_temp(kk_writer *w, size_t cap) {
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        snprintf(w->temp, cap, "%s.tmp-%ld-%d", w->path, (long)getpid(), attempt);
+        int fd = open_fd(w->temp, O_WRONLY | O_CREAT | O_EXCL);
+        if (fd >= 0 || errno != EEXIST) return fd;
+    }
+    return -1;
+}
+
+kk_status kk_writer_open(kk_writer **out, const char *path, kk_err *err) {
+    *out = NULL;
+    kk_writer *w = kk_zalloc(sizeof *w);
+    if (!w) return kk_fail(err, KK_ENOMEM, "no memory to write " PATH_FMT, path);
+    size_t cap = strlen(path) + 48;
+    w->fd = -1;
+    w->path = kk_strndup(path, strlen(path));
+    w->temp = kk_malloc(cap);
+    w->buffer = kk_malloc(BUFFER);
+    if (!w->path || !w->temp || !w->buffer) {
+        kk_writer_abort(w);
+        return kk_fail(err, KK_ENOMEM, "no memory to write " PATH_FMT, path);
+    }
+    w->fd = create_temp(w, cap);
+    if (w->fd < 0) {
+        kk_status st = fail_errno(err, "create", path);
+        kk_writer_abort(w);
+        return st;
+    }
+    w->temp_made = true;
+    *out = w;
+    return KK_OK;
+}
+
+static kk_status write_all(kk_writer *w, const unsigned char *data, size_t len, kk_err *err) {
+    while (len > 0) {
+        errno = ENOSPC;
+        ssize_t n = kk_fault_point() ? -1 : write(w->fd, data, len);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return fail_errno(err, "write", w->path);
+        data += n;
+        len -= (size_t)n;
+    }
+    return KK_OK;
+}
+
+static kk_status flush(kk_writer *w, kk_err *err) {
+    size_t used = w->used;
+    w->used = 0;
+    return write_all(w, w->buffer, used, err);
+}
+
+kk_status kk_writer_put(kk_writer *w, const void *data, size_t len, kk_err *err) {
+    w->offset += len;
+    if (len > BUFFER - w->used) KK_TRY(flush(w, err));
+    if (len >= BUFFER) return write_all(w, data, len, err);
+    if (len > 0) memcpy(w->buffer + w->used, data, len);
+    w->used += len;
+    return KK_OK;
+}
+
+uint64_t kk_writer_offset(const kk_writer *w) { return w->offset; }
+
+/* Syncs the folder that holds path.  Some file systems cannot; the file itself is safe by then,
+ * so that is no failure. */
+static void sync_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? kk_strndup(path, (size_t)(slash - path) + 1) : kk_strndup(".", 1);
+    if (!dir) return;
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    kk_free(dir);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
+kk_status kk_writer_commit(kk_writer *w, kk_err *err) {
+    kk_status st = flush(w, err);
+    errno = EIO;
+    if (st == KK_OK && (kk_fault_point() || fsync(w->fd) != 0))
+        st = fail_errno(err, "sync", w->path);
+    errno = EIO;
+    int fd = w->fd;
+    w->fd = -1;
+    if (close(fd) != 0 && st == KK_OK) st = fail_errno(err, "close", w->path);
+    errno = EIO;
+    if (st == KK_OK && (kk_fault_point() || rename(w->temp, w->path) != 0))
+        st = fail_errno(err, "replace", w->path);
+    if (st == KK_OK) {
+        w->temp_made = false;
+        sync_folder(w->path);
+    }
+    kk_writer_abort(w);
+    return st;
+}
+
+void kk_writer_abort(kk_writer *w) {
+    if (!w) return;
+    if (w->fd >= 0) close(w->fd);
+    if (w->temp_made) unlink(w->temp);
+    kk_free(w->path);
+    kk_free(w->temp);
+    kk_free(w->buffer);
+    kk_free(w);
+}
