@@ -3,6 +3,7 @@
 #   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA and KK_TEST_DATA in its environment
 #   package             an installed copy used by a small program
+#   lint                the checks of `make lint`, each shown a fault
 # A test that handles threads itself is labelled `threads` too, and runs under TSan.
 
 set(test_data "${CMAKE_CURRENT_SOURCE_DIR}/tests/data")
@@ -40,6 +41,7 @@ function(kk_c_tests folder)
     file(STRINGS ${file} threaded REGEX "#include [<\"](pthread|core/threads)\\.h")
     if(threaded)
       list(APPEND labels threads)
+      add_dependencies(threads_tests ${name})
     endif()
     set_tests_properties(${folder}.${short} PROPERTIES LABELS "${labels}" TIMEOUT 600)
   endforeach()
@@ -74,6 +76,7 @@ foreach(file IN LISTS fuzzers)
   set_tests_properties(fuzz.${short} PROPERTIES LABELS fuzz TIMEOUT 300)
 endforeach()
 
+add_custom_target(threads_tests)
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 if(CMOCKA_FOUND)
   kk_c_tests(unit)
@@ -94,10 +97,15 @@ if(TARGET kakeya_cli)
   endforeach()
 endif()
 
-# An instrumented library would need an instrumented consumer.
-if(NOT KK_INSTRUMENTS AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/tests/package/package_test.sh")
+# An instrumented library would need an instrumented consumer, and the checks are the same in
+# every build.
+if(NOT KK_INSTRUMENTS)
+  set(root "${CMAKE_CURRENT_SOURCE_DIR}")
   add_test(NAME package.install
-           COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/tests/package/package_test.sh"
-                   "${CMAKE_BINARY_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
-  set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300)
+           COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
+  set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300
+                       ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
+  add_test(NAME lint.checks COMMAND bash "${root}/tests/lint/checks_test.sh")
+  set_tests_properties(lint.checks PROPERTIES LABELS lint TIMEOUT 120
+                       ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
 endif()

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# checks_test.sh - the checks of `make lint` refuse what they are there to refuse.
+#
+# Each case is a small tree with one fault; a check that lets it pass, or that refuses the tree
+# without the fault, fails.
+set -uo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0 count=0
+
+tree() {
+    rm -rf "$work/tree"
+    mkdir -p "$work/tree"
+}
+put() { # PATH LINE...
+    mkdir -p "$(dirname "$work/tree/$1")"
+    printf '%s\n' "${@:2}" >"$work/tree/$1"
+}
+# expect pass|fail WHAT COMMAND...; a failure must name the file in $culprit.
+expect() {
+    local wanted=$1 what=$2 out got=pass
+    shift 2
+    count=$((count + 1))
+    out=$("$@" 2>&1) || got=fail
+    if [ $got != "$wanted" ] || { [ $got = fail ] && [[ $out != *"$culprit"* ]]; }; then
+        echo "$what: expected $wanted, got $got: $out"
+        bad=1
+    fi
+}
+
+include() { # pass|fail FILE HEADER
+    tree
+    put "$2" "#include \"$3\""
+    culprit="$2:1:" expect "$1" "$2 includes $3" "$root/scripts/check-includes" "$work/tree"
+}
+include pass src/core/a.c core/b.h
+include pass src/format/a.c core/b.h
+include fail src/core/a.c format/b.h
+include fail src/format/a.c backend/b.h
+include fail src/backend/a.c format/b.h
+include pass src/kv/a.c format/b.h
+include pass src/kv/a.c backend/backend.h
+include fail src/kv/a.c model/b.h
+include fail src/model/a.c engine/b.h
+include pass src/engine/a.c decode/b.h
+include fail src/engine/a.c eval/b.h
+include fail src/engine/a.c nowhere/b.h
+include pass src/backend/cpu/a.c backend/cpu/b.h
+include pass src/backend/cpu/a.c backend/backend.h
+include pass src/backend/a.c backend/cpu/b.h
+include fail src/backend/cpu/a.c backend/cuda/b.h
+include fail src/model/a.c backend/cpu/b.h
+include fail src/core/a.c ../format/b.h
+include fail src/core/a.c src/core/b.h
+include pass src/core/a.c kakeya_build.h
+include pass eval/a.c model/b.h
+include fail eval/a.c cli/b.h
+include pass cli/a.c kakeya.h
+include pass cli/a.c eval/b.h
+include pass cli/a.c own.h
+include fail cli/a.c core/b.h
+include fail server/a.c eval/b.h
+include fail include/kakeya.h core/b.h
+
+body() { for ((i = 0; i < $1; i++)); do echo "    x++;"; done; }
+sizes() { culprit=src/core/a.c expect "$1" "$2" "$root/scripts/check-sizes" "$work/tree"; }
+tree; put src/core/a.c 'void f(void) {' "$(body 118)" '}'
+sizes pass 'a function of 120 lines'
+tree; put src/core/a.c 'static const int t[] = {' "$(body 200)" '};' 'void f(void) {' '}'
+sizes pass 'a table of 200 lines'
+tree; put src/core/a.c 'static int f(int a,' '             int b) {' "$(body 118)" '}'
+sizes fail 'a function of 121 lines'
+put scripts/long-functions 'src/core/a.c:f one long switch'
+sizes pass 'a long function with a reason'
+put scripts/long-functions 'src/core/a.c:f'
+culprit=reason expect fail 'a long function without a reason' \
+    "$root/scripts/check-sizes" "$work/tree"
+tree; put src/core/a.c "$(body 1201)"
+sizes fail 'a file of 1201 lines'
+tree; put src/core/a.c "$(printf '/*%97s*/' x)"
+sizes fail 'a line of 101 columns'
+tree; put src/core/a.c "$(printf '/*%96s*/' é)"
+sizes pass 'a line of 100 columns with a two-byte letter'
+
+checkout() { culprit=big expect "$1" "$2" "$root/scripts/check-checkout" "$work/tree"; }
+tree; git -C "$work/tree" init -q; truncate -s 15000000 "$work/tree/big"
+git -C "$work/tree" add big; checkout pass 'a file of 15 MB'
+truncate -s 15000001 "$work/tree/big"; checkout fail 'a file over 15 MB'
+truncate -s 13000000 "$work/tree/big" "$work/tree/b2" "$work/tree/b3" "$work/tree/b4"
+git -C "$work/tree" add b2 b3 b4
+culprit='52.0 MB' expect fail 'a checkout of 52 MB' "$root/scripts/check-checkout" "$work/tree"
+
+symbols() { # pass|fail CULPRIT C-TEXT
+    tree
+    put a.c '#include <stdio.h>' '#include <stdlib.h>' "$3"
+    (cd "$work/tree" && ${CC:-cc} -O2 -c a.c && ar rc lib.a a.o)
+    culprit=$2 expect "$1" "$3" "$root/scripts/check-symbols" "$work/tree/lib.a"
+}
+symbols pass '' 'int f(char *s) { return snprintf(s, 9, "%d", 3); }'
+symbols fail 'a.o: calls abort' 'void f(void) { abort(); }'
+symbols fail 'a.o: calls exit' 'void f(void) { exit(1); }'
+symbols fail 'a.o: calls getenv' 'char *f(void) { return getenv("HOME"); }'
+symbols fail 'a.o: calls puts' 'void f(void) { printf("one line\n"); }'
+symbols fail 'a.o: calls stderr' 'void f(void) { fprintf(stderr, "x"); }'
+
+shared() { # pass|fail CULPRIT C-TEXT
+    tree
+    put a.c "$3"
+    put a.h 'KK_API int kk_one(void);' 'KK_API const char *kk_two(int a,' '    int b);'
+    (cd "$work/tree" && ${CC:-cc} -fPIC -shared a.c -o lib.so && ar rc lib.a)
+    culprit=$2 expect "$1" "$3" "$root/scripts/check-symbols" "$work/tree/lib.a" \
+        "$work/tree/lib.so" "$work/tree/a.h"
+}
+shared pass '' 'void kk_one(void) {} void kk_two(void) {}'
+shared fail 'kk_two: declared' 'void kk_one(void) {}'
+shared fail 'stray: exported' 'void kk_one(void) {} void kk_two(void) {} void stray(void) {}'
+
+echo "$count cases"
+exit $bad

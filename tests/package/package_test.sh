@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# package_test.sh BUILD SOURCE - install, then build and run a small program against what was
+# installed: with pkg-config and with find_package, shared and static.
+set -euo pipefail
+build=$1 source=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+here=$source/tests/package
+cc=${CC:-cc}
+
+# Staged under DESTDIR, as a packager does; the files must name the final prefix only.
+DESTDIR=$work/stage cmake --install "$build" --prefix /opt/kakeya >/dev/null
+if grep -rIl --include='*.pc' --include='*.cmake' -e "$work" -e "$build" "$work/stage"; then
+    echo "installed files name the build or staging folder"
+    exit 1
+fi
+grep -qx 'prefix=/opt/kakeya' "$work"/stage/opt/kakeya/lib*/pkgconfig/kakeya.pc \
+    "$work"/stage/opt/kakeya/lib/*/pkgconfig/kakeya.pc 2>/dev/null
+
+prefix=$work/prefix
+cmake --install "$build" --prefix "$prefix" >/dev/null
+libdir=$(dirname "$(find "$prefix" -name libkakeya.a)")
+for file in "$libdir"/libkakeya.so "$libdir"/libkakeya.so.0 "$prefix"/include/kakeya.h \
+    "$prefix"/bin/kakeya "$prefix"/share/man/man1/kakeya.1 \
+    "$prefix"/share/bash-completion/completions/kakeya \
+    "$prefix"/share/zsh/site-functions/_kakeya \
+    "$prefix"/share/fish/vendor_completions.d/kakeya.fish; do
+    [ -e "$file" ] || { echo "not installed: ${file#"$prefix"/}"; exit 1; }
+done
+"$prefix/bin/kakeya" version
+
+export PKG_CONFIG_PATH=$libdir/pkgconfig
+strict="-std=c11 -Wall -Wextra -Wpedantic -Werror"
+# shellcheck disable=SC2046,SC2086  # lists of flags
+{
+    $cc $strict "$here/consumer.c" -o "$work/shared" $(pkg-config --cflags --libs kakeya)
+    $cc $strict "$here/consumer.c" -o "$work/static" $(pkg-config --cflags kakeya) \
+        "$libdir/libkakeya.a" $(pkg-config --static --libs kakeya | sed 's/-lkakeya//')
+}
+LD_LIBRARY_PATH=$libdir "$work/shared"
+"$work/static"
+
+# The header must also serve C++ programs.
+if command -v c++ >/dev/null; then
+    echo '#include <kakeya.h>' | c++ -fsyntax-only -Wall -Wextra -Werror -I"$prefix/include" -x c++ -
+fi
+
+cmake -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$prefix" >"$work/log" 2>&1 &&
+    cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$work/cmake/shared_consumer"
+"$work/cmake/static_consumer"
