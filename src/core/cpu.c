@@ -79,8 +79,8 @@ kk_cpu kk_cpu_detect(void) {
 #if defined(__x86_64__)
     c.avx2 = c.avx2 && has_f16c();
 #endif
-    c.avx512 = c.avx2 && has(f, n, "avx512f") && has(f, n, "avx512bw") &&
-               has(f, n, "avx512vl") && has(f, n, "avx512dq");
+    c.avx512 = c.avx2 && has(f, n, "avx512f") && has(f, n, "avx512bw") && has(f, n, "avx512vl") &&
+               has(f, n, "avx512dq");
     c.avx512vnni = c.avx512 && has(f, n, "avx512vnni");
     return c;
 }

@@ -33,8 +33,8 @@ static bool dtype_of(const char *word, kk_dtype *out) {
     static const struct {
         const char *word;
         kk_dtype type;
-    } known[] = {{"F32", KK_F32}, {"F16", KK_F16}, {"BF16", KK_BF16},
-                 {"I32", KK_I32}, {"I64", KK_I64}};
+    } known[] = {
+        {"F32", KK_F32}, {"F16", KK_F16}, {"BF16", KK_BF16}, {"I32", KK_I32}, {"I64", KK_I64}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].word, word) == 0) {
             *out = known[i].type;
@@ -84,7 +84,7 @@ static kk_status read_offsets(const reader *r, entry *e, const json_t *pair, kk_
 
 static kk_status read_entry(const reader *r, entry *e, const json_t *value, kk_err *err) {
     const char *word = json_string_value(json_object_get(value, "dtype"));
-    uint64_t values;
+    uint64_t values = 0;
     size_t bytes;
     if (strlen(e->name) >= KK_MAX_NAME) return BAD("has a name of %zu bytes", strlen(e->name));
     if (!word) return BAD("has no dtype%s", "");
@@ -255,8 +255,7 @@ kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_
     json_t *root = header_json(tensors, n);
     char *header = root ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
-    if (!header)
-        return kk_fail(err, KK_EINVAL, "cannot name the tensors of '%.120s'", path);
+    if (!header) return kk_fail(err, KK_EINVAL, "cannot name the tensors of '%.120s'", path);
     kk_writer *w;
     kk_status st = kk_writer_open(&w, path, err);
     if (st == KK_OK) {

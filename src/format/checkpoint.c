@@ -1,0 +1,154 @@
+/* checkpoint.c - a model's tensors behind one interface, whatever file they lie in.
+ *
+ * Readers of a format fill the list; this file sorts it, refuses doubles, checks it once against
+ * the layout the configuration calls for, and finds tensors by name.  Opening touches headers
+ * only, so the time does not depend on the size of the weights. */
+#include "format/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "format/format.h"
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const kk_tensor *)a)->name, ((const kk_tensor *)b)->name);
+}
+
+const kk_tensor *kk_checkpoint_find(const kk_checkpoint *c, const char *name) {
+    const kk_tensor key = {.name = name};
+    if (c->n_tensors == 0) return NULL;
+    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+}
+
+/* "[4096, 2816]", for messages. */
+static void shape_text(char *out, size_t cap, int32_t n, const int64_t *dims) {
+    size_t used = (size_t)snprintf(out, cap, "[");
+    for (int32_t i = 0; i < n && used < cap; i++)
+        used += (size_t)snprintf(out + used, cap - used, "%s%" PRId64, i ? ", " : "", dims[i]);
+    if (used < cap) snprintf(out + used, cap - used, "]");
+}
+
+static bool same_shape(const kk_tensor *t, int32_t n, const int64_t *dims) {
+    if (t->n_dims == 0) return n == 0 || (n == 1 && dims[0] == 1);
+    if (n == 0) return t->n_dims == 1 && t->dims[0] == 1;
+    return t->n_dims == n && memcmp(t->dims, dims, (size_t)n * sizeof *dims) == 0;
+}
+
+kk_status kk_checkpoint_need(const kk_checkpoint *c, const char *name, int32_t n_dims,
+                             const int64_t *dims, const kk_tensor **out, kk_err *err) {
+    const kk_tensor *t = kk_checkpoint_find(c, name);
+    *out = NULL;
+    if (!t)
+        return kk_fail(err, KK_EFORMAT, "tensor '%.100s' is missing from '%.80s'", name, c->path);
+    if (t->dtype == KK_I32 || t->dtype == KK_I64)
+        return kk_fail(err, KK_EFORMAT, "tensor '%.100s' holds integers (%s)", name,
+                       kk_dtype_get(t->dtype)->name);
+    if (!same_shape(t, n_dims, dims)) {
+        char have[64], want[64];
+        shape_text(have, sizeof have, t->n_dims, t->dims);
+        shape_text(want, sizeof want, n_dims, dims);
+        return kk_fail(err, KK_EFORMAT, "tensor '%.100s' has shape %s, the configuration needs %s",
+                       name, have, want);
+    }
+    *out = t;
+    return KK_OK;
+}
+
+/* Files of an older converter keep the gate and the up matrix of the experts apart. */
+static bool split_name(const kk_layout_item *item, const char *half, char out[KK_MAX_NAME]) {
+    const char *at = strstr(item->name, "gate_up_proj");
+    if (!at) return false;
+    snprintf(out, KK_MAX_NAME, "%.*s%s", (int)(at - item->name), item->name, half);
+    return true;
+}
+
+static kk_status need_split_experts(const kk_checkpoint *c, const kk_layout_item *item,
+                                    kk_err *err) {
+    const int64_t dims[3] = {item->dims[0], item->dims[1] / 2, item->dims[2]};
+    const kk_tensor *t;
+    char name[KK_MAX_NAME];
+    split_name(item, "gate_proj", name);
+    KK_TRY(kk_checkpoint_need(c, name, 3, dims, &t, err));
+    split_name(item, "up_proj", name);
+    return kk_checkpoint_need(c, name, 3, dims, &t, err);
+}
+
+static kk_status need_item(const kk_checkpoint *c, const kk_layout_item *item, kk_err *err) {
+    const kk_tensor *t;
+    char gate[KK_MAX_NAME];
+    if (split_name(item, "gate_proj", gate) && kk_checkpoint_find(c, gate))
+        return need_split_experts(c, item, err);
+    KK_TRY(kk_checkpoint_need(c, item->name, item->n_dims, item->dims, &t, err));
+    if (item->role == KK_ROLE_VECTOR && kk_dtype_is_quant(t->dtype))
+        return kk_fail(err, KK_EFORMAT, "tensor '%.100s' is quantised (%s), which norms never are",
+                       item->name, kk_dtype_get(t->dtype)->name);
+    return KK_OK;
+}
+
+kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
+    if (c->n_tensors) qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    for (size_t i = 1; i < c->n_tensors; i++) {
+        if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
+            return kk_fail(err, KK_EFORMAT, "tensor '%.100s' appears twice in '%.80s'",
+                           c->tensors[i].name, c->path);
+    }
+    kk_layout layout;
+    KK_TRY(kk_layout_make(&layout, &c->config, err));
+    kk_status st = KK_OK;
+    for (size_t i = 0; st == KK_OK && i < layout.n; i++) st = need_item(c, &layout.items[i], err);
+    kk_layout_free(&layout);
+    return st;
+}
+
+static kk_status apply_opts(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err) {
+    for (size_t i = 0; opts && i < c->n_files; i++) {
+        if (opts->huge_pages) kk_map_huge(&c->files[i].map);
+        if (opts->mlock) KK_TRY(kk_map_lock(&c->files[i].map, c->files[i].path, err));
+    }
+    return KK_OK;
+}
+
+kk_status kk_checkpoint_open(kk_checkpoint **out, const char *path, const kk_checkpoint_opts *opts,
+                             kk_err *err) {
+    *out = NULL;
+    kk_checkpoint *c = kk_zalloc(sizeof *c);
+    if (c) c->path = kk_strndup(path, strlen(path));
+    kk_status st;
+    if (!c || !c->path)
+        st = kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", path);
+    else
+        st = kk_hf_open(c, path, err);
+    if (st == KK_OK) st = kk_checkpoint_settle(c, err);
+    if (st == KK_OK) st = apply_opts(c, opts, err);
+    if (st != KK_OK) {
+        kk_checkpoint_close(c);
+        return st;
+    }
+    *out = c;
+    return KK_OK;
+}
+
+void kk_checkpoint_close(kk_checkpoint *c) {
+    if (!c) return;
+    for (size_t i = 0; c->mem && i < c->n_tensors; i++) {
+        const kk_span d = c->tensors[i].data;
+        kk_mem_give(c->mem, KK_MEM_WEIGHTS_VERIFIER, (void *)(uintptr_t)d.base, d.size);
+    }
+    for (size_t i = 0; i < c->n_files; i++) {
+        kk_safetensors_free(&c->files[i].list);
+        kk_map_close(&c->files[i].map);
+        kk_free(c->files[i].path);
+    }
+    kk_free(c->files);
+    kk_free(c->names);
+    kk_free(c->tensors);
+    kk_free(c->path);
+    kk_free(c);
+}
+
+const kk_config *kk_checkpoint_config(const kk_checkpoint *c) { return &c->config; }
+const char *kk_checkpoint_format(const kk_checkpoint *c) { return c->format; }
+const char *kk_checkpoint_path(const kk_checkpoint *c) { return c->path; }
+size_t kk_checkpoint_count(const kk_checkpoint *c) { return c->n_tensors; }
+const kk_tensor *kk_checkpoint_at(const kk_checkpoint *c, size_t i) { return &c->tensors[i]; }

@@ -1,0 +1,75 @@
+/* format.h - what the files of this folder share and nobody else needs: the inside of a
+ * checkpoint, the last step of every configuration reader, and the list of tensors a
+ * configuration calls for. */
+#ifndef KK_FORMAT_FORMAT_H
+#define KK_FORMAT_FORMAT_H
+
+#include "format/checkpoint.h"
+#include "format/safetensors.h"
+
+/* ---- configuration ---------------------------------------------------------------------- */
+
+/* Called with every field read and, for each layer, kind, head_dim, n_kv_head, ffn and k_eq_v
+ * set.  Checks all ranges, resolves shared K/V (the last n_shared layers read an earlier one's)
+ * and doubles the MLP of those layers where double_wide says so. */
+kk_status kk_config_finish(kk_config *c, int32_t n_shared, bool double_wide, kk_err *err);
+/* Adds a stop id once; ids at or past the vocabulary can never be chosen and are left out. */
+kk_status kk_config_add_stop(kk_config *c, int64_t id, kk_err *err);
+
+/* ---- layout ----------------------------------------------------------------------------- */
+
+/* What a tensor is for, which decides how it is stored and how much of it one token reads. */
+typedef enum {
+    KK_ROLE_EMBED,     /* the token table, read whole as the output head */
+    KK_ROLE_MATRIX,    /* read whole */
+    KK_ROLE_EXPERTS,   /* [experts, out, in]: a token reads the chosen ones */
+    KK_ROLE_PLE_TABLE, /* a token reads one row */
+    KK_ROLE_ROUTER,    /* small matrix, kept in float */
+    KK_ROLE_VECTOR,    /* norms and scales, kept in float */
+} kk_role;
+
+typedef struct {
+    char name[KK_MAX_NAME];
+    kk_role role;
+    int32_t n_dims;
+    int64_t dims[3];
+} kk_layout_item;
+
+typedef struct {
+    kk_layout_item *items;
+    size_t n, cap;
+} kk_layout;
+
+/* Every tensor a model of this configuration reads, in the order a file would hold them. */
+kk_status kk_layout_make(kk_layout *out, const kk_config *c, kk_err *err);
+void kk_layout_free(kk_layout *l); /* zero value is fine */
+int64_t kk_layout_values(const kk_layout_item *item);
+
+/* ---- checkpoint ------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_map map;
+    char *path;
+    kk_safetensors list; /* empty for GGUF */
+} kk_checkpoint_file;
+
+struct kk_checkpoint {
+    kk_config config;
+    const char *format;
+    char *path;
+    kk_checkpoint_file *files;
+    size_t n_files;
+    kk_gguf gguf;
+    char *names;        /* of tensors whose names are not in a file's list */
+    kk_tensor *tensors; /* sorted by name */
+    size_t n_tensors;
+    kk_mem *mem; /* synthetic: where each tensor's pages were taken */
+};
+
+/* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */
+kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err);
+kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err);
+/* Sorts the tensors and refuses a name used twice, then checks them against the layout. */
+kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err);
+
+#endif
