@@ -14,7 +14,7 @@ ifneq ($(origin CC),default)
 cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
-.PHONY: all setup demo test lint format install coverage fuzz asan tsan bench clean help
+.PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
@@ -31,6 +31,7 @@ coverage: ; @scripts/coverage
 fuzz: ; @scripts/fuzz $(SECONDS)
 asan: ; @scripts/test asan
 tsan: ; @scripts/test tsan
+valgrind: ; @scripts/test valgrind
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
@@ -50,7 +51,7 @@ help:
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
-	@echo 'make asan tsan  that part of the tests alone'
+	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
 	@echo 'make setup      install the Debian packages that are missing'
 	@echo 'make clean      remove build/ and build-*/'

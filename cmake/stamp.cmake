@@ -7,4 +7,4 @@ add_custom_target(kakeya_stamp
           -DOUT=${KK_GENERATED}/kakeya_build.h
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_stamp.cmake
   BYPRODUCTS ${KK_GENERATED}/kakeya_build.h
-  COMMENT "")
+  COMMENT "Looking up the commit")

@@ -4,7 +4,8 @@
 #   e2e                 tests/e2e/NAME.sh with KAKEYA and KK_TEST_DATA in its environment
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
-# A test that handles threads itself is labelled `threads` too, and runs under TSan.
+# A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
+# labelled `threads` too, and runs under TSan.
 
 set(test_data "${CMAKE_CURRENT_SOURCE_DIR}/tests/data")
 
@@ -38,7 +39,8 @@ function(kk_c_tests folder)
     string(REGEX REPLACE "_test$" "" short ${name})
     add_test(NAME ${folder}.${short} COMMAND ${name})
     set(labels ${folder})
-    file(STRINGS ${file} threaded REGEX "#include [<\"](pthread|core/threads)\\.h")
+    file(STRINGS ${file} threaded REGEX
+         "#include [<\"](pthread|core/threads)\\.h|ctest: threads")
     if(threaded)
       list(APPEND labels threads)
       add_dependencies(threads_tests ${name})
@@ -98,8 +100,8 @@ if(TARGET kakeya_cli)
 endif()
 
 # An instrumented library would need an instrumented consumer, and the checks are the same in
-# every build.
-if(NOT KK_INSTRUMENTS)
+# every build; both speak of ELF libraries.
+if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set(root "${CMAKE_CURRENT_SOURCE_DIR}")
   add_test(NAME package.install
            COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
