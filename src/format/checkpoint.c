@@ -1,7 +1,7 @@
 /* checkpoint.c - a model's tensors behind one interface, whatever file they lie in.
  *
  * Readers of a format fill the list; this file sorts it, refuses doubles, checks it once against
- * the layout the configuration calls for, and finds tensors by name.  Opening touches headers
+ * the inventory the configuration calls for, and finds tensors by name.  Opening touches headers
  * only, so the time does not depend on the size of the weights. */
 #include "format/checkpoint.h"
 
@@ -56,14 +56,14 @@ kk_status kk_checkpoint_need(const kk_checkpoint *c, const char *name, int32_t n
 }
 
 /* Files of an older converter keep the gate and the up matrix of the experts apart. */
-static bool split_name(const kk_layout_item *item, const char *half, char out[KK_MAX_NAME]) {
+static bool split_name(const kk_inventory_item *item, const char *half, char out[KK_MAX_NAME]) {
     const char *at = strstr(item->name, "gate_up_proj");
     if (!at) return false;
     snprintf(out, KK_MAX_NAME, "%.*s%s", (int)(at - item->name), item->name, half);
     return true;
 }
 
-static kk_status need_split_experts(const kk_checkpoint *c, const kk_layout_item *item,
+static kk_status need_split_experts(const kk_checkpoint *c, const kk_inventory_item *item,
                                     kk_err *err) {
     const int64_t dims[3] = {item->dims[0], item->dims[1] / 2, item->dims[2]};
     const kk_tensor *t;
@@ -74,7 +74,7 @@ static kk_status need_split_experts(const kk_checkpoint *c, const kk_layout_item
     return kk_checkpoint_need(c, name, 3, dims, &t, err);
 }
 
-static kk_status need_item(const kk_checkpoint *c, const kk_layout_item *item, kk_err *err) {
+static kk_status need_item(const kk_checkpoint *c, const kk_inventory_item *item, kk_err *err) {
     const kk_tensor *t;
     char gate[KK_MAX_NAME];
     if (split_name(item, "gate_proj", gate) && kk_checkpoint_find(c, gate))
@@ -93,11 +93,12 @@ kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
             return kk_fail(err, KK_EFORMAT, "tensor '%.100s' appears twice in '%.80s'",
                            c->tensors[i].name, c->path);
     }
-    kk_layout layout;
-    KK_TRY(kk_layout_make(&layout, &c->config, err));
+    kk_inventory inventory;
+    KK_TRY(kk_inventory_make(&inventory, &c->config, err));
     kk_status st = KK_OK;
-    for (size_t i = 0; st == KK_OK && i < layout.n; i++) st = need_item(c, &layout.items[i], err);
-    kk_layout_free(&layout);
+    for (size_t i = 0; st == KK_OK && i < inventory.n; i++)
+        st = need_item(c, &inventory.items[i], err);
+    kk_inventory_free(&inventory);
     return st;
 }
 

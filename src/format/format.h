@@ -16,7 +16,7 @@ kk_status kk_config_finish(kk_config *c, int32_t n_shared, bool double_wide, kk_
 /* Adds a stop id once; ids at or past the vocabulary can never be chosen and are left out. */
 kk_status kk_config_add_stop(kk_config *c, int64_t id, kk_err *err);
 
-/* ---- layout ----------------------------------------------------------------------------- */
+/* ---- inventory ----------------------------------------------------------------------------- */
 
 /* What a tensor is for, which decides how it is stored and how much of it one token reads. */
 typedef enum {
@@ -33,17 +33,17 @@ typedef struct {
     kk_role role;
     int32_t n_dims;
     int64_t dims[3];
-} kk_layout_item;
+} kk_inventory_item;
 
 typedef struct {
-    kk_layout_item *items;
+    kk_inventory_item *items;
     size_t n, cap;
-} kk_layout;
+} kk_inventory;
 
 /* Every tensor a model of this configuration reads, in the order a file would hold them. */
-kk_status kk_layout_make(kk_layout *out, const kk_config *c, kk_err *err);
-void kk_layout_free(kk_layout *l); /* zero value is fine */
-int64_t kk_layout_values(const kk_layout_item *item);
+kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err);
+void kk_inventory_free(kk_inventory *l); /* zero value is fine */
+int64_t kk_inventory_values(const kk_inventory_item *item);
 
 /* ---- checkpoint ------------------------------------------------------------------------- */
 
@@ -69,7 +69,7 @@ struct kk_checkpoint {
 /* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */
 kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err);
 kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err);
-/* Sorts the tensors and refuses a name used twice, then checks them against the layout. */
+/* Sorts the tensors and refuses a name used twice, then checks them against the inventory. */
 kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err);
 
 #endif

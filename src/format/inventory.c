@@ -1,4 +1,4 @@
-/* layout.c - the list of tensors that a configuration calls for, with their shapes.
+/* inventory.c - the list of tensors that a configuration calls for, with their shapes.
  *
  * One list serves everyone who must agree on it: the check when a checkpoint is opened, random
  * weights, the GGUF writer, and the totals a user is told.  K/V projections of layers that read
@@ -8,20 +8,20 @@
 #include "format/format.h"
 
 typedef struct {
-    kk_layout *to;
+    kk_inventory *to;
     int32_t layer; /* -1: top level */
     bool full_up;  /* out of memory */
 } list;
 
 /* Adds a tensor of up to three dims; zero ends them. */
 static void add(list *l, kk_role role, const char *name, int64_t d0, int64_t d1, int64_t d2) {
-    kk_layout *to = l->to;
+    kk_inventory *to = l->to;
     if (l->full_up || !kk_grow((void **)&to->items, &to->cap, to->n + 1, sizeof *to->items)) {
         l->full_up = true;
         return;
     }
-    kk_layout_item *item = &to->items[to->n++];
-    *item = (kk_layout_item){.role = role, .dims = {d0, d1, d2}};
+    kk_inventory_item *item = &to->items[to->n++];
+    *item = (kk_inventory_item){.role = role, .dims = {d0, d1, d2}};
     item->n_dims = d2 ? 3 : d1 ? 2 : 1;
     if (l->layer < 0)
         snprintf(item->name, sizeof item->name, "%s", name);
@@ -79,8 +79,8 @@ static void add_layer(list *l, const kk_config *c) {
     vector(l, "layer_scalar", 1);
 }
 
-kk_status kk_layout_make(kk_layout *out, const kk_config *c, kk_err *err) {
-    *out = (kk_layout){0};
+kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err) {
+    *out = (kk_inventory){0};
     list l = {.to = out, .layer = -1};
     add(&l, KK_ROLE_EMBED, "embed_tokens.weight", c->vocab, c->hidden, 0);
     vector(&l, "norm.weight", c->hidden);
@@ -92,16 +92,16 @@ kk_status kk_layout_make(kk_layout *out, const kk_config *c, kk_err *err) {
     }
     for (l.layer = 0; l.layer < c->n_layer; l.layer++) add_layer(&l, c);
     if (!l.full_up) return KK_OK;
-    kk_layout_free(out);
+    kk_inventory_free(out);
     return kk_fail(err, KK_ENOMEM, "no memory for the list of tensors");
 }
 
-void kk_layout_free(kk_layout *l) {
+void kk_inventory_free(kk_inventory *l) {
     kk_free(l->items);
-    *l = (kk_layout){0};
+    *l = (kk_inventory){0};
 }
 
-int64_t kk_layout_values(const kk_layout_item *item) {
+int64_t kk_inventory_values(const kk_inventory_item *item) {
     int64_t n = 1;
     for (int32_t i = 0; i < item->n_dims; i++) n *= item->dims[i]; /* bounded by the config */
     return n;

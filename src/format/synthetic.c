@@ -1,0 +1,298 @@
+/* synthetic.c - a checkpoint of real shapes and random weights, made in memory, so that speed
+ * can be measured without anyone's files.
+ *
+ * Values have the spread of trained ones (0.02 for matrices, near 1 for norms), which keeps
+ * hidden states and logits finite through every layer.  Making billions of random numbers would
+ * take minutes; a megabyte of them per type is made once and laid out over each tensor in
+ * stretches that start at random blocks, at the speed of a copy.  Pages are asked for as huge
+ * ones where the system has them. */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "core/threads.h"
+#include "format/format.h"
+
+enum { TILE = 1 << 20 };
+
+/* A generator of 64 random bits per step (splitmix64): any state is a good one. */
+static uint64_t draw(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Nearly normal, variance 1: the sum of four uniform numbers. */
+static float draw_normal(uint64_t *state) {
+    const uint64_t bits = draw(state);
+    float sum = 0;
+    for (int i = 0; i < 4; i++) sum += (float)((bits >> (16 * i)) & 0xffff) / 65536.0f;
+    return (sum - 2.0f) * 1.7320508f;
+}
+
+/* ---- tiles ------------------------------------------------------------------------------ */
+
+/* A megabyte, in whole blocks, of values with the given mean and spread. */
+typedef struct {
+    uint8_t *bytes;
+    size_t blocks, block_bytes;
+} tile;
+
+static void put_scale(uint8_t *at, float v) {
+    const uint16_t h = kk_f32_f16(v);
+    memcpy(at, &h, sizeof h);
+}
+
+/* Random integers already fill the block; the scales make their values spread by 0.02 around 0.
+ * Integers uniform over 2^b steps spread by 2^b / sqrt(12) steps. */
+static void put_scales(kk_dtype t, uint8_t *b) {
+    const float spread = 0.02f, per_step = 3.4641016f;
+    const float step4 = spread * per_step / 16, step5 = step4 / 2, step6 = step4 / 4;
+    switch (t) {
+    case KK_Q8_0: put_scale(b, spread * per_step / 256); break;
+    case KK_Q4_0: put_scale(b, step4); break;
+    case KK_Q5_0: put_scale(b, step5); break;
+    case KK_Q5_1:
+        put_scale(b, step5);
+        put_scale(b + 2, -15.5f * step5);
+        break;
+    case KK_Q4_K:
+    case KK_Q5_K:
+        /* Scales and minima all 32: their 6 bits are 100000, so the low nibbles of the packed
+         * words are 0 and the top bits of the first eight bytes are 10. */
+        memset(b + 4, 0xa0, 8);
+        memset(b + 12, 0, 4);
+        put_scale(b, (t == KK_Q4_K ? step4 : step5) / 32);
+        put_scale(b + 2, (t == KK_Q4_K ? 7.5f * step4 : 15.5f * step5) / 32);
+        break;
+    case KK_Q6_K:
+        memset(b + 192, 16, 16);
+        put_scale(b + 208, step6 / 16);
+        break;
+    default: break;
+    }
+}
+
+static bool make_tile(tile *out, kk_dtype t, float mean, float spread) {
+    const kk_dtype_info *info = kk_dtype_get(t);
+    uint64_t state = (uint64_t)t + 1;
+    out->block_bytes = (size_t)info->bytes;
+    out->blocks = TILE / out->block_bytes;
+    out->bytes = kk_malloc(TILE);
+    if (!out->bytes) return false;
+    if (!kk_dtype_is_quant(t)) {
+        for (size_t i = 0; i < out->blocks; i++) {
+            const float v = mean + spread * draw_normal(&state);
+            kk_quantize_row(t, &v, out->bytes + i * out->block_bytes, 1);
+        }
+        return true;
+    }
+    for (size_t i = 0; i + 8 <= TILE; i += 8) {
+        const uint64_t bits = draw(&state);
+        memcpy(out->bytes + i, &bits, sizeof bits);
+    }
+    for (size_t i = 0; i < out->blocks; i++) put_scales(t, out->bytes + i * out->block_bytes);
+    return true;
+}
+
+/* Lays stretches of the tile over size bytes, each from a random block to the tile's end. */
+static void lay(const tile *t, uint64_t seed, uint8_t *to, size_t size) {
+    while (size > 0) {
+        const size_t from = draw(&seed) % t->blocks * t->block_bytes;
+        const size_t run = t->blocks * t->block_bytes - from;
+        const size_t n = run < size ? run : size;
+        memcpy(to, t->bytes + from, n);
+        to += n;
+        size -= n;
+    }
+}
+
+/* ---- tensors ---------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_checkpoint *c;
+    kk_inventory inventory;
+    kk_dtype type;
+    tile matrix, fallback, vector, router;
+    const tile **from; /* per tensor */
+} maker;
+
+/* Rows that do not fill super-blocks take the type of nearest size with blocks of 32. */
+static kk_dtype fallback_of(kk_dtype t) {
+    switch (t) {
+    case KK_Q4_K: return KK_Q5_0;
+    case KK_Q5_K: return KK_Q5_1;
+    case KK_Q6_K: return KK_Q8_0;
+    default: return t;
+    }
+}
+
+static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dtype *type) {
+    *type = KK_F32;
+    if (item->role == KK_ROLE_VECTOR) return &m->vector;
+    if (item->role == KK_ROLE_ROUTER) return &m->router;
+    const int64_t row = item->dims[item->n_dims - 1];
+    const bool fits = row % kk_dtype_get(m->type)->values == 0;
+    *type = fits ? m->type : fallback_of(m->type);
+    return fits ? &m->matrix : &m->fallback;
+}
+
+static kk_status plan(maker *m, size_t *total, kk_err *err) {
+    *total = 0;
+    for (size_t i = 0; i < m->inventory.n; i++) {
+        const kk_inventory_item *item = &m->inventory.items[i];
+        kk_dtype type;
+        size_t bytes;
+        tile_for(m, item, &type);
+        if (item->dims[item->n_dims - 1] % kk_dtype_get(type)->values != 0)
+            return kk_fail(err, KK_EINVAL, "rows of '%.100s' do not fill blocks of %s", item->name,
+                           kk_dtype_get(type)->name);
+        if (!kk_dtype_bytes(type, (uint64_t)kk_inventory_values(item), &bytes) ||
+            !kk_add(*total, bytes, total))
+            return kk_fail(err, KK_EINVAL, "'%.100s' is too large", item->name);
+    }
+    return KK_OK;
+}
+
+static kk_status make_tensor(maker *m, const kk_inventory_item *item, char *name, kk_err *err) {
+    kk_checkpoint *c = m->c;
+    kk_tensor t = {.name = name, .n_dims = item->n_dims};
+    const tile *from = tile_for(m, item, &t.dtype);
+    memcpy(t.dims, item->dims, sizeof item->dims);
+    kk_dtype_bytes(t.dtype, (uint64_t)kk_inventory_values(item), &t.data.size);
+    uint8_t *bytes = kk_mem_take(c->mem, KK_MEM_WEIGHTS_VERIFIER, t.data.size);
+    if (!bytes)
+        return kk_fail(err, KK_ENOMEM, "no memory for the %zu bytes of '%.100s'", t.data.size,
+                       item->name);
+#ifdef MADV_HUGEPAGE
+    if (t.data.size >= (size_t)2 << 20) madvise(bytes, t.data.size, MADV_HUGEPAGE);
+#endif
+    m->from[c->n_tensors] = from;
+    t.data.base = bytes;
+    c->tensors[c->n_tensors++] = t;
+    return KK_OK;
+}
+
+static kk_status make_tensors(maker *m, kk_err *err) {
+    kk_checkpoint *c = m->c;
+    const size_t n = m->inventory.n;
+    c->names = kk_calloc(n, KK_MAX_NAME);
+    c->tensors = kk_calloc(n, sizeof *c->tensors);
+    m->from = kk_calloc(n, sizeof *m->from);
+    if (!c->names || !c->tensors || !m->from)
+        return kk_fail(err, KK_ENOMEM, "no memory for %zu tensors", n);
+    for (size_t i = 0; i < n; i++) {
+        char *name = c->names + i * KK_MAX_NAME;
+        memcpy(name, m->inventory.items[i].name, KK_MAX_NAME);
+        KK_TRY(make_tensor(m, &m->inventory.items[i], name, err));
+    }
+    return KK_OK;
+}
+
+/* First touch of fresh pages is most of the work, and cores do it side by side. */
+static void lay_tensors(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const maker *m = arg;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        const kk_span d = m->c->tensors[i].data;
+        lay(m->from[i], (uint64_t)i + 1, (uint8_t *)(uintptr_t)d.base, d.size);
+    }
+}
+
+static kk_status lay_all(maker *m, kk_err *err) {
+    kk_threads *threads;
+    KK_TRY(kk_threads_new(&threads, 0, false, err));
+    kk_threads_loop(threads, (int64_t)m->c->n_tensors, 1, lay_tensors, m);
+    kk_threads_free(threads);
+    return KK_OK;
+}
+
+/* Bytes the system could give without swapping; 0: it does not say. */
+static uint64_t memory_available(void) {
+    char *text = NULL;
+    uint64_t kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    if (!f) return 0;
+    size_t cap = 0;
+    while (getline(&text, &cap, f) > 0)
+        if (sscanf(text, "MemAvailable: %" SCNu64, &kib) == 1) break;
+    free(text);
+    fclose(f);
+    return kib * 1024;
+}
+
+static kk_status fill(maker *m, kk_err *err) {
+    size_t total;
+    KK_TRY(kk_inventory_make(&m->inventory, &m->c->config, err));
+    KK_TRY(plan(m, &total, err));
+    const uint64_t available = memory_available();
+    if (available && total > available)
+        return kk_fail(err, KK_ENOMEM,
+                       "random weights of %.1f GB do not fit the %.1f GB of memory available",
+                       (double)total / 1e9, (double)available / 1e9);
+    if (!make_tile(&m->matrix, m->type, 0, 0.02f) ||
+        !make_tile(&m->fallback, fallback_of(m->type), 0, 0.02f) ||
+        !make_tile(&m->vector, KK_F32, 1, 0.05f) || !make_tile(&m->router, KK_F32, 0, 0.5f))
+        return kk_fail(err, KK_ENOMEM, "no memory for random weights");
+    KK_TRY(make_tensors(m, err));
+    KK_TRY(lay_all(m, err));
+    return kk_checkpoint_settle(m->c, err);
+}
+
+/* Copies the part of *at before the next colon and steps over it; false when it is empty or too
+ * long. */
+static bool next_part(const char **at, char *out, size_t cap) {
+    const size_t n = strcspn(*at, ":");
+    if (n == 0 || n >= cap) return false;
+    memcpy(out, *at, n);
+    out[n] = '\0';
+    *at += n;
+    if (**at == ':') ++*at;
+    return true;
+}
+
+/* "NAME[:TYPE[:LAYERS]]" */
+static kk_status parse_spec(const char *spec, kk_config *config, kk_dtype *type, kk_err *err) {
+    char name[32], word[16] = "bf16", count[8] = "0", *end = count;
+    const char *at = spec;
+    bool ok = next_part(&at, name, sizeof name);
+    if (ok && *at) ok = next_part(&at, word, sizeof word);
+    if (ok && *at) ok = next_part(&at, count, sizeof count) && count[0] > '0' && count[0] <= '9';
+    const long layers = strtol(count, &end, 10);
+    if (!ok || *at || *end || spec[strlen(spec) - 1] == ':')
+        return kk_fail(err, KK_EINVAL, "'%.60s' is not NAME:TYPE or NAME:TYPE:LAYERS", spec);
+    if (!kk_dtype_named(word, type) || *type == KK_I32 || *type == KK_I64)
+        return kk_fail(err, KK_EINVAL, "no weight type named '%s'", word);
+    return kk_config_preset(config, name, (int32_t)layers, err);
+}
+
+kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem *mem, kk_err *err) {
+    *out = NULL;
+    kk_checkpoint *c = kk_zalloc(sizeof *c);
+    if (c) c->path = kk_strndup(spec, strlen(spec));
+    if (!c || !c->path) {
+        kk_checkpoint_close(c);
+        return kk_fail(err, KK_ENOMEM, "no memory for random weights");
+    }
+    c->format = "synthetic";
+    c->mem = mem;
+    maker m = {.c = c};
+    kk_status st = parse_spec(spec, &c->config, &m.type, err);
+    if (st == KK_OK) st = fill(&m, err);
+    kk_inventory_free(&m.inventory);
+    kk_free(m.matrix.bytes);
+    kk_free(m.fallback.bytes);
+    kk_free(m.vector.bytes);
+    kk_free(m.router.bytes);
+    kk_free(m.from);
+    if (st != KK_OK) {
+        kk_checkpoint_close(c);
+        return st;
+    }
+    *out = c;
+    return KK_OK;
+}
