@@ -11,7 +11,8 @@
  *       >= len;  kk_cache_reserve makes the pages of [len, len + n) so (copy on write);
  *   (3) rows at or after len have no meaning, whatever a page holds there, so that taking back
  *       rows that were just written moves len and nothing else;
- *   (4) pages leave the table only in kk_cache_commit, by the committed length;
+ *   (4) pages leave the table only in kk_cache_commit, by the committed length, or all at once
+ *       (restore, truncate to where no row is needed);
  *   (5) the pool counts exactly the pages that are taken, under kv.sliding and kv.full. */
 #ifndef KK_KV_H
 #define KK_KV_H
@@ -66,13 +67,15 @@ typedef struct {
     kk_pool *pool[KK_KINDS];    /* borrowed */
     const kk_kv_policy *policy[KK_KINDS];
     int64_t max_len;
+    int64_t max_block; /* most rows reserved at once; 0: max_len */
 } kk_cache_opts;
 
 kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err);
 void kk_cache_free(kk_cache *c); /* NULL is fine */
 int64_t kk_cache_len(const kk_cache *c);
 
-/* Makes rows [len, len + n) writable.  On failure the cache is as it was. */
+/* Makes rows [len, len + n) writable.  Takes no memory from the system: only the context and a
+ * memory limit can refuse.  On failure the cache is as it was. */
 kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 /* The rows up to len are now part of the timeline (len may be at most what was reserved, and
  * may be less than what was written: the rest is taken back). Pages out of sight are released. */
@@ -84,7 +87,9 @@ uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
 
-/* A mark freezes the present state; restore replaces the cache's state by the mark's. */
+/* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
+ * of another cache of the same pools and at least that max_len.  A mark ends a reservation: rows
+ * are reserved again before they are written. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */
 int64_t kk_mark_len(const kk_mark *m);

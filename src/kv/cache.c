@@ -1,0 +1,276 @@
+/* cache.c - a session's page tables, and marks on them; see kv.h for the invariants.
+ *
+ * The pages of a kind lie side by side in its table, at [first, end) by absolute page index, so
+ * that residence is one comparison.  A table has two columns: the page, and its memory as
+ * attention wants it. */
+#include <assert.h>
+#include <string.h>
+
+#include "kv/pool.h"
+
+typedef struct {
+    kk_page **page; /* [cap] */
+    uint8_t **data; /* [cap] */
+    int64_t first, end, cap;
+    int64_t promised;
+} table;
+
+struct kk_cache {
+    kk_cache_opts opts;
+    int64_t len, reserved;
+    table table[KK_KINDS];
+};
+
+typedef struct {
+    kk_pool *pool;
+    kk_page **page; /* [n], from index first on */
+    int64_t first, n;
+} frozen;
+
+struct kk_mark {
+    int64_t len;
+    frozen frozen[KK_KINDS];
+    kk_page *pages[];
+};
+
+static int64_t page_of(int64_t row) { return row / KK_PAGE_ROWS; }
+static int64_t pages_for(int64_t rows) { return page_of(rows + KK_PAGE_ROWS - 1); }
+
+static int64_t keep_from(const kk_cache *c, kk_kind kind, int64_t len) {
+    return c->opts.policy[kind]->keep_from(&c->opts.layout->shape, len);
+}
+
+typedef struct {
+    int64_t first, end;
+} range;
+
+/* The pages that hold what `len` needs; none when it needs no row. */
+static range needed(const kk_cache *c, kk_kind kind, int64_t len) {
+    const int64_t from = keep_from(c, kind, len);
+    return (range){page_of(from), from < len ? pages_for(len) : page_of(from)};
+}
+
+static bool has_kind(const kk_cache *c, int kind) { return c->opts.layout->page_bytes[kind] > 0; }
+
+/* The most pages a kind ever holds: what a full cache keeps, a block more, and a page at either
+ * end that is only partly needed. */
+static int64_t most_pages(const kk_cache *c, kk_kind kind) {
+    const int64_t len = c->opts.max_len;
+    const int64_t kept = len - keep_from(c, kind, len);
+    const int64_t most = pages_for(kept + c->opts.max_block) + 1;
+    return most < pages_for(len) ? most : pages_for(len);
+}
+
+static kk_status open_table(kk_cache *c, kk_kind kind, kk_err *err) {
+    table *t = &c->table[kind];
+    t->cap = pages_for(c->opts.max_len);
+    t->page = kk_calloc((size_t)t->cap, sizeof *t->page);
+    t->data = kk_calloc((size_t)t->cap, sizeof *t->data);
+    if (!t->page || !t->data)
+        return kk_fail(err, KK_ENOMEM, "no memory for a table of %lld K/V pages",
+                       (long long)t->cap);
+    const int64_t most = most_pages(c, kind);
+    KK_TRY(kk_pool_promise(c->opts.pool[kind], most, err));
+    t->promised = most;
+    return KK_OK;
+}
+
+kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err) {
+    *out = NULL;
+    if (opts->max_len < 1 || opts->max_len > INT64_MAX / 2 || opts->max_block < 0)
+        return kk_fail(err, KK_EINVAL, "a K/V cache of %lld rows", (long long)opts->max_len);
+    kk_cache *c = kk_zalloc(sizeof *c);
+    if (!c) return kk_fail(err, KK_ENOMEM, "no memory for a K/V cache");
+    c->opts = *opts;
+    if (c->opts.max_block == 0 || c->opts.max_block > opts->max_len)
+        c->opts.max_block = opts->max_len;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        const kk_status st = has_kind(c, kind) ? open_table(c, (kk_kind)kind, err) : KK_OK;
+        if (st != KK_OK) {
+            kk_cache_free(c);
+            return st;
+        }
+    }
+    *out = c;
+    return KK_OK;
+}
+
+/* Drops the pages outside [first, end) and keeps the rest. */
+static void narrow(table *t, kk_pool *pool, int64_t first, int64_t end) {
+    for (int64_t i = t->first; i < t->end; i++) {
+        if (i >= first && i < end) continue;
+        kk_pool_drop(pool, t->page[i]);
+        t->page[i] = NULL;
+        t->data[i] = NULL;
+    }
+    t->first = first;
+    t->end = end;
+}
+
+void kk_cache_free(kk_cache *c) {
+    if (!c) return;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        table *t = &c->table[kind];
+        narrow(t, c->opts.pool[kind], 0, 0);
+        if (t->promised) kk_pool_unpromise(c->opts.pool[kind], t->promised);
+        kk_free(t->page);
+        kk_free(t->data);
+    }
+    kk_free(c);
+}
+
+int64_t kk_cache_len(const kk_cache *c) { return c->len; }
+uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->table[kind].data; }
+
+int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind) {
+    const table *t = &c->table[kind];
+    return t->end > t->first ? (t->end - t->first) * kk_pool_page_bytes(c->opts.pool[kind]) : 0;
+}
+
+/* ---- reserve, commit, truncate ---------------------------------------------------------- */
+
+static bool writable(const table *t, int64_t i) { return i < t->end && t->page[i]->refs == 1; }
+
+static int64_t pages_lacking(const table *t, int64_t from, int64_t to) {
+    int64_t n = 0;
+    for (int64_t i = from; i < to; i++) n += !writable(t, i);
+    return n;
+}
+
+/* Puts a page of our own at index i.  Rows before len that a shared page holds come along; a
+ * page that starts at or after len has nothing to bring. */
+static void own_page(table *t, kk_pool *pool, int64_t i, int64_t len) {
+    kk_page *mine = kk_pool_take(pool);
+    if (i < t->end) {
+        if (i * KK_PAGE_ROWS < len)
+            memcpy(mine->data, t->page[i]->data, (size_t)kk_pool_page_bytes(pool));
+        kk_pool_drop(pool, t->page[i]);
+    } else {
+        t->end = i + 1;
+    }
+    t->page[i] = mine;
+    t->data[i] = mine->data;
+}
+
+kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err) {
+    if (n < 0 || n > c->opts.max_block)
+        return kk_fail(err, KK_EINVAL, "%lld rows at once: this cache takes up to %lld",
+                       (long long)n, (long long)c->opts.max_block);
+    if (n > c->opts.max_len - c->len)
+        return kk_fail(err, KK_ECONTEXT, "%lld rows after %lld: the context holds %lld",
+                       (long long)n, (long long)c->len, (long long)c->opts.max_len);
+    const int64_t from = page_of(c->len), to = pages_for(c->len + n);
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        if (!has_kind(c, kind)) continue;
+        const kk_status st =
+            kk_pool_book(c->opts.pool[kind], pages_lacking(&c->table[kind], from, to), err);
+        if (st == KK_OK) continue;
+        while (--kind >= 0)
+            if (has_kind(c, kind))
+                kk_pool_unbook(c->opts.pool[kind], pages_lacking(&c->table[kind], from, to));
+        return st;
+    }
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        table *t = &c->table[kind];
+        for (int64_t i = from; has_kind(c, kind) && i < to; i++)
+            if (!writable(t, i)) own_page(t, c->opts.pool[kind], i, c->len);
+    }
+    c->reserved = c->len + n;
+    return KK_OK;
+}
+
+void kk_cache_commit(kk_cache *c, int64_t len) {
+    assert(len >= c->len && len <= (c->reserved > c->len ? c->reserved : c->len));
+    c->len = len;
+    c->reserved = len;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        if (!has_kind(c, kind)) continue;
+        const range need = needed(c, (kk_kind)kind, len);
+        narrow(&c->table[kind], c->opts.pool[kind], need.first, need.end);
+    }
+}
+
+bool kk_cache_truncate(kk_cache *c, int64_t len) {
+    assert(len >= 0 && len <= c->len);
+    bool reaches[KK_KINDS];
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        const int64_t from = has_kind(c, kind) ? keep_from(c, (kk_kind)kind, len) : len;
+        reaches[kind] = c->table[kind].first <= page_of(from);
+        if (!reaches[kind] && from < len) return false;
+    }
+    for (int kind = 0; kind < KK_KINDS; kind++)
+        if (!reaches[kind]) narrow(&c->table[kind], c->opts.pool[kind], page_of(len), page_of(len));
+    c->len = len;
+    c->reserved = len;
+    return true;
+}
+
+/* ---- marks ------------------------------------------------------------------------------ */
+
+static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **room, kk_err *err) {
+    frozen *f = &m->frozen[kind];
+    const range need = needed(c, kind, c->len);
+    const int64_t n = need.end - need.first;
+    KK_TRY(kk_pool_promise(c->opts.pool[kind], n, err));
+    *f = (frozen){.pool = c->opts.pool[kind], .page = room, .first = need.first, .n = n};
+    for (int64_t i = 0; i < n; i++) {
+        f->page[i] = c->table[kind].page[need.first + i];
+        f->page[i]->refs++;
+    }
+    return KK_OK;
+}
+
+kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err) {
+    *out = NULL;
+    int64_t total = 0;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        if (!has_kind(c, kind)) continue;
+        const range need = needed(c, (kk_kind)kind, c->len);
+        total += need.end - need.first;
+    }
+    kk_mark *m = kk_zalloc(sizeof *m + (size_t)total * sizeof(kk_page *));
+    if (!m) return kk_fail(err, KK_ENOMEM, "no memory for a mark of %lld pages", (long long)total);
+    m->len = c->len;
+    kk_page **room = m->pages;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        const kk_status st = has_kind(c, kind) ? freeze(m, c, (kk_kind)kind, room, err) : KK_OK;
+        if (st != KK_OK) {
+            kk_mark_free(m);
+            return st;
+        }
+        room += m->frozen[kind].n;
+    }
+    *out = m;
+    return KK_OK;
+}
+
+void kk_mark_free(kk_mark *m) {
+    if (!m) return;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        frozen *f = &m->frozen[kind];
+        for (int64_t i = 0; i < f->n; i++) kk_pool_drop(f->pool, f->page[i]);
+        if (f->pool) kk_pool_unpromise(f->pool, f->n);
+    }
+    kk_free(m);
+}
+
+int64_t kk_mark_len(const kk_mark *m) { return m->len; }
+
+void kk_mark_restore(const kk_mark *m, kk_cache *c) {
+    assert(m->len <= c->opts.max_len);
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        const frozen *f = &m->frozen[kind];
+        table *t = &c->table[kind];
+        assert(f->pool == (has_kind(c, kind) ? c->opts.pool[kind] : NULL));
+        /* Shared first, so that pages both hold are never freed in between. */
+        for (int64_t i = 0; i < f->n; i++) f->page[i]->refs++;
+        narrow(t, c->opts.pool[kind], f->first, f->first);
+        for (int64_t i = 0; i < f->n; i++) {
+            t->page[f->first + i] = f->page[i];
+            t->data[f->first + i] = f->page[i]->data;
+        }
+        t->end = f->first + f->n;
+    }
+    c->len = m->len;
+    c->reserved = m->len;
+}

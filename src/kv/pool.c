@@ -1,0 +1,170 @@
+/* pool.c - K/V pages of one kind; see kv.h and pool.h.
+ *
+ * Pages lie in slabs of reserved address space, which cost memory only where they are written.
+ * A freed page stays warm for the next taker while few are free; beyond that its memory goes
+ * back to the system at once, so that what is resident stays close to what is counted.
+ *
+ * Invariants:
+ *   (1) pages in all slabs >= promised >= pages taken;
+ *   (2) counted bytes == booked pages * stride, and booked >= taken, equal between calls of a
+ *       cache;
+ *   (3) every page that is not taken is in exactly one free list. */
+#define _GNU_SOURCE
+#include "kv/pool.h"
+
+#include <assert.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { WARM_PAGES = 4, WARM_BYTES = 16 << 20, LEAST_SLAB = 8 };
+
+typedef struct slab slab;
+struct slab {
+    slab *older;
+    uint8_t *base;
+    size_t bytes;
+    kk_page pages[];
+};
+
+struct kk_pool {
+    kk_mem *mem;
+    kk_mem_category category;
+    size_t stride;              /* page_bytes, rounded up to pages of the system */
+    int64_t capacity, promised; /* pages */
+    int64_t booked, taken;
+    slab *slabs;
+    kk_page *warm, *cold; /* free pages: with memory behind them, without */
+    int64_t n_warm, most_warm;
+};
+
+kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page_bytes,
+                      kk_err *err) {
+    *out = NULL;
+    const long system_page = sysconf(_SC_PAGESIZE);
+    const size_t unit = system_page > 0 ? (size_t)system_page : 4096;
+    if (page_bytes == 0 || page_bytes > SIZE_MAX / 2)
+        return kk_fail(err, KK_EINVAL, "K/V pages of %zu bytes", page_bytes);
+    kk_pool *p = kk_zalloc(sizeof *p);
+    if (!p) return kk_fail(err, KK_ENOMEM, "no memory for the pool of K/V pages");
+    p->mem = mem;
+    p->category = c;
+    p->stride = (page_bytes + unit - 1) / unit * unit;
+    p->most_warm = (int64_t)(WARM_BYTES / p->stride);
+    if (p->most_warm < WARM_PAGES) p->most_warm = WARM_PAGES;
+    *out = p;
+    return KK_OK;
+}
+
+void kk_pool_free(kk_pool *p) {
+    if (!p) return;
+    assert(p->taken == 0 && p->booked == 0 && p->promised == 0);
+    for (slab *s = p->slabs, *older; s; s = older) {
+        older = s->older;
+        kk_mem_unreserve(s->base, s->bytes);
+        kk_free(s);
+    }
+    kk_free(p);
+}
+
+int64_t kk_pool_page_bytes(const kk_pool *p) { return (int64_t)p->stride; }
+
+static void push(kk_page **list, kk_page *page) {
+    page->next = *list;
+    *list = page;
+}
+
+static kk_page *pop(kk_page **list) {
+    kk_page *page = *list;
+    *list = page->next;
+    page->next = NULL;
+    return page;
+}
+
+static kk_status add_slab(kk_pool *p, int64_t pages, kk_err *err) {
+    size_t bytes, meta;
+    if (!kk_mul((size_t)pages, p->stride, &bytes) ||
+        !kk_mul((size_t)pages, sizeof(kk_page), &meta) || !kk_add(meta, sizeof(slab), &meta))
+        return kk_fail(err, KK_ENOMEM, "%lld K/V pages of %zu bytes overflow memory",
+                       (long long)pages, p->stride);
+    slab *s = kk_zalloc(meta);
+    uint8_t *base = s ? kk_mem_reserve(bytes) : NULL;
+    if (!base) {
+        kk_free(s);
+        return kk_fail(err, KK_ENOMEM,
+                       "no address space for %lld K/V pages of %zu bytes: lower the context size",
+                       (long long)pages, p->stride);
+    }
+    s->base = base;
+    s->bytes = bytes;
+    s->older = p->slabs;
+    p->slabs = s;
+    /* Last page first, so that pages are taken in order of address. */
+    for (int64_t i = pages - 1; i >= 0; i--) {
+        s->pages[i].data = base + (size_t)i * p->stride;
+        push(&p->cold, &s->pages[i]);
+    }
+    p->capacity += pages;
+    return KK_OK;
+}
+
+kk_status kk_pool_promise(kk_pool *p, int64_t pages, kk_err *err) {
+    const int64_t lacking = p->promised + pages - p->capacity;
+    if (lacking > 0) {
+        const int64_t least = p->capacity / 4 > LEAST_SLAB ? p->capacity / 4 : LEAST_SLAB;
+        KK_TRY(add_slab(p, lacking > least ? lacking : least, err));
+    }
+    p->promised += pages;
+    return KK_OK;
+}
+
+void kk_pool_unpromise(kk_pool *p, int64_t pages) {
+    p->promised -= pages;
+    assert(p->promised >= p->taken);
+}
+
+kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err) {
+    const int64_t bytes = pages * (int64_t)p->stride;
+    if (pages && !kk_mem_try_count(p->mem, p->category, bytes))
+        return kk_fail(err, KK_ENOMEM, "%lld bytes more for %s pass the memory limit of %lld bytes",
+                       (long long)bytes, kk_mem_category_name(p->category),
+                       (long long)p->mem->limit);
+    p->booked += pages;
+    return KK_OK;
+}
+
+void kk_pool_unbook(kk_pool *p, int64_t pages) {
+    p->booked -= pages;
+    kk_mem_count(p->mem, p->category, -pages * (int64_t)p->stride);
+}
+
+kk_page *kk_pool_take(kk_pool *p) {
+    assert(p->taken < p->booked && p->taken < p->promised);
+    kk_page *page = p->warm ? pop(&p->warm) : pop(&p->cold);
+    if (p->n_warm > 0) p->n_warm--;
+    page->refs = 1;
+    p->taken++;
+    return page;
+}
+
+/* Best effort: where the system does not take it back, the memory is merely kept for reuse. */
+static void return_memory(const kk_pool *p, kk_page *page) {
+#ifdef __linux__
+    madvise(page->data, p->stride, MADV_DONTNEED);
+#else
+    madvise(page->data, p->stride, MADV_FREE);
+#endif
+}
+
+void kk_pool_drop(kk_pool *p, kk_page *page) {
+    assert(page->refs > 0);
+    if (--page->refs > 0) return;
+    p->taken--;
+    kk_pool_unbook(p, 1);
+    if (p->n_warm < p->most_warm) {
+        push(&p->warm, page);
+        p->n_warm++;
+    } else {
+        return_memory(p, page);
+        push(&p->cold, page);
+    }
+}

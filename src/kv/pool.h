@@ -1,0 +1,28 @@
+/* pool.h - how caches and marks take pages and hand them back.
+ *
+ * Three steps keep the last one free of failure.  A holder promises, when it is made, the most
+ * pages it will ever hold, and the pool reserves address space for the sum.  Before a change it
+ * books what it will take, which only a memory limit can refuse.  Taking then cannot fail. */
+#ifndef KK_KV_POOL_H
+#define KK_KV_POOL_H
+
+#include "kv/kv.h"
+
+typedef struct kk_page kk_page;
+struct kk_page {
+    uint8_t *data;
+    int32_t refs;  /* 0: free */
+    kk_page *next; /* in a free list */
+};
+
+kk_status kk_pool_promise(kk_pool *p, int64_t pages, kk_err *err);
+void kk_pool_unpromise(kk_pool *p, int64_t pages);
+kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err);
+void kk_pool_unbook(kk_pool *p, int64_t pages);
+
+kk_page *kk_pool_take(kk_pool *p);        /* booked; one reference, any content */
+void kk_pool_drop(kk_pool *p, kk_page *); /* one reference less; the last frees and unbooks */
+
+int64_t kk_pool_page_bytes(const kk_pool *p); /* as counted: whole pages of the system */
+
+#endif
