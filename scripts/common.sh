@@ -27,7 +27,8 @@ build() {
 # C files of the project, or of the folders named.
 c_files() {
     for folder in "${@:-.}"; do
-        [ -d "$folder" ] && find "$folder" -name '*.[ch]' \
+        [ -d "$folder" ] || continue
+        find "$folder" -name '*.[ch]' \
             ! -path './build*' ! -path './.*' ! -path '*/tests/data/*' ! -path 'tests/data/*'
     done | sed 's|^\./||' | sort
 }

@@ -4,8 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* The brackets keep the analyzer's macro of the same name away. */
-kk_status(kk_fail)(kk_err *err, kk_status code, const char *fmt, ...) {
+kk_status kk_fail(kk_err *err, kk_status code, const char *fmt, ...) {
     if (err) {
         va_list ap;
         va_start(ap, fmt);

@@ -9,10 +9,6 @@
 kk_status kk_fail(kk_err *err, kk_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-#ifdef __clang_analyzer__ /* which does not see the body, and so not that code comes back */
-#define kk_fail(err, code, ...) (kk_fail(err, code, __VA_ARGS__), (code))
-#endif
-
 /* Return early with whatever failed below.  Only where nothing is left to free. */
 #define KK_TRY(call)                                                                               \
     do {                                                                                           \
