@@ -17,9 +17,10 @@ endif
 .PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench clean help
 
 all: $(BUILD)/build.ninja
-	@cmake --build $(BUILD)
+	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli
 
 $(BUILD)/build.ninja:
+	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
 setup: ; @scripts/setup build test
