@@ -119,7 +119,7 @@ kk_status kk_checkpoint_open(kk_checkpoint **out, const char *path, const kk_che
     if (!c || !c->path)
         st = kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", path);
     else
-        st = kk_hf_open(c, path, err);
+        st = kk_dir_exists(path) ? kk_hf_open(c, path, err) : kk_gguf_open(c, path, err);
     if (st == KK_OK) st = kk_checkpoint_settle(c, err);
     if (st == KK_OK) st = apply_opts(c, opts, err);
     if (st != KK_OK) {
@@ -142,6 +142,7 @@ void kk_checkpoint_close(kk_checkpoint *c) {
         kk_free(c->files[i].path);
     }
     kk_free(c->files);
+    kk_gguf_free(&c->gguf);
     kk_free(c->names);
     kk_free(c->tensors);
     kk_free(c->path);
