@@ -83,7 +83,7 @@ typedef struct {
     int32_t n_rows;
 } kk_linear_args;
 
-/* table[first + i] = cos and sin of pos[i] (pos0 + i when pos is NULL): [n][n_rot][2]. */
+/* table[first + i] = cosines, then sines, of pos[i] (pos0 + i when pos is NULL): [2][n_rot]. */
 typedef struct {
     kk_buf *table;
     int64_t first, pos0, n;
@@ -98,7 +98,7 @@ typedef struct {
     kk_buf *q;
     const kk_buf *k, *v;
     const kk_buf *q_norm, *k_norm;
-    const kk_buf *rope_rows; /* [n_rows][n_rot][2] */
+    const kk_buf *rope_rows; /* [n_rows][2][n_rot] */
     int32_t n_rot, n_head;
     kk_kv_slot slot;
     const kk_rows *rows;
@@ -108,10 +108,10 @@ typedef struct {
 /* out = softmax(scale q K^T) V over stored keys j with pos - window < j <= pos (window 0: all
  * j <= pos). */
 typedef struct {
-    kk_buf *out;             /* [n_rows, n_head * head_dim] */
+    kk_buf *out; /* [n_rows, n_head * head_dim] */
     const kk_buf *q;
-    const kk_buf *k_norm;    /* k_eq_v: to rebuild K */
-    const kk_buf *rope_pos;  /* k_eq_v: [position][n_rot][2] */
+    const kk_buf *k_norm;   /* k_eq_v: to rebuild K */
+    const kk_buf *rope_pos; /* k_eq_v: [position][2][n_rot] */
     int32_t n_rot, n_head, window;
     kk_kv_slot slot;
     const kk_rows *rows;
@@ -204,9 +204,11 @@ typedef struct {
     /* The CPU keeps a pointer to m->data; other devices copy. */
     kk_status (*weight_new)(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
     void (*weight_free)(kk_dev *dev, kk_weight *w);
-    /* Scratch an operation on such a weight may need, taken now so that no operation ever
-     * allocates. */
+    /* Scratch that operations on such a weight, or on experts of such a width, will need for
+     * max_rows rows: taken now, so that no operation ever allocates. */
     kk_status (*prepare)(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err);
+    kk_status (*prepare_experts)(kk_dev *dev, int32_t n_used, int32_t ffn, int64_t hidden,
+                                 kk_err *err);
 
     kk_status (*embed)(kk_dev *dev, const kk_embed_args *a, kk_err *err);
     kk_status (*norm)(kk_dev *dev, const kk_norm_args *a, kk_err *err);

@@ -1,0 +1,148 @@
+/* cpu_attend.c - storing K/V rows in pages and attending over them.
+ *
+ * A task is one K/V head (or, when there are fewer of those than threads, some of its query
+ * heads) for a few rows of one session, so that a page's rows are turned to floats once for all
+ * of them.  Rows never share sums, so tasks can be cut anyhow. */
+#include "backend/cpu/device.h"
+
+/* ---- store ------------------------------------------------------------------------------ */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_store_args *a;
+} store_job;
+
+static void put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
+                    int32_t head, int64_t row, const float *x) {
+    const size_t d = (size_t)slot->head_dim;
+    const size_t at = ((size_t)head * KK_PAGE_ROWS + (size_t)row) * d;
+    if (slot->format == KK_F32)
+        memcpy(page + off + 4 * at, x, 4 * d);
+    else
+        dev->k->to_bf16((uint16_t *)(void *)(page + off + 2 * at), x, slot->head_dim);
+}
+
+static void store_kv(const store_job *j, int64_t r, uint8_t *page, int64_t row) {
+    const kk_store_args *a = j->a;
+    const kk_kv_slot *slot = &a->slot;
+    const int32_t d = slot->head_dim;
+    const float *cs = kk_buf_f(a->rope_rows) + (size_t)r * 2 * (size_t)a->n_rot;
+    float x[KK_MAX_HEAD_DIM];
+    for (int32_t h = 0; h < slot->n_kv_head; h++) {
+        const size_t at = ((size_t)r * (size_t)slot->n_kv_head + (size_t)h) * (size_t)d;
+        const float *k = kk_buf_f(a->k) + at, *v = a->v ? kk_buf_f(a->v) + at : k;
+        if (!slot->k_eq_v) {
+            j->dev->k->norm(x, k, kk_buf_f(a->k_norm), d, a->eps);
+            j->dev->k->rotate(x, cs, d, a->n_rot);
+            put_row(j->dev, slot, page, slot->k_off, h, row, x);
+        }
+        j->dev->k->norm(x, v, NULL, d, a->eps);
+        put_row(j->dev, slot, page, slot->v_off, h, row, x);
+    }
+}
+
+static void store_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const store_job *j = arg;
+    const kk_store_args *a = j->a;
+    const int32_t d = a->slot.head_dim;
+    const kk_group *g = a->rows->group;
+    for (int64_t r = begin; r < end; r++) {
+        const float *cs = kk_buf_f(a->rope_rows) + (size_t)r * 2 * (size_t)a->n_rot;
+        float *q = kk_buf_f(a->q) + (size_t)r * (size_t)(a->n_head * d);
+        for (int32_t h = 0; h < a->n_head; h++, q += d) {
+            j->dev->k->norm(q, q, kk_buf_f(a->q_norm), d, a->eps);
+            j->dev->k->rotate(q, cs, d, a->n_rot);
+        }
+        while (r >= g->row + g->n_rows) g++;
+        const int64_t pos = g->pos + r - g->row;
+        if (a->k) store_kv(j, r, g->pages[pos / KK_PAGE_ROWS], pos % KK_PAGE_ROWS);
+    }
+}
+
+kk_status kk_cpu_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
+    (void)err;
+    store_job j = {dev, a};
+    kk_threads_loop(dev->threads, a->rows->n_rows, 4, store_rows, &j);
+    return KK_OK;
+}
+
+/* ---- attend ----------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_attend_args *a;
+    int32_t tile_rows, heads, parts; /* query heads of a task; tasks per K/V head */
+} attend_job;
+
+static int64_t group_tasks(const attend_job *j, const kk_group *g) {
+    const int64_t tiles = (g->n_rows + j->tile_rows - 1) / j->tile_rows;
+    return tiles * j->a->slot.n_kv_head * j->parts;
+}
+
+static void attend_task(const attend_job *j, const kk_group *g, int64_t task, int32_t thread) {
+    const kk_attend_args *a = j->a;
+    const kk_kv_slot *slot = &a->slot;
+    const int64_t part = task % j->parts, head = task / j->parts % slot->n_kv_head;
+    const int32_t tile = (int32_t)(task / j->parts / slot->n_kv_head) * j->tile_rows;
+    const int32_t left = g->n_rows - tile, d = slot->head_dim, group = a->n_head / slot->n_kv_head;
+    const size_t value = slot->format == KK_F32 ? 4 : 2;
+    const size_t head_off = (size_t)head * KK_PAGE_ROWS * (size_t)d * value;
+    const size_t stride = (size_t)(a->n_head * d);
+    const size_t at =
+        (size_t)(g->row + tile) * stride + (size_t)((head * group + part * j->heads) * d);
+    const kk_attend_tile t = {
+        .q = kk_buf_f(a->q) + at,
+        .out = kk_buf_f(a->out) + at,
+        .q_stride = stride,
+        .n_rows = left < j->tile_rows ? left : j->tile_rows,
+        .n_group = j->heads,
+        .head_dim = d,
+        .window = a->window,
+        .pos = g->pos + tile,
+        .scale = a->scale,
+        .format = slot->format,
+        .pages = g->pages,
+        .k_off = slot->k_off + head_off,
+        .v_off = slot->v_off + head_off,
+        .k_eq_v = slot->k_eq_v,
+        .k_norm = slot->k_eq_v ? kk_buf_f(a->k_norm) : NULL,
+        .rope_pos = slot->k_eq_v ? kk_buf_f(a->rope_pos) : NULL,
+        .n_rot = a->n_rot,
+        .scratch = kk_thread_scratch(j->dev, thread),
+    };
+    j->dev->k->attend(&t);
+}
+
+static void attend_tasks(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const attend_job *j = arg;
+    for (int64_t t = begin; t < end; t++) {
+        const kk_group *g = j->a->rows->group;
+        int64_t task = t;
+        for (; task >= group_tasks(j, g); g++) task -= group_tasks(j, g);
+        attend_task(j, g, task, thread);
+    }
+}
+
+static int64_t all_tasks(const attend_job *j) {
+    int64_t n = 0;
+    for (int32_t g = 0; g < j->a->rows->n_groups; g++) n += group_tasks(j, &j->a->rows->group[g]);
+    return n;
+}
+
+kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    const int32_t group = a->n_head / a->slot.n_kv_head;
+    if (a->slot.head_dim > 512 || group > KK_ATTEND_PAIRS)
+        return kk_fail(err, KK_EINVAL,
+                       "attention heads of %d values, %d per K/V head, are too wide",
+                       a->slot.head_dim, group);
+    attend_job j = {.dev = dev, .a = a, .heads = group, .parts = 1};
+    j.tile_rows =
+        KK_ATTEND_PAIRS / group < KK_ATTEND_ROWS ? KK_ATTEND_PAIRS / group : KK_ATTEND_ROWS;
+    while (j.heads % 2 == 0 && all_tasks(&j) < kk_threads_count(dev->threads)) {
+        j.heads /= 2;
+        j.parts *= 2;
+    }
+    kk_threads_loop(dev->threads, all_tasks(&j), 1, attend_tasks, &j);
+    return KK_OK;
+}

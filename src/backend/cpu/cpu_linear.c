@@ -1,0 +1,251 @@
+/* cpu_linear.c - matrices against rows: plain layers and experts.
+ *
+ * Work is cut into strips of 16 outputs, each done by one thread for all its rows, so that a
+ * weight is read from memory once however many rows there are and no sum crosses threads.
+ * Experts first list the (row, slot) pairs of each expert; an expert's strips then run over its
+ * own rows only, and the slots of a row are added in order afterwards. */
+#include "backend/cpu/device.h"
+#include "backend/cpu/mathf.h"
+
+/* ---- activations ------------------------------------------------------------------------ */
+
+typedef struct {
+    kk_dev *dev;
+    const float *x;
+    int64_t n;
+    int8_t *q;
+    float *d;
+    int32_t *sum32, *sum16;
+} round_job;
+
+static void round_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const round_job *j = arg;
+    const int64_t nb = j->n / KK_BLOCK;
+    j->dev->k->quantize(j->x + begin * j->n, (size_t)((end - begin) * j->n), j->q + begin * j->n,
+                        j->d + begin * nb, j->sum32 + begin * nb, j->sum16 + begin * 2 * nb);
+}
+
+kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round) {
+    if (!round) return (kk_acts){.f = x};
+    const int64_t all = n_rows * n, nb = all / KK_BLOCK;
+    round_job j = {.dev = dev, .x = x, .n = n, .d = dev->acts.data};
+    j.sum32 = (int32_t *)(void *)(j.d + nb);
+    j.sum16 = j.sum32 + nb;
+    j.q = (int8_t *)(j.sum16 + 2 * nb);
+    kk_threads_loop(dev->threads, n_rows, 4, round_rows, &j);
+    return (kk_acts){x, j.q, j.d, j.sum32, j.sum16};
+}
+
+/* ---- linear ----------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_linear_args *a;
+    kk_acts x;
+    int64_t first_strip[KK_LINEAR_MAX + 1];
+} linear_job;
+
+static int64_t strips_of(const kk_weight *w) { return (w->m.n_out + KK_STRIP - 1) / KK_STRIP; }
+
+static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const linear_job *j = arg;
+    kk_strip s = {.n_rows = j->a->n_rows, .x = j->x, .panel = kk_thread_scratch(j->dev, thread)};
+    int32_t i = 0;
+    for (int64_t t = begin; t < end; t++) {
+        while (t >= j->first_strip[i + 1]) i++;
+        const kk_weight *w = j->a->w[i];
+        const int64_t o = (t - j->first_strip[i]) * KK_STRIP, left = w->m.n_out - o;
+        s.dtype = w->m.dtype;
+        s.n_in = (int32_t)w->m.n_in;
+        s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
+        s.w = kk_weight_row(w, 0, o);
+        s.w_stride = w->row_bytes;
+        s.out = kk_buf_f(j->a->out[i]) + o;
+        s.out_stride = (size_t)w->m.n_out;
+        j->dev->k->strip(&s);
+    }
+}
+
+/* Pieces small enough to share out evenly, large enough to read memory in long runs. */
+static int64_t strip_grain(const kk_dev *dev, int64_t strips) {
+    const int64_t even = strips / (8 * kk_threads_count(dev->threads));
+    return even < 1 ? 1 : even > 32 ? 32 : even;
+}
+
+kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    (void)err;
+    linear_job j = {.dev = dev, .a = a};
+    bool round = false;
+    for (int32_t i = 0; i < a->n; i++) {
+        j.first_strip[i + 1] = j.first_strip[i] + strips_of(a->w[i]);
+        round |= kk_dtype_is_quant(a->w[i]->m.dtype);
+    }
+    j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->w[0]->m.n_in, round);
+    const int64_t strips = j.first_strip[a->n];
+    kk_threads_loop(dev->threads, strips, strip_grain(dev, strips), linear_strips, &j);
+    return KK_OK;
+}
+
+/* ---- router ----------------------------------------------------------------------------- */
+
+/* The n_used largest logits, ties to the lower id, then softmax over them: the same as softmax
+ * over all, cut and renormalised. */
+static void choose_experts(const float *logit, int32_t n, int32_t n_used, int32_t *expert,
+                           float *weight) {
+    for (int32_t s = 0; s < n_used; s++) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < n; e++) {
+            bool taken = false;
+            for (int32_t i = 0; i < s; i++) taken |= expert[i] == e;
+            if (!taken && (best < 0 || logit[e] > logit[best])) best = e;
+        }
+        expert[s] = best;
+        weight[s] = logit[best];
+    }
+}
+
+kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
+    (void)err;
+    const int32_t n = (int32_t)a->proj->m.n_out, hidden = (int32_t)a->proj->m.n_in;
+    /* The slot scratch is free until the experts run: normed rows, then their logits. */
+    float *r = dev->slot_out.data, *logits = dev->slot_mid.data;
+    const float *scale = kk_buf_f(a->scale), *per_expert = kk_buf_f(a->per_expert_scale);
+    const float root = 1.0f / sqrtf((float)hidden);
+    for (int32_t i = 0; i < a->n_rows; i++) {
+        float *ri = r + (size_t)i * (size_t)hidden;
+        dev->k->norm(ri, kk_buf_f(a->x) + (size_t)i * (size_t)hidden, scale, hidden, a->eps);
+        for (int32_t c = 0; c < hidden; c++) ri[c] *= root;
+    }
+    kk_buf in = {.data = r}, out = {.data = logits};
+    kk_linear_args lin = {.out = {&out}, .w = {a->proj}, .n = 1, .x = &in, .n_rows = a->n_rows};
+    KK_TRY(kk_cpu_linear(dev, &lin, err));
+    for (int32_t i = 0; i < a->n_rows; i++) {
+        int32_t *e = (int32_t *)a->expert->data + (size_t)i * (size_t)a->n_used;
+        float *w = kk_buf_f(a->weight) + (size_t)i * (size_t)a->n_used, sum = 0;
+        choose_experts(logits + (size_t)i * (size_t)n, n, a->n_used, e, w);
+        const float top = w[0];
+        for (int32_t s = 0; s < a->n_used; s++) sum += w[s] = kk_exp(w[s] - top);
+        for (int32_t s = 0; s < a->n_used; s++) w[s] = w[s] / sum * per_expert[e[s]];
+    }
+    return KK_OK;
+}
+
+/* ---- experts ---------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_experts_args *a;
+    kk_acts x;
+    int32_t n_active;
+    int32_t *active; /* [n_active] expert ids */
+    int32_t *first;  /* [n_active + 1] into the lists */
+    int32_t *row;    /* the rows of each active expert */
+    int32_t *slot;   /* and where their results go: row * n_used + slot */
+    /* the matrix at hand */
+    const kk_weight *w;
+    const int32_t *in_row;
+    float *out;
+    size_t out_stride;
+} experts_job;
+
+/* Counting sort of the (row, slot) pairs by expert, in row order. */
+static void list_rows(experts_job *j) {
+    const kk_experts_args *a = j->a;
+    const int32_t n_expert = (int32_t)a->gate->m.n_mat, slots = a->n_rows * a->n_used;
+    const int32_t *expert = a->expert->data;
+    int32_t *list = j->dev->slot_list.data;
+    j->row = list;
+    j->slot = j->row + slots;
+    j->active = j->slot + slots;
+    j->first = j->active + n_expert;
+    j->n_active = 0;
+    int32_t at = 0;
+    for (int32_t e = 0; e < n_expert; e++) {
+        const int32_t begin = at;
+        for (int32_t s = 0; s < slots; s++) {
+            if (expert[s] != e) continue;
+            j->row[at] = s / a->n_used;
+            j->slot[at++] = s;
+        }
+        if (at == begin) continue;
+        j->active[j->n_active] = e;
+        j->first[j->n_active++] = begin;
+    }
+    j->first[j->n_active] = at;
+}
+
+static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const experts_job *j = arg;
+    const kk_weight *w = j->w;
+    const int64_t per_expert = strips_of(w);
+    kk_strip s = {.dtype = w->m.dtype,
+                  .n_in = (int32_t)w->m.n_in,
+                  .w_stride = w->row_bytes,
+                  .x = j->x,
+                  .out_stride = j->out_stride,
+                  .panel = kk_thread_scratch(j->dev, thread)};
+    for (int64_t t = begin; t < end; t++) {
+        const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = w->m.n_out - o;
+        s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
+        s.n_rows = j->first[i + 1] - j->first[i];
+        s.in_row = j->in_row + j->first[i];
+        s.out_row = j->slot + j->first[i];
+        s.w = kk_weight_row(w, j->active[i], o);
+        s.out = j->out + o;
+        j->dev->k->strip(&s);
+    }
+}
+
+static void run_expert_matrix(experts_job *j, const kk_weight *w, const int32_t *in_row, float *out,
+                              size_t out_stride) {
+    j->w = w;
+    j->in_row = in_row;
+    j->out = out;
+    j->out_stride = out_stride;
+    const int64_t strips = j->n_active * strips_of(w);
+    kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips), expert_strips, j);
+}
+
+static void activate_slots(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const experts_job *j = arg;
+    const size_t ffn = (size_t)j->a->ffn;
+    const float *mid = j->dev->slot_mid.data;
+    float *act = j->dev->slot_act.data;
+    for (size_t s = (size_t)begin; s < (size_t)end; s++)
+        j->dev->k->glu(act + s * ffn, mid + s * 2 * ffn, mid + s * 2 * ffn + ffn, j->a->ffn,
+                       KK_GELU_TANH);
+}
+
+static void add_slots(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const experts_job *j = arg;
+    const int32_t hidden = (int32_t)j->a->down->m.n_out, n = j->a->n_used;
+    const float *w = kk_buf_f(j->a->weight), *o = j->dev->slot_out.data;
+    for (int64_t r = begin; r < end; r++) {
+        float *y = kk_buf_f(j->a->out) + (size_t)r * (size_t)hidden;
+        memset(y, 0, (size_t)hidden * sizeof *y);
+        for (int64_t s = r * n; s < r * n + n; s++)
+            j->dev->k->axpy(y, w[s], o + (size_t)s * (size_t)hidden, hidden);
+    }
+}
+
+kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
+    (void)err;
+    experts_job j = {.dev = dev, .a = a};
+    const int32_t slots = a->n_rows * a->n_used;
+    const size_t ffn = (size_t)a->ffn;
+    float *mid = dev->slot_mid.data;
+    list_rows(&j);
+    const bool round_x =
+        kk_dtype_is_quant(a->gate->m.dtype) || (a->up && kk_dtype_is_quant(a->up->m.dtype));
+    j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->gate->m.n_in, round_x);
+    run_expert_matrix(&j, a->gate, j.row, mid, 2 * ffn);
+    if (a->up) run_expert_matrix(&j, a->up, j.row, mid + ffn, 2 * ffn);
+    kk_threads_loop(dev->threads, slots, 4, activate_slots, &j);
+    j.x = kk_cpu_acts(dev, dev->slot_act.data, slots, a->ffn, kk_dtype_is_quant(a->down->m.dtype));
+    run_expert_matrix(&j, a->down, j.slot, dev->slot_out.data, (size_t)a->down->m.n_out);
+    kk_threads_loop(dev->threads, a->n_rows, 4, add_slots, &j);
+    return KK_OK;
+}

@@ -1,0 +1,157 @@
+/* cpu_rows.c - operations that touch each row on its own: embedding, norms, activations. */
+#include "backend/cpu/device.h"
+
+enum { GRAIN = 4 }; /* rows a thread takes at a time */
+
+typedef struct {
+    kk_dev *dev;
+    const void *args;
+} rows_job;
+
+static void each_row(kk_dev *dev, int32_t n_rows, kk_loop_fn fn, const void *args) {
+    rows_job j = {dev, args};
+    kk_threads_loop(dev->threads, n_rows, GRAIN, fn, &j);
+}
+
+static void embed_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const kk_embed_args *a = ((const rows_job *)arg)->args;
+    const size_t n = (size_t)a->table->m.n_in;
+    for (int64_t r = begin; r < end; r++) {
+        float *y = kk_buf_f(a->out) + (size_t)r * n;
+        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, a->token[r]), y, n);
+        for (size_t i = 0; i < n; i++) y[i] *= a->scale;
+    }
+}
+
+kk_status kk_cpu_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
+    (void)err;
+    each_row(dev, a->n_rows, embed_rows, a);
+    return KK_OK;
+}
+
+static void norm_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const rows_job *j = arg;
+    const kk_norm_args *a = j->args;
+    const size_t n = (size_t)a->dim;
+    for (int64_t r = begin; r < end; r++)
+        j->dev->k->norm(kk_buf_f(a->out) + (size_t)r * n, kk_buf_f(a->x) + (size_t)r * n,
+                        a->w ? kk_buf_f(a->w) : NULL, a->dim, a->eps);
+}
+
+kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
+    (void)err;
+    each_row(dev, a->n_rows, norm_rows, a);
+    return KK_OK;
+}
+
+/* Angles are products of floats, as in the reference implementation: at long positions a more
+ * exact angle would be a different model. */
+static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const kk_rope_args *a = ((const rows_job *)arg)->args;
+    const kk_rope *p = &a->rope;
+    for (int32_t i = 0; i < p->n_rot; i++) {
+        const double exponent = -2.0 * i / p->head_dim;
+        const float freq = (float)pow((double)p->theta, exponent) / p->factor;
+        for (int64_t r = begin; r < end; r++) {
+            const float angle = (float)(a->pos ? a->pos[r] : a->pos0 + r) * freq;
+            float *row = kk_buf_f(a->table) + (size_t)((a->first + r) * 2 * p->n_rot);
+            row[i] = (float)cos((double)angle);
+            row[p->n_rot + i] = (float)sin((double)angle);
+        }
+    }
+}
+
+kk_status kk_cpu_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
+    (void)err;
+    rows_job j = {dev, a};
+    kk_threads_loop(dev->threads, a->n, 32, rope_rows, &j);
+    return KK_OK;
+}
+
+static void residual_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const rows_job *j = arg;
+    const kk_residual_args *a = j->args;
+    const size_t n = (size_t)a->dim;
+    float *normed = kk_thread_scratch(j->dev, thread);
+    for (int64_t r = begin; r < end; r++) {
+        j->dev->k->norm(normed, kk_buf_f(a->a) + (size_t)r * n, kk_buf_f(a->w), a->dim, a->eps);
+        j->dev->k->add_scale(kk_buf_f(a->x) + (size_t)r * n, normed, a->dim, a->scale);
+    }
+}
+
+kk_status kk_cpu_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err) {
+    if ((size_t)a->dim * sizeof(float) > dev->thread_stride)
+        return kk_fail(err, KK_EINVAL, "rows of %d values are too wide", a->dim);
+    each_row(dev, a->n_rows, residual_rows, a);
+    return KK_OK;
+}
+
+static void glu_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const rows_job *j = arg;
+    const kk_glu_args *a = j->args;
+    const size_t n = (size_t)a->dim;
+    for (size_t r = (size_t)begin; r < (size_t)end; r++) {
+        const float *up = kk_buf_f(a->up) + r * (size_t)a->up_stride + (size_t)a->up_offset;
+        j->dev->k->glu(kk_buf_f(a->out) + r * n, kk_buf_f(a->gate) + r * n, up, a->dim, a->act);
+    }
+}
+
+kk_status kk_cpu_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err) {
+    (void)err;
+    each_row(dev, a->n_rows, glu_rows, a);
+    return KK_OK;
+}
+
+static void ple_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const rows_job *j = arg;
+    const kk_ple_args *a = j->args;
+    const size_t n = (size_t)a->n_layer * (size_t)a->dim;
+    const float half_root = 0.70710678118654752f;
+    for (int64_t r = begin; r < end; r++) {
+        float *y = kk_buf_f(a->out) + (size_t)r * n;
+        const float *c = kk_buf_f(a->proj) + (size_t)r * n;
+        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, a->token[r]), y, n);
+        for (int32_t l = 0; l < a->n_layer; l++, y += a->dim, c += a->dim) {
+            float scaled[KK_MAX_HEAD_DIM];
+            for (int32_t i = 0; i < a->dim; i++) scaled[i] = c[i] * a->proj_scale;
+            j->dev->k->norm(scaled, scaled, kk_buf_f(a->w), a->dim, a->eps);
+            for (int32_t i = 0; i < a->dim; i++) y[i] = (scaled[i] + y[i] * a->scale) * half_root;
+        }
+    }
+}
+
+kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
+    if (a->dim > KK_MAX_HEAD_DIM)
+        return kk_fail(err, KK_EINVAL, "per-layer inputs of %d values are too wide", a->dim);
+    each_row(dev, a->n_rows, ple_rows, a);
+    return KK_OK;
+}
+
+kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
+    (void)dev;
+    (void)err;
+    const size_t n = (size_t)a->dim;
+    for (int32_t i = 0; i < a->n; i++)
+        memcpy(kk_buf_f(a->out) + (size_t)i * n,
+               kk_buf_f(a->x) + (size_t)(a->row ? a->row[i] : i) * n, n * sizeof(float));
+    return KK_OK;
+}
+
+static void softcap_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const rows_job *j = arg;
+    const kk_softcap_args *a = j->args;
+    j->dev->k->softcap(kk_buf_f(a->x) + begin, (int32_t)(end - begin), a->cap);
+}
+
+kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
+    (void)err;
+    rows_job j = {dev, a};
+    kk_threads_loop(dev->threads, (int64_t)a->n_rows * a->dim, 16384, softcap_pieces, &j);
+    return KK_OK;
+}

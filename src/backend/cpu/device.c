@@ -1,0 +1,209 @@
+/* device.c - opens and closes the CPU device, its buffers and weights, and lists its operations.
+ *
+ * Buffers are plain memory and operations are done when they return, so read and write are
+ * copies and sync has nothing to wait for. */
+#include "backend/cpu/device.h"
+
+/* ---- device ----------------------------------------------------------------------------- */
+
+static void scratch_free(kk_dev *dev, kk_scratch *s) {
+    kk_mem_give(dev->mem, KK_MEM_WORKSPACE, s->data, s->bytes);
+    *s = (kk_scratch){0};
+}
+
+/* Contents are not kept: scratch holds nothing between operations. */
+static kk_status scratch_fit(kk_dev *dev, kk_scratch *s, size_t bytes, kk_err *err) {
+    if (bytes <= s->bytes) return KK_OK;
+    void *p = kk_mem_take(dev->mem, KK_MEM_WORKSPACE, bytes);
+    if (!p) return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of scratch", bytes);
+    scratch_free(dev, s);
+    *s = (kk_scratch){p, bytes};
+    return KK_OK;
+}
+
+static void cpu_close(kk_dev *dev) {
+    if (!dev) return;
+    scratch_free(dev, &dev->acts);
+    scratch_free(dev, &dev->thread);
+    scratch_free(dev, &dev->slot_mid);
+    scratch_free(dev, &dev->slot_act);
+    scratch_free(dev, &dev->slot_out);
+    scratch_free(dev, &dev->slot_list);
+    kk_threads_free(dev->threads);
+    kk_free(dev);
+}
+
+static kk_status fit_threads(kk_dev *dev, size_t bytes, kk_err *err) {
+    const size_t stride = (bytes + 4095) / 4096 * 4096;
+    if (stride <= dev->thread_stride) return KK_OK;
+    KK_TRY(scratch_fit(dev, &dev->thread, stride * (size_t)kk_threads_count(dev->threads), err));
+    dev->thread_stride = stride;
+    return KK_OK;
+}
+
+static kk_status cpu_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
+    *out = NULL;
+    kk_dev *dev = kk_zalloc(sizeof *dev);
+    if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
+    dev->mem = opts->mem;
+    dev->max_rows = opts->max_rows;
+    kk_status st = KK_EDEVICE;
+    dev->k = kk_kernels_named(opts->isa);
+    if (!dev->k) {
+        kk_fail(err, st, "this processor has no '%s' kernels; leave --isa out to use the best",
+                opts->isa);
+        goto fail;
+    }
+    if ((st = kk_threads_new(&dev->threads, opts->threads, opts->pin, err))) goto fail;
+    if ((st = fit_threads(dev, kk_attend_scratch(512) * sizeof(float), err))) goto fail;
+    *out = dev;
+    return KK_OK;
+fail:
+    cpu_close(dev);
+    return st;
+}
+
+static const char *cpu_isa(const kk_dev *dev) { return dev->k->name; }
+static int32_t cpu_threads(const kk_dev *dev) { return kk_threads_count(dev->threads); }
+
+/* ---- buffers and weights ---------------------------------------------------------------- */
+
+static kk_status buf_make(kk_dev *dev, bool reserve, kk_mem_category c, size_t bytes, kk_buf **out,
+                          kk_err *err) {
+    *out = NULL;
+    kk_buf *b = kk_zalloc(sizeof *b);
+    if (!b) return kk_fail(err, KK_ENOMEM, "no memory for a buffer");
+    b->data = reserve ? kk_mem_reserve(bytes) : kk_mem_take(dev->mem, c, bytes);
+    if (!b->data) {
+        kk_free(b);
+        return kk_fail(err, KK_ENOMEM, "no memory for a buffer of %zu bytes", bytes);
+    }
+    b->bytes = bytes;
+    b->category = c;
+    b->reserved = reserve;
+    *out = b;
+    return KK_OK;
+}
+
+static kk_status cpu_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out,
+                             kk_err *err) {
+    return buf_make(dev, false, c, bytes, out, err);
+}
+
+static kk_status cpu_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
+    return buf_make(dev, true, KK_MEM_WORKSPACE, bytes, out, err);
+}
+
+static void cpu_buf_free(kk_dev *dev, kk_buf *b) {
+    if (!b) return;
+    if (b->reserved)
+        kk_mem_unreserve(b->data, b->bytes);
+    else
+        kk_mem_give(dev->mem, b->category, b->data, b->bytes);
+    kk_free(b);
+}
+
+static kk_status check_range(const kk_buf *b, size_t off, size_t n, kk_err *err) {
+    if (off <= b->bytes && n <= b->bytes - off) return KK_OK;
+    return kk_fail(err, KK_EINVAL, "bytes %zu..%zu are outside a buffer of %zu", off, off + n,
+                   b->bytes);
+}
+
+static kk_status cpu_write(kk_dev *dev, kk_buf *b, size_t off, const void *src, size_t n,
+                           kk_err *err) {
+    (void)dev;
+    KK_TRY(check_range(b, off, n, err));
+    memcpy((uint8_t *)b->data + off, src, n);
+    return KK_OK;
+}
+
+static kk_status cpu_read(kk_dev *dev, const kk_buf *b, size_t off, void *dst, size_t n,
+                          kk_err *err) {
+    (void)dev;
+    KK_TRY(check_range(b, off, n, err));
+    memcpy(dst, (const uint8_t *)b->data + off, n);
+    return KK_OK;
+}
+
+static kk_status cpu_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
+    (void)dev;
+    *out = NULL;
+    kk_weight *w = kk_zalloc(sizeof *w);
+    if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
+    w->m = *m;
+    if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &w->row_bytes)) {
+        kk_free(w);
+        return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
+                       (long long)m->n_in, kk_dtype_get(m->dtype)->name);
+    }
+    *out = w;
+    return KK_OK;
+}
+
+static void cpu_weight_free(kk_dev *dev, kk_weight *w) {
+    (void)dev;
+    kk_free(w);
+}
+
+static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
+    const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
+    const size_t in = (size_t)w->m.n_in;
+    if (kk_dtype_is_quant(w->m.dtype)) {
+        KK_TRY(fit_threads(dev, in / KK_BLOCK * KK_PANEL_BYTES, err));
+        /* q: 1 byte a value; d and sum32: 4 bytes in 32; sum16: 4 in 16 */
+        KK_TRY(scratch_fit(dev, &dev->acts, slots * (in + in / 2) + 4096, err));
+    }
+    if (w->m.n_mat < 2) return KK_OK;
+    const size_t lists = 2 * slots + (size_t)w->m.n_mat * 2 + 2;
+    KK_TRY(scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err));
+    return KK_OK;
+}
+
+static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_used, int32_t ffn, int64_t hidden,
+                                     kk_err *err) {
+    const size_t slots = (size_t)dev->max_rows * (size_t)n_used;
+    KK_TRY(scratch_fit(dev, &dev->slot_mid, slots * 2 * (size_t)ffn * sizeof(float), err));
+    KK_TRY(scratch_fit(dev, &dev->slot_act, slots * (size_t)ffn * sizeof(float), err));
+    return scratch_fit(dev, &dev->slot_out, slots * (size_t)hidden * sizeof(float), err);
+}
+
+static kk_status cpu_sync(kk_dev *dev, kk_err *err) {
+    (void)dev;
+    (void)err;
+    return KK_OK;
+}
+
+static const kk_backend cpu_backend = {
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .isa = cpu_isa,
+    .threads = cpu_threads,
+    .buf_new = cpu_buf_new,
+    .buf_reserve = cpu_buf_reserve,
+    .buf_free = cpu_buf_free,
+    .write = cpu_write,
+    .read = cpu_read,
+    .weight_new = cpu_weight_new,
+    .weight_free = cpu_weight_free,
+    .prepare = cpu_prepare,
+    .prepare_experts = cpu_prepare_experts,
+    .embed = kk_cpu_embed,
+    .norm = kk_cpu_norm,
+    .linear = kk_cpu_linear,
+    .rope = kk_cpu_rope,
+    .store = kk_cpu_store,
+    .attend = kk_cpu_attend,
+    .residual = kk_cpu_residual,
+    .glu = kk_cpu_glu,
+    .route = kk_cpu_route,
+    .experts = kk_cpu_experts,
+    .ple = kk_cpu_ple,
+    .gather = kk_cpu_gather,
+    .softcap = kk_cpu_softcap,
+    .sync = cpu_sync,
+};
+
+const kk_backend *kk_backend_named(const char *name) {
+    return !name || strcmp(name, cpu_backend.name) == 0 ? &cpu_backend : NULL;
+}

@@ -1,0 +1,67 @@
+/* device.h - the CPU device: its threads, its kernels and the scratch its operations share.
+ *
+ * Scratch is taken while the model is being set up (prepare), never by an operation. */
+#ifndef KK_CPU_DEVICE_H
+#define KK_CPU_DEVICE_H
+
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "core/threads.h"
+
+struct kk_buf {
+    void *data;
+    size_t bytes;
+    kk_mem_category category;
+    bool reserved; /* address space only */
+};
+
+struct kk_weight {
+    kk_matrix m;
+    size_t row_bytes;
+};
+
+/* Memory that only grows, while being prepared. */
+typedef struct {
+    void *data;
+    size_t bytes;
+} kk_scratch;
+
+struct kk_dev {
+    const kk_kernels *k;
+    kk_threads *threads;
+    kk_mem *mem;
+    int32_t max_rows;
+    kk_scratch acts;   /* rounded activations: int8, scales, sums */
+    kk_scratch thread; /* one piece per thread: a strip's panel, or an attention tile's room */
+    size_t thread_stride;
+    kk_scratch slot_mid, slot_act, slot_out; /* per (row, expert slot) */
+    kk_scratch slot_list;                    /* rows by expert */
+};
+
+static inline float *kk_buf_f(const kk_buf *b) { return b->data; }
+static inline void *kk_thread_scratch(const kk_dev *dev, int32_t thread) {
+    return (uint8_t *)dev->thread.data + (size_t)thread * dev->thread_stride;
+}
+static inline const uint8_t *kk_weight_row(const kk_weight *w, int64_t mat, int64_t row) {
+    return (const uint8_t *)w->m.data + (size_t)(mat * w->m.n_out + row) * w->row_bytes;
+}
+
+/* Rounds rows of n floats into the device's activation scratch when `round` is set, and gives
+ * both views of them. */
+kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round);
+
+kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err);
+kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err);
+kk_status kk_cpu_store(kk_dev *dev, const kk_store_args *a, kk_err *err);
+kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err);
+kk_status kk_cpu_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);
+kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err);
+kk_status kk_cpu_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err);
+kk_status kk_cpu_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err);
+kk_status kk_cpu_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err);
+kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
+kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
+kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
+
+#endif

@@ -1,0 +1,111 @@
+/* kernels.h - the arithmetic of the CPU backend, and the table of functions that carry it out.
+ *
+ * Every kernel has one defined order of operations, the same in reference.c (plain C) and in
+ * the vector versions, so that all of them give the same bits on every machine:
+ *
+ *   - a dot product of floats has 16 lanes: lane i takes the elements k = i mod 16 in order,
+ *     each with one fused multiply-add; then lanes are added as a tree (8 apart, 4, 2, 1);
+ *   - a dot product with quantised weights first rounds the activations to int8 in blocks of
+ *     32; a block's products are summed as integers, exactly, and enter one float chain per
+ *     output in block order, each with one fused multiply-add;
+ *   - attention goes page by page with a running maximum; see kk_attend_tile;
+ *   - exp is a fixed polynomial (mathf.h), never the C library's.
+ *
+ * Outputs are independent of each other, so tiles and threads change nothing. */
+#ifndef KK_CPU_KERNELS_H
+#define KK_CPU_KERNELS_H
+
+#include "backend/backend.h"
+
+enum {
+    KK_LANES = 16,         /* of a float dot product */
+    KK_STRIP = 16,         /* outputs a matrix kernel makes at a time */
+    KK_BLOCK = 32,         /* activations that share a scale */
+    KK_PANEL_BYTES = 768,  /* scratch per block of a strip */
+    KK_ATTEND_ROWS = 8,    /* rows of an attention tile */
+    KK_ATTEND_PAIRS = 128, /* rows x query heads of an attention tile */
+    KK_MAX_HEAD_DIM = 1024,
+};
+
+/* Rows of activations as the matrix kernels read them: floats, and for quantised weights int8
+ * blocks with their scale and their sums over 32 and over 16 values. */
+typedef struct {
+    const float *f;       /* [rows][n] */
+    const int8_t *q;      /* [rows][n] */
+    const float *d;       /* [rows][n / 32] */
+    const int32_t *sum32; /* [rows][n / 32] */
+    const int32_t *sum16; /* [rows][n / 16] */
+} kk_acts;
+
+/* n_out <= KK_STRIP rows of a weight matrix against n_rows rows of activations:
+ * out[out_row[r] * out_stride + o] = w[o] . x[in_row[r]]. */
+typedef struct {
+    kk_dtype dtype;
+    int32_t n_out, n_in, n_rows;
+    const uint8_t *w;
+    size_t w_stride; /* bytes from one output's weights to the next */
+    kk_acts x;
+    const int32_t *in_row, *out_row; /* NULL: 0, 1, 2, ... */
+    float *out;
+    size_t out_stride;
+    void *panel; /* KK_PANEL_BYTES * n_in / 32 bytes, 64-byte aligned */
+} kk_strip;
+
+/* All query heads of one K/V head, for n_rows consecutive positions of one session.
+ *
+ * For each (row, head), pages in order, keys j of the page that the row sees:
+ *   s_j = scale * (q . K_j);  m' = max(m, max_j s_j);  c = exp(m - m')
+ *   p_j = exp(s_j - m'), 0 for keys not seen;  l = l * c + p, in 16 lanes by j mod 16
+ *   acc = acc * c, then acc += p_j * V_j in order of j
+ * and at the end out = acc * (1 / sum of lanes of l). */
+typedef struct {
+    const float *q; /* [n_rows] rows of q_stride floats; n_group heads of head_dim lie together */
+    float *out;     /* the same layout */
+    size_t q_stride;
+    int32_t n_rows, n_group, head_dim, window; /* window 0: none */
+    int64_t pos;
+    float scale;
+    kk_dtype format;
+    uint8_t *const *pages;
+    size_t k_off, v_off; /* of this K/V head, in a page */
+    bool k_eq_v;
+    const float *k_norm;   /* [head_dim] */
+    const float *rope_pos; /* [position][2][n_rot] */
+    int32_t n_rot;
+    float *scratch; /* kk_attend_scratch(head_dim) floats, 64-byte aligned */
+} kk_attend_tile;
+
+static inline size_t kk_attend_scratch(int32_t head_dim) {
+    return 2u * KK_PAGE_ROWS * (size_t)head_dim + KK_ATTEND_PAIRS * (KK_LANES + 1u) + 64u;
+}
+
+typedef struct {
+    const char *name;
+    /* n a multiple of 32 */
+    void (*quantize)(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32, int32_t *sum16);
+    void (*strip)(const kk_strip *s);
+    void (*attend)(const kk_attend_tile *t);
+    /* y = x / rms(x) * w;  w NULL: no weight;  y may be x */
+    void (*norm)(float *y, const float *x, const float *w, int32_t n, float eps);
+    /* Pairs (i, i + n / 2), i < n_rot, turned; cs: cosines, then sines. */
+    void (*rotate)(float *x, const float *cs, int32_t n, int32_t n_rot);
+    void (*glu)(float *y, const float *gate, const float *up, int32_t n, kk_activation act);
+    /* y = (x + a) * scale, with a already normed;  y += w * x;  y = cap * tanh(x / cap) */
+    void (*add_scale)(float *y, const float *a, int32_t n, float scale);
+    void (*axpy)(float *y, float w, const float *x, int32_t n);
+    void (*softcap)(float *x, int32_t n, float cap);
+    /* Rounds to the cache format. */
+    void (*to_bf16)(uint16_t *y, const float *x, int32_t n);
+} kk_kernels;
+
+extern const kk_kernels kk_kernels_reference;
+#if defined(__x86_64__)
+extern const kk_kernels kk_kernels_avx2, kk_kernels_avx512;
+#elif defined(__aarch64__)
+extern const kk_kernels kk_kernels_neon;
+#endif
+
+/* The kernels named, or the best this processor runs when name is NULL; NULL: not here. */
+const kk_kernels *kk_kernels_named(const char *name);
+
+#endif

@@ -1,0 +1,679 @@
+/* kernels_body.h - the vector kernels, written once over sixteen lanes.
+ *
+ * Included by kernels_avx2.c, kernels_avx512.c and kernels_neon.c after their simd_*.h, which
+ * gives vf (16 floats), vi (16 int32, or 64 bytes) and the operations on them, and KK_KERNELS,
+ * the name of the table defined at the end.  The order of float operations is that of
+ * reference.c, lane for lane; only tiling differs.
+ *
+ * Quantised weights: a strip is 16 outputs.  load_turned brings 16 bytes of each of the 16
+ * weight rows so that a lane belongs to an output; a block of 32 weights is then eight vi whose
+ * lanes hold four weights each, and every row of activations costs eight dot4 with the same
+ * four activations in all lanes.  One row (decode) and many (prefill) run the same code. */
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/mathf.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- functions of lanes ----------------------------------------------------------------- */
+
+INLINE vf exp_lanes(vf x) {
+    x = vf_min(vf_max(x, vf_set1(KK_EXP_MIN)), vf_set1(KK_EXP_MAX));
+    const vf n = vf_round(vf_mul(x, vf_set1(KK_LOG2E)));
+    vf r = vf_fma(n, vf_set1(-KK_LN2_HI), x);
+    r = vf_fma(n, vf_set1(-KK_LN2_LO), r);
+    vf p = vf_set1(1.0f / 5040);
+    p = vf_fma(p, r, vf_set1(1.0f / 720));
+    p = vf_fma(p, r, vf_set1(1.0f / 120));
+    p = vf_fma(p, r, vf_set1(1.0f / 24));
+    p = vf_fma(p, r, vf_set1(1.0f / 6));
+    p = vf_fma(p, r, vf_set1(0.5f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return vf_scale2(p, vi_from_f(n));
+}
+
+INLINE vf gelu_lanes(vf x) {
+    const vf one = vf_set1(1.0f);
+    const vf t = vf_fma(vf_mul(x, x), vf_set1(KK_GELU_CUBE), one);
+    return vf_div(x, vf_add(one, exp_lanes(vf_mul(vf_mul(x, t), vf_set1(KK_GELU_MINUS_2U)))));
+}
+
+INLINE vf silu_lanes(vf x) {
+    return vf_div(x, vf_add(vf_set1(1.0f), exp_lanes(vf_mul(x, vf_set1(-1.0f)))));
+}
+
+INLINE vf softcap_lanes(vf x, vf cap) {
+    const vf z = vf_div(x, cap), one = vf_set1(1.0f), two = vf_set1(2.0f);
+    const vf tanh = vf_sub(one, vf_div(two, vf_add(exp_lanes(vf_mul(z, two)), one)));
+    return vf_mul(cap, tanh);
+}
+
+/* Runs `body` over [0, n) in steps of 16 with V(p) the lanes of p and SET(p, v) storing them;
+ * the last step covers what is left. */
+#define EACH_LANES(n, ...)                                                                         \
+    do {                                                                                           \
+        int32_t i = 0;                                                                             \
+        for (; i + KK_LANES <= (n); i += KK_LANES) {                                               \
+            enum { tail = 0 };                                                                     \
+            const int32_t left = KK_LANES;                                                         \
+            (void)left;                                                                            \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+        if (i < (n)) {                                                                             \
+            enum { tail = 1 };                                                                     \
+            const int32_t left = (n)-i;                                                            \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+    } while (0)
+#define V(p) (tail ? vf_load_n((p) + i, left) : vf_load((p) + i))
+#define SET(p, v)                                                                                  \
+    do {                                                                                           \
+        if (tail)                                                                                  \
+            vf_store_n((p) + i, v, left);                                                          \
+        else                                                                                       \
+            vf_store((p) + i, v);                                                                  \
+    } while (0)
+
+INLINE float dot_lanes(const float *a, const float *b, int32_t n) {
+    vf acc = vf_set1(0);
+    EACH_LANES(n, { acc = vf_fma(V(a), V(b), acc); });
+    return vf_sum(acc);
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+static void norm(float *y, const float *x, const float *w, int32_t n, float eps) {
+    const vf inv = vf_set1(1.0f / sqrtf(dot_lanes(x, x, n) / (float)n + eps));
+    if (w)
+        EACH_LANES(n, { SET(y, vf_mul(vf_mul(V(x), inv), V(w))); });
+    else
+        EACH_LANES(n, { SET(y, vf_mul(V(x), inv)); });
+}
+
+static void glu(float *y, const float *gate, const float *up, int32_t n, kk_activation act) {
+    if (act == KK_SILU)
+        EACH_LANES(n, { SET(y, vf_mul(silu_lanes(V(gate)), V(up))); });
+    else
+        EACH_LANES(n, { SET(y, vf_mul(gelu_lanes(V(gate)), V(up))); });
+}
+
+static void add_scale(float *y, const float *a, int32_t n, float scale) {
+    const vf s = vf_set1(scale);
+    EACH_LANES(n, { SET(y, vf_mul(vf_add(V(y), V(a)), s)); });
+}
+
+static void axpy(float *y, float w, const float *x, int32_t n) {
+    const vf ws = vf_set1(w);
+    EACH_LANES(n, { SET(y, vf_fma(ws, V(x), V(y))); });
+}
+
+static void softcap(float *x, int32_t n, float cap) {
+    const vf c = vf_set1(cap);
+    EACH_LANES(n, { SET(x, softcap_lanes(V(x), c)); });
+}
+
+static void rotate(float *x, const float *cs, int32_t n, int32_t n_rot) {
+    float *y = x + n / 2;
+    const float *sn = cs + n_rot;
+    EACH_LANES(n_rot, {
+        const vf a = V(x), b = V(y), c = V(cs), s = V(sn);
+        SET(x, vf_fnma(b, s, vf_mul(a, c)));
+        SET(y, vf_fma(a, s, vf_mul(b, c)));
+    });
+}
+
+/* Nearest even, as kk_f32_bf16; a NaN stays one. */
+static void to_bf16(uint16_t *y, const float *x, int32_t n) {
+    int32_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES) {
+        const vi u = vi_from_bits(vf_load(x + i));
+        const vi odd = vi_and(vi_shr(u, 16), vi_set1(1));
+        vi_store16(y + i, vi_shr(vi_add(vi_add(u, vi_set1(0x7fff)), odd), 16));
+    }
+    for (; i < n; i++) y[i] = kk_f32_bf16(x[i]);
+}
+
+static void quantize(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32,
+                     int32_t *sum16) {
+    for (size_t b = 0; b < n / KK_BLOCK; b++, x += KK_BLOCK, q += KK_BLOCK) {
+        const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
+        const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi)));
+        const vf inv = vf_set1(amax > 0 ? 127.0f / amax : 0);
+        const vi qlo = vi_from_f(vf_mul(lo, inv)), qhi = vi_from_f(vf_mul(hi, inv));
+        vi_store8(q, qlo);
+        vi_store8(q + KK_LANES, qhi);
+        d[b] = amax / 127.0f;
+        sum16[2 * b] = vi_sum(qlo);
+        sum16[2 * b + 1] = vi_sum(qhi);
+        sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
+    }
+}
+
+/* ---- quantised weights ------------------------------------------------------------------ */
+
+/* How a block's integer sum becomes a float. */
+typedef enum { ZERO_POINT, FLOAT_MIN, INT_MIN_SCALE, HALF_SCALES } block_kind;
+
+/* A block of 32 weights of 16 outputs.  Unused members are never touched. */
+typedef struct {
+    vi q[8];   /* lane: an output; its bytes: weights 4g..4g+3 */
+    vf d, m;   /* scale; second scale */
+    vi s0, s1; /* integer scales: INT_MIN_SCALE scale and min, HALF_SCALES of the two halves */
+} block;
+_Static_assert(sizeof(block) <= KK_PANEL_BYTES, "a block fits its scratch");
+
+INLINE vi strided_32(const uint8_t *p, size_t stride) {
+    int32_t v[KK_STRIP];
+    for (size_t i = 0; i < KK_STRIP; i++) v[i] = (int32_t)kk_le32(p + i * stride);
+    return vi_load(v);
+}
+
+INLINE void unpack_nibbles(block *b, const uint8_t *p, size_t stride) {
+    const vi low = vi_set1(0x0f0f0f0f);
+    vi t[4];
+    load_turned(p, stride, t);
+    for (int g = 0; g < 4; g++) {
+        b->q[g] = vi_and(t[g], low);
+        b->q[g + 4] = vi_and(vi_shr(t[g], 4), low);
+    }
+}
+
+/* Bit 4g + i of a lane's word becomes 16 in byte i of q[g]: the four bits are spread by a
+ * multiplication, which puts bit i at 8i (and rubbish elsewhere, masked off). */
+INLINE void add_5th_bit(block *b, vi bits) {
+    const vi spread = vi_set1(0x00204081), ones = vi_set1(0x01010101), low = vi_set1(15);
+    for (int g = 0; g < 8; g++) {
+        const vi four = vi_and(vi_shr_var(bits, 4 * g), low);
+        b->q[g] = vi_or(b->q[g], vi_shl(vi_and(vi_mul(four, spread), ones), 4));
+    }
+}
+
+INLINE void unpack_q4_0(block *b, const uint8_t *p, size_t stride) {
+    b->d = vf_strided_f16(p, stride);
+    unpack_nibbles(b, p + 2, stride);
+}
+INLINE void unpack_q5_0(block *b, const uint8_t *p, size_t stride) {
+    b->d = vf_strided_f16(p, stride);
+    unpack_nibbles(b, p + 6, stride);
+    add_5th_bit(b, strided_32(p + 2, stride));
+}
+INLINE void unpack_q5_1(block *b, const uint8_t *p, size_t stride) {
+    b->d = vf_strided_f16(p, stride);
+    b->m = vf_strided_f16(p + 2, stride);
+    unpack_nibbles(b, p + 8, stride);
+    add_5th_bit(b, strided_32(p + 4, stride));
+}
+INLINE void unpack_q8_0(block *b, const uint8_t *p, size_t stride) {
+    b->d = vf_strided_f16(p, stride);
+    load_turned(p + 2, stride, b->q);
+    load_turned(p + 18, stride, b->q + 4);
+    for (int g = 0; g < 8; g++) b->q[g] = q8_weights(b->q[g]);
+}
+
+/* Eight sub-blocks of a Q4_K or Q5_K super-block. */
+INLINE void k_scales(block *b, const uint8_t *p, size_t stride) {
+    const vi lo = strided_32(p, stride), mid = strided_32(p + 4, stride);
+    const vi hi = strided_32(p + 8, stride), six = vi_set1(63), four = vi_set1(15);
+    for (int i = 0; i < 4; i++) {
+        const vi l = vi_shr_var(lo, 8 * i), m = vi_shr_var(mid, 8 * i), h = vi_shr_var(hi, 8 * i);
+        b[i].s0 = vi_and(l, six);
+        b[i].s1 = vi_and(m, six);
+        b[i + 4].s0 = vi_or(vi_and(h, four), vi_shl(vi_and(vi_shr(l, 6), vi_set1(3)), 4));
+        b[i + 4].s1 =
+            vi_or(vi_and(vi_shr(h, 4), four), vi_shl(vi_and(vi_shr(m, 6), vi_set1(3)), 4));
+    }
+}
+
+INLINE void unpack_q45_k(block *b, const uint8_t *p, size_t stride, bool five) {
+    const vf d = vf_strided_f16(p, stride);
+    const vf m = vf_mul(vf_strided_f16(p + 2, stride), vf_set1(-1.0f));
+    const vi low = vi_set1(0x0f0f0f0f), ones = vi_set1(0x01010101);
+    vi high[8], t[8];
+    k_scales(b, p + 4, stride);
+    if (five) {
+        load_turned(p + 16, stride, high);
+        load_turned(p + 32, stride, high + 4);
+    }
+    for (int pair = 0; pair < 4; pair++) {
+        const uint8_t *qs = p + (five ? 48 : 16) + 32 * pair;
+        load_turned(qs, stride, t);
+        load_turned(qs + 16, stride, t + 4);
+        for (int half = 0; half < 2; half++) {
+            block *o = &b[2 * pair + half];
+            o->d = d;
+            o->m = m;
+            for (int g = 0; g < 8; g++) {
+                o->q[g] = vi_and(half ? vi_shr(t[g], 4) : t[g], low);
+                if (five) {
+                    const vi bit = vi_and(vi_shr_var(high[g], 2 * pair + half), ones);
+                    o->q[g] = vi_or(o->q[g], vi_shl(bit, 4));
+                }
+            }
+        }
+    }
+}
+INLINE void unpack_q4_k(block *b, const uint8_t *p, size_t stride) {
+    unpack_q45_k(b, p, stride, false);
+}
+INLINE void unpack_q5_k(block *b, const uint8_t *p, size_t stride) {
+    unpack_q45_k(b, p, stride, true);
+}
+
+INLINE void unpack_q6_k(block *b, const uint8_t *p, size_t stride) {
+    const vf d = vf_strided_f16(p + 208, stride);
+    const vi low = vi_set1(0x0f0f0f0f), two = vi_set1(0x03030303);
+    for (int half = 0; half < 2; half++) {
+        vi ql[2][8], qh[8];
+        for (int i = 0; i < 2; i++) {
+            load_turned(p + 64 * half + 32 * i, stride, ql[i]);
+            load_turned(p + 64 * half + 32 * i + 16, stride, ql[i] + 4);
+        }
+        load_turned(p + 128 + 32 * half, stride, qh);
+        load_turned(p + 128 + 32 * half + 16, stride, qh + 4);
+        const vi scales[2] = {strided_32(p + 192 + 8 * half, stride),
+                              strided_32(p + 196 + 8 * half, stride)};
+        for (int i = 0; i < 4; i++) {
+            block *o = &b[4 * half + i];
+            o->d = d;
+            o->s0 = vi_sext8(vi_shr_var(scales[i / 2], 16 * (i % 2)));
+            o->s1 = vi_sext8(vi_shr_var(scales[i / 2], 16 * (i % 2) + 8));
+            for (int g = 0; g < 8; g++) {
+                const vi l = vi_and(i / 2 ? vi_shr(ql[i % 2][g], 4) : ql[i % 2][g], low);
+                o->q[g] = vi_or(l, vi_shl(vi_and(vi_shr_var(qh[g], 2 * i), two), 4));
+            }
+        }
+    }
+}
+
+/* One row's activations of the current block. */
+typedef struct {
+    const int8_t *q;
+    const float *d;
+    const int32_t *sum32, *sum16;
+} row_cursor;
+
+INLINE int32_t four(const int8_t *q, int g) { return (int32_t)kk_le32(q + 4 * g); }
+
+/* acc + (block . activations), per lane. */
+INLINE vf add_block(vf acc, const block *b, row_cursor x, size_t i, block_kind kind, bool q8,
+                    int32_t zero) {
+    const int8_t *q = x.q + i * KK_BLOCK;
+    vi lo = vi_set1(0), hi = vi_set1(0);
+    if (kind == ZERO_POINT && zero) lo = vi_set1(-zero * x.sum32[i]);
+    if (kind == HALF_SCALES) {
+        lo = vi_set1(-zero * x.sum16[2 * i]);
+        hi = vi_set1(-zero * x.sum16[2 * i + 1]);
+    }
+    for (int g = 0; g < 4; g++) {
+        lo = q8 ? dot4_q8(lo, b->q[g], four(q, g)) : dot4(lo, b->q[g], four(q, g));
+        hi = q8 ? dot4_q8(hi, b->q[g + 4], four(q, g + 4)) : dot4(hi, b->q[g + 4], four(q, g + 4));
+    }
+    const vf xd = vf_set1(x.d[i]), d = vf_mul(b->d, xd);
+    if (kind == HALF_SCALES)
+        return vf_fma(vf_from_i(vi_add(vi_mul(lo, b->s0), vi_mul(hi, b->s1))), d, acc);
+    const vi sum = vi_add(lo, hi);
+    if (kind == ZERO_POINT) return vf_fma(vf_from_i(sum), d, acc);
+    const vf m = vf_mul(b->m, xd);
+    if (kind == FLOAT_MIN) {
+        acc = vf_fma(vf_from_i(sum), d, acc);
+        return vf_fma(vf_set1((float)x.sum32[i]), m, acc);
+    }
+    acc = vf_fma(vf_from_i(vi_mul(sum, b->s0)), d, acc);
+    return vf_fma(vf_from_i(vi_mul(b->s1, vi_set1(x.sum32[i]))), m, acc);
+}
+
+INLINE row_cursor row_of(const kk_strip *s, int32_t r) {
+    const size_t in = (size_t)(s->in_row ? s->in_row[r] : r), nb = (size_t)s->n_in / KK_BLOCK;
+    return (row_cursor){s->x.q + in * (size_t)s->n_in, s->x.d + in * nb, s->x.sum32 + in * nb,
+                        s->x.sum16 + in * 2 * nb};
+}
+INLINE float *out_of(const kk_strip *s, int32_t r) {
+    return s->out + (size_t)(s->out_row ? s->out_row[r] : r) * s->out_stride;
+}
+
+/* What is special to a type, known at compile time. */
+typedef struct {
+    void (*unpack)(block *b, const uint8_t *p, size_t stride);
+    size_t bytes, blocks; /* of a unit that unpack reads, and how many blocks it gives */
+    block_kind kind;
+    bool q8;
+    int32_t zero;
+} quant_type;
+
+/* The strip's weights come next in memory after this one's: fetch as much of them as this unit
+ * was of this strip, so that reading runs ahead of the arithmetic by one strip. */
+INLINE void prefetch_next(const kk_strip *s, size_t unit, size_t bytes) {
+    const uint8_t *next = s->w + KK_STRIP * s->w_stride + unit * KK_STRIP * bytes;
+    for (size_t o = 0; o < KK_STRIP * bytes; o += 64) __builtin_prefetch(next + o, 0, 3);
+}
+
+/* n <= KK_ROW_TILE rows straight from the weights. */
+INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
+    row_cursor x[KK_ROW_TILE];
+    vf acc[KK_ROW_TILE];
+    for (int32_t r = 0; r < n; r++) {
+        x[r] = row_of(s, r);
+        acc[r] = vf_set1(0);
+    }
+    const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
+    for (size_t u = 0; u < units; u++) {
+        block b[8];
+        t->unpack(b, s->w + u * t->bytes, s->w_stride);
+        prefetch_next(s, u, t->bytes);
+        for (size_t i = 0; i < t->blocks; i++)
+            for (int32_t r = 0; r < n; r++)
+                acc[r] = add_block(acc[r], &b[i], x[r], u * t->blocks + i, t->kind, t->q8, t->zero);
+    }
+    for (int32_t r = 0; r < n; r++) vf_store(out_of(s, r), acc[r]);
+}
+
+/* n <= KK_ROW_TILE rows from `first` on, from the strip's blocks in the panel. */
+INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, int32_t first,
+                       int32_t n) {
+    row_cursor x[KK_ROW_TILE];
+    vf acc[KK_ROW_TILE];
+    for (int32_t r = 0; r < n; r++) {
+        x[r] = row_of(s, first + r);
+        acc[r] = vf_set1(0);
+    }
+    const size_t nb = (size_t)s->n_in / KK_BLOCK;
+    for (size_t i = 0; i < nb; i++)
+        for (int32_t r = 0; r < n; r++)
+            acc[r] = add_block(acc[r], &b[i], x[r], i, t->kind, t->q8, t->zero);
+    for (int32_t r = 0; r < n; r++) vf_store(out_of(s, first + r), acc[r]);
+}
+
+/* The row count is a constant inside each case, so that the rows' sums stay in registers. */
+#if KK_ROW_TILE == 8
+#define ROW_CASES(n, call)                                                                         \
+    switch (n) {                                                                                   \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2); break;                                                                        \
+    case 3: call(3); break;                                                                        \
+    case 4: call(4); break;                                                                        \
+    case 5: call(5); break;                                                                        \
+    case 6: call(6); break;                                                                        \
+    case 7: call(7); break;                                                                        \
+    default: call(8); break;                                                                       \
+    }
+#else
+#define ROW_CASES(n, call)                                                                         \
+    switch (n) {                                                                                   \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2); break;                                                                        \
+    case 3: call(3); break;                                                                        \
+    default: call(4); break;                                                                       \
+    }
+#endif
+
+INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
+    if (s->n_rows <= KK_ROW_TILE) {
+#define DIRECT(n) rows_direct(s, t, n)
+        ROW_CASES(s->n_rows, DIRECT)
+#undef DIRECT
+        return;
+    }
+    block *panel = s->panel;
+    const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
+    for (size_t u = 0; u < units; u++) {
+        t->unpack(panel + u * t->blocks, s->w + u * t->bytes, s->w_stride);
+        prefetch_next(s, u, t->bytes);
+    }
+    for (int32_t r = 0; r < s->n_rows; r += KK_ROW_TILE) {
+#define PANEL(n) rows_panel(s, t, panel, r, n)
+        ROW_CASES(s->n_rows - r, PANEL)
+#undef PANEL
+    }
+}
+
+#define QUANT_STRIP(name, ...)                                                                     \
+    static void strip_##name(const kk_strip *s) {                                                  \
+        static const quant_type t = {unpack_##name, __VA_ARGS__};                                  \
+        strip_quantized(s, &t);                                                                    \
+    }
+QUANT_STRIP(q4_0, 18, 1, ZERO_POINT, false, 8)
+QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 16)
+QUANT_STRIP(q5_1, 24, 1, FLOAT_MIN, false, 0)
+QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO)
+QUANT_STRIP(q4_k, 144, 8, INT_MIN_SCALE, false, 0)
+QUANT_STRIP(q5_k, 176, 8, INT_MIN_SCALE, false, 0)
+QUANT_STRIP(q6_k, 210, 8, HALF_SCALES, false, 32)
+
+/* ---- float weights ---------------------------------------------------------------------- */
+
+INLINE vf load_weights(const uint8_t *w, size_t i, kk_dtype t) {
+    if (t == KK_F32) return vf_load((const float *)(const void *)(w + 4 * i));
+    return t == KK_F16 ? vf_load_f16(w + 2 * i) : vf_load_bf16(w + 2 * i);
+}
+
+/* The n <= 15 elements from i on, zero above. */
+INLINE vf load_weights_n(const uint8_t *w, size_t i, int32_t n, kk_dtype t) {
+    uint8_t tail[64] = {0};
+    const size_t size = t == KK_F32 ? 4 : 2;
+    memcpy(tail, w + size * i, size * (size_t)n);
+    return load_weights(tail, 0, t);
+}
+
+enum { OUT_TILE = 4 };
+
+/* OUT_TILE outputs by nr rows. */
+INLINE void tile_float(const kk_strip *s, int32_t o, int32_t r, int32_t nr, kk_dtype t) {
+    const uint8_t *w[OUT_TILE];
+    const float *x[4];
+    vf acc[OUT_TILE][4];
+    for (int32_t a = 0; a < OUT_TILE; a++) {
+        w[a] = s->w + (size_t)(o + a) * s->w_stride;
+        for (int32_t c = 0; c < nr; c++) acc[a][c] = vf_set1(0);
+    }
+    for (int32_t c = 0; c < nr; c++)
+        x[c] = s->x.f + (size_t)(s->in_row ? s->in_row[r + c] : r + c) * (size_t)s->n_in;
+    const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
+    for (int32_t i = 0; i < whole; i += KK_LANES) {
+        vf xv[4];
+        for (int32_t c = 0; c < nr; c++) xv[c] = vf_load(x[c] + i);
+        for (int32_t a = 0; a < OUT_TILE; a++) {
+            const vf wv = load_weights(w[a], (size_t)i, t);
+            for (int32_t c = 0; c < nr; c++) acc[a][c] = vf_fma(xv[c], wv, acc[a][c]);
+        }
+    }
+    for (int32_t a = 0; a < OUT_TILE; a++) {
+        for (int32_t c = 0; c < nr; c++) {
+            if (left)
+                acc[a][c] = vf_fma(vf_load_n(x[c] + whole, left),
+                                   load_weights_n(w[a], (size_t)whole, left, t), acc[a][c]);
+            out_of(s, r + c)[o + a] = vf_sum(acc[a][c]);
+        }
+    }
+}
+
+INLINE void strip_float(const kk_strip *s, kk_dtype t) {
+    for (int32_t o = 0; o < KK_STRIP; o += OUT_TILE) {
+        int32_t r = 0;
+        for (; r + 4 <= s->n_rows; r += 4) tile_float(s, o, r, 4, t);
+        for (; r + 2 <= s->n_rows; r += 2) tile_float(s, o, r, 2, t);
+        if (r < s->n_rows) tile_float(s, o, r, 1, t);
+    }
+}
+
+static void strip_f32(const kk_strip *s) { strip_float(s, KK_F32); }
+static void strip_f16(const kk_strip *s) { strip_float(s, KK_F16); }
+static void strip_bf16(const kk_strip *s) { strip_float(s, KK_BF16); }
+
+static void strip(const kk_strip *s) {
+    static void (*const by_type[KK_DTYPES])(const kk_strip *) = {
+        [KK_F32] = strip_f32,   [KK_F16] = strip_f16,   [KK_BF16] = strip_bf16,
+        [KK_Q8_0] = strip_q8_0, [KK_Q4_0] = strip_q4_0, [KK_Q5_0] = strip_q5_0,
+        [KK_Q5_1] = strip_q5_1, [KK_Q4_K] = strip_q4_k, [KK_Q5_K] = strip_q5_k,
+        [KK_Q6_K] = strip_q6_k,
+    };
+    if (s->n_out == KK_STRIP)
+        by_type[s->dtype](s);
+    else
+        kk_kernels_reference.strip(s); /* the same bits, and only ever the last strip */
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+/* Rows [lo, hi) of a page's head as floats. */
+static void load_rows(float *dst, const kk_attend_tile *t, const uint8_t *src, int32_t lo,
+                      int32_t hi) {
+    const int32_t d = t->head_dim;
+    const size_t from = (size_t)lo * (size_t)d;
+    const int32_t n = (hi - lo) * d;
+    if (t->format == KK_F32) {
+        memcpy(dst + from, src + 4 * from, 4 * (size_t)n);
+        return;
+    }
+    int32_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES)
+        vf_store(dst + from + i, vf_load_bf16(src + 2 * (from + (size_t)i)));
+    for (; i < n; i++) dst[from + (size_t)i] = kk_bf16_f32(kk_le16(src + 2 * (from + (size_t)i)));
+}
+
+/* K = RoPE(k_norm * V) for rows [lo, hi) of the page that starts at position base. */
+static void rebuild_keys(float *k, const float *v, const kk_attend_tile *t, int64_t base,
+                         int32_t lo, int32_t hi) {
+    const int32_t d = t->head_dim;
+    const float *w = t->k_norm;
+    for (int32_t j = lo; j < hi; j++) {
+        float *kj = k + (size_t)j * (size_t)d;
+        const float *vj = v + (size_t)j * (size_t)d;
+        EACH_LANES(d, { SET(kj, vf_mul(V(vj), V(w))); });
+        rotate(kj, t->rope_pos + (size_t)(base + j) * (size_t)t->n_rot * 2, d, t->n_rot);
+    }
+}
+
+/* s[j] = scale * q . k[j] for lo <= j < hi. */
+static void scores(float *s, const float *q, const float *k, int32_t d, int32_t lo, int32_t hi,
+                   float scale) {
+    int32_t j = lo;
+    for (; j + 4 <= hi; j += 4) { /* four chains hide the latency of one */
+        const float *k0 = k + (size_t)j * (size_t)d, *k1 = k0 + d, *k2 = k1 + d, *k3 = k2 + d;
+        vf a0 = vf_set1(0), a1 = a0, a2 = a0, a3 = a0;
+        EACH_LANES(d, {
+            const vf qv = V(q);
+            a0 = vf_fma(qv, V(k0), a0);
+            a1 = vf_fma(qv, V(k1), a1);
+            a2 = vf_fma(qv, V(k2), a2);
+            a3 = vf_fma(qv, V(k3), a3);
+        });
+        s[j] = vf_sum(a0) * scale;
+        s[j + 1] = vf_sum(a1) * scale;
+        s[j + 2] = vf_sum(a2) * scale;
+        s[j + 3] = vf_sum(a3) * scale;
+    }
+    for (; j < hi; j++) s[j] = dot_lanes(q, k + (size_t)j * (size_t)d, d) * scale;
+}
+
+/* acc = acc * c, then += p[j] * v[j] in order of j. */
+static void accumulate(float *acc, float c, const float *p, const float *v, int32_t d, int32_t lo,
+                       int32_t hi) {
+    const vf cs = vf_set1(c);
+    int32_t i = 0;
+    for (; i + 4 * KK_LANES <= d; i += 4 * KK_LANES) {
+        vf a0 = vf_mul(vf_load(acc + i), cs), a1 = vf_mul(vf_load(acc + i + 16), cs);
+        vf a2 = vf_mul(vf_load(acc + i + 32), cs), a3 = vf_mul(vf_load(acc + i + 48), cs);
+        for (int32_t j = lo; j < hi; j++) {
+            const float *vj = v + (size_t)j * (size_t)d + i;
+            const vf pj = vf_set1(p[j]);
+            a0 = vf_fma(pj, vf_load(vj), a0);
+            a1 = vf_fma(pj, vf_load(vj + 16), a1);
+            a2 = vf_fma(pj, vf_load(vj + 32), a2);
+            a3 = vf_fma(pj, vf_load(vj + 48), a3);
+        }
+        vf_store(acc + i, a0);
+        vf_store(acc + i + 16, a1);
+        vf_store(acc + i + 32, a2);
+        vf_store(acc + i + 48, a3);
+    }
+    for (; i < d; i++) {
+        float a = acc[i] * c;
+        for (int32_t j = lo; j < hi; j++) a = fmaf(p[j], v[(size_t)j * (size_t)d + (size_t)i], a);
+        acc[i] = a;
+    }
+}
+
+/* One (row, head) against keys [lo, hi) of a page; s has room for the page. */
+static void attend_page(const float *q, float *acc, float *m, float *lane, const float *k,
+                        const float *v, int32_t d, int32_t lo, int32_t hi, float scale) {
+    float s[KK_PAGE_ROWS];
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j++) s[j] = -INFINITY;
+    scores(s, q, k, d, lo, hi, scale);
+    vf top = vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
+    const float before = *m, page_top = vf_hmax(top), now = page_top > before ? page_top : before;
+    float c[KK_LANES];
+    vf_store(c, exp_lanes(vf_set1(before - now)));
+    vf l = vf_mul(vf_load(lane), vf_set1(c[0]));
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES) {
+        vf p = exp_lanes(vf_sub(vf_load(s + j), vf_set1(now)));
+        if (j + KK_LANES > hi) p = vf_fill_from(p, hi > j ? hi - j : 0, 0);
+        vf_store(s + j, p);
+        if (j < lo) {
+            for (int32_t i = j; i < lo && i < j + KK_LANES; i++) s[i] = 0;
+            p = vf_load(s + j);
+        }
+        l = vf_add(l, p);
+    }
+    vf_store(lane, l);
+    *m = now;
+    accumulate(acc, c[0], s, v, d, lo, hi);
+}
+
+static void attend(const kk_attend_tile *t) {
+    const int32_t d = t->head_dim, pairs = t->n_rows * t->n_group;
+    const int64_t last = t->pos + t->n_rows - 1;
+    const int64_t first = t->window && t->pos >= t->window ? t->pos - t->window + 1 : 0;
+    float *k = t->scratch, *v = k + KK_PAGE_ROWS * (size_t)d;
+    float *lane = v + KK_PAGE_ROWS * (size_t)d, *m = lane + KK_ATTEND_PAIRS * KK_LANES;
+    for (int32_t i = 0; i < pairs; i++) {
+        m[i] = -INFINITY;
+        vf_store(lane + (size_t)i * KK_LANES, vf_set1(0));
+    }
+    for (int32_t r = 0; r < t->n_rows; r++)
+        memset(t->out + (size_t)r * t->q_stride, 0, (size_t)(t->n_group * d) * sizeof(float));
+    for (int64_t page = first / KK_PAGE_ROWS; page <= last / KK_PAGE_ROWS; page++) {
+        const int64_t base = page * KK_PAGE_ROWS;
+        const int32_t lo = first > base ? (int32_t)(first - base) : 0;
+        const int32_t hi =
+            last + 1 < base + KK_PAGE_ROWS ? (int32_t)(last + 1 - base) : KK_PAGE_ROWS;
+        load_rows(v, t, t->pages[page] + t->v_off, lo, hi);
+        if (t->k_eq_v)
+            rebuild_keys(k, v, t, base, lo, hi);
+        else
+            load_rows(k, t, t->pages[page] + t->k_off, lo, hi);
+        for (int32_t r = 0; r < t->n_rows; r++) {
+            const int64_t p = t->pos + r, see = t->window ? p - t->window + 1 : 0;
+            const int32_t from = see > base ? (int32_t)(see - base < hi ? see - base : hi) : 0;
+            const int32_t to = p + 1 < base + hi ? (int32_t)(p + 1 - base) : hi;
+            if (from >= to) continue;
+            for (int32_t h = 0; h < t->n_group; h++) {
+                const size_t at = (size_t)r * t->q_stride + (size_t)h * (size_t)d;
+                const size_t pair = (size_t)(r * t->n_group + h);
+                attend_page(t->q + at, t->out + at, m + pair, lane + pair * KK_LANES, k, v, d, from,
+                            to, t->scale);
+            }
+        }
+    }
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        for (int32_t h = 0; h < t->n_group; h++) {
+            float *out = t->out + (size_t)r * t->q_stride + (size_t)h * (size_t)d;
+            const vf inv =
+                vf_set1(1.0f / vf_sum(vf_load(lane + (size_t)(r * t->n_group + h) * 16)));
+            EACH_LANES(d, { SET(out, vf_mul(V(out), inv)); });
+        }
+    }
+}
+
+const kk_kernels KK_KERNELS = {
+    .name = KK_KERNELS_NAME,
+    .quantize = quantize,
+    .strip = strip,
+    .attend = attend,
+    .norm = norm,
+    .rotate = rotate,
+    .glu = glu,
+    .add_scale = add_scale,
+    .axpy = axpy,
+    .softcap = softcap,
+    .to_bf16 = to_bf16,
+};

@@ -1,0 +1,287 @@
+/* reference.c - the kernels in plain C: the definition of the arithmetic of kernels.h.
+ *
+ * Nothing here is tuned.  The vector kernels are tested against these functions for equality of
+ * bits, and fall back to them for shapes off their tiles, which changes no result. */
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/mathf.h"
+#include "core/span.h"
+
+static float lanes_sum(const float *lane) {
+    float s8[8], s4[4];
+    for (int i = 0; i < 8; i++) s8[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
+    return (s4[0] + s4[2]) + (s4[1] + s4[3]);
+}
+
+static float dot(const float *a, const float *b, int32_t n) {
+    float lane[KK_LANES] = {0};
+    for (int32_t i = 0; i < n; i++) lane[i % KK_LANES] = fmaf(a[i], b[i], lane[i % KK_LANES]);
+    return lanes_sum(lane);
+}
+
+static void quantize(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32,
+                     int32_t *sum16) {
+    for (size_t b = 0; b < n / KK_BLOCK; b++) {
+        const float *xb = x + b * KK_BLOCK;
+        float amax = 0;
+        for (int i = 0; i < KK_BLOCK; i++) amax = fabsf(xb[i]) > amax ? fabsf(xb[i]) : amax;
+        const float inv = amax > 0 ? 127.0f / amax : 0;
+        d[b] = amax / 127.0f;
+        sum16[2 * b] = sum16[2 * b + 1] = 0;
+        for (int i = 0; i < KK_BLOCK; i++) {
+            const float v = rintf(xb[i] * inv);
+            const int8_t r = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* 0: NaN */
+            q[b * KK_BLOCK + (size_t)i] = r;
+            sum16[2 * b + (size_t)(i / 16)] += r;
+        }
+        sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
+    }
+}
+
+/* ---- quantised weights ------------------------------------------------------------------ */
+
+/* One block of 32 weights as integers: weight = d * (scale[half] * q) + m * min. */
+typedef struct {
+    int32_t q[KK_BLOCK]; /* zero point already taken off */
+    int32_t scale[2], min;
+    float d, m;
+} int_block;
+
+static void unpack_5th_bit(int_block *b, uint32_t bits, int32_t zero) {
+    for (int i = 0; i < KK_BLOCK; i++) b->q[i] += (int32_t)((bits >> i) & 1u) * 16 - zero;
+}
+
+static void unpack_nibbles(int_block *b, const uint8_t *qs, int32_t zero) {
+    for (int i = 0; i < 16; i++) {
+        b->q[i] = (qs[i] & 15) - zero;
+        b->q[i + 16] = (qs[i] >> 4) - zero;
+    }
+}
+
+/* Sub-block i of a Q4_K or Q5_K super-block has a 6-bit scale and a 6-bit minimum. */
+static void k_scale_min(const uint8_t *s, int i, int32_t *scale, int32_t *min) {
+    if (i < 4) {
+        *scale = s[i] & 63;
+        *min = s[i + 4] & 63;
+    } else {
+        *scale = (s[i + 4] & 15) | ((s[i - 4] >> 6) << 4);
+        *min = (s[i + 4] >> 4) | ((s[i] >> 6) << 4);
+    }
+}
+
+static void unpack_q45_k(int_block *b, const uint8_t *w, int i, bool five) {
+    const uint8_t *scales = w + 4, *qh = w + 16, *qs = w + (five ? 48 : 16) + 32 * (i / 2);
+    b->d = kk_f16_f32(kk_le16(w));
+    b->m = -kk_f16_f32(kk_le16(w + 2));
+    k_scale_min(scales, i, &b->scale[0], &b->min);
+    b->scale[1] = b->scale[0];
+    for (int k = 0; k < KK_BLOCK; k++) {
+        b->q[k] = i % 2 ? qs[k] >> 4 : qs[k] & 15;
+        if (five) b->q[k] += ((qh[k] >> i) & 1) * 16;
+    }
+}
+
+static void unpack_q6_k(int_block *b, const uint8_t *w, int i) {
+    const uint8_t *ql = w + 64 * (i / 4) + 32 * (i % 2), *qh = w + 128 + 32 * (i / 4);
+    const int8_t *scales = (const int8_t *)w + 192 + 2 * i;
+    b->d = kk_f16_f32(kk_le16(w + 208));
+    for (int k = 0; k < KK_BLOCK; k++) {
+        const int32_t low = (i % 4) / 2 ? ql[k] >> 4 : ql[k] & 15;
+        b->q[k] = (low | (((qh[k] >> (2 * (i % 4))) & 3) << 4)) - 32;
+    }
+    b->scale[0] = scales[0];
+    b->scale[1] = scales[1];
+}
+
+/* Block i of a row of weights of type t. */
+static void unpack(int_block *b, kk_dtype t, const uint8_t *w, int32_t i) {
+    const size_t bytes = (size_t)kk_dtype_get(t)->bytes;
+    b->scale[0] = b->scale[1] = 1;
+    b->min = 0;
+    b->m = 0;
+    if (t == KK_Q4_K || t == KK_Q5_K) {
+        unpack_q45_k(b, w + (size_t)(i / 8) * bytes, i % 8, t == KK_Q5_K);
+        return;
+    }
+    if (t == KK_Q6_K) {
+        unpack_q6_k(b, w + (size_t)(i / 8) * bytes, i % 8);
+        return;
+    }
+    w += (size_t)i * bytes;
+    b->d = kk_f16_f32(kk_le16(w));
+    if (t == KK_Q8_0)
+        for (int k = 0; k < KK_BLOCK; k++) b->q[k] = (int8_t)w[2 + k];
+    if (t == KK_Q4_0) unpack_nibbles(b, w + 2, 8);
+    if (t == KK_Q5_0) {
+        unpack_nibbles(b, w + 6, 0);
+        unpack_5th_bit(b, kk_le32(w + 2), 16);
+    }
+    if (t == KK_Q5_1) {
+        b->m = kk_f16_f32(kk_le16(w + 2));
+        b->min = 1;
+        unpack_nibbles(b, w + 8, 0);
+        unpack_5th_bit(b, kk_le32(w + 4), 0);
+    }
+}
+
+static float dot_quantized(const kk_strip *s, const uint8_t *w, size_t row) {
+    const size_t nb = (size_t)s->n_in / KK_BLOCK;
+    const int8_t *q = s->x.q + row * (size_t)s->n_in;
+    float acc = 0;
+    for (size_t i = 0; i < nb; i++, q += KK_BLOCK) {
+        int_block b;
+        unpack(&b, s->dtype, w, (int32_t)i);
+        int32_t half[2] = {0, 0};
+        for (int k = 0; k < KK_BLOCK; k++) half[k / 16] += b.q[k] * q[k];
+        const float d = s->x.d[row * nb + i];
+        const int32_t sum = half[0] * b.scale[0] + half[1] * b.scale[1];
+        acc = fmaf((float)sum, b.d * d, acc);
+        if (s->dtype == KK_Q5_1 || s->dtype == KK_Q4_K || s->dtype == KK_Q5_K)
+            acc = fmaf((float)(b.min * s->x.sum32[row * nb + i]), b.m * d, acc);
+    }
+    return acc;
+}
+
+/* ---- float weights ---------------------------------------------------------------------- */
+
+static float dot_stored(const kk_strip *s, const uint8_t *w, const float *x) {
+    float lane[KK_LANES] = {0};
+    for (int32_t i = 0; i < s->n_in; i++) {
+        float v;
+        switch (s->dtype) {
+        case KK_F32: memcpy(&v, w + 4 * (size_t)i, 4); break;
+        case KK_F16: v = kk_f16_f32(kk_le16(w + 2 * (size_t)i)); break;
+        default: v = kk_bf16_f32(kk_le16(w + 2 * (size_t)i)); break;
+        }
+        lane[i % KK_LANES] = fmaf(x[i], v, lane[i % KK_LANES]);
+    }
+    return lanes_sum(lane);
+}
+
+static void strip(const kk_strip *s) {
+    const bool quant = kk_dtype_is_quant(s->dtype);
+    for (int32_t r = 0; r < s->n_rows; r++) {
+        const size_t in = (size_t)(s->in_row ? s->in_row[r] : r);
+        float *out = s->out + (size_t)(s->out_row ? s->out_row[r] : r) * s->out_stride;
+        for (int32_t o = 0; o < s->n_out; o++) {
+            const uint8_t *w = s->w + (size_t)o * s->w_stride;
+            out[o] =
+                quant ? dot_quantized(s, w, in) : dot_stored(s, w, s->x.f + in * (size_t)s->n_in);
+        }
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+static void norm(float *y, const float *x, const float *w, int32_t n, float eps) {
+    const float inv = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
+    for (int32_t i = 0; i < n; i++) y[i] = w ? (x[i] * inv) * w[i] : x[i] * inv;
+}
+
+static void rotate(float *x, const float *cs, int32_t n, int32_t n_rot) {
+    for (int32_t i = 0; i < n_rot; i++) {
+        const float a = x[i], b = x[i + n / 2], c = cs[i], s = cs[n_rot + i];
+        x[i] = fmaf(-b, s, a * c);
+        x[i + n / 2] = fmaf(a, s, b * c);
+    }
+}
+
+static void glu(float *y, const float *gate, const float *up, int32_t n, kk_activation act) {
+    for (int32_t i = 0; i < n; i++)
+        y[i] = (act == KK_SILU ? kk_silu(gate[i]) : kk_gelu(gate[i])) * up[i];
+}
+
+static void add_scale(float *y, const float *a, int32_t n, float scale) {
+    for (int32_t i = 0; i < n; i++) y[i] = (y[i] + a[i]) * scale;
+}
+
+static void axpy(float *y, float w, const float *x, int32_t n) {
+    for (int32_t i = 0; i < n; i++) y[i] = fmaf(w, x[i], y[i]);
+}
+
+static void softcap(float *x, int32_t n, float cap) {
+    for (int32_t i = 0; i < n; i++) x[i] = kk_softcap(x[i], cap);
+}
+
+static void to_bf16(uint16_t *y, const float *x, int32_t n) {
+    for (int32_t i = 0; i < n; i++) y[i] = kk_f32_bf16(x[i]);
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+/* Row j of a page as floats. */
+static void load_row(float *dst, const kk_attend_tile *t, const uint8_t *page, size_t off,
+                     int64_t j) {
+    const size_t d = (size_t)t->head_dim, at = (size_t)j * d;
+    for (size_t i = 0; i < d; i++) {
+        if (t->format == KK_F32)
+            memcpy(&dst[i], page + off + 4 * (at + i), 4);
+        else
+            dst[i] = kk_bf16_f32(kk_le16(page + off + 2 * (at + i)));
+    }
+}
+
+static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int64_t j,
+                     int64_t pos) {
+    if (!t->k_eq_v) {
+        load_row(k, t, page, t->k_off, j);
+        return;
+    }
+    load_row(k, t, page, t->v_off, j);
+    for (int32_t i = 0; i < t->head_dim; i++) k[i] = k[i] * t->k_norm[i];
+    rotate(k, t->rope_pos + (size_t)pos * (size_t)t->n_rot * 2, t->head_dim, t->n_rot);
+}
+
+static void attend_page(const kk_attend_tile *t, const float *q, float *acc, float *m, float *lane,
+                        int64_t page, int64_t lo, int64_t hi) {
+    float s[KK_PAGE_ROWS], row[KK_MAX_HEAD_DIM], top = *m;
+    const uint8_t *data = t->pages[page];
+    const int64_t base = page * KK_PAGE_ROWS;
+    for (int64_t j = lo; j < hi; j++) {
+        load_key(row, t, data, j - base, j);
+        s[j - base] = dot(q, row, t->head_dim) * t->scale;
+        top = s[j - base] > top ? s[j - base] : top;
+    }
+    const float c = kk_exp(*m - top);
+    *m = top;
+    for (int i = 0; i < KK_LANES; i++) lane[i] *= c;
+    for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= c;
+    for (int64_t j = lo; j < hi; j++) {
+        const float p = kk_exp(s[j - base] - top);
+        lane[(j - base) % KK_LANES] += p;
+        load_row(row, t, data, t->v_off, j - base);
+        axpy(acc, p, row, t->head_dim);
+    }
+}
+
+static void attend(const kk_attend_tile *t) {
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        const int64_t p = t->pos + r, lo = t->window && p >= t->window ? p - t->window + 1 : 0;
+        for (int32_t h = 0; h < t->n_group; h++) {
+            const size_t at = (size_t)r * t->q_stride + (size_t)h * (size_t)t->head_dim;
+            float *acc = t->out + at, m = -INFINITY, lane[KK_LANES] = {0};
+            for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
+            for (int64_t page = lo / KK_PAGE_ROWS; page <= p / KK_PAGE_ROWS; page++) {
+                const int64_t first = page * KK_PAGE_ROWS, end = first + KK_PAGE_ROWS;
+                attend_page(t, t->q + at, acc, &m, lane, page, lo > first ? lo : first,
+                            p + 1 < end ? p + 1 : end);
+            }
+            const float inv = 1.0f / lanes_sum(lane);
+            for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
+        }
+    }
+}
+
+const kk_kernels kk_kernels_reference = {
+    .name = "reference",
+    .quantize = quantize,
+    .strip = strip,
+    .attend = attend,
+    .norm = norm,
+    .rotate = rotate,
+    .glu = glu,
+    .add_scale = add_scale,
+    .axpy = axpy,
+    .softcap = softcap,
+    .to_bf16 = to_bf16,
+};

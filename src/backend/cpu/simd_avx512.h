@@ -1,0 +1,128 @@
+/* simd_avx512.h - sixteen lanes as one AVX-512 register; see kernels_body.h for what the names
+ * mean.  Needs F, BW, VL, DQ and VNNI. */
+#ifndef KK_CPU_SIMD_AVX512_H
+#define KK_CPU_SIMD_AVX512_H
+
+#include <immintrin.h>
+
+#include "core/dtype.h"
+#include "core/span.h"
+
+#define KK_ROW_TILE 8
+#define KK_Q8_ZERO 128 /* vpdpbusd wants unsigned weights */
+
+typedef __m512 vf;
+typedef __m512i vi;
+
+static inline __mmask16 first_lanes(int32_t n) { return (__mmask16)((1u << n) - 1u); }
+
+static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
+static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline vf vf_load_n(const float *p, int32_t n) {
+    return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+static inline void vf_store_n(float *p, vf a, int32_t n) {
+    _mm512_mask_storeu_ps(p, first_lanes(n), a);
+}
+static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_round(vf a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vi vi_from_f(vf a) { return _mm512_cvtps_epi32(a); }
+static inline vf vf_from_i(vi a) { return _mm512_cvtepi32_ps(a); }
+static inline vf vf_scale2(vf p, vi n) { /* p * 2^n by the exponent field */
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(n, 23)));
+}
+/* Lanes from n on become x. */
+static inline vf vf_fill_from(vf a, int32_t n, float x) {
+    return _mm512_mask_blend_ps(first_lanes(n), _mm512_set1_ps(x), a);
+}
+static inline float vf_sum(vf a) {
+    const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+static inline float vf_hmax(vf a) { return _mm512_reduce_max_ps(a); }
+
+static inline vf vf_load_bf16(const uint8_t *p) {
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+static inline vf vf_load_f16(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+#define vi_shr(a, n) _mm512_srli_epi32(a, n)
+#define vi_shl(a, n) _mm512_slli_epi32(a, n)
+static inline vi vi_shr_var(vi a, int32_t n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline vi vi_sext8(vi a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
+static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+/* Low bytes of the 16 lanes. */
+static inline void vi_store8(int8_t *p, vi a) {
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
+}
+static inline void vi_store16(uint16_t *p, vi a) {
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a));
+}
+static inline vi vi_from_bits(vf a) { return _mm512_castps_si512(a); }
+
+/* acc + sum of 4 byte products per lane: weights w (unsigned, or q8: offset by 128), x the same
+ * four activations in every lane. */
+static inline vi dot4(vi acc, vi w, int32_t x) {
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x));
+}
+static inline vi dot4_q8(vi acc, vi w, int32_t x) { return dot4(acc, w, x); }
+static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
+
+/* 16 bytes from each of 16 rows, turned so that lane o of out[g] is bytes 4g..4g+3 of row o. */
+static inline __m512i load_4_rows(const uint8_t *p, size_t stride) { /* rows 0, 4, 8, 12 */
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)p));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * stride)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 8 * stride)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 12 * stride)),
+                              3);
+}
+static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
+    const __m512i r0 = load_4_rows(p, stride), r1 = load_4_rows(p + stride, stride);
+    const __m512i r2 = load_4_rows(p + 2 * stride, stride);
+    const __m512i r3 = load_4_rows(p + 3 * stride, stride);
+    const __m512i t0 = _mm512_unpacklo_epi32(r0, r1), t1 = _mm512_unpackhi_epi32(r0, r1);
+    const __m512i t2 = _mm512_unpacklo_epi32(r2, r3), t3 = _mm512_unpackhi_epi32(r2, r3);
+    out[0] = _mm512_unpacklo_epi64(t0, t2);
+    out[1] = _mm512_unpackhi_epi64(t0, t2);
+    out[2] = _mm512_unpacklo_epi64(t1, t3);
+    out[3] = _mm512_unpackhi_epi64(t1, t3);
+}
+
+/* The 16-bit value at p of each of 16 rows. */
+static inline __m256i load_strided16(const uint8_t *p, size_t stride) {
+    uint16_t h[16];
+    for (int i = 0; i < 16; i++) h[i] = kk_le16(p + (size_t)i * stride);
+    return _mm256_set_epi16((short)h[15], (short)h[14], (short)h[13], (short)h[12], (short)h[11],
+                            (short)h[10], (short)h[9], (short)h[8], (short)h[7], (short)h[6],
+                            (short)h[5], (short)h[4], (short)h[3], (short)h[2], (short)h[1],
+                            (short)h[0]);
+}
+static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
+    return _mm512_cvtph_ps(load_strided16(p, stride));
+}
+
+#endif

@@ -1,0 +1,281 @@
+/* kernels_test.c - every kernel set this processor runs, against reference.c, bit for bit, over
+ * shapes on and off the tiles.
+ *
+ * A plain program, without cmocka: it is also cross-compiled and run under an emulator. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "backend/cpu/kernels.h"
+#include "check.h"
+
+static const kk_kernels *const ref = &kk_kernels_reference;
+static uint64_t state = 88172645463325252u;
+
+static uint64_t next(void) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    return state ^= state << 17;
+}
+static int32_t below(int32_t n) { return (int32_t)(next() % (uint64_t)n); }
+static float uniform(void) { return (float)(next() >> 40) / (float)(1 << 23) - 1.0f; }
+
+static void *room(size_t bytes) {
+    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!p) exit(2);
+    return p;
+}
+static float *floats(size_t n, float scale) {
+    float *x = room(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = uniform() * scale;
+    return x;
+}
+static bool same(const float *a, const float *b, size_t n) {
+    return memcmp(a, b, n * sizeof *a) == 0;
+}
+
+/* ---- matrices --------------------------------------------------------------------------- */
+
+static void put_f16(uint8_t *p, float f) {
+    const uint16_t h = kk_f32_f16(f);
+    memcpy(p, &h, 2);
+}
+
+/* Random bytes are valid weights once the 16-bit scales are finite numbers. */
+static uint8_t *weights(kk_dtype t, int32_t n_out, int32_t n_in, size_t *stride) {
+    const kk_dtype_info *info = kk_dtype_get(t);
+    const size_t blocks = (size_t)(n_in / info->values), bytes = (size_t)info->bytes;
+    *stride = blocks * bytes;
+    uint8_t *w = room(*stride * (size_t)n_out);
+    for (size_t i = 0; i < *stride * (size_t)n_out; i++) w[i] = (uint8_t)next();
+    for (size_t b = 0; b < blocks * (size_t)n_out; b++) {
+        uint8_t *p = w + b * bytes;
+        const float f = uniform() * 0.1f;
+        if (t == KK_F32)
+            memcpy(p, &f, 4);
+        else if (t == KK_BF16)
+            p[0] = (uint8_t)kk_f32_bf16(f), p[1] = (uint8_t)(kk_f32_bf16(f) >> 8);
+        else
+            put_f16(t == KK_Q6_K ? p + 208 : p, f);
+        if (t == KK_Q5_1 || t == KK_Q4_K || t == KK_Q5_K) put_f16(p + 2, uniform() * 0.1f);
+    }
+    return w;
+}
+
+typedef struct {
+    float *f, *d;
+    int8_t *q;
+    int32_t *sum32, *sum16;
+} acts;
+
+static acts activations(int32_t rows, int32_t n) {
+    const size_t all = (size_t)rows * (size_t)n;
+    acts a = {floats(all, 3.0f), room(all), room(all), room(all), room(all)};
+    if (n % KK_BLOCK == 0) ref->quantize(a.f, all, a.q, a.d, a.sum32, a.sum16);
+    return a;
+}
+static void release(acts a) { free(a.f), free(a.d), free(a.q), free(a.sum32), free(a.sum16); }
+
+static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t n_in,
+                        int32_t n_rows, int scattered) {
+    size_t stride;
+    const int32_t pool = n_rows + 3;
+    uint8_t *w = weights(t, n_out, n_in, &stride);
+    acts a = activations(pool, n_in);
+    float *want = floats((size_t)pool * 20, 1), *got = room((size_t)pool * 20 * sizeof(float));
+    memcpy(got, want, (size_t)pool * 20 * sizeof(float));
+    int32_t *in = room(sizeof *in * (size_t)n_rows), *out = room(sizeof *out * (size_t)n_rows);
+    for (int32_t r = 0; r < n_rows; r++) in[r] = below(pool), out[r] = n_rows - 1 - r;
+    kk_strip s = {.dtype = t,
+                  .n_out = n_out,
+                  .n_in = n_in,
+                  .n_rows = n_rows,
+                  .w = w,
+                  .w_stride = stride,
+                  .x = {a.f, a.q, a.d, a.sum32, a.sum16},
+                  .in_row = scattered ? in : NULL,
+                  .out_row = scattered ? out : NULL,
+                  .out = want,
+                  .out_stride = 20,
+                  .panel = room((size_t)(n_in / 32 + 1) * KK_PANEL_BYTES)};
+    ref->strip(&s);
+    s.out = got;
+    k->strip(&s);
+    CHECK_SAY(same(want, got, (size_t)pool * 20), "%s strip %s out %d in %d rows %d", k->name,
+              kk_dtype_get(t)->name, n_out, n_in, n_rows);
+    free(w), free(want), free(got), free(in), free(out), free(s.panel);
+    release(a);
+}
+
+static void check_strips(const kk_kernels *k) {
+    static const kk_dtype types[] = {KK_F32,  KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0,
+                                     KK_Q5_0, KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const kk_dtype t = types[i];
+        const int32_t unit = kk_dtype_get(t)->values;
+        for (int32_t rows = 1; rows <= 20; rows++)
+            check_strip(k, t, KK_STRIP, unit > 1 ? unit * (1 + below(4)) : 1 + below(150), rows,
+                        rows % 2);
+        for (int32_t n_out = 1; n_out < KK_STRIP; n_out += 5)
+            check_strip(k, t, n_out, unit > 1 ? unit : 40, 3, 0);
+        check_strip(k, t, KK_STRIP, 2816, 1, 0);
+        check_strip(k, t, KK_STRIP, 2816, 33, 1);
+    }
+}
+
+/* The reference itself, against plain dequantised arithmetic in double. */
+static void check_reference_meaning(void) {
+    static const kk_dtype types[] = {KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0, KK_Q5_0,
+                                     KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+    enum { N = 512 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        size_t stride;
+        float w[N], out = 0;
+        uint8_t *stored = weights(types[i], 1, N, &stride);
+        acts a = activations(1, N);
+        kk_strip s = {.dtype = types[i],
+                      .n_out = 1,
+                      .n_in = N,
+                      .n_rows = 1,
+                      .w = stored,
+                      .w_stride = stride,
+                      .x = {a.f, a.q, a.d, a.sum32, a.sum16},
+                      .out = &out,
+                      .out_stride = 1};
+        ref->strip(&s);
+        kk_dequantize(types[i], stored, w, N);
+        double want = 0, size = 0;
+        for (int j = 0; j < N; j++) {
+            const double x =
+                kk_dtype_is_quant(types[i]) ? (double)a.q[j] * (double)a.d[j / 32] : (double)a.f[j];
+            want += x * (double)w[j];
+            size += fabs(x * (double)w[j]);
+        }
+        CHECK_SAY(fabs(want - (double)out) <= 1e-5 * size, "reference %s: %g, want %g",
+                  kk_dtype_get(types[i])->name, (double)out, want);
+        free(stored);
+        release(a);
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+static void check_rows(const kk_kernels *k) {
+    for (int32_t n = 1; n < 200; n += 1 + n / 7) {
+        float *x = floats((size_t)n, 9), *w = floats((size_t)n, 2), *y = floats((size_t)n, 20);
+        float *a = room((size_t)n * 4), *b = room((size_t)n * 4);
+        uint16_t *ha = room((size_t)n * 2), *hb = room((size_t)n * 2);
+        ref->norm(a, x, w, n, 1e-6f), k->norm(b, x, w, n, 1e-6f);
+        CHECK_SAY(same(a, b, (size_t)n), "%s norm %d", k->name, n);
+        ref->norm(a, x, NULL, n, 1e-6f), k->norm(b, x, NULL, n, 1e-6f);
+        CHECK_SAY(same(a, b, (size_t)n), "%s bare norm %d", k->name, n);
+        for (int act = KK_GELU_TANH; act <= KK_SILU; act++) {
+            ref->glu(a, y, w, n, (kk_activation)act), k->glu(b, y, w, n, (kk_activation)act);
+            CHECK_SAY(same(a, b, (size_t)n), "%s glu %d of %d", k->name, act, n);
+        }
+        memcpy(a, y, (size_t)n * 4), memcpy(b, y, (size_t)n * 4);
+        ref->add_scale(a, x, n, 1.25f), k->add_scale(b, x, n, 1.25f);
+        ref->axpy(a, 0.3f, w, n), k->axpy(b, 0.3f, w, n);
+        ref->softcap(a, n, 30.0f), k->softcap(b, n, 30.0f);
+        CHECK_SAY(same(a, b, (size_t)n), "%s add, axpy, softcap %d", k->name, n);
+        if (n % 2 == 0) ref->rotate(a, w, n, n / 4), k->rotate(b, w, n, n / 4);
+        CHECK_SAY(same(a, b, (size_t)n), "%s rotate %d", k->name, n);
+        ref->to_bf16(ha, x, n), k->to_bf16(hb, x, n);
+        CHECK_SAY(memcmp(ha, hb, (size_t)n * 2) == 0, "%s bf16 %d", k->name, n);
+        free(x), free(w), free(y), free(a), free(b), free(ha), free(hb);
+    }
+}
+
+static void check_quantize(const kk_kernels *k) {
+    for (int32_t n = 32; n <= 320; n += 32) {
+        acts a = activations(1, n), b = activations(1, n);
+        if (n == 64) memset(a.f, 0, 128); /* a block of zeros */
+        if (n == 96) a.f[40] = 1e-30f, a.f[7] = 3e30f;
+        ref->quantize(a.f, (size_t)n, a.q, a.d, a.sum32, a.sum16);
+        k->quantize(a.f, (size_t)n, b.q, b.d, b.sum32, b.sum16);
+        CHECK_SAY(memcmp(a.q, b.q, (size_t)n) == 0 && same(a.d, b.d, (size_t)n / 32) &&
+                      memcmp(a.sum32, b.sum32, (size_t)n / 8) == 0 &&
+                      memcmp(a.sum16, b.sum16, (size_t)n / 4) == 0,
+                  "%s quantize %d", k->name, n);
+        release(a);
+        release(b);
+    }
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+enum { PAGES = 6 };
+
+static void fill_pages(uint8_t **pages, size_t bytes, kk_dtype format) {
+    for (int p = 0; p < PAGES; p++) {
+        pages[p] = room(bytes);
+        for (size_t i = 0; i < bytes / (format == KK_F32 ? 4 : 2); i++) {
+            const float f = uniform();
+            const uint16_t h = kk_f32_bf16(f);
+            if (format == KK_F32)
+                memcpy(pages[p] + 4 * i, &f, 4);
+            else
+                memcpy(pages[p] + 2 * i, &h, 2);
+        }
+    }
+}
+
+static void check_attend_one(const kk_kernels *k, kk_dtype format, int32_t d, bool k_eq_v,
+                             int32_t window) {
+    const size_t head = (size_t)KK_PAGE_ROWS * (size_t)d * (format == KK_F32 ? 4 : 2);
+    const int32_t rows = 1 + below(KK_ATTEND_ROWS), group = 1 + below(4);
+    const int64_t pos = below(PAGES * KK_PAGE_ROWS - rows);
+    const size_t n = (size_t)rows * (size_t)(group * d + 3);
+    uint8_t *pages[PAGES];
+    fill_pages(pages, 2 * head, format);
+    float *q = floats(n, 1), *want = floats(n, 1), *got = room(n * 4);
+    float *w = floats((size_t)d, 1), *rope = floats((size_t)(PAGES * KK_PAGE_ROWS * d), 1);
+    memcpy(got, want, n * 4);
+    kk_attend_tile t = {.q = q,
+                        .out = want,
+                        .q_stride = (size_t)(group * d + 3),
+                        .n_rows = rows,
+                        .n_group = group,
+                        .head_dim = d,
+                        .window = window,
+                        .pos = pos,
+                        .scale = 0.7f,
+                        .format = format,
+                        .pages = pages,
+                        .k_off = head,
+                        .v_off = 0,
+                        .k_eq_v = k_eq_v,
+                        .k_norm = w,
+                        .rope_pos = rope,
+                        .n_rot = d / 8,
+                        .scratch = room(kk_attend_scratch(d) * 4)};
+    ref->attend(&t);
+    t.out = got;
+    k->attend(&t);
+    CHECK_SAY(same(want, got, n), "%s attend d %d pos %d rows %d group %d window %d%s", k->name, d,
+              (int)pos, rows, group, window, k_eq_v ? " k = v" : "");
+    for (int p = 0; p < PAGES; p++) free(pages[p]);
+    free(q), free(want), free(got), free(w), free(rope), free(t.scratch);
+}
+
+static void check_attend(const kk_kernels *k) {
+    static const int32_t dims[] = {16, 24, 64, 80, 256, 512};
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int n = 0; n < 12; n++)
+            check_attend_one(k, n % 2 ? KK_F32 : KK_BF16, dims[i], n % 3 == 0,
+                             n % 4 == 0 ? 0 : 1 + below(200));
+}
+
+int main(void) {
+    static const char *const names[] = {"reference", "avx2", "avx512", "neon"};
+    check_reference_meaning();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const kk_kernels *k = kk_kernels_named(names[i]);
+        if (!k) continue;
+        check_strips(k);
+        check_rows(k);
+        check_quantize(k);
+        check_attend(k);
+        printf("%s: checked\n", k->name);
+    }
+    return check_summary("kernels");
+}
