@@ -1,0 +1,16 @@
+/* hash.h - a 64-bit fingerprint of rows of logits, chained in the order they were chosen.
+ *
+ * Equal hashes stand for equal bits in tests and reports; it keeps out accidents, not attackers. */
+#ifndef KK_DECODE_HASH_H
+#define KK_DECODE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The chain before any row. */
+#define KK_HASH_START 0x6b616b6579612e31u
+
+/* The chain with one more row of n floats, taken bit by bit. */
+uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n);
+
+#endif
