@@ -10,10 +10,21 @@
 kk_status kk_tokenizer_from_json(kk_tokenizer **out, const char *json, size_t len,
                                  const char *label, kk_err *err);
 kk_status kk_tokenizer_from_gguf(kk_tokenizer **out, const kk_gguf *g, kk_err *err);
-/* The text of a token as stored, and whether it is special; for the GGUF writer. */
+/* The text of a token as stored (not NUL-terminated; empty where no token has the id), and
+ * whether it is special; for the GGUF writer. */
 const char *kk_tokenizer_piece(const kk_tokenizer *tok, int32_t id, size_t *len, bool *special);
+/* What a GGUF file calls the token in tokenizer.ggml.token_type. */
+enum {
+    KK_GGUF_TOKEN_NORMAL = 1,
+    KK_GGUF_TOKEN_UNKNOWN = 2,
+    KK_GGUF_TOKEN_CONTROL = 3,
+    KK_GGUF_TOKEN_USER = 4,
+    KK_GGUF_TOKEN_UNUSED = 5,
+    KK_GGUF_TOKEN_BYTE = 6
+};
+int32_t kk_tokenizer_gguf_type(const kk_tokenizer *tok, int32_t id);
 size_t kk_tokenizer_merges(const kk_tokenizer *tok);
-/* Merge i: the texts of its two sides. */
+/* Merge i, strongest first: the ids of its two sides. */
 void kk_tokenizer_merge(const kk_tokenizer *tok, size_t i, int32_t *left, int32_t *right);
 
 #endif
