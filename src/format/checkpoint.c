@@ -55,29 +55,23 @@ kk_status kk_checkpoint_need(const kk_checkpoint *c, const char *name, int32_t n
     return KK_OK;
 }
 
-/* Files of an older converter keep the gate and the up matrix of the experts apart. */
-static bool split_name(const kk_inventory_item *item, const char *half, char out[KK_MAX_NAME]) {
-    const char *at = strstr(item->name, "gate_up_proj");
-    if (!at) return false;
-    snprintf(out, KK_MAX_NAME, "%.*s%s", (int)(at - item->name), item->name, half);
-    return true;
-}
-
 static kk_status need_split_experts(const kk_checkpoint *c, const kk_inventory_item *item,
                                     kk_err *err) {
     const int64_t dims[3] = {item->dims[0], item->dims[1] / 2, item->dims[2]};
     const kk_tensor *t;
     char name[KK_MAX_NAME];
-    split_name(item, "gate_proj", name);
+    kk_inventory_split(item, "gate_proj", name);
     KK_TRY(kk_checkpoint_need(c, name, 3, dims, &t, err));
-    split_name(item, "up_proj", name);
+    kk_inventory_split(item, "up_proj", name);
     return kk_checkpoint_need(c, name, 3, dims, &t, err);
 }
 
 static kk_status need_item(const kk_checkpoint *c, const kk_inventory_item *item, kk_err *err) {
     const kk_tensor *t;
     char gate[KK_MAX_NAME];
-    if (split_name(item, "gate_proj", gate) && kk_checkpoint_find(c, gate))
+    const bool gguf = strcmp(c->format, "gguf") == 0; /* only an older converter split them */
+    if (gguf && !kk_checkpoint_find(c, item->name) && kk_inventory_split(item, "gate_proj", gate) &&
+        kk_checkpoint_find(c, gate))
         return need_split_experts(c, item, err);
     KK_TRY(kk_checkpoint_need(c, item->name, item->n_dims, item->dims, &t, err));
     if (item->role == KK_ROLE_VECTOR && kk_dtype_is_quant(t->dtype))
@@ -93,13 +87,9 @@ kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
             return kk_fail(err, KK_EFORMAT, "tensor '%.100s' appears twice in '%.80s'",
                            c->tensors[i].name, c->path);
     }
-    kk_inventory inventory;
-    KK_TRY(kk_inventory_make(&inventory, &c->config, err));
-    kk_status st = KK_OK;
-    for (size_t i = 0; st == KK_OK && i < inventory.n; i++)
-        st = need_item(c, &inventory.items[i], err);
-    kk_inventory_free(&inventory);
-    return st;
+    if (!c->inventory.n) KK_TRY(kk_inventory_make(&c->inventory, &c->config, err));
+    for (size_t i = 0; i < c->inventory.n; i++) KK_TRY(need_item(c, &c->inventory.items[i], err));
+    return KK_OK;
 }
 
 static kk_status apply_opts(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err) {
@@ -145,6 +135,7 @@ void kk_checkpoint_close(kk_checkpoint *c) {
     kk_gguf_free(&c->gguf);
     kk_free(c->names);
     kk_free(c->tensors);
+    kk_inventory_free(&c->inventory);
     kk_free(c->path);
     kk_free(c);
 }

@@ -5,6 +5,7 @@
 #define KK_FORMAT_FORMAT_H
 
 #include "format/checkpoint.h"
+#include "format/gguf_write.h"
 #include "format/safetensors.h"
 
 /* ---- configuration ---------------------------------------------------------------------- */
@@ -44,6 +45,9 @@ typedef struct {
 kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err);
 void kk_inventory_free(kk_inventory *l); /* zero value is fine */
 int64_t kk_inventory_values(const kk_inventory_item *item);
+/* The name of one half ("gate_proj" or "up_proj") of an experts' gate_up_proj, which older files
+ * keep apart; false: the item is no such tensor. */
+bool kk_inventory_split(const kk_inventory_item *item, const char *half, char out[KK_MAX_NAME]);
 
 /* ---- checkpoint ------------------------------------------------------------------------- */
 
@@ -63,7 +67,8 @@ struct kk_checkpoint {
     char *names;        /* of tensors whose names are not in a file's list */
     kk_tensor *tensors; /* sorted by name */
     size_t n_tensors;
-    kk_mem *mem; /* synthetic: where each tensor's pages were taken */
+    kk_inventory inventory; /* what the configuration calls for */
+    kk_mem *mem;            /* synthetic: where each tensor's pages were taken */
 };
 
 /* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */
@@ -71,5 +76,14 @@ kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err);
 kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err);
 /* Sorts the tensors and refuses a name used twice, then checks them against the inventory. */
 kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err);
+
+/* ---- GGUF header ------------------------------------------------------------------------ */
+
+/* The keys of a model and, from the tokenizer.json and chat template in dir, of its tokenizer
+ * ("none" where there is none), as the public converter writes them. */
+kk_status kk_gguf_put_model(kk_gguf_writer *w, const kk_config *c, kk_dtype type, const char *dir,
+                            kk_err *err);
+kk_status kk_gguf_put_tokenizer(kk_gguf_writer *w, const kk_config *c, const char *dir,
+                                kk_err *err);
 
 #endif

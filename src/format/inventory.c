@@ -106,3 +106,10 @@ int64_t kk_inventory_values(const kk_inventory_item *item) {
     for (int32_t i = 0; i < item->n_dims; i++) n *= item->dims[i]; /* bounded by the config */
     return n;
 }
+
+bool kk_inventory_split(const kk_inventory_item *item, const char *half, char out[KK_MAX_NAME]) {
+    const char *at = strstr(item->name, "gate_up_proj");
+    if (!at) return false;
+    snprintf(out, KK_MAX_NAME, "%.*s%s", (int)(at - item->name), item->name, half);
+    return true;
+}

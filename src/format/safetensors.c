@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     const char *label;
     kk_span data; /* what follows the header */
+    size_t start; /* its place in the file */
     entry *entries;
     size_t n;
 } reader;
@@ -91,6 +92,9 @@ static kk_status read_entry(const reader *r, entry *e, const json_t *value, kk_e
     KK_TRY(read_offsets(r, e, json_object_get(value, "data_offsets"), err));
     e->listed = dtype_of(word, &e->tensor.dtype);
     if (!e->listed) return KK_OK;
+    if ((r->start + e->begin) % (size_t)kk_dtype_get(e->tensor.dtype)->bytes != 0)
+        return BAD("is not aligned: it starts at byte %" PRIu64 " of the file",
+                   r->start + e->begin);
     KK_TRY(read_shape(r, e, json_object_get(value, "shape"), &values, err));
     if (!kk_dtype_bytes(e->tensor.dtype, values, &bytes) || bytes != e->tensor.data.size)
         return BAD("has %zu bytes, not those of its shape and type", e->tensor.data.size);
@@ -185,8 +189,8 @@ kk_status kk_safetensors_parse(kk_safetensors *out, kk_span file, const char *la
         return kk_fail(err, KK_EFORMAT,
                        "%.60s: a header of %" PRIu64 " bytes does not fit a file of %zu", label,
                        len, file.size);
-    reader r = {.label = label};
-    r.data = (kk_span){file.base + 8 + header.size, file.size - 8 - header.size};
+    reader r = {.label = label, .start = 8 + header.size};
+    r.data = (kk_span){file.base + r.start, file.size - r.start};
     kk_status st = read_header(&r, out, header, err);
     if (st != KK_OK) kk_safetensors_free(out);
     return st;

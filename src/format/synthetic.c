@@ -115,7 +115,6 @@ static void lay(const tile *t, uint64_t seed, uint8_t *to, size_t size) {
 
 typedef struct {
     kk_checkpoint *c;
-    kk_inventory inventory;
     kk_dtype type;
     tile matrix, fallback, vector, router;
     const tile **from; /* per tensor */
@@ -143,8 +142,8 @@ static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dt
 
 static kk_status plan(maker *m, size_t *total, kk_err *err) {
     *total = 0;
-    for (size_t i = 0; i < m->inventory.n; i++) {
-        const kk_inventory_item *item = &m->inventory.items[i];
+    for (size_t i = 0; i < m->c->inventory.n; i++) {
+        const kk_inventory_item *item = &m->c->inventory.items[i];
         kk_dtype type;
         size_t bytes;
         tile_for(m, item, &type);
@@ -179,7 +178,7 @@ static kk_status make_tensor(maker *m, const kk_inventory_item *item, char *name
 
 static kk_status make_tensors(maker *m, kk_err *err) {
     kk_checkpoint *c = m->c;
-    const size_t n = m->inventory.n;
+    const size_t n = m->c->inventory.n;
     c->names = kk_calloc(n, KK_MAX_NAME);
     c->tensors = kk_calloc(n, sizeof *c->tensors);
     m->from = kk_calloc(n, sizeof *m->from);
@@ -187,8 +186,8 @@ static kk_status make_tensors(maker *m, kk_err *err) {
         return kk_fail(err, KK_ENOMEM, "no memory for %zu tensors", n);
     for (size_t i = 0; i < n; i++) {
         char *name = c->names + i * KK_MAX_NAME;
-        memcpy(name, m->inventory.items[i].name, KK_MAX_NAME);
-        KK_TRY(make_tensor(m, &m->inventory.items[i], name, err));
+        memcpy(name, m->c->inventory.items[i].name, KK_MAX_NAME);
+        KK_TRY(make_tensor(m, &m->c->inventory.items[i], name, err));
     }
     return KK_OK;
 }
@@ -227,7 +226,7 @@ static uint64_t memory_available(void) {
 
 static kk_status fill(maker *m, kk_err *err) {
     size_t total;
-    KK_TRY(kk_inventory_make(&m->inventory, &m->c->config, err));
+    KK_TRY(kk_inventory_make(&m->c->inventory, &m->c->config, err));
     KK_TRY(plan(m, &total, err));
     const uint64_t available = memory_available();
     if (available && total > available)
@@ -283,7 +282,6 @@ kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem 
     maker m = {.c = c};
     kk_status st = parse_spec(spec, &c->config, &m.type, err);
     if (st == KK_OK) st = fill(&m, err);
-    kk_inventory_free(&m.inventory);
     kk_free(m.matrix.bytes);
     kk_free(m.fallback.bytes);
     kk_free(m.vector.bytes);
