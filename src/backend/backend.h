@@ -207,8 +207,8 @@ typedef struct {
     /* Scratch that operations on such a weight, or on experts of such a width, will need for
      * max_rows rows: taken now, so that no operation ever allocates. */
     kk_status (*prepare)(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err);
-    kk_status (*prepare_experts)(kk_dev *dev, int32_t n_used, int32_t ffn, int64_t hidden,
-                                 kk_err *err);
+    kk_status (*prepare_experts)(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
+                                 int64_t hidden, kk_err *err);
 
     kk_status (*embed)(kk_dev *dev, const kk_embed_args *a, kk_err *err);
     kk_status (*norm)(kk_dev *dev, const kk_norm_args *a, kk_err *err);

@@ -153,18 +153,18 @@ static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk
         /* q: 1 byte a value; d and sum32: 4 bytes in 32; sum16: 4 in 16 */
         KK_TRY(scratch_fit(dev, &dev->acts, slots * (in + in / 2) + 4096, err));
     }
-    if (w->m.n_mat < 2) return KK_OK;
-    const size_t lists = 2 * slots + (size_t)w->m.n_mat * 2 + 2;
-    KK_TRY(scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err));
     return KK_OK;
 }
 
-static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_used, int32_t ffn, int64_t hidden,
-                                     kk_err *err) {
+static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
+                                     int64_t hidden, kk_err *err) {
     const size_t slots = (size_t)dev->max_rows * (size_t)n_used;
-    KK_TRY(scratch_fit(dev, &dev->slot_mid, slots * 2 * (size_t)ffn * sizeof(float), err));
+    const size_t mid = slots * 2 * (size_t)ffn, router = (size_t)dev->max_rows * (size_t)n_expert;
+    KK_TRY(scratch_fit(dev, &dev->slot_mid, (mid > router ? mid : router) * sizeof(float), err));
     KK_TRY(scratch_fit(dev, &dev->slot_act, slots * (size_t)ffn * sizeof(float), err));
-    return scratch_fit(dev, &dev->slot_out, slots * (size_t)hidden * sizeof(float), err);
+    KK_TRY(scratch_fit(dev, &dev->slot_out, slots * (size_t)hidden * sizeof(float), err));
+    const size_t lists = 2 * slots + 2 * (size_t)n_expert + 2;
+    return scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err);
 }
 
 static kk_status cpu_sync(kk_dev *dev, kk_err *err) {

@@ -1,0 +1,405 @@
+/* gemma4.c - the verifier's forward pass; see gemma4.h.
+ *
+ * Reads top to bottom like the model: embedding, per-layer inputs, then for each layer
+ * attention and feed-forward around the residual stream x, then the head.  Every step is one
+ * backend operation over all rows of all groups. */
+#include <math.h>
+
+#include "model/model.h"
+
+/* ---- setting up ------------------------------------------------------------------------- */
+
+static void fill_kv_shape(kk_gemma4 *m) {
+    const kk_config *c = &m->cfg;
+    m->kv.n_layer = c->n_layer;
+    m->kv.window = c->window;
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        const kk_layer_config *l = &c->layer[i];
+        m->kv.layer[i].kind = l->kind == KK_SLIDING ? KK_KIND_SLIDING : KK_KIND_FULL;
+        m->kv.layer[i].stores = l->kv_source == i;
+        m->kv.layer[i].k_eq_v = l->k_eq_v;
+        m->kv.layer[i].n_kv_head = l->n_kv_head;
+        m->kv.layer[i].head_dim = l->head_dim;
+    }
+}
+
+static kk_status room(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, kk_err *err) {
+    size_t n;
+    if (!kk_mul((size_t)rows, (size_t)width, &n) || !kk_mul(n, sizeof(float), &n))
+        return kk_fail(err, KK_EINVAL, "%lld rows of %lld values are too many", (long long)rows,
+                       (long long)width);
+    return m->be->buf_new(m->dev, KK_MEM_WORKSPACE, n, out, err);
+}
+
+static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    int64_t nq = 0, nkv = 0;
+    bool rebuilds = false;
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        const kk_layer_config *l = &c->layer[i];
+        const int64_t a = (int64_t)c->n_head * l->head_dim, b = (int64_t)l->n_kv_head * l->head_dim;
+        nq = a > nq ? a : nq;
+        nkv = b > nkv ? b : nkv;
+        rebuilds |= l->k_eq_v;
+    }
+    KK_TRY(room(m, m->max_rows, nq, &m->q, err));
+    KK_TRY(room(m, m->max_rows, nq, &m->att, err));
+    KK_TRY(room(m, m->max_rows, nkv, &m->k, err));
+    KK_TRY(room(m, m->max_rows, nkv, &m->v, err));
+    for (int k = 0; k < KK_LAYER_KINDS; k++)
+        KK_TRY(room(m, m->max_rows, 2 * c->rope[k].n_rot + 1, &m->rope_rows[k], err));
+    if (!rebuilds) return KK_OK;
+    const size_t row = 2 * (size_t)c->rope[KK_FULL].n_rot * sizeof(float);
+    return m->be->buf_reserve(m->dev, ((size_t)c->context + 1) * (row + 1), &m->rope_pos, err);
+}
+
+static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    int64_t ffn = c->ple_dim;
+    for (int32_t i = 0; i < c->n_layer; i++) ffn = c->layer[i].ffn > ffn ? c->layer[i].ffn : ffn;
+    KK_TRY(room(m, m->max_rows, ffn, &m->gate, err));
+    KK_TRY(room(m, m->max_rows, ffn, &m->up, err));
+    if (c->n_expert) {
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert, err));
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert_weight, err));
+    }
+    if (c->ple_dim) {
+        const int64_t n = (int64_t)c->n_layer * c->ple_dim;
+        KK_TRY(room(m, m->max_rows, n, &m->ple, err));
+        KK_TRY(room(m, m->max_rows, n, &m->ple_tmp, err));
+    }
+    return KK_OK;
+}
+
+static kk_status take_room(kk_gemma4 *m, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    const size_t rows = (size_t)m->max_rows;
+    kk_buf **hidden[] = {&m->x, &m->z, &m->y, &m->y2};
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
+        KK_TRY(room(m, m->max_rows, c->hidden, hidden[i], err));
+    KK_TRY(take_attention_room(m, err));
+    KK_TRY(take_ffn_room(m, err));
+    KK_TRY(room(m, m->max_logits, c->hidden, &m->logits_in, err));
+    KK_TRY(room(m, m->max_logits, c->vocab, &m->logits, err));
+    m->tokens = kk_calloc(rows, sizeof *m->tokens);
+    m->ple_tokens = kk_calloc(rows, sizeof *m->ple_tokens);
+    m->positions = kk_calloc(rows, sizeof *m->positions);
+    m->logit_rows = kk_calloc((size_t)m->max_logits, sizeof *m->logit_rows);
+    bool all = m->tokens && m->ple_tokens && m->positions && m->logit_rows;
+    for (int k = 0; k < KK_LAYER_KINDS; k++) {
+        m->groups[k] = kk_calloc(rows, sizeof *m->groups[k]);
+        all = all && m->groups[k];
+    }
+    return all ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %d rows", m->max_rows);
+}
+
+kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gemma4_opts *opts,
+                        kk_err *err) {
+    *out = NULL;
+    kk_gemma4 *m = kk_zalloc(sizeof *m);
+    if (!m) return kk_fail(err, KK_ENOMEM, "no memory for the model");
+    m->cfg = *kk_checkpoint_config(ckpt);
+    m->be = opts->backend;
+    m->dev = opts->dev;
+    m->mem = opts->mem;
+    m->max_rows = opts->max_rows;
+    m->max_logits = opts->max_logits;
+    /* The model was trained with this factor rounded to bfloat16. */
+    m->embed_scale = kk_bf16_f32(kk_f32_bf16(sqrtf((float)m->cfg.hidden)));
+    fill_kv_shape(m);
+    kk_status st = kk_gemma4_load(m, ckpt, err);
+    if (st == KK_OK) st = take_room(m, err);
+    if (st != KK_OK) {
+        kk_gemma4_free(m);
+        return st;
+    }
+    *out = m;
+    return KK_OK;
+}
+
+void kk_gemma4_free(kk_gemma4 *m) {
+    if (!m) return;
+    kk_buf *b[] = {m->x,           m->z,         m->y,
+                   m->y2,          m->q,         m->att,
+                   m->k,           m->v,         m->gate,
+                   m->up,          m->expert,    m->ple,
+                   m->ple_tmp,     m->rope_pos,  m->expert_weight,
+                   m->logits,      m->logits_in, m->rope_rows[0],
+                   m->rope_rows[1]};
+    for (size_t i = 0; i < sizeof b / sizeof *b; i++) m->be->buf_free(m->dev, b[i]);
+    kk_mem_count(m->mem, KK_MEM_WORKSPACE,
+                 -m->rope_len * 2 * m->cfg.rope[KK_FULL].n_rot * (int64_t)sizeof(float));
+    kk_gemma4_unload(m);
+    kk_free(m->tokens);
+    kk_free(m->ple_tokens);
+    kk_free(m->positions);
+    kk_free(m->logit_rows);
+    for (int k = 0; k < KK_LAYER_KINDS; k++) kk_free(m->groups[k]);
+    kk_free(m);
+}
+
+const kk_config *kk_gemma4_config(const kk_gemma4 *m) { return &m->cfg; }
+const kk_kv_shape *kk_gemma4_kv_shape(const kk_gemma4 *m) { return &m->kv; }
+
+/* ---- the rows of this forward ----------------------------------------------------------- */
+
+static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
+                             const kk_gemma4_group *g, kk_err *err) {
+    if (g->n_rows < 1 || g->n_rows > m->max_rows - m->n_rows)
+        return kk_fail(err, KK_EINVAL, "%d more rows do not fit a forward of %d", g->n_rows,
+                       m->max_rows);
+    if (g->n_logits < 0 || g->n_logits > g->n_rows || g->n_logits > m->max_logits - m->n_logits)
+        return kk_fail(err, KK_EINVAL, "logits of %d of %d rows do not fit, the limit is %d",
+                       g->n_logits, g->n_rows, m->max_logits);
+    if (g->layout->format != first->layout->format)
+        return kk_fail(
+            err, KK_EINVAL, "sessions that store K/V as %s and as %s cannot share a pass",
+            kk_dtype_get(g->layout->format)->name, kk_dtype_get(first->layout->format)->name);
+    if (kk_cache_len(g->cache) + g->n_rows > m->cfg.context)
+        return kk_fail(err, KK_ECONTEXT, "position %lld is past the model's context of %d",
+                       (long long)(kk_cache_len(g->cache) + g->n_rows - 1), m->cfg.context);
+    for (int32_t r = 0; r < g->n_rows; r++)
+        if (g->tokens[r] < 0 || g->tokens[r] >= m->cfg.vocab)
+            return kk_fail(err, KK_EINVAL, "token id %d is outside the vocabulary of %d",
+                           g->tokens[r], m->cfg.vocab);
+    return KK_OK;
+}
+
+static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
+    m->n_rows = m->n_logits = 0;
+    for (int32_t i = 0; i < a->n_groups; i++) {
+        const kk_gemma4_group *g = &a->groups[i];
+        KK_TRY(check_group(m, a->groups, g, err));
+        const int64_t pos = kk_cache_len(g->cache);
+        for (int k = 0; k < KK_LAYER_KINDS; k++)
+            m->groups[k][i] =
+                (kk_group){m->n_rows, g->n_rows, pos, kk_cache_pages(g->cache, (kk_kind)k)};
+        for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
+            m->tokens[m->n_rows] = g->tokens[r];
+            m->ple_tokens[m->n_rows] = g->tokens[r] < m->cfg.ple_vocab ? g->tokens[r] : m->cfg.pad;
+            m->positions[m->n_rows] = pos + r;
+            if (r >= g->n_rows - g->n_logits) m->logit_rows[m->n_logits++] = m->n_rows;
+        }
+    }
+    return m->n_rows ? KK_OK : kk_fail(err, KK_EINVAL, "a forward of no rows");
+}
+
+/* Angles of these rows, and, where K is rebuilt from V, of every position up to theirs. */
+static kk_status fill_rope(kk_gemma4 *m, kk_err *err) {
+    for (int k = 0; k < KK_LAYER_KINDS; k++) {
+        const kk_rope_config *rc = &m->cfg.rope[k];
+        int32_t d = 0;
+        for (int32_t i = 0; i < m->cfg.n_layer; i++)
+            if ((int)m->cfg.layer[i].kind == k) d = m->cfg.layer[i].head_dim;
+        if (!d) continue;
+        kk_rope_args r = {.table = m->rope_rows[k],
+                          .n = m->n_rows,
+                          .pos = m->positions,
+                          .rope = {rc->theta, rc->factor, rc->n_rot, d}};
+        KK_TRY(m->be->rope(m->dev, &r, err));
+        if (k != KK_FULL || !m->rope_pos) continue;
+        int64_t end = 0;
+        for (int32_t i = 0; i < m->n_rows; i++)
+            end = m->positions[i] + 1 > end ? m->positions[i] + 1 : end;
+        if (end <= m->rope_len) continue;
+        const int64_t bytes = (end - m->rope_len) * 2 * rc->n_rot * (int64_t)sizeof(float);
+        if (!kk_mem_try_count(m->mem, KK_MEM_WORKSPACE, bytes))
+            return kk_fail(err, KK_ENOMEM, "the memory limit is reached at position %lld",
+                           (long long)end);
+        r = (kk_rope_args){.table = m->rope_pos,
+                           .first = m->rope_len,
+                           .pos0 = m->rope_len,
+                           .n = end - m->rope_len,
+                           .rope = r.rope};
+        m->rope_len = end;
+        KK_TRY(m->be->rope(m->dev, &r, err));
+    }
+    return KK_OK;
+}
+
+static kk_status tap(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer, const kk_buf *x,
+                     kk_err *err) {
+    const size_t n = (size_t)m->n_rows * (size_t)m->cfg.hidden;
+    for (int32_t i = 0; i < a->n_taps; i++)
+        if (a->tap_layers[i] == layer)
+            KK_TRY(m->be->read(m->dev, x, 0, a->tap_out + (size_t)i * n, n * sizeof(float), err));
+    return KK_OK;
+}
+
+/* ---- steps ------------------------------------------------------------------------------ */
+
+static kk_status norm(kk_gemma4 *m, kk_buf *out, const kk_buf *x, const kk_buf *w, kk_err *err) {
+    const kk_norm_args a = {out, x, w, m->n_rows, m->cfg.hidden, m->cfg.eps};
+    return m->be->norm(m->dev, &a, err);
+}
+
+static kk_status linear(kk_gemma4 *m, kk_buf *out, const kk_weight *w, const kk_buf *x,
+                        kk_err *err) {
+    const kk_linear_args a = {{out}, {w}, 1, x, m->n_rows};
+    return m->be->linear(m->dev, &a, err);
+}
+
+/* x = (x + norm(a; w)) * scale */
+static kk_status add_normed(kk_gemma4 *m, kk_buf *x, const kk_buf *a, const kk_buf *w, float scale,
+                            kk_err *err) {
+    const kk_residual_args r = {x, a, w, m->n_rows, m->cfg.hidden, m->cfg.eps, scale};
+    return m->be->residual(m->dev, &r, err);
+}
+
+static kk_status embed(kk_gemma4 *m, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    const kk_embed_args e = {m->x, m->embed, m->tokens, m->n_rows, m->embed_scale};
+    KK_TRY(m->be->embed(m->dev, &e, err));
+    if (!c->ple_dim) return KK_OK;
+    KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->x, err));
+    const kk_ple_args p = {.out = m->ple,
+                           .proj = m->ple_tmp,
+                           .w = m->ple_norm,
+                           .table = m->ple_table,
+                           .token = m->ple_tokens,
+                           .n_rows = m->n_rows,
+                           .n_layer = c->n_layer,
+                           .dim = c->ple_dim,
+                           .proj_scale = 1.0f / sqrtf((float)c->hidden),
+                           .scale = sqrtf((float)c->ple_dim),
+                           .eps = c->eps};
+    return m->be->ple(m->dev, &p, err);
+}
+
+/* y = Attention(norm(x)) */
+static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    const kk_layer_config *lc = &c->layer[i];
+    const kk_gemma4_layer *l = &m->layers[i];
+    const kk_rows rows = {m->groups[lc->kind], a->n_groups, m->n_rows};
+    const bool stores = lc->kv_source == i;
+    const kk_kv_slot slot = a->groups[0].layout->slot[lc->kv_source];
+    KK_TRY(norm(m, m->z, m->x, l->input_norm, err));
+    kk_linear_args qkv = {{m->q, m->k, m->v}, {l->q, l->k, l->v}, 1, m->z, m->n_rows};
+    if (stores) qkv.n = l->v ? 3 : 2;
+    KK_TRY(m->be->linear(m->dev, &qkv, err));
+    const kk_store_args s = {.q = m->q,
+                             .k = stores ? m->k : NULL,
+                             .v = l->v ? m->v : NULL,
+                             .q_norm = l->q_norm,
+                             .k_norm = l->k_norm,
+                             .rope_rows = m->rope_rows[lc->kind],
+                             .n_rot = c->rope[lc->kind].n_rot,
+                             .n_head = c->n_head,
+                             .slot = slot,
+                             .rows = &rows,
+                             .eps = c->eps};
+    KK_TRY(m->be->store(m->dev, &s, err));
+    const kk_attend_args t = {.out = m->att,
+                              .q = m->q,
+                              .k_norm = m->layers[lc->kv_source].k_norm,
+                              .rope_pos = m->rope_pos,
+                              .n_rot = c->rope[lc->kind].n_rot,
+                              .n_head = c->n_head,
+                              .window = lc->kind == KK_SLIDING ? c->window : 0,
+                              .slot = slot,
+                              .rows = &rows,
+                              .scale = 1.0f};
+    KK_TRY(m->be->attend(m->dev, &t, err));
+    return linear(m, m->y, l->o, m->att, err);
+}
+
+/* y = down(gelu(gate z) * up z) */
+static kk_status mlp(kk_gemma4 *m, int32_t i, kk_err *err) {
+    const kk_gemma4_layer *l = &m->layers[i];
+    const int32_t ffn = m->cfg.layer[i].ffn;
+    const kk_linear_args gu = {{m->gate, m->up}, {l->gate, l->up}, 2, m->z, m->n_rows};
+    KK_TRY(m->be->linear(m->dev, &gu, err));
+    const kk_glu_args g = {m->gate, m->gate, m->up, m->n_rows, ffn, ffn, 0, KK_GELU_TANH};
+    KK_TRY(m->be->glu(m->dev, &g, err));
+    return linear(m, m->y, l->down, m->gate, err);
+}
+
+/* y = norm(y; post_1) + norm(Experts(norm(x; pre_2)); post_2).  The router reads raw x. */
+static kk_status experts(kk_gemma4 *m, const kk_gemma4_layer *l, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    KK_TRY(norm(m, m->y2, m->y, l->post_ffn_norm_1, err));
+    const kk_route_args r = {m->expert,       m->expert_weight, m->x,
+                             l->router_scale, l->expert_scale,  l->router,
+                             m->n_rows,       c->n_expert_used, c->eps};
+    KK_TRY(m->be->route(m->dev, &r, err));
+    KK_TRY(norm(m, m->z, m->x, l->pre_ffn_norm_2, err));
+    const kk_experts_args e = {.out = m->y,
+                               .x = m->z,
+                               .expert = m->expert,
+                               .weight = m->expert_weight,
+                               .gate = l->expert_gate,
+                               .up = l->expert_up,
+                               .down = l->expert_down,
+                               .n_rows = m->n_rows,
+                               .n_used = c->n_expert_used,
+                               .ffn = c->expert_ffn};
+    KK_TRY(m->be->experts(m->dev, &e, err));
+    return add_normed(m, m->y2, m->y, l->post_ffn_norm_2, 1.0f, err);
+}
+
+/* x += norm(proj(gelu(gate x) * ple_i)), then the layer scalar */
+static kk_status per_layer_input(kk_gemma4 *m, int32_t i, kk_err *err) {
+    const kk_gemma4_layer *l = &m->layers[i];
+    const int32_t d = m->cfg.ple_dim;
+    KK_TRY(linear(m, m->gate, l->ple_gate, m->x, err));
+    const kk_glu_args g = {m->gate, m->gate,     m->ple, m->n_rows, d, m->cfg.n_layer * d,
+                           i * d,   KK_GELU_TANH};
+    KK_TRY(m->be->glu(m->dev, &g, err));
+    KK_TRY(linear(m, m->y, l->ple_proj, m->gate, err));
+    return add_normed(m, m->x, m->y, l->post_ple_norm, l->scalar, err);
+}
+
+static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    const kk_gemma4_layer *l = &m->layers[i];
+    KK_TRY(attention(m, a, i, err));
+    KK_TRY(add_normed(m, m->x, m->y, l->post_attention_norm, 1.0f, err));
+    KK_TRY(norm(m, m->z, m->x, l->pre_ffn_norm, err));
+    KK_TRY(mlp(m, i, err));
+    const kk_buf *f = m->y;
+    if (c->n_expert) {
+        KK_TRY(experts(m, l, err));
+        f = m->y2;
+    }
+    /* The scalar multiplies the whole stream, and comes after the per-layer input. */
+    KK_TRY(add_normed(m, m->x, f, l->post_ffn_norm, c->ple_dim ? 1.0f : l->scalar, err));
+    return c->ple_dim ? per_layer_input(m, i, err) : KK_OK;
+}
+
+static kk_status head(kk_gemma4 *m, kk_err *err) {
+    const kk_config *c = &m->cfg;
+    if (!m->n_logits) return KK_OK;
+    const kk_gather_args g = {m->logits_in, m->x, m->logit_rows, m->n_logits, c->hidden};
+    KK_TRY(m->be->gather(m->dev, &g, err));
+    const kk_norm_args n = {m->logits_in, m->logits_in, m->norm, m->n_logits, c->hidden, c->eps};
+    KK_TRY(m->be->norm(m->dev, &n, err));
+    const kk_linear_args w = {{m->logits}, {m->embed}, 1, m->logits_in, m->n_logits};
+    KK_TRY(m->be->linear(m->dev, &w, err));
+    if (c->softcap <= 0) return KK_OK;
+    const kk_softcap_args s = {m->logits, m->n_logits, c->vocab, c->softcap};
+    return m->be->softcap(m->dev, &s, err);
+}
+
+kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
+    KK_TRY(gather_groups(m, a, err));
+    KK_TRY(fill_rope(m, err));
+    KK_TRY(embed(m, err));
+    KK_TRY(tap(m, a, -1, m->x, err));
+    for (int32_t i = 0; i < m->cfg.n_layer; i++) {
+        KK_TRY(layer(m, a, i, err));
+        KK_TRY(tap(m, a, i, m->x, err));
+    }
+    if (a->n_taps) {
+        KK_TRY(norm(m, m->z, m->x, m->norm, err));
+        KK_TRY(tap(m, a, m->cfg.n_layer, m->z, err));
+    }
+    return head(m, err);
+}
+
+kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err) {
+    if (i < 0 || i >= m->n_logits)
+        return kk_fail(err, KK_EINVAL, "logits row %d of %d", i, m->n_logits);
+    const size_t n = (size_t)m->cfg.vocab * sizeof *out;
+    return m->be->read(m->dev, m->logits, (size_t)i * n, out, n, err);
+}
