@@ -81,27 +81,35 @@ size_t kk_utf8_unfinished(const char *s, size_t n) {
 }
 
 bool kk_utf8_is_space(uint32_t cp) {
-    if (cp <= 0x20) return cp >= 0x1c || (cp >= 0x09 && cp <= 0x0d);
+    if (cp <= 0x20) return cp == 0x20 || (cp >= 0x09 && cp <= 0x0d);
     if (cp < 0x1680) return cp == 0x85 || cp == 0xa0;
     return cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 ||
            cp == 0x202f || cp == 0x205f || cp == 0x3000;
 }
 
-size_t kk_utf8_space_before(const char *s, size_t n) {
+static bool is_blank(uint32_t cp, bool separators) {
+    return kk_utf8_is_space(cp) || (separators && cp >= 0x1c && cp <= 0x1f);
+}
+
+size_t kk_utf8_space_before(const char *s, size_t n, bool separators) {
     size_t i = 0;
-    uint32_t cp;
-    for (size_t len; (len = kk_utf8_next(s + i, n - i, &cp)) > 0 && kk_utf8_is_space(cp);) i += len;
+    while (i < n) {
+        uint32_t cp;
+        const size_t len = kk_utf8_next(s + i, n - i, &cp);
+        if (len == 0 || !is_blank(cp, separators)) break;
+        i += len;
+    }
     return i;
 }
 
-size_t kk_utf8_space_after(const char *s, size_t n) {
+size_t kk_utf8_space_after(const char *s, size_t n, bool separators) {
     size_t end = n;
     while (end > 0) {
         size_t start = end - 1;
         while (start > 0 && end - start < 4 && ((uint8_t)s[start] & 0xc0) == 0x80) start--;
         uint32_t cp;
         if (kk_utf8_next(s + start, end - start, &cp) != end - start) break;
-        if (!kk_utf8_is_space(cp)) break;
+        if (!is_blank(cp, separators)) break;
         end = start;
     }
     return n - end;

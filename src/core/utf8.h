@@ -16,11 +16,12 @@ bool kk_utf8_valid(const char *s, size_t n);
 /* How many bytes at the end (0 to 3) start a character that more bytes could complete. */
 size_t kk_utf8_unfinished(const char *s, size_t n);
 
-/* White space as Python's str.strip has it: Unicode's, and the separators 1C to 1F. */
+/* White space as Unicode's White_Space property has it. */
 bool kk_utf8_is_space(uint32_t cp);
-/* Bytes of white space at the start and at the end of the n bytes. */
-size_t kk_utf8_space_before(const char *s, size_t n);
-size_t kk_utf8_space_after(const char *s, size_t n);
+/* Bytes of white space at the start and at the end of the n bytes.  separators: 1C to 1F count
+ * too, as they do for Python's str.strip. */
+size_t kk_utf8_space_before(const char *s, size_t n, bool separators);
+size_t kk_utf8_space_after(const char *s, size_t n, bool separators);
 /* Case of one character, for the alphabets whose cases pair up one to one. */
 uint32_t kk_utf8_lower(uint32_t cp);
 uint32_t kk_utf8_upper(uint32_t cp);

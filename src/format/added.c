@@ -45,8 +45,15 @@ static int by_text(const void *pa, const void *pb) {
     return order ? order : (a->len > b->len) - (a->len < b->len);
 }
 
+/* Folding can make two texts the same; then the smaller id wins. */
+static int by_text_and_id(const void *pa, const void *pb) {
+    const kk_added_token *a = pa, *b = pb;
+    const int order = by_text(pa, pb);
+    return order ? order : (a->id > b->id) - (a->id < b->id);
+}
+
 void kk_added_finish(kk_added *a) {
-    if (a->n) qsort(a->tokens, a->n, sizeof *a->tokens, by_text);
+    if (a->n) qsort(a->tokens, a->n, sizeof *a->tokens, by_text_and_id);
     for (size_t i = 0; i < a->n; i++) {
         const unsigned char first = (unsigned char)a->tokens[i].text[0];
         a->starts_special[first] = true;
@@ -94,6 +101,7 @@ static const kk_added_token *match_at(const kk_added *a, const char *text, size_
             if (!special && (a->tokens[i].flags & KK_ADDED_SPECIAL)) continue;
             best = &a->tokens[i];
             *end = at;
+            break;
         }
     }
     return best;
@@ -107,8 +115,8 @@ bool kk_added_find(const kk_added *a, const char *text, size_t len, size_t from,
         if (!starts[(unsigned char)text[at]]) continue;
         const kk_added_token *t = match_at(a, text, len, at, special, &end);
         if (!t) continue;
-        if (t->flags & KK_ADDED_LSTRIP) at -= kk_utf8_space_after(text + from, at - from);
-        if (t->flags & KK_ADDED_RSTRIP) end += kk_utf8_space_before(text + end, len - end);
+        if (t->flags & KK_ADDED_LSTRIP) at -= kk_utf8_space_after(text + from, at - from, false);
+        if (t->flags & KK_ADDED_RSTRIP) end += kk_utf8_space_before(text + end, len - end, false);
         *out = (kk_added_match){t, at, end};
         return true;
     }

@@ -77,10 +77,10 @@ static const json_t *list_of(chat *c, size_t i, const char *name) {
 /* ---- content ---------------------------------------------------------------------------- */
 
 static void put_trimmed(chat *c, const char *s, size_t n) {
-    const size_t before = kk_utf8_space_before(s, n);
+    const size_t before = kk_utf8_space_before(s, n, true);
     s += before;
     n -= before;
-    kk_chat_bytes(&c->out, s, n - kk_utf8_space_after(s, n));
+    kk_chat_bytes(&c->out, s, n - kk_utf8_space_after(s, n, true));
 }
 
 /* An answer without its <|channel>...<channel|> spans: of each part that ends with a closing
@@ -424,11 +424,13 @@ static kk_status encode_piece(const kk_tokenizer *tok, const kk_chat_text *in, s
                        "conversations need",
                        mark);
     size_t end = in->marks[i].at;
-    if (token->flags & KK_ADDED_LSTRIP) end -= kk_utf8_space_after(in->text + *at, end - *at);
+    if (token->flags & KK_ADDED_LSTRIP)
+        end -= kk_utf8_space_after(in->text + *at, end - *at, false);
     KK_TRY(kk_tokenizer_encode(tok, in->text + *at, end - *at, false, ids, err));
     KK_TRY(kk_ids_put(ids, token->id, err));
     *at = in->marks[i].at + strlen(mark);
-    if (token->flags & KK_ADDED_RSTRIP) *at += kk_utf8_space_before(in->text + *at, in->len - *at);
+    if (token->flags & KK_ADDED_RSTRIP)
+        *at += kk_utf8_space_before(in->text + *at, in->len - *at, false);
     return KK_OK;
 }
 

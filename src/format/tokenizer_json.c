@@ -208,8 +208,10 @@ static kk_status read_added_token(reader *r, kk_jsonpull *p) {
     if (st != KK_OK) goto done;
     if (!a.text || a.len == 0 || a.id < 0)
         st = kk_jsonpull_fail(p, "an added token has no content or no id", r->err);
-    else if (a.single_word)
-        st = kk_jsonpull_fail(p, "an added token is single_word, which is not supported", r->err);
+    else if (a.single_word || (a.normalised && (a.flags & (KK_ADDED_LSTRIP | KK_ADDED_RSTRIP))))
+        st = kk_jsonpull_fail(
+            p, "an added token is single_word, or both normalized and stripped: not supported",
+            r->err);
     else
         st = kk_tokenizer_add(r->t, a.text, a.len, a.id, a.flags, a.normalised, p->label, r->err);
 done:
