@@ -1,0 +1,22 @@
+/* devices.h - which backends this build has, and which of them open on this machine. */
+#ifndef KK_EVAL_DEVICES_H
+#define KK_EVAL_DEVICES_H
+
+#include "kakeya.h"
+
+enum { KK_DEVICE_KINDS = 3 }; /* "cpu", "cuda", "mlx" */
+
+const char *kk_device_kind_name(size_t kind);
+bool kk_device_built(const char *name);
+
+typedef struct {
+    const char *name;
+    bool built, usable;
+    char isa[16];
+    int32_t threads;
+    char why[240]; /* not usable: the backend's own words */
+} kk_device_state;
+/* Opens the backend and closes it again. */
+void kk_device_probe(size_t kind, kk_device_state *out);
+
+#endif
