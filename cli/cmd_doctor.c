@@ -1,0 +1,149 @@
+/* cmd_doctor.c - `kakeya doctor`: what this machine is and what to expect of it. */
+#define _GNU_SOURCE
+#include <histedit.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#ifdef __GLIBC__
+#include <gnu/libc-version.h>
+#endif
+
+#include "cli/output.h"
+#include "cli/term.h"
+#include "cli/verbs.h"
+#include "eval/devices.h"
+
+typedef struct {
+    int32_t threads;
+    bool json;
+} doctor_args;
+
+#define AT(field) offsetof(doctor_args, field)
+static const option doctor_options[] = {
+    OPTION_HEADING("Options"),
+    OPTION_INT("t", "threads", "N", AT(threads), 0, 1024,
+               "threads that read memory (default: one for every core)"),
+    OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
+};
+
+/* 26B-A4B in q4_0 reads this much for each token; decoding is reading.  A well-fed engine gets
+ * between these shares of a plain reader's bandwidth. */
+static const double token_bytes = 2.15e9, share_low = 0.60, share_high = 0.80;
+
+typedef struct {
+    kk_machine machine;
+    double bandwidth; /* 0: could not be measured */
+    char why[240];
+    kk_device_state device[KK_DEVICE_KINDS];
+    char huge_pages[32], libraries[96];
+    double lock_limit; /* bytes; below 0: none */
+} findings;
+
+static void read_system(findings *f) {
+    snprintf(f->huge_pages, sizeof f->huge_pages, "unknown");
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    char line[128];
+    if (file && fgets(line, sizeof line, file)) {
+        const char *at = strchr(line, '['), *end = at ? strchr(at, ']') : NULL;
+        if (end) snprintf(f->huge_pages, sizeof f->huge_pages, "%.*s", (int)(end - at - 1), at + 1);
+    }
+    if (file) fclose(file);
+    struct rlimit limit;
+    f->lock_limit = -1;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        f->lock_limit = (double)limit.rlim_cur;
+    int at = snprintf(f->libraries, sizeof f->libraries, "jansson %s, libedit %d.%d",
+                      JANSSON_VERSION, LIBEDIT_MAJOR, LIBEDIT_MINOR);
+#ifdef __GLIBC__
+    snprintf(f->libraries + at, sizeof f->libraries - (size_t)at, ", glibc %s",
+             gnu_get_libc_version());
+#else
+    (void)at;
+#endif
+}
+
+static void look(findings *f, const doctor_args *a) {
+    kk_err err = {.msg = ""};
+    kk_machine_info(&f->machine);
+    read_system(f);
+    for (size_t i = 0; i < KK_DEVICE_KINDS; i++) kk_device_probe(i, &f->device[i]);
+    if (kk_measure_bandwidth(a->threads, 1.0, &f->bandwidth, &err) != KK_OK) f->bandwidth = 0;
+    snprintf(f->why, sizeof f->why, "%s", err.msg);
+}
+
+static const char *state_of(const kk_device_state *d) {
+    return !d->built ? "not in this build" : d->usable ? "usable" : "not usable here";
+}
+
+static void print(const findings *f) {
+    const kk_machine *m = &f->machine;
+    printf("cpu         %s\n", m->name);
+    printf("features    %s\n", m->features[0] ? m->features : "none that matter here");
+    printf("best code   %s\n", m->best_isa);
+    printf("cores       %d\n", m->cores);
+    printf("memory      %s", term_bytes((double)m->memory).text);
+    printf(", %s free\n", term_bytes((double)m->memory_free).text);
+    if (f->bandwidth > 0)
+        printf("bandwidth   %.1f GB/s read (measured)\n", f->bandwidth / 1e9);
+    else
+        printf("bandwidth   not measured: %s\n", f->why);
+    printf("huge pages  %s\n", f->huge_pages);
+    printf("mlock       %s\n", f->lock_limit < 0 ? "no limit" : term_bytes(f->lock_limit).text);
+    for (size_t i = 0; i < KK_DEVICE_KINDS; i++) {
+        const kk_device_state *d = &f->device[i];
+        printf("%-11s %s", i ? "" : "backends", d->name);
+        if (d->usable)
+            printf(": usable (%s, %d threads)\n", d->isa, d->threads);
+        else
+            printf(": %s%s%s\n", state_of(d), d->why[0] ? ": " : "", d->why);
+    }
+    printf("libraries   %s\n", f->libraries);
+    if (f->bandwidth > 0)
+        printf("estimate    26B-A4B in q4_0: %.1f to %.1f tok/s (not measured: %.2f GB read per "
+               "token\n            at %.0f to %.0f %% of the bandwidth; 'kakeya bench' measures)\n",
+               share_low * f->bandwidth / token_bytes, share_high * f->bandwidth / token_bytes,
+               token_bytes / 1e9, 100 * share_low, 100 * share_high);
+}
+
+static bool print_json(const findings *f) {
+    const kk_machine *m = &f->machine;
+    json_t *backends = json_object();
+    for (size_t i = 0; i < KK_DEVICE_KINDS; i++)
+        json_object_set_new(backends, f->device[i].name,
+                            json_pack("{s:b, s:b, s:s}", "built", f->device[i].built, "usable",
+                                      f->device[i].usable, "isa", f->device[i].isa));
+    return output_json(
+        json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:o, s:o, s:s, s:o}", "cpu", m->name, "features",
+                  m->features, "best_isa", m->best_isa, "cores", m->cores, "memory",
+                  (json_int_t)m->memory, "memory_free", (json_int_t)m->memory_free, "bandwidth",
+                  f->bandwidth > 0 ? output_real(f->bandwidth) : json_null(), "backends", backends,
+                  "libraries", f->libraries, "estimate_26b_a4b_q4_0_tok_s",
+                  f->bandwidth > 0 ? json_pack("[f, f]", share_low * f->bandwidth / token_bytes,
+                                               share_high * f->bandwidth / token_bytes)
+                                   : json_null()));
+}
+
+static int run(int argc, char **argv) {
+    doctor_args args = {0};
+    int code;
+    if (!options_parse(&verb_doctor, argc, argv, &args, NULL, &code)) return code;
+    findings f = {0};
+    look(&f, &args);
+    if (!args.json)
+        print(&f);
+    else if (!print_json(&f))
+        return output_failed("out of memory for the output", NULL);
+    return f.device[0].usable ? EXIT_DONE : EXIT_FAILED;
+}
+
+const verb verb_doctor = {
+    .name = "doctor",
+    .summary = "show what this machine can run, and how fast it reads memory",
+    .usage = "[options]",
+    .about = "Shows the processor, the memory and its measured read bandwidth, which backends are\n"
+             "built and usable, and what speed that lets you expect.  Takes about a second.",
+    .examples = "  kakeya doctor\n",
+    .options = doctor_options,
+    .n_options = OPTION_COUNT(doctor_options),
+    .run = run,
+};

@@ -1,0 +1,119 @@
+/* cmd_parity.c - `kakeya parity`: the engine beside dumped reference numbers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/output.h"
+#include "cli/verbs.h"
+#include "eval/parity.h"
+
+typedef struct {
+    float tol, tol_hidden;
+    int32_t threads;
+    const char *isa;
+    bool json;
+} parity_args;
+
+#define AT(field) offsetof(parity_args, field)
+static const option parity_options[] = {
+    OPTION_HEADING("Options"),
+    OPTION_REAL("tol", "X", AT(tol), 0, 1e9, "largest logit difference allowed (default: 2e-4)"),
+    OPTION_REAL("tol-hidden", "X", AT(tol_hidden), 0, 1e9,
+                "largest hidden-state difference allowed (default: 5e-4)"),
+    OPTION_INT("t", "threads", "N", AT(threads), 0, 1024, "threads (default: one for every core)"),
+    OPTION_STRING(NULL, "isa", "NAME", AT(isa),
+                  "for diagnosis: avx512, avx2, neon or reference (default: the best)"),
+    OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
+};
+
+static const char *way_name(int32_t piece, char *out, size_t cap) {
+    if (piece == 0) return "one piece";
+    if (piece == 1) return "token by token";
+    snprintf(out, cap, "pieces of %d", piece);
+    return out;
+}
+
+static const char *verdict(bool ok) { return ok ? "ok" : "DIFFERS"; }
+
+static void print_report(const char *folder, const kk_parity_report *r) {
+    printf("%s: %d tokens, %d layers, %s, %d threads\n", folder, r->n_tokens, r->n_layer, r->isa,
+           r->threads);
+    printf("  %-16s %-24s %-30s %s\n", "fed as", "largest logit diff", "largest hidden diff",
+           "same bits");
+    for (int32_t i = 0; i < r->n_ways; i++) {
+        const kk_parity_way *w = &r->way[i];
+        char name[24], logits[40], hidden[48];
+        snprintf(logits, sizeof logits, "%.2e (row %lld)", w->logits.max, (long long)w->logits.row);
+        snprintf(hidden, sizeof hidden, "%.2e (hidden.%d, row %lld)", w->hidden.max,
+                 w->hidden.layer, (long long)w->hidden.row);
+        printf("  %-16s %-24s %-30s %-9s %s\n", way_name(w->piece, name, sizeof name), logits,
+               hidden,
+               i == 0         ? "-"
+               : w->same_bits ? "yes"
+                              : "NO",
+               verdict(w->ok));
+    }
+    printf("  %-16s %d of %d tokens equal%*s%s\n", "greedy", r->greedy_equal, r->n_greedy, 46, "",
+           verdict(r->n_greedy > 0 && r->greedy_equal == r->n_greedy));
+    if (r->n_hidden == 0) printf("  no hidden states in expect.safetensors: nothing to compare\n");
+    if (r->has_drafter) printf("  dflash/ was not compared: this build has no drafter yet\n");
+    printf("%s  (tolerance: logits %.1e, hidden %.1e)\n", r->ok ? "agrees" : "DOES NOT AGREE",
+           r->tol_logits, r->tol_hidden);
+}
+
+static json_t *way_json(const kk_parity_way *w) {
+    char name[24];
+    return json_pack("{s:s, s:i, s:o, s:I, s:o, s:i, s:b, s:b}", "fed",
+                     way_name(w->piece, name, sizeof name), "piece", w->piece, "logits",
+                     output_real(w->logits.max), "logits_row", (json_int_t)w->logits.row, "hidden",
+                     output_real(w->hidden.max), "hidden_layer", w->hidden.layer, "same_bits",
+                     w->same_bits, "ok", w->ok);
+}
+
+static bool print_json(const char *folder, const kk_parity_report *r) {
+    json_t *ways = json_array();
+    for (int32_t i = 0; i < r->n_ways; i++) json_array_append_new(ways, way_json(&r->way[i]));
+    return output_json(json_pack("{s:o, s:b, s:i, s:i, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:b}",
+                                 "case", output_text(folder, strlen(folder)), "ok", r->ok, "tokens",
+                                 r->n_tokens, "layers", r->n_layer, "isa", r->isa, "threads",
+                                 r->threads, "tol_logits", output_real(r->tol_logits), "tol_hidden",
+                                 output_real(r->tol_hidden), "ways", ways, "greedy", r->n_greedy,
+                                 "greedy_equal", r->greedy_equal, "drafter_compared", false));
+}
+
+static int run(int argc, char **argv) {
+    parity_args a = {0};
+    option_words words;
+    int code;
+    if (!options_parse(&verb_parity, argc, argv, &a, &words, &code)) return code;
+    kk_parity_opts opts = {.tol_logits = (double)a.tol,
+                           .tol_hidden = (double)a.tol_hidden,
+                           .threads = a.threads,
+                           .isa = a.isa};
+    kk_parity_report r;
+    kk_err err;
+    if (kk_parity_run(words.word[0], &opts, &r, &err) != KK_OK)
+        return output_failed(err.msg, "A case is a folder with config.json, model.safetensors and "
+                                      "expect.safetensors.");
+    if (!a.json)
+        print_report(words.word[0], &r);
+    else if (!print_json(words.word[0], &r))
+        return output_failed("out of memory for the output", NULL);
+    return r.ok ? EXIT_DONE : EXIT_FAILED;
+}
+
+const verb verb_parity = {
+    .name = "parity",
+    .summary = "compare the engine with a dumped reference",
+    .usage = "CASE [options]",
+    .about = "Compares logits, hidden states and greedy tokens with those in the folder CASE:\n"
+             "config.json, model.safetensors and expect.safetensors (tokens, logits, hidden.N,\n"
+             "greedy).  The tokens are fed in one piece, in pieces and one by one; all ways must\n"
+             "give the same bits.  Exit 0 only if everything agrees.",
+    .examples = "  kakeya parity tests/data/parity/moe\n"
+                "  kakeya parity tests/data/parity/dense --isa reference --json\n",
+    .options = parity_options,
+    .n_options = OPTION_COUNT(parity_options),
+    .min_words = 1,
+    .max_words = 1,
+    .run = run,
+};

@@ -1,0 +1,75 @@
+/* cmd_quantize.c - `kakeya quantize`: a GGUF file of a Hugging Face folder. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/output.h"
+#include "cli/term.h"
+#include "cli/verbs.h"
+#include "kakeya.h"
+
+typedef struct {
+    const char *type;
+    bool force, quiet;
+} quantize_args;
+
+#define AT(field) offsetof(quantize_args, field)
+static const option quantize_options[] = {
+    OPTION_HEADING("Options"),
+    OPTION_CHOICE("type", "TYPE", AT(type), "q8_0 q4_0 bf16 f16", "",
+                  "how matrices are stored: q8_0, q4_0, bf16 or f16"),
+    OPTION_FLAG(NULL, "force", AT(force), "replace OUT if it exists"),
+    OPTION_FLAG("q", "quiet", AT(quiet), "no progress and no summary"),
+};
+
+static int refuse_existing(const char *out) {
+    char what[400];
+    snprintf(what, sizeof what, "'%.300s' exists", out);
+    return output_failed(what, "Give another name, or --force to replace it.");
+}
+
+static void print_summary(const char *out, double seconds) {
+    struct stat st;
+    if (stat(out, &st) != 0) return;
+    fprintf(stderr, "%s: %s in %.1f s\n", out, term_bytes((double)st.st_size).text, seconds);
+}
+
+static int run(int argc, char **argv) {
+    quantize_args a = {0};
+    option_words words;
+    int code;
+    if (!options_parse(&verb_quantize, argc, argv, &a, &words, &code)) return code;
+    if (!a.type)
+        return options_wrong(&verb_quantize, "give a type: --type q8_0, q4_0, bf16 or f16");
+    const char *in = words.word[0], *out = words.word[1];
+    if (!a.force && access(out, F_OK) == 0) return refuse_existing(out);
+
+    /* The library removes its temporary file before it returns, so every signal waits for it. */
+    term_on_signal(TERM_INSIST);
+    term_progress bar;
+    kk_err err;
+    double start = term_now();
+    term_progress_begin(&bar, "quantizing", NULL, a.quiet);
+    kk_status st = kk_quantize(in, out, a.type, term_progress_step, &bar, &err);
+    term_progress_end(&bar);
+    if (st != KK_OK) return output_error(&err);
+    if (!a.quiet) print_summary(out, term_now() - start);
+    return EXIT_DONE;
+}
+
+const verb verb_quantize = {
+    .name = "quantize",
+    .summary = "write a GGUF file of a Hugging Face folder",
+    .usage = "IN OUT --type TYPE [--force]",
+    .about = "Reads the Hugging Face folder IN and writes the GGUF file OUT with its matrices in\n"
+             "the given type.  OUT appears whole or not at all, also when it is interrupted.",
+    .examples = "  kakeya quantize gemma-4-26B-A4B gemma-4-26b-a4b-q4_0.gguf --type q4_0\n"
+                "  kakeya quantize gemma-4-E2B e2b-q8_0.gguf --type q8_0 --force\n",
+    .options = quantize_options,
+    .n_options = OPTION_COUNT(quantize_options),
+    .min_words = 2,
+    .max_words = 2,
+    .run = run,
+};

@@ -1,0 +1,88 @@
+/* kakeya.c - the command line: finds the verb, gives it its arguments, and makes sure that what
+ * it printed arrived. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/output.h"
+#include "cli/term.h"
+#include "cli/verbs.h"
+
+static const verb *const verbs[] = {&verb_run,      &verb_chat,   &verb_info,
+                                    &verb_bench,    &verb_parity, &verb_tokenize,
+                                    &verb_quantize, &verb_doctor, &verb_version};
+
+/* Verbs of the documented command line that this build does not have. */
+static const char *const later_verbs[] = {"serve",   "eval",   "train", "report",
+                                          "session", "bridge", "pull"};
+
+static const verb *find(const char *name) {
+    for (size_t i = 0; i < OPTION_COUNT(verbs); i++)
+        if (strcmp(verbs[i]->name, name) == 0) return verbs[i];
+    return NULL;
+}
+
+static void print_help(FILE *to) {
+    fprintf(to, "usage: kakeya VERB [options]\n\n"
+                "Runs Gemma-4-class models on this machine.\n\n");
+    for (size_t i = 0; i < OPTION_COUNT(verbs); i++)
+        fprintf(to, "  %-10s %s\n", verbs[i]->name, verbs[i]->summary);
+    fprintf(to, "  %-10s %s\n", "help", "say more about a verb: kakeya help run");
+    fprintf(to, "\nExamples:\n"
+                "  kakeya run --synthetic tiny:f32 --tokens 2,17,5 -n 16\n"
+                "  kakeya chat -m gemma-4-26b-a4b-q4_0.gguf\n"
+                "  kakeya info -m gemma-4-26b-a4b-q4_0.gguf\n");
+}
+
+static int unknown_verb(const char *name) {
+    for (size_t i = 0; i < OPTION_COUNT(later_verbs); i++) {
+        if (strcmp(name, later_verbs[i]) != 0) continue;
+        fprintf(stderr,
+                "kakeya: '%s' is not part of this build yet.\n'kakeya help' lists what is.\n",
+                name);
+        return EXIT_USAGE;
+    }
+    const char *names[OPTION_COUNT(verbs) + 1];
+    for (size_t i = 0; i < OPTION_COUNT(verbs); i++) names[i] = verbs[i]->name;
+    names[OPTION_COUNT(verbs)] = "help";
+    const char *near = options_nearest(name, names, OPTION_COUNT(names));
+    if (near)
+        fprintf(stderr, "kakeya: there is no verb '%s'; did you mean '%s'?\n", name, near);
+    else
+        fprintf(stderr, "kakeya: there is no verb '%s'.\n", name);
+    fprintf(stderr, "'kakeya help' lists them.\n");
+    return EXIT_USAGE;
+}
+
+static int help(int argc, char **argv) {
+    if (argc == 0 || strcmp(argv[0], "help") == 0 || argv[0][0] == '-') {
+        print_help(stdout);
+        return EXIT_DONE;
+    }
+    const verb *v = find(argv[0]);
+    if (!v) return unknown_verb(argv[0]);
+    options_help(v);
+    return EXIT_DONE;
+}
+
+static int dispatch(int argc, char **argv) {
+    if (argc < 2) {
+        print_help(stderr);
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return help(argc - 2, argv + 2);
+    if (strcmp(name, "--version") == 0) name = "version";
+    const verb *v = find(name);
+    return v ? v->run(argc - 2, argv + 2) : unknown_verb(name);
+}
+
+int main(int argc, char **argv) {
+    term_open();
+    int code = dispatch(argc, argv);
+    /* A full disk or a closed pipe shows only when the last bytes are written. */
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == EXIT_DONE)
+        code = output_failed("cannot write to standard output",
+                             "Check the disk or the program that reads it.");
+    return code;
+}

@@ -1,0 +1,301 @@
+/* options.c - parses a verb's options by its table and writes its help text from it.
+ *
+ * Flags are matched whole, never bundled or abbreviated: -md is one flag, and a flag that is
+ * added later must not change the meaning of a script.  --name=value and --name value are the
+ * same. */
+#include "cli/options.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Flags of the documented command line that this build does not have. */
+static const char *const later_flags[] = {
+    "-md",    "--model-draft", "-mp",    "--model-projection", "--draft-max", "--draft-ctx",
+    "--sink", "--window",      "--chunk"};
+
+int options_wrong(const verb *v, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "kakeya %s: ", v->name);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "\n'kakeya help %s' lists its options.\n", v->name);
+    return EXIT_USAGE;
+}
+
+/* ---- suggestions ------------------------------------------------------------------------- */
+
+enum { MAX_WORD = 40 };
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Edits between two words, a swap of neighbours counting as one. */
+static size_t distance(const char *a, const char *b) {
+    size_t la = strlen(a), lb = strlen(b), d[MAX_WORD + 1][MAX_WORD + 1];
+    if (la > MAX_WORD || lb > MAX_WORD) return MAX_WORD;
+    for (size_t i = 0; i <= la; i++) d[i][0] = i;
+    for (size_t j = 0; j <= lb; j++) d[0][j] = j;
+    for (size_t i = 1; i <= la; i++) {
+        for (size_t j = 1; j <= lb; j++) {
+            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            best = least(best, least(d[i - 1][j], d[i][j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                best = least(best, d[i - 2][j - 2] + 1);
+            d[i][j] = best;
+        }
+    }
+    return d[la][lb];
+}
+
+const char *options_nearest(const char *word, const char *const *words, size_t n) {
+    const char *best = NULL;
+    size_t best_distance = strlen(word) <= 4 ? 2 : 3; /* one slip in a short word, two in a long */
+    for (size_t i = 0; i < n; i++) {
+        bool begins = strlen(word) >= 3 && strncmp(words[i], word, strlen(word)) == 0;
+        size_t d = begins ? 1 : distance(word, words[i]);
+        if (d < best_distance) {
+            best = words[i];
+            best_distance = d;
+        }
+    }
+    return best;
+}
+
+static int unknown_option(const verb *v, const char *given) {
+    for (size_t i = 0; i < OPTION_COUNT(later_flags); i++)
+        if (strcmp(given, later_flags[i]) == 0)
+            return options_wrong(v, "%s is not part of this build yet", given);
+    if (given[1] != '-') return options_wrong(v, "unknown option %s", given);
+    const char *names[64];
+    size_t n = 0;
+    for (size_t i = 0; i < v->n_options && n + 2 < OPTION_COUNT(names); i++) {
+        if (v->options[i].kind == OPT_HEADING) continue;
+        names[n++] = v->options[i].name;
+        if (v->options[i].alias) names[n++] = v->options[i].alias;
+    }
+    const char *near = options_nearest(given + 2, names, n);
+    if (near) return options_wrong(v, "unknown option %s; did you mean --%s?", given, near);
+    return options_wrong(v, "unknown option %s", given);
+}
+
+/* ---- values ------------------------------------------------------------------------------ */
+
+static bool whole(const char *text, double min, double max, int32_t *out) {
+    char *end;
+    errno = 0;
+    long long x = strtoll(text, &end, 10);
+    if (end == text || *end || errno || (double)x < min || (double)x > max) return false;
+    *out = (int32_t)x;
+    return true;
+}
+
+static bool real(const char *text, double min, double max, float *out) {
+    char *end;
+    double x = strtod(text, &end);
+    if (end == text || *end || !(x >= min && x <= max)) return false;
+    *out = (float)x;
+    return true;
+}
+
+static bool seed(const char *text, uint64_t *out) {
+    char *end;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return end != text && !*end && !errno && text[0] != '-';
+}
+
+/* Whether list, words with a space between, has the word. */
+static bool has_word(const char *list, const char *word) {
+    size_t len = strlen(word);
+    for (const char *at = list; at && *at && len; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == len && strncmp(at, word, len) == 0) return true;
+    return false;
+}
+
+static bool wrong_choice(const verb *v, const option *o, const char *value) {
+    if (has_word(o->later, value))
+        options_wrong(v, "--%s %s is not part of this build yet; it takes: %s", o->name, value,
+                      o->choices);
+    else
+        options_wrong(v, "--%s takes %s, not '%s'", o->name, o->choices, value);
+    return false;
+}
+
+static bool wrong_number(const verb *v, const option *o, const char *value, const char *kind) {
+    options_wrong(v, "--%s takes %s from %.10g to %.10g, not '%s'", o->name, kind, o->min, o->max,
+                  value);
+    return false;
+}
+
+static bool store(const verb *v, const option *o, const char *value, void *args) {
+    void *to = (char *)args + o->offset;
+    switch (o->kind) {
+    case OPT_FLAG: *(bool *)to = true; return true;
+    case OPT_STRING: *(const char **)to = value; return true;
+    case OPT_INT:
+        return whole(value, o->min, o->max, to) || wrong_number(v, o, value, "a whole number");
+    case OPT_REAL: return real(value, o->min, o->max, to) || wrong_number(v, o, value, "a number");
+    case OPT_SEED:
+        if (seed(value, to)) return true;
+        options_wrong(v, "--%s takes a whole number of at most 64 bits, not '%s'", o->name, value);
+        return false;
+    case OPT_CHOICE:
+        if (!has_word(o->choices, value)) return wrong_choice(v, o, value);
+        *(const char **)to = value;
+        return true;
+    case OPT_HEADING: break;
+    }
+    return false;
+}
+
+/* ---- parsing ----------------------------------------------------------------------------- */
+
+static bool is(const char *name, const char *text, size_t len) {
+    return name && strlen(name) == len && strncmp(name, text, len) == 0;
+}
+
+/* text: an argument that starts with '-'; len: without its "=value". */
+static const option *find(const verb *v, const char *text, size_t len) {
+    for (size_t i = 0; i < v->n_options; i++) {
+        const option *o = &v->options[i];
+        if (o->kind == OPT_HEADING) continue;
+        if (text[1] == '-') {
+            if (is(o->name, text + 2, len - 2) || is(o->alias, text + 2, len - 2)) return o;
+        } else if (is(o->brief, text + 1, len - 1)) {
+            return o;
+        }
+    }
+    return NULL;
+}
+
+/* Takes the option at argv[*i] and its value; moves *i to the last argument used. */
+static bool take_option(const verb *v, int argc, char **argv, int *i, void *args) {
+    char *text = argv[*i], *value = text[1] == '-' ? strchr(text, '=') : NULL;
+    size_t len = value ? (size_t)(value - text) : strlen(text);
+    const option *o = find(v, text, len);
+    if (!o) {
+        if (value) *value = 0;
+        unknown_option(v, text);
+        return false;
+    }
+    if (o->kind == OPT_FLAG) {
+        if (!value) return store(v, o, NULL, args);
+        options_wrong(v, "--%s takes no value", o->name);
+        return false;
+    }
+    if (value) return store(v, o, value + 1, args);
+    if (*i + 1 >= argc) {
+        options_wrong(v, "%s needs a value: %s", text, o->arg);
+        return false;
+    }
+    return store(v, o, argv[++*i], args);
+}
+
+static bool take_word(const verb *v, const char *word, option_words *words) {
+    if (words->n < v->max_words) {
+        words->word[words->n++] = word;
+        return true;
+    }
+    bool prompt = find(v, "--prompt", strlen("--prompt")) != NULL;
+    options_wrong(v, "unexpected argument '%s'%s", word, prompt ? "; text goes after -p" : "");
+    return false;
+}
+
+bool options_parse(const verb *v, int argc, char **argv, void *args, option_words *words,
+                   int *code) {
+    option_words none = {.n = 0};
+    if (!words) words = &none;
+    words->n = 0;
+    bool only_words = false;
+    *code = EXIT_USAGE;
+    for (int i = 0; i < argc; i++) {
+        const char *text = argv[i];
+        if (only_words || text[0] != '-' || !text[1]) {
+            if (!take_word(v, text, words)) return false;
+        } else if (strcmp(text, "--") == 0) {
+            only_words = true;
+        } else if (strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0) {
+            options_help(v);
+            *code = EXIT_DONE;
+            return false;
+        } else if (!take_option(v, argc, argv, &i, args)) {
+            return false;
+        }
+    }
+    if (words->n < v->min_words) {
+        options_wrong(v, "usage: kakeya %s %s", v->name, v->usage);
+        return false;
+    }
+    *code = EXIT_DONE;
+    return true;
+}
+
+bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out, size_t *n,
+                      const char **bad) {
+    *out = calloc(strlen(text) / 2 + 1, sizeof **out); /* a number and a comma are two bytes */
+    *n = 0;
+    *bad = text;
+    if (!*out) return false;
+    for (const char *at = text; *(at += strspn(at, ", \t\r\n"));) {
+        char *end;
+        errno = 0;
+        long long x = strtoll(at, &end, 10);
+        if (end == at || errno || x < min || x > max || !strchr(", \t\r\n", *end)) {
+            *bad = at;
+            free(*out);
+            *out = NULL;
+            return false;
+        }
+        (*out)[(*n)++] = (int32_t)x;
+        at = end;
+    }
+    return true;
+}
+
+/* ---- help -------------------------------------------------------------------------------- */
+
+enum { HELP_COLUMN = 30, HELP_WIDTH = 92 };
+
+/* Prints text in the help column, the cursor standing at column `at`. */
+static void print_wrapped(const char *text, int at) {
+    if (at >= HELP_COLUMN) printf("\n"), at = 0;
+    printf("%*s", HELP_COLUMN - at, "");
+    int col = HELP_COLUMN;
+    while (*text) {
+        int len = (int)strcspn(text, " ");
+        if (col > HELP_COLUMN && col + 1 + len > HELP_WIDTH) {
+            printf("\n%*s", HELP_COLUMN, "");
+            col = HELP_COLUMN;
+        } else if (col > HELP_COLUMN) {
+            printf(" ");
+            col++;
+        }
+        printf("%.*s", len, text);
+        col += len;
+        text += len;
+        text += *text == ' ';
+    }
+    printf("\n");
+}
+
+static void print_option(const option *o) {
+    int at = o->brief ? printf("  -%s, ", o->brief) : printf("  ");
+    at += printf("--%s", o->name);
+    if (o->alias) at += printf(", --%s", o->alias);
+    if (o->kind != OPT_FLAG) at += printf(" %s", o->arg);
+    print_wrapped(o->help, at);
+}
+
+void options_help(const verb *v) {
+    printf("usage: kakeya %s %s\n\n%s\n", v->name, v->usage, v->about);
+    for (size_t i = 0; i < v->n_options; i++) {
+        if (v->options[i].kind == OPT_HEADING)
+            printf("\n%s:\n", v->options[i].name);
+        else
+            print_option(&v->options[i]);
+    }
+    printf("\nExamples:\n%s", v->examples);
+}

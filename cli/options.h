@@ -1,0 +1,101 @@
+/* options.h - the command line of one verb, as a table.
+ *
+ * Parsing, the help text and the suggestions for a mistyped flag all come from the same table,
+ * so that they cannot disagree.  Values are stored at byte offsets of the verb's own struct,
+ * which holds the defaults before parsing. */
+#ifndef KAKEYA_CLI_OPTIONS_H
+#define KAKEYA_CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+typedef enum {
+    OPT_HEADING, /* a title in the help text */
+    OPT_FLAG,    /* bool: set when given */
+    OPT_STRING,  /* const char * */
+    OPT_INT,     /* int32_t in [min, max] */
+    OPT_SEED,    /* uint64_t */
+    OPT_REAL,    /* float in [min, max] */
+    OPT_CHOICE,  /* const char *, one of choices */
+} option_kind;
+
+typedef struct {
+    option_kind kind;
+    const char *brief; /* "m" for -m; NULL: none */
+    const char *name;  /* "model" for --model; of a heading: its text */
+    const char *alias; /* a second long name; NULL: none */
+    const char *arg;   /* what to call the value in the help text */
+    const char *help;
+    size_t offset;
+    double min, max;
+    const char *choices; /* words with a space between */
+    const char *later;   /* values that this build does not have, so that it can say so */
+} option;
+
+typedef struct {
+    const char *name;
+    const char *summary;  /* one line of `kakeya help` */
+    const char *usage;    /* what follows "kakeya VERB" */
+    const char *about;    /* a paragraph or two */
+    const char *examples; /* lines to copy */
+    const option *options;
+    size_t n_options;
+    int min_words, max_words; /* arguments that are not options */
+    int (*run)(int argc, char **argv);
+} verb;
+
+/* Words that are not options, in order. */
+typedef struct {
+    const char *word[4];
+    int n;
+} option_words;
+
+/* Fills args from argv (without the verb).  False: the program should end with *code, because
+ * help was asked for and printed or because the usage was wrong and was explained. */
+bool options_parse(const verb *v, int argc, char **argv, void *args, option_words *words,
+                   int *code);
+void options_help(const verb *v);
+
+/* Says on stderr what is wrong with the usage of a verb, then where its help is; returns
+ * EXIT_USAGE. */
+int options_wrong(const verb *v, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* The nearest of n words, when near enough to be a slip of the finger; else NULL. */
+const char *options_nearest(const char *word, const char *const *words, size_t n);
+
+/* Numbers with a comma or space between; false at the first that is not one in [min, max], with
+ * *bad at its text.  *out is the caller's, to be released with free. */
+bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out, size_t *n,
+                      const char **bad);
+
+/* Rows of a table.  to: offsetof(verb's struct, field). */
+#define OPTION_HEADING(text)                                                                       \
+    { .kind = OPT_HEADING, .name = (text) }
+#define OPTION_FLAG(b, n, to, h)                                                                   \
+    { .kind = OPT_FLAG, .brief = (b), .name = (n), .offset = (to), .help = (h) }
+#define OPTION_STRING(b, n, a, to, h)                                                              \
+    { .kind = OPT_STRING, .brief = (b), .name = (n), .arg = (a), .offset = (to), .help = (h) }
+#define OPTION_SEED(b, n, a, to, h)                                                                \
+    { .kind = OPT_SEED, .brief = (b), .name = (n), .arg = (a), .offset = (to), .help = (h) }
+#define OPTION_INT(b, n, a, to, lo, hi, h)                                                         \
+    {                                                                                              \
+        .kind = OPT_INT, .brief = (b), .name = (n), .arg = (a), .offset = (to), .min = (lo),       \
+        .max = (hi), .help = (h)                                                                   \
+    }
+#define OPTION_REAL(n, a, to, lo, hi, h)                                                           \
+    {                                                                                              \
+        .kind = OPT_REAL, .name = (n), .arg = (a), .offset = (to), .min = (lo), .max = (hi),       \
+        .help = (h)                                                                                \
+    }
+#define OPTION_CHOICE(n, a, to, now, not_yet, h)                                                   \
+    {                                                                                              \
+        .kind = OPT_CHOICE, .name = (n), .arg = (a), .offset = (to), .choices = (now),             \
+        .later = (not_yet), .help = (h)                                                            \
+    }
+
+#define OPTION_COUNT(table) (sizeof(table) / sizeof((table)[0]))
+
+#endif

@@ -1,0 +1,29 @@
+/* sampling.h - the options that choose how tokens are drawn, shared by run and chat. */
+#ifndef KAKEYA_CLI_SAMPLING_H
+#define KAKEYA_CLI_SAMPLING_H
+
+#include "cli/options.h"
+#include "kakeya.h"
+
+#define SAMPLING_OPTIONS(T, m, temp_default, top_k_default, top_p_default, seed_default)           \
+    OPTION_HEADING("Sampling"),                                                                    \
+        OPTION_REAL("temp", "X", offsetof(T, m.temp), 0, 100,                                      \
+                    "temperature; 0 takes the likeliest token (default: " temp_default ")"),       \
+        OPTION_INT(NULL, "top-k", "N", offsetof(T, m.top_k), 0, 1 << 30,                           \
+                   "draw from the N likeliest; 0: all (default: " top_k_default ")"),              \
+        OPTION_REAL("top-p", "X", offsetof(T, m.top_p), 0, 1,                                      \
+                    "draw from the likeliest that sum to X (default: " top_p_default ")"),         \
+        OPTION_REAL("min-p", "X", offsetof(T, m.min_p), 0, 1,                                      \
+                    "drop tokens under X times the likeliest (default: 0)"),                       \
+        OPTION_REAL("repeat-penalty", "X", offsetof(T, m.repeat_penalty), 0, 100,                  \
+                    "divides logits of tokens seen before (default: 1, off)"),                     \
+        OPTION_REAL("presence-penalty", "X", offsetof(T, m.presence_penalty), -100, 100,           \
+                    "taken from logits of tokens seen before (default: 0)"),                       \
+        OPTION_REAL("frequency-penalty", "X", offsetof(T, m.frequency_penalty), -100, 100,         \
+                    "the same, once for each time seen (default: 0)"),                             \
+        OPTION_INT(NULL, "repeat-last-n", "N", offsetof(T, m.penalty_last_n), -1, 1 << 30,         \
+                   "tokens the penalties look back over; -1: all (default: 64)"),                  \
+        OPTION_SEED("s", "seed", "N", offsetof(T, m.seed),                                         \
+                    "with it a run repeats exactly (default: " seed_default ")")
+
+#endif
