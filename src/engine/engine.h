@@ -1,0 +1,36 @@
+/* engine.h - the inside of an engine, for the files of this folder and for tests.
+ *
+ * Locking: everything an engine owns is touched only between kk_engine_lock and _unlock.  The
+ * library's calls hold the lock for one forward at a time and never while they call back, so
+ * that sessions of several threads take turns chunk by chunk and round by round. */
+#ifndef KK_ENGINE_ENGINE_H
+#define KK_ENGINE_ENGINE_H
+
+#include <pthread.h>
+
+#include "decode/round.h"
+#include "format/checkpoint.h"
+
+enum { KK_KV_FORMATS = 2 };
+
+struct kk_engine {
+    kk_mem mem;
+    pthread_mutex_t lock;
+    const kk_backend *backend;
+    kk_dev *dev;
+    kk_checkpoint *checkpoint;
+    kk_gemma4 *model;
+    kk_tokenizer *tokenizer; /* NULL: the model came without one */
+    int64_t mapped;          /* bytes of weights counted in mem that lie in mapped files */
+    kk_kv_layout layout[KK_KV_FORMATS];
+    kk_pool *pool[KK_KV_FORMATS][KK_KINDS]; /* NULL: no layer of that kind */
+    kk_rounds rounds;
+    float *row; /* [vocab], scratch */
+    int32_t n_sessions;
+};
+
+void kk_engine_lock(kk_engine *e);
+void kk_engine_unlock(kk_engine *e);
+const kk_config *kk_engine_config(const kk_engine *e);
+
+#endif

@@ -1,0 +1,95 @@
+/* generate.c - runs rounds until something ends them, and hands out the tokens.
+ *
+ * Tokens are put on the timeline one by one as the callback sees them, and the round commits as
+ * many as it saw: stopping inside a draft leaves what stopping a plain generation there would
+ * leave.  A generation that fails keeps the tokens already handed out. */
+#include <string.h>
+
+#include "core/clock.h"
+#include "decode/hash.h"
+#include "engine/session.h"
+
+static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_err *err) {
+    KK_TRY(kk_sampling_check(&o->sampling, err));
+    if (o->max_tokens < 0)
+        return kk_fail(err, KK_EINVAL, "max_tokens is %d: 0 or more (0: until a stop id)",
+                       o->max_tokens);
+    if (s->len == 0)
+        return kk_fail(err, KK_EINVAL, "nothing to continue: append at least one token first");
+    if (s->len == s->ctx)
+        return kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise -c", s->ctx);
+    return KK_OK;
+}
+
+static kk_round start(kk_session *s, const kk_generate_opts *o) {
+    const kk_config *c = kk_engine_config(s->engine);
+    const int32_t space = s->ctx - s->len;
+    kk_round r = {.cache = s->cache,
+                  .layout = s->layout,
+                  .tokens = s->tokens,
+                  .cap = s->ctx,
+                  .logits = s->logits,
+                  .sampling = &o->sampling,
+                  .proposer = s->proposer,
+                  .len = s->len,
+                  .room = o->max_tokens && o->max_tokens < space ? o->max_tokens : space,
+                  .hash = KK_HASH_START};
+    if (!o->ignore_eos)
+        r.stop = (kk_stop){.model_ids = c->stop_ids,
+                           .n_model_ids = (size_t)c->n_stop_ids,
+                           .user_ids = o->stop_ids,
+                           .n_user_ids = o->n_stop_ids};
+    return r;
+}
+
+/* The first token after a prompt needs no forward: its logits are at hand. */
+static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
+    const double from = kk_now();
+    kk_status st = KK_OK;
+    kk_round *one = r;
+    kk_engine_lock(s->engine);
+    if (kk_session_settled(s)) {
+        kk_round_first(&s->engine->rounds, r);
+    } else {
+        st = kk_round_run(&s->engine->rounds, &one, 1, err);
+        result->rounds += st == KK_OK;
+    }
+    kk_engine_unlock(s->engine);
+    result->decode_s += kk_now() - from;
+    return st;
+}
+
+/* True: go on. */
+static bool emit(kk_session *s, kk_round *r, kk_on_token on_token, void *user, kk_result *result) {
+    int32_t n = 0;
+    bool wanted = true;
+    while (n < r->n_out && wanted) {
+        s->len++;
+        const int32_t id = s->tokens[r->len + n++];
+        wanted = !on_token || on_token(user, id);
+    }
+    const bool ended = r->stopped && n == r->n_out;
+    kk_engine_lock(s->engine);
+    kk_round_commit(r, n);
+    kk_engine_unlock(s->engine);
+    r->room -= n;
+    result->n_tokens += n;
+    result->logits_hash = r->hash;
+    result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : KK_STOP_LENGTH;
+    return !ended && wanted && r->room > 0;
+}
+
+kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token, void *user,
+                      kk_result *result, kk_err *err) {
+    static const kk_generate_opts standard = {0};
+    kk_result mine;
+    if (!opts) opts = &standard;
+    if (!result) result = &mine;
+    *result = (kk_result){.logits_hash = KK_HASH_START};
+    KK_TRY(check_start(s, opts, err));
+    kk_round r = start(s, opts);
+    do {
+        KK_TRY(step(s, &r, result, err));
+    } while (emit(s, &r, on_token, user, result));
+    return KK_OK;
+}

@@ -1,0 +1,53 @@
+/* session.h - the inside of a session, for the files of this folder and for tests.
+ *
+ * Invariants, true between calls:
+ *   (1) tokens[0..len) are the timeline; all of them are within the vocabulary;
+ *   (2) the cache holds rows [0, len) or [0, len - 1): either the last token is evaluated and
+ *       `logits` are those of its row, or it is the anchor of the next forward;
+ *   (3) checkpoints are in order of len and agree with the timeline up to theirs. */
+#ifndef KK_ENGINE_SESSION_H
+#define KK_ENGINE_SESSION_H
+
+#include "engine/engine.h"
+
+enum { KK_MAX_CHECKPOINTS = 8 };
+
+typedef struct {
+    kk_mark *mark;
+    int32_t len;
+    float *logits; /* [vocab]; NULL: the last token was the anchor */
+} kk_checkpoint_mark;
+
+struct kk_session {
+    kk_engine *engine;
+    kk_kv_format format;
+    const kk_kv_layout *layout;
+    kk_cache *cache;
+    int32_t *tokens; /* [ctx] */
+    int32_t len, ctx;
+    float *logits; /* [vocab] */
+    kk_proposer proposer;
+    kk_checkpoint_mark checkpoints[KK_MAX_CHECKPOINTS];
+    int32_t n_checkpoints;
+};
+
+/* Whether the last token is evaluated, its logits at hand. */
+bool kk_session_settled(const kk_session *s);
+/* Evaluates tokens[cached .. end) in chunks; the last one's logits are kept when with_logits.
+ * On failure the cache may have moved: the caller has a mark to go back to, or a single chunk,
+ * of which a failure leaves nothing. */
+kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_progress progress,
+                              void *user, kk_err *err);
+
+/* Takes and gives memory for one row of logits. */
+float *kk_session_row_take(kk_session *s);
+void kk_session_row_give(kk_session *s, float *row);
+
+/* Marks under the engine's lock. */
+kk_status kk_session_mark(kk_session *s, kk_mark **out, kk_err *err);
+void kk_session_unmark(kk_session *s, kk_mark *m); /* NULL is fine */
+/* Back to the mark, or to nothing when m is NULL. */
+void kk_session_go_back(kk_session *s, const kk_mark *m);
+void kk_session_drop_checkpoints(kk_session *s, int32_t after_len);
+
+#endif
