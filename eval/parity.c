@@ -169,18 +169,18 @@ static kk_status new_cache(subject *m, int64_t max_len, kk_err *err) {
     return kk_cache_new(&m->cache, &opts, err);
 }
 
-/* Runs n tokens and keeps them; n_taps 0: logits of the last row only. */
-static kk_status forward(subject *m, const int32_t *tokens, int32_t n, int32_t n_taps,
+/* Runs n tokens and keeps them, with logits of the last n_logits. */
+static kk_status forward(subject *m, const int32_t *tokens, int32_t n, int32_t n_logits,
                          kk_err *err) {
     kk_gemma4_group group = {.cache = m->cache,
                              .layout = &m->layout,
                              .tokens = tokens,
                              .n_rows = n,
-                             .n_logits = n_taps ? n : 1};
+                             .n_logits = n_logits};
     kk_gemma4_forward_args args = {.groups = &group,
                                    .n_groups = 1,
                                    .tap_layers = m->tap_layer,
-                                   .n_taps = n_taps,
+                                   .n_taps = m->n_taps,
                                    .tap_out = m->taps};
     KK_TRY(kk_cache_reserve(m->cache, n, err));
     KK_TRY(kk_gemma4_forward(m->model, &args, err));
@@ -195,7 +195,7 @@ static kk_status feed(subject *m, int32_t piece, kk_err *err) {
     if (piece == 0) piece = m->n_tokens;
     for (int32_t at = 0; at < m->n_tokens; at += piece) {
         const int32_t n = m->n_tokens - at < piece ? m->n_tokens - at : piece;
-        KK_TRY(forward(m, m->tokens + at, n, m->n_taps, err));
+        KK_TRY(forward(m, m->tokens + at, n, n, err));
         for (int32_t i = 0; i < n; i++)
             KK_TRY(kk_gemma4_logits(m->model, i, m->logits + (size_t)(at + i) * vocab, err));
         for (int32_t t = 0; t < m->n_taps; t++)
@@ -251,7 +251,7 @@ static kk_status compare_greedy(subject *m, const expected *x, kk_parity_report 
         int32_t want;
         memcpy(&want, x->greedy->data.base + (size_t)r->greedy_equal * sizeof want, sizeof want);
         if (next != want) return KK_OK;
-        KK_TRY(forward(m, &next, 1, 0, err));
+        KK_TRY(forward(m, &next, 1, 1, err));
         KK_TRY(kk_gemma4_logits(m->model, 0, m->logits, err));
         next = argmax(m->logits, vocab);
     }
