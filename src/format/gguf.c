@@ -342,8 +342,11 @@ static bool number_int(kk_gguf_type t, const uint8_t *p, int64_t *out) {
     case KK_GGUF_I16: *out = (int16_t)kk_le16(p); return true;
     case KK_GGUF_U32: *out = kk_le32(p); return true;
     case KK_GGUF_I32: *out = (int32_t)kk_le32(p); return true;
+    case KK_GGUF_I64: *out = (int64_t)kk_le64(p); return true;
     case KK_GGUF_U64:
-    case KK_GGUF_I64: *out = (int64_t)kk_le64(p); return t == KK_GGUF_I64 || *out >= 0;
+        if (kk_le64(p) > INT64_MAX) return false;
+        *out = (int64_t)kk_le64(p);
+        return true;
     default: return false;
     }
 }

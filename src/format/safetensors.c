@@ -228,7 +228,8 @@ static json_t *header_json(const kk_tensor *tensors, size_t n) {
         json_t *e = json_pack("{s:s, s:o, s:[I, I]}", "dtype", word_of(t->dtype), "shape", shape,
                               "data_offsets", (json_int_t)at, (json_int_t)(at + t->data.size));
         at += t->data.size;
-        if (json_object_get(root, t->name) || json_object_set_new(root, t->name, e) != 0) {
+        const bool twice = json_object_get(root, t->name) != NULL;
+        if (json_object_set_new(root, t->name, e) != 0 || twice) {
             json_decref(root);
             root = NULL;
         }
