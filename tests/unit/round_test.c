@@ -1,0 +1,295 @@
+/* round_test.c - drafting changes speed and nothing else.
+ *
+ * Every test compares a drafted generation with the plain one: tokens, the hash of all chosen
+ * logits, the reason it ended, the state it left and what the session says next.  Generations
+ * cross page borders and leave the window several times. */
+#include "tiny.h"
+
+#include "decode/hash.h"
+
+enum { CTX = 400, PROMPT = 50 };
+
+/* ---- proposers that know the plain run ---------------------------------------------------- */
+
+typedef enum { RIGHT, WRONG, RIGHT_THEN_WRONG, TOO_FAR, OUTSIDE } habit;
+
+typedef struct {
+    int32_t plain[CTX]; /* the timeline of the plain run */
+    int32_t len;
+    habit habit;
+    int32_t calls, drafted;
+} oracle;
+
+/* How many tokens of this draft are right. */
+static int32_t right_ones(const oracle *o, int32_t max) {
+    switch (o->habit) {
+    case RIGHT:
+    case TOO_FAR: return max;
+    case WRONG: return 0;
+    default: return (o->calls * 7) % (max + 1);
+    }
+}
+
+static int32_t draft_from_plain(void *self, const int32_t *tokens, int32_t len, int32_t *out,
+                                int32_t max) {
+    oracle *o = self;
+    assert_memory_equal(tokens, o->plain, (size_t)len * sizeof *tokens);
+    o->calls++;
+    const int32_t right = right_ones(o, max);
+    for (int32_t i = 0; i < max; i++) {
+        const int32_t next = len + i < o->len ? o->plain[len + i] : 3;
+        out[i] = i < right ? next : o->habit == OUTSIDE ? TINY_VOCAB + i : (next + 1) % TINY_VOCAB;
+    }
+    o->drafted += max;
+    return max;
+}
+
+/* ---- one comparison ----------------------------------------------------------------------- */
+
+typedef struct {
+    int32_t stop_after; /* the callback says stop at this token; 0: never */
+    int32_t seen[CTX];
+    int32_t n;
+} listener;
+
+static bool listen(void *user, int32_t id) {
+    listener *l = user;
+    l->seen[l->n++] = id;
+    return l->n != l->stop_after;
+}
+
+typedef struct {
+    const char *spec;
+    kk_kv_format format;
+    kk_generate_opts how;
+    int32_t stop_after, prompt;
+} scenario;
+
+static void generate(kk_session *s, const scenario *c, listener *l, kk_result *r) {
+    *l = (listener){.stop_after = c->stop_after};
+    assert_ok(kk_generate(s, &c->how, listen, l, r, err));
+    assert_int_equal(r->n_tokens, l->n);
+}
+
+static kk_session *prompted(kk_engine *e, const scenario *c) {
+    int32_t prompt[CTX];
+    kk_session *s = tiny_session(e, CTX, c->format);
+    tiny_prompt(prompt, c->prompt, 11);
+    tiny_append(s, prompt, c->prompt);
+    return s;
+}
+
+/* Runs plain and with every habit of the oracle. */
+static kk_result compare(kk_engine *e, const scenario *c) {
+    static listener plain, drafted;
+    static oracle o;
+    kk_result want, got;
+    kk_session *p = prompted(e, c);
+    generate(p, c, &plain, &want);
+    assert_int_equal(want.rounds, want.n_tokens - 1); /* the first token costs none */
+    memcpy(o.plain, p->tokens, (size_t)p->len * sizeof *o.plain);
+    o.len = p->len;
+    for (o.habit = RIGHT; o.habit <= OUTSIDE; o.habit++) {
+        o.calls = o.drafted = 0;
+        kk_session *d = prompted(e, c);
+        d->proposer = (kk_proposer){.name = "oracle", .draft = draft_from_plain, .self = &o};
+        generate(d, c, &drafted, &got);
+        assert_int_equal(got.n_tokens, want.n_tokens);
+        assert_memory_equal(drafted.seen, plain.seen, (size_t)plain.n * sizeof *plain.seen);
+        assert_true(got.logits_hash == want.logits_hash);
+        assert_int_equal(got.stop, want.stop);
+        if (want.n_tokens > 40) { /* drafting was real, and right drafts saved forwards */
+            assert_true(o.drafted > 0);
+            if (o.habit == RIGHT) assert_true(got.rounds * 8 < want.rounds);
+            if (o.habit == WRONG) assert_int_equal(got.rounds, want.rounds);
+        }
+        d->proposer = kk_propose_none;
+        kk_session *base = NULL;
+        assert_ok(kk_session_fork(&base, p, err)); /* p itself must stay as it ended */
+        assert_int_equal(kk_cache_len(d->cache), kk_cache_len(p->cache));
+        assert_same_state(d, base);
+        kk_session_free(base);
+        kk_session_free(d);
+    }
+    kk_session_free(p);
+    return want;
+}
+
+static void drafts_change_nothing(void **state) {
+    (void)state;
+    static const char *const specs[] = {"tiny:f32:2", "tiny:q4_0:3", "tiny-ple:q8_0:4"};
+    const kk_sampling hows[] = {
+        {.temp = 0},
+        {.temp = 0.8f, .top_k = 40, .top_p = 0.9f, .seed = 5},
+        {.temp = 1.5f, .repeat_penalty = 1.3f, .frequency_penalty = 0.2f, .seed = 6},
+        {.temp = 0, .presence_penalty = 1, .repeat_penalty = 1.1f},
+    };
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        kk_engine *e = tiny_engine(specs[i], 1 + (int32_t)(i % 2), 0);
+        for (size_t h = 0; h < sizeof hows / sizeof *hows; h++) {
+            const scenario c = {.spec = specs[i],
+                                .format = h % 2 ? KK_KV_F32 : KK_KV_BF16,
+                                .how = {.max_tokens = 150, .sampling = hows[h], .ignore_eos = true},
+                                .prompt = PROMPT};
+            assert_int_equal(compare(e, &c).n_tokens, 150);
+        }
+        kk_engine_close(e);
+    }
+}
+
+/* A stop id, a token limit or a refusal at every place of a round. */
+static void ends_inside_a_draft(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:q4_0:2", 1, 0);
+    static listener plain;
+    kk_result r;
+    scenario c = {.how = {.max_tokens = 120, .ignore_eos = true, .sampling = {.temp = 1.2f}},
+                  .prompt = PROMPT};
+    kk_session *p = prompted(e, &c);
+    generate(p, &c, &plain, &r);
+    kk_session_free(p);
+    static const int32_t places[] = {1, 2, 3, 8, 16, 17, 18, 19, 34};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const int32_t at = places[i];
+        c.how.max_tokens = at;
+        assert_int_equal(compare(e, &c).stop, KK_STOP_LENGTH);
+        c.how.max_tokens = 0;
+        c.stop_after = at;
+        assert_int_equal(compare(e, &c).stop, KK_STOP_CALLBACK);
+        c.stop_after = 0;
+        c.how.ignore_eos = false;
+        c.how.stop_ids = &plain.seen[at];
+        c.how.n_stop_ids = 1;
+        r = compare(e, &c);
+        assert_int_equal(r.stop, KK_STOP_EOS);
+        int32_t first = 0; /* the id may have come up before */
+        while (plain.seen[first] != plain.seen[at]) first++;
+        assert_int_equal(r.n_tokens, first + 1);
+        c.how.ignore_eos = true;
+    }
+    kk_engine_close(e);
+}
+
+static void drafts_stop_at_the_context(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:f32:2", 1, 0);
+    const scenario c = {.how = {.ignore_eos = true}, .prompt = CTX - 70};
+    const kk_result r = compare(e, &c);
+    assert_int_equal(r.n_tokens, 70);
+    assert_int_equal(r.stop, KK_STOP_LENGTH);
+    kk_engine_close(e);
+}
+
+/* ---- several sessions in one round -------------------------------------------------------- */
+
+enum { SESSIONS = 3, STEPS = 100 };
+
+static kk_round round_of(kk_session *s, const kk_sampling *how, oracle *o) {
+    kk_round r = {.cache = s->cache,
+                  .layout = s->layout,
+                  .tokens = s->tokens,
+                  .cap = s->ctx,
+                  .logits = s->logits,
+                  .sampling = how,
+                  .proposer = kk_propose_none,
+                  .len = s->len,
+                  .room = STEPS,
+                  .hash = KK_HASH_START};
+    if (o) r.proposer = (kk_proposer){.draft = draft_from_plain, .self = o};
+    return r;
+}
+
+/* Sessions of different lengths, options and drafts share forwards; each must do what it does
+ * alone. */
+static void sessions_share_a_round(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:q4_0:3", 2, 0);
+    const kk_sampling hows[SESSIONS] = {{.temp = 0}, {.temp = 1, .seed = 3}, {.temp = 0.7f}};
+    static oracle oracles[SESSIONS];
+    kk_session *alone[SESSIONS], *shared[SESSIONS];
+    kk_round rounds[SESSIONS], *live[SESSIONS];
+    uint64_t hashes[SESSIONS];
+    for (int i = 0; i < SESSIONS; i++) {
+        const scenario c = {.how = {.max_tokens = STEPS, .ignore_eos = true, .sampling = hows[i]},
+                            .prompt = 20 + 37 * i};
+        static listener l;
+        kk_result r;
+        alone[i] = prompted(e, &c);
+        shared[i] = prompted(e, &c);
+        generate(alone[i], &c, &l, &r);
+        hashes[i] = r.logits_hash;
+        memcpy(oracles[i].plain, alone[i]->tokens, (size_t)alone[i]->len * sizeof(int32_t));
+        oracles[i].len = alone[i]->len;
+        oracles[i].habit = i == 0 ? WRONG : RIGHT_THEN_WRONG;
+        rounds[i] = round_of(shared[i], &hows[i], i == 2 ? NULL : &oracles[i]);
+        kk_round_first(&e->rounds, &rounds[i]);
+        kk_round_commit(&rounds[i], 1);
+        rounds[i].room--;
+    }
+    for (;;) {
+        int32_t n = 0;
+        for (int i = 0; i < SESSIONS; i++)
+            if (rounds[i].room > 0) live[n++] = &rounds[i];
+        if (n == 0) break;
+        assert_ok(kk_round_run(&e->rounds, live, n, err));
+        for (int32_t i = 0; i < n; i++) {
+            live[i]->room -= live[i]->n_out;
+            kk_round_commit(live[i], live[i]->n_out);
+        }
+    }
+    for (int i = 0; i < SESSIONS; i++) {
+        shared[i]->len = rounds[i].len;
+        assert_true(rounds[i].hash == hashes[i]);
+        assert_same_state(shared[i], alone[i]);
+        kk_session_free(shared[i]);
+        kk_session_free(alone[i]);
+    }
+    kk_engine_close(e);
+}
+
+/* A round that cannot have its pages leaves every session of it alone. */
+static void a_failed_round_changes_nothing(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:f32:2", 1, 0);
+    const scenario c = {.prompt = 64}; /* the next row needs new pages */
+    const kk_sampling how = {0};
+    kk_session *s[2] = {prompted(e, &c), prompted(e, &c)}, *plain = prompted(e, &c);
+    kk_round rounds[2], *both[2] = {&rounds[0], &rounds[1]};
+    int32_t token;
+    for (int i = 0; i < 2; i++) {
+        rounds[i] = round_of(s[i], &how, NULL);
+        kk_round_first(&e->rounds, &rounds[i]);
+        kk_round_commit(&rounds[i], 1);
+        s[i]->len = rounds[i].len;
+    }
+    token = s[0]->tokens[64];
+    int64_t before[KK_MEM_CATEGORIES], after[KK_MEM_CATEGORIES], used = 0;
+    kk_engine_memory(e, before);
+    for (int k = KK_MEM_KV_SLIDING; k < KK_MEM_CATEGORIES; k++) used += before[k];
+    const int64_t page =
+        kk_cache_bytes(s[0]->cache, KK_KIND_SLIDING) + kk_cache_bytes(s[0]->cache, KK_KIND_FULL);
+    e->mem.limit = used + page + page / 2; /* enough for the first session alone */
+    kk_err err;
+    assert_int_equal(kk_round_run(&e->rounds, both, 2, &err), KK_ENOMEM);
+    e->mem.limit = 0;
+    kk_engine_memory(e, after);
+    assert_memory_equal(before, after, sizeof before);
+    tiny_append(plain, &token, 1);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(kk_cache_len(s[i]->cache), 64);
+        assert_same_state(s[i], plain);
+        kk_session_free(s[i]);
+    }
+    kk_session_free(plain);
+    assert_int_equal(kk_round_run(&e->rounds, both, 100, &err), KK_EINVAL);
+    kk_engine_close(e);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(drafts_change_nothing),          cmocka_unit_test(ends_inside_a_draft),
+        cmocka_unit_test(drafts_stop_at_the_context),     cmocka_unit_test(sessions_share_a_round),
+        cmocka_unit_test(a_failed_round_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
