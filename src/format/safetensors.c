@@ -215,39 +215,56 @@ static const char *word_of(kk_dtype t) {
     }
 }
 
-/* {"name": {"dtype": ..., "shape": [...], "data_offsets": [...]}, ...}; NULL: out of memory or a
+/* One entry: {"dtype": ..., "shape": [...], "data_offsets": [...]}.  False: out of memory, or a
  * name used twice or not UTF-8. */
-static json_t *header_json(const kk_tensor *tensors, size_t n) {
-    json_t *root = json_object();
-    uint64_t at = 0;
-    for (size_t i = 0; root && i < n; i++) {
-        const kk_tensor *t = &tensors[i];
-        json_t *shape = json_array();
-        for (int32_t d = 0; d < t->n_dims; d++)
-            json_array_append_new(shape, json_integer((json_int_t)t->dims[d]));
-        json_t *e = json_pack("{s:s, s:o, s:[I, I]}", "dtype", word_of(t->dtype), "shape", shape,
-                              "data_offsets", (json_int_t)at, (json_int_t)(at + t->data.size));
-        at += t->data.size;
-        const bool twice = json_object_get(root, t->name) != NULL;
-        if (json_object_set_new(root, t->name, e) != 0 || twice) {
-            json_decref(root);
-            root = NULL;
-        }
-    }
-    return root;
+static bool add_entry(json_t *root, const kk_tensor *t, uint64_t at) {
+    json_t *shape = json_array();
+    for (int32_t d = 0; d < t->n_dims; d++)
+        json_array_append_new(shape, json_integer((json_int_t)t->dims[d]));
+    json_t *e = json_pack("{s:s, s:o, s:[I, I]}", "dtype", word_of(t->dtype), "shape", shape,
+                          "data_offsets", (json_int_t)at, (json_int_t)(at + t->data.size));
+    const bool twice = json_object_get(root, t->name) != NULL;
+    return json_object_set_new(root, t->name, e) == 0 && !twice;
 }
 
-/* Data starts at a multiple of 8, as the format's readers expect: the header is padded with
- * spaces. */
-static kk_status put_all(kk_writer *w, const char *header, const kk_tensor *tensors, size_t n,
+/* Wide types come first, as in the files of other writers: so every tensor is aligned. */
+static const int32_t widths[] = {8, 4, 2};
+enum { WIDTHS = sizeof widths / sizeof *widths };
+
+static bool of_width(const kk_tensor *t, int w) {
+    return kk_dtype_get(t->dtype)->bytes == widths[w];
+}
+
+static char *header_text(const kk_tensor *tensors, size_t n) {
+    json_t *root = json_object();
+    uint64_t at = 0;
+    bool ok = root != NULL;
+    for (int w = 0; w < WIDTHS; w++) {
+        for (size_t i = 0; i < n; i++) {
+            if (!of_width(&tensors[i], w)) continue;
+            ok = ok && add_entry(root, &tensors[i], at);
+            at += tensors[i].data.size;
+        }
+    }
+    char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    return text;
+}
+
+/* Data starts at a multiple of 8: the header is padded with spaces. */
+static kk_status put_all(kk_writer *file, const char *header, const kk_tensor *tensors, size_t n,
                          kk_err *err) {
     const size_t len = strlen(header), padded = (len + 7) / 8 * 8;
     const uint64_t size = padded;
-    KK_TRY(kk_writer_put(w, &size, sizeof size, err));
-    KK_TRY(kk_writer_put(w, header, len, err));
-    KK_TRY(kk_writer_put(w, "       ", padded - len, err));
-    for (size_t i = 0; i < n; i++)
-        KK_TRY(kk_writer_put(w, tensors[i].data.base, tensors[i].data.size, err));
+    KK_TRY(kk_writer_put(file, &size, sizeof size, err));
+    KK_TRY(kk_writer_put(file, header, len, err));
+    KK_TRY(kk_writer_put(file, "       ", padded - len, err));
+    for (int w = 0; w < WIDTHS; w++) {
+        for (size_t i = 0; i < n; i++) {
+            if (!of_width(&tensors[i], w)) continue;
+            KK_TRY(kk_writer_put(file, tensors[i].data.base, tensors[i].data.size, err));
+        }
+    }
     return KK_OK;
 }
 
@@ -257,9 +274,7 @@ kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_
             return kk_fail(err, KK_EINVAL, "tensor '%.100s': safetensors has no type %s",
                            tensors[i].name, kk_dtype_get(tensors[i].dtype)->name);
     }
-    json_t *root = header_json(tensors, n);
-    char *header = root ? json_dumps(root, JSON_COMPACT) : NULL;
-    json_decref(root);
+    char *header = header_text(tensors, n);
     if (!header) return kk_fail(err, KK_EINVAL, "cannot name the tensors of '%.120s'", path);
     kk_writer *w;
     kk_status st = kk_writer_open(&w, path, err);

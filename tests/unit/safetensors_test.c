@@ -157,7 +157,9 @@ static void reads_back_what_it_wrote(void **state) {
     const float a[6] = {1, 2, 3, 4, 5, 6};
     const int32_t b[3] = {-1, 0, 7};
     const uint16_t c[1] = {0x3f80};
+    const int64_t d[1] = {1};
     const kk_tensor tensors[] = {
+        {.name = "scalar", .dtype = KK_BF16, .data = {(const uint8_t *)c, sizeof c}},
         {.name = "one/\"two\"",
          .dtype = KK_F32,
          .n_dims = 2,
@@ -168,21 +170,27 @@ static void reads_back_what_it_wrote(void **state) {
          .n_dims = 1,
          .dims = {3},
          .data = {(const uint8_t *)b, sizeof b}},
-        {.name = "scalar", .dtype = KK_BF16, .data = {(const uint8_t *)c, sizeof c}},
+        {.name = "wide",
+         .dtype = KK_I64,
+         .n_dims = 1,
+         .dims = {1},
+         .data = {(const uint8_t *)d, sizeof d}},
     };
     kk_err err;
     kk_map m;
     kk_safetensors s;
     const char *path = scratch_path(sc, "out.safetensors");
-    assert_int_equal(kk_safetensors_write(path, tensors, 3, &err), KK_OK);
+    assert_int_equal(kk_safetensors_write(path, tensors, 4, &err), KK_OK);
     assert_int_equal(kk_map_open(&m, path, &err), KK_OK);
     assert_int_equal(kk_safetensors_parse(&s, m.span, "out", &err), KK_OK);
-    assert_int_equal(s.n, 3);
-    for (size_t i = 0; i < 3; i++) {
-        assert_string_equal(s.tensors[i].name, tensors[i].name);
-        assert_int_equal(s.tensors[i].dtype, tensors[i].dtype);
-        assert_int_equal(s.tensors[i].n_dims, tensors[i].n_dims);
-        assert_memory_equal(s.tensors[i].data.base, tensors[i].data.base, tensors[i].data.size);
+    assert_int_equal(s.n, 4);
+    static const size_t order[] = {3, 1, 2, 0}; /* wide types first, so that all are aligned */
+    for (size_t k = 0; k < 4; k++) {
+        const size_t i = order[k];
+        assert_string_equal(s.tensors[k].name, tensors[i].name);
+        assert_int_equal(s.tensors[k].dtype, tensors[i].dtype);
+        assert_int_equal(s.tensors[k].n_dims, tensors[i].n_dims);
+        assert_memory_equal(s.tensors[k].data.base, tensors[i].data.base, tensors[i].data.size);
     }
     kk_safetensors_free(&s);
     kk_map_close(&m);
