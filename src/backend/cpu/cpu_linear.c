@@ -46,7 +46,7 @@ typedef struct {
     int64_t first_strip[KK_LINEAR_MAX + 1];
 } linear_job;
 
-static int64_t strips_of(const kk_weight *w) { return (w->m.n_out + KK_STRIP - 1) / KK_STRIP; }
+static int64_t strips_in(int64_t n_out) { return (n_out + KK_STRIP - 1) / KK_STRIP; }
 
 static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const linear_job *j = arg;
@@ -78,7 +78,7 @@ kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     linear_job j = {.dev = dev, .a = a};
     bool round = false;
     for (int32_t i = 0; i < a->n; i++) {
-        j.first_strip[i + 1] = j.first_strip[i] + strips_of(a->w[i]);
+        j.first_strip[i + 1] = j.first_strip[i] + strips_in(a->w[i]->m.n_out);
         round |= kk_dtype_is_quant(a->w[i]->m.dtype);
     }
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->w[0]->m.n_in, round);
@@ -89,45 +89,65 @@ kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
 
 /* ---- router ----------------------------------------------------------------------------- */
 
-/* The n_used largest logits, ties to the lower id, then softmax over them: the same as softmax
- * over all, cut and renormalised. */
-static void choose_experts(const float *logit, int32_t n, int32_t n_used, int32_t *expert,
-                           float *weight) {
-    for (int32_t s = 0; s < n_used; s++) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < n; e++) {
-            bool taken = false;
-            for (int32_t i = 0; i < s; i++) taken |= expert[i] == e;
-            if (!taken && (best < 0 || logit[e] > logit[best])) best = e;
-        }
-        expert[s] = best;
-        weight[s] = logit[best];
+typedef struct {
+    kk_dev *dev;
+    const kk_route_args *a;
+    int32_t hidden, n_expert;
+    float *normed, *logits; /* [n_rows, hidden], [n_rows, n_expert] */
+} route_job;
+
+static void normalise_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const route_job *j = arg;
+    const float root = 1.0f / sqrtf((float)j->hidden);
+    for (size_t r = (size_t)begin; r < (size_t)end; r++) {
+        float *y = j->normed + r * (size_t)j->hidden;
+        j->dev->k->norm(y, kk_buf_f(j->a->x) + r * (size_t)j->hidden, kk_buf_f(j->a->scale),
+                        j->hidden, j->a->eps);
+        for (int32_t i = 0; i < j->hidden; i++) y[i] *= root;
     }
 }
 
+/* The largest logits, ties to the lower id, then softmax over them alone: the same as softmax
+ * over all of them, cut and renormalised.  Logits that were taken are lost. */
+static void choose_experts(const route_job *j, size_t r) {
+    const int32_t n_used = j->a->n_used;
+    float *logit = j->logits + r * (size_t)j->n_expert;
+    int32_t *expert = (int32_t *)j->a->expert->data + r * (size_t)n_used;
+    float *w = kk_buf_f(j->a->weight) + r * (size_t)n_used, sum = 0;
+    for (int32_t s = 0; s < n_used; s++) {
+        int32_t best = 0;
+        for (int32_t e = 1; e < j->n_expert; e++)
+            if (logit[e] > logit[best]) best = e;
+        expert[s] = best;
+        w[s] = logit[best];
+        logit[best] = -INFINITY;
+    }
+    const float top = w[0];
+    for (int32_t s = 0; s < n_used; s++) sum += w[s] = kk_exp(w[s] - top);
+    for (int32_t s = 0; s < n_used; s++)
+        w[s] = w[s] / sum * kk_buf_f(j->a->per_expert_scale)[expert[s]];
+}
+
+static void choose_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    for (int64_t r = begin; r < end; r++) choose_experts(arg, (size_t)r);
+}
+
 kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
-    (void)err;
-    const int32_t n = (int32_t)a->proj->m.n_out, hidden = (int32_t)a->proj->m.n_in;
-    /* The slot scratch is free until the experts run: normed rows, then their logits. */
-    float *r = dev->slot_out.data, *logits = dev->slot_mid.data;
-    const float *scale = kk_buf_f(a->scale), *per_expert = kk_buf_f(a->per_expert_scale);
-    const float root = 1.0f / sqrtf((float)hidden);
-    for (int32_t i = 0; i < a->n_rows; i++) {
-        float *ri = r + (size_t)i * (size_t)hidden;
-        dev->k->norm(ri, kk_buf_f(a->x) + (size_t)i * (size_t)hidden, scale, hidden, a->eps);
-        for (int32_t c = 0; c < hidden; c++) ri[c] *= root;
-    }
-    kk_buf in = {.data = r}, out = {.data = logits};
-    kk_linear_args lin = {.out = {&out}, .w = {a->proj}, .n = 1, .x = &in, .n_rows = a->n_rows};
-    KK_TRY(kk_cpu_linear(dev, &lin, err));
-    for (int32_t i = 0; i < a->n_rows; i++) {
-        int32_t *e = (int32_t *)a->expert->data + (size_t)i * (size_t)a->n_used;
-        float *w = kk_buf_f(a->weight) + (size_t)i * (size_t)a->n_used, sum = 0;
-        choose_experts(logits + (size_t)i * (size_t)n, n, a->n_used, e, w);
-        const float top = w[0];
-        for (int32_t s = 0; s < a->n_used; s++) sum += w[s] = kk_exp(w[s] - top);
-        for (int32_t s = 0; s < a->n_used; s++) w[s] = w[s] / sum * per_expert[e[s]];
-    }
+    /* The experts' scratch is free until they run. */
+    route_job j = {.dev = dev,
+                   .a = a,
+                   .hidden = (int32_t)a->proj->m.n_in,
+                   .n_expert = (int32_t)a->proj->m.n_out,
+                   .normed = dev->slot_out.data,
+                   .logits = dev->slot_mid.data};
+    kk_buf in = {.data = j.normed}, out = {.data = j.logits};
+    const kk_linear_args proj = {
+        .out = {&out}, .w = {a->proj}, .n = 1, .x = &in, .n_rows = a->n_rows};
+    kk_threads_loop(dev->threads, a->n_rows, 4, normalise_rows, &j);
+    KK_TRY(kk_cpu_linear(dev, &proj, err));
+    kk_threads_loop(dev->threads, a->n_rows, 4, choose_rows, &j);
     return KK_OK;
 }
 
@@ -142,8 +162,9 @@ typedef struct {
     int32_t *first;  /* [n_active + 1] into the lists */
     int32_t *row;    /* the rows of each active expert */
     int32_t *slot;   /* and where their results go: row * n_used + slot */
-    /* the matrix at hand */
+    /* the matrix at hand, and which of its outputs */
     const kk_weight *w;
+    int64_t first_out, n_out;
     const int32_t *in_row;
     float *out;
     size_t out_stride;
@@ -178,7 +199,7 @@ static void list_rows(experts_job *j) {
 static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const experts_job *j = arg;
     const kk_weight *w = j->w;
-    const int64_t per_expert = strips_of(w);
+    const int64_t per_expert = strips_in(j->n_out);
     kk_strip s = {.dtype = w->m.dtype,
                   .n_in = (int32_t)w->m.n_in,
                   .w_stride = w->row_bytes,
@@ -186,24 +207,27 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
                   .out_stride = j->out_stride,
                   .panel = kk_thread_scratch(j->dev, thread)};
     for (int64_t t = begin; t < end; t++) {
-        const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = w->m.n_out - o;
+        const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = j->n_out - o;
         s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
         s.n_rows = j->first[i + 1] - j->first[i];
         s.in_row = j->in_row + j->first[i];
         s.out_row = j->slot + j->first[i];
-        s.w = kk_weight_row(w, j->active[i], o);
+        s.w = kk_weight_row(w, j->active[i], j->first_out + o);
         s.out = j->out + o;
         j->dev->k->strip(&s);
     }
 }
 
-static void run_expert_matrix(experts_job *j, const kk_weight *w, const int32_t *in_row, float *out,
-                              size_t out_stride) {
+/* Outputs [first_out, first_out + n_out) of every active expert, for its own rows. */
+static void run_expert_matrix(experts_job *j, const kk_weight *w, int64_t first_out, int64_t n_out,
+                              const int32_t *in_row, float *out, size_t out_stride) {
     j->w = w;
+    j->first_out = first_out;
+    j->n_out = n_out;
     j->in_row = in_row;
     j->out = out;
     j->out_stride = out_stride;
-    const int64_t strips = j->n_active * strips_of(w);
+    const int64_t strips = j->n_active * strips_in(n_out);
     kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips), expert_strips, j);
 }
 
@@ -218,34 +242,42 @@ static void activate_slots(void *arg, int64_t begin, int64_t end, int32_t thread
                        KK_GELU_TANH);
 }
 
+/* Adds the slots of each row, in order, for the outputs at hand. */
 static void add_slots(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const experts_job *j = arg;
-    const int32_t hidden = (int32_t)j->a->down->m.n_out, n = j->a->n_used;
+    const int32_t n = j->a->n_used;
     const float *w = kk_buf_f(j->a->weight), *o = j->dev->slot_out.data;
     for (int64_t r = begin; r < end; r++) {
-        float *y = kk_buf_f(j->a->out) + (size_t)r * (size_t)hidden;
-        memset(y, 0, (size_t)hidden * sizeof *y);
+        float *y = kk_buf_f(j->a->out) + (size_t)(r * j->a->down->m.n_out + j->first_out);
+        memset(y, 0, (size_t)j->n_out * sizeof *y);
         for (int64_t s = r * n; s < r * n + n; s++)
-            j->dev->k->axpy(y, w[s], o + (size_t)s * (size_t)hidden, hidden);
+            j->dev->k->axpy(y, w[s], o + (size_t)s * j->out_stride, (int32_t)j->n_out);
     }
 }
 
 kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
     (void)err;
     experts_job j = {.dev = dev, .a = a};
-    const int32_t slots = a->n_rows * a->n_used;
+    const int64_t slots = (int64_t)a->n_rows * a->n_used, hidden = a->down->m.n_out;
     const size_t ffn = (size_t)a->ffn;
     float *mid = dev->slot_mid.data;
     list_rows(&j);
     const bool round_x =
         kk_dtype_is_quant(a->gate->m.dtype) || (a->up && kk_dtype_is_quant(a->up->m.dtype));
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->gate->m.n_in, round_x);
-    run_expert_matrix(&j, a->gate, j.row, mid, 2 * ffn);
-    if (a->up) run_expert_matrix(&j, a->up, j.row, mid + ffn, 2 * ffn);
+    run_expert_matrix(&j, a->gate, 0, a->gate->m.n_out, j.row, mid, 2 * ffn);
+    if (a->up) run_expert_matrix(&j, a->up, 0, a->ffn, j.row, mid + ffn, 2 * ffn);
     kk_threads_loop(dev->threads, slots, 4, activate_slots, &j);
-    j.x = kk_cpu_acts(dev, dev->slot_act.data, slots, a->ffn, kk_dtype_is_quant(a->down->m.dtype));
-    run_expert_matrix(&j, a->down, j.slot, dev->slot_out.data, (size_t)a->down->m.n_out);
-    kk_threads_loop(dev->threads, a->n_rows, 4, add_slots, &j);
+    j.x = kk_cpu_acts(dev, dev->slot_act.data, (int32_t)slots, a->ffn,
+                      kk_dtype_is_quant(a->down->m.dtype));
+    /* As many outputs at a time as the scratch holds for all slots: all, when decoding. */
+    const int64_t fit = (int64_t)(dev->slot_out.bytes / sizeof(float)) / slots;
+    const int64_t slice = fit < hidden ? fit / KK_STRIP * KK_STRIP : hidden;
+    for (int64_t o = 0; o < hidden; o += slice) {
+        const int64_t n = hidden - o < slice ? hidden - o : slice;
+        run_expert_matrix(&j, a->down, o, n, j.slot, dev->slot_out.data, (size_t)n);
+        kk_threads_loop(dev->threads, a->n_rows, 4, add_slots, &j);
+    }
     return KK_OK;
 }

@@ -4,6 +4,8 @@
  * copies and sync has nothing to wait for. */
 #include "backend/cpu/device.h"
 
+enum { SLOT_OUT_MOST = 3 << 19 }; /* floats, 6 MB */
+
 /* ---- device ----------------------------------------------------------------------------- */
 
 static void scratch_free(kk_dev *dev, kk_scratch *s) {
@@ -162,7 +164,12 @@ static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_us
     const size_t mid = slots * 2 * (size_t)ffn, router = (size_t)dev->max_rows * (size_t)n_expert;
     KK_TRY(scratch_fit(dev, &dev->slot_mid, (mid > router ? mid : router) * sizeof(float), err));
     KK_TRY(scratch_fit(dev, &dev->slot_act, slots * (size_t)ffn * sizeof(float), err));
-    KK_TRY(scratch_fit(dev, &dev->slot_out, slots * (size_t)hidden * sizeof(float), err));
+    /* Results of the experts are added up as many outputs at a time as fit here. */
+    const size_t least = slots * KK_STRIP, all = slots * (size_t)hidden;
+    size_t out = all < SLOT_OUT_MOST ? all : least > SLOT_OUT_MOST ? least : SLOT_OUT_MOST;
+    const size_t rows = (size_t)dev->max_rows * (size_t)hidden; /* the router's use of it */
+    out = out > rows ? out : rows;
+    KK_TRY(scratch_fit(dev, &dev->slot_out, out * sizeof(float), err));
     const size_t lists = 2 * slots + 2 * (size_t)n_expert + 2;
     return scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err);
 }
