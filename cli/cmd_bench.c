@@ -88,11 +88,12 @@ static bool check_arms(const char *arms, int *code) {
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-static void print_passes(const char *label, const kk_bench_pass *p, int32_t n) {
+static void print_passes(const char *label, const kk_bench_pass *p, int32_t n, int64_t bytes) {
     if (n == 0) return;
+    const double one = p[0].seconds.median;
     printf("%-12s", label);
     for (int32_t i = 0; i < n; i++) printf("  %d: %.2fx", p[i].rows, p[i].ratio);
-    printf("   (1 row: %.1f ms)\n", 1e3 * p[0].seconds.median);
+    printf("   (1 row: %.1f ms, %.1f GB/s)\n", 1e3 * one, (double)bytes / one / 1e9);
 }
 
 static void print_memory(const kk_bench_result *r) {
@@ -124,8 +125,8 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
         printf("prefill       %.1f tok/s  (%.1f to %.1f in %d repeats of %d tokens)\n",
                r->prefill_tok_s.median, r->prefill_tok_s.min, r->prefill_tok_s.max,
                r->prefill_tok_s.n, o->prefill);
-    print_passes("rows, model", r->whole, r->n_whole);
-    print_passes("rows, dense", r->dense, r->n_dense);
+    print_passes("rows, model", r->whole, r->n_whole, m->token_bytes);
+    print_passes("rows, dense", r->dense, r->n_dense, r->dense_bytes);
     print_memory(r);
 }
 

@@ -209,9 +209,9 @@ static void add_message(chat *c, const char *role, const char *text, size_t len)
 }
 
 static void print_speed(const kk_result *r) {
-    if (r->n_tokens == 0 || r->decode_s <= 0) return;
+    if (r->n_tokens < 2 || r->decode_s <= 0) return;
     fprintf(stderr, "%s%d tokens, %.1f tok/s%s\n", term_dim(stderr), r->n_tokens,
-            r->n_tokens / r->decode_s, term_reset(stderr));
+            (r->n_tokens - 1) / r->decode_s, term_reset(stderr));
 }
 
 static void explain(const kk_err *err, bool interactive) {
@@ -246,21 +246,22 @@ static bool turn(chat *c, const char *text, int *code) {
     return true;
 }
 
-/* ---- commands ---------------------------------------------------------------------------- */
+/* ---- commands: what they say is not data, and goes to stderr ------------------------------ */
 
 static void print_commands(void) {
-    printf("/system TEXT    set the system's instructions; without TEXT: none\n"
-           "/think on|off   let the model think before it answers\n"
-           "/clear          forget the conversation\n"
-           "/exit           leave (or Ctrl-D)\n"
-           "Ctrl-C stops an answer.  A backslash at the end of a line goes on in the next;\n"
-           "\"\"\" begins and ends a block of lines.\n");
+    fprintf(stderr,
+            "/system TEXT    set the system's instructions; without TEXT: none\n"
+            "/think on|off   let the model think before it answers\n"
+            "/clear          forget the conversation\n"
+            "/exit           leave (or Ctrl-D)\n"
+            "Ctrl-C stops an answer.  A backslash at the end of a line goes on in the next;\n"
+            "\"\"\" begins and ends a block of lines.\n");
 }
 
 static void set_system(chat *c, const char *text) {
     free(c->system);
     c->system = *text ? strdup(text) : NULL;
-    printf(c->system ? "system instructions set\n" : "no system instructions\n");
+    fprintf(stderr, c->system ? "system instructions set\n" : "no system instructions\n");
 }
 
 static void set_think(chat *c, const char *text) {
@@ -269,8 +270,8 @@ static void set_think(chat *c, const char *text) {
     else if (strcmp(text, "off") == 0)
         c->think = false;
     else if (*text)
-        printf("/think takes on or off\n");
-    printf("thinking is %s\n", c->think ? "on" : "off");
+        fprintf(stderr, "/think takes on or off\n");
+    fprintf(stderr, "thinking is %s\n", c->think ? "on" : "off");
 }
 
 /* False: /exit. */
@@ -285,15 +286,15 @@ static bool command(chat *c, const char *text) {
         print_commands();
     } else if (strcmp(name, "/clear") == 0) {
         json_array_clear(c->messages);
-        printf("a new conversation\n");
+        fprintf(stderr, "a new conversation\n");
     } else if (strcmp(name, "/system") == 0) {
         set_system(c, rest);
     } else if (strcmp(name, "/think") == 0) {
         set_think(c, rest);
     } else {
         const char *near = options_nearest(name, names, OPTION_COUNT(names));
-        printf("there is no %s; %s%s\n", name, near ? "did you mean " : "see ",
-               near ? near : "/help");
+        fprintf(stderr, "there is no %s; %s%s\n", name, near ? "did you mean " : "see ",
+                near ? near : "/help");
     }
     return true;
 }

@@ -75,6 +75,14 @@ static void print_fit(const kk_model_info *m) {
                "type (kakeya quantize).\n");
 }
 
+/* What the context takes at the usual sizes, as far as the model goes. */
+static void print_kv(const kk_model_info *m) {
+    printf("             ");
+    for (size_t i = 0; i < OPTION_COUNT(contexts) && contexts[i] < m->context; i++)
+        printf("%s at %dk, ", term_bytes(kv_bytes(m, contexts[i])).text, contexts[i] / 1024);
+    printf("%s at %s\n", term_bytes(kv_bytes(m, m->context)).text, term_count(m->context).text);
+}
+
 static void print_info(const kk_model_info *m) {
     printf("model        %s, %s weights (%s)\n", m->name, m->weight_type, m->format);
     printf("layers       %d: %d sliding (window %d), %d full%s\n", m->layers, m->sliding_layers,
@@ -89,12 +97,7 @@ static void print_info(const kk_model_info *m) {
     printf("K/V (bf16)   %s per token, and up to %s for the windows\n",
            term_bytes((double)m->kv_full_per_token).text,
            term_bytes((double)m->kv_sliding_max).text);
-    printf("            ");
-    for (size_t i = 0; i < OPTION_COUNT(contexts); i++)
-        if (contexts[i] <= m->context)
-            printf("%s %s at %dk", i ? "," : "", term_bytes(kv_bytes(m, contexts[i])).text,
-                   contexts[i] / 1024);
-    printf("\n");
+    print_kv(m);
     print_fit(m);
 }
 

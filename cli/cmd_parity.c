@@ -16,8 +16,8 @@ typedef struct {
 #define AT(field) offsetof(parity_args, field)
 static const option parity_options[] = {
     OPTION_HEADING("Options"),
-    OPTION_REAL("tol", "X", AT(tol), 0, 1e9, "largest logit difference allowed (default: 2e-4)"),
-    OPTION_REAL("tol-hidden", "X", AT(tol_hidden), 0, 1e9,
+    OPTION_REAL("tol", "X", AT(tol), 1e-9, 1e9, "largest logit difference allowed (default: 2e-4)"),
+    OPTION_REAL("tol-hidden", "X", AT(tol_hidden), 1e-9, 1e9,
                 "largest hidden-state difference allowed (default: 5e-4)"),
     OPTION_INT("t", "threads", "N", AT(threads), 0, 1024, "threads (default: one for every core)"),
     OPTION_STRING(NULL, "isa", "NAME", AT(isa),

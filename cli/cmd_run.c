@@ -120,6 +120,11 @@ static void finish_text(run_state *r) {
 
 static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
+/* The first token comes from the prompt's own logits and takes no round. */
+static double decode_rate(const kk_result *r) {
+    return r->n_tokens > 1 ? rate(r->n_tokens - 1, r->decode_s) : 0;
+}
+
 static const char *stop_name(kk_stop_reason stop) {
     return stop == KK_STOP_EOS ? "eos" : stop == KK_STOP_LENGTH ? "length" : "stop";
 }
@@ -151,11 +156,10 @@ static bool print_json(const run_state *r) {
     double n_prompt = (double)r->prompt.n;
     char hash[20];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)res->logits_hash);
-    json_t *timings =
-        json_pack("{s:o, s:o, s:o, s:o, s:o}", "load_s", output_real(r->load_s), "prefill_s",
-                  output_real(r->prefill_s), "decode_s", output_real(res->decode_s),
-                  "prefill_tok_s", output_real(rate(n_prompt, r->prefill_s)), "decode_tok_s",
-                  output_real(rate(res->n_tokens, res->decode_s)));
+    json_t *timings = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o}", "load_s", output_real(r->load_s), "prefill_s",
+        output_real(r->prefill_s), "decode_s", output_real(res->decode_s), "prefill_tok_s",
+        output_real(rate(n_prompt, r->prefill_s)), "decode_tok_s", output_real(decode_rate(res)));
     return output_json(json_pack(
         "{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:i, s:s}", "text",
         output_text(r->text ? r->text : "", r->text_len), "tokens", id_list(r), "stop",
@@ -189,7 +193,7 @@ static void print_timings(const run_state *r) {
     fprintf(stderr,
             "%s%zu prompt tokens in %.2f s (%.1f tok/s), %d generated in %.2f s (%.1f tok/s)%s\n",
             term_dim(stderr), r->prompt.n, r->prefill_s, rate((double)r->prompt.n, r->prefill_s),
-            res->n_tokens, res->decode_s, rate(res->n_tokens, res->decode_s), term_reset(stderr));
+            res->n_tokens, res->decode_s, decode_rate(res), term_reset(stderr));
 }
 
 /* ---- the run ----------------------------------------------------------------------------- */
@@ -203,7 +207,11 @@ static bool prefill(run_state *r, int *code) {
         kk_session_append(r->session, r->prompt.ids, r->prompt.n, term_progress_step, &bar, &err);
     term_progress_end(&bar);
     r->prefill_s = term_now() - start;
-    if (st != KK_OK) *code = output_error(&err);
+    if (st == KK_EINVAL && r->args->prompt.tokens)
+        *code = output_failed(err.msg, "'kakeya info' shows the size of the vocabulary; ids count "
+                                       "from 0.");
+    else if (st != KK_OK)
+        *code = output_error(&err);
     return st == KK_OK;
 }
 

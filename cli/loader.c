@@ -49,23 +49,25 @@ bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *cod
         *code = options_wrong(v, "-m and --synthetic exclude each other");
         return false;
     }
-    *code = EXIT_FAILED;
     if (!a->model) {
         if (shipped(out)) return true;
-        output_failed("no model was given, and this copy came without its small one (models/tiny)",
-                      "Name one with -m MODEL (a Hugging Face folder or a GGUF file), or see the "
-                      "engine run\n  on random weights with --synthetic tiny:f32.");
+        *code = output_failed(
+            "no model was given, and this copy came without its small one (models/tiny)",
+            "Name one with -m MODEL (a Hugging Face folder or a GGUF file), or see the "
+            "engine run\n  on random weights with --synthetic tiny:f32.");
         return false;
     }
     if (snprintf(out->path, sizeof out->path, "%s", a->model) >= (int)sizeof out->path) {
-        output_failed("the model's path is too long", "Use a shorter one, or a symbolic link.");
+        *code =
+            output_failed("the model's path is too long", "Use a shorter one, or a symbolic link.");
         return false;
     }
     if (access(a->model, R_OK) != 0) {
         char what[4200];
         snprintf(what, sizeof what, "cannot open model '%.2000s': %s", a->model, strerror(errno));
-        output_failed(what, "-m takes a Hugging Face folder (config.json and *.safetensors) or a "
-                            "GGUF file.");
+        *code = output_failed(what,
+                              "-m takes a Hugging Face folder (config.json and *.safetensors) or a "
+                              "GGUF file.");
         return false;
     }
     return true;
@@ -98,7 +100,12 @@ kk_engine *loader_open(const verb *v, const loader_args *a, int *code) {
     kk_engine *e;
     kk_err err;
     if (!loader_options(v, a, &path, &opts, code)) return NULL;
-    if (kk_engine_open(&e, &opts, &err) != KK_OK) *code = loader_failed(a, &err);
+    /* Files are mapped and open at once; random weights take their time. */
+    bool say = opts.synthetic && term_controls(stderr);
+    if (say) fprintf(stderr, "making random weights...");
+    kk_status st = kk_engine_open(&e, &opts, &err);
+    if (say) fprintf(stderr, "\r\033[K");
+    if (st != KK_OK) *code = loader_failed(a, &err);
     return e;
 }
 

@@ -290,7 +290,7 @@ static void print_option(const option *o) {
 }
 
 void options_help(const verb *v) {
-    printf("usage: kakeya %s %s\n\n%s\n", v->name, v->usage, v->about);
+    printf("usage: kakeya %s%s%s\n\n%s\n", v->name, *v->usage ? " " : "", v->usage, v->about);
     for (size_t i = 0; i < v->n_options; i++) {
         if (v->options[i].kind == OPT_HEADING)
             printf("\n%s:\n", v->options[i].name);

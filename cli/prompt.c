@@ -10,20 +10,42 @@
 
 #include "cli/output.h"
 
+void prompt_free(prompt_tokens *p) {
+    free(p->ids);
+    *p = (prompt_tokens){NULL, 0};
+}
+
+static bool read_ids(const verb *v, const prompt_args *a, prompt_tokens *out, int *code) {
+    const char *bad;
+    *out = (prompt_tokens){NULL, 0};
+    if (!options_int_list(a->tokens, 0, INT32_MAX, &out->ids, &out->n, &bad)) {
+        *code = options_wrong(v, "--tokens takes ids such as 2,17,5; '%.20s' is not one", bad);
+        return false;
+    }
+    if (out->n) return true;
+    prompt_free(out);
+    *code = options_wrong(v, "--tokens is empty: give ids such as 2,17,5");
+    return false;
+}
+
 bool prompt_check(const verb *v, const prompt_args *a, int *code) {
     int sources = (a->text != NULL) + (a->file != NULL) + (a->tokens != NULL);
-    if (sources > 1)
-        *code = options_wrong(v, "give one of -p, -f and --tokens");
-    else if (sources == 0 && isatty(STDIN_FILENO))
-        *code = options_wrong(v, "give a prompt: -p TEXT, -f FILE, --tokens IDS, or text on "
-                                 "standard input");
-    else if (a->tokens && (a->chat || a->system))
-        *code = options_wrong(v, "--tokens are taken as they are: leave out --chat and --system");
-    else if (a->system && !a->chat)
-        *code = options_wrong(v, "--system needs --chat");
-    else
-        return true;
-    return false;
+    const char *wrong = NULL;
+    if (sources > 1) wrong = "give one of -p, -f and --tokens";
+    if (sources == 0 && isatty(STDIN_FILENO))
+        wrong = "give a prompt: -p TEXT, -f FILE, --tokens IDS, or text on standard input";
+    if (a->tokens && (a->chat || a->system))
+        wrong = "--tokens are taken as they are: leave out --chat and --system";
+    if (a->system && !a->chat) wrong = "--system needs --chat";
+    if (wrong) {
+        *code = options_wrong(v, "%s", wrong);
+        return false;
+    }
+    if (!a->tokens) return true;
+    prompt_tokens ids;
+    bool ok = read_ids(v, a, &ids, code);
+    prompt_free(&ids);
+    return ok;
 }
 
 char *prompt_slurp(const char *path, size_t *len) {
@@ -64,17 +86,6 @@ char *prompt_conversation(const char *user, size_t len, const char *system) {
     char *text = json_dumps(o, 0);
     json_decref(o);
     return text;
-}
-
-static bool read_ids(const verb *v, const prompt_args *a, prompt_tokens *out, int *code) {
-    const char *bad;
-    if (!options_int_list(a->tokens, 0, INT32_MAX, &out->ids, &out->n, &bad)) {
-        *code = options_wrong(v, "--tokens takes ids such as 2,17,5; '%.20s' is not one", bad);
-        return false;
-    }
-    if (out->n) return true;
-    *code = options_wrong(v, "--tokens is empty: give ids such as 2,17,5");
-    return false;
 }
 
 /* Copies the library's ids to our own memory, so that prompt_free has one way to release. */
@@ -127,9 +138,4 @@ bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, p
     bool ok = encode(a, tok, text, len, out, code);
     free(text);
     return ok;
-}
-
-void prompt_free(prompt_tokens *p) {
-    free(p->ids);
-    *p = (prompt_tokens){NULL, 0};
 }

@@ -92,10 +92,11 @@ static void note_memory(bench *b) {
 
 /* ---- decode and prefill ------------------------------------------------------------------ */
 
+/* Decodes n rounds.  The token before the first of them comes from the logits at hand. */
 static kk_status generate(bench *b, int32_t n, kk_result *result, kk_err *err) {
-    kk_generate_opts opts = {.max_tokens = n, .ignore_eos = true};
+    kk_generate_opts opts = {.max_tokens = n + 1, .ignore_eos = true};
     KK_TRY(kk_generate(b->session, &opts, on_token, b, result, err));
-    if (result->n_tokens < n) return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
+    if (result->n_tokens <= n) return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
     return KK_OK;
 }
 
@@ -127,7 +128,7 @@ static kk_status time_decode(bench *b, kk_err *err) {
         kk_result r;
         KK_TRY(generate(b, o->predict, &r, err));
         KK_TRY(rewind_to(b, o->ctx, err));
-        rate[i] = (double)r.n_tokens / r.decode_s;
+        rate[i] = (double)(r.n_tokens - 1) / r.decode_s;
         round[i] = 1e3 * r.decode_s / (double)r.rounds;
         b->out->logits_hash = r.logits_hash;
     }

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# `kakeya chat` through a pipe and at a terminal.
+. "$(dirname "$0")/lib.sh"
+say() { # say TEXT ARG... - a chat with these lines on standard input
+    local text=$1
+    shift
+    printf "$text" | "$KAKEYA" chat -m "$model" -n 8 -s 3 "$@" >"$work/out" 2>"$work/err"
+    code=$?
+    out=$(cat "$work/out")
+    err=$(cat "$work/err")
+}
+
+# Answers on stdout and nothing else anywhere; the same every time with a seed.
+say 'Hello\nAnd you?\n'
+same $code 0
+same "$err" ""
+[ -n "$out" ] || fail "no answer"
+lacks "$out" $'\033'
+lacks "$out" "> "
+first=$out
+say 'Hello\nAnd you?\n'
+same "$out" "$first" "same seed"
+
+# A backslash and three quotes make one message of several lines, so that they give one answer.
+# The answers have newlines of their own, so messages are counted by what -v says of each.
+answers() { printf '%s\n' "$err" | grep -c 'tok/s'; }
+say 'one\ntwo\nthree\n' -v
+same "$(answers)" 3
+say 'one\\\ntwo\\\nthree\n' -v
+same "$(answers)" 1
+joined=$out
+say '"""one\ntwo\nthree"""\n' -v
+same "$(answers)" 1
+same "$out" "$joined" "a block is the same message"
+say '"""\none\ntwo\nthree"""\n'
+same "$out" "$joined" "a block on its own lines too"
+
+# Commands.  A conversation that was cleared begins anew.
+say 'Hello\n' --temp 0
+answer=$out
+say 'Hello\n/clear\nHello\n' --temp 0
+same "$out" "$answer
+$answer" "after /clear"
+say '/think on\n/think\n/nope\n/system be brief\n/help\n/exit\nnever read\n' -v
+same $code 0
+has "$err" "thinking is on" "there is no /nope" "system instructions set" "/clear"
+same "$(answers)" 0
+say 'Hello\n' --system 'Talk like a lighthouse.' --temp 0
+[ "$out" != "$answer" ] || fail "--system changes nothing"
+say 'Hello\n' --think --temp 0
+[ "$out" != "$answer" ] || fail "--think changes nothing"
+
+# The context is too small for the second question.
+say "$(printf 'word %.0s' $(seq 60))\n" -c 24
+same $code 1
+has "$err" "context" "-c"
+
+# Models that cannot chat.
+exits 1 chat --synthetic tiny:f32
+has "$err" "tokenizer"
+
+# At a terminal: a prompt, editing, history, and Ctrl-C that does not end the program.
+if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    echo "no usable script(1): the terminal was not tested" >&2
+    finish
+fi
+at_terminal() { # at_terminal ARG... - a chat at a terminal, the keys from standard input
+    script -qec "'$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
+    code=$?
+    out=$(tr -d '\r' <"$work/out")
+}
+first_chat() {
+    sleep 0.5
+    printf 'Hello\n'
+    sleep 0.5
+    printf 'half a line\003'
+    sleep 0.3
+    printf '/help\n'
+    sleep 0.3
+    printf '/exit\n'
+    sleep 0.3
+}
+at_terminal < <(first_chat)
+same $code 0 "exit at the terminal: $out"
+has "$out" "/help shows the commands" "> " "(/exit or Ctrl-D leaves)" "/think on|off" $'\033[2m'
+lacks "$out" "half a line
+> /help" # it was dropped, not sent
+grep -q 'Hello' "$XDG_STATE_HOME/kakeya/history" || fail "no history was kept"
+same "$(stat -c %a "$XDG_STATE_HOME/kakeya/history")" 600 "who may read the history"
+second_chat() {
+    sleep 0.5
+    printf '\020\020\020\n' # three lines back in the history: Hello
+    sleep 0.5
+    printf '\004'
+    sleep 0.3
+}
+export NO_COLOR=1
+at_terminal -q -v < <(second_chat)
+same $code 0 "exit by Ctrl-D: $out"
+lacks "$out" $'\033[2m'
+has "$out" "Hello" "tok/s"
+finish

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# `kakeya run`: prompts of every kind, what it prints, and how it stops.
+. "$(dirname "$0")/lib.sh"
+tiny="--synthetic tiny:f32"
+
+# Ids in, ids out; the timing line goes to stderr and can be silenced.
+exits 0 run $tiny --tokens 2,17,5 -n 8
+printf '%s\n' "$out" | grep -qxE '[0-9]+(,[0-9]+){7}' || fail "no eight ids: $out"
+has "$err" "3 prompt tokens" "8 generated"
+ids=$out
+exits 0 run $tiny --tokens '2 17 5' -n 8 -q
+same "$out" "$ids"
+same "$err" ""
+
+# JSON: every key, and the same tokens.
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json
+json "$out" text tokens stop prompt_tokens timings load_s prefill_s decode_s prefill_tok_s \
+    decode_tok_s spec proposer rounds drafted accepted accept_len histogram kv sliding full \
+    format bytes weights.verifier weights.drafter weights.projection kv.sliding kv.full \
+    kv.drafter kv.latents workspace restored_rows logits_hash
+has "$out" '"stop": "length"' '"prompt_tokens": 3' '"proposer": "none"' '"drafted": 0' \
+    '"sliding": "native"' '"full": "exact"' '"format": "bf16"' '"restored_rows": 0' \
+    "\"tokens\": [${ids//,/, }]"
+hash_of() { printf '%s\n' "$out" | sed -n 's/.*"logits_hash": "\([0-9a-f]\{16\}\)".*/\1/p'; }
+hash=$(hash_of)
+[ -n "$hash" ] || fail "no hash in: $out"
+
+# Threads change no bit; the storage of K/V does.
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json -t 1
+same "$(hash_of)" "$hash" "one thread"
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json --kv-format f32
+has "$out" '"format": "f32"'
+[ "$(hash_of)" != "$hash" ] || fail "f32 K/V gives the bits of bf16"
+
+# Text: from -p, a file and standard input.
+exits 0 run -m "$model" -p 'Hello world' -n 12 -q
+text=$out
+[ -n "$text" ] || fail "no text"
+printf 'Hello world' >"$work/prompt"
+exits 0 run -m "$model" -f "$work/prompt" -n 12 -q
+same "$out" "$text" "from a file"
+same "$("$KAKEYA" run -m "$model" -n 12 -q <"$work/prompt")" "$text" "from standard input"
+same "$("$KAKEYA" run -m "$model" -f - -n 12 -q <"$work/prompt")" "$text" "from -"
+exits 0 run -m "$model" -p 'Hello world' -n 12 --json
+json "$out" text tokens
+exits 1 run -m "$model" -f "$work/none"
+has "$err" "$work/none"
+
+# Sampling repeats with its seed and not without.
+exits 0 run -m "$model" -p a -n 24 -q --temp 1.5 -s 1
+one=$out
+exits 0 run -m "$model" -p a -n 24 -q --temp 1.5 -s 1
+same "$out" "$one" "same seed"
+exits 0 run -m "$model" -p a -n 24 -q --temp 1.5 -s 2
+[ "$out" != "$one" ] || fail "another seed gives the same text"
+
+# A user's turn is not the bare text.
+exits 0 run -m "$model" --chat -p 'Hello world' -n 4 --json
+chat_tokens=$(printf '%s\n' "$out" | sed -n 's/.*"prompt_tokens": \([0-9]*\).*/\1/p')
+exits 0 run -m "$model" --chat --system 'Be short.' -p 'Hello world' -n 4 --json
+more_tokens=$(printf '%s\n' "$out" | sed -n 's/.*"prompt_tokens": \([0-9]*\).*/\1/p')
+[ "$more_tokens" -gt "$chat_tokens" ] || fail "--system adds nothing ($more_tokens, $chat_tokens)"
+exits 2 run -m "$model" --system x -p y
+
+# What does not fit or is not there.
+exits 1 run $tiny --tokens 2,1024
+has "$err" "1024" "vocabulary"
+exits 1 run $tiny -p text
+has "$err" "--tokens"
+exits 1 run $tiny --tokens "$(seq -s, 1 200)" -c 100
+has "$err" "-c"
+exits 0 run $tiny --tokens "$(seq -s, 1 90)" -c 100 -n 0 --ignore-eos --json
+has "$out" '"stop": "length"'
+mkdir "$work/empty"
+exits 1 run -m "$work/empty" -p x
+has "$err" "config.json"
+
+# Ctrl-C stops, keeps what there is and says so by its exit code.
+interrupt() { # interrupt ARG... - SIGINT once something was printed
+    # A shell's background jobs ignore SIGINT; env puts the usual handling back.
+    env --default-signal=INT "$KAKEYA" "$@" >"$work/out" 2>"$work/err" </dev/null &
+    local pid=$! i
+    for i in $(seq 100); do
+        [ -s "$work/out" ] && break
+        sleep 0.05
+    done
+    kill -INT $pid
+    wait $pid
+    same $? 130 "exit after SIGINT"
+    out=$(cat "$work/out")
+}
+interrupt run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos
+printf '%s\n' "$out" | grep -qxE '[0-9]+(,[0-9]+)*' || fail "what there was is not printed: $out"
+# With --json nothing is printed before the end: stop it a moment after it began.
+env --default-signal=INT "$KAKEYA" run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos --json \
+    >"$work/out" 2>/dev/null </dev/null &
+pid=$!
+sleep 1
+kill -INT $pid
+wait $pid
+same $? 130 "exit after SIGINT with --json"
+out=$(cat "$work/out")
+json "$out" tokens stop
+has "$out" '"stop": "stop"'
+finish

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What the program says when it is asked, or held wrong; and that the manual knows every flag.
+. "$(dirname "$0")/lib.sh"
+verbs="run chat info bench parity tokenize quantize doctor version"
+root=$(cd "$(dirname "$0")/../.." && pwd)
+
+exits 2
+has "$err" "usage: kakeya VERB" $verbs
+exits 0 help
+same "$err" ""
+has "$out" $verbs
+exits 0 --help
+exits 0 --version
+has "$out" "kakeya 0."
+
+for verb in $verbs; do
+    exits 0 help "$verb"
+    has "$out" "usage: kakeya $verb" "Examples:" "  kakeya $verb"
+    by_help=$out
+    exits 0 "$verb" --help
+    same "$out" "$by_help" "help of $verb"
+    # Every flag of the help text is in the manual and in the three completions.
+    for flag in $(printf '%s\n' "$by_help" | sed -n '/^Examples:/q; s/^  \(-.*\)/\1/p' |
+        grep -oE '^(-[a-z]+, )?--[a-z-]+(, --[a-z-]+)?' | tr -d ,); do
+        escaped=$(printf '%s' "$flag" | sed 's/-/\\\\-/g')
+        grep -qE -- "$escaped([ \",=]|\$)" "$root/docs/kakeya.1" || fail "$verb $flag: not in kakeya.1"
+        grep -qE -- "[ \"]$flag( |\"|\$)" "$root/completions/kakeya.bash" ||
+            fail "$verb $flag: not in kakeya.bash"
+        grep -qE -- "['{,]$flag[][,}]" "$root/completions/_kakeya" ||
+            fail "$verb $flag: not in _kakeya"
+        case $flag in
+        --*) grep -qE -- "-l ${flag#--}( |\$)" "$root/completions/kakeya.fish" ||
+            fail "$verb $flag: not in kakeya.fish" ;;
+        *) grep -qE -- "-s ${flag#-} " "$root/completions/kakeya.fish" ||
+            fail "$verb $flag: not in kakeya.fish" ;;
+        esac
+    done
+done
+
+# Verbs and flags that are slips of the finger, or not there yet.
+exits 2 rnu
+has "$err" "did you mean 'run'"
+exits 2 zzzzzz
+lacks "$err" "did you mean"
+has "$err" "kakeya help"
+for verb in serve eval train report session bridge pull; do
+    exits 2 $verb
+    has "$err" "'$verb' is not part of this build yet"
+    kakeya help
+    lacks "$out" "  $verb "
+done
+exits 2 help serve
+exits 2 run --thread 2
+has "$err" "--threads"
+exits 2 run --zzzzzz
+has "$err" "unknown option --zzzzzz" "kakeya help run"
+exits 2 run -md x
+has "$err" "-md is not part of this build yet"
+exits 2 run --spec dflash
+has "$err" "not part of this build yet" "none"
+exits 2 run --spec wrong
+has "$err" "--spec takes none"
+exits 2 run --kv-sliding window
+exits 2 run --kv-full restored
+exits 2 run --kv-format q4
+exits 2 run --device cuda
+exits 2 bench --arms dflash --synthetic tiny:f32
+
+# Values.
+exits 2 run -n
+has "$err" "-n needs a value"
+exits 2 run -n abc
+has "$err" "whole number" "'abc'"
+exits 2 run -n 1.5
+exits 2 run -n -1
+exits 2 run --top-p 2
+exits 2 run --temp nan
+exits 2 run --seed -3
+exits 2 run --json=yes
+exits 2 run word
+has "$err" "unexpected argument 'word'" "-p"
+exits 2 parity
+exits 2 quantize one
+exits 2 quantize one two
+has "$err" "--type"
+exits 2 quantize one two --type q3_0
+exits 2 tokenize
+exits 2 run -m a --synthetic tiny:f32 --tokens 2
+exits 2 run -p a -f b
+exits 2 run --tokens 1,x
+exits 2 run --tokens 1 --chat
+exits 2 bench --synthetic tiny:f32 --rows 2,4
+exits 2 info --synthetic tiny:f32 --check
+
+# No model: what to do is said.
+exits 1 run -p hello
+has "$err" "-m MODEL" "--synthetic tiny:f32"
+exits 1 run -m "$work/none" -p hello
+has "$err" "$work/none" "Hugging Face folder"
+exits 1 run --synthetic huge:q4_0 --tokens 2
+has "$err" "huge"
+exits 1 run --synthetic tiny:f32 --isa mmx --tokens 2
+has "$err" "mmx"
+
+# Output that cannot be written is a failure, not a silence.
+if [ -e /dev/full ]; then
+    "$KAKEYA" version >/dev/full 2>"$work/err"
+    same $? 1 "exit with a full disk"
+fi
+finish
