@@ -3,7 +3,7 @@
  * Every test compares a drafted generation with the plain one: tokens, the hash of all chosen
  * logits, the reason it ended, the state it left and what the session says next.  Generations
  * cross page borders and leave the window several times. */
-#include "tiny.h"
+#include "support/tiny.h"
 
 #include "decode/hash.h"
 
@@ -67,7 +67,7 @@ typedef struct {
 
 static void generate(kk_session *s, const scenario *c, listener *l, kk_result *r) {
     *l = (listener){.stop_after = c->stop_after};
-    assert_ok(kk_generate(s, &c->how, listen, l, r, err));
+    assert_ok(kk_generate(s, &c->how, listen, l, r, why));
     assert_int_equal(r->n_tokens, l->n);
 }
 
@@ -105,7 +105,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
         }
         d->proposer = kk_propose_none;
         kk_session *base = NULL;
-        assert_ok(kk_session_fork(&base, p, err)); /* p itself must stay as it ended */
+        assert_ok(kk_session_fork(&base, p, why)); /* p itself must stay as it ended */
         assert_int_equal(kk_cache_len(d->cache), kk_cache_len(p->cache));
         assert_same_state(d, base);
         kk_session_free(base);
@@ -231,7 +231,7 @@ static void sessions_share_a_round(void **state) {
         for (int i = 0; i < SESSIONS; i++)
             if (rounds[i].room > 0) live[n++] = &rounds[i];
         if (n == 0) break;
-        assert_ok(kk_round_run(&e->rounds, live, n, err));
+        assert_ok(kk_round_run(&e->rounds, live, n, why));
         for (int32_t i = 0; i < n; i++) {
             live[i]->room -= live[i]->n_out;
             kk_round_commit(live[i], live[i]->n_out);

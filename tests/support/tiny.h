@@ -15,10 +15,11 @@
 
 enum { TINY_VOCAB = 1024, TINY_WINDOW = 64 };
 
+/* call passes `why` as its kk_err. */
 #define assert_ok(call)                                                                            \
     do {                                                                                           \
         kk_err err_ = {0};                                                                         \
-        kk_err *err = &err_;                                                                       \
+        kk_err *why = &err_;                                                                       \
         if ((call) != KK_OK) fail_msg("%s: %s", #call, err_.msg);                                  \
     } while (0)
 
@@ -26,14 +27,14 @@ static inline kk_engine *tiny_engine(const char *spec, int32_t threads, int32_t 
     kk_engine *e = NULL;
     const kk_engine_opts opts = {
         .synthetic = spec, .threads = threads, .max_rows = max_rows, .no_pin = true};
-    assert_ok(kk_engine_open(&e, &opts, err));
+    assert_ok(kk_engine_open(&e, &opts, why));
     return e;
 }
 
 static inline kk_session *tiny_session(kk_engine *e, int32_t ctx, kk_kv_format format) {
     kk_session *s = NULL;
     const kk_session_opts opts = {.ctx = ctx, .kv_format = format};
-    assert_ok(kk_session_new(&s, e, &opts, err));
+    assert_ok(kk_session_new(&s, e, &opts, why));
     return s;
 }
 
@@ -47,13 +48,13 @@ static inline void tiny_prompt(int32_t *tokens, int32_t n, uint32_t seed) {
 }
 
 static inline void tiny_append(kk_session *s, const int32_t *tokens, int32_t n) {
-    assert_ok(kk_session_append(s, tokens, (size_t)n, NULL, NULL, err));
+    assert_ok(kk_session_append(s, tokens, (size_t)n, NULL, NULL, why));
 }
 
 /* The bits of the last token's logits. */
 static inline void tiny_logits(kk_session *s, float out[TINY_VOCAB]) {
     const float *row = NULL;
-    assert_ok(kk_session_logits(s, &row, err));
+    assert_ok(kk_session_logits(s, &row, why));
     memcpy(out, row, TINY_VOCAB * sizeof *out);
 }
 
