@@ -69,13 +69,17 @@ enum {
 KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len, unsigned flags,
                            int32_t **ids, size_t *n, kk_err *err);
 /* Decodes ids to bytes, NUL-terminated, released with kk_free.  Special tokens are written as
- * their text when show_special is set and left out otherwise. */
+ * their text when show_special is set and left out otherwise.  Byte tokens come out as their
+ * bytes, UTF-8 or not, so that any bytes survive an encode and a decode; only U+2581, which the
+ * vocabulary uses for a space, comes back as one.  (Hugging Face's decoder agrees on every text
+ * that is UTF-8, and puts U+FFFD for bytes that are not.) */
 KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n, bool show_special,
                            char **text, size_t *len, kk_err *err);
 KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
 
-/* Streaming decode: push tokens one at a time, get the bytes that are complete UTF-8 so far.
- * What never becomes valid UTF-8 is written as U+FFFD, as the whole-text decode does. */
+/* Streaming decode: push tokens one at a time, get the bytes so far but never half a character.
+ * The start of one is held back until it is complete, or until a byte shows that it never will
+ * be, and then passed on as it is: the pieces together are what kk_decode gives. */
 typedef struct kk_decoder kk_decoder;
 KK_API kk_status kk_decoder_new(kk_decoder **out, const kk_tokenizer *tok, bool show_special,
                                 kk_err *err);
@@ -86,8 +90,9 @@ KK_API kk_status kk_decoder_push(kk_decoder *d, int32_t id, const char **text, s
 KK_API kk_status kk_decoder_finish(kk_decoder *d, const char **text, size_t *len, kk_err *err);
 
 /* Renders a conversation in Gemma 4's format.  json: an object with "messages" and, each
- * optional, "tools", "enable_thinking", "add_generation_prompt", in the shapes the OpenAI API
- * uses.  *text starts with <bos>; release it with kk_free. */
+ * optional, "tools", "enable_thinking", "add_generation_prompt" (false when absent), in the
+ * shapes the OpenAI API uses; content is text.  *text starts with <bos>; release it with
+ * kk_free. */
 KK_API kk_status kk_chat_render(const char *json, size_t json_len, char **text, size_t *len,
                                 kk_err *err);
 /* The same conversation as ids.  Only what the format itself writes becomes special tokens:
