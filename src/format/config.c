@@ -102,7 +102,9 @@ static kk_status share_kv(kk_config *c, int32_t n_shared, bool double_wide, kk_e
                            "configuration: layer %d shares the K/V of an earlier %s layer, and "
                            "there is none",
                            i, l->kind == KK_FULL ? "full" : "sliding");
-        if (i >= first_shared && double_wide) l->ffn *= 2;
+        if (i < first_shared) continue;
+        l->k_eq_v = c->layer[l->kv_source].k_eq_v;
+        if (double_wide) l->ffn *= 2;
     }
     return KK_OK;
 }

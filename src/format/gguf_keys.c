@@ -149,11 +149,24 @@ static const char *token_text(const kk_tokenizer *tok, int32_t id, char spare[24
     return spare;
 }
 
+/* Marks of the chat format that other programs must print to be able to parse an answer; the
+ * converter calls them user-defined for that reason. */
+static bool is_printed_mark(const char *text, size_t len) {
+    static const char *const marks[] = {"<|channel>",   "<channel|>",       "<|tool_call>",
+                                        "<tool_call|>", "<|tool_response>", "<tool_response|>",
+                                        "<|\"|>"};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (len == strlen(marks[i]) && memcmp(text, marks[i], len) == 0) return true;
+    return false;
+}
+
 static int32_t token_type(const kk_tokenizer *tok, int32_t id) {
-    size_t len = 0;
+    size_t len;
     bool special;
-    if (id < kk_tokenizer_size(tok)) kk_tokenizer_piece(tok, id, &len, &special);
-    return len ? kk_tokenizer_gguf_type(tok, id) : KK_GGUF_TOKEN_UNUSED;
+    if (id >= kk_tokenizer_size(tok)) return KK_GGUF_TOKEN_UNUSED;
+    const char *text = kk_tokenizer_piece(tok, id, &len, &special);
+    if (special && is_printed_mark(text, len)) return KK_GGUF_TOKEN_USER;
+    return kk_tokenizer_gguf_type(tok, id);
 }
 
 static void put_tokens(kk_gguf_writer *w, const kk_tokenizer *tok, int32_t vocab) {
