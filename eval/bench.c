@@ -156,8 +156,8 @@ static kk_status time_prefill(bench *b, kk_err *err) {
     return KK_OK;
 }
 
-/* A forward of R rows of the whole model at the decode's context, as a verification of R - 1 drafted tokens would be,
- * but for the logits, which only the last row gets. */
+/* A forward of R rows of the whole model at the decode's context, as a verification of R - 1
+ * drafted tokens would be, but for the logits, which only the last row gets. */
 static kk_status time_whole(bench *b, kk_err *err) {
     const kk_bench_opts *o = b->opts;
     double seconds[KK_BENCH_ROWS][MAX_REPEAT];

@@ -4,6 +4,7 @@
  * logits of every row, hidden states of every layer, and control over how rows are fed. */
 #include "eval/parity.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -279,6 +280,7 @@ static kk_status run(subject *m, expected *x, const char *folder, const kk_parit
     KK_TRY(kk_checkpoint_open(&m->ckpt, folder, NULL, err));
     m->config = kk_checkpoint_config(m->ckpt);
     KK_TRY(open_expected(x, folder, m->config, err));
+    assert(x->tokens && x->logits && x->greedy);
     m->n_tokens = (int32_t)x->tokens->dims[0];
     KK_TRY(take_tokens(m, x, err));
     KK_TRY(open_device(m, opts, m->n_tokens, err));

@@ -11,7 +11,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export XDG_STATE_HOME=$work/state
 
-model=$KK_TEST_DATA/chat # random weights with a tokenizer
+# Random weights, and a tokenizer for them.
+model=$work/model
+mkdir "$model"
+cp "$KK_TEST_DATA/chat/config.json" "$KK_TEST_DATA/chat/model.safetensors" \
+    "$KK_TEST_DATA/tokenizer/tokenizer.json" "$model" || exit 1
 failures=0
 
 # fail WORD... - a check that does not hold.
