@@ -5,6 +5,14 @@
  * of them.  Rows never share sums, so tasks can be cut anyhow. */
 #include "backend/cpu/device.h"
 
+/* Both operations keep heads in room of fixed size. */
+static kk_status check_heads(const kk_kv_slot *slot, int32_t n_head, kk_err *err) {
+    const int32_t group = n_head / slot->n_kv_head;
+    if (slot->head_dim <= 512 && group <= KK_ATTEND_PAIRS) return KK_OK;
+    return kk_fail(err, KK_EINVAL, "attention heads of %d values, %d per K/V head, are too wide",
+                   slot->head_dim, group);
+}
+
 /* ---- store ------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -61,7 +69,7 @@ static void store_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 }
 
 kk_status kk_cpu_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
-    (void)err;
+    KK_TRY(check_heads(&a->slot, a->n_head, err));
     store_job j = {dev, a};
     kk_threads_loop(dev->threads, a->rows->n_rows, 4, store_rows, &j);
     return KK_OK;
@@ -131,11 +139,8 @@ static int64_t all_tasks(const attend_job *j) {
 }
 
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    KK_TRY(check_heads(&a->slot, a->n_head, err));
     const int32_t group = a->n_head / a->slot.n_kv_head;
-    if (a->slot.head_dim > 512 || group > KK_ATTEND_PAIRS)
-        return kk_fail(err, KK_EINVAL,
-                       "attention heads of %d values, %d per K/V head, are too wide",
-                       a->slot.head_dim, group);
     attend_job j = {.dev = dev, .a = a, .heads = group, .parts = 1};
     j.tile_rows =
         KK_ATTEND_PAIRS / group < KK_ATTEND_ROWS ? KK_ATTEND_PAIRS / group : KK_ATTEND_ROWS;
