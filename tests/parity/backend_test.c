@@ -1,0 +1,716 @@
+/* backend_test.c - every operation of backend.h on every device of this machine, against the
+ * plain reference on one thread.
+ *
+ * Cases draw their inputs from a seeded generator and go over shapes at and off the edges of the
+ * tiles: rows, outputs, inputs, head sizes, windows, pages, number formats.  A device that
+ * promises the reference's bits is held to them; another one states how near it must come.
+ *
+ * ctest: threads */
+#include "support/op_pages.h"
+
+static const rig_device reference = {.backend = "cpu", .isa = "reference", .threads = 1};
+
+static const rig_device devices[] = {
+    {.backend = "cpu", .isa = "reference", .threads = 2},
+    {.backend = "cpu", .isa = "reference", .threads = 3},
+    {.backend = "cpu", .isa = "avx2", .threads = 1},
+    {.backend = "cpu", .isa = "avx2", .threads = 2},
+    {.backend = "cpu", .isa = "avx2", .threads = 3},
+    {.backend = "cpu", .isa = "avx512", .threads = 1},
+    {.backend = "cpu", .isa = "avx512", .threads = 2},
+    {.backend = "cpu", .isa = "avx512", .threads = 3},
+    {.backend = "cpu", .isa = "neon", .threads = 1},
+    {.backend = "cpu", .isa = "neon", .threads = 2},
+    {.backend = "cpu", .isa = "neon", .threads = 3},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const int32_t row_counts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33};
+static const kk_dtype weight_types[] = {KK_F32,  KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0,
+                                        KK_Q5_0, KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+static const float eps = 1e-6f;
+
+/* Row lengths that a type can store: whole blocks, or any for the plain types. */
+static int32_t row_length(kk_dtype t, int32_t i) {
+    static const int32_t plain[] = {1, 15, 17, 32, 48, 100};
+    const int32_t unit = kk_dtype_get(t)->values;
+    return unit > 1 ? unit * (1 + i % 3) : plain[(size_t)i % COUNT(plain)];
+}
+
+/* ---- rows on their own -------------------------------------------------------------------- */
+
+static const int32_t widths[] = {1, 15, 16, 17, 24, 48, 100, 256, 515};
+
+static void case_embed(rig *r) {
+    enum { VOCAB = 11 };
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = row_length(weight_types[t], (int32_t)i);
+            int32_t token[64];
+            for (int32_t k = 0; k < n; k++) token[k] = k == n - 1 ? VOCAB - 1 : rig_below(r, VOCAB);
+            const size_t all = (size_t)(n * dim);
+            kk_buf *out = rig_random_buf(r, all, 1);
+            const kk_embed_args a = {out, rig_weight(r, weight_types[t], VOCAB, dim), token, n,
+                                     53.0f};
+            RIG_RUN(r, embed, &a);
+            RIG_RECORD(r, RIG_FLOATS, out, all, "embed %s, %d rows of %d",
+                       kk_dtype_get(weight_types[t])->name, n, dim);
+        }
+    }
+}
+
+static void case_norm(rig *r) {
+    for (size_t d = 0; d < COUNT(widths); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = widths[d];
+            const size_t all = (size_t)(n * dim);
+            kk_buf *x = rig_random_buf(r, all, 9), *out = rig_random_buf(r, all, 1);
+            kk_buf *w = rig_random_buf(r, (size_t)dim, 2);
+            const kk_norm_args weighted = {out, x, w, n, dim, eps};
+            RIG_RUN(r, norm, &weighted);
+            RIG_RECORD(r, RIG_FLOATS, out, all, "norm of %d rows of %d", n, dim);
+            const kk_norm_args in_place = {x, x, NULL, n, dim, eps};
+            RIG_RUN(r, norm, &in_place);
+            RIG_RECORD(r, RIG_FLOATS, x, all, "bare norm of %d rows of %d in place", n, dim);
+        }
+    }
+}
+
+static void case_residual(rig *r) {
+    for (size_t d = 0; d < COUNT(widths); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = widths[d];
+            const size_t all = (size_t)(n * dim);
+            kk_buf *x = rig_random_buf(r, all, 5);
+            const kk_residual_args a = {.x = x,
+                                        .a = rig_random_buf(r, all, 9),
+                                        .w = rig_random_buf(r, (size_t)dim, 2),
+                                        .n_rows = n,
+                                        .dim = dim,
+                                        .eps = eps,
+                                        .scale = i % 2 ? 1.0f : 0.7f};
+            RIG_RUN(r, residual, &a);
+            RIG_RECORD(r, RIG_FLOATS, x, all, "residual, %d rows of %d", n, dim);
+        }
+    }
+}
+
+/* Gates of 300 reach both ends of exp.  The last arguments are those of a per-layer input. */
+static void case_glu(rig *r) {
+    for (size_t d = 0; d < COUNT(widths); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = widths[d], stride = 3 * dim + 1;
+            const size_t all = (size_t)(n * dim);
+            kk_buf *gate = rig_random_buf(r, all, i % 2 ? 300 : 5),
+                   *out = rig_random_buf(r, all, 1);
+            kk_buf *up = rig_random_buf(r, (size_t)(n * stride), 3);
+            for (int act = KK_GELU_TANH; act <= KK_SILU; act++) {
+                const kk_glu_args dense = {out, gate, up, n, dim, dim, 0, (kk_activation)act};
+                RIG_RUN(r, glu, &dense);
+                RIG_RECORD(r, RIG_FLOATS, out, all, "glu %d, %d rows of %d", act, n, dim);
+            }
+            const kk_glu_args apart = {gate, gate, up, n, dim, stride, 2 * dim, KK_GELU_TANH};
+            RIG_RUN(r, glu, &apart);
+            RIG_RECORD(r, RIG_FLOATS, gate, all, "glu in place, %d rows of %d, %d apart", n, dim,
+                       stride);
+        }
+    }
+}
+
+static void case_softcap(rig *r) {
+    static const int32_t dims[] = {1, 17, 100, 1024, 5003}; /* the last fills several pieces */
+    for (size_t d = 0; d < COUNT(dims); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = dims[d];
+            if (dim > 2000 && n > 9) continue;
+            const size_t all = (size_t)(n * dim);
+            kk_buf *x = rig_random_buf(r, all, i % 2 ? 5000 : 60);
+            const kk_softcap_args a = {x, n, dim, 30.0f};
+            RIG_RUN(r, softcap, &a);
+            RIG_RECORD(r, RIG_FLOATS, x, all, "softcap, %d rows of %d", n, dim);
+        }
+    }
+}
+
+static void case_gather(rig *r) {
+    for (size_t i = 0; i < COUNT(row_counts); i++) {
+        const int32_t n = row_counts[i], dim = widths[i % COUNT(widths)];
+        const size_t all = (size_t)(n * dim);
+        int32_t row[64];
+        for (int32_t k = 0; k < n; k++) row[k] = k == 0 ? 39 : rig_below(r, 40);
+        kk_buf *x = rig_random_buf(r, (size_t)(40 * dim), 1), *out = rig_random_buf(r, all, 1);
+        kk_gather_args a = {out, x, row, n, dim};
+        RIG_RUN(r, gather, &a);
+        RIG_RECORD(r, RIG_FLOATS, out, all, "gather %d rows of %d", n, dim);
+        a.row = NULL;
+        RIG_RUN(r, gather, &a);
+        RIG_RECORD(r, RIG_FLOATS, out, all, "gather the first %d rows of %d", n, dim);
+    }
+}
+
+static void case_ple(rig *r) {
+    static const int32_t dims[] = {16, 24, 256};
+    enum { VOCAB = 5 };
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t unit = kk_dtype_get(weight_types[t])->values, n = row_counts[i];
+            const int32_t dim = dims[i % COUNT(dims)];
+            int32_t layers = 3;
+            while (layers * dim % unit) layers++;
+            int32_t token[64];
+            for (int32_t k = 0; k < n; k++) token[k] = rig_below(r, VOCAB);
+            const size_t all = (size_t)(n * layers * dim);
+            kk_buf *out = rig_random_buf(r, all, 1);
+            const kk_ple_args a = {.out = out,
+                                   .proj = rig_random_buf(r, all, 4),
+                                   .w = rig_random_buf(r, (size_t)dim, 2),
+                                   .table = rig_weight(r, weight_types[t], VOCAB, layers * dim),
+                                   .token = token,
+                                   .n_rows = n,
+                                   .n_layer = layers,
+                                   .dim = dim,
+                                   .proj_scale = 0.06f,
+                                   .scale = 16,
+                                   .eps = eps};
+            RIG_RUN(r, ple, &a);
+            RIG_RECORD(r, RIG_FLOATS, out, all, "ple %s, %d rows of %d x %d",
+                       kk_dtype_get(weight_types[t])->name, n, layers, dim);
+        }
+    }
+}
+
+/* ---- matrices ----------------------------------------------------------------------------- */
+
+static void linear_one(rig *r, kk_dtype t, int32_t n_rows, int32_t n_out, int32_t n_in) {
+    const size_t all = (size_t)(n_rows * n_out);
+    kk_buf *out = rig_random_buf(r, all, 1);
+    const kk_linear_args a = {.out = {out},
+                              .w = {rig_weight(r, t, n_out, n_in)},
+                              .n = 1,
+                              .x = rig_random_buf(r, (size_t)(n_rows * n_in), 3),
+                              .n_rows = n_rows};
+    RIG_RUN(r, linear, &a);
+    RIG_RECORD(r, RIG_FLOATS, out, all, "linear %s [%d, %d], %d rows", kk_dtype_get(t)->name, n_out,
+               n_in, n_rows);
+}
+
+static void case_linear(rig *r) {
+    static const int32_t outs[] = {1, 15, 16, 17, 48, 100};
+    for (size_t t = 0; t < COUNT(weight_types); t++)
+        for (size_t o = 0; o < COUNT(outs); o++)
+            for (size_t i = 0; i < COUNT(row_counts); i++)
+                linear_one(r, weight_types[t], row_counts[i], outs[o],
+                           row_length(weight_types[t], (int32_t)(i + o)));
+}
+
+/* Rows as long as a real model's, and enough outputs that a thread takes several strips. */
+static void case_linear_large(rig *r) {
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        linear_one(r, weight_types[t], 1, 33, 2816);
+        linear_one(r, weight_types[t], 5, 17, 2816);
+        linear_one(r, weight_types[t], 2, 1603,
+                   kk_dtype_get(weight_types[t])->values > 32 ? 256 : 64);
+    }
+}
+
+/* Up to four matrices of any types on the same rows; a block of zeros among them. */
+static void case_linear_together(rig *r) {
+    static const kk_dtype together[][KK_LINEAR_MAX] = {{KK_Q4_0, KK_Q6_K, KK_F32, KK_BF16},
+                                                       {KK_BF16, KK_Q8_0, KK_F16, KK_Q5_1},
+                                                       {KK_F32, KK_F32, KK_F32, KK_F32},
+                                                       {KK_Q5_K, KK_Q4_K, KK_Q5_0, KK_Q4_K}};
+    static const int32_t outs[KK_LINEAR_MAX] = {48, 17, 1, 31};
+    enum { IN = 256 };
+    for (size_t i = 0; i < COUNT(row_counts); i++) {
+        for (size_t k = 0; k < COUNT(together); k++) {
+            const int32_t n = row_counts[i];
+            float *x = rig_floats(r, (size_t)(n * IN), 3);
+            memset(x + 32, 0, 32 * sizeof *x);
+            kk_linear_args a = {.n = 2 + (int32_t)((i + k) % 3), .n_rows = n};
+            a.x = rig_buf(r, x, (size_t)(n * IN));
+            for (int32_t m = 0; m < a.n; m++) {
+                a.w[m] = rig_weight(r, together[k][m], outs[m], IN);
+                a.out[m] = rig_random_buf(r, (size_t)(n * outs[m]), 1);
+            }
+            RIG_RUN(r, linear, &a);
+            for (int32_t m = 0; m < a.n; m++)
+                RIG_RECORD(r, RIG_FLOATS, a.out[m], (size_t)(n * outs[m]),
+                           "linear, matrix %d of %d of set %zu, %d rows", m, a.n, k, n);
+        }
+    }
+}
+
+/* ---- experts ------------------------------------------------------------------------------ */
+
+typedef struct {
+    kk_dtype gate, up, down;
+    bool fused; /* gate holds both */
+    int32_t n_expert, n_used, hidden, ffn, n_rows;
+} experts_shape;
+
+/* Every row takes n_used different experts out of [0, among). */
+static int32_t *draw_experts(rig *r, const experts_shape *s, int32_t among) {
+    const int32_t slots = s->n_rows * s->n_used;
+    int32_t *expert = rig_memory(r, (size_t)slots * sizeof *expert);
+    for (int32_t i = 0; i < slots; i += s->n_used) {
+        const int32_t first = rig_below(r, among);
+        for (int32_t k = 0; k < s->n_used; k++) expert[i + k] = (first + k * 3) % among;
+    }
+    return expert;
+}
+
+static void experts_one(rig *r, const experts_shape *s, int32_t among) {
+    const size_t slots = (size_t)(s->n_rows * s->n_used), all = (size_t)(s->n_rows * s->hidden);
+    kk_matrix gate = rig_matrix(r, s->gate, s->n_expert, s->fused ? 2 * s->ffn : s->ffn, s->hidden);
+    kk_matrix down = rig_matrix(r, s->down, s->n_expert, s->hidden, s->ffn);
+    kk_buf *out = rig_random_buf(r, all, 1);
+    kk_experts_args a = {.out = out,
+                         .x = rig_random_buf(r, all, 2),
+                         .expert = rig_buf(r, draw_experts(r, s, among), slots),
+                         .weight = rig_random_buf(r, slots, 1),
+                         .gate = rig_load(r, gate, 1),
+                         .down = rig_load(r, down, s->n_used),
+                         .n_rows = s->n_rows,
+                         .n_used = s->n_used,
+                         .ffn = s->ffn};
+    if (!s->fused) a.up = rig_load(r, rig_matrix(r, s->up, s->n_expert, s->ffn, s->hidden), 1);
+    RIG_RUN(r, prepare_experts, s->n_expert, s->n_used, s->ffn, s->hidden);
+    RIG_RUN(r, experts, &a);
+    RIG_RECORD(r, RIG_FLOATS, out, all, "experts %s %s, %d of %d, %d rows, %d x %d%s",
+               kk_dtype_get(s->gate)->name, kk_dtype_get(s->down)->name, s->n_used, among,
+               s->n_rows, s->hidden, s->ffn, s->fused ? "" : ", separate up");
+}
+
+/* Rows choose among all the experts, or among few, which leaves the others without a row. */
+static void case_experts(rig *r) {
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        const kk_dtype type = weight_types[t];
+        const int32_t unit = kk_dtype_get(type)->values;
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            experts_shape s = {.gate = type,
+                               .up = type,
+                               .down = type,
+                               .fused = i % 2 == 0,
+                               .n_expert = 7,
+                               .n_used = 1 + (int32_t)i % 2,
+                               .hidden = unit > 1 ? unit : 40,
+                               .ffn = unit > 1 ? unit : 17,
+                               .n_rows = row_counts[i]};
+            if (unit > 32 && s.n_rows > 9) s.n_rows = 10; /* the reference takes its time */
+            experts_one(r, &s, i % 3 ? s.n_expert : 2);
+        }
+    }
+}
+
+/* Types that differ, sizes off the strips, every expert used, and more results than the scratch
+ * holds at a time. */
+static void case_experts_mixed(rig *r) {
+    static const experts_shape shapes[] = {
+        {KK_Q4_0, KK_F32, KK_Q8_0, false, 4, 4, 96, 32, 9},
+        {KK_F32, KK_Q5_1, KK_BF16, false, 5, 2, 64, 33, 17},
+        {KK_BF16, KK_BF16, KK_Q5_0, true, 3, 1, 50, 64, 33},
+        {KK_Q4_K, KK_Q4_K, KK_Q8_0, true, 9, 2, 256, 96, 16},
+        {KK_F32, KK_F32, KK_F32, true, 64, 8, 790, 16, 256},
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) experts_one(r, &shapes[i], shapes[i].n_expert);
+}
+
+static void route_one(rig *r, kk_matrix proj, int32_t n_rows, int32_t n_used, const char *what) {
+    const size_t slots = (size_t)(n_rows * n_used), n_in = (size_t)proj.n_in;
+    kk_buf *expert = rig_random_buf(r, slots, 1), *weight = rig_random_buf(r, slots, 1);
+    const kk_route_args a = {.expert = expert,
+                             .weight = weight,
+                             .x = rig_random_buf(r, (size_t)n_rows * n_in, 20),
+                             .scale = rig_random_buf(r, n_in, 30),
+                             .per_expert_scale = rig_random_buf(r, (size_t)proj.n_out, 2),
+                             .proj = rig_load(r, proj, 1),
+                             .n_rows = n_rows,
+                             .n_used = n_used,
+                             .eps = eps};
+    RIG_RUN(r, prepare_experts, (int32_t)proj.n_out, n_used, 32, proj.n_in);
+    RIG_RUN(r, route, &a);
+    RIG_RECORD(r, RIG_INTS, expert, slots, "experts%s: %d of %d, %d rows", what, n_used,
+               (int)proj.n_out, n_rows);
+    RIG_RECORD(r, RIG_FLOATS, weight, slots, "weights%s: %d of %d, %d rows", what, n_used,
+               (int)proj.n_out, n_rows);
+}
+
+static void case_route(rig *r) {
+    static const kk_dtype types[] = {KK_F32, KK_BF16, KK_Q8_0};
+    static const int32_t sizes[][2] = {{1, 1}, {4, 2}, {8, 8}, {17, 3}, {128, 8}};
+    for (size_t i = 0; i < COUNT(row_counts); i++) {
+        for (size_t k = 0; k < COUNT(sizes); k++) {
+            const kk_dtype t = types[(i + k) % COUNT(types)];
+            const int32_t n_in = t == KK_Q8_0 ? 96 : 100, n = sizes[k][0];
+            route_one(r, rig_matrix(r, t, 1, n, n_in), row_counts[i], sizes[k][1], "");
+        }
+    }
+}
+
+/* Experts 1, 4 and 7, 2 and 9, and so on have equal logits: the lower id comes first. */
+static void case_route_ties(rig *r) {
+    enum { EXPERTS = 16, IN = 48 };
+    for (size_t i = 0; i < COUNT(row_counts); i++) {
+        const kk_matrix m = rig_matrix(r, KK_F32, 1, EXPERTS, IN);
+        uint8_t *rows = (uint8_t *)(uintptr_t)m.data;
+        const size_t row = IN * sizeof(float);
+        memcpy(rows + 4 * row, rows + row, row);
+        memcpy(rows + 7 * row, rows + row, row);
+        memcpy(rows + 9 * row, rows + 2 * row, row);
+        if (i % 2) memset(rows, 0, EXPERTS * row); /* all equal */
+        route_one(r, m, row_counts[i], 6, " with ties");
+    }
+}
+
+/* ---- attention ---------------------------------------------------------------------------- */
+
+static const int32_t head_dims[] = {16, 24, 64, 256, 512};
+
+static void case_rope(rig *r) {
+    static const struct {
+        kk_rope rope;
+        int64_t first, pos0, n;
+        bool listed;
+    } tables[] = {
+        {{1e4f, 1, 8, 16}, 0, 0, 1, false},         {{1e4f, 1, 12, 24}, 3, 40, 33, false},
+        {{1e6f, 1, 64, 512}, 0, 262000, 17, false}, {{1e6f, 8, 16, 128}, 70, 70, 200, false},
+        {{1e4f, 1, 128, 256}, 2, 0, 40, true},      {{1e6f, 2, 3, 24}, 0, 0, 64, true},
+        {{1e6f, 1, 0, 16}, 0, 5, 4, false},
+    };
+    for (size_t i = 0; i < COUNT(tables); i++) {
+        int64_t pos[64];
+        for (size_t k = 0; k < COUNT(pos); k++) pos[k] = rig_below(r, 300000);
+        const size_t all = (size_t)((tables[i].first + tables[i].n) * 2 * tables[i].rope.n_rot);
+        kk_buf *table = rig_random_buf(r, all, 1);
+        const kk_rope_args a = {.table = table,
+                                .first = tables[i].first,
+                                .pos0 = tables[i].pos0,
+                                .n = tables[i].n,
+                                .pos = tables[i].listed ? pos : NULL,
+                                .rope = tables[i].rope};
+        RIG_RUN(r, rope, &a);
+        RIG_RECORD(r, RIG_FLOATS, table, all, "angles %zu", i);
+    }
+}
+
+/* Rows of one to three sessions at positions before, on and across page borders. */
+static rig_cache *draw_cache(rig *r, kk_dtype format, bool k_eq_v, int32_t n_kv, int32_t d,
+                             size_t seed) {
+    static const int64_t near[] = {0, 5, 60, 63, 64, 120, 127, 190, 250, 300};
+    const int32_t sessions = 1 + (int32_t)(seed % 3);
+    int32_t n_rows[RIG_SESSIONS];
+    int64_t pos[RIG_SESSIONS];
+    for (int32_t s = 0; s < sessions; s++) {
+        const size_t pick = (size_t)rig_below(r, (int32_t)COUNT(row_counts));
+        n_rows[s] = row_counts[s == 0 ? seed % COUNT(row_counts) : pick];
+        if (d > 64 && n_rows[s] > 9) n_rows[s] = 10; /* the reference takes its time */
+        pos[s] = near[rig_below(r, (int32_t)COUNT(near))];
+    }
+    return rig_cache_new(r, format, k_eq_v, n_kv, d, sessions, n_rows, pos);
+}
+
+static void record_pages(rig *r, const rig_cache *c, const char *label) {
+    const rig_kind kind = c->slot.format == KK_F32 ? RIG_FLOATS : RIG_BF16;
+    rig_sync(r);
+    for (int32_t s = 0; s < c->rows.n_groups; s++)
+        for (int p = 0; p < RIG_PAGES; p++)
+            rig_record_values(r, kind, c->page[s][p], c->page_values, "%s, session %d page %d",
+                              label, s, p);
+}
+
+typedef enum { STORE_BOTH, STORE_V_FROM_K, STORE_ONE, STORE_NOTHING, STORE_WAYS } store_way;
+
+static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t seed) {
+    char label[96];
+    const int32_t n_kv = 1 + (int32_t)(seed % 2), n_head = n_kv * 2;
+    const int32_t n_rot = seed % 3 ? d / 2 : d / 8;
+    rig_cache *c = draw_cache(r, format, way == STORE_ONE, n_kv, d, seed);
+    const size_t n = (size_t)c->rows.n_rows, nq = n * (size_t)(n_head * d);
+    const size_t nkv = n * (size_t)(n_kv * d);
+    kk_buf *q = rig_random_buf(r, nq, 3);
+    const kk_store_args a = {.q = q,
+                             .k = way == STORE_NOTHING ? NULL : rig_random_buf(r, nkv, 3),
+                             .v = way == STORE_BOTH ? rig_random_buf(r, nkv, 3) : NULL,
+                             .q_norm = rig_random_buf(r, (size_t)d, 2),
+                             .k_norm = rig_random_buf(r, (size_t)d, 2),
+                             .rope_rows = rig_row_angles(r, c, (kk_rope){1e4f, 1, n_rot, d}),
+                             .n_rot = n_rot,
+                             .n_head = n_head,
+                             .slot = c->slot,
+                             .rows = &c->rows,
+                             .eps = eps};
+    RIG_RUN(r, store, &a);
+    snprintf(label, sizeof label, "store, way %d, %s, %zu rows, %d heads of %d", (int)way,
+             kk_dtype_get(format)->name, n, n_kv, d);
+    RIG_RECORD(r, RIG_FLOATS, q, nq, "%s: q", label);
+    record_pages(r, c, label);
+}
+
+static void case_store(rig *r) {
+    for (size_t d = 0; d < COUNT(head_dims); d++)
+        for (int way = 0; way < STORE_WAYS; way++)
+            for (size_t i = 0; i < 6; i++)
+                store_one(r, (store_way)way, i % 2 ? KK_BF16 : KK_F32, head_dims[d],
+                          i * 7 + d + (size_t)way);
+}
+
+/* Everything no row may see is NaN or missing.  Large values make scores of hundreds, whose
+ * exponentials vanish or come all from one page. */
+static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, int32_t window,
+                       size_t seed) {
+    const int32_t n_kv = 1 + (int32_t)(seed % 2), n_head = n_kv * (1 + (int32_t)(seed % 4));
+    const int32_t n_rot = seed % 2 ? d / 8 : d / 2;
+    rig_cache *c = draw_cache(r, format, k_eq_v, n_kv, d, seed);
+    rig_cache_hide(c, window);
+    const size_t all = (size_t)c->rows.n_rows * (size_t)(n_head * d);
+    kk_buf *out = rig_random_buf(r, all, 1);
+    const kk_attend_args a = {.out = out,
+                              .q = rig_random_buf(r, all, seed % 5 == 0 ? 60.0f : 1.0f),
+                              .k_norm = k_eq_v ? rig_random_buf(r, (size_t)d, 2) : NULL,
+                              .rope_pos =
+                                  k_eq_v ? rig_all_angles(r, (kk_rope){1e6f, 1, n_rot, d}) : NULL,
+                              .n_rot = n_rot,
+                              .n_head = n_head,
+                              .window = window,
+                              .slot = c->slot,
+                              .rows = &c->rows,
+                              .scale = seed % 3 ? 1.0f : 0.25f};
+    RIG_RUN(r, attend, &a);
+    RIG_RECORD(r, RIG_FLOATS, out, all, "attend %s%s, %d rows of %d, %d heads of %d, window %d",
+               kk_dtype_get(format)->name, k_eq_v ? " k = v" : "", c->rows.n_rows, c->rows.n_groups,
+               n_head, d, window);
+}
+
+static void case_attend(rig *r) {
+    static const int32_t windows[] = {0, 1, 7, 40, 64, 65, 100, 200};
+    size_t seed = 0;
+    for (size_t d = 0; d < COUNT(head_dims); d++)
+        for (size_t w = 0; w < COUNT(windows); w++)
+            for (int k_eq_v = 0; k_eq_v < 2; k_eq_v++, seed++)
+                attend_one(r, (seed / 2 + d) % 2 ? KK_BF16 : KK_F32, k_eq_v != 0, head_dims[d],
+                           windows[w], seed);
+}
+
+/* One K/V head with more query heads than tasks, so that its heads are shared out. */
+static void case_attend_shared_out(rig *r) {
+    for (int32_t heads = 1; heads <= 128; heads = heads * 3 / 2 + 1) {
+        const int32_t n_rows = heads > 16 ? 1 : 2;
+        const int64_t pos = 66;
+        rig_cache *c = rig_cache_new(r, KK_F32, false, 1, 32, 1, &n_rows, &pos);
+        const size_t all = (size_t)(n_rows * heads * 32);
+        kk_buf *out = rig_random_buf(r, all, 1);
+        const kk_attend_args a = {.out = out,
+                                  .q = rig_random_buf(r, all, 1),
+                                  .n_head = heads,
+                                  .slot = c->slot,
+                                  .rows = &c->rows,
+                                  .scale = 1};
+        RIG_RUN(r, attend, &a);
+        RIG_RECORD(r, RIG_FLOATS, out, all, "attend, %d heads on one, %d rows", heads, n_rows);
+    }
+}
+
+/* ---- the table ---------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    void (*fn)(rig *r);
+    int32_t max_rows;
+} op_case;
+
+static const op_case cases[] = {
+    {"embed", case_embed, 33},
+    {"norm", case_norm, 33},
+    {"residual", case_residual, 33},
+    {"glu", case_glu, 33},
+    {"softcap", case_softcap, 33},
+    {"gather", case_gather, 40},
+    {"ple", case_ple, 33},
+    {"linear", case_linear, 33},
+    {"linear, large", case_linear_large, 5},
+    {"linear, together", case_linear_together, 33},
+    {"experts", case_experts, 33},
+    {"experts, mixed", case_experts_mixed, 256},
+    {"route", case_route, 33},
+    {"route, ties", case_route_ties, 33},
+    {"rope", case_rope, 33},
+    {"store", case_store, 99},
+    {"attend", case_attend, 99},
+    {"attend, heads shared out", case_attend_shared_out, 2},
+};
+
+static uint64_t seed_of(const op_case *c) { return 20260901u + (uint64_t)(c - cases); }
+
+static void run_case(void **state) {
+    const op_case *c = *state;
+    static rig r;
+    rig_records want = {0};
+    assert_true(rig_open(&r, &reference, c->max_rows, &want, seed_of(c)));
+    c->fn(&r);
+    rig_close(&r);
+    assert_true(want.n > 0);
+    for (size_t i = 0; i < COUNT(devices); i++) {
+        rig_records got = {0};
+        char name[64];
+        if (!rig_open(&r, &devices[i], c->max_rows, &got, seed_of(c))) continue;
+        snprintf(name, sizeof name, "%s %s, %d threads", devices[i].backend, r.be->isa(r.dev),
+                 r.be->threads(r.dev));
+        c->fn(&r);
+        rig_close(&r);
+        rig_compare(name, &want, &got, devices[i].rule);
+        rig_records_free(&got);
+    }
+    rig_records_free(&want);
+}
+
+/* The kernels this machine would choose are among those compared. */
+static void best_device_is_compared(void **state) {
+    (void)state;
+    static rig r;
+    rig_records none = {0};
+    const rig_device best = {.backend = NULL};
+    bool found = false;
+    assert_true(rig_open(&r, &best, 1, &none, 0));
+    for (size_t i = 0; i < COUNT(devices); i++)
+        found |= strcmp(devices[i].backend, r.be->name) == 0 &&
+                 strcmp(devices[i].isa, r.be->isa(r.dev)) == 0;
+    if (!found) fail_msg("%s %s is not in the table", r.be->name, r.be->isa(r.dev));
+    rig_close(&r);
+}
+
+/* ---- what a device refuses ------------------------------------------------------------------ */
+
+static const rig_device *const refusing[] = {&reference, &(const rig_device){.backend = "cpu"}};
+
+#define assert_refused(call, words)                                                                \
+    do {                                                                                           \
+        kk_err err_ = {0};                                                                         \
+        kk_err *err = &err_;                                                                       \
+        assert_int_equal(call, KK_EINVAL);                                                         \
+        assert_int_equal(err_.code, KK_EINVAL);                                                    \
+        if (!strstr(err_.msg, words)) fail_msg("'%s' does not say '%s'", err_.msg, words);         \
+    } while (0)
+
+static void buffers_have_ends(void **state) {
+    (void)state;
+    static rig r;
+    rig_records none = {0};
+    char bytes[100] = "kept";
+    for (size_t i = 0; i < COUNT(refusing); i++) {
+        assert_true(rig_open(&r, refusing[i], 1, &none, 0));
+        kk_buf *b = NULL, *wide = NULL;
+        RIG_RUN(&r, buf_new, KK_MEM_WORKSPACE, 100, &b);
+        RIG_RUN(&r, read, b, 0, bytes, 100);
+        for (size_t k = 0; k < 100; k++) assert_int_equal(bytes[k], 0);
+        memcpy(bytes, "abcd", 4);
+        RIG_RUN(&r, write, b, 96, bytes, 4);
+        RIG_RUN(&r, write, b, 100, bytes, 0);
+        assert_refused(r.be->write(r.dev, b, 97, bytes, 4, err), "97..101");
+        assert_refused(r.be->write(r.dev, b, 0, bytes, 101, err), "101");
+        assert_refused(r.be->write(r.dev, b, 8, bytes, SIZE_MAX - 4, err), "100");
+        assert_refused(r.be->read(r.dev, b, 101, bytes, 0, err), "101");
+        assert_refused(r.be->read(r.dev, b, SIZE_MAX, bytes, 2, err), "100");
+        RIG_RUN(&r, read, b, 96, bytes + 8, 4);
+        assert_memory_equal(bytes + 8, "abcd", 4);
+        RIG_RUN(&r, buf_reserve, (size_t)1 << 32, &wide); /* address space only */
+        assert_int_equal(r.mem.bytes[KK_MEM_WORKSPACE] < 1 << 30, true);
+        RIG_RUN(&r, write, wide, ((size_t)1 << 32) - 4, bytes, 4);
+        r.be->buf_free(r.dev, wide);
+        r.be->buf_free(r.dev, b);
+        r.be->buf_free(r.dev, NULL);
+        rig_close(&r);
+    }
+}
+
+static void weights_fill_blocks(void **state) {
+    (void)state;
+    static rig r;
+    rig_records none = {0};
+    static const uint8_t data[1024];
+    for (size_t i = 0; i < COUNT(refusing); i++) {
+        assert_true(rig_open(&r, refusing[i], 1, &none, 0));
+        kk_weight *w = (kk_weight *)&r;
+        for (size_t t = 0; t < COUNT(weight_types); t++) {
+            const kk_dtype_info *info = kk_dtype_get(weight_types[t]);
+            const kk_matrix m = {weight_types[t], 1, 1, info->values + 1, data};
+            if (info->values == 1) continue;
+            assert_refused(r.be->weight_new(r.dev, &m, &w, err), info->name);
+            assert_null(w);
+        }
+        w = (kk_weight *)&r;
+        const kk_matrix endless = {KK_F32, 1, 1, INT64_MAX, data};
+        assert_refused(r.be->weight_new(r.dev, &endless, &w, err), "f32");
+        assert_null(w);
+        r.be->weight_free(r.dev, NULL);
+        rig_close(&r);
+    }
+}
+
+/* Sizes that fixed scratch could not hold. */
+static void rows_have_limits(void **state) {
+    (void)state;
+    static rig r;
+    rig_records none = {0};
+    const int32_t one = 1, token = 0;
+    const int64_t pos = 0;
+    for (size_t i = 0; i < COUNT(refusing); i++) {
+        assert_true(rig_open(&r, refusing[i], 1, &none, 0));
+        kk_buf *b = rig_random_buf(&r, 1 << 20, 1);
+        rig_cache *c = rig_cache_new(&r, KK_F32, false, 1, 4096, 1, &one, &pos);
+        const kk_attend_args attend = {
+            .out = b, .q = b, .n_head = 1, .slot = c->slot, .rows = &c->rows, .scale = 1};
+        assert_refused(r.be->attend(r.dev, &attend, err), "4096");
+        const kk_store_args store = {.q = b,
+                                     .k = b,
+                                     .v = b,
+                                     .q_norm = b,
+                                     .k_norm = b,
+                                     .rope_rows = b,
+                                     .n_head = 1,
+                                     .slot = c->slot,
+                                     .rows = &c->rows,
+                                     .eps = eps};
+        assert_refused(r.be->store(r.dev, &store, err), "4096");
+        const kk_ple_args ple = {.out = b,
+                                 .proj = b,
+                                 .w = b,
+                                 .table = rig_weight(&r, KK_F32, 1, 2048),
+                                 .token = &token,
+                                 .n_rows = 1,
+                                 .n_layer = 1,
+                                 .dim = 2048};
+        assert_refused(r.be->ple(r.dev, &ple, err), "2048");
+        const kk_residual_args residual = {.x = b, .a = b, .w = b, .n_rows = 1, .dim = 1 << 20};
+        assert_refused(r.be->residual(r.dev, &residual, err), "1048576");
+        rig_close(&r);
+    }
+}
+
+static void unknown_devices_are_refused(void **state) {
+    (void)state;
+    kk_mem mem = {0};
+    kk_err err = {0};
+    const kk_dev_opts opts = {.threads = 1, .isa = "z80", .mem = &mem, .max_rows = 1};
+    const kk_backend *be = kk_backend_named("cpu");
+    kk_dev *dev = (kk_dev *)&mem;
+    assert_null(kk_backend_named("abacus"));
+    assert_int_equal(be->open(&dev, &opts, &err), KK_EDEVICE);
+    assert_null(dev);
+    assert_non_null(strstr(err.msg, "z80"));
+    be->close(NULL);
+}
+
+int main(void) {
+    struct CMUnitTest tests[COUNT(cases) + 5];
+    for (size_t i = 0; i < COUNT(cases); i++)
+        tests[i] =
+            (struct CMUnitTest){cases[i].name, run_case, NULL, NULL, (void *)(uintptr_t)&cases[i]};
+    const struct CMUnitTest others[] = {
+        cmocka_unit_test(best_device_is_compared),     cmocka_unit_test(buffers_have_ends),
+        cmocka_unit_test(weights_fill_blocks),         cmocka_unit_test(rows_have_limits),
+        cmocka_unit_test(unknown_devices_are_refused),
+    };
+    memcpy(tests + COUNT(cases), others, sizeof others);
+    return cmocka_run_group_tests_name("backend", tests, NULL, NULL);
+}
