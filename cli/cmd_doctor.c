@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
+#include "eval/bench.h"
 #include "eval/devices.h"
 
 typedef struct {
@@ -26,13 +27,15 @@ static const option doctor_options[] = {
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
 };
 
-/* 26B-A4B in q4_0 reads this much for each token; decoding is reading.  A well-fed engine gets
- * between these shares of a plain reader's bandwidth. */
-static const double token_bytes = 2.15e9, share_low = 0.60, share_high = 0.80;
+/* Decoding is reading: the speed to expect of this model is the bandwidth over what it reads for
+ * each token, times the share of a plain reader's bandwidth that decoding reaches. */
+static const char estimated_model[] = "26b-a4b:q4_0";
+static const double share_low = 0.60, share_high = 0.80;
 
 typedef struct {
     kk_machine machine;
-    double bandwidth; /* 0: could not be measured */
+    double bandwidth;   /* 0: could not be measured */
+    double token_bytes; /* of the model whose speed is estimated */
     char why[240];
     kk_device_state device[KK_DEVICE_KINDS];
     char huge_pages[32], libraries[96];
@@ -69,6 +72,14 @@ static void look(findings *f, const doctor_args *a) {
     for (size_t i = 0; i < KK_DEVICE_KINDS; i++) kk_device_probe(i, &f->device[i]);
     if (kk_measure_bandwidth(a->threads, 1.0, &f->bandwidth, &err) != KK_OK) f->bandwidth = 0;
     snprintf(f->why, sizeof f->why, "%s", err.msg);
+    kk_model_info info;
+    if (kk_bench_inspect(estimated_model, &info, &err) == KK_OK)
+        f->token_bytes = (double)info.token_bytes;
+}
+
+/* Tokens per second at a share of the bandwidth; 0: unknown. */
+static double estimate(const findings *f, double share) {
+    return f->token_bytes > 0 ? share * f->bandwidth / f->token_bytes : 0;
 }
 
 static const char *state_of(const kk_device_state *d) {
@@ -98,11 +109,11 @@ static void print(const findings *f) {
             printf(": %s%s%s\n", state_of(d), d->why[0] ? ": " : "", d->why);
     }
     printf("libraries   %s\n", f->libraries);
-    if (f->bandwidth > 0)
+    if (estimate(f, 1) > 0)
         printf("estimate    26B-A4B in q4_0: %.1f to %.1f tok/s (not measured: %.2f GB read per "
                "token\n            at %.0f to %.0f %% of the bandwidth; 'kakeya bench' measures)\n",
-               share_low * f->bandwidth / token_bytes, share_high * f->bandwidth / token_bytes,
-               token_bytes / 1e9, 100 * share_low, 100 * share_high);
+               estimate(f, share_low), estimate(f, share_high), f->token_bytes / 1e9,
+               100 * share_low, 100 * share_high);
 }
 
 static bool print_json(const findings *f) {
@@ -118,9 +129,7 @@ static bool print_json(const findings *f) {
                   (json_int_t)m->memory, "memory_free", (json_int_t)m->memory_free, "bandwidth",
                   f->bandwidth > 0 ? output_real(f->bandwidth) : json_null(), "backends", backends,
                   "libraries", f->libraries, "estimate_26b_a4b_q4_0_tok_s",
-                  f->bandwidth > 0 ? json_pack("[f, f]", share_low * f->bandwidth / token_bytes,
-                                               share_high * f->bandwidth / token_bytes)
-                                   : json_null()));
+                  json_pack("[f, f]", estimate(f, share_low), estimate(f, share_high))));
 }
 
 static int run(int argc, char **argv) {

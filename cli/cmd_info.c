@@ -1,11 +1,11 @@
 /* cmd_info.c - `kakeya info`: what a model is and needs, before anyone waits for it to load. */
 #include <stdio.h>
-#include <string.h>
 
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
+#include "eval/bench.h"
 
 typedef struct {
     loader_args load;
@@ -36,8 +36,6 @@ static double kv_bytes(const kk_model_info *m, int64_t n) {
 /* Largest context that fits the free memory, at most the model's own; 0: not even the weights. */
 static int64_t fitting_context(const kk_model_info *m, const kk_machine *machine) {
     double room = (double)machine->memory_free - (double)m->weight_bytes - workspace;
-    if (m->format[0] == 's' && strcmp(m->format, "synthetic") == 0)
-        room += (double)m->weight_bytes; /* already taken from what is free */
     int64_t low = 0, high = m->context;
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
@@ -80,7 +78,9 @@ static void print_kv(const kk_model_info *m) {
     printf("             ");
     for (size_t i = 0; i < OPTION_COUNT(contexts) && contexts[i] < m->context; i++)
         printf("%s at %dk, ", term_bytes(kv_bytes(m, contexts[i])).text, contexts[i] / 1024);
-    printf("%s at %s\n", term_bytes(kv_bytes(m, m->context)).text, term_count(m->context).text);
+    bool round = m->context % 1024 == 0;
+    printf("%s at %d%s\n", term_bytes(kv_bytes(m, m->context)).text,
+           round ? m->context / 1024 : m->context, round ? "k" : "");
 }
 
 static void print_info(const kk_model_info *m) {
@@ -169,10 +169,9 @@ static int check(const char *path, json_t *object) {
 static bool inspect(const info_args *a, loader_path *path, kk_model_info *info, int *code) {
     kk_err err;
     if (a->load.synthetic && !a->load.model) {
-        kk_engine *e = loader_open(&verb_info, &a->load, code);
-        if (e) kk_engine_info(e, info);
-        kk_engine_close(e);
-        return e != NULL;
+        if (kk_bench_inspect(a->load.synthetic, info, &err) == KK_OK) return true;
+        *code = loader_failed(&a->load, &err);
+        return false;
     }
     if (!loader_find(&verb_info, &a->load, path, code)) return false;
     if (kk_model_inspect(path->path, info, &err) == KK_OK) return true;

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "core/clock.h"
+#include "format/checkpoint.h"
 
 enum { MAX_REPEAT = 64, WARM_TOKENS = 4 };
 static const double prefill_budget_s = 60; /* no further repeat of a prefill after this long */
@@ -376,6 +377,14 @@ static kk_status run(bench *b, kk_err *err) {
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_after, err));
     close_engine(b); /* its memory may be needed now */
     return time_dense(b, err);
+}
+
+kk_status kk_bench_inspect(const char *synthetic, kk_model_info *out, kk_err *err) {
+    kk_checkpoint *c;
+    KK_TRY(kk_checkpoint_synthetic(&c, synthetic, NULL, err));
+    kk_checkpoint_info(c, out);
+    kk_checkpoint_close(c);
+    return KK_OK;
 }
 
 kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *err) {

@@ -58,6 +58,9 @@ typedef struct {
     int64_t resident_over_weights; /* anonymous memory of the process, less weights; -1: unknown */
 } kk_bench_result;
 
+/* What a synthetic model would be, without making it. */
+kk_status kk_bench_inspect(const char *synthetic, kk_model_info *out, kk_err *err);
+
 kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *err);
 
 /* Writes the result with its settings, machine, commit and date as one JSON object.  The file

@@ -22,7 +22,8 @@ typedef struct {
 kk_status kk_checkpoint_open(kk_checkpoint **out, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err);
 /* Real shapes, random weights, no file: "26b-a4b:q4_0" or "26b-a4b:q4_0:12".  Every tensor has
- * its own pages, counted in mem under weights.verifier. */
+ * its own pages, counted in mem under weights.verifier.  mem NULL: shapes and sizes alone, to be
+ * asked about and never computed with. */
 kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem *mem, kk_err *err);
 void kk_checkpoint_close(kk_checkpoint *c); /* NULL is fine */
 

@@ -163,12 +163,12 @@ static kk_status make_tensor(maker *m, const kk_inventory_item *item, char *name
     const tile *from = tile_for(m, item, &t.dtype);
     memcpy(t.dims, item->dims, sizeof item->dims);
     kk_dtype_bytes(t.dtype, (uint64_t)kk_inventory_values(item), &t.data.size);
-    uint8_t *bytes = kk_mem_take(c->mem, KK_MEM_WEIGHTS_VERIFIER, t.data.size);
-    if (!bytes)
+    uint8_t *bytes = c->mem ? kk_mem_take(c->mem, KK_MEM_WEIGHTS_VERIFIER, t.data.size) : NULL;
+    if (!bytes && c->mem)
         return kk_fail(err, KK_ENOMEM, "no memory for the %zu bytes of '%.100s'", t.data.size,
                        item->name);
 #ifdef MADV_HUGEPAGE
-    if (t.data.size >= (size_t)2 << 20) madvise(bytes, t.data.size, MADV_HUGEPAGE);
+    if (bytes && t.data.size >= (size_t)2 << 20) madvise(bytes, t.data.size, MADV_HUGEPAGE);
 #endif
     m->from[c->n_tensors] = from;
     t.data.base = bytes;
@@ -228,6 +228,10 @@ static kk_status fill(maker *m, kk_err *err) {
     size_t total;
     KK_TRY(kk_inventory_make(&m->c->inventory, &m->c->config, err));
     KK_TRY(plan(m, &total, err));
+    if (!m->c->mem) {
+        KK_TRY(make_tensors(m, err));
+        return kk_checkpoint_settle(m->c, err);
+    }
     const uint64_t available = memory_available();
     if (available && total > available)
         return kk_fail(err, KK_ENOMEM,
