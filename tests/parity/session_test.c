@@ -35,6 +35,7 @@ static void assert_logits(kk_session *s, const float want[TINY_VOCAB]) {
 
 static void assert_at(kk_engine *e, kk_session *s, int32_t n) {
     float want[TINY_VOCAB];
+    assert_whole(s);
     assert_int_equal(kk_session_len(s), n);
     assert_memory_equal(kk_session_tokens(s), prompt, (size_t)n * sizeof *prompt);
     reference(e, s->format, n, want);
@@ -277,6 +278,15 @@ static void forks_part_without_a_trace(void **state) {
     tiny_append(fork, other, 100);
     tiny_append(s, prompt + 100, 100);
     assert_at(e, s, 200);
+    kk_session *fresh = tiny_session(e, CTX, KK_KV_BF16);
+    tiny_append(fresh, prompt, 100);
+    tiny_append(fresh, other, 100);
+    for (int i = 0; i < 2; i++) { /* again after both have read the rows they shared */
+        tiny_append(fork, other, 10);
+        tiny_append(fresh, other, 10);
+        assert_same_state(fork, fresh);
+    }
+    kk_session_free(fresh);
     assert_ok(kk_session_rewind(fork, 100, NULL, why));
     tiny_append(fork, prompt + 100, 60);
     assert_at(e, fork, 160);
@@ -510,6 +520,35 @@ static void a_memory_limit_is_kept(void **state) {
     kk_engine_close(e);
 }
 
+/* A rewind that must evaluate again and may not: the session stays where it was. */
+static void a_refused_rewind_changes_nothing(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:f32:2", 1, 32);
+    kk_session *s = tiny_session(e, CTX, KK_KV_F32);
+    kk_err err;
+    int32_t refused = 0, cost = -1;
+    tiny_append(s, prompt, 40);
+    assert_ok(kk_session_checkpoint(s, why));
+    tiny_append(s, prompt + 40, LONG - 40);
+    const int64_t held = limited_bytes(e);
+    for (int64_t more = 0;; more += 32768) {
+        e->mem.limit = held + more;
+        const kk_status st = kk_session_rewind(s, 140, &cost, &err);
+        e->mem.limit = 0;
+        if (st == KK_OK) break;
+        refused++;
+        assert_int_equal(st, KK_ENOMEM);
+        assert_int_equal(cost, 0);
+        assert_int_equal(s->n_checkpoints, 1);
+        assert_at(e, s, LONG);
+    }
+    assert_true(refused > 3);
+    assert_int_equal(cost, 99);
+    assert_at(e, s, 140);
+    kk_session_free(s);
+    kk_engine_close(e);
+}
+
 static void bytes_follow_the_sessions(void **state) {
     (void)state;
     int64_t bytes[KK_MEM_CATEGORIES];
@@ -558,6 +597,7 @@ int main(void) {
         cmocka_unit_test(sessions_check_their_options),
         cmocka_unit_test(appends_stop_without_a_trace),
         cmocka_unit_test(a_memory_limit_is_kept),
+        cmocka_unit_test(a_refused_rewind_changes_nothing),
         cmocka_unit_test(bytes_follow_the_sessions),
     };
     return cmocka_run_group_tests(tests, make_prompt, NULL);

@@ -58,9 +58,17 @@ static inline void tiny_logits(kk_session *s, float out[TINY_VOCAB]) {
     memcpy(out, row, TINY_VOCAB * sizeof *out);
 }
 
+/* Every token, or all but the last, is in the cache: nothing is left to evaluate again. */
+static inline void assert_whole(const kk_session *s) {
+    const int64_t cached = kk_cache_len(s->cache);
+    assert_true(cached == s->len || cached == s->len - 1);
+}
+
 /* Both sessions are in the same state: timeline, and bits of what comes next. */
 static inline void assert_same_state(kk_session *a, kk_session *b) {
     float x[TINY_VOCAB], y[TINY_VOCAB];
+    assert_whole(a);
+    assert_whole(b);
     assert_int_equal(a->len, b->len);
     assert_memory_equal(a->tokens, b->tokens, (size_t)a->len * sizeof *a->tokens);
     tiny_logits(a, x);
