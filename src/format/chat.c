@@ -11,6 +11,7 @@
 
 #include "core/alloc.h"
 #include "core/utf8.h"
+#include "format/jsontree.h"
 #include "format/tokenizer_parts.h"
 
 /* What the last message ended with, which decides how the generation prompt starts. */
@@ -145,11 +146,6 @@ static void put_content(chat *c, size_t i) {
 
 /* ---- tools ------------------------------------------------------------------------------ */
 
-/* jansson leaves the text of some failed allocations empty. */
-static bool out_of_memory(const json_error_t *e) {
-    return json_error_code(e) == json_error_out_of_memory || !e->text[0];
-}
-
 /* Arguments are a map, or a map in a string as the OpenAI API has it.  A string that is no map
  * is written as it stands. */
 static void put_arguments(chat *c, const json_t *arguments) {
@@ -158,11 +154,12 @@ static void put_arguments(chat *c, const json_t *arguments) {
         return;
     }
     if (!json_is_string(arguments)) return;
-    json_error_t e;
-    json_t *map =
-        json_loadb(json_string_value(arguments), json_string_length(arguments), JSON_ALLOW_NUL, &e);
-    if (!map && out_of_memory(&e))
-        kk_chat_fail(&c->out, KK_ENOMEM, "no memory for the arguments of a tool call");
+    json_t *map;
+    const kk_status st =
+        kk_json_tree(&map, json_string_value(arguments), json_string_length(arguments),
+                     "the arguments of a tool call", KK_EINVAL, NULL);
+    if (st == KK_ENOMEM)
+        kk_chat_fail(&c->out, st, "no memory for the arguments of a tool call");
     else if (json_is_object(map))
         kk_chat_members(&c->out, map, false);
     else
@@ -382,14 +379,10 @@ static void put_conversation(chat *c, const json_t *root) {
 }
 
 static kk_status render(kk_chat_text *out, const char *json, size_t len, kk_err *err) {
-    json_error_t e;
     chat c = {.out = {.err = err}};
+    json_t *root;
     *out = (kk_chat_text){0};
-    json_t *root = json_loadb(json, len, JSON_ALLOW_NUL, &e);
-    if (!root && out_of_memory(&e))
-        return kk_fail(err, KK_ENOMEM, "no memory for a conversation of %zu bytes", len);
-    if (!root)
-        return kk_fail(err, KK_EINVAL, "the conversation is not JSON: %s, line %d", e.text, e.line);
+    KK_TRY(kk_json_tree(&root, json, len, "the conversation", KK_EINVAL, err));
     put_conversation(&c, root);
     json_decref(root);
     if (c.out.status != KK_OK) {
