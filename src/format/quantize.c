@@ -127,7 +127,7 @@ static kk_status write_all(job *j, kk_err *err) {
 
 static kk_status run(job *j, const char *out, kk_err *err) {
     j->values = kk_malloc(BUFFER * sizeof *j->values);
-    j->packed = kk_malloc(BUFFER * sizeof *j->values);
+    j->packed = kk_malloc((size_t)BUFFER * 4); /* no type takes more bytes per value */
     if (!j->values || !j->packed) return kk_fail(err, KK_ENOMEM, "no memory to quantize");
     KK_TRY(kk_threads_new(&j->threads, 0, false, err));
     KK_TRY(kk_gguf_writer_open(&j->out, out, err));

@@ -218,6 +218,60 @@ static void options_lock_and_advise(void **state) {
     setrlimit(RLIMIT_MEMLOCK, &old);
 }
 
+/* Writes config.json and a model.safetensors of a released model's shapes: a header, and a hole
+ * of the full size for the data. */
+static bool write_sparse(scratch *s, const char *preset) {
+    kk_config c;
+    kk_inventory list;
+    enum { CAP = 1 << 20 };
+    char *text = calloc(1, CAP);
+    int64_t at = 0;
+    size_t n = 8;
+    assert_int_equal(kk_config_preset(&c, preset, 0, NULL), KK_OK);
+    assert_int_equal(kk_inventory_make(&list, &c, NULL), KK_OK);
+    for (size_t i = 0; i < list.n; i++) {
+        const kk_inventory_item *t = &list.items[i];
+        const int64_t end = at + 2 * kk_inventory_values(t);
+        n += (size_t)snprintf(text + n, CAP - n,
+                              "%s\"model.%s\": {\"dtype\": \"BF16\", \"shape\": [%" PRId64,
+                              i ? ", " : "{", t->name, t->dims[0]);
+        for (int32_t d = 1; d < t->n_dims; d++)
+            n += (size_t)snprintf(text + n, CAP - n, ", %" PRId64, t->dims[d]);
+        n += (size_t)snprintf(text + n, CAP - n, "], \"data_offsets\": [%" PRId64 ", %" PRId64 "]}",
+                              at, end);
+        at = end;
+    }
+    text[n++] = '}';
+    while (n % 8) text[n++] = ' ';
+    const uint64_t header = n - 8;
+    memcpy(text, &header, 8);
+    kk_inventory_free(&list);
+    model_write_config(s->dir, &c);
+    scratch_write(scratch_path(s, "model.safetensors"), text, n);
+    free(text);
+    return truncate(s->path, (off_t)n + at) == 0;
+}
+
+/* 50 GB: the headers are read and nothing else is touched. */
+static void a_large_file_opens_at_once(void **state) {
+    scratch *s = *state;
+    struct rusage before, after;
+    if (!write_sparse(s, "26b-a4b")) skip(); /* a file system without large files */
+    getrusage(RUSAGE_SELF, &before);
+    const double start = kk_now();
+    kk_checkpoint *c = opened(s->dir);
+    const double took = kk_now() - start;
+    getrusage(RUSAGE_SELF, &after);
+    assert_true(took < 1.0);
+    assert_true(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt < 5000);
+    kk_model_info info;
+    kk_checkpoint_info(c, &info);
+    assert_string_equal(info.name, "26B-A4B");
+    assert_int_equal(info.token_bytes, 7645061180);
+    assert_int_equal(info.weight_bytes, 2 * 25233141790);
+    kk_checkpoint_close(c);
+}
+
 /* ---- what is told ----------------------------------------------------------------------- */
 
 /* A checkpoint of a released model's shapes that has sizes and no bytes. */
@@ -451,6 +505,7 @@ int main(void) {
         IN_SCRATCH(names_the_tensor_that_is_wrong),
         IN_SCRATCH(refuses_broken_folders),
         IN_SCRATCH(options_lock_and_advise),
+        IN_SCRATCH(a_large_file_opens_at_once),
         cmocka_unit_test(figures_are_the_published_ones),
         IN_SCRATCH(inspects_a_folder),
         IN_SCRATCH(counts_what_is_not_finite),
