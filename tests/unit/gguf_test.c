@@ -12,7 +12,7 @@
 #include "core/file.h"
 #include "format/format.h"
 #include "format/gguf_names.h"
-#include "support/scratch.h"
+#include "support/model_folder.h"
 
 /* ---- writing and reading ---------------------------------------------------------------- */
 
@@ -256,6 +256,59 @@ static void converts_integers_of_any_width(void **state) {
     }
 }
 
+/* ---- configuration ---------------------------------------------------------------------- */
+
+/* The configuration of a file with the keys of a small model and these divisors. */
+static kk_status config_with(scratch *s, const float *divisors, int64_t n, kk_config *out,
+                             kk_err *err) {
+    const kk_config small = small_moe();
+    const int64_t table[2] = {small.vocab, 1};
+    const float rows[96] = {0};
+    kk_gguf_writer *w;
+    kk_gguf g;
+    size_t size;
+    assert_int_equal(kk_gguf_writer_open(&w, scratch_path(s, "config"), NULL), KK_OK);
+    assert_int_equal(kk_gguf_put_model(w, &small, KK_F32, "x", NULL), KK_OK);
+    kk_gguf_put_u32(w, "tokenizer.ggml.eos_token_id", 1);
+    kk_gguf_put_u32(w, "tokenizer.ggml.eot_token_id", 1000); /* past the vocabulary */
+    kk_gguf_put_tensor(w, "token_embd.weight", KK_F32, 2, table);
+    if (n) kk_gguf_put_tensor(w, "rope_freqs.weight", KK_F32, 1, &n);
+    assert_int_equal(kk_gguf_writer_begin(w, NULL), KK_OK);
+    assert_int_equal(kk_gguf_writer_data(w, rows, sizeof rows, NULL), KK_OK);
+    if (n) assert_int_equal(kk_gguf_writer_data(w, divisors, (size_t)n * 4, NULL), KK_OK);
+    assert_int_equal(kk_gguf_writer_commit(w, NULL), KK_OK);
+    char *file = scratch_read(s->path, &size);
+    assert_int_equal(kk_gguf_parse(&g, (kk_span){(uint8_t *)file, size}, "f", NULL), KK_OK);
+    const kk_status st = kk_config_from_gguf(out, &g, err);
+    kk_gguf_free(&g);
+    free(file);
+    return st;
+}
+
+static void divisors_tell_which_pairs_turn(void **state) {
+    kk_config c;
+    kk_err err = {0};
+    const float released[4] = {1, 1, 1e30f, 1e30f}, scaled[4] = {8, 8, 8, 1e30f};
+    const float noise[4] = {0.9f, 1.1f, 1.05f, 1}, gap[4] = {1, 1e30f, 1, 1e30f};
+    const float negative[4] = {-1, 1, 1, 1}, zero[4] = {0, 1, 1, 1};
+    assert_int_equal(config_with(*state, released, 4, &c, &err), KK_OK);
+    assert_int_equal(c.rope[KK_FULL].n_rot, 2);
+    assert_true(c.rope[KK_FULL].factor == 1);
+    assert_int_equal(c.n_stop_ids, 1);
+    assert_int_equal(config_with(*state, scaled, 4, &c, &err), KK_OK);
+    assert_int_equal(c.rope[KK_FULL].n_rot, 3);
+    assert_true(c.rope[KK_FULL].factor == 8);
+    assert_int_equal(config_with(*state, noise, 4, &c, &err), KK_OK); /* random weights */
+    assert_int_equal(c.rope[KK_FULL].n_rot, 4);
+    assert_true(c.rope[KK_FULL].factor == 1);
+    assert_int_equal(config_with(*state, NULL, 0, &c, &err), KK_OK); /* every pair turns */
+    assert_int_equal(c.rope[KK_FULL].n_rot, 16);
+    assert_int_equal(config_with(*state, gap, 4, &c, &err), KK_EFORMAT);
+    assert_non_null(strstr(err.msg, "unexpected divisor 1 at 2"));
+    assert_int_equal(config_with(*state, negative, 4, &c, &err), KK_EFORMAT);
+    assert_int_equal(config_with(*state, zero, 4, &c, &err), KK_EFORMAT);
+}
+
 /* ---- names ------------------------------------------------------------------------------ */
 
 static void every_tensor_has_two_names(void **state) {
@@ -296,6 +349,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(refuses_doubles, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(refuses_odd_alignments, scratch_setup, scratch_teardown),
         cmocka_unit_test(converts_integers_of_any_width),
+        cmocka_unit_test_setup_teardown(divisors_tell_which_pairs_turn, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test(every_tensor_has_two_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
