@@ -193,7 +193,7 @@ static void write_tokenizer(const char *dir) {
     for (int i = 0; i < 8; i++) n += (size_t)sprintf(text + n, "\"%s\": %d, ", special[i], i);
     for (int b = 0; b < 256; b++) n += (size_t)sprintf(text + n, "\"<0x%02X>\": %d, ", b, 10 + b);
     for (int c = 0; c < 26; c++) n += (size_t)sprintf(text + n, "\"%c\": %d, ", 'a' + c, 266 + c);
-    n += (size_t)sprintf(text + n, "\"ab\": 292, \"abc\": 293}, "
+    n += (size_t)sprintf(text + n, "\"ab\": 292, \"abc\": 293, \"\xe2\x96\x81\": 294}, "
                                    "\"merges\": [[\"a\", \"b\"], [\"ab\", \"c\"]]}}");
     snprintf(path, sizeof path, "%s/tokenizer.json", dir);
     scratch_write(path, text, n);
@@ -288,13 +288,13 @@ static void the_tokenizer_comes_along(void **state) {
 
 static void more_tokens_than_rows_are_refused(void **state) {
     const places p = make_places(*state);
-    const kk_config config = small_moe(); /* 96 rows, 294 tokens */
+    const kk_config config = small_moe(); /* 96 rows, 295 tokens */
     kk_err err;
     model_tensors *m = model_make(&config, "model.", KK_BF16);
     model_write(p.in, m);
     write_tokenizer(p.in);
     assert_int_equal(kk_quantize(p.in, p.out, "q8_0", NULL, NULL, &err), KK_EFORMAT);
-    assert_non_null(strstr(err.msg, "294 tokens"));
+    assert_non_null(strstr(err.msg, "295 tokens"));
     assert_int_equal(scratch_entries(((scratch *)*state)->dir), 1);
     model_free(m);
 }
