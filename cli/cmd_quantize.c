@@ -54,6 +54,7 @@ static int run(int argc, char **argv) {
     term_progress_begin(&bar, "quantizing", NULL, a.quiet);
     kk_status st = kk_quantize(in, out, a.type, term_progress_step, &bar, &err);
     term_progress_end(&bar);
+    if (st == KK_ESTOPPED && !a.quiet) fprintf(stderr, "stopped; nothing was written\n");
     if (st != KK_OK) return output_error(&err);
     if (!a.quiet) print_summary(out, term_now() - start);
     return EXIT_DONE;

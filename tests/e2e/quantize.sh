@@ -67,6 +67,7 @@ big_folder() {
         at=$((at + size))
     done
     header="{$header}"
+    while [ $((${#header} % 8)) -ne 0 ]; do header+=" "; done
     n=${#header}
     {
         printf "\\x$(printf %02x $((n & 255)))\\x$(printf %02x $((n >> 8)))\\0\\0\\0\\0\\0\\0"
