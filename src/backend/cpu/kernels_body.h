@@ -127,8 +127,11 @@ static void to_bf16(uint16_t *y, const float *x, int32_t n) {
     int32_t i = 0;
     for (; i + KK_LANES <= n; i += KK_LANES) {
         const vi u = vi_from_bits(vf_load(x + i));
-        const vi odd = vi_and(vi_shr(u, 16), vi_set1(1));
-        vi_store16(y + i, vi_shr(vi_add(vi_add(u, vi_set1(0x7fff)), odd), 16));
+        const vi one = vi_set1(1), odd = vi_and(vi_shr(u, 16), one);
+        /* 1 above infinity, where rounding up could make a number of a NaN. */
+        const vi nan = vi_shr(vi_sub(vi_set1(0x7f800000), vi_and(u, vi_set1(0x7fffffff))), 31);
+        const vi up = vi_mul(vi_add(vi_set1(0x7fff), odd), vi_xor(nan, one));
+        vi_store16(y + i, vi_or(vi_shr(vi_add(u, up), 16), vi_shl(nan, 6)));
     }
     for (; i < n; i++) y[i] = kk_f32_bf16(x[i]);
 }
