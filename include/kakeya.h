@@ -242,6 +242,8 @@ typedef struct {
     uint64_t logits_hash; /* of every chosen row's logits, in order */
 } kk_result;
 
+/* Continues the timeline.  Callbacks may use other sessions, not this one.  When it fails, the
+ * session holds the tokens that were handed out until then. */
 KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
                              void *user, kk_result *result, kk_err *err);
 
