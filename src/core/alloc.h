@@ -34,7 +34,7 @@ void kk_fault_after(int64_t n, bool forever);
 int64_t kk_live_bytes(void);
 int64_t kk_live_blocks(void);
 /* True when an armed countdown ran out here.  Every fallible system call that is not an
- * allocation (open, map, read, write, take a page) passes through this first. */
+ * allocation (open, map, read, write, start a thread) passes through this first. */
 bool kk_fault_point(void);
 
 /* An engine's account. */
