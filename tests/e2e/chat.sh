@@ -65,36 +65,44 @@ if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     finish
 fi
 at_terminal() { # at_terminal ARG... - a chat at a terminal, the keys from standard input
-    script -qec "'$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
+    script -qefc "'$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
     code=$?
     out=$(tr -d '\r' <"$work/out")
 }
-first_chat() {
-    sleep 0.5
-    printf 'Hello\n'
-    sleep 0.5
-    printf 'half a line\003'
-    sleep 0.3
-    printf '/help\n'
-    sleep 0.3
-    printf '/exit\n'
-    sleep 0.3
+prompts() { # prompts N - waits until so many prompts were shown
+    local i
+    for i in $(seq 200); do
+        [ "$(tr '\r' '\n' <"$work/out" | grep -ac '^> ')" -ge "$1" ] && return
+        sleep 0.05
+    done
 }
+first_chat() {
+    prompts 1
+    printf 'Hello\n'
+    prompts 2
+    printf 'half a line'
+    sleep 0.3
+    printf '\003'
+    prompts 3
+    printf '/help\n'
+    prompts 4
+    printf '/exit\n'
+}
+: >"$work/out"
 at_terminal < <(first_chat)
 same $code 0 "exit at the terminal: $out"
 has "$out" "/help shows the commands" "> " "(/exit or Ctrl-D leaves)" "/think on|off" $'\033[2m'
-lacks "$out" "half a line
-> /help" # it was dropped, not sent
 grep -q 'Hello' "$XDG_STATE_HOME/kakeya/history" || fail "no history was kept"
+grep -q 'half' "$XDG_STATE_HOME/kakeya/history" && fail "a dropped line was sent"
 same "$(stat -c %a "$XDG_STATE_HOME/kakeya/history")" 600 "who may read the history"
 second_chat() {
-    sleep 0.5
+    prompts 1
     printf '\020\020\020\n' # three lines back in the history: Hello
-    sleep 0.5
+    prompts 2
     printf '\004'
-    sleep 0.3
 }
 export NO_COLOR=1
+: >"$work/out"
 at_terminal -q -v < <(second_chat)
 same $code 0 "exit by Ctrl-D: $out"
 lacks "$out" $'\033[2m'

@@ -76,30 +76,28 @@ exits 1 run -m "$work/empty" -p x
 has "$err" "config.json"
 
 # Ctrl-C stops, keeps what there is and says so by its exit code.
-interrupt() { # interrupt ARG... - SIGINT once something was printed
+interrupt() { # interrupt FILE ARG... - SIGINT a moment after something is in the file
+    local file=$1 pid i
+    shift
+    : >"$work/out"
+    : >"$work/err"
     # A shell's background jobs ignore SIGINT; env puts the usual handling back.
     env --default-signal=INT "$KAKEYA" "$@" >"$work/out" 2>"$work/err" </dev/null &
-    local pid=$! i
-    for i in $(seq 100); do
-        [ -s "$work/out" ] && break
+    pid=$!
+    for i in $(seq 200); do
+        [ -s "$file" ] && break
         sleep 0.05
     done
+    sleep 0.2
     kill -INT $pid
     wait $pid
     same $? 130 "exit after SIGINT"
     out=$(cat "$work/out")
 }
-interrupt run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos
+endless="run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos"
+interrupt "$work/out" $endless
 printf '%s\n' "$out" | grep -qxE '[0-9]+(,[0-9]+)*' || fail "what there was is not printed: $out"
-# With --json nothing is printed before the end: stop it a moment after it began.
-env --default-signal=INT "$KAKEYA" run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos --json \
-    >"$work/out" 2>/dev/null </dev/null &
-pid=$!
-sleep 1
-kill -INT $pid
-wait $pid
-same $? 130 "exit after SIGINT with --json"
-out=$(cat "$work/out")
+interrupt "$work/err" $endless --json -v # -v tells on stderr when the model is there
 json "$out" tokens stop
 has "$out" '"stop": "stop"'
 finish
