@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # lib.sh - sourced by the end-to-end tests: run the program, look at what it said.
 #
 # KAKEYA is the program and KK_TEST_DATA the folder of test data; both come from the build.

@@ -26,7 +26,7 @@ for verb in $verbs; do
         grep -qE -- "$escaped([ \",=]|\$)" "$root/docs/kakeya.1" || fail "$verb $flag: not in kakeya.1"
         grep -qE -- "[ \"]$flag( |\"|\$)" "$root/completions/kakeya.bash" ||
             fail "$verb $flag: not in kakeya.bash"
-        grep -qE -- "['{,]$flag[][,}]" "$root/completions/_kakeya" ||
+        grep -qE -- "['{,]${flag}[][,}]" "$root/completions/_kakeya" ||
             fail "$verb $flag: not in _kakeya"
         case $flag in
         --*) grep -qE -- "-l ${flag#--}( |\$)" "$root/completions/kakeya.fish" ||
