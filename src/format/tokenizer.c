@@ -15,8 +15,6 @@
 
 enum { SPACE_MARK = 0x2581, LAST_CHARACTER = 0x10ffff };
 
-static const char space_mark[] = "\xe2\x96\x81"; /* U+2581 in UTF-8 */
-
 /* ---- life ------------------------------------------------------------------------------- */
 
 kk_tokenizer *kk_tokenizer_new(void) {
@@ -147,8 +145,10 @@ static kk_status find_bytes(kk_tokenizer *t, const char *label, kk_err *err) {
     }
     for (int c = 0; c < 128; c++) {
         const char one = (char)c;
-        t->ascii_ids[c] = c == ' ' ? find_plain(t, space_mark, 3) : find_plain(t, &one, 1);
+        t->ascii_ids[c] = c == ' ' ? find_plain(t, "\xe2\x96\x81", 3) : find_plain(t, &one, 1);
     }
+    if (t->ascii_ids[' '] < 0)
+        return kk_fail(err, KK_EFORMAT, "%s: there is no token for U+2581, the space", label);
     return KK_OK;
 }
 
@@ -279,10 +279,6 @@ static kk_status put_char(encoder *e, const char *s, size_t len, uint32_t cp) {
                        : cp <= LAST_CHARACTER ? find_plain(e->t, s, len)
                                               : -1;
     if (id >= 0) return put_id(e, id);
-    if (cp == ' ') { /* no token for U+2581: its bytes, as for any character */
-        s = space_mark;
-        len = 3;
-    }
     for (size_t i = 0; i < len; i++) KK_TRY(put_id(e, e->t->byte_ids[(unsigned char)s[i]]));
     return KK_OK;
 }
@@ -290,6 +286,7 @@ static kk_status put_char(encoder *e, const char *s, size_t len, uint32_t cp) {
 /* Merges the ids from start on, which are one word. */
 static kk_status merge_word(encoder *e, size_t start) {
     size_t n = e->out->n - start;
+    if (n < 2) return KK_OK;
     KK_TRY(kk_bpe_merge(&e->t->bpe, &e->scratch, e->out->ids + start, &n, e->err));
     e->out->n = start + n;
     return KK_OK;
