@@ -156,6 +156,11 @@ static void names_the_tensor_that_is_wrong(void **state) {
             "tensor 'layers.3.self_attn.q_proj.weight' has shape [32, 128], the configuration "
             "needs [64, 64]");
     *t = good;
+    t->n_dims = 3;
+    t->dims[2] = 1;
+    model_write(s->dir, m);
+    refused(s->dir, KK_EFORMAT, "has shape [64, 64, 1], the configuration needs [64, 64]");
+    *t = good;
     t->dtype = KK_I32;
     t->dims[1] = good.dims[1] / 2;
     model_write(s->dir, m);
@@ -311,6 +316,11 @@ static void figures_are_the_published_ones(void **state) {
     assert_int_equal(i.experts, 128);
     assert_true(i.k_eq_v);
     kk_checkpoint_close(c);
+    /* Of the per-layer table a token reads one row. */
+    c = hollow("e2b", KK_BF16);
+    kk_checkpoint_info(c, &i);
+    assert_int_equal(i.params - i.params_active, (int64_t)(262144 - 1) * 8960);
+    kk_checkpoint_close(c);
     static const struct {
         const char *name;
         int64_t growing, fixed;
@@ -443,6 +453,9 @@ static void random_weights_are_the_same_each_time(void **state) {
         const kk_tensor *x = kk_checkpoint_at(a, i), *y = kk_checkpoint_at(b, i);
         assert_memory_equal(x->data.base, y->data.base, x->data.size);
     }
+    const kk_tensor *first = kk_checkpoint_find(a, "layers.0.mlp.gate_proj.weight");
+    const kk_tensor *second = kk_checkpoint_find(a, "layers.1.mlp.gate_proj.weight");
+    assert_memory_not_equal(first->data.base, second->data.base, first->data.size);
     /* Rows of the table differ, or logits would come in ties. */
     const kk_tensor *e = kk_checkpoint_find(a, "embed_tokens.weight");
     const size_t row = e->data.size / 1024;

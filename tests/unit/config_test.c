@@ -103,12 +103,18 @@ static void old_and_new_style_agree(void **state) {
 static void per_layer_fields_inherit(void **state) {
     (void)state;
     const kk_config c = good("{" BASE ", \"per_layer_config\": {\"005\": {\"head_dim\": 32},"
-                             "\"11\": {\"head_dim\": 32}}}");
+                             "\"011\": {\"head_dim\": 32}}}"); /* decimal */
     assert_int_equal(c.layer[5].n_kv_head, 2);
     assert_int_equal(c.layer[11].head_dim, 32);
     /* Full layers that the map leaves out have the common shape. */
     const kk_config d = good("{" BASE ", \"per_layer_config\": {}}");
     assert_int_equal(d.layer[5].head_dim, 16);
+    /* And a field that an entry leaves out is the common one. */
+    const kk_config e = good("{" BASE ", \"global_head_dim\": 32, \"per_layer_config\": {"
+                             "\"5\": {\"num_key_value_heads\": 1},"
+                             "\"11\": {\"num_key_value_heads\": 1}}}");
+    assert_int_equal(e.layer[5].head_dim, 16);
+    assert_int_equal(e.layer[5].n_kv_head, 1);
 }
 
 /* Global key heads need attention_k_eq_v; the global head size does not. */

@@ -163,6 +163,7 @@ static void refuses_each_bad_header(void **state) {
     expect(s, "matrix", 6, 5, 4, "'matrix' has 5 dimensions");
     expect(s, "matrix", dims, 0, 8, "'matrix' is empty");
     expect(s, "matrix", dims, 33, 8, "rows of 33 in tensor 'matrix'");
+    expect(s, "matrix", dims, 48, 8, "rows of 48 in tensor 'matrix'"); /* 96 values would fit */
     expect(s, "matrix", dims, (uint64_t)1 << 62, 8, "product overflows");
     expect(s, "matrix", dims + 8, (uint64_t)1 << 40, 8, "'matrix' reaches past the end");
     expect(s, "matrix", type, 3, 4, "'matrix' has type 3 (q4_1)");
@@ -176,6 +177,7 @@ static void refuses_each_bad_header(void **state) {
     expect(s, "words", 9, KK_GGUF_ARRAY, 4, "'words' has unknown type"); /* arrays of arrays */
     expect(s, "words", 13, UINT64_MAX, 8, "inside the value of 'words'");
     expect(s, "ids", 7 + 4, UINT64_MAX / 2, 8, "inside the value of 'ids'");
+    expect(s, "ids", 7 + 4, (uint64_t)1 << 62, 8, "inside the value of 'ids'"); /* times 4 is 0 */
 }
 
 static void refuses_doubles(void **state) {

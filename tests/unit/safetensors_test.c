@@ -96,6 +96,8 @@ static void refuses_each_bad_header(void **state) {
          "'a' has 4 bytes, not those of its shape"}, /* times four overflows */
         {"{\"a\": {\"dtype\": \"F32\", \"shape\": [3], \"data_offsets\": [0, 8]}}",
          "'a' has 8 bytes"},
+        {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0, 8]}}",
+         "'a' has 8 bytes"},
         {"{\"a\": {\"dtype\": \"F32\", \"shape\": [16], \"data_offsets\": [0, 64]}}",
          "'a' ends at byte 64 of 32: the file is truncated"},
         {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], "
