@@ -67,10 +67,11 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
-/* Pieces small enough to share out evenly, large enough to read memory in long runs. */
+/* Pieces small enough to share out evenly, large enough to read memory in long runs: the first
+ * strips of a piece are read before anything could be fetched ahead. */
 static int64_t strip_grain(const kk_dev *dev, int64_t strips) {
-    const int64_t even = strips / (8 * kk_threads_count(dev->threads));
-    return even < 1 ? 1 : even > 32 ? 32 : even;
+    const int64_t even = strips / (2 * kk_threads_count(dev->threads));
+    return even < 1 ? 1 : even > 64 ? 64 : even;
 }
 
 kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {

@@ -152,6 +152,14 @@ static void quantize(const float *x, size_t n, int8_t *q, float *d, int32_t *sum
     }
 }
 
+/* Weights are read in one long run, strip after strip, so what comes a fixed way ahead will be
+ * wanted soon.  It is fetched into the second-level cache: the first is too small for a strip
+ * and what lies ahead of it. */
+INLINE void prefetch_ahead(const uint8_t *p, size_t bytes) {
+    enum { AHEAD = 64 << 10 };
+    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(p + AHEAD + o, 0, 2);
+}
+
 /* ---- quantised weights ------------------------------------------------------------------ */
 
 /* How a block's integer sum becomes a float. */
@@ -343,13 +351,6 @@ typedef struct {
     int32_t zero;
 } quant_type;
 
-/* The strip's weights come next in memory after this one's: fetch as much of them as this unit
- * was of this strip, so that reading runs ahead of the arithmetic by one strip. */
-INLINE void prefetch_next(const kk_strip *s, size_t unit, size_t bytes) {
-    const uint8_t *next = s->w + KK_STRIP * s->w_stride + unit * KK_STRIP * bytes;
-    for (size_t o = 0; o < KK_STRIP * bytes; o += 64) __builtin_prefetch(next + o, 0, 3);
-}
-
 /* n <= KK_ROW_TILE rows straight from the weights. */
 INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     row_cursor x[KK_ROW_TILE];
@@ -362,7 +363,7 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     for (size_t u = 0; u < units; u++) {
         block b[8];
         t->unpack(b, s->w + u * t->bytes, s->w_stride);
-        prefetch_next(s, u, t->bytes);
+        prefetch_ahead(s->w + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
         for (size_t i = 0; i < t->blocks; i++)
             for (int32_t r = 0; r < n; r++)
                 acc[r] = add_block(acc[r], &b[i], x[r], u * t->blocks + i, t->kind, t->q8, t->zero);
@@ -420,7 +421,7 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
         t->unpack(panel + u * t->blocks, s->w + u * t->bytes, s->w_stride);
-        prefetch_next(s, u, t->bytes);
+        prefetch_ahead(s->w + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
     }
     for (int32_t r = 0; r < s->n_rows; r += KK_ROW_TILE) {
 #define PANEL(n) rows_panel(s, t, panel, r, n)
@@ -471,8 +472,11 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t r, int32_t nr, kk_d
     for (int32_t c = 0; c < nr; c++)
         x[c] = s->x.f + (size_t)(s->in_row ? s->in_row[r + c] : r + c) * (size_t)s->n_in;
     const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
-    for (int32_t i = 0; i < whole; i += KK_LANES) {
+    const size_t step = OUT_TILE * KK_LANES * (t == KK_F32 ? 4u : 2u);
+    const uint8_t *run = w[0];
+    for (int32_t i = 0; i < whole; i += KK_LANES, run += step) {
         vf xv[4];
+        if (r == 0) prefetch_ahead(run, step);
         for (int32_t c = 0; c < nr; c++) xv[c] = vf_load(x[c] + i);
         for (int32_t a = 0; a < OUT_TILE; a++) {
             const vf wv = load_weights(w[a], (size_t)i, t);

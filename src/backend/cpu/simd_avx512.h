@@ -92,18 +92,27 @@ static inline vi dot4(vi acc, vi w, int32_t x) {
 static inline vi dot4_q8(vi acc, vi w, int32_t x) { return dot4(acc, w, x); }
 static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 
-/* 16 bytes from each of 16 rows, turned so that lane o of out[g] is bytes 4g..4g+3 of row o. */
-static inline __m512i load_4_rows(const uint8_t *p, size_t stride) { /* rows 0, 4, 8, 12 */
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)p));
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * stride)), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 8 * stride)), 2);
-    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)(p + 12 * stride)),
-                              3);
+/* 16 bytes from each of 16 rows, turned so that lane o of out[g] is bytes 4g..4g+3 of row o.
+ * Rows 0, 4, 8, 12 make one register: broadcast loads under a mask cost no shuffle. */
+static inline __m128i load128(const uint8_t *p) {
+    return _mm_loadu_si128((const __m128i *)(const void *)p);
+}
+/* Makes the compiler forget how p was made: it would otherwise keep sixteen row addresses across
+ * the loop, more than there are registers, instead of four and two strides. */
+#define FORGET(p) __asm__("" : "+r"(p))
+
+static inline __m512i load_4_rows(const uint8_t *p, size_t stride4) {
+    FORGET(p);
+    __m512i v = _mm512_castsi128_si512(load128(p));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load128(p + stride4));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load128(p + 2 * stride4));
+    return _mm512_mask_broadcast_i32x4(v, 0xf000, load128(p + 3 * stride4));
 }
 static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
-    const __m512i r0 = load_4_rows(p, stride), r1 = load_4_rows(p + stride, stride);
-    const __m512i r2 = load_4_rows(p + 2 * stride, stride);
-    const __m512i r3 = load_4_rows(p + 3 * stride, stride);
+    const size_t stride4 = 4 * stride;
+    const __m512i r0 = load_4_rows(p, stride4), r1 = load_4_rows(p + stride, stride4);
+    const __m512i r2 = load_4_rows(p + 2 * stride, stride4);
+    const __m512i r3 = load_4_rows(p + 3 * stride, stride4);
     const __m512i t0 = _mm512_unpacklo_epi32(r0, r1), t1 = _mm512_unpackhi_epi32(r0, r1);
     const __m512i t2 = _mm512_unpacklo_epi32(r2, r3), t3 = _mm512_unpackhi_epi32(r2, r3);
     out[0] = _mm512_unpacklo_epi64(t0, t2);
@@ -112,17 +121,24 @@ static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
     out[3] = _mm512_unpackhi_epi64(t1, t3);
 }
 
-/* The 16-bit value at p of each of 16 rows. */
-static inline __m256i load_strided16(const uint8_t *p, size_t stride) {
-    uint16_t h[16];
-    for (int i = 0; i < 16; i++) h[i] = kk_le16(p + (size_t)i * stride);
-    return _mm256_set_epi16((short)h[15], (short)h[14], (short)h[13], (short)h[12], (short)h[11],
-                            (short)h[10], (short)h[9], (short)h[8], (short)h[7], (short)h[6],
-                            (short)h[5], (short)h[4], (short)h[3], (short)h[2], (short)h[1],
-                            (short)h[0]);
+/* The 16-bit value at p of each of 8 rows. */
+static inline __m128i load_8_halves(const uint8_t *p, size_t stride) {
+    FORGET(p);
+    const uint8_t *p4 = p + 4 * stride;
+    FORGET(p4);
+    __m128i v = _mm_setzero_si128();
+    v = _mm_insert_epi16(v, kk_le16(p), 0);
+    v = _mm_insert_epi16(v, kk_le16(p + stride), 1);
+    v = _mm_insert_epi16(v, kk_le16(p + 2 * stride), 2);
+    v = _mm_insert_epi16(v, kk_le16(p + 3 * stride), 3);
+    v = _mm_insert_epi16(v, kk_le16(p4), 4);
+    v = _mm_insert_epi16(v, kk_le16(p4 + stride), 5);
+    v = _mm_insert_epi16(v, kk_le16(p4 + 2 * stride), 6);
+    return _mm_insert_epi16(v, kk_le16(p4 + 3 * stride), 7);
 }
 static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
-    return _mm512_cvtph_ps(load_strided16(p, stride));
+    const __m256i lo = _mm256_castsi128_si256(load_8_halves(p, stride));
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(lo, load_8_halves(p + 8 * stride, stride), 1));
 }
 
 #endif
