@@ -8,9 +8,8 @@
  *   (1) a live symbol's `made` is what it and its next one would merge into, -1 for nothing;
  *   (2) every pair that could merge has an entry in the heap;
  *   (3) an entry is (rank << 32 | position of the left symbol), and counts when its left symbol
- *       lives and still makes what the merge of that rank makes.
- * By (3) an entry whose pair changed into another one with the same result still counts, at the
- * rank it was pushed with.  The reference does the same, and ids depend on it. */
+ *       lives and still makes what the merge of that rank makes.  The text of a pair only ever
+ *       grows, so the same result means that it is the same pair. */
 #include "format/bpe.h"
 
 #include <string.h>

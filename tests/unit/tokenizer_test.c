@@ -202,8 +202,7 @@ static void test_bytes_come_back(void **state) {
     }
 }
 
-static void test_plain_text_is_never_special(void **state) {
-    const kk_tokenizer *tok = *state;
+static void check_plain_text(const kk_tokenizer *tok) {
     uint64_t seed = 2;
     for (int i = 0; i < 4000; i++) {
         char text[1024];
@@ -216,6 +215,13 @@ static void test_plain_text_is_never_special(void **state) {
         }
         kk_free(ids);
     }
+}
+
+static void test_plain_text_is_never_special(void **state) {
+    check_plain_text(*state);
+    kk_tokenizer *tok = data_tokenizer("tokenizer/added.json");
+    check_plain_text(tok);
+    kk_tokenizer_close(tok);
 }
 
 /* Feeds ids one at a time; checks that no piece breaks a character of a valid text. */
@@ -539,6 +545,19 @@ static void test_merges_make_no_special_token(void **state) {
     free(json);
 }
 
+/* Where merges take byte tokens, words are not cut between characters: bytes of two may join. */
+static void test_merges_of_byte_tokens(void **state) {
+    (void)state;
+    char *json = changed(small_json(), "\"a\": 257", "\"<0x43><0x44>\": 263, \"a\": 257");
+    json = changed(json, "[[\"a\", \"b\"]", "[[\"<0x43>\", \"<0x44>\"], [\"a\", \"b\"]");
+    kk_tokenizer *tok;
+    assert_int_equal(kk_tokenizer_from_json(&tok, json, strlen(json), "small", NULL), KK_OK);
+    const int32_t want[] = {257, 263, 259, 1 + 'C', 262, 1 + 'D'};
+    assert_ids(tok, "aCDabC D", 0, 6, want);
+    kk_tokenizer_close(tok);
+    free(json);
+}
+
 static void test_open_paths(void **state) {
     scratch *s = *state;
     kk_tokenizer *tok;
@@ -707,6 +726,7 @@ int main(void) {
         cmocka_unit_test(test_truncated_json_is_refused),
         cmocka_unit_test(test_other_spellings_of_a_file),
         cmocka_unit_test(test_merges_make_no_special_token),
+        cmocka_unit_test(test_merges_of_byte_tokens),
         WITH_FOLDER(test_open_paths),
         cmocka_unit_test(test_bos_must_exist),
         WITH_FOLDER(test_gguf_gives_the_same_ids),
