@@ -51,6 +51,7 @@ static inline void scratch_write(const char *path, const void *data, size_t len)
 /* The whole file, NUL-terminated; free it. */
 static inline char *scratch_read(const char *path, size_t *len) {
     FILE *f = fopen(path, "rb");
+    *len = 0;
     if (!f) return NULL;
     fseek(f, 0, SEEK_END);
     *len = (size_t)ftell(f);
