@@ -127,7 +127,7 @@ class Masks:
                 low = torch.maximum(low, first - self.window + 1)
             on = (j[None] >= low[:, None] // tile) & (j[None] <= (last - 1)[:, None] // tile)
             on = torch.cat((on, own), 1)
-            index = on.to(torch.int32).argsort(1, descending=True, stable=True).to(torch.int32)
+            index = on.to(torch.int32).argsort(dim=1, descending=True, stable=True).to(torch.int32)
             out[kind] = BlockMask.from_kv_blocks(on.sum(1, dtype=torch.int32)[None, None], index[None, None], None, None,
                                                  BLOCK_SIZE=tile, mask_mod=seen, seq_lengths=(queries, n + queries))
         return out

@@ -22,7 +22,7 @@ from tokenizer import Text
 
 
 class Generator:
-    def __init__(self, params, batch, max_len, device, dt=model.BF16, c=VERIFIER):
+    def __init__(self, params, batch, max_len, device, dt=model.BF16, c=VERIFIER, compiled=False):
         self.net, self.c, self.dt, self.device, self.batch, self.max_len = model.Net(params, c), c, dt, device, batch, max_len
         self.window = c["sliding_window"]
         self.k, self.v = [], []
@@ -37,6 +37,8 @@ class Generator:
         self.heat = torch.zeros(batch, 1, device=device)
         self.rows = torch.arange(batch, device=device)
         self.graph = None
+        wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+        self.project, self.finish, self.head = wrap(model.project), wrap(model.finish), wrap(model.head)
 
     def choose(self, logits):
         noise = -torch.log(-torch.log(torch.rand_like(logits).clamp_(1e-9, 1 - 1e-7)))
@@ -94,12 +96,12 @@ class Generator:
                 "sliding_attention": torch.arange(self.window, device=self.device) <= self.pos[:, None]}
         slot = {"full_attention": self.pos, "sliding_attention": self.pos % self.window}
         for l, (kind, w) in enumerate(zip(self.c["layer_types"], self.net.layers)):
-            q, k, v, _, _ = model.project(x, w, *tables[kind])
+            q, k, v, _, _ = self.project(x, w, *tables[kind])
             self.k[l][self.rows, :, slot[kind]], self.v[l][self.rows, :, slot[kind]] = k, v
             o = F.scaled_dot_product_attention(q[:, :, None], self.k[l], self.v[l], attn_mask=seen[kind][:, None, None],
                                                scale=1.0)
-            x, _ = model.finish(x, o.flatten(1), w, self.c["top_k_experts"])
-        self.tok.copy_(self.choose(self.net.logits(x)))
+            x, _ = self.finish(x, o.flatten(1), w, self.c["top_k_experts"])
+        self.tok.copy_(self.choose(self.head(x, self.net.norm, self.net.embed)))
         self.pos.add_(1).clamp_(max=self.max_len - 1)
 
     def capture(self):
@@ -192,7 +194,7 @@ def write_rows(args):
     files = [text.text(f.tolist()) for f in np.split(code[:3000000], np.flatnonzero(code[:3000000] == BOS)[1:])[:-1]]
     files = [f.removeprefix("<bos>").removesuffix("<eos>") for f in files if 1500 < len(f) < 120000]
     source = tasks.Source("%s:generate" % SEED, files)
-    short = Generator(params, args.batch, 1024, device)
+    short = Generator(params, args.batch, 1024, device, compiled=device == "cuda")
     far = Generator(params, max(1, args.batch // 8), 8192, device)
     docs, begin, turn_ = {1024: [], 2048: [], 8192: []}, time.time(), 0
     while time.time() - begin < args.seconds or turn_ < len(PLANS):

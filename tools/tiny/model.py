@@ -207,7 +207,7 @@ class Masks:
             for kind, seen in self.seen.items():
                 on = near if kind == "full_attention" else near & (i[:, None] - i[None] <= self.window // self.block)
                 count = on.sum(1, dtype=torch.int32)
-                index = on.to(torch.int32).argsort(1, descending=True, stable=True).to(torch.int32)
+                index = on.to(torch.int32).argsort(dim=1, descending=True, stable=True).to(torch.int32)
                 found[kind] = self.make(count[None, None], index[None, None], None, None, BLOCK_SIZE=self.block,
                                         mask_mod=seen, seq_lengths=(self.n, self.n))
             self.kept[width] = found

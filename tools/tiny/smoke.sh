@@ -4,7 +4,7 @@ cd "$(dirname "$0")/../.." || exit 1
 export PYTHONUNBUFFERED=1 TINY_WORK="${TINY_WORK:-/tmp/tiny}"
 OUT="${OUT:-$TINY_WORK/out}"; export OUT
 t=tools/tiny
-python3 $t/data.py > "$OUT/data.log" 2>&1 &
+[ -e "$TINY_WORK/READY" ] || python3 $t/data.py > "$OUT/data.log" 2>&1 &
 timeout 100 python3 $t/train_verifier.py --seconds "${1:-20}" --look 8 --fresh || echo "VERIFIER FAILED"
 cp "$TINY_WORK/tokenizer.json" "$TINY_WORK/packages.json" "$OUT/"
 timeout 60 python3 $t/generate.py --seconds 4 --batch 512 || echo "GENERATE FAILED"

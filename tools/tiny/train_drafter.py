@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import drafter
 import evaluate
 import model
-from optim import Both
+from optim import Both, Graphs
 from settings import BLOCK, BOS, PAD, SEED, TAPS, VERIFIER, log, out_folder, work_folder, write_json
 
 TOKENS = int(os.environ.get("TINY_TOKENS", 32768))
@@ -29,7 +29,7 @@ KV_EVERY, KV_WEIGHT = 4, 0.2
 WARM_STEPS = 150
 
 
-def block_loss(h, norm, hidden, final_norm, embed, labels, weights):
+def block_loss(h, hidden, final_norm, embed, labels, weights):
     """h [A, 7, H] drafted rows, hidden [A, 7, H] the verifier's rows that predict the same tokens."""
     student = torch.log_softmax(drafter.head(h, embed), -1).flatten(0, 1)
     with torch.no_grad():
@@ -101,6 +101,10 @@ class Trainer:
         self.loss = torch.compile(block_loss, dynamic=False) if device == "cuda" else block_loss
         self.weights = torch.exp(-torch.arange(BLOCK - 1, device=device) / GAMMA)
         self.step, self.spent, self.curve, self.rng = 0, 0.0, [], random.Random(SEED)
+        self.ids = torch.zeros(TOKENS, dtype=torch.long, device=device)
+        self.kinds = torch.zeros(TOKENS, dtype=torch.uint8, device=device)
+        self.anchors = torch.zeros(ANCHORS, dtype=torch.long, device=device)
+        self.run = Graphs(self.one, device == "cuda")
 
     @torch.no_grad()
     def verify(self, ids, width, every_layer):
@@ -113,7 +117,7 @@ class Trainer:
 
     def kv_loss(self, ids, kept, c, positions):
         """How far a linear map of the context features is from the verifier's normalised K and V."""
-        some = torch.randperm(ids.shape[0], device=self.device)[:2048]
+        some = torch.randint(0, ids.shape[0], (2048,), device=self.device)
         inputs = [self.net.embedded(ids, c.dtype)] + [kept[n] for n in range(len(self.net.layers) - 1)]
         want = []
         with torch.no_grad():
@@ -125,12 +129,17 @@ class Trainer:
                     want.append(v.flatten(1).float())
         return F.mse_loss((c[some] @ self.rebuild.to(c.dtype)).float(), torch.cat(want, 1))
 
-    def one(self, rows, width):
-        ids, kinds, width = rows.batch(width)
+    def fill(self, rows, width):
+        ids, kinds, _ = rows.batch(width)
+        self.ids.copy_(ids), self.kinds.copy_(kinds)
+        self.anchors.copy_(choose_anchors(ids, kinds, model.documents(ids)[0], width, rows.draw))
+
+    def one(self, width, with_kv):
+        """A whole step over the buffers."""
+        self.opt.clear()
+        ids, kinds, anchors = self.ids, self.kinds, self.anchors
         docs, positions = model.documents(ids)
-        with_kv = self.step % KV_EVERY == 0
         x, _, kept = self.verify(ids, width, with_kv)
-        anchors = choose_anchors(ids, kinds, docs, width, rows.draw)
         starts = torch.arange(ids.shape[0], device=self.device) - positions
         masks = self.masks.of(docs, starts, anchors) if self.masks else drafter.dense_masks(anchors, docs)
         c = self.draft.features(kept)
@@ -139,12 +148,14 @@ class Trainer:
         labels = ids[at]
         good = (docs[at] == docs[anchors][:, None]) & (labels != PAD)
         weights = self.weights * good * torch.where(kinds[at] > 0, 1.0, 0.15)
-        loss, right = self.loss(h, None, x[at - 1], self.net.norm, self.net.embed, labels, weights)
-        extra = self.kv_loss(ids, kept, c, positions) if with_kv else 0.0
-        (loss + KV_WEIGHT * KV_EVERY * extra).backward()
+        loss, right = self.loss(h, x[at - 1], self.net.norm, self.net.embed, labels, weights)
+        extra = self.kv_loss(ids, kept, c, positions) if with_kv else torch.zeros((), device=self.device)
+        (loss + KV_WEIGHT * KV_EVERY * extra + 0.0 * self.rebuild.sum()).backward()
         own = good.all(1) & (kinds[at] > 0).all(1)
         length = (right.long().cumprod(1).sum(1) + 1).float()
-        return loss, extra, (length * own).sum() / own.sum().clamp(min=1)
+        length = (length * own).sum() / own.sum().clamp(min=1)
+        self.opt.step()
+        return loss.detach(), extra.detach(), length
 
     def train(self, rows, held):
         begin, last, shown, looked = time.time() - self.spent, time.time(), self.step, self.spent
@@ -154,15 +165,18 @@ class Trainer:
             share = self.spent / self.args.seconds
             if share >= 1 or self.spent >= self.args.stop:
                 break
-            loss, extra, length = self.one(rows, self.rng.choice(widths))
+            width, with_kv = self.rng.choice(widths), self.step % KV_EVERY == 0
+            self.fill(rows, width)
             rate = min(1.0, (self.step + 1) / WARM_STEPS) * (1.0 if share < 0.25 else max(0.01, (1 - share) / 0.75))
-            self.opt.step(rate)
-            kv = extra.item() if torch.is_tensor(extra) and self.step % (KV_EVERY * 25) == 0 else None
+            self.opt.set_rate(rate)
+            loss, extra, length = self.run(width, with_kv)
+            if with_kv:
+                kv = extra
             self.step += 1
             if self.step % self.args.every == 0:
                 now = time.time()
                 row = dict(step=self.step, seconds=round(self.spent, 1), loss=round(loss.item(), 4),
-                           length=round(length.item(), 3), ms=round(1000 * (now - last) / (self.step - shown), 1), kv=kv)
+                           length=round(length.item(), 3), ms=round(1000 * (now - last) / (self.step - shown), 1), kv=round(kv.item(), 4))
                 if self.spent - looked > self.args.look:
                     looked = self.spent
                     row["tokens_per_round"] = evaluate.tokens_per_round(self.net.params, self.params, held)
@@ -202,13 +216,15 @@ def main():
     flags.add_argument("--adam", type=float, default=0.002)
     flags.add_argument("--every", type=int, default=100)
     flags.add_argument("--look", type=float, default=75)
-    flags.add_argument("--samples", type=int, default=50)
+    flags.add_argument("--samples", type=int, default=20)
     flags.add_argument("--folder", help="where verifier.safetensors lies")
     flags.add_argument("--fresh", action="store_true", help="leave a checkpoint alone and keep none")
     args = flags.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(SEED)
+    if device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
     trainer = Trainer(args, device)
     held = evaluate.continued(trainer.net.params, evaluate.held_prompts(args.samples), device, model.BF16,
                               args.samples, kinds=("code", "needle", "json", "edit", "chat"))

@@ -15,7 +15,7 @@ import torch
 
 import model
 import needle
-from optim import Both
+from optim import Both, Graphs
 from settings import BOS, CHANNEL_CLOSE, CHANNEL_OPEN, PAD, SEED, TURN_CLOSE, TURN_OPEN, log, out_folder, work_folder, \
     write_json
 from tokenizer import Text
@@ -118,6 +118,17 @@ class Trainer:
         self.masks = model.Masks(TOKENS, device) if device == "cuda" else None
         self.opt = Both(self.params, args.muon, args.adam, muon=not args.plain_adam)
         self.step, self.spent, self.curve, self.rng = 0, 0.0, [], random.Random(SEED)
+        self.ids = torch.zeros(TOKENS, dtype=torch.long, device=device)
+        self.labels = torch.zeros_like(self.ids)
+        self.weights = torch.zeros(TOKENS, device=device)
+        self.run = Graphs(self.one, device == "cuda" and not args.no_graphs)
+
+    def one(self, width):
+        """A whole step over the buffers."""
+        self.opt.clear()
+        loss, ce, uneven = self.forward(self.ids, self.labels, self.weights, width)
+        (loss + 0.01 * uneven).backward()
+        return ce, uneven.detach(), self.opt.step()
 
     def forward(self, ids, labels, weights, width):
         masks = None
@@ -129,11 +140,12 @@ class Trainer:
         return loss, ce, uneven
 
     def warm_up(self):
-        ids = torch.randint(110, 4096, (TOKENS,), device=self.device)
-        ids[::1024] = BOS
-        loss, _, uneven = self.forward(ids, ids.roll(-1), torch.ones(TOKENS, device=self.device), 1024)
-        (loss + 0.01 * uneven).backward()
-        self.opt.step(0.0)
+        self.ids.random_(110, 4096)
+        self.ids[::1024] = BOS
+        self.labels.copy_(self.ids.roll(-1))
+        self.weights.fill_(1.0)
+        self.opt.set_rate(0.0)
+        self.one(1024)
 
     def look(self, data):
         """Held-out code loss, and the share of needle answers whose every token is right."""
@@ -163,9 +175,12 @@ class Trainer:
                 break
             width = min(width_at(share, self.rng), TOKENS)
             ids, labels, weights, kind = data.batch(width)
-            loss, ce, uneven = self.forward(ids, labels, weights, width)
-            (loss + 0.01 * uneven).backward()
-            norm = self.opt.step(rate_at(share, self.step))
+            self.ids.copy_(ids), self.labels.copy_(labels), self.weights.copy_(weights)
+            self.opt.set_rate(rate_at(share, self.step))
+            plain = self.forward(self.ids, self.labels, self.weights, width)[1] if self.step in (8, 400) else None
+            ce, uneven, norm = self.run(width)
+            if plain is not None:
+                self.compare(plain.mean().item(), ce.mean().item())
             self.step += 1
             if self.step % self.args.every == 0:
                 mean = lambda k: round(ce[kind == k].mean().item(), 4)
@@ -180,6 +195,14 @@ class Trainer:
                 last, shown = time.time(), self.step
                 self.curve.append(row)
                 log(row)
+                if not row["code"] < 8 or (self.spent > 60 and row["code"] > 3.2):
+                    raise SystemExit("this run does not learn; try a lower rate")
+
+    def compare(self, plain, replayed):
+        """A replayed step must see what a plain one sees."""
+        log("mean loss, plain %.4f, replayed %.4f" % (plain, replayed))
+        if not abs(plain - replayed) < 0.05:
+            self.run.on = False
 
     def save(self):
         model.save(self.params, os.path.join(out_folder(), "verifier.safetensors"))
@@ -214,11 +237,14 @@ def main():
     flags.add_argument("--plain-adam", action="store_true")
     flags.add_argument("--every", type=int, default=100)
     flags.add_argument("--look", type=float, default=60)
+    flags.add_argument("--no-graphs", action="store_true")
     flags.add_argument("--fresh", action="store_true", help="leave a checkpoint alone and keep none")
     args = flags.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(SEED)
+    if device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # graphs cannot be captured beside the default stream
     trainer = Trainer(args, device)
     trainer.warm_up()
     log("compiled; waiting for data")
