@@ -93,6 +93,8 @@ void kk_machine_info(kk_machine *out) {
 static const int64_t piece = (int64_t)4 << 20, per_thread = (int64_t)512 << 20;
 static const int64_t least_bytes = (int64_t)64 << 20, most_bytes = (int64_t)4 << 30;
 
+enum { ahead = 64 << 10 };
+
 typedef uint64_t lanes __attribute__((vector_size(16)));
 
 typedef struct {
@@ -114,6 +116,9 @@ static void read_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const uint8_t *to = s->data + end * piece;
     for (const uint8_t *at = s->data + begin * piece; at < to; at += sizeof sum) {
         lanes next[8];
+        /* As the kernels do: without it one thread waits for latency, not for bandwidth. */
+        __builtin_prefetch(at + ahead, 0, 2);
+        __builtin_prefetch(at + ahead + 64, 0, 2);
         memcpy(next, at, sizeof next);
         for (int i = 0; i < 8; i++) sum[i] += next[i];
     }

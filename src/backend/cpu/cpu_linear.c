@@ -67,11 +67,12 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
-/* Pieces small enough to share out evenly, large enough to read memory in long runs: the first
- * strips of a piece are read before anything could be fetched ahead. */
-static int64_t strip_grain(const kk_dev *dev, int64_t strips) {
+/* Pieces small enough to share out evenly, large enough to read memory in long runs: the start
+ * of a piece is read before anything could be fetched ahead. */
+static int64_t strip_grain(const kk_dev *dev, int64_t strips, size_t strip_bytes) {
     const int64_t even = strips / (2 * kk_threads_count(dev->threads));
-    return even < 1 ? 1 : even > 64 ? 64 : even;
+    const int64_t run = (int64_t)((3u << 19) / strip_bytes) + 1;
+    return even < 1 ? 1 : even > run ? run : even;
 }
 
 kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
@@ -84,7 +85,8 @@ kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     }
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->w[0]->m.n_in, round);
     const int64_t strips = j.first_strip[a->n];
-    kk_threads_loop(dev->threads, strips, strip_grain(dev, strips), linear_strips, &j);
+    kk_threads_loop(dev->threads, strips, strip_grain(dev, strips, KK_STRIP * a->w[0]->row_bytes),
+                    linear_strips, &j);
     return KK_OK;
 }
 
@@ -229,7 +231,8 @@ static void run_expert_matrix(experts_job *j, const kk_weight *w, int64_t first_
     j->out = out;
     j->out_stride = out_stride;
     const int64_t strips = j->n_active * strips_in(n_out);
-    kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips), expert_strips, j);
+    kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips, KK_STRIP * w->row_bytes),
+                    expert_strips, j);
 }
 
 static void activate_slots(void *arg, int64_t begin, int64_t end, int32_t thread) {
