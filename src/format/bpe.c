@@ -1,12 +1,14 @@
 /* bpe.c - see bpe.h.
  *
- * A word is a linked list of symbols and a heap of the pairs that could merge, strongest first,
- * leftmost among equals: each merge costs one pop and at most two pushes, so that a word of n
- * characters takes n log n steps and not n squared.
+ * A word is a linked list of symbols and a queue of the pairs that could merge, strongest first,
+ * leftmost among equals: each merge takes one entry and adds at most two, so that a word of n
+ * characters takes n log n steps and not n squared.  The queue has two parts.  The pairs a word
+ * starts with are sorted once and then only read on; those that merges make go to a heap, which
+ * so stays small enough for the cache even where a word is a megabyte.
  *
  * Invariants of the loop:
  *   (1) a live symbol's `made` is what it and its next one would merge into, -1 for nothing;
- *   (2) every pair that could merge has an entry in the heap;
+ *   (2) every pair that could merge has an entry in the queue;
  *   (3) an entry is (rank << 32 | position of the left symbol), and counts when its left symbol
  *       lives and still makes what the merge of that rank makes.  The text of a pair only ever
  *       grows, so the same result means that it is the same pair. */
@@ -30,6 +32,8 @@ void kk_bpe_free(kk_bpe *b) {
 
 void kk_bpe_scratch_free(kk_bpe_scratch *s) {
     kk_free(s->symbols);
+    kk_free(s->first);
+    kk_free(s->spare);
     kk_free(s->heap);
     *s = (kk_bpe_scratch){0};
 }
@@ -71,7 +75,7 @@ kk_status kk_bpe_finish(kk_bpe *b, kk_err *err) {
     return KK_OK;
 }
 
-/* ---- the heap --------------------------------------------------------------------------- */
+/* ---- the queue -------------------------------------------------------------------------- */
 
 static bool push(kk_bpe_scratch *s, uint64_t entry) {
     if (!kk_grow((void **)&s->heap, &s->heap_cap, s->n_heap + 1, sizeof *s->heap)) return false;
@@ -94,17 +98,67 @@ static uint64_t pop(kk_bpe_scratch *s) {
     return top;
 }
 
+static void sort_few(uint64_t *entries, size_t n) {
+    for (size_t i = 1; i < n; i++) {
+        const uint64_t entry = entries[i];
+        size_t at = i;
+        for (; at > 0 && entries[at - 1] > entry; at--) entries[at] = entries[at - 1];
+        entries[at] = entry;
+    }
+}
+
+/* By rank, eleven bits at a time; each pass keeps the order it finds, which is by position. */
+static void sort_many(uint64_t *entries, uint64_t *spare, size_t n, size_t n_ranks) {
+    enum { BITS = 11, BINS = 1 << BITS };
+    uint64_t *from = entries, *to = spare;
+    for (unsigned shift = 0; n_ranks >> shift; shift += BITS) {
+        size_t start[BINS + 1] = {0};
+        for (size_t i = 0; i < n; i++) start[(from[i] >> (32 + shift)) % BINS + 1]++;
+        for (size_t bin = 0; bin < BINS; bin++) start[bin + 1] += start[bin];
+        for (size_t i = 0; i < n; i++) to[start[(from[i] >> (32 + shift)) % BINS]++] = from[i];
+        uint64_t *sorted = to;
+        to = from;
+        from = sorted;
+    }
+    if (from != entries) memcpy(entries, from, n * sizeof *entries);
+}
+
+static bool sort_first(const kk_bpe *b, kk_bpe_scratch *s) {
+    if (s->n_first < 100) {
+        sort_few(s->first, s->n_first);
+        return true;
+    }
+    if (!kk_grow((void **)&s->spare, &s->spare_cap, s->n_first, sizeof *s->spare)) return false;
+    sort_many(s->first, s->spare, s->n_first, b->n);
+    return true;
+}
+
+/* The strongest entry of both parts; false when they are empty. */
+static bool next_entry(kk_bpe_scratch *s, uint64_t *entry) {
+    const bool heap = s->n_heap > 0, first = s->first_at < s->n_first;
+    if (!heap && !first) return false;
+    *entry =
+        heap && (!first || s->heap[0] < s->first[s->first_at]) ? pop(s) : s->first[s->first_at++];
+    return true;
+}
+
 /* ---- the loop --------------------------------------------------------------------------- */
 
-/* Looks up the pair that starts at a symbol, and files it when it could merge. */
-static bool consider(const kk_bpe *b, kk_bpe_scratch *s, int32_t at) {
+/* Looks up the pair that starts at a symbol; true when it could merge, with its entry. */
+static bool look_up(const kk_bpe *b, kk_bpe_scratch *s, int32_t at, uint64_t *entry) {
     kk_symbol *left = &s->symbols[at];
     left->made = -1;
-    if (left->next < 0) return true;
+    if (left->next < 0) return false;
     const uint32_t rank = b->slots[slot_of(b, left->id, s->symbols[left->next].id)];
-    if (!rank) return true;
+    if (!rank) return false;
     left->made = b->merges[rank - 1].result;
-    return push(s, (uint64_t)(rank - 1) << 32 | (uint32_t)at);
+    *entry = (uint64_t)(rank - 1) << 32 | (uint32_t)at;
+    return true;
+}
+
+static bool consider(const kk_bpe *b, kk_bpe_scratch *s, int32_t at) {
+    uint64_t entry;
+    return !look_up(b, s, at, &entry) || push(s, entry);
 }
 
 static bool merge_at(const kk_bpe *b, kk_bpe_scratch *s, int32_t at, int32_t result) {
@@ -117,11 +171,12 @@ static bool merge_at(const kk_bpe *b, kk_bpe_scratch *s, int32_t at, int32_t res
 }
 
 static bool run(const kk_bpe *b, kk_bpe_scratch *s, size_t n) {
-    s->n_heap = 0;
+    uint64_t entry;
+    s->n_heap = s->n_first = s->first_at = 0;
     for (size_t i = 0; i + 1 < n; i++)
-        if (!consider(b, s, (int32_t)i)) return false;
-    while (s->n_heap) {
-        const uint64_t entry = pop(s);
+        if (look_up(b, s, (int32_t)i, &entry)) s->first[s->n_first++] = entry;
+    if (!sort_first(b, s)) return false;
+    while (next_entry(s, &entry)) {
         const int32_t at = (int32_t)(entry & UINT32_MAX);
         const int32_t result = b->merges[entry >> 32].result;
         if (s->symbols[at].made != result) continue;
@@ -133,7 +188,8 @@ static bool run(const kk_bpe *b, kk_bpe_scratch *s, size_t n) {
 kk_status kk_bpe_merge(const kk_bpe *b, kk_bpe_scratch *s, int32_t *ids, size_t *n, kk_err *err) {
     if (*n < 2) return KK_OK;
     if (*n > INT32_MAX) return kk_fail(err, KK_EINVAL, "a text of %zu characters is too long", *n);
-    bool ok = kk_grow((void **)&s->symbols, &s->symbols_cap, *n, sizeof *s->symbols);
+    bool ok = kk_grow((void **)&s->symbols, &s->symbols_cap, *n, sizeof *s->symbols) &&
+              kk_grow((void **)&s->first, &s->first_cap, *n, sizeof *s->first);
     for (size_t i = 0; ok && i < *n; i++)
         s->symbols[i] = (kk_symbol){ids[i], (int32_t)i - 1, (int32_t)i + 1, -1};
     if (ok) s->symbols[*n - 1].next = -1;
