@@ -172,13 +172,19 @@ static void dequantize_plain(kk_dtype t, const uint8_t *src, float *dst, size_t 
         memcpy(dst, src, n * sizeof *dst);
         return;
     }
-    for (size_t i = 0; i < n; i++) {
-        switch (t) {
-        case KK_F16: dst[i] = f16_at(src + 2 * i); break;
-        case KK_BF16: dst[i] = kk_bf16_f32(kk_le16(src + 2 * i)); break;
-        case KK_I32: dst[i] = (float)(int32_t)kk_le32(src + 4 * i); break;
-        default: dst[i] = (float)(int64_t)kk_le64(src + 8 * i); break;
-        }
+    switch (t) {
+    case KK_F16:
+        for (size_t i = 0; i < n; i++) dst[i] = f16_at(src + 2 * i);
+        break;
+    case KK_BF16:
+        for (size_t i = 0; i < n; i++) dst[i] = kk_bf16_f32(kk_le16(src + 2 * i));
+        break;
+    case KK_I32:
+        for (size_t i = 0; i < n; i++) dst[i] = (float)(int32_t)kk_le32(src + 4 * i);
+        break;
+    default:
+        for (size_t i = 0; i < n; i++) dst[i] = (float)(int64_t)kk_le64(src + 8 * i);
+        break;
     }
 }
 
@@ -203,34 +209,46 @@ void kk_dequantize(kk_dtype t, const void *src, float *dst, size_t n) {
 
 /* Truncates towards zero; what is no small number (a NaN came in) becomes 0, because the cast
  * alone would be undefined. */
-static int small_int(float f) { return fabsf(f) < 1024.0f ? (int)f : 0; }
+static int small_int(float f) { return (int)(fabsf(f) < 1024.0f ? f : 0.0f); }
+
+/* To the nearest integer, halves away from zero, without a call per value. */
+static int small_round(float f) {
+    const int whole = small_int(f);
+    const float rest = f - (float)whole; /* exact */
+    return whole + (rest >= 0.5f) - (rest <= -0.5f);
+}
 
 static void put16(uint8_t *p, uint16_t v) { memcpy(p, &v, sizeof v); }
 
+/* The bits of the largest magnitude.  Magnitudes order as their bits do, and a NaN above them
+ * all: it ends up in the scale, where a check of the file finds it. */
+static uint32_t largest_bits(const float *x) {
+    uint32_t most = 0;
+    for (int i = 0; i < QK; i++) {
+        const uint32_t bits = kk_f32_bits(x[i]) & 0x7fffffffu;
+        if (bits > most) most = bits;
+    }
+    return most;
+}
+
 /* The largest magnitude becomes 127. */
 static void q8_0_pack(const float *x, uint8_t *b) {
-    float most = 0;
-    for (int i = 0; i < QK; i++) most = fmaxf(most, fabsf(x[i]));
-    const float d = most / 127.0f;
+    const float d = kk_bits_f32(largest_bits(x)) / 127.0f;
     const float inverse = d != 0 ? 1.0f / d : 0.0f;
     put16(b, kk_f32_f16(d));
     for (int i = 0; i < QK; i++) {
         const float scaled = x[i] * inverse;
-        b[2 + i] = (uint8_t)(int8_t)small_int(roundf(scaled));
+        b[2 + i] = (uint8_t)small_round(scaled);
     }
 }
 
-/* The value of largest magnitude, with its sign, becomes -8: of the 16 steps one more lies on
- * that side of zero. */
+/* The first value of largest magnitude, with its sign, becomes -8: of the 16 steps one more lies
+ * on that side of zero. */
 static void q4_0_pack(const float *x, uint8_t *b) {
-    float most = 0, extreme = 0;
-    for (int i = 0; i < QK; i++) {
-        if (fabsf(x[i]) > most) {
-            most = fabsf(x[i]);
-            extreme = x[i];
-        }
-    }
-    const float d = extreme / -8.0f;
+    const uint32_t most = largest_bits(x);
+    int at = 0;
+    while ((kk_f32_bits(x[at]) & 0x7fffffffu) != most) at++;
+    const float d = x[at] / -8.0f;
     const float inverse = d != 0 ? 1.0f / d : 0.0f;
     put16(b, kk_f32_f16(d));
     int q[QK];

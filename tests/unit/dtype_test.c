@@ -200,6 +200,13 @@ static void nan_and_infinity_do_no_harm(void **state) {
     kk_quantize_row(KK_F16, x, out, 64);
     kk_dequantize(KK_F16, out, y, 64);
     assert_true(isnan(y[0]) && isinf(y[1]));
+    /* One NaN shows in the scale of its block, and in no other. */
+    for (int i = 0; i < 64; i++) x[i] = i == 40 ? NAN : 1.0f;
+    for (int t = KK_Q8_0; t <= KK_Q4_0; t++) {
+        kk_quantize_row((kk_dtype)t, x, out, 64);
+        kk_dequantize((kk_dtype)t, out, y, 64);
+        assert_true(y[0] > 0.9f && isnan(y[32]));
+    }
 }
 
 /* ---- sizes ------------------------------------------------------------------------------ */
