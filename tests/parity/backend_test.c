@@ -586,7 +586,7 @@ static const rig_device *const refusing[] = {&reference, &(const rig_device){.ba
 #define assert_refused(call, words)                                                                \
     do {                                                                                           \
         kk_err err_ = {0};                                                                         \
-        kk_err *err = &err_;                                                                       \
+        kk_err *why = &err_;                                                                       \
         assert_int_equal(call, KK_EINVAL);                                                         \
         assert_int_equal(err_.code, KK_EINVAL);                                                    \
         if (!strstr(err_.msg, words)) fail_msg("'%s' does not say '%s'", err_.msg, words);         \
@@ -606,11 +606,11 @@ static void buffers_have_ends(void **state) {
         memcpy(bytes, "abcd", 4);
         RIG_RUN(&r, write, b, 96, bytes, 4);
         RIG_RUN(&r, write, b, 100, bytes, 0);
-        assert_refused(r.be->write(r.dev, b, 97, bytes, 4, err), "97..101");
-        assert_refused(r.be->write(r.dev, b, 0, bytes, 101, err), "101");
-        assert_refused(r.be->write(r.dev, b, 8, bytes, SIZE_MAX - 4, err), "100");
-        assert_refused(r.be->read(r.dev, b, 101, bytes, 0, err), "101");
-        assert_refused(r.be->read(r.dev, b, SIZE_MAX, bytes, 2, err), "100");
+        assert_refused(r.be->write(r.dev, b, 97, bytes, 4, why), "97..101");
+        assert_refused(r.be->write(r.dev, b, 0, bytes, 101, why), "101");
+        assert_refused(r.be->write(r.dev, b, 8, bytes, SIZE_MAX - 4, why), "100");
+        assert_refused(r.be->read(r.dev, b, 101, bytes, 0, why), "101");
+        assert_refused(r.be->read(r.dev, b, SIZE_MAX, bytes, 2, why), "100");
         RIG_RUN(&r, read, b, 96, bytes + 8, 4);
         assert_memory_equal(bytes + 8, "abcd", 4);
         RIG_RUN(&r, buf_reserve, (size_t)1 << 32, &wide); /* address space only */
@@ -635,12 +635,12 @@ static void weights_fill_blocks(void **state) {
             const kk_dtype_info *info = kk_dtype_get(weight_types[t]);
             const kk_matrix m = {weight_types[t], 1, 1, info->values + 1, data};
             if (info->values == 1) continue;
-            assert_refused(r.be->weight_new(r.dev, &m, &w, err), info->name);
+            assert_refused(r.be->weight_new(r.dev, &m, &w, why), info->name);
             assert_null(w);
         }
         w = (kk_weight *)&r;
         const kk_matrix endless = {KK_F32, 1, 1, INT64_MAX, data};
-        assert_refused(r.be->weight_new(r.dev, &endless, &w, err), "f32");
+        assert_refused(r.be->weight_new(r.dev, &endless, &w, why), "f32");
         assert_null(w);
         r.be->weight_free(r.dev, NULL);
         rig_close(&r);
@@ -660,7 +660,7 @@ static void rows_have_limits(void **state) {
         rig_cache *c = rig_cache_new(&r, KK_F32, false, 1, 4096, 1, &one, &pos);
         const kk_attend_args attend = {
             .out = b, .q = b, .n_head = 1, .slot = c->slot, .rows = &c->rows, .scale = 1};
-        assert_refused(r.be->attend(r.dev, &attend, err), "4096");
+        assert_refused(r.be->attend(r.dev, &attend, why), "4096");
         const kk_store_args store = {.q = b,
                                      .k = b,
                                      .v = b,
@@ -671,7 +671,7 @@ static void rows_have_limits(void **state) {
                                      .slot = c->slot,
                                      .rows = &c->rows,
                                      .eps = eps};
-        assert_refused(r.be->store(r.dev, &store, err), "4096");
+        assert_refused(r.be->store(r.dev, &store, why), "4096");
         const kk_ple_args ple = {.out = b,
                                  .proj = b,
                                  .w = b,
@@ -680,9 +680,9 @@ static void rows_have_limits(void **state) {
                                  .n_rows = 1,
                                  .n_layer = 1,
                                  .dim = 2048};
-        assert_refused(r.be->ple(r.dev, &ple, err), "2048");
+        assert_refused(r.be->ple(r.dev, &ple, why), "2048");
         const kk_residual_args residual = {.x = b, .a = b, .w = b, .n_rows = 1, .dim = 1 << 20};
-        assert_refused(r.be->residual(r.dev, &residual, err), "1048576");
+        assert_refused(r.be->residual(r.dev, &residual, why), "1048576");
         rig_close(&r);
     }
 }
