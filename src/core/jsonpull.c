@@ -13,6 +13,7 @@
 enum { MAX_DEPTH = 64 };
 
 void kk_jsonpull_open(kk_jsonpull *p, const char *text, size_t len, const char *label) {
+    if (!text) text = ""; /* an empty file is mapped nowhere */
     *p = (kk_jsonpull){.text = text, .pos = text, .end = text + len, .label = label};
 }
 

@@ -13,28 +13,21 @@ typedef struct {
     kk_dev *dev;
     const float *x;
     int64_t n;
-    int8_t *q;
-    float *d;
-    int32_t *sum32, *sum16;
 } round_job;
 
 static void round_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const round_job *j = arg;
-    const int64_t nb = j->n / KK_BLOCK;
-    j->dev->k->quantize(j->x + begin * j->n, (size_t)((end - begin) * j->n), j->q + begin * j->n,
-                        j->d + begin * nb, j->sum32 + begin * nb, j->sum16 + begin * 2 * nb);
+    kk_act_block *b = j->dev->acts.data;
+    j->dev->k->quantize(j->x + begin * j->n, (size_t)((end - begin) * j->n),
+                        b + begin * j->n / KK_BLOCK);
 }
 
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round) {
     if (!round) return (kk_acts){.f = x};
-    const int64_t all = n_rows * n, nb = all / KK_BLOCK;
-    round_job j = {.dev = dev, .x = x, .n = n, .d = dev->acts.data};
-    j.sum32 = (int32_t *)(void *)(j.d + nb);
-    j.sum16 = j.sum32 + nb;
-    j.q = (int8_t *)(j.sum16 + 2 * nb);
+    round_job j = {dev, x, n};
     kk_threads_loop(dev->threads, n_rows, 4, round_rows, &j);
-    return (kk_acts){x, j.q, j.d, j.sum32, j.sum16};
+    return (kk_acts){x, dev->acts.data};
 }
 
 /* ---- linear ----------------------------------------------------------------------------- */

@@ -152,8 +152,7 @@ static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk
     const size_t in = (size_t)w->m.n_in;
     if (kk_dtype_is_quant(w->m.dtype)) {
         KK_TRY(fit_threads(dev, in / KK_BLOCK * KK_PANEL_BYTES, err));
-        /* q: 1 byte a value; d and sum32: 4 bytes in 32; sum16: 4 in 16 */
-        KK_TRY(scratch_fit(dev, &dev->acts, slots * (in + in / 2) + 4096, err));
+        KK_TRY(scratch_fit(dev, &dev->acts, slots * (in / KK_BLOCK) * sizeof(kk_act_block), err));
     }
     return KK_OK;
 }

@@ -31,7 +31,7 @@ struct kk_dev {
     kk_threads *threads;
     kk_mem *mem;
     int32_t max_rows;
-    kk_scratch acts;   /* rounded activations: int8, scales, sums */
+    kk_scratch acts;   /* rounded activations */
     kk_scratch thread; /* one piece per thread: a strip's panel, or an attention tile's room */
     size_t thread_stride;
     kk_scratch slot_mid, slot_act, slot_out; /* per (row, expert slot) */

@@ -27,14 +27,19 @@ enum {
     KK_MAX_HEAD_DIM = 1024,
 };
 
-/* Rows of activations as the matrix kernels read them: floats, and for quantised weights int8
- * blocks with their scale and their sums over 32 and over 16 values. */
+/* A block of activations as quantised weights meet them: x = d * q, and the sums that stand for
+ * the weights' zero points.  One block beside the next, so that a row is one pointer. */
 typedef struct {
-    const float *f;       /* [rows][n] */
-    const int8_t *q;      /* [rows][n] */
-    const float *d;       /* [rows][n / 32] */
-    const int32_t *sum32; /* [rows][n / 32] */
-    const int32_t *sum16; /* [rows][n / 16] */
+    int8_t q[KK_BLOCK];
+    float d;
+    int32_t minus;     /* -(sum of q) */
+    int32_t minus_low; /* -(sum of the first 16) */
+} kk_act_block;
+
+/* Rows of activations: floats, and for quantised weights blocks. */
+typedef struct {
+    const float *f;        /* [rows][n] */
+    const kk_act_block *b; /* [rows][n / 32] */
 } kk_acts;
 
 /* n_out <= KK_STRIP rows of a weight matrix against n_rows rows of activations:
@@ -82,7 +87,7 @@ static inline size_t kk_attend_scratch(int32_t head_dim) {
 typedef struct {
     const char *name;
     /* n a multiple of 32 */
-    void (*quantize)(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32, int32_t *sum16);
+    void (*quantize)(const float *x, size_t n, kk_act_block *b);
     void (*strip)(const kk_strip *s);
     void (*attend)(const kk_attend_tile *t);
     /* y = x / rms(x) * w;  w NULL: no weight;  y may be x */

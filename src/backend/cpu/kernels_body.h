@@ -136,19 +136,17 @@ static void to_bf16(uint16_t *y, const float *x, int32_t n) {
     for (; i < n; i++) y[i] = kk_f32_bf16(x[i]);
 }
 
-static void quantize(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32,
-                     int32_t *sum16) {
-    for (size_t b = 0; b < n / KK_BLOCK; b++, x += KK_BLOCK, q += KK_BLOCK) {
+static void quantize(const float *x, size_t n, kk_act_block *b) {
+    for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
         const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi)));
         const vf inv = vf_set1(amax > 0 ? 127.0f / amax : 0);
         const vi qlo = vi_from_f(vf_mul(lo, inv)), qhi = vi_from_f(vf_mul(hi, inv));
-        vi_store8(q, qlo);
-        vi_store8(q + KK_LANES, qhi);
-        d[b] = amax / 127.0f;
-        sum16[2 * b] = vi_sum(qlo);
-        sum16[2 * b + 1] = vi_sum(qhi);
-        sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
+        vi_store8(b->q, qlo);
+        vi_store8(b->q + KK_LANES, qhi);
+        b->d = amax / 127.0f;
+        b->minus_low = -vi_sum(qlo);
+        b->minus = b->minus_low - vi_sum(qhi);
     }
 }
 
@@ -296,30 +294,24 @@ INLINE void unpack_q6_k(block *b, const uint8_t *p, size_t stride) {
     }
 }
 
-/* One row's activations of the current block. */
-typedef struct {
-    const int8_t *q;
-    const float *d;
-    const int32_t *sum32, *sum16;
-} row_cursor;
-
 INLINE int32_t four(const int8_t *q, int g) { return (int32_t)kk_le32(q + 4 * g); }
 
-/* acc + (block . activations), per lane. */
-INLINE vf add_block(vf acc, const block *b, row_cursor x, size_t i, block_kind kind, bool q8,
-                    int32_t zero) {
-    const int8_t *q = x.q + i * KK_BLOCK;
+/* acc + (block . activations), per lane.  The zero point (2^zero_log, or none: 0) enters with
+ * the sum of the activations. */
+INLINE vf add_block(vf acc, const block *b, const kk_act_block *x, block_kind kind, bool q8,
+                    int32_t zero_log) {
     vi lo = vi_set1(0), hi = vi_set1(0);
-    if (kind == ZERO_POINT && zero) lo = vi_set1(-zero * x.sum32[i]);
+    if (kind == ZERO_POINT && zero_log) lo = vi_shl_var(vi_set1(x->minus), zero_log);
     if (kind == HALF_SCALES) {
-        lo = vi_set1(-zero * x.sum16[2 * i]);
-        hi = vi_set1(-zero * x.sum16[2 * i + 1]);
+        lo = vi_shl_var(vi_set1(x->minus_low), zero_log);
+        hi = vi_shl_var(vi_set1(x->minus - x->minus_low), zero_log);
     }
     for (int g = 0; g < 4; g++) {
-        lo = q8 ? dot4_q8(lo, b->q[g], four(q, g)) : dot4(lo, b->q[g], four(q, g));
-        hi = q8 ? dot4_q8(hi, b->q[g + 4], four(q, g + 4)) : dot4(hi, b->q[g + 4], four(q, g + 4));
+        const int32_t a = four(x->q, g), c = four(x->q, g + 4);
+        lo = q8 ? dot4_q8(lo, b->q[g], a) : dot4(lo, b->q[g], a);
+        hi = q8 ? dot4_q8(hi, b->q[g + 4], c) : dot4(hi, b->q[g + 4], c);
     }
-    const vf xd = vf_set1(x.d[i]), d = vf_mul(b->d, xd);
+    const vf xd = vf_set1(x->d), d = vf_mul(b->d, xd);
     if (kind == HALF_SCALES)
         return vf_fma(vf_from_i(vi_add(vi_mul(lo, b->s0), vi_mul(hi, b->s1))), d, acc);
     const vi sum = vi_add(lo, hi);
@@ -327,16 +319,14 @@ INLINE vf add_block(vf acc, const block *b, row_cursor x, size_t i, block_kind k
     const vf m = vf_mul(b->m, xd);
     if (kind == FLOAT_MIN) {
         acc = vf_fma(vf_from_i(sum), d, acc);
-        return vf_fma(vf_set1((float)x.sum32[i]), m, acc);
+        return vf_fma(vf_set1((float)-x->minus), m, acc);
     }
     acc = vf_fma(vf_from_i(vi_mul(sum, b->s0)), d, acc);
-    return vf_fma(vf_from_i(vi_mul(b->s1, vi_set1(x.sum32[i]))), m, acc);
+    return vf_fma(vf_from_i(vi_mul(b->s1, vi_set1(-x->minus))), m, acc);
 }
 
-INLINE row_cursor row_of(const kk_strip *s, int32_t r) {
-    const size_t in = (size_t)(s->in_row ? s->in_row[r] : r), nb = (size_t)s->n_in / KK_BLOCK;
-    return (row_cursor){s->x.q + in * (size_t)s->n_in, s->x.d + in * nb, s->x.sum32 + in * nb,
-                        s->x.sum16 + in * 2 * nb};
+INLINE const kk_act_block *row_of(const kk_strip *s, int32_t r) {
+    return s->x.b + (size_t)(s->in_row ? s->in_row[r] : r) * ((size_t)s->n_in / KK_BLOCK);
 }
 INLINE float *out_of(const kk_strip *s, int32_t r) {
     return s->out + (size_t)(s->out_row ? s->out_row[r] : r) * s->out_stride;
@@ -348,12 +338,12 @@ typedef struct {
     size_t bytes, blocks; /* of a unit that unpack reads, and how many blocks it gives */
     block_kind kind;
     bool q8;
-    int32_t zero;
+    int32_t zero_log; /* the zero point is 2^zero_log; 0: none */
 } quant_type;
 
 /* n <= KK_ROW_TILE rows straight from the weights. */
 INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
-    row_cursor x[KK_ROW_TILE];
+    const kk_act_block *x[KK_ROW_TILE];
     vf acc[KK_ROW_TILE];
     for (int32_t r = 0; r < n; r++) {
         x[r] = row_of(s, r);
@@ -366,7 +356,7 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
         prefetch_ahead(s->w + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
         for (size_t i = 0; i < t->blocks; i++)
             for (int32_t r = 0; r < n; r++)
-                acc[r] = add_block(acc[r], &b[i], x[r], u * t->blocks + i, t->kind, t->q8, t->zero);
+                acc[r] = add_block(acc[r], &b[i], x[r]++, t->kind, t->q8, t->zero_log);
     }
     for (int32_t r = 0; r < n; r++) vf_store(out_of(s, r), acc[r]);
 }
@@ -374,7 +364,7 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
 /* n <= KK_ROW_TILE rows from `first` on, from the strip's blocks in the panel. */
 INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, int32_t first,
                        int32_t n) {
-    row_cursor x[KK_ROW_TILE];
+    const kk_act_block *x[KK_ROW_TILE];
     vf acc[KK_ROW_TILE];
     for (int32_t r = 0; r < n; r++) {
         x[r] = row_of(s, first + r);
@@ -383,7 +373,7 @@ INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, i
     const size_t nb = (size_t)s->n_in / KK_BLOCK;
     for (size_t i = 0; i < nb; i++)
         for (int32_t r = 0; r < n; r++)
-            acc[r] = add_block(acc[r], &b[i], x[r], i, t->kind, t->q8, t->zero);
+            acc[r] = add_block(acc[r], &b[i], x[r] + i, t->kind, t->q8, t->zero_log);
     for (int32_t r = 0; r < n; r++) vf_store(out_of(s, first + r), acc[r]);
 }
 
@@ -435,13 +425,13 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
         static const quant_type t = {unpack_##name, __VA_ARGS__};                                  \
         strip_quantized(s, &t);                                                                    \
     }
-QUANT_STRIP(q4_0, 18, 1, ZERO_POINT, false, 8)
-QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 16)
+QUANT_STRIP(q4_0, 18, 1, ZERO_POINT, false, 3)
+QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 4)
 QUANT_STRIP(q5_1, 24, 1, FLOAT_MIN, false, 0)
-QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO)
+QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO_LOG)
 QUANT_STRIP(q4_k, 144, 8, INT_MIN_SCALE, false, 0)
 QUANT_STRIP(q5_k, 176, 8, INT_MIN_SCALE, false, 0)
-QUANT_STRIP(q6_k, 210, 8, HALF_SCALES, false, 32)
+QUANT_STRIP(q6_k, 210, 8, HALF_SCALES, false, 5)
 
 /* ---- float weights ---------------------------------------------------------------------- */
 

@@ -19,22 +19,19 @@ static float dot(const float *a, const float *b, int32_t n) {
     return lanes_sum(lane);
 }
 
-static void quantize(const float *x, size_t n, int8_t *q, float *d, int32_t *sum32,
-                     int32_t *sum16) {
-    for (size_t b = 0; b < n / KK_BLOCK; b++) {
-        const float *xb = x + b * KK_BLOCK;
+static void quantize(const float *x, size_t n, kk_act_block *b) {
+    for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         float amax = 0;
-        for (int i = 0; i < KK_BLOCK; i++) amax = fabsf(xb[i]) > amax ? fabsf(xb[i]) : amax;
+        for (int i = 0; i < KK_BLOCK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
         const float inv = amax > 0 ? 127.0f / amax : 0;
-        d[b] = amax / 127.0f;
-        sum16[2 * b] = sum16[2 * b + 1] = 0;
+        b->d = amax / 127.0f;
+        b->minus = b->minus_low = 0;
         for (int i = 0; i < KK_BLOCK; i++) {
-            const float v = rintf(xb[i] * inv);
-            const int8_t r = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* 0: NaN */
-            q[b * KK_BLOCK + (size_t)i] = r;
-            sum16[2 * b + (size_t)(i / 16)] += r;
+            const float v = rintf(x[i] * inv);
+            b->q[i] = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* 0: NaN */
+            b->minus -= b->q[i];
+            if (i < 16) b->minus_low -= b->q[i];
         }
-        sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
     }
 }
 
@@ -126,18 +123,17 @@ static void unpack(int_block *b, kk_dtype t, const uint8_t *w, int32_t i) {
 
 static float dot_quantized(const kk_strip *s, const uint8_t *w, size_t row) {
     const size_t nb = (size_t)s->n_in / KK_BLOCK;
-    const int8_t *q = s->x.q + row * (size_t)s->n_in;
+    const kk_act_block *x = s->x.b + row * nb;
+    const bool has_min = s->dtype == KK_Q5_1 || s->dtype == KK_Q4_K || s->dtype == KK_Q5_K;
     float acc = 0;
-    for (size_t i = 0; i < nb; i++, q += KK_BLOCK) {
+    for (size_t i = 0; i < nb; i++, x++) {
         int_block b;
         unpack(&b, s->dtype, w, (int32_t)i);
         int32_t half[2] = {0, 0};
-        for (int k = 0; k < KK_BLOCK; k++) half[k / 16] += b.q[k] * q[k];
-        const float d = s->x.d[row * nb + i];
+        for (int k = 0; k < KK_BLOCK; k++) half[k / 16] += b.q[k] * x->q[k];
         const int32_t sum = half[0] * b.scale[0] + half[1] * b.scale[1];
-        acc = fmaf((float)sum, b.d * d, acc);
-        if (s->dtype == KK_Q5_1 || s->dtype == KK_Q4_K || s->dtype == KK_Q5_K)
-            acc = fmaf((float)(b.min * s->x.sum32[row * nb + i]), b.m * d, acc);
+        acc = fmaf((float)sum, b.d * x->d, acc);
+        if (has_min) acc = fmaf((float)(b.min * -x->minus), b.m * x->d, acc);
     }
     return acc;
 }

@@ -9,7 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 4
-#define KK_Q8_ZERO 0 /* signed weights: see dot4_q8 */
+#define KK_Q8_ZERO_LOG 0 /* signed weights: see dot4_q8 */
 
 typedef struct {
     __m256 a, b; /* lanes 0-7, 8-15 */
@@ -117,6 +117,10 @@ static inline vi vi_load(const int32_t *p) {
 static inline vi vi_shr_var(vi x, int32_t n) {
     const __m128i c = _mm_cvtsi32_si128(n);
     return (vi){_mm256_srl_epi32(x.a, c), _mm256_srl_epi32(x.b, c)};
+}
+static inline vi vi_shl_var(vi x, int32_t n) {
+    const __m128i c = _mm_cvtsi32_si128(n);
+    return (vi){_mm256_sll_epi32(x.a, c), _mm256_sll_epi32(x.b, c)};
 }
 static inline vi vi_sext8(vi x) {
     return (vi){_mm256_srai_epi32(_mm256_slli_epi32(x.a, 24), 24),

@@ -9,7 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 8
-#define KK_Q8_ZERO 128 /* vpdpbusd wants unsigned weights */
+#define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -73,6 +73,7 @@ static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 #define vi_shr(a, n) _mm512_srli_epi32(a, n)
 #define vi_shl(a, n) _mm512_slli_epi32(a, n)
 static inline vi vi_shr_var(vi a, int32_t n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+static inline vi vi_shl_var(vi a, int32_t n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 static inline vi vi_sext8(vi a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
 static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
 /* Low bytes of the 16 lanes. */
