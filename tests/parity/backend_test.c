@@ -241,6 +241,36 @@ static void case_linear_together(rig *r) {
     }
 }
 
+/* Rows that are hard to round: values too small for the reciprocal of their largest, too large
+ * for a sum, not numbers; each in one block, so that the others show what becomes of it. */
+static void case_linear_hard(rig *r) {
+    enum { IN = 512, HARD = 7, OUT = 32 };
+    static const float hard[HARD] = {1e-44f, 1e-39f, 1e-37f, 3.3e38f, INFINITY, -INFINITY, NAN};
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        float *x = rig_floats(r, (size_t)HARD * IN, 1);
+        for (size_t k = 0; k < HARD; k++) {
+            float *block = x + k * IN + 32 * (size_t)(1 + rig_below(r, IN / 32 - 1));
+            for (int32_t i = 0; i < 32; i++) block[i] *= k < 3 ? hard[k] : 1;
+            if (k >= 3) block[rig_below(r, 32)] = hard[k];
+        }
+        kk_buf *out = rig_random_buf(r, (size_t)HARD * OUT, 1);
+        const kk_linear_args a = {.out = {out},
+                                  .w = {rig_weight(r, weight_types[t], OUT, IN)},
+                                  .n = 1,
+                                  .x = rig_buf(r, x, HARD * IN),
+                                  .n_rows = HARD};
+        RIG_RUN(r, linear, &a);
+        float got[HARD * OUT];
+        rig_read(r, out, got, HARD * OUT);
+        for (int32_t i = 0; i < HARD * OUT; i++) { /* NaNs are alike */
+            if (i / OUT != 3) assert_int_equal(isfinite(got[i]) != 0, i / OUT < 3);
+            if (isnan(got[i])) got[i] = NAN;
+        }
+        rig_record_values(r, RIG_FLOATS, got, HARD * OUT, "linear %s of hard rows",
+                          kk_dtype_get(weight_types[t])->name);
+    }
+}
+
 /* ---- experts ------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -530,6 +560,7 @@ static const op_case cases[] = {
     {"linear", case_linear, 33},
     {"linear, large", case_linear_large, 5},
     {"linear, together", case_linear_together, 33},
+    {"linear, hard rows", case_linear_hard, 7},
     {"experts", case_experts, 33},
     {"experts, mixed", case_experts_mixed, 256},
     {"route", case_route, 33},

@@ -36,6 +36,16 @@ typedef struct {
     int32_t minus_low; /* -(sum of the first 16) */
 } kk_act_block;
 
+/* Blocks whose largest value is below this count as zero: its reciprocal must be a number. */
+#define KK_ACT_LEAST 1e-30f
+
+/* A block with no number above KK_ACT_LEAST.  most NaN: one of its values is infinite or no
+ * number, and no sum that it enters may look sound. */
+static inline void kk_act_empty(kk_act_block *b, float most) {
+    memset(b, 0, sizeof *b);
+    b->d = most / 127.0f;
+}
+
 /* Rows of activations: floats, and for quantised weights blocks. */
 typedef struct {
     const float *f;        /* [rows][n] */

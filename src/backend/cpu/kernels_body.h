@@ -139,8 +139,13 @@ static void to_bf16(uint16_t *y, const float *x, int32_t n) {
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
-        const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi)));
-        const vf inv = vf_set1(amax > 0 ? 127.0f / amax : 0);
+        const float sound = vf_sum(vf_add(vf_sub(lo, lo), vf_sub(hi, hi))); /* 0, or NaN */
+        const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) + sound;
+        if (!(amax >= KK_ACT_LEAST)) {
+            kk_act_empty(b, amax);
+            continue;
+        }
+        const vf inv = vf_set1(127.0f / amax);
         const vi qlo = vi_from_f(vf_mul(lo, inv)), qhi = vi_from_f(vf_mul(hi, inv));
         vi_store8(b->q, qlo);
         vi_store8(b->q + KK_LANES, qhi);

@@ -21,14 +21,16 @@ static float dot(const float *a, const float *b, int32_t n) {
 
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
-        float amax = 0;
-        for (int i = 0; i < KK_BLOCK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-        const float inv = amax > 0 ? 127.0f / amax : 0;
-        b->d = amax / 127.0f;
-        b->minus = b->minus_low = 0;
+        float amax = 0, sound = 0; /* sound stays 0 while all values are finite */
         for (int i = 0; i < KK_BLOCK; i++) {
-            const float v = rintf(x[i] * inv);
-            b->q[i] = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* 0: NaN */
+            amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+            sound += x[i] - x[i];
+        }
+        kk_act_empty(b, amax + sound);
+        if (!(amax + sound >= KK_ACT_LEAST)) continue;
+        const float inv = 127.0f / amax;
+        for (int i = 0; i < KK_BLOCK; i++) {
+            b->q[i] = (int8_t)rintf(x[i] * inv);
             b->minus -= b->q[i];
             if (i < 16) b->minus_low -= b->q[i];
         }
