@@ -516,20 +516,23 @@ static void strip(const kk_strip *s) {
 
 /* ---- attention -------------------------------------------------------------------------- */
 
-/* Rows [lo, hi) of a page's head as floats. */
-static void load_rows(float *dst, const kk_attend_tile *t, const uint8_t *src, int32_t lo,
-                      int32_t hi) {
-    const int32_t d = t->head_dim;
-    const size_t from = (size_t)lo * (size_t)d;
-    const int32_t n = (hi - lo) * d;
-    if (t->format == KK_F32) {
-        memcpy(dst + from, src + 4 * from, 4 * (size_t)n);
-        return;
+/* Rows [lo, hi) of a page's head as floats.  Meanwhile the same rows of the next page, which lie
+ * anywhere, are fetched: no hardware would guess them. */
+static void load_rows(float *dst, const kk_attend_tile *t, const uint8_t *src, const uint8_t *next,
+                      int32_t lo, int32_t hi) {
+    const size_t size = t->format == KK_F32 ? 4 : 2, d = (size_t)t->head_dim;
+    const size_t from = (size_t)lo * d, n = (size_t)(hi - lo) * d;
+    if (!next) next = src;
+    size_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES) {
+        const uint8_t *at = src + size * (from + i);
+        __builtin_prefetch(next + size * (from + i), 0, 2);
+        vf_store(dst + from + i,
+                 size == 4 ? vf_load((const float *)(const void *)at) : vf_load_bf16(at));
     }
-    int32_t i = 0;
-    for (; i + KK_LANES <= n; i += KK_LANES)
-        vf_store(dst + from + i, vf_load_bf16(src + 2 * (from + (size_t)i)));
-    for (; i < n; i++) dst[from + (size_t)i] = kk_bf16_f32(kk_le16(src + 2 * (from + (size_t)i)));
+    for (; i < n; i++)
+        dst[from + i] = size == 4 ? kk_bits_f32(kk_le32(src + 4 * (from + i)))
+                                  : kk_bf16_f32(kk_le16(src + 2 * (from + i)));
 }
 
 /* K = RoPE(k_norm * V) for rows [lo, hi) of the page that starts at position base. */
@@ -638,11 +641,12 @@ static void attend(const kk_attend_tile *t) {
         const int32_t lo = first > base ? (int32_t)(first - base) : 0;
         const int32_t hi =
             last + 1 < base + KK_PAGE_ROWS ? (int32_t)(last + 1 - base) : KK_PAGE_ROWS;
-        load_rows(v, t, t->pages[page] + t->v_off, lo, hi);
+        const uint8_t *next = page < last / KK_PAGE_ROWS ? t->pages[page + 1] : NULL;
+        load_rows(v, t, t->pages[page] + t->v_off, next ? next + t->v_off : NULL, lo, hi);
         if (t->k_eq_v)
             rebuild_keys(k, v, t, base, lo, hi);
         else
-            load_rows(k, t, t->pages[page] + t->k_off, lo, hi);
+            load_rows(k, t, t->pages[page] + t->k_off, next ? next + t->k_off : NULL, lo, hi);
         for (int32_t r = 0; r < t->n_rows; r++) {
             const int64_t p = t->pos + r, see = t->window ? p - t->window + 1 : 0;
             const int32_t from = see > base ? (int32_t)(see - base < hi ? see - base : hi) : 0;
