@@ -32,8 +32,8 @@ static bool program_folder(char *out, size_t cap) {
 /* The shipped model lies beside the source tree (the program in build/) or in the installed
  * share folder (the program in bin/). */
 static bool shipped(loader_path *out) {
-    static const char *const places[] = {"../models/tiny", "../share/kakeya/models/tiny",
-                                         "models/tiny"};
+    static const char *const places[] = {
+        "../models/tiny/verifier", "../share/kakeya/models/tiny/verifier", "models/tiny/verifier"};
     char folder[2048], config[4200];
     if (!program_folder(folder, sizeof folder)) return false;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
