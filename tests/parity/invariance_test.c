@@ -14,7 +14,7 @@
 
 enum { MAX_LEN = 200, SESSIONS = 3, MAX_ROWS = 48, MAX_TAPS = 4 };
 
-static const int32_t prompt_len[SESSIONS] = {MAX_LEN, 150, 90};
+static const int32_t prompt_len[SESSIONS] = {MAX_LEN, 130, 70};
 
 /* ---- a model on a device -------------------------------------------------------------------- */
 
@@ -239,17 +239,17 @@ static bool usable(const char *isa) {
 static void run_arm(truth *t, const kk_checkpoint *ckpt, kk_mem *mem, const arm *a) {
     /* The plain kernels are slow: just over one border, and two short sessions beside. */
     const bool slow = strcmp(a->isa, "reference") == 0;
-    static const int32_t all[SESSIONS] = {MAX_LEN, 150, 90}, few[SESSIONS] = {24, 7, 1};
+    static const int32_t few[SESSIONS] = {10, 7, 1};
     world w = world_open(ckpt, mem, a);
     t->arm = a;
     t->random = (uint64_t)a->threads;
     if (slow) {
-        random_chunks(t, &w, 70);
+        random_chunks(t, &w, KK_PAGE_ROWS + 3);
     } else {
         any_row_count(t, &w, MAX_LEN);
         random_chunks(t, &w, MAX_LEN);
     }
-    mixed_sessions(t, &w, slow ? few : all);
+    mixed_sessions(t, &w, slow ? few : prompt_len);
     world_close(&w);
 }
 
