@@ -95,7 +95,6 @@ class Masks:
     def __init__(self, n, anchors, device, c=DRAFTER, tile=128):
         self.n, self.tile, self.window = n, tile, c["sliding_window"]
         self.docs = torch.zeros(n, dtype=torch.int32, device=device)
-        self.starts = torch.zeros(n, dtype=torch.int32, device=device)
         self.at = torch.zeros(anchors, dtype=torch.int32, device=device)
         docs, at, window = self.docs, self.at, self.window
 

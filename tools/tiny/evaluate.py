@@ -19,7 +19,7 @@ import model
 import needle
 import tasks
 from generate import Generator
-from settings import (BLOCK, BOS, CHANNEL_CLOSE, CHANNEL_OPEN, EOS, PAD, SEED, STOPS, TURN_CLOSE, TURN_OPEN, log,
+from settings import (BLOCK, BOS, CHANNEL_CLOSE, CHANNEL_OPEN, EOS, SEED, STOPS, TURN_CLOSE, TURN_OPEN, log,
                       out_folder, read_json, work_folder, write_json)
 from tokenizer import Text
 

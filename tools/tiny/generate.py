@@ -196,10 +196,10 @@ def write_rows(args):
     source = tasks.Source("%s:generate" % SEED, files)
     short = Generator(params, args.batch, 1024, device, compiled=device == "cuda")
     far = Generator(params, max(1, args.batch // 8), 8192, device)
-    docs, begin, turn_ = {1024: [], 2048: [], 8192: []}, time.time(), 0
-    while time.time() - begin < args.seconds or turn_ < len(PLANS):
-        plan, t = PLANS[turn_ % len(PLANS)], time.time()
-        turn_ += 1
+    docs, begin, round_ = {1024: [], 8192: []}, time.time(), 0
+    while time.time() - begin < args.seconds or round_ < len(PLANS):
+        plan, t = PLANS[round_ % len(PLANS)], time.time()
+        round_ += 1
         n = args.batch
         if plan == "code":
             length = rng.choice([128, 256, 384, 512])

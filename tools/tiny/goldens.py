@@ -15,7 +15,6 @@ import os
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import drafter

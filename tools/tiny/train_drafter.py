@@ -72,7 +72,7 @@ class Rows:
             kinds = torch.cat((own[1], torch.ones_like(window, dtype=torch.uint8), marks))
         ids = ids.long()
         ids[:, 0] = BOS
-        return ids.flatten(), kinds.flatten(), width
+        return ids.flatten(), kinds.flatten()
 
 
 def choose_anchors(ids, kinds, docs, width, draw):
@@ -130,7 +130,7 @@ class Trainer:
         return F.mse_loss((c[some] @ self.rebuild.to(c.dtype)).float(), torch.cat(want, 1))
 
     def fill(self, rows, width):
-        ids, kinds, _ = rows.batch(width)
+        ids, kinds = rows.batch(width)
         self.ids.copy_(ids), self.kinds.copy_(kinds)
         self.anchors.copy_(choose_anchors(ids, kinds, model.documents(ids)[0], width, rows.draw))
 
