@@ -1,0 +1,304 @@
+/* needle.c - draws the documents, checks that they all fit before anything is computed, and asks
+ * the model one after the other. */
+#include "eval/needle.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "core/error.h"
+
+enum { WARM_PROMPT = 64, WARM_TOKENS = 4 };
+
+typedef struct {
+    int32_t *ids;
+    size_t n;
+} prompt;
+
+typedef struct {
+    const kk_needle_opts *opts;
+    kk_needle_result *out;
+    kk_engine *engine;
+    const kk_tokenizer *tok;
+    prompt *prompts; /* [n_rungs, samples] */
+} needle;
+
+/* ---- documents --------------------------------------------------------------------------- */
+
+static char *conversation(const char *text, size_t len) {
+    json_t *o = json_pack("{s:[{s:s, s:s%}], s:b, s:b}", "messages", "role", "user", "content",
+                          text, len, "enable_thinking", 0, "add_generation_prompt", 1);
+    char *json = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    return json;
+}
+
+static kk_status encode(const needle *n, const kk_haystack *doc, prompt *out, kk_err *err) {
+    char *text;
+    size_t len;
+    KK_TRY(kk_haystack_text(doc, &text, &len, err));
+    kk_status st;
+    if (n->opts->raw) {
+        st = kk_encode(n->tok, text, len, KK_ENCODE_BOS, &out->ids, &out->n, err);
+    } else {
+        char *json = conversation(text, len);
+        st = json ? kk_chat_encode(n->tok, json, strlen(json), &out->ids, &out->n, err)
+                  : kk_fail(err, KK_ENOMEM, "no memory for a document of %d lines", doc->lines);
+        free(json);
+    }
+    kk_free(text);
+    return st;
+}
+
+static kk_status draw_rung(needle *n, int32_t r, kk_err *err) {
+    const kk_needle_opts *o = n->opts;
+    kk_needle_rung *rung = &n->out->rung[r];
+    kk_twister t;
+    kk_twister_seed(&t, o->seed);
+    rung->lines = o->ladder[r];
+    kk_haystack_rung(rung->lines, &rung->low, &rung->high);
+    rung->samples = kk_calloc((size_t)o->samples, sizeof *rung->samples);
+    if (!rung->samples) return kk_fail(err, KK_ENOMEM, "no memory for %d samples", o->samples);
+    n->out->n_rungs = r + 1;
+    for (int32_t i = 0; i < o->samples; i++) {
+        kk_needle_sample *s = &rung->samples[i];
+        prompt *p = &n->prompts[(size_t)r * (size_t)o->samples + (size_t)i];
+        s->doc = kk_haystack_draw(&t, rung->low, rung->high);
+        KK_TRY(encode(n, &s->doc, p, err));
+        s->tokens = (int32_t)p->n;
+    }
+    return KK_OK;
+}
+
+/* The context that the longest document needs with its answer. */
+static kk_status fit(needle *n, kk_err *err) {
+    const kk_needle_opts *o = n->opts;
+    int32_t need = 0, lines = 0;
+    for (int32_t r = 0; r < o->n_rungs; r++)
+        for (int32_t i = 0; i < o->samples; i++) {
+            const int32_t one = n->out->rung[r].samples[i].tokens + o->predict;
+            if (one <= need) continue;
+            need = one;
+            lines = n->out->rung[r].lines;
+        }
+    if (need > n->out->model.context)
+        return kk_fail(err, KK_ECONTEXT,
+                       "the rung of %d lines needs a context of %d tokens, and this model takes "
+                       "at most %d: leave that rung out",
+                       lines, need, n->out->model.context);
+    if (o->ctx && need > o->ctx)
+        return kk_fail(err, KK_ECONTEXT,
+                       "the rung of %d lines needs a context of %d tokens, and -c gives %d: "
+                       "take -c %d, or leave -c out",
+                       lines, need, o->ctx, need);
+    n->out->ctx = o->ctx ? o->ctx : need;
+    return KK_OK;
+}
+
+/* ---- one question ------------------------------------------------------------------------ */
+
+/* Reading and answering of one sample, as the callbacks see it. */
+typedef struct {
+    const needle *run;
+    kk_needle_rung *rung;
+    kk_needle_sample *sample;
+    kk_decoder *decoder;
+    int32_t *ids;
+    kk_status failed; /* in the decoder */
+    kk_err *err;
+} question;
+
+static bool tell(const question *q, kk_needle_event event) {
+    const kk_needle_opts *o = q->run->opts;
+    event.rung = q->rung;
+    event.sample = q->sample;
+    return !o->on_event || o->on_event(o->user, &event);
+}
+
+static void note_bytes(const question *q) {
+    int64_t now[KK_MEM_CATEGORIES];
+    kk_engine_memory(q->run->engine, now);
+    for (int c = 0; c < KK_MEM_CATEGORIES; c++)
+        if (now[c] > q->rung->bytes[c]) q->rung->bytes[c] = now[c];
+}
+
+static bool on_read(void *user, int64_t done, int64_t total) {
+    const question *q = user;
+    note_bytes(q);
+    return tell(q, (kk_needle_event){.moment = KK_NEEDLE_READING, .done = done, .total = total});
+}
+
+static bool on_token(void *user, int32_t id) {
+    question *q = user;
+    kk_needle_event event = {.moment = KK_NEEDLE_TEXT};
+    q->ids[q->sample->generated++] = id;
+    q->failed = kk_decoder_push(q->decoder, id, &event.text, &event.len, q->err);
+    return q->failed == KK_OK && tell(q, event);
+}
+
+static kk_status answer(question *q, kk_session *session, kk_err *err) {
+    const kk_generate_opts how = {.max_tokens = q->run->opts->predict};
+    kk_needle_sample *s = q->sample;
+    kk_result result;
+    KK_TRY(kk_generate(session, &how, on_token, q, &result, err));
+    KK_TRY(q->failed);
+    if (result.stop == KK_STOP_CALLBACK)
+        return kk_fail(err, KK_ESTOPPED, "stopped while answering");
+    s->decode_s = result.decode_s;
+    note_bytes(q);
+    KK_TRY(kk_decode(q->run->tok, q->ids, (size_t)s->generated, false, &s->answer, &s->answer_len,
+                     err));
+    s->hit = kk_haystack_found(&s->doc, s->answer);
+    return KK_OK;
+}
+
+static kk_status read_and_answer(question *q, const prompt *p, kk_session *session, kk_err *err) {
+    KK_TRY(kk_decoder_new(&q->decoder, q->run->tok, false, err));
+    q->ids = kk_calloc((size_t)q->run->opts->predict, sizeof *q->ids);
+    if (!q->ids) return kk_fail(err, KK_ENOMEM, "no memory for an answer");
+    if (!on_read(q, 0, (int64_t)p->n)) return kk_fail(err, KK_ESTOPPED, "stopped before reading");
+    const double begin = kk_now();
+    KK_TRY(kk_session_append(session, p->ids, p->n, on_read, q, err));
+    q->sample->prefill_s = kk_now() - begin;
+    KK_TRY(answer(q, session, err));
+    q->rung->n_samples++;
+    q->rung->hits += q->sample->hit;
+    if (!tell(q, (kk_needle_event){.moment = KK_NEEDLE_JUDGED}))
+        return kk_fail(err, KK_ESTOPPED, "stopped after an answer");
+    return KK_OK;
+}
+
+static kk_status ask(needle *n, int32_t r, int32_t i, kk_err *err) {
+    const kk_session_opts how = {.ctx = n->out->ctx, .kv_format = n->opts->kv_format};
+    kk_needle_rung *rung = &n->out->rung[r];
+    kk_session *session;
+    KK_TRY(kk_session_new(&session, n->engine, &how, err));
+    question q = {.run = n, .rung = rung, .sample = &rung->samples[i], .err = err};
+    const prompt *p = &n->prompts[(size_t)r * (size_t)n->opts->samples + (size_t)i];
+    const kk_status st = read_and_answer(&q, p, session, err);
+    kk_decoder_free(q.decoder);
+    kk_free(q.ids);
+    kk_session_free(session);
+    return st;
+}
+
+/* ---- all of them ------------------------------------------------------------------------- */
+
+static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+/* The first token of an answer comes from the document's own logits and takes no round. */
+static void sum_up(kk_needle_rung *r) {
+    double tokens = 0, decoded = 0, prefill_s = 0, decode_s = 0;
+    for (int32_t i = 0; i < r->n_samples; i++) {
+        const kk_needle_sample *s = &r->samples[i];
+        tokens += s->tokens;
+        decoded += s->generated > 1 ? s->generated - 1 : 0;
+        prefill_s += s->prefill_s;
+        decode_s += s->decode_s;
+    }
+    r->recall = (double)r->hits / r->n_samples;
+    r->tokens = tokens / r->n_samples;
+    r->prefill_tok_s = rate(tokens, prefill_s);
+    r->decode_tok_s = rate(decoded, decode_s);
+}
+
+static kk_status use(kk_session *session, const prompt *p, kk_err *err) {
+    const kk_generate_opts how = {.max_tokens = WARM_TOKENS, .ignore_eos = true};
+    const size_t n = p->n < WARM_PROMPT ? p->n : WARM_PROMPT;
+    kk_result ignored;
+    KK_TRY(kk_session_append(session, p->ids, n, NULL, NULL, err));
+    return kk_generate(session, &how, NULL, NULL, &ignored, err);
+}
+
+static kk_status warm_up(needle *n, kk_err *err) {
+    const kk_session_opts how = {.ctx = n->out->ctx, .kv_format = n->opts->kv_format};
+    kk_twister t;
+    kk_twister_seed(&t, ~n->opts->seed); /* no other run has it */
+    const kk_haystack doc = kk_haystack_draw(&t, KK_HAYSTACK_LEAST_LINES, KK_HAYSTACK_LEAST_LINES);
+    prompt p = {0};
+    kk_session *session = NULL;
+    kk_status st = encode(n, &doc, &p, err);
+    if (st == KK_OK) st = kk_session_new(&session, n->engine, &how, err);
+    if (st == KK_OK) st = use(session, &p, err);
+    kk_session_free(session);
+    kk_free(p.ids);
+    return st;
+}
+
+static kk_status check(const kk_needle_opts *o, kk_err *err) {
+    if (o->n_rungs < 1 || o->n_rungs > KK_NEEDLE_RUNGS)
+        return kk_fail(err, KK_EINVAL, "%d rungs; 1 to %d are possible", o->n_rungs,
+                       KK_NEEDLE_RUNGS);
+    for (int32_t r = 0; r < o->n_rungs; r++)
+        if (o->ladder[r] < 1 || o->ladder[r] > KK_HAYSTACK_MOST_LINES)
+            return kk_fail(err, KK_EINVAL, "a rung of %d lines; 1 to %d are possible", o->ladder[r],
+                           KK_HAYSTACK_MOST_LINES);
+    if (o->samples < 1 || o->samples > KK_NEEDLE_SAMPLES)
+        return kk_fail(err, KK_EINVAL, "%d samples; 1 to %d are possible", o->samples,
+                       KK_NEEDLE_SAMPLES);
+    if (o->seed > INT64_MAX)
+        return kk_fail(err, KK_EINVAL, "seed %llu; at most %lld is possible",
+                       (unsigned long long)o->seed, (long long)INT64_MAX);
+    if (o->predict < 1 || o->predict > 1 << 20)
+        return kk_fail(err, KK_EINVAL, "answers of %d tokens; at least 1", o->predict);
+    return KK_OK;
+}
+
+static kk_status open_engine(needle *n, kk_err *err) {
+    const double begin = kk_now();
+    KK_TRY(kk_engine_open(&n->engine, &n->opts->engine, err));
+    n->out->load_s = kk_now() - begin;
+    kk_engine_info(n->engine, &n->out->model);
+    kk_engine_device(n->engine, &n->out->device);
+    n->tok = kk_engine_tokenizer(n->engine);
+    if (!n->tok)
+        return kk_fail(err, KK_EINVAL,
+                       "this model has no tokenizer, so it cannot be asked about a text");
+    const size_t count = (size_t)n->opts->n_rungs * (size_t)n->opts->samples;
+    n->prompts = kk_calloc(count, sizeof *n->prompts);
+    return n->prompts ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
+}
+
+static kk_status run(needle *n, kk_err *err) {
+    const kk_needle_opts *o = n->opts;
+    KK_TRY(open_engine(n, err));
+    for (int32_t r = 0; r < o->n_rungs; r++) KK_TRY(draw_rung(n, r, err));
+    KK_TRY(fit(n, err));
+    KK_TRY(warm_up(n, err));
+    for (int32_t r = 0; r < o->n_rungs; r++) {
+        for (int32_t i = 0; i < o->samples; i++) KK_TRY(ask(n, r, i, err));
+        sum_up(&n->out->rung[r]);
+    }
+    return KK_OK;
+}
+
+kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_err *err) {
+    *out = (kk_needle_result){0};
+    KK_TRY(check(opts, err));
+    kk_machine_info(&out->machine);
+    needle n = {.opts = opts, .out = out};
+    const kk_status st = run(&n, err);
+    for (size_t i = 0; n.prompts && i < (size_t)opts->n_rungs * (size_t)opts->samples; i++)
+        kk_free(n.prompts[i].ids);
+    kk_free(n.prompts);
+    kk_engine_close(n.engine);
+    if (st != KK_OK) kk_needle_release(out);
+    return st;
+}
+
+/* Only samples that were counted have an answer. */
+void kk_needle_release(kk_needle_result *r) {
+    for (int32_t i = 0; i < r->n_rungs; i++) {
+        for (int32_t j = 0; j < r->rung[i].n_samples; j++) kk_free(r->rung[i].samples[j].answer);
+        kk_free(r->rung[i].samples);
+    }
+    *r = (kk_needle_result){0};
+}
+
+bool kk_needle_holds(const kk_needle_result *r, float min_recall) {
+    for (int32_t i = 0; i < r->n_rungs; i++)
+        if ((float)r->rung[i].recall < min_recall) return false;
+    return true;
+}

@@ -1,0 +1,84 @@
+/* report.c - the parts of a JSON report that do not depend on what was measured. */
+#define _GNU_SOURCE
+#include "eval/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/file.h"
+#include "core/utf8.h"
+
+json_t *kk_report_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+json_t *kk_report_text(const char *text, size_t len) {
+    char *clean = kk_malloc(3 * len + 1); /* each bad byte becomes the three of U+FFFD */
+    size_t n = 0;
+    uint32_t cp;
+    if (!clean) return NULL;
+    for (size_t i = 0; i < len;) {
+        const size_t whole = kk_utf8_next(text + i, len - i, &cp);
+        n += kk_utf8_put(clean + n, whole ? cp : 0xfffd);
+        i += whole ? whole : 1;
+    }
+    json_t *s = json_stringn(clean, n);
+    kk_free(clean);
+    return s;
+}
+
+json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d) {
+    return json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:i}", "cpu", m->name, "features", m->features,
+                     "cores", m->cores, "memory", (json_int_t)m->memory, "device", d->device, "isa",
+                     d->isa, "threads", d->threads);
+}
+
+json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m) {
+    const char *source = o->synthetic ? o->synthetic : o->model;
+    return json_pack("{s:s?, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I}", "source", source,
+                     "synthetic", o->synthetic != NULL, "name", m->name, "weight_type",
+                     m->weight_type, "format", m->format, "layers", m->layers, "params",
+                     (json_int_t)m->params, "params_active", (json_int_t)m->params_active,
+                     "weight_bytes", (json_int_t)m->weight_bytes, "token_bytes",
+                     (json_int_t)m->token_bytes);
+}
+
+json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]) {
+    json_t *o = json_object();
+    for (int c = 0; o && c < KK_MEM_CATEGORIES; c++)
+        json_object_set_new(o, kk_mem_category_name((kk_mem_category)c), json_integer(bytes[c]));
+    return o;
+}
+
+json_t *kk_report_new(const char *kind, json_t *body) {
+    char date[32] = "";
+    time_t now = time(NULL);
+    struct tm utc;
+    if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    json_t *o = json_pack("{s:s, s:s, s:s}", "kind", kind, "version", kk_version(), "date", date);
+    if (!o || !body || json_object_update(o, body) != 0) {
+        json_decref(o);
+        o = NULL;
+    }
+    json_decref(body);
+    return o;
+}
+
+kk_status kk_report_write(const char *path, json_t *report, kk_err *err) {
+    const size_t how = JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6);
+    char *text = report ? json_dumps(report, how) : NULL;
+    json_decref(report);
+    kk_writer *w = NULL;
+    kk_status st =
+        text ? kk_writer_open(&w, path, err) : kk_fail(err, KK_ENOMEM, "no memory for the report");
+    if (st == KK_OK) st = kk_writer_put(w, text, strlen(text), err);
+    if (st == KK_OK) st = kk_writer_put(w, "\n", 1, err);
+    if (st == KK_OK) {
+        st = kk_writer_commit(w, err);
+        w = NULL;
+    }
+    kk_writer_abort(w);
+    free(text);
+    return st;
+}
