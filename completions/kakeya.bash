@@ -2,7 +2,7 @@
 
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
-    local verbs="run chat info bench parity tokenize quantize doctor version help"
+    local verbs="run chat info bench eval parity tokenize quantize doctor version help"
     local model="-m --model --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
     local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec"
@@ -33,10 +33,11 @@ _kakeya() {
     --spec) words="none" ;;
     --arms) words="plain" ;;
     --rows) words="none 1,2,4,8,16" ;;
+    --ladder) words="70,280 60,150,300" ;;
     -p | --prompt | --tokens | --system | -n | --predict | -c | --ctx | --ctx-size | -t | \
         --threads | -s | --seed | --temp | --top-k | --top-p | --min-p | --repeat-penalty | \
         --presence-penalty | --frequency-penalty | --repeat-last-n | --prefill | --repeat | \
-        --tol | --tol-hidden)
+        --tol | --tol-hidden | --samples | --min-recall)
         return
         ;;
     esac
@@ -60,6 +61,11 @@ _kakeya() {
     bench)
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
             --kv-format --report -q --quiet"
+        ;;
+    eval)
+        words="-m --model $device --ladder --samples -s --seed -n --predict --raw --print --min-recall
+            --report -q --quiet -v --verbose -c --ctx-size --kv-format"
+        [ "$COMP_CWORD" -eq 2 ] && words="needle $words"
         ;;
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;

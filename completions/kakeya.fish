@@ -5,12 +5,13 @@ function __kakeya_of
     test (count $words) -ge 2; and contains -- $words[2] $argv
 end
 
-set -l verbs run chat info bench parity tokenize quantize doctor version help
+set -l verbs run chat info bench eval parity tokenize quantize doctor version help
 complete -c kakeya -f
 for verb in \
     "run\tcontinue a text, or answer a question" "chat\ttalk with a model at the terminal" \
     "info\tshow what a model is" "bench\tmeasure speed" \
-    "parity\tcompare with a dumped reference" "tokenize\tturn text into token ids" \
+    "eval\tmeasure what a model can do" "parity\tcompare with a dumped reference" \
+    "tokenize\tturn text into token ids" \
     "quantize\twrite a GGUF file" "doctor\tshow what this machine can run" \
     "version\tprint the version" "help\tsay more about a verb"
     complete -c kakeya -n "not __fish_seen_subcommand_from $verbs" -a "(printf '$verb')"
@@ -19,22 +20,22 @@ complete -c kakeya -n '__kakeya_of help' -a "$verbs"
 complete -c kakeya -l help -s h -d 'show help'
 
 # Model
-complete -c kakeya -n '__kakeya_of run chat info bench tokenize' -s m -l model -rF -d 'folder or GGUF file'
+complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval' -s m -l model -rF -d 'folder or GGUF file'
 complete -c kakeya -n '__kakeya_of run chat info bench' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
 
 # Device
-complete -c kakeya -n '__kakeya_of run chat bench parity doctor' -s t -l threads -x -d threads
-complete -c kakeya -n '__kakeya_of run chat bench' -l device -x -a cpu -d device
-complete -c kakeya -n '__kakeya_of run chat bench parity' -l isa -x -a 'avx512 avx2 neon reference' -d 'instruction set'
-complete -c kakeya -n '__kakeya_of run chat bench' -l mlock -d 'lock the weights in memory'
-complete -c kakeya -n '__kakeya_of run chat bench' -l huge-pages -d 'ask for huge pages'
+complete -c kakeya -n '__kakeya_of run chat bench parity doctor eval' -s t -l threads -x -d threads
+complete -c kakeya -n '__kakeya_of run chat bench eval' -l device -x -a cpu -d device
+complete -c kakeya -n '__kakeya_of run chat bench parity eval' -l isa -x -a 'avx512 avx2 neon reference' -d 'instruction set'
+complete -c kakeya -n '__kakeya_of run chat bench eval' -l mlock -d 'lock the weights in memory'
+complete -c kakeya -n '__kakeya_of run chat bench eval' -l huge-pages -d 'ask for huge pages'
 
 # Context
-complete -c kakeya -n '__kakeya_of run chat bench' -s c -l ctx-size -x -d 'tokens of context'
+complete -c kakeya -n '__kakeya_of run chat bench eval' -s c -l ctx-size -x -d 'tokens of context'
 complete -c kakeya -n '__kakeya_of bench' -l ctx -x -d 'tokens of context'
 complete -c kakeya -n '__kakeya_of run chat' -l kv-sliding -x -a native -d 'what sliding layers keep'
 complete -c kakeya -n '__kakeya_of run chat' -l kv-full -x -a exact -d 'what full layers keep'
-complete -c kakeya -n '__kakeya_of run chat bench' -l kv-format -x -a 'bf16 f32' -d 'how K/V rows are stored'
+complete -c kakeya -n '__kakeya_of run chat bench eval' -l kv-format -x -a 'bf16 f32' -d 'how K/V rows are stored'
 complete -c kakeya -n '__kakeya_of run chat' -l spec -x -a none -d 'who drafts tokens'
 
 # Sampling
@@ -46,7 +47,7 @@ complete -c kakeya -n '__kakeya_of run chat' -l repeat-penalty -x -d 'divides lo
 complete -c kakeya -n '__kakeya_of run chat' -l presence-penalty -x -d 'taken from logits of tokens seen'
 complete -c kakeya -n '__kakeya_of run chat' -l frequency-penalty -x -d 'the same, for each time seen'
 complete -c kakeya -n '__kakeya_of run chat' -l repeat-last-n -x -d 'tokens the penalties look back over'
-complete -c kakeya -n '__kakeya_of run chat' -s s -l seed -x -d 'fixes the draws'
+complete -c kakeya -n '__kakeya_of run chat eval' -s s -l seed -x -d 'fixes the draws'
 
 # Prompts and output
 complete -c kakeya -n '__kakeya_of run tokenize' -s p -l prompt -x -d text
@@ -55,11 +56,11 @@ complete -c kakeya -n '__kakeya_of run' -l tokens -x -d 'token ids'
 complete -c kakeya -n '__kakeya_of run tokenize' -l chat -d 'a conversation'
 complete -c kakeya -n '__kakeya_of run chat' -l system -x -d instructions
 complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
-complete -c kakeya -n '__kakeya_of run chat bench' -s n -l predict -x -d 'tokens to generate'
+complete -c kakeya -n '__kakeya_of run chat bench eval' -s n -l predict -x -d 'tokens to generate'
 complete -c kakeya -n '__kakeya_of run' -l ignore-eos -d 'do not stop where the model ends'
 complete -c kakeya -n '__kakeya_of run info parity doctor' -l json -d 'print one JSON object'
-complete -c kakeya -n '__kakeya_of run chat bench quantize' -s q -l quiet -d 'no progress'
-complete -c kakeya -n '__kakeya_of run chat' -s v -l verbose -d 'say more'
+complete -c kakeya -n '__kakeya_of run chat bench quantize eval' -s q -l quiet -d 'no progress'
+complete -c kakeya -n '__kakeya_of run chat eval' -s v -l verbose -d 'say more'
 
 # One verb each
 complete -c kakeya -n '__kakeya_of info' -l check -d 'look for values that are not finite'
@@ -67,7 +68,13 @@ complete -c kakeya -n '__kakeya_of bench' -l arms -x -a plain -d 'ways to decode
 complete -c kakeya -n '__kakeya_of bench' -l prefill -x -d 'tokens of the timed prefill'
 complete -c kakeya -n '__kakeya_of bench' -l rows -x -a none -d 'rows to compare'
 complete -c kakeya -n '__kakeya_of bench' -l repeat -x -d repeats
-complete -c kakeya -n '__kakeya_of bench' -l report -rF -d 'write a JSON report'
+complete -c kakeya -n '__kakeya_of bench eval' -l report -rF -d 'write a JSON report'
+complete -c kakeya -n '__kakeya_of eval' -a needle -d 'a code hidden in a long document'
+complete -c kakeya -n '__kakeya_of eval' -l ladder -x -a '70,280 60,150,300' -d 'lines of each rung'
+complete -c kakeya -n '__kakeya_of eval' -l samples -x -d 'documents of each rung'
+complete -c kakeya -n '__kakeya_of eval' -l raw -d 'continue the document as it is'
+complete -c kakeya -n '__kakeya_of eval' -l print -d 'print the first document'
+complete -c kakeya -n '__kakeya_of eval' -l min-recall -x -d 'fail under this share'
 complete -c kakeya -n '__kakeya_of parity quantize' -F
 complete -c kakeya -n '__kakeya_of parity' -l tol -x -d 'largest logit difference'
 complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-state difference'

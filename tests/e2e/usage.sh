@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the program says when it is asked, or held wrong; and that the manual knows every flag.
 . "$(dirname "$0")/lib.sh"
-verbs="run chat info bench parity tokenize quantize doctor version"
+verbs="run chat info bench eval parity tokenize quantize doctor version"
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
 exits 2
@@ -43,7 +43,7 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in serve eval train report session bridge pull; do
+for verb in serve train report session bridge pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
@@ -92,9 +92,26 @@ exits 2 run --tokens 1 --chat
 exits 2 bench --synthetic tiny:f32 --rows 2,4
 exits 2 info --synthetic tiny:f32 --check
 
-# No model: what to do is said.
+exits 2 eval
+has "$err" "needle"
+exits 2 eval haystack
+has "$err" "no kind 'haystack'" "needle"
+exits 2 eval sweep
+has "$err" "not part of this build yet"
+exits 2 eval needle --ladder 70,x
+has "$err" "'x' is not one"
+exits 2 eval needle --ladder 0
+exits 2 eval needle --ladder ""
+exits 2 eval needle --min-recall 1.5
+exits 2 eval needle --synthetic tiny:f32
+
+# A copy without a model beside it: what to do is said.
+mkdir -p "$work/alone/bin"
+cp "$KAKEYA" "$work/alone/bin/kakeya"
+there=$KAKEYA KAKEYA=$work/alone/bin/kakeya
 exits 1 run -p hello
 has "$err" "-m MODEL" "--synthetic tiny:f32"
+KAKEYA=$there
 exits 1 run -m "$work/none" -p hello
 has "$err" "$work/none" "Hugging Face folder"
 exits 1 run --synthetic huge:q4_0 --tokens 2

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# `kakeya eval needle`: documents a seed names, answers of the shipped model, a report, a gate.
+. "$(dirname "$0")/lib.sh"
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny/verifier
+
+# The document: the draws of Python's Random(42), word for word.
+exits 0 eval needle --ladder 70 --print
+same "$err" ""
+same "$(grep -c '^Note ' "$work/out")" 80
+has "$out" $'hold the answer.\n\n**IMPORTANT: the secret access code is BETA-1409' \
+    $'.**\n\nNote 0039' $'Note 0079: this line is unrelated padding and does not hold the answer.\n\n'
+same "$(tail -n 1 "$work/out")" "Question: What is the secret access code? Answer:"
+first=$out
+exits 0 eval needle --ladder 70,280 --print --seed 42
+same "$out" "$first" "the first document"
+exits 0 eval needle --ladder 70 --print --seed 43
+[ "$out" != "$first" ] || fail "seeds 42 and 43 give the same document"
+
+# The shipped model finds its needles.
+exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 2 --min-recall 1 \
+    --report "$work/report.json" -v
+has "$out" "recall" "kv.sliding" "kv.full"
+same "$(printf '%s\n' "$out" | awk '$1 == 10 || $1 == 30 { print $3, $4 }')" $'2 1.00\n2 1.00'
+same "$(printf '%s\n' "$err" | grep -c '(found)$')" 4
+has "$err" "The secret access code is "
+lacks "$err" $'\033'
+report=$(cat "$work/report.json")
+json "$report" kind version date command machine cpu isa threads model source settings arms seed \
+    ladder ctx prompt gate min_recall holds rungs arm lines tokens samples hits recall \
+    prefill_tok_s decode_tok_s bytes kv.sliding kv.full rows depth expected answer hit
+has "$report" '"kind": "needle"' '"arm": "exact"' '"recall": 1.0' '"hits": 2' '"holds": true' \
+    "kakeya eval needle -m $shipped --ladder 10,30"
+same "$(grep -c '"hit": true' "$work/report.json")" 4
+# What is expected is in the answer beside it.
+while read -r code; do
+    has "$report" "\"answer\": \"The secret access code is $code.\""
+done < <(sed -n 's/.*"expected": "\(.*\)",/\1/p' "$work/report.json")
+
+# The same seed, the same documents and the same answers; other ones as plain text.
+answers() { grep -E '"(expected|answer|tokens)":' "$1"; }
+exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 2 -t 1 --report "$work/again.json" -q
+same "$err" ""
+same "$(answers "$work/again.json")" "$(answers "$work/report.json")" "a second run"
+exits 0 eval needle -m "$shipped" --ladder 10 --samples 1 --raw --report "$work/raw.json" -q
+has "$(cat "$work/raw.json")" '"prompt": "raw"' '"answer": " The secret access code is'
+
+# Random weights find nothing: a failure only where a gate says so.
+exits 0 eval needle -m "$model" --ladder 10 --samples 1 -n 4 --report "$work/none.json"
+same "$err" ""
+has "$(cat "$work/none.json")" '"recall": 0.0' '"gate": null' '"hit": false'
+exits 1 eval needle -m "$model" --ladder 10 --samples 1 -n 4 --min-recall 0.5 \
+    --report "$work/gate.json"
+has "$err" "0 of 1 needles found" "--min-recall 0.5"
+has "$(cat "$work/gate.json")" '"holds": false'
+
+# What cannot be is said before anything is computed.
+exits 1 eval needle -m "$shipped" --ladder 10,30 --samples 1 -c 300
+has "$err" "the rung of 30 lines" "-c gives 300" "take -c "
+need=$(printf '%s\n' "$err" | sed -n 's/.*take -c \([0-9]*\).*/\1/p')
+exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 1 -c "$need"
+exits 1 eval needle -m "$shipped" --ladder 5000 --samples 1
+has "$err" "the rung of 5000 lines" "at most 16384"
+exits 1 eval needle -m "$KK_TEST_DATA/chat" --ladder 10
+has "$err" "no tokenizer"
+exits 1 eval needle -m "$model" --ladder 10 --samples 1 -n 2 --report "$work/none/report.json"
+has "$err" "$work/none/report.json"
+finish
