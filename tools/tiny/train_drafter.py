@@ -176,7 +176,8 @@ class Trainer:
             if self.step % self.args.every == 0:
                 now = time.time()
                 row = dict(step=self.step, seconds=round(self.spent, 1), loss=round(loss.item(), 4),
-                           length=round(length.item(), 3), ms=round(1000 * (now - last) / (self.step - shown), 1), kv=round(kv.item(), 4))
+                           length=round(length.item(), 3), kv=round(kv.item(), 4),
+                           ms=round(1000 * (now - last) / (self.step - shown), 1))
                 if self.spent - looked > self.args.look:
                     looked = self.spent
                     row["tokens_per_round"] = evaluate.tokens_per_round(self.net.params, self.params, held)
