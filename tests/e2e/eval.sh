@@ -41,14 +41,14 @@ answers() { grep -E '"(expected|answer|tokens)":' "$1"; }
 exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 2 -t 1 --report "$work/again.json" -q
 same "$err" ""
 same "$(answers "$work/again.json")" "$(answers "$work/report.json")" "a second run"
-exits 0 eval needle -m "$shipped" --ladder 10 --samples 1 --raw --report "$work/raw.json" -q
+exits 0 eval needle -m "$shipped" --ladder 10 --samples 1 -t 1 --raw --report "$work/raw.json" -q
 has "$(cat "$work/raw.json")" '"prompt": "raw"' '"answer": " The secret access code is'
 
 # Random weights find nothing: a failure only where a gate says so.
-exits 0 eval needle -m "$model" --ladder 10 --samples 1 -n 4 --report "$work/none.json"
+exits 0 eval needle -m "$model" --ladder 10 --samples 1 -t 1 -n 4 --report "$work/none.json"
 same "$err" ""
 has "$(cat "$work/none.json")" '"recall": 0.0' '"gate": null' '"hit": false'
-exits 1 eval needle -m "$model" --ladder 10 --samples 1 -n 4 --min-recall 0.5 \
+exits 1 eval needle -m "$model" --ladder 10 --samples 1 -t 1 -n 4 --min-recall 0.5 \
     --report "$work/gate.json"
 has "$err" "0 of 1 needles found" "--min-recall 0.5"
 has "$(cat "$work/gate.json")" '"holds": false'
@@ -57,11 +57,11 @@ has "$(cat "$work/gate.json")" '"holds": false'
 exits 1 eval needle -m "$shipped" --ladder 10,30 --samples 1 -c 300
 has "$err" "the rung of 30 lines" "-c gives 300" "take -c "
 need=$(printf '%s\n' "$err" | sed -n 's/.*take -c \([0-9]*\).*/\1/p')
-exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 1 -c "$need"
+exits 0 eval needle -m "$shipped" --ladder 10,30 --samples 1 -t 1 -c "$need"
 exits 1 eval needle -m "$shipped" --ladder 5000 --samples 1
 has "$err" "the rung of 5000 lines" "at most 16384"
 exits 1 eval needle -m "$KK_TEST_DATA/chat" --ladder 10
 has "$err" "no tokenizer"
-exits 1 eval needle -m "$model" --ladder 10 --samples 1 -n 2 --report "$work/none/report.json"
+exits 1 eval needle -m "$model" --ladder 10 --samples 1 -t 1 -n 2 --report "$work/none/report.json"
 has "$err" "$work/none/report.json"
 finish
