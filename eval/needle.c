@@ -104,6 +104,7 @@ typedef struct {
     const needle *run;
     kk_needle_rung *rung;
     kk_needle_sample *sample;
+    prompt prompt;
     kk_decoder *decoder;
     int32_t *ids;
     kk_status failed; /* in the decoder */
@@ -154,7 +155,8 @@ static kk_status answer(question *q, kk_session *session, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status read_and_answer(question *q, const prompt *p, kk_session *session, kk_err *err) {
+static kk_status read_and_answer(question *q, kk_session *session, kk_err *err) {
+    const prompt *p = &q->prompt;
     KK_TRY(kk_decoder_new(&q->decoder, q->run->tok, false, err));
     q->ids = kk_calloc((size_t)q->run->opts->predict, sizeof *q->ids);
     if (!q->ids) return kk_fail(err, KK_ENOMEM, "no memory for an answer");
@@ -175,9 +177,12 @@ static kk_status ask(needle *n, int32_t r, int32_t i, kk_err *err) {
     kk_needle_rung *rung = &n->out->rung[r];
     kk_session *session;
     KK_TRY(kk_session_new(&session, n->engine, &how, err));
-    question q = {.run = n, .rung = rung, .sample = &rung->samples[i], .err = err};
-    const prompt *p = &n->prompts[(size_t)r * (size_t)n->opts->samples + (size_t)i];
-    const kk_status st = read_and_answer(&q, p, session, err);
+    question q = {.run = n,
+                  .rung = rung,
+                  .sample = &rung->samples[i],
+                  .prompt = n->prompts[(size_t)r * (size_t)n->opts->samples + (size_t)i],
+                  .err = err};
+    const kk_status st = read_and_answer(&q, session, err);
     kk_decoder_free(q.decoder);
     kk_free(q.ids);
     kk_session_free(session);
@@ -256,9 +261,7 @@ static kk_status open_engine(needle *n, kk_err *err) {
     if (!n->tok)
         return kk_fail(err, KK_EINVAL,
                        "this model has no tokenizer, so it cannot be asked about a text");
-    const size_t count = (size_t)n->opts->n_rungs * (size_t)n->opts->samples;
-    n->prompts = kk_calloc(count, sizeof *n->prompts);
-    return n->prompts ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
+    return KK_OK;
 }
 
 static kk_status run(needle *n, kk_err *err) {
@@ -278,10 +281,11 @@ kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_er
     *out = (kk_needle_result){0};
     KK_TRY(check(opts, err));
     kk_machine_info(&out->machine);
-    needle n = {.opts = opts, .out = out};
-    const kk_status st = run(&n, err);
-    for (size_t i = 0; n.prompts && i < (size_t)opts->n_rungs * (size_t)opts->samples; i++)
-        kk_free(n.prompts[i].ids);
+    const size_t count = (size_t)opts->n_rungs * (size_t)opts->samples;
+    needle n = {.opts = opts, .out = out, .prompts = kk_calloc(count, sizeof *n.prompts)};
+    const kk_status st =
+        n.prompts ? run(&n, err) : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
+    for (size_t i = 0; n.prompts && i < count; i++) kk_free(n.prompts[i].ids);
     kk_free(n.prompts);
     kk_engine_close(n.engine);
     if (st != KK_OK) kk_needle_release(out);

@@ -16,8 +16,8 @@ json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: b
  * without memory; body may be NULL because there was none for it. */
 json_t *kk_report_new(const char *kind, json_t *body);
 
-/* Writes the report and releases it; it may be NULL because there was no memory for it.  The file appears whole
- * or not at all. */
+/* Writes the report and releases it; it may be NULL because there was no memory for it.  The file
+ * appears whole or not at all. */
 kk_status kk_report_write(const char *path, json_t *report, kk_err *err);
 
 #endif
