@@ -46,3 +46,9 @@ kk_install_completion(kakeya.bash "${share}/bash-completion/completions" kakeya)
 kk_install_completion(_kakeya "${share}/zsh/site-functions" _kakeya)
 kk_install_completion(kakeya.zsh "${share}/zsh/site-functions" _kakeya)
 kk_install_completion(kakeya.fish "${share}/fish/vendor_completions.d" kakeya.fish)
+
+# The small family that every command uses when it is given no model.
+if(EXISTS "${CMAKE_SOURCE_DIR}/models/tiny")
+  install(DIRECTORY models/tiny DESTINATION "${CMAKE_INSTALL_DATADIR}/kakeya/models"
+          PATTERN "*.png" EXCLUDE)
+endif()

@@ -28,6 +28,8 @@ for file in "$libdir"/libkakeya.so "$libdir"/libkakeya.so.0 "$prefix"/include/ka
     [ -e "$file" ] || { echo "not installed: ${file#"$prefix"/}"; exit 1; }
 done
 "$prefix/bin/kakeya" version
+# The shipped model is found from there.
+"$prefix/bin/kakeya" run -q -p 'import os' -n 4 >/dev/null
 
 export PKG_CONFIG_PATH=$libdir/pkgconfig
 strict="-std=c11 -Wall -Wextra -Wpedantic -Werror"
