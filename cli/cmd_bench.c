@@ -63,8 +63,8 @@ static bool read_rows(const bench_args *a, kk_bench_opts *o, int *code) {
     int32_t *list;
     size_t n;
     const char *bad;
-    if (!options_int_list(a->rows ? a->rows : "1,2,4,8,16", 1, 256, &list, &n, &bad)) {
-        *code = options_wrong(&verb_bench, "--rows takes counts from 1 to 256; '%.20s' is not one",
+    if (!options_int_list(a->rows ? a->rows : "1,2,4,8,16", 1, 128, &list, &n, &bad)) {
+        *code = options_wrong(&verb_bench, "--rows takes counts from 1 to 128; '%.20s' is not one",
                               bad);
         return false;
     }

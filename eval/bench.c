@@ -323,8 +323,8 @@ static kk_status check(const kk_bench_opts *o, kk_err *err) {
     if (o->n_rows < 0 || o->n_rows > KK_BENCH_ROWS)
         return kk_fail(err, KK_EINVAL, "%d row counts; %d at most", o->n_rows, KK_BENCH_ROWS);
     for (int32_t i = 0; i < o->n_rows; i++)
-        if (o->rows[i] < 1 || o->rows[i] > 256 || (i == 0 && o->rows[i] != 1))
-            return kk_fail(err, KK_EINVAL, "row counts start with 1 and end at 256 at most");
+        if (o->rows[i] < 1 || o->rows[i] > 128 || (i == 0 && o->rows[i] != 1))
+            return kk_fail(err, KK_EINVAL, "row counts start with 1 and end at 128 at most");
     return KK_OK;
 }
 

@@ -112,7 +112,7 @@ typedef struct {
     const char *device;    /* "cpu"; NULL: the fastest there is */
     const char *isa;       /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;       /* 0: all cores this process may run on */
-    int32_t max_rows;      /* rows of one forward pass; 0: 256 */
+    int32_t max_rows;      /* rows of one forward pass; 0: 128 */
     int32_t max_logits;    /* rows of it that may ask for logits; 0: 17 */
     bool no_pin;           /* do not pin threads to cores */
     bool mlock;            /* lock the weights in memory */

@@ -11,7 +11,7 @@
 #include "core/file.h"
 #include "format/tokenizer.h"
 
-enum { DEFAULT_ROWS = 256, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
+enum { DEFAULT_ROWS = 128, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
 
 void kk_engine_lock(kk_engine *e) { pthread_mutex_lock(&e->lock); }
 void kk_engine_unlock(kk_engine *e) { pthread_mutex_unlock(&e->lock); }
