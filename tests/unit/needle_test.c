@@ -93,6 +93,21 @@ static void test_samples(void **state) {
                                    {60, "MAPLE-2553", 43}});
 }
 
+/* The code never lies in the first or last four lines, and anywhere between. */
+static void test_margins(void **state) {
+    (void)state;
+    kk_twister t;
+    int32_t least = INT32_MAX, most = 0;
+    kk_twister_seed(&t, 1);
+    for (int i = 0; i < 200; i++) {
+        const kk_haystack h = kk_haystack_draw(&t, 12, 12);
+        if (h.index < least) least = h.index;
+        if (h.index > most) most = h.index;
+    }
+    assert_int_equal(least, 4);
+    assert_int_equal(most, 8);
+}
+
 static void check_rung(int32_t n, int32_t low, int32_t high) {
     int32_t got_low, got_high;
     kk_haystack_rung(n, &got_low, &got_high);
@@ -295,11 +310,12 @@ static void test_gate(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),    cmocka_unit_test(test_between),
-        cmocka_unit_test(test_samples), cmocka_unit_test(test_rungs),
-        cmocka_unit_test(test_text),    cmocka_unit_test(test_longest),
-        cmocka_unit_test(test_found),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_run),     cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_faults),  cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_samples), cmocka_unit_test(test_margins),
+        cmocka_unit_test(test_rungs),   cmocka_unit_test(test_text),
+        cmocka_unit_test(test_longest), cmocka_unit_test(test_found),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_run),
+        cmocka_unit_test(test_stopped), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_gate),
     };
     return cmocka_run_group_tests_name("needle", tests, NULL, NULL);
 }
