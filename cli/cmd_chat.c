@@ -60,6 +60,7 @@ typedef struct {
     bool thought_shown;
     char *answer;
     size_t answer_len, answer_cap;
+    kk_err fault; /* why the stream ended before its time; KK_OK: it did not */
 } chat;
 
 /* ---- the conversation as tokens ---------------------------------------------------------- */
@@ -180,7 +181,7 @@ static bool on_token(void *user, int32_t id) {
     chat *c = user;
     const char *text;
     size_t len;
-    if (kk_decoder_push(c->decoder, id, &text, &len, NULL) != KK_OK || !show(c, text, len))
+    if (kk_decoder_push(c->decoder, id, &text, &len, &c->fault) != KK_OK || !show(c, text, len))
         return false;
     if (id == c->channel_open) c->place = IN_CHANNEL_NAME;
     if (id == c->channel_close) c->place = IN_ANSWER;
@@ -197,7 +198,12 @@ static kk_status answer(chat *c, kk_result *result, kk_err *err) {
     c->place = IN_ANSWER;
     c->thought_shown = false;
     c->answer_len = 0;
+    c->fault.code = KK_OK;
     kk_status st = kk_generate(c->session, &opts, on_token, c, result, err);
+    if (st == KK_OK && c->fault.code != KK_OK) {
+        *err = c->fault;
+        st = err->code;
+    }
     if (kk_decoder_finish(c->decoder, &text, &len, NULL) == KK_OK) show(c, text, len);
     printf("\n");
     return st;

@@ -58,6 +58,7 @@ typedef struct {
     char *text; /* with --json: kept, not printed */
     size_t text_len, text_cap;
     bool out_of_memory;
+    kk_err fault; /* of the decoder; its code is KK_OK while there is none */
     double load_s, prefill_s;
     kk_result result;
 } run_state;
@@ -78,7 +79,7 @@ static bool put_text(run_state *r, const char *text, size_t len) {
         fwrite(text, 1, len, stdout);
         return len == 0 || fflush(stdout) == 0;
     }
-    if (!grow(&r->text, &r->text_cap, r->text_len + len, 1)) return false;
+    if (!grow(&r->text, &r->text_cap, r->text_len + len, 1)) return !(r->out_of_memory = true);
     if (len) memcpy(r->text + r->text_len, text, len);
     r->text_len += len;
     return true;
@@ -98,7 +99,7 @@ static bool on_token(void *user, int32_t id) {
     r->ids[r->n_ids++] = id;
     if (!r->decoder) {
         if (!put_id(r, id)) return false;
-    } else if (kk_decoder_push(r->decoder, id, &text, &len, NULL) != KK_OK ||
+    } else if (kk_decoder_push(r->decoder, id, &text, &len, &r->fault) != KK_OK ||
                !put_text(r, text, len)) {
         return false;
     }
@@ -229,6 +230,9 @@ static int generate(run_state *r) {
     kk_status st = kk_generate(r->session, &opts, on_token, r, &r->result, &err);
     finish_text(r);
     if (st != KK_OK) return output_error(&err);
+    if (r->fault.code != KK_OK)
+        return output_failed(r->fault.msg, "The model and its tokenizer do not belong together; "
+                                           "without one, ids are printed.");
     if (r->out_of_memory) return output_failed("out of memory for the output", NULL);
     if (a->json && !print_json(r)) return output_failed("out of memory for the output", NULL);
     if (!a->quiet && !a->json) print_timings(r);

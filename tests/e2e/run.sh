@@ -71,6 +71,22 @@ exits 1 run $tiny --tokens "$(seq -s, 1 200)" -c 100
 has "$err" "-c"
 exits 0 run $tiny --tokens "$(seq -s, 1 90)" -c 100 -n 0 --ignore-eos --json
 has "$out" '"stop": "length"'
+
+# A token that the tokenizer does not know is a failure, not the end of a text.
+cp -r "$model" "$work/unlike"
+{
+    printf '{"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},'
+    printf '"added_tokens": [{"id": 0, "content": "<bos>", "special": true}],'
+    printf '"model": {"type": "BPE", "byte_fallback": true, "merges": [],'
+    printf '"vocab": {"<bos>": 0, "\u2581": 1'
+    for i in $(seq 0 255); do printf ', "<0x%02X>": %d' "$i" $((i + 2)); done
+    printf '}}}'
+} >"$work/unlike/tokenizer.json"
+exits 1 run -m "$work/unlike" -p 'Hello world' -n 40
+has "$err" "vocabulary of 258" "do not belong together"
+exits 1 run -m "$work/unlike" -p 'Hello world' -n 40 --json
+same "$out" "" "no object after a failure"
+
 mkdir "$work/empty"
 exits 1 run -m "$work/empty" -p x
 has "$err" "config.json"
