@@ -14,7 +14,8 @@ function(kk_test_executable target)
   kk_flags(${target})
   # Tests keep their asserts in every build type.
   target_compile_options(${target} PRIVATE -UNDEBUG)
-  target_compile_definitions(${target} PRIVATE "KK_TEST_DATA=\"${test_data}\"")
+  target_compile_definitions(${target} PRIVATE "KK_TEST_DATA=\"${test_data}\""
+                             "KK_MODELS=\"${CMAKE_CURRENT_SOURCE_DIR}/models\"")
   target_include_directories(${target} PRIVATE src tests "${CMAKE_CURRENT_SOURCE_DIR}"
                              "${KK_GENERATED}")
   if(TARGET kakeya_eval)
