@@ -185,7 +185,8 @@ typedef struct {
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
                                 kk_err *err);
 KK_API void kk_session_free(kk_session *s); /* NULL is fine */
-/* A second session with the same timeline; K/V pages are shared until one of them writes. */
+/* A second session with the same timeline; K/V pages are shared until one of them writes.
+ * Checkpoints stay with the first. */
 KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
 KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
@@ -200,7 +201,8 @@ KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t 
                                    kk_progress progress, void *user, kk_err *err);
 /* Takes the timeline back to len tokens.  Sliding layers hold one window of rows: when len
  * lies further back than they reach, the nearest checkpoint at or before it is taken and the
- * rest is evaluated again, so that the call always succeeds and *evaluated says its cost. */
+ * rest is evaluated again; *evaluated says how many tokens that took.  Fails only for want of
+ * memory, or when len is not on the timeline. */
 KK_API kk_status kk_session_rewind(kk_session *s, int32_t len, int32_t *evaluated, kk_err *err);
 /* Marks this point, so that a later rewind to it is free.  The oldest mark is dropped when a
  * session has more than 8. */

@@ -35,7 +35,7 @@ static kk_status check_whole(const kk_config *c, kk_err *err) {
     KK_TRY(in_range("num_attention_heads", c->n_head, 1, 1 << 10, err));
     KK_TRY(in_range("sliding_window", c->window, 1, 1 << 24, err));
     KK_TRY(in_range("max_position_embeddings", c->context, 1, 1 << 30, err));
-    KK_TRY(in_range("hidden_size_per_layer_input", c->ple_dim, 0, 1 << 13, err));
+    KK_TRY(in_range("hidden_size_per_layer_input", c->ple_dim, 0, 1024, err));
     if (c->ple_dim)
         KK_TRY(in_range("vocab_size_per_layer_input", c->ple_vocab, c->vocab, 1 << 24, err));
     KK_TRY(in_range("num_experts", c->n_expert, 0, 1 << 12, err));
@@ -52,7 +52,7 @@ static kk_status check_whole(const kk_config *c, kk_err *err) {
 static kk_status check_layer(const kk_config *c, int32_t i, kk_err *err) {
     const kk_layer_config *l = &c->layer[i];
     KK_TRY(in_range("intermediate_size", l->ffn, 1, 1 << 20, err));
-    KK_TRY(in_range("head_dim", l->head_dim, 2, 1 << 12, err));
+    KK_TRY(in_range("head_dim", l->head_dim, 2, 512, err));
     KK_TRY(in_range("num_key_value_heads", l->n_kv_head, 1, c->n_head, err));
     if (l->head_dim % 2 != 0)
         return kk_fail(err, KK_EFORMAT, "configuration: head_dim %d of layer %d is odd",
@@ -62,6 +62,11 @@ static kk_status check_layer(const kk_config *c, int32_t i, kk_err *err) {
                        "configuration: %d attention heads do not divide into %d key heads "
                        "(layer %d)",
                        c->n_head, l->n_kv_head, i);
+    if (c->n_head / l->n_kv_head > 128)
+        return kk_fail(err, KK_EFORMAT,
+                       "configuration: %d attention heads share a key head (layer %d), at most 128 "
+                       "can",
+                       c->n_head / l->n_kv_head, i);
     return KK_OK;
 }
 

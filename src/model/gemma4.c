@@ -211,8 +211,12 @@ static kk_status fill_rope(kk_gemma4 *m, kk_err *err) {
                            .pos0 = m->rope_len,
                            .n = end - m->rope_len,
                            .rope = r.rope};
+        const kk_status st = m->be->rope(m->dev, &r, err);
+        if (st != KK_OK) {
+            kk_mem_count(m->mem, KK_MEM_WORKSPACE, -bytes);
+            return st;
+        }
         m->rope_len = end;
-        KK_TRY(m->be->rope(m->dev, &r, err));
     }
     return KK_OK;
 }
