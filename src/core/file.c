@@ -50,6 +50,25 @@ static kk_status open_regular(const char *path, int *fd, size_t *size, kk_err *e
     return KK_EIO;
 }
 
+/* Maps a large file at an address that is a multiple of a huge page, so that the system can map
+ * it by huge pages: address space is taken with room to spare and cut to size. */
+static void *map_aligned(int fd, size_t size) {
+    const size_t huge = (size_t)2 << 20;
+    if (size < huge || size > SIZE_MAX / 2) return mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    uint8_t *room = mmap(NULL, size + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return MAP_FAILED;
+    const size_t skip = (huge - (uintptr_t)room % huge) % huge;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), used = (size + page - 1) / page * page;
+    void *base = mmap(room + skip, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (base == MAP_FAILED) {
+        munmap(room, size + huge);
+        return MAP_FAILED;
+    }
+    if (skip) munmap(room, skip);
+    if (skip + used < size + huge) munmap(room + skip + used, size + huge - skip - used);
+    return base;
+}
+
 kk_status kk_map_open(kk_map *out, const char *path, kk_err *err) {
     int fd;
     size_t size;
@@ -61,7 +80,7 @@ kk_status kk_map_open(kk_map *out, const char *path, kk_err *err) {
     }
     void *base = MAP_FAILED;
     errno = ENOMEM;
-    if (!kk_fault_point()) base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (!kk_fault_point()) base = map_aligned(fd, size);
     int map_errno = errno;
     close(fd);
     errno = map_errno;
