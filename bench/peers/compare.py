@@ -7,7 +7,8 @@ usage: compare.py --llama-bench PATH --model FILE.gguf [--kakeya build/kakeya] [
 Plain Python.  Each turn starts a fresh process of either engine, so that both pay for cold
 caches alike; the first turn of each is thrown away.  --inner is how often each repeats within a
 turn.  llama.cpp keeps a second, repacked copy of the weights: with less memory than twice the
-file, the file leaves the page cache at every turn, and both engines read it anew before timing.
+file, the file leaves the page cache at every turn, and both engines read it anew before timing
+(kakeya's warm-up reaches every expert).
 kakeya measures the machine's read bandwidth in every one of its turns.
 """
 import argparse
@@ -19,18 +20,10 @@ import tempfile
 import time
 
 
-def warm(path):
-    """Reads the file through: kakeya maps weights and would meet those a peer pushed out on disk."""
-    with open(path, "rb", buffering=0) as f:
-        while f.read(1 << 24):
-            pass
-
-
 def kakeya(a):
-    warm(a.model)
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "report.json")
-        subprocess.run([a.kakeya, "bench", "-q", "-m", a.model, "-t", str(a.threads), "-n", str(a.predict),
+        subprocess.run([a.kakeya, "bench", "-q", "--huge-pages", "-m", a.model, "-t", str(a.threads), "-n", str(a.predict),
                         "--prefill", str(a.prefill), "--rows", "none", "--repeat", str(a.inner), "--report", path],
                        check=True, stdout=subprocess.DEVNULL)
         with open(path) as f:

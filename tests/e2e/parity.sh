@@ -5,12 +5,14 @@ cases=$KK_TEST_DATA/parity
 
 compared=0
 for folder in "$cases"/*/; do
+    # Those without a model of their own are the shipped model's: parity.tiny compares them.
+    [ -f "$folder/config.json" ] || continue
     exits 0 parity "$folder"
     has "$out" "one piece" "token by token" "pieces of 7" "32 of 32" "agrees"
     lacks "$out" "DIFFERS"
     compared=$((compared + 1))
 done
-[ $compared -ge 3 ] || fail "only $compared cases"
+[ $compared -ge 6 ] || fail "only $compared cases"
 exits 0 parity "$cases/moe"
 has "$out" "dflash/ was not compared"
 exits 0 parity "$cases/dense" --isa reference -t 1 --json
