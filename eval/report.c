@@ -36,6 +36,9 @@ json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d) {
 
 json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m) {
     const char *source = o->synthetic ? o->synthetic : o->model;
+    /* Reports are shared: where a model lies on this machine is nobody's business. */
+    const char *slash = source ? strrchr(source, '/') : NULL;
+    if (slash && slash[1]) source = slash + 1;
     return json_pack("{s:s?, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I}", "source", source,
                      "synthetic", o->synthetic != NULL, "name", m->name, "weight_type",
                      m->weight_type, "format", m->format, "layers", m->layers, "params",
