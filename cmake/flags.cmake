@@ -68,6 +68,8 @@ function(kk_select_isa_files list_name)
     set(options)
     if(file MATCHES "/src/backend/")
       list(APPEND options "$<$<CONFIG:Release>:-O3>")
+      # The kernels are written to be inlined whole; without it gcc refuses them.
+      list(APPEND options "$<$<CONFIG:Debug>:-O2>")
     endif()
     if(file MATCHES "_(avx2|avx512|neon)\\.c$")
       set(isa ${CMAKE_MATCH_1})
