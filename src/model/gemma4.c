@@ -82,10 +82,9 @@ static kk_status take_room(kk_gemma4 *m, kk_err *err) {
     KK_TRY(room(m, m->max_logits, c->hidden, &m->logits_in, err));
     KK_TRY(room(m, m->max_logits, c->vocab, &m->logits, err));
     m->tokens = kk_calloc(rows, sizeof *m->tokens);
-    m->ple_tokens = kk_calloc(rows, sizeof *m->ple_tokens);
     m->positions = kk_calloc(rows, sizeof *m->positions);
     m->logit_rows = kk_calloc((size_t)m->max_logits, sizeof *m->logit_rows);
-    bool all = m->tokens && m->ple_tokens && m->positions && m->logit_rows;
+    bool all = m->tokens && m->positions && m->logit_rows;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
         m->groups[k] = kk_calloc(rows, sizeof *m->groups[k]);
         all = all && m->groups[k];
@@ -131,7 +130,6 @@ void kk_gemma4_free(kk_gemma4 *m) {
                  -m->rope_len * 2 * m->cfg.rope[KK_FULL].n_rot * (int64_t)sizeof(float));
     kk_gemma4_unload(m);
     kk_free(m->tokens);
-    kk_free(m->ple_tokens);
     kk_free(m->positions);
     kk_free(m->logit_rows);
     for (int k = 0; k < KK_LAYER_KINDS; k++) kk_free(m->groups[k]);
@@ -176,7 +174,6 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
                 (kk_group){m->n_rows, g->n_rows, pos, kk_cache_pages(g->cache, (kk_kind)k)};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
             m->tokens[m->n_rows] = g->tokens[r];
-            m->ple_tokens[m->n_rows] = g->tokens[r] < m->cfg.ple_vocab ? g->tokens[r] : m->cfg.pad;
             m->positions[m->n_rows] = pos + r;
             if (r >= g->n_rows - g->n_logits) m->logit_rows[m->n_logits++] = m->n_rows;
         }
@@ -260,7 +257,7 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
                            .proj = m->ple_tmp,
                            .w = m->ple_norm,
                            .table = m->ple_table,
-                           .token = m->ple_tokens,
+                           .token = m->tokens,
                            .n_rows = m->n_rows,
                            .n_layer = c->n_layer,
                            .dim = c->ple_dim,

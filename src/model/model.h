@@ -43,7 +43,7 @@ struct kk_gemma4 {
     kk_buf *logits_in, *logits;        /* [max_logits, hidden], [max_logits, vocab] */
 
     /* the forward at hand */
-    int32_t *tokens, *ple_tokens, *logit_rows;
+    int32_t *tokens, *logit_rows;
     int64_t *positions;
     kk_group *groups[KK_LAYER_KINDS];
     int32_t n_rows, n_logits;

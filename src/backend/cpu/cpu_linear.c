@@ -166,7 +166,7 @@ typedef struct {
     size_t out_stride;
 } experts_job;
 
-/* Counting sort of the (row, slot) pairs by expert, in row order. */
+/* The (row, slot) pairs of each expert that has some, in row order. */
 static void list_rows(experts_job *j) {
     const kk_experts_args *a = j->a;
     const int32_t n_expert = (int32_t)a->gate->m.n_mat, slots = a->n_rows * a->n_used;
