@@ -65,7 +65,8 @@ if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     finish
 fi
 at_terminal() { # at_terminal ARG... - a chat at a terminal, the keys from standard input
-    script -qefc "'$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
+    # exec: a shell in between would report the Ctrl-C it saw as its own end.
+    script -qefc "exec '$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
     code=$?
     out=$(tr -d '\r' <"$work/out")
 }
@@ -74,6 +75,13 @@ prompts() { # prompts N - waits until so many prompts were shown
     for i in $(seq 200); do
         [ "$(tr '\r' '\n' <"$work/out" | grep -ac '^> ')" -ge "$1" ] && return
         sleep 0.05
+    done
+}
+leave() { # leave KEYS - until the chat is gone: keys struck during an answer may be dropped
+    local i
+    for i in $(seq 100); do
+        printf "$1" 2>/dev/null || return
+        sleep 0.3
     done
 }
 first_chat() {
@@ -86,7 +94,7 @@ first_chat() {
     prompts 3
     printf '/help\n'
     prompts 4
-    printf '/exit\n'
+    leave '/exit\n'
 }
 : >"$work/out"
 at_terminal < <(first_chat)
@@ -99,7 +107,7 @@ second_chat() {
     prompts 1
     printf '\020\020\020\n' # three lines back in the history: Hello
     prompts 2
-    printf '\004'
+    leave '\004'
 }
 export NO_COLOR=1
 : >"$work/out"
