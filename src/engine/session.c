@@ -36,6 +36,7 @@ static kk_status open_cache(kk_session *s, kk_err *err) {
         .layout = s->layout,
         .pool = {e->pool[s->format][0], e->pool[s->format][1]},
         .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
+        .reach = {[KK_KIND_SLIDING] = {.window = s->layout->shape.window}},
         .max_len = s->ctx,
         .max_block = e->rounds.max_rows};
     kk_engine_lock(e);

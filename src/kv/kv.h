@@ -5,15 +5,19 @@
  * table per kind and a length; a mark is a frozen copy of both that shares the pages.
  *
  * Invariants, true before and after every call:
- *   (1) rows [keep_from(len), len) of every kind lie in resident pages, where keep_from is the
- *       policy's: 0 for exact, len - window + 1 for native sliding layers;
+ *   (1) rows [0, sink) and [keep_from(len), len) of every kind, as far as they are below len, lie
+ *       in resident pages; keep_from is the policy's: 0 for exact, len - window + 1 for native and
+ *       bounded layers, and only bounded ones have a sink;
  *   (2) a page that is not shared has refs == 1; only such a page is written, and only at rows
  *       >= len;  kk_cache_reserve makes the pages of [len, len + n) so (copy on write);
  *   (3) rows at or after len have no meaning, whatever a page holds there, so that taking back
  *       rows that were just written moves len and nothing else;
  *   (4) pages leave the table only in kk_cache_commit, by the committed length, or all at once
- *       (restore, truncate to where no row is needed);
- *   (5) the pool counts exactly the pages that are taken, under kv.sliding and kv.full. */
+ *       (restore, truncate to where no row of the window is needed, or into the sink);
+ *   (5) rows below len of a resident page are those of the timeline, also rows that the policy no
+ *       longer asks for, unless the window is 1 and none of them is ever asked for again: so a
+ *       truncation may go back as far as pages reach, and not only as far as rows were promised;
+ *   (6) the pool counts exactly the pages that are taken, under kv.sliding and kv.full. */
 #ifndef KK_KV_H
 #define KK_KV_H
 
@@ -51,13 +55,23 @@ kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page
                       kk_err *err);
 void kk_pool_free(kk_pool *p); /* all pages must be back */
 
+/* How far a kind of layers looks: a row at position p sees the keys j <= p with j > p - window or
+ * j < sink. */
+typedef struct {
+    int32_t window, sink; /* as far as the policy has them */
+} kk_kv_reach;
+
 /* How a layer kind decides which rows stay resident. */
 typedef struct {
     const char *name;
-    int64_t (*keep_from)(const kk_kv_shape *shape, int64_t len);
+    bool windowed; /* has a window, of at least 1 */
+    bool sinks;    /* may have a sink */
+    /* The first row the next one needs, the sink apart. */
+    int64_t (*keep_from)(const kk_kv_reach *reach, int64_t len);
 } kk_kv_policy;
-extern const kk_kv_policy kk_kv_native; /* sliding: the window */
-extern const kk_kv_policy kk_kv_exact;  /* full: everything */
+extern const kk_kv_policy kk_kv_native;  /* sliding: the window */
+extern const kk_kv_policy kk_kv_exact;   /* full: everything */
+extern const kk_kv_policy kk_kv_bounded; /* full, cut short: the sink and the window */
 
 typedef struct kk_cache kk_cache;
 typedef struct kk_mark kk_mark;
@@ -66,6 +80,7 @@ typedef struct {
     const kk_kv_layout *layout; /* borrowed */
     kk_pool *pool[KK_KINDS];    /* borrowed */
     const kk_kv_policy *policy[KK_KINDS];
+    kk_kv_reach reach[KK_KINDS];
     int64_t max_len;
     int64_t max_block; /* most rows reserved at once; 0: max_len */
 } kk_cache_opts;
@@ -87,8 +102,20 @@ uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
 
+/* The pages that len needs, by kind and in order of their index, to write a cache down. */
+typedef struct {
+    int64_t index; /* its rows are [index * KK_PAGE_ROWS, ...) */
+    int32_t rows;  /* of them below len; the others have no meaning */
+    uint8_t *data; /* [page_bytes of the layout]; shared with others unless it was just filled */
+} kk_cache_page;
+int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind);
+kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);
+/* Makes an empty cache one of len rows, with pages of its own and nothing in them yet: the caller
+ * writes what kk_cache_page_at shows.  On failure the cache is as it was. */
+kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
+
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
- * of another cache of the same pools and at least that max_len.  A mark ends a reservation: rows
+ * of another cache of the same pools and reaches and at least that max_len.  A mark ends a reservation: rows
  * are reserved again before they are written. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */

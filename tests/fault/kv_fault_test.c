@@ -35,7 +35,8 @@ static kk_status open_pools(kk_pool *pool[KK_KINDS], kk_err *err) {
 static kk_cache_opts opts_of(kk_pool *const pool[KK_KINDS]) {
     return (kk_cache_opts){.layout = &layout,
                            .pool = {pool[0], pool[1]},
-                           .policy = {&kk_kv_native, &kk_kv_exact},
+                           .policy = {&kk_kv_native, &kk_kv_bounded},
+                           .reach = {{.window = 70}, {.window = 200, .sink = 100}},
                            .max_len = 1000,
                            .max_block = 100};
 }
@@ -43,7 +44,7 @@ static kk_cache_opts opts_of(kk_pool *const pool[KK_KINDS]) {
 /* Everything a session does with its cache. */
 static kk_status whole_life(kk_err *err) {
     kk_pool *pool[KK_KINDS] = {NULL};
-    kk_cache *c = NULL, *fork = NULL;
+    kk_cache *c = NULL, *fork = NULL, *filled = NULL;
     kk_mark *m = NULL;
     kk_status st = open_pools(pool, err);
     const kk_cache_opts opts = opts_of(pool);
@@ -56,6 +57,9 @@ static kk_status whole_life(kk_err *err) {
     if (st == KK_OK) st = kk_cache_new(&fork, &opts, err);
     if (st == KK_OK) kk_mark_restore(m, fork);
     if (st == KK_OK) st = kk_cache_reserve(fork, 100, err);
+    if (st == KK_OK) st = kk_cache_new(&filled, &opts, err);
+    if (st == KK_OK) st = kk_cache_fill(filled, 500, err);
+    kk_cache_free(filled);
     kk_cache_free(fork);
     kk_mark_free(m);
     kk_cache_free(c);
@@ -80,6 +84,26 @@ static void every_taking_may_fail(void **state) {
         assert_true(strlen(err.msg) > 10);
     }
     assert_true(n > 15); /* two pools, two caches of two tables, slabs, a mark */
+}
+
+/* A memory limit that a cache of this length just misses leaves it empty and nothing counted. */
+static void a_failed_fill_takes_nothing(void **state) {
+    (void)state;
+    kk_pool *pool[KK_KINDS];
+    kk_cache *c;
+    kk_err err;
+    assert_int_equal(open_pools(pool, NULL), KK_OK);
+    const kk_cache_opts opts = opts_of(pool);
+    assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
+    for (mem.limit = 1; kk_cache_fill(c, 500, &err) != KK_OK; mem.limit += 4096) {
+        assert_int_equal(err.code, KK_ENOMEM);
+        assert_int_equal(kk_cache_len(c), 0);
+        assert_int_equal(mem.bytes[KK_MEM_KV_FULL] + mem.bytes[KK_MEM_KV_SLIDING], 0);
+    }
+    assert_true(mem.limit > 4 * 4096);
+    mem.limit = 0;
+    kk_cache_free(c);
+    for (int k = 0; k < KK_KINDS; k++) kk_pool_free(pool[k]);
 }
 
 /* A mark that cannot be had leaves the cache's pages owned by the cache alone. */
@@ -112,6 +136,7 @@ static void a_failed_mark_shares_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_taking_may_fail),
+        cmocka_unit_test(a_failed_fill_takes_nothing),
         cmocka_unit_test(a_failed_mark_shares_nothing),
     };
     return cmocka_run_group_tests(tests, make_layout, NULL);

@@ -45,6 +45,8 @@ typedef struct {
     kk_mem mem;
     kk_kv_layout layout;
     kk_pool *pool[KK_KINDS];
+    const kk_kv_policy *full; /* the policy of full layers */
+    kk_kv_reach reach[KK_KINDS];
 } world;
 
 typedef struct {
@@ -65,6 +67,8 @@ typedef struct {
 static void world_open(world *w, int32_t window, kk_dtype format) {
     const kk_kv_shape shape = tiny_shape(window);
     memset(w, 0, sizeof *w);
+    w->full = &kk_kv_exact;
+    w->reach[KK_KIND_SLIDING].window = window;
     assert_int_equal(kk_kv_layout_init(&w->layout, &shape, format, NULL), KK_OK);
     for (int k = 0; k < KK_KINDS; k++)
         assert_int_equal(kk_pool_new(&w->pool[k], &w->mem,
@@ -81,7 +85,8 @@ static void world_close(world *w) {
 static kk_cache_opts cache_opts(world *w, int64_t max_len, int64_t max_block) {
     return (kk_cache_opts){.layout = &w->layout,
                            .pool = {w->pool[0], w->pool[1]},
-                           .policy = {&kk_kv_native, &kk_kv_exact},
+                           .policy = {&kk_kv_native, w->full},
+                           .reach = {w->reach[0], w->reach[1]},
                            .max_len = max_len,
                            .max_block = max_block};
 }
@@ -93,9 +98,32 @@ static kk_cache *cache_open(world *w) {
     return c;
 }
 
+static bool is_exact(const world *w, int kind) {
+    return kind == KK_KIND_FULL && w->full == &kk_kv_exact;
+}
+
 static int64_t keep_from(const world *w, int kind, int64_t len) {
-    const int64_t window = w->layout.shape.window;
-    return kind == KK_KIND_FULL || len < window ? 0 : len - window + 1;
+    const int64_t window = w->reach[kind].window;
+    return is_exact(w, kind) || len < window ? 0 : len - window + 1;
+}
+
+/* Whether a cache of len rows must have this one. */
+static bool keeps(const world *w, int kind, int64_t len, int64_t pos) {
+    return pos < len && (pos < w->reach[kind].sink || pos >= keep_from(w, kind, len));
+}
+
+static int64_t kept_pages(const world *w, int kind, int64_t len) {
+    int64_t n = 0, last = -1;
+    for (int64_t pos = 0; pos < len; pos++) {
+        if (!keeps(w, kind, len, pos) || pos / KK_PAGE_ROWS == last) continue;
+        last = pos / KK_PAGE_ROWS;
+        n++;
+    }
+    return n;
+}
+
+static int64_t counted_page(const world *w, int kind) {
+    return ((int64_t)w->layout.page_bytes[kind] + 4095) / 4096 * 4096;
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
@@ -141,8 +169,9 @@ static void write_row(const world *w, kk_cache *c, int64_t pos, uint32_t tag) {
 /* Rows that a query at `len` sees, and rows up to `end` of a block being written. */
 static void check_rows(const world *w, const kk_cache *c, const timeline *t, int64_t end) {
     for (int k = 0; k < KK_KINDS; k++)
-        for (int64_t pos = keep_from(w, k, t->len); pos < end; pos++)
-            assert_true(each_part(w, c, k, pos, t->tag[pos], part_holds));
+        for (int64_t pos = 0; pos < end; pos++)
+            if (pos >= t->len || keeps(w, k, t->len, pos))
+                assert_true(each_part(w, c, k, pos, t->tag[pos], part_holds));
 }
 
 /* ---- steps ------------------------------------------------------------------------------ */
@@ -163,22 +192,22 @@ static void step_block(const world *w, held_cache *h) {
     check_rows(w, h->cache, &h->rows, h->rows.len + n);
     h->rows.len += below(3) ? n : below((uint32_t)n + 1);
     kk_cache_commit(h->cache, h->rows.len);
-    for (int k = 0; k < KK_KINDS; k++) { /* memory follows from the length alone */
-        const int64_t from = keep_from(w, k, h->rows.len);
-        const int64_t end = (h->rows.len + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
-        const int64_t pages = from < h->rows.len ? end - from / KK_PAGE_ROWS : 0;
+    for (int k = 0; k < KK_KINDS; k++) /* memory follows from the length alone */
         assert_int_equal(kk_cache_bytes(h->cache, (kk_kind)k),
-                         pages * (((int64_t)w->layout.page_bytes[k] + 4095) / 4096 * 4096));
-    }
+                         kept_pages(w, k, h->rows.len) * counted_page(w, k));
 }
 
 static void step_truncate(const world *w, held_cache *h) {
     const int64_t back = below(3) ? below(20) : below(MAX_LEN);
     const int64_t len = back > h->rows.len ? 0 : h->rows.len - back;
-    const bool same_page = len > 0 && keep_from(w, KK_KIND_SLIDING, len) / KK_PAGE_ROWS ==
-                                          keep_from(w, KK_KIND_SLIDING, h->rows.len) / KK_PAGE_ROWS;
+    bool must = true;
+    for (int k = 0; k < KK_KINDS; k++) {
+        const bool same_page =
+            keep_from(w, k, len) / KK_PAGE_ROWS == keep_from(w, k, h->rows.len) / KK_PAGE_ROWS;
+        must = must && (same_page || len == 0 || len <= w->reach[k].sink);
+    }
     const bool done = kk_cache_truncate(h->cache, len);
-    if (same_page || len == 0) assert_true(done);
+    if (must) assert_true(done);
     if (done) h->rows.len = len;
     if (done && below(2)) kk_cache_commit(h->cache, len);
 }
@@ -202,6 +231,29 @@ static void step_fork(world *w, const held_cache *from, held_cache *to) {
     to->cache = cache_open(w);
     kk_mark_restore(m, to->cache);
     kk_mark_free(m);
+    to->rows = from->rows;
+}
+
+/* Written down page by page, without what lies after len, and read back. */
+static void step_save_load(world *w, const held_cache *from, held_cache *to) {
+    kk_cache *c = cache_open(w);
+    assert_int_equal(kk_cache_fill(c, from->rows.len, NULL), KK_OK);
+    for (int k = 0; k < KK_KINDS; k++) {
+        const int64_t n = kk_cache_page_count(from->cache, (kk_kind)k);
+        assert_int_equal(n, kept_pages(w, k, from->rows.len));
+        assert_int_equal(n, kk_cache_page_count(c, (kk_kind)k));
+        for (int64_t i = 0; i < n; i++) {
+            const kk_cache_page theirs = kk_cache_page_at(from->cache, (kk_kind)k, i);
+            const kk_cache_page ours = kk_cache_page_at(c, (kk_kind)k, i);
+            const int64_t rows = from->rows.len - theirs.index * KK_PAGE_ROWS;
+            assert_int_equal(theirs.rows, rows < KK_PAGE_ROWS ? rows : KK_PAGE_ROWS);
+            assert_int_equal(theirs.index, ours.index);
+            assert_ptr_equal(theirs.data, kk_cache_pages(from->cache, (kk_kind)k)[theirs.index]);
+            memcpy(ours.data, theirs.data, w->layout.page_bytes[k]);
+        }
+    }
+    kk_cache_free(to->cache);
+    to->cache = c;
     to->rows = from->rows;
 }
 
@@ -234,17 +286,21 @@ static void check_all(world *w, held_cache *caches, held_mark *marks) {
         for (int i = 0; i < MARKS; i++)
             if (view[i]) n = add_pages(view[i], k, seen, n);
         assert_int_equal(w->mem.bytes[k == KK_KIND_FULL ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING],
-                         n * (((int64_t)w->layout.page_bytes[k] + 4095) / 4096 * 4096));
+                         n * counted_page(w, k));
     }
     for (int i = 0; i < MARKS; i++) kk_cache_free(view[i]);
 }
 
-static void run_history(int32_t window, kk_dtype format, int steps) {
+static void run_history(int32_t window, kk_dtype format, const kk_kv_reach *bounded, int steps) {
     world w;
     held_cache caches[CACHES];
     held_mark marks[MARKS];
     memset(marks, 0, sizeof marks);
     world_open(&w, window, format);
+    if (bounded) {
+        w.full = &kk_kv_bounded;
+        w.reach[KK_KIND_FULL] = *bounded;
+    }
     for (int i = 0; i < CACHES; i++) {
         caches[i].cache = cache_open(&w);
         caches[i].rows.len = 0;
@@ -252,7 +308,7 @@ static void run_history(int32_t window, kk_dtype format, int steps) {
     for (int step = 0; step < steps; step++) {
         held_cache *h = &caches[below(CACHES)];
         held_mark *m = &marks[below(MARKS)];
-        const uint32_t dice = below(20);
+        const uint32_t dice = below(21);
         if (dice < 12)
             step_block(&w, h);
         else if (dice < 15)
@@ -263,6 +319,8 @@ static void run_history(int32_t window, kk_dtype format, int steps) {
             step_restore(h, m);
         else if (dice < 19 && &caches[0] != h)
             step_fork(&w, &caches[0], h);
+        else if (dice == 20 && &caches[1] != h)
+            step_save_load(&w, &caches[1], h);
         check_all(&w, caches, marks);
     }
     for (int i = 0; i < CACHES; i++) kk_cache_free(caches[i].cache);
@@ -276,7 +334,20 @@ static void random_histories(void **state) {
     const int64_t live = kk_live_bytes();
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
         rng_state = 77 + i;
-        run_history(windows[i], i % 2 ? KK_F32 : KK_BF16, 400);
+        run_history(windows[i], i % 2 ? KK_F32 : KK_BF16, NULL, 400);
+    }
+    assert_int_equal(kk_live_bytes(), live);
+}
+
+static void random_histories_with_a_sink(void **state) {
+    (void)state;
+    static const kk_kv_reach reaches[] = {{1, 0},   {1, 64},  {1, 70},    {2, 1},     {7, 64},
+                                          {64, 65}, {65, 63}, {30, 200},  {100, 128}, {128, 4},
+                                          {1, 1},   {300, 5}, {50, 1000}, {1000, 64}};
+    const int64_t live = kk_live_bytes();
+    for (size_t i = 0; i < sizeof reaches / sizeof *reaches; i++) {
+        rng_state = 177 + i;
+        run_history(100, KK_BF16, &reaches[i], 400);
     }
     assert_int_equal(kk_live_bytes(), live);
 }
@@ -356,6 +427,66 @@ static void steady_state_takes_no_memory(void **state) {
     world_close(&w);
 }
 
+/* Going back: as far as the window's pages reach, or into the sink, and nowhere between. */
+static void a_gap_cannot_be_gone_back_to(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, 1000, KK_BF16);
+    w.full = &kk_kv_bounded;
+    w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 70, .sink = 100};
+    held_cache h = {.cache = cache_open(&w)};
+    for (int64_t len = 0; len < 600; len += 100) {
+        assert_int_equal(kk_cache_reserve(h.cache, 100, NULL), KK_OK);
+        for (int64_t pos = len; pos < len + 100; pos++) {
+            h.rows.tag[pos] = (uint32_t)pos;
+            write_row(&w, h.cache, pos, (uint32_t)pos);
+        }
+        kk_cache_commit(h.cache, len + 100);
+    }
+    h.rows.len = 600; /* sink: pages 0 and 1; window: rows from 531 on, pages 8 and 9 */
+    assert_int_equal(kk_cache_page_count(h.cache, KK_KIND_FULL), 4);
+    assert_false(kk_cache_truncate(h.cache, 129));
+    assert_false(kk_cache_truncate(h.cache, 500));
+    assert_int_equal(kk_cache_len(h.cache), 600);
+    assert_true(kk_cache_truncate(h.cache, 581)); /* needs row 512, the first of page 8 */
+    h.rows.len = 581;
+    check_rows(&w, h.cache, &h.rows, 581);
+    assert_false(kk_cache_truncate(h.cache, 580));
+    assert_true(kk_cache_truncate(h.cache, 120));
+    h.rows.len = 120;
+    check_rows(&w, h.cache, &h.rows, 120);
+    assert_int_equal(kk_cache_bytes(h.cache, KK_KIND_FULL), 2 * counted_page(&w, KK_KIND_FULL));
+    assert_int_equal(kk_cache_reserve(h.cache, 80, NULL), KK_OK);
+    for (int64_t pos = 120; pos < 200; pos++) write_row(&w, h.cache, pos, (uint32_t)pos);
+    kk_cache_commit(h.cache, 200); /* rows from 131 on: page 2, next to the sink, no gap */
+    assert_true(kk_cache_truncate(h.cache, 190));
+    h.rows.len = 190; /* needs row 121 */
+    check_rows(&w, h.cache, &h.rows, 190);
+    kk_cache_free(h.cache);
+    world_close(&w);
+}
+
+/* The content of a long bounded cache stops growing. */
+static void a_bounded_cache_is_bounded(void **state) {
+    (void)state;
+    world w;
+    world_open(&w, 64, KK_BF16);
+    w.full = &kk_kv_bounded;
+    w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 128, .sink = 64};
+    const kk_cache_opts opts = cache_opts(&w, (int64_t)1 << 20, 16);
+    kk_cache *c;
+    int64_t most = 0;
+    assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
+    for (int64_t len = 0; len < 6400; len += 16) {
+        assert_int_equal(kk_cache_reserve(c, 16, NULL), KK_OK);
+        kk_cache_commit(c, len + 16);
+        if (w.mem.bytes[KK_MEM_KV_FULL] > most) most = w.mem.bytes[KK_MEM_KV_FULL];
+    }
+    assert_int_equal(most, 4 * 4096); /* a page of sink, 127 rows in three pages at most */
+    kk_cache_free(c);
+    world_close(&w);
+}
+
 static void limits_refuse_and_change_nothing(void **state) {
     (void)state;
     world w;
@@ -405,6 +536,25 @@ static void wrong_calls_are_refused(void **state) {
     const kk_cache_opts empty = cache_opts(&w, 0, 0);
     assert_int_equal(kk_cache_new(&none, &empty, &err), KK_EINVAL);
     assert_null(none);
+    kk_cache_opts wrong = cache_opts(&w, 100, 0);
+    wrong.reach[KK_KIND_SLIDING].window = 0;
+    assert_int_equal(kk_cache_new(&none, &wrong, &err), KK_EINVAL);
+    assert_non_null(strstr(err.msg, "window of 0"));
+    wrong = cache_opts(&w, 100, 0);
+    wrong.reach[KK_KIND_SLIDING].sink = 4;
+    assert_int_equal(kk_cache_new(&none, &wrong, &err), KK_EINVAL);
+    assert_non_null(strstr(err.msg, "native"));
+    wrong.reach[KK_KIND_SLIDING].sink = 0;
+    wrong.policy[KK_KIND_FULL] = &kk_kv_bounded;
+    wrong.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 10, .sink = -1};
+    assert_int_equal(kk_cache_new(&none, &wrong, &err), KK_EINVAL);
+    assert_null(none);
+    c = cache_open(&w);
+    assert_int_equal(kk_cache_fill(c, MAX_LEN + 1, &err), KK_ECONTEXT);
+    assert_int_equal(kk_cache_fill(c, 10, &err), KK_OK);
+    assert_int_equal(kk_cache_fill(c, 20, &err), KK_EINVAL);
+    assert_int_equal(kk_cache_len(c), 10);
+    kk_cache_free(c);
     world_close(&w);
 }
 
@@ -442,6 +592,9 @@ static void pages_hold_what_is_stored(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_histories),
+        cmocka_unit_test(random_histories_with_a_sink),
+        cmocka_unit_test(a_gap_cannot_be_gone_back_to),
+        cmocka_unit_test(a_bounded_cache_is_bounded),
         cmocka_unit_test(a_rejected_draft_leaves_no_trace),
         cmocka_unit_test(memory_follows_use_and_not_the_context),
         cmocka_unit_test(steady_state_takes_no_memory),

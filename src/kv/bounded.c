@@ -1,0 +1,10 @@
+/* bounded.c - the policy of full layers that are made to look back over a window only, and over
+ * the first rows of all, which attention leans on and misses most. */
+#include "kv/kv.h"
+
+static int64_t keep_recent(const kk_kv_reach *reach, int64_t len) {
+    return kk_kv_native.keep_from(reach, len);
+}
+
+const kk_kv_policy kk_kv_bounded = {
+    .name = "bounded", .windowed = true, .sinks = true, .keep_from = keep_recent};
