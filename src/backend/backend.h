@@ -30,7 +30,7 @@ typedef struct {
 /* Where one layer's K/V lie inside a page: head-major, [n_kv_head][KK_PAGE_ROWS][head_dim].
  * With k_eq_v only V is stored and K is rebuilt as RoPE(k_norm * V) in float32. */
 typedef struct {
-    kk_dtype format; /* KK_F32 or KK_BF16 */
+    kk_dtype format; /* KK_F32, KK_BF16, KK_KV8 or KK_KV4 */
     bool k_eq_v;
     int32_t n_kv_head, head_dim;
     size_t k_off, v_off; /* bytes from the page's start */
@@ -91,9 +91,10 @@ typedef struct {
     kk_rope rope;
 } kk_rope_args;
 
-/* Per head: q = RoPE(norm(q) * q_norm) in place.  When k is not NULL also stores
- * K = RoPE(norm(k) * k_norm) and V = norm(v), rounded to the slot's format, at each row's
- * position.  v NULL: V starts from k (the raw projection). */
+/* Per head: q = RoPE(norm(q) * q_norm) in place; q NULL: there are only rows to store.  When k
+ * is not NULL also stores K = RoPE(norm(k) * k_norm) and V = norm(v), rounded to the slot's
+ * format, at each row's position.  v NULL: V starts from k (the raw projection); v_raw: V = v,
+ * not normed. */
 typedef struct {
     kk_buf *q;
     const kk_buf *k, *v;
@@ -103,22 +104,26 @@ typedef struct {
     kk_kv_slot slot;
     const kk_rows *rows;
     float eps;
+    bool v_raw;
 } kk_store_args;
 
-/* out = softmax(scale q K^T) V over stored keys j with pos - window < j <= pos (window 0: all
- * j <= pos). */
+/* out = softmax(scale q K^T) V over the stored keys that a row at pos sees: j <= pos, and of
+ * these j < sink or j > pos - window (window 0: all).  With block, the rows of a group see each
+ * other whole: j up to the group's last row, and the window counts from the group's first row
+ * for all of them. */
 typedef struct {
     kk_buf *out; /* [n_rows, n_head * head_dim] */
     const kk_buf *q;
     const kk_buf *k_norm;   /* k_eq_v: to rebuild K */
     const kk_buf *rope_pos; /* k_eq_v: [position][2][n_rot] */
-    int32_t n_rot, n_head, window;
+    int32_t n_rot, n_head, window, sink;
+    bool block;
     kk_kv_slot slot;
     const kk_rows *rows;
     float scale;
 } kk_attend_args;
 
-/* x = (x + norm(a) * w) * scale */
+/* x = (x + norm(a) * w) * scale; w NULL: x = (x + a) * scale */
 typedef struct {
     kk_buf *x;
     const kk_buf *a, *w;
@@ -165,13 +170,22 @@ typedef struct {
     float proj_scale, scale, eps;
 } kk_ple_args;
 
-/* out[i] = x[row[i]] */
+/* out[out_at + i * out_stride ...] = x[row[i]], dim values each */
 typedef struct {
     kk_buf *out;
     const kk_buf *x;
-    const int32_t *row; /* host memory; NULL: 0, 1, 2, ... */
-    int32_t n, dim;
+    const int32_t *row; /* host memory; NULL: first, first + 1, ... */
+    int32_t n, dim, first;
+    size_t out_at, out_stride; /* in floats; stride 0: dim */
 } kk_gather_args;
+
+/* out[r] = the index of the largest of x[r, 0..dim), the lowest of equals, never `banned`; what
+ * is no number comes after all numbers */
+typedef struct {
+    int32_t *out; /* [n_rows], host memory: waits for the result */
+    const kk_buf *x;
+    int32_t n_rows, dim, banned; /* banned -1: none */
+} kk_argmax_args;
 
 /* x = cap * tanh(x / cap) */
 typedef struct {
@@ -223,6 +237,7 @@ typedef struct {
     kk_status (*ple)(kk_dev *dev, const kk_ple_args *a, kk_err *err);
     kk_status (*gather)(kk_dev *dev, const kk_gather_args *a, kk_err *err);
     kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
+    kk_status (*argmax)(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
     kk_status (*sync)(kk_dev *dev, kk_err *err);
 } kk_backend;
 

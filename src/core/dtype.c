@@ -21,12 +21,13 @@ const kk_dtype_info *kk_dtype_get(kk_dtype t) {
         [KK_Q5_1] = {"q5_1", 32, 24},   [KK_Q4_K] = {"q4_k", 256, 144},
         [KK_Q5_K] = {"q5_k", 256, 176}, [KK_Q6_K] = {"q6_k", 256, 210},
         [KK_I32] = {"i32", 1, 4},       [KK_I64] = {"i64", 1, 8},
+        [KK_KV8] = {"q8", 64, 68},      [KK_KV4] = {"q4", 64, 36},
     };
     return &table[t];
 }
 
 bool kk_dtype_named(const char *name, kk_dtype *out) {
-    for (int t = 0; t < KK_DTYPES; t++) {
+    for (int t = 0; t < KK_KV8; t++) {
         if (strcmp(kk_dtype_get((kk_dtype)t)->name, name) == 0) {
             *out = (kk_dtype)t;
             return true;

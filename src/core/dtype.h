@@ -22,6 +22,8 @@ typedef enum {
     KK_Q6_K,
     KK_I32,
     KK_I64,
+    KK_KV8, /* K/V rows alone: 64 values as 8 or 4 bits, a scale and a bias in f16 */
+    KK_KV4,
     KK_DTYPES,
 } kk_dtype;
 
@@ -32,6 +34,7 @@ typedef struct {
 } kk_dtype_info;
 
 const kk_dtype_info *kk_dtype_get(kk_dtype t);
+/* Types that tensors of a file may have; not those of K/V rows. */
 bool kk_dtype_named(const char *name, kk_dtype *out);
 /* Bytes of n values; false when n is no multiple of the block or the product overflows. */
 bool kk_dtype_bytes(kk_dtype t, uint64_t n, size_t *out);

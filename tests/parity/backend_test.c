@@ -83,15 +83,18 @@ static void case_residual(rig *r) {
             const int32_t n = row_counts[i], dim = widths[d];
             const size_t all = (size_t)(n * dim);
             kk_buf *x = rig_random_buf(r, all, 5);
-            const kk_residual_args a = {.x = x,
-                                        .a = rig_random_buf(r, all, 9),
-                                        .w = rig_random_buf(r, (size_t)dim, 2),
-                                        .n_rows = n,
-                                        .dim = dim,
-                                        .eps = eps,
-                                        .scale = i % 2 ? 1.0f : 0.7f};
+            kk_residual_args a = {.x = x,
+                                  .a = rig_random_buf(r, all, 9),
+                                  .w = rig_random_buf(r, (size_t)dim, 2),
+                                  .n_rows = n,
+                                  .dim = dim,
+                                  .eps = eps,
+                                  .scale = i % 2 ? 1.0f : 0.7f};
             RIG_RUN(r, residual, &a);
             RIG_RECORD(r, RIG_FLOATS, x, all, "residual, %d rows of %d", n, dim);
+            a.w = NULL;
+            RIG_RUN(r, residual, &a);
+            RIG_RECORD(r, RIG_FLOATS, x, all, "bare residual, %d rows of %d", n, dim);
         }
     }
 }
@@ -140,12 +143,37 @@ static void case_gather(rig *r) {
         int32_t row[64];
         for (int32_t k = 0; k < n; k++) row[k] = k == 0 ? 39 : rig_below(r, 40);
         kk_buf *x = rig_random_buf(r, (size_t)(40 * dim), 1), *out = rig_random_buf(r, all, 1);
-        kk_gather_args a = {out, x, row, n, dim};
+        kk_gather_args a = {.out = out, .x = x, .row = row, .n = n, .dim = dim};
         RIG_RUN(r, gather, &a);
         RIG_RECORD(r, RIG_FLOATS, out, all, "gather %d rows of %d", n, dim);
         a.row = NULL;
         RIG_RUN(r, gather, &a);
         RIG_RECORD(r, RIG_FLOATS, out, all, "gather the first %d rows of %d", n, dim);
+        const size_t at = i % 3 * 5, stride = (size_t)dim + i % 4, wide = at + (size_t)n * stride;
+        a = (kk_gather_args){
+            rig_random_buf(r, wide, 1), x, i % 2 ? row : NULL, n, dim, 3, at, stride};
+        RIG_RUN(r, gather, &a);
+        RIG_RECORD(r, RIG_FLOATS, a.out, wide, "gather %d rows of %d, %zu apart", n, dim, stride);
+    }
+}
+
+/* Few different values, so that most rows have ties; some are no numbers. */
+static void case_argmax(rig *r) {
+    static const int32_t dims[] = {1, 2, 15, 16, 17, 100, 5003};
+    for (size_t d = 0; d < COUNT(dims); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = dims[d];
+            const size_t all = (size_t)(n * dim);
+            float *x = rig_floats(r, all, 4);
+            for (size_t k = 0; k < all; k++)
+                x[k] = i % 3 == 2 && rig_below(r, 5) == 0 ? NAN : rintf(x[k]);
+            int32_t out[64];
+            const kk_argmax_args a = {out, rig_buf(r, x, all), n, dim,
+                                      i % 2 ? rig_below(r, dim) : -1};
+            RIG_RUN(r, argmax, &a);
+            rig_record_values(r, RIG_INTS, out, (size_t)n, "largest of %d, %d rows, banned %d", dim,
+                              n, a.banned);
+        }
     }
 }
 
@@ -449,7 +477,15 @@ static void record_pages(rig *r, const rig_cache *c, const char *label) {
                               label, s, p);
 }
 
-typedef enum { STORE_BOTH, STORE_V_FROM_K, STORE_ONE, STORE_NOTHING, STORE_WAYS } store_way;
+typedef enum {
+    STORE_BOTH,
+    STORE_V_FROM_K,
+    STORE_ONE,
+    STORE_NOTHING,
+    STORE_RAW_V,
+    STORE_NO_Q,
+    STORE_WAYS
+} store_way;
 
 static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t seed) {
     char label[96];
@@ -459,9 +495,10 @@ static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t 
     const size_t n = (size_t)c->rows.n_rows, nq = n * (size_t)(n_head * d);
     const size_t nkv = n * (size_t)(n_kv * d);
     kk_buf *q = rig_random_buf(r, nq, 3);
-    const kk_store_args a = {.q = q,
+    const bool has_v = way == STORE_BOTH || way >= STORE_RAW_V;
+    const kk_store_args a = {.q = way == STORE_NO_Q ? NULL : q,
                              .k = way == STORE_NOTHING ? NULL : rig_random_buf(r, nkv, 3),
-                             .v = way == STORE_BOTH ? rig_random_buf(r, nkv, 3) : NULL,
+                             .v = has_v ? rig_random_buf(r, nkv, 3) : NULL,
                              .q_norm = rig_random_buf(r, (size_t)d, 2),
                              .k_norm = rig_random_buf(r, (size_t)d, 2),
                              .rope_rows = rig_row_angles(r, c, (kk_rope){1e4f, 1, n_rot, d}),
@@ -469,7 +506,8 @@ static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t 
                              .n_head = n_head,
                              .slot = c->slot,
                              .rows = &c->rows,
-                             .eps = eps};
+                             .eps = eps,
+                             .v_raw = way == STORE_RAW_V};
     RIG_RUN(r, store, &a);
     snprintf(label, sizeof label, "store, way %d, %s, %zu rows, %d heads of %d", (int)way,
              kk_dtype_get(format)->name, n, n_kv, d);
@@ -487,12 +525,16 @@ static void case_store(rig *r) {
 
 /* Everything no row may see is NaN or missing.  Large values make scores of hundreds, whose
  * exponentials vanish or come all from one page. */
-static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, int32_t window,
-                       size_t seed) {
+typedef struct {
+    int32_t window, sink;
+    bool block;
+} sight;
+
+static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, sight s, size_t seed) {
     const int32_t n_kv = 1 + (int32_t)(seed % 2), n_head = n_kv * (1 + (int32_t)(seed % 4));
     const int32_t n_rot = seed % 2 ? d / 8 : d / 2;
     rig_cache *c = draw_cache(r, format, k_eq_v, n_kv, d, seed);
-    rig_cache_hide(c, window);
+    rig_cache_hide(c, s.window, s.sink);
     const size_t all = (size_t)c->rows.n_rows * (size_t)(n_head * d);
     kk_buf *out = rig_random_buf(r, all, 1);
     const kk_attend_args a = {.out = out,
@@ -502,14 +544,20 @@ static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, int32_t 
                                   k_eq_v ? rig_all_angles(r, (kk_rope){1e6f, 1, n_rot, d}) : NULL,
                               .n_rot = n_rot,
                               .n_head = n_head,
-                              .window = window,
+                              .window = s.window,
+                              .sink = s.sink,
+                              .block = s.block,
                               .slot = c->slot,
                               .rows = &c->rows,
                               .scale = seed % 3 ? 1.0f : 0.25f};
     RIG_RUN(r, attend, &a);
-    RIG_RECORD(r, RIG_FLOATS, out, all, "attend %s%s, %d rows of %d, %d heads of %d, window %d",
-               kk_dtype_get(format)->name, k_eq_v ? " k = v" : "", c->rows.n_rows, c->rows.n_groups,
-               n_head, d, window);
+    float *got = rig_memory(r, all * sizeof *got);
+    rig_read(r, out, got, all);
+    for (size_t i = 0; i < all; i++) assert_true(isfinite(got[i])); /* nothing hidden came in */
+    rig_record_values(r, RIG_FLOATS, got, all,
+                      "attend %s%s, %d rows of %d, %d heads of %d, window %d sink %d%s",
+                      kk_dtype_get(format)->name, k_eq_v ? " k = v" : "", c->rows.n_rows,
+                      c->rows.n_groups, n_head, d, s.window, s.sink, s.block ? " block" : "");
 }
 
 static void case_attend(rig *r) {
@@ -519,7 +567,42 @@ static void case_attend(rig *r) {
         for (size_t w = 0; w < COUNT(windows); w++)
             for (int k_eq_v = 0; k_eq_v < 2; k_eq_v++, seed++)
                 attend_one(r, (seed / 2 + d) % 2 ? KK_BF16 : KK_F32, k_eq_v != 0, head_dims[d],
-                           windows[w], seed);
+                           (sight){.window = windows[w]}, seed);
+}
+
+/* Sinks before windows that start in their page, on its border, far behind or within them; and
+ * blocks of rows that see each other, across tiles and page borders. */
+static void case_attend_sight(rig *r) {
+    static const int32_t windows[] = {0, 1, 7, 40, 64, 65, 100, 200}, sinks[] = {0, 1, 4, 64, 70};
+    size_t seed = 0;
+    for (size_t w = 0; w < COUNT(windows); w++)
+        for (size_t k = 0; k < COUNT(sinks); k++)
+            for (int block = 0; block < 2; block++, seed++)
+                attend_one(r, seed / 2 % 2 ? KK_BF16 : KK_F32, seed % 5 == 4, seed % 8 ? 24 : 256,
+                           (sight){windows[w], sinks[k], block != 0}, seed);
+}
+
+/* Blocks of 1 to 17 rows around a page border, each with a window and a sink. */
+static void case_attend_blocks(rig *r) {
+    for (int32_t n = 1; n <= 17; n++) {
+        for (int64_t pos = 128 - n; pos <= 128; pos += n > 2 ? n / 2 : 1) {
+            rig_cache *c = rig_cache_new(r, n % 2 ? KK_F32 : KK_BF16, false, 1, 32, 1, &n, &pos);
+            rig_cache_hide(c, 30, 4);
+            const size_t all = (size_t)(n * 2 * 32);
+            kk_buf *out = rig_random_buf(r, all, 1);
+            const kk_attend_args a = {.out = out,
+                                      .q = rig_random_buf(r, all, 1),
+                                      .n_head = 2,
+                                      .window = 30,
+                                      .sink = 4,
+                                      .block = true,
+                                      .slot = c->slot,
+                                      .rows = &c->rows,
+                                      .scale = 1};
+            RIG_RUN(r, attend, &a);
+            RIG_RECORD(r, RIG_FLOATS, out, all, "block of %d rows at %d", n, (int)pos);
+        }
+    }
 }
 
 /* One K/V head with more query heads than tasks, so that its heads are shared out. */
@@ -556,6 +639,7 @@ static const op_case cases[] = {
     {"glu", case_glu, 33},
     {"softcap", case_softcap, 33},
     {"gather", case_gather, 40},
+    {"argmax", case_argmax, 33},
     {"ple", case_ple, 33},
     {"linear", case_linear, 33},
     {"linear, large", case_linear_large, 5},
@@ -568,6 +652,8 @@ static const op_case cases[] = {
     {"rope", case_rope, 33},
     {"store", case_store, 99},
     {"attend", case_attend, 99},
+    {"attend, sinks and blocks", case_attend_sight, 99},
+    {"attend, blocks on a border", case_attend_blocks, 17},
     {"attend, heads shared out", case_attend_shared_out, 2},
 };
 

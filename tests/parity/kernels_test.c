@@ -217,14 +217,49 @@ static void fill_pages(uint8_t **pages, size_t bytes, kk_dtype format) {
     }
 }
 
-static void check_attend_one(const kk_kernels *k, kk_dtype format, int32_t d, bool k_eq_v,
-                             int32_t window) {
-    const size_t head = (size_t)KK_PAGE_ROWS * (size_t)d * (format == KK_F32 ? 4 : 2);
-    const int32_t rows = 1 + below(KK_ATTEND_ROWS), group = 1 + below(4);
-    const int64_t pos = below(PAGES * KK_PAGE_ROWS - rows);
+typedef struct {
+    kk_dtype format;
+    int32_t d, window, sink;
+    bool k_eq_v, block;
+} attend_case;
+
+/* A row on its own must come out as it did among others. */
+static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float *all,
+                             const char *what) {
+    const int32_t rows = t.n_rows;
+    const size_t width = (size_t)(t.n_group * t.head_dim);
+    float *alone = t.out;
+    t.n_rows = 1;
+    for (int32_t r = 0; r < rows; r++, t.pos++, t.q += t.q_stride, all += t.q_stride) {
+        k->attend(&t);
+        CHECK_SAY(same(alone, all, width), "%s attend, row %d alone: %s", k->name, r, what);
+    }
+}
+
+/* Pages that no row sees are missing. */
+static void drop_unseen(uint8_t **pages, const kk_attend_tile *t) {
+    for (int p = 0; p < PAGES; p++) {
+        bool any = false;
+        for (int32_t r = 0; r < t->n_rows; r++) {
+            const int64_t at = t->block_end ? t->block_first : t->pos + r;
+            const int64_t to = t->block_end ? t->block_end : at + 1;
+            for (int64_t j = p * KK_PAGE_ROWS; j < (p + 1) * KK_PAGE_ROWS && j < to; j++)
+                any |= !t->window || j > at - t->window || j < t->sink;
+        }
+        if (any) continue;
+        free(pages[p]);
+        pages[p] = NULL;
+    }
+}
+
+static void check_attend_one(const kk_kernels *k, attend_case c) {
+    const int32_t d = c.d, rows = 1 + below(KK_ATTEND_ROWS), group = 1 + below(4);
+    const size_t head = (size_t)KK_PAGE_ROWS * (size_t)d * (c.format == KK_F32 ? 4 : 2);
+    const int64_t pos = 8 + below(PAGES * KK_PAGE_ROWS - rows - 16);
     const size_t n = (size_t)rows * (size_t)(group * d + 3);
+    char what[128];
     uint8_t *pages[PAGES];
-    fill_pages(pages, 2 * head, format);
+    fill_pages(pages, 2 * head, c.format);
     float *q = floats(n, 1), *want = floats(n, 1), *got = room(n * 4);
     float *w = floats((size_t)d, 1), *rope = floats((size_t)(PAGES * KK_PAGE_ROWS * d), 1);
     memcpy(got, want, n * 4);
@@ -234,33 +269,45 @@ static void check_attend_one(const kk_kernels *k, kk_dtype format, int32_t d, bo
                         .n_rows = rows,
                         .n_group = group,
                         .head_dim = d,
-                        .window = window,
+                        .window = c.window,
+                        .sink = c.sink,
                         .pos = pos,
+                        .block_first = pos - below(8), /* of a group with other tiles */
+                        .block_end = c.block ? pos + rows + below(8) : 0,
                         .scale = 0.7f,
-                        .format = format,
+                        .format = c.format,
                         .pages = pages,
                         .k_off = head,
                         .v_off = 0,
-                        .k_eq_v = k_eq_v,
+                        .k_eq_v = c.k_eq_v,
                         .k_norm = w,
                         .rope_pos = rope,
                         .n_rot = d / 8,
                         .scratch = room(kk_attend_scratch(d) * 4)};
+    snprintf(what, sizeof what, "%s d %d pos %d rows %d group %d window %d sink %d%s%s",
+             kk_dtype_get(c.format)->name, d, (int)pos, rows, group, c.window, c.sink,
+             c.k_eq_v ? " k = v" : "", c.block ? " block" : "");
+    drop_unseen(pages, &t);
     ref->attend(&t);
     t.out = got;
     k->attend(&t);
-    CHECK_SAY(same(want, got, n), "%s attend d %d pos %d rows %d group %d window %d%s", k->name, d,
-              (int)pos, rows, group, window, k_eq_v ? " k = v" : "");
+    CHECK_SAY(same(want, got, n), "%s attend %s", k->name, what);
+    t.out = want;
+    check_rows_alone(k, t, got, what);
     for (int p = 0; p < PAGES; p++) free(pages[p]);
     free(q), free(want), free(got), free(w), free(rope), free(t.scratch);
 }
 
 static void check_attend(const kk_kernels *k) {
-    static const int32_t dims[] = {16, 24, 64, 80, 256, 512};
+    static const int32_t dims[] = {16, 24, 64, 80, 256, 512}, sinks[] = {0, 1, 4, 64, 70};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        for (int n = 0; n < 12; n++)
-            check_attend_one(k, n % 2 ? KK_F32 : KK_BF16, dims[i], n % 3 == 0,
-                             n % 4 == 0 ? 0 : 1 + below(200));
+        for (int n = 0; n < 30; n++)
+            check_attend_one(k, (attend_case){.format = n % 2 ? KK_F32 : KK_BF16,
+                                              .d = dims[i],
+                                              .window = n % 4 == 0 ? 0 : 1 + below(200),
+                                              .sink = sinks[n % 5],
+                                              .k_eq_v = n % 3 == 0,
+                                              .block = n / 5 % 2 == 1});
 }
 
 int main(void) {

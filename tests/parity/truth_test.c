@@ -79,22 +79,28 @@ enum { ROWS = 5, DIM = 100, ALL = ROWS * DIM };
 static void norms(void **state) {
     (void)state;
     float *x = rig_floats(&r, ALL, 9), *a = rig_floats(&r, ALL, 4), *w = rig_floats(&r, DIM, 2);
-    double weighted[ALL], bare[ALL], added[ALL], wide[DIM];
+    double weighted[ALL], bare[ALL], added[ALL], plain[ALL], wide[DIM];
     for (size_t i = 0; i < ALL; i += DIM) {
         widen(wide, x + i, DIM);
         rms_norm(weighted + i, wide, w, DIM);
         rms_norm(bare + i, wide, NULL, DIM);
         widen(wide, a + i, DIM);
         rms_norm(added + i, wide, w, DIM);
-        for (size_t k = i; k < i + DIM; k++) added[k] = ((double)x[k] + added[k]) * 0.75;
+        for (size_t k = i; k < i + DIM; k++) {
+            added[k] = ((double)x[k] + added[k]) * 0.75;
+            plain[k] = (added[k] + (double)a[k]) * 0.5;
+        }
     }
     kk_buf *xb = rig_buf(&r, x, ALL), *wb = rig_buf(&r, w, DIM), *out = rig_random_buf(&r, ALL, 1);
     RIG_RUN(&r, norm, &(kk_norm_args){out, xb, wb, ROWS, DIM, eps});
     assert_buf_near("norm", out, weighted, ALL, 1e-6);
     RIG_RUN(&r, norm, &(kk_norm_args){out, xb, NULL, ROWS, DIM, eps});
     assert_buf_near("bare norm", out, bare, ALL, 1e-6);
-    RIG_RUN(&r, residual, &(kk_residual_args){xb, rig_buf(&r, a, ALL), wb, ROWS, DIM, eps, 0.75f});
+    kk_buf *ab = rig_buf(&r, a, ALL);
+    RIG_RUN(&r, residual, &(kk_residual_args){xb, ab, wb, ROWS, DIM, eps, 0.75f});
     assert_buf_near("residual", xb, added, ALL, 1e-6);
+    RIG_RUN(&r, residual, &(kk_residual_args){xb, ab, NULL, ROWS, DIM, eps, 0.5f});
+    assert_buf_near("residual without norm", xb, plain, ALL, 1e-6);
 }
 
 /* The epsilon stands inside the root: a row of zeros stays one. */
@@ -177,8 +183,62 @@ static void gathered_rows(void **state) {
     double want[COUNT(row) * DIM];
     for (size_t i = 0; i < COUNT(want); i++) want[i] = (double)x[row[i / DIM] * DIM + (int)i % DIM];
     kk_buf *out = rig_random_buf(&r, COUNT(want), 1);
-    RIG_RUN(&r, gather, &(kk_gather_args){out, rig_buf(&r, x, ALL), row, (int32_t)COUNT(row), DIM});
+    const kk_gather_args a = {
+        .out = out, .x = rig_buf(&r, x, ALL), .row = row, .n = (int32_t)COUNT(row), .dim = DIM};
+    RIG_RUN(&r, gather, &a);
     assert_buf_near("gather", out, want, COUNT(want), 0);
+}
+
+/* Rows 2 and 3 of x, side by side with room for others: what lies between stays. */
+static void gathered_apart(void **state) {
+    (void)state;
+    enum { AT = 7, STRIDE = DIM + 13, N = AT + STRIDE + DIM + 5 };
+    float *x = rig_floats(&r, ALL, 1), *before = rig_floats(&r, N, 1);
+    double want[N];
+    widen(want, before, N);
+    widen(want + AT, x + 2 * DIM, DIM);
+    widen(want + AT + STRIDE, x + 3 * DIM, DIM);
+    kk_buf *out = rig_buf(&r, before, N);
+    const kk_gather_args a = {.out = out,
+                              .x = rig_buf(&r, x, ALL),
+                              .n = 2,
+                              .dim = DIM,
+                              .first = 2,
+                              .out_at = AT,
+                              .out_stride = STRIDE};
+    RIG_RUN(&r, gather, &a);
+    assert_buf_near("gather", out, want, N, 0);
+}
+
+static void largest_values(void **state) {
+    (void)state;
+    enum { N = 6 };
+    static const float x[][N] = {
+        {1, 5, 2, 5, 5, 0},
+        {-3, -2, -2, -1, -9, -1},
+        {7, 1, 7, 2, 3, 4},
+        {NAN, 1, 9, NAN, 9, 2},
+        {NAN, NAN, NAN, NAN, NAN, NAN},
+        {NAN, NAN, -INFINITY, NAN, NAN, NAN},
+        {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY},
+        {0.0f, -0.0f, 0.0f, -0.0f, 0.0f, 0.0f},
+    };
+    static const struct {
+        int32_t banned, want[COUNT(x)];
+    } cases[] = {
+        {-1, {1, 3, 0, 2, 0, 2, 0, 0}}, {0, {1, 3, 2, 2, 1, 2, 1, 1}},
+        {1, {3, 3, 0, 2, 0, 2, 0, 0}},  {2, {1, 3, 0, 4, 0, 0, 0, 0}},
+        {3, {1, 5, 0, 2, 0, 2, 0, 0}},  {5, {1, 3, 0, 2, 0, 2, 0, 0}},
+    };
+    const kk_buf *b = rig_buf(&r, x, COUNT(x) * N);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        int32_t got[COUNT(x)];
+        RIG_RUN(&r, argmax, &(kk_argmax_args){got, b, COUNT(x), N, cases[i].banned});
+        for (size_t k = 0; k < COUNT(x); k++)
+            if (got[k] != cases[i].want[k])
+                fail_msg("row %zu, banned %d: %d, want %d", k, cases[i].banned, got[k],
+                         cases[i].want[k]);
+    }
 }
 
 /* ---- matrices ----------------------------------------------------------------------------- */
@@ -434,19 +494,22 @@ static void angles(void **state) {
 
 /* K or V of one stored row against what was given: raw values, normed, K also turned. */
 static void check_stored(const rig_cache *c, int32_t s, int64_t pos, int32_t h, size_t off,
-                         const float *raw, const float *w, const kk_rope *rope) {
+                         const float *raw, const float *w, const kk_rope *rope, bool normed) {
     const int32_t d = c->slot.head_dim;
     double want[64];
     float got[64];
     widen(want, raw, (size_t)d);
-    rms_norm(want, want, w, (size_t)d);
+    if (normed) rms_norm(want, want, w, (size_t)d);
     if (rope) rotate(want, *rope, pos);
     for (int32_t i = 0; i < d; i++) got[i] = rig_cache_get(c, s, off, h, pos, i);
     assert_near(rope ? "stored K" : "stored V", got, want, (size_t)d,
                 c->slot.format == KK_F32 ? 1e-5 : 1.0 / 256);
 }
 
-static void store_one(kk_dtype format, bool k_eq_v, bool v_from_k) {
+typedef enum { STORE_BOTH, STORE_ONE, STORE_V_FROM_K, STORE_RAW_V, STORE_NO_Q } store_way;
+
+static void store_one(kk_dtype format, store_way way) {
+    const bool k_eq_v = way == STORE_ONE, v_from_k = way == STORE_V_FROM_K;
     enum { D = 48, KV = 2, HEADS = 4 };
     const kk_rope rope = {1e4f, 1, D / 2, D};
     rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, D, 3, group_rows, group_pos);
@@ -459,7 +522,7 @@ static void store_one(kk_dtype format, bool k_eq_v, bool v_from_k) {
     float *v = k_eq_v || v_from_k ? k : rig_floats(&r, n * KV * D, 3);
     float *qw = rig_floats(&r, D, 2), *kw = rig_floats(&r, D, 2);
     kk_buf *qb = rig_buf(&r, q, n * HEADS * D);
-    const kk_store_args a = {.q = qb,
+    const kk_store_args a = {.q = way == STORE_NO_Q ? NULL : qb,
                              .k = rig_buf(&r, k, n * KV * D),
                              .v = v == k ? NULL : rig_buf(&r, v, n * KV * D),
                              .q_norm = rig_buf(&r, qw, D),
@@ -469,7 +532,8 @@ static void store_one(kk_dtype format, bool k_eq_v, bool v_from_k) {
                              .n_head = HEADS,
                              .slot = c->slot,
                              .rows = &c->rows,
-                             .eps = eps};
+                             .eps = eps,
+                             .v_raw = way == STORE_RAW_V};
     RIG_RUN(&r, store, &a);
     double *want = doubles(n * HEADS * D);
     widen(want, q, n * HEADS * D);
@@ -477,14 +541,14 @@ static void store_one(kk_dtype format, bool k_eq_v, bool v_from_k) {
         for (int32_t i = 0; i < c->group[s].n_rows; i++) {
             const int64_t pos = c->group[s].pos + i;
             const size_t row = (size_t)(c->group[s].row + i);
-            for (size_t h = 0; h < HEADS; h++) {
+            for (size_t h = 0; a.q && h < HEADS; h++) {
                 rms_norm(want + (row * HEADS + h) * D, want + (row * HEADS + h) * D, qw, D);
                 rotate(want + (row * HEADS + h) * D, rope, pos);
             }
             for (int32_t h = 0; h < KV; h++) {
                 const size_t at = (row * KV + (size_t)h) * D;
-                if (!k_eq_v) check_stored(c, s, pos, h, c->slot.k_off, k + at, kw, &rope);
-                check_stored(c, s, pos, h, c->slot.v_off, v + at, NULL, NULL);
+                if (!k_eq_v) check_stored(c, s, pos, h, c->slot.k_off, k + at, kw, &rope, true);
+                check_stored(c, s, pos, h, c->slot.v_off, v + at, NULL, NULL, !a.v_raw);
             }
             rig_cache_blot(c, s, pos);
             rig_cache_blot(&before, s, pos);
@@ -498,7 +562,8 @@ static void store_one(kk_dtype format, bool k_eq_v, bool v_from_k) {
 
 static void storing(void **state) {
     (void)state;
-    for (int i = 0; i < 6; i++) store_one(i % 2 ? KK_BF16 : KK_F32, i / 2 == 1, i / 2 == 2);
+    for (int way = STORE_BOTH; way <= STORE_NO_Q; way++)
+        for (int i = 0; i < 2; i++) store_one(i ? KK_BF16 : KK_F32, (store_way)way);
 }
 
 /* A NaN is stored as one, whatever bits it has: nothing broken turns into a number. */
@@ -535,14 +600,20 @@ static void storing_nan(void **state) {
     }
 }
 
+static bool sees(const kk_attend_args *a, const kk_group *g, int64_t pos, int64_t j) {
+    const int64_t window_from = a->block ? g->pos : pos;
+    if (j > (a->block ? g->pos + g->n_rows - 1 : pos)) return false;
+    return a->window == 0 || j > window_from - a->window || j < a->sink;
+}
+
 /* One (row, head): softmax over the keys in sight, summed directly. */
 static void attend_row(double *y, const rig_cache *c, int32_t s, int32_t h, int64_t pos,
                        const float *q, const kk_attend_args *a, const float *k_norm, kk_rope rope) {
     enum { MOST = RIG_PAGES * KK_PAGE_ROWS };
     const int32_t d = c->slot.head_dim;
-    const int64_t from = a->window && pos >= a->window ? pos - a->window + 1 : 0;
     double p[MOST], key[64], sum = 0;
-    for (int64_t j = from; j <= pos; j++) {
+    for (int64_t j = 0; j < MOST; j++) {
+        if (!sees(a, &c->group[s], pos, j)) continue;
         for (int32_t i = 0; i < d; i++)
             key[i] = c->slot.k_eq_v
                          ? (double)rig_cache_get(c, s, c->slot.v_off, h, j, i) * (double)k_norm[i]
@@ -554,16 +625,17 @@ static void attend_row(double *y, const rig_cache *c, int32_t s, int32_t h, int6
     }
     for (int32_t i = 0; i < d; i++) {
         y[i] = 0;
-        for (int64_t j = from; j <= pos; j++)
-            y[i] += p[j] / sum * (double)rig_cache_get(c, s, c->slot.v_off, h, j, i);
+        for (int64_t j = 0; j < MOST; j++)
+            if (sees(a, &c->group[s], pos, j))
+                y[i] += p[j] / sum * (double)rig_cache_get(c, s, c->slot.v_off, h, j, i);
     }
 }
 
-static void attend_one(kk_dtype format, bool k_eq_v, int32_t window) {
+static void attend_one(kk_dtype format, bool k_eq_v, int32_t window, int32_t sink, bool block) {
     enum { D = 40, KV = 2, HEADS = 6 };
     const kk_rope rope = {1e4f, 1, 5, D};
     rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, D, 3, group_rows, group_pos);
-    rig_cache_hide(c, window);
+    rig_cache_hide(c, window, sink);
     const size_t n = (size_t)c->rows.n_rows, all = n * HEADS * D;
     float *q = rig_floats(&r, all, 1), *k_norm = rig_floats(&r, D, 1);
     kk_buf *out = rig_random_buf(&r, all, 1);
@@ -574,6 +646,8 @@ static void attend_one(kk_dtype format, bool k_eq_v, int32_t window) {
                               .n_rot = rope.n_rot,
                               .n_head = HEADS,
                               .window = window,
+                              .sink = sink,
+                              .block = block,
                               .slot = c->slot,
                               .rows = &c->rows,
                               .scale = 0.5f};
@@ -593,17 +667,31 @@ static void attending(void **state) {
     (void)state;
     static const int32_t windows[] = {0, 1, 5, 64, 70};
     for (size_t i = 0; i < COUNT(windows); i++)
-        for (int k = 0; k < 4; k++) attend_one(k % 2 ? KK_BF16 : KK_F32, k / 2 == 1, windows[i]);
+        for (int k = 0; k < 4; k++)
+            attend_one(k % 2 ? KK_BF16 : KK_F32, k / 2 == 1, windows[i], 0, false);
+}
+
+/* A window that starts in a sink's page, on its border or far behind it, or within the sink. */
+static void attending_with_sink_or_block(void **state) {
+    (void)state;
+    static const int32_t windows[] = {0, 1, 5, 40, 64, 70}, sinks[] = {0, 1, 4, 64, 70};
+    for (size_t i = 0; i < COUNT(windows); i++)
+        for (size_t k = 0; k < COUNT(sinks); k++)
+            for (int block = 0; block < 2; block++)
+                attend_one((i + k) % 2 ? KK_BF16 : KK_F32, k % 3 == 0, windows[i], sinks[k],
+                           block == 1);
 }
 
 #define TRUTH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TRUTH(norms),         TRUTH(norm_of_nothing), TRUTH(activations), TRUTH(embeddings),
-        TRUTH(gathered_rows), TRUTH(matrices),        TRUTH(routing),     TRUTH(routing_ties),
-        TRUTH(experts),       TRUTH(slots_in_order),  TRUTH(angles),      TRUTH(storing),
-        TRUTH(storing_nan),   TRUTH(attending),
+        TRUTH(norms),          TRUTH(norm_of_nothing), TRUTH(activations),
+        TRUTH(embeddings),     TRUTH(gathered_rows),   TRUTH(matrices),
+        TRUTH(routing),        TRUTH(routing_ties),    TRUTH(experts),
+        TRUTH(slots_in_order), TRUTH(angles),          TRUTH(storing),
+        TRUTH(storing_nan),    TRUTH(attending),       TRUTH(attending_with_sink_or_block),
+        TRUTH(gathered_apart), TRUTH(largest_values),
     };
     return cmocka_run_group_tests_name("truth", tests, NULL, NULL);
 }

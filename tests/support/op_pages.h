@@ -86,14 +86,16 @@ static inline void rig_cache_blot(rig_cache *c, int32_t session, int64_t pos) {
 }
 
 /* Leaves only what some row of each session sees. */
-static inline void rig_cache_hide(rig_cache *c, int32_t window) {
+static inline void rig_cache_hide(rig_cache *c, int32_t window, int32_t sink) {
     for (int32_t s = 0; s < c->rows.n_groups; s++) {
         const kk_group *g = &c->group[s];
         const int64_t end = g->pos + g->n_rows;
         const int64_t from = window && g->pos >= window ? g->pos - window + 1 : 0;
-        for (int p = 0; p < RIG_PAGES; p++)
-            if ((p + 1) * KK_PAGE_ROWS <= from || p * KK_PAGE_ROWS >= end) c->page[s][p] = NULL;
-        for (int64_t j = 0; j < from; j++) rig_cache_blot(c, s, j);
+        for (int p = 0; p < RIG_PAGES; p++) {
+            const bool behind = (p + 1) * KK_PAGE_ROWS <= from && p * KK_PAGE_ROWS >= sink;
+            if (behind || p * KK_PAGE_ROWS >= end) c->page[s][p] = NULL;
+        }
+        for (int64_t j = sink; j < from; j++) rig_cache_blot(c, s, j);
         for (int64_t j = end; j < RIG_PAGES * KK_PAGE_ROWS; j++) rig_cache_blot(c, s, j);
     }
 }

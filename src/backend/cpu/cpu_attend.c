@@ -44,8 +44,8 @@ static void store_kv(const store_job *j, int64_t r, uint8_t *page, int64_t row) 
             j->dev->k->rotate(x, cs, d, a->n_rot);
             put_row(j->dev, slot, page, slot->k_off, h, row, x);
         }
-        j->dev->k->norm(x, v, NULL, d, a->eps);
-        put_row(j->dev, slot, page, slot->v_off, h, row, x);
+        if (!a->v_raw) j->dev->k->norm(x, v, NULL, d, a->eps);
+        put_row(j->dev, slot, page, slot->v_off, h, row, a->v_raw ? v : x);
     }
 }
 
@@ -57,8 +57,8 @@ static void store_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const kk_group *g = a->rows->group;
     for (int64_t r = begin; r < end; r++) {
         const float *cs = kk_buf_f(a->rope_rows) + (size_t)r * 2 * (size_t)a->n_rot;
-        float *q = kk_buf_f(a->q) + (size_t)r * (size_t)(a->n_head * d);
-        for (int32_t h = 0; h < a->n_head; h++, q += d) {
+        for (int32_t h = 0; a->q && h < a->n_head; h++) {
+            float *q = kk_buf_f(a->q) + ((size_t)r * (size_t)a->n_head + (size_t)h) * (size_t)d;
             j->dev->k->norm(q, q, kk_buf_f(a->q_norm), d, a->eps);
             j->dev->k->rotate(q, cs, d, a->n_rot);
         }
@@ -107,7 +107,10 @@ static void attend_task(const attend_job *j, const kk_group *g, int64_t task, in
         .n_group = j->heads,
         .head_dim = d,
         .window = a->window,
+        .sink = a->sink,
         .pos = g->pos + tile,
+        .block_first = g->pos,
+        .block_end = a->block ? g->pos + g->n_rows : 0,
         .scale = a->scale,
         .format = slot->format,
         .pages = g->pages,

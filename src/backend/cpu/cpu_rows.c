@@ -77,8 +77,12 @@ static void residual_rows(void *arg, int64_t begin, int64_t end, int32_t thread)
     const size_t n = (size_t)a->dim;
     float *normed = kk_thread_scratch(j->dev, thread);
     for (int64_t r = begin; r < end; r++) {
-        j->dev->k->norm(normed, kk_buf_f(a->a) + (size_t)r * n, kk_buf_f(a->w), a->dim, a->eps);
-        j->dev->k->add_scale(kk_buf_f(a->x) + (size_t)r * n, normed, a->dim, a->scale);
+        const float *add = kk_buf_f(a->a) + (size_t)r * n;
+        if (a->w) {
+            j->dev->k->norm(normed, add, kk_buf_f(a->w), a->dim, a->eps);
+            add = normed;
+        }
+        j->dev->k->add_scale(kk_buf_f(a->x) + (size_t)r * n, add, a->dim, a->scale);
     }
 }
 
@@ -135,10 +139,10 @@ kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
 kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
     (void)dev;
     (void)err;
-    const size_t n = (size_t)a->dim;
+    const size_t n = (size_t)a->dim, stride = a->out_stride ? a->out_stride : n;
     for (int32_t i = 0; i < a->n; i++)
-        memcpy(kk_buf_f(a->out) + (size_t)i * n,
-               kk_buf_f(a->x) + (size_t)(a->row ? a->row[i] : i) * n, n * sizeof(float));
+        memcpy(kk_buf_f(a->out) + a->out_at + (size_t)i * stride,
+               kk_buf_f(a->x) + (size_t)(a->row ? a->row[i] : a->first + i) * n, n * sizeof(float));
     return KK_OK;
 }
 
@@ -153,5 +157,25 @@ kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
     (void)err;
     rows_job j = {dev, a};
     kk_threads_loop(dev->threads, (int64_t)a->n_rows * a->dim, 16384, softcap_pieces, &j);
+    return KK_OK;
+}
+
+static void argmax_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const rows_job *j = arg;
+    const kk_argmax_args *a = j->args;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = kk_buf_f(a->x) + (size_t)r * (size_t)a->dim;
+        int32_t best = a->banned == 0 && a->dim > 1 ? 1 : 0;
+        for (int32_t i = best + 1; i < a->dim; i++)
+            if (i != a->banned && (x[i] > x[best] || (isnan(x[best]) && !isnan(x[i])))) best = i;
+        a->out[r] = best;
+    }
+}
+
+kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
+    (void)err;
+    rows_job j = {dev, a};
+    kk_threads_loop(dev->threads, a->n_rows, 1, argmax_rows, &j);
     return KK_OK;
 }

@@ -207,6 +207,7 @@ static const kk_backend cpu_backend = {
     .ple = kk_cpu_ple,
     .gather = kk_cpu_gather,
     .softcap = kk_cpu_softcap,
+    .argmax = kk_cpu_argmax,
     .sync = cpu_sync,
 };
 

@@ -63,5 +63,6 @@ kk_status kk_cpu_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err);
 kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
+kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
 
 #endif

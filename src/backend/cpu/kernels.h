@@ -68,7 +68,7 @@ typedef struct {
 
 /* All query heads of one K/V head, for n_rows consecutive positions of one session.
  *
- * For each (row, head), pages in order, keys j of the page that the row sees:
+ * For each (row, head), pages in order, keys j of the page that the row sees (kk_sight):
  *   s_j = scale * (q . K_j);  m' = max(m, max_j s_j);  c = exp(m - m')
  *   p_j = exp(s_j - m'), 0 for keys not seen;  l = l * c + p, in 16 lanes by j mod 16
  *   acc = acc * c, then acc += p_j * V_j in order of j
@@ -77,8 +77,11 @@ typedef struct {
     const float *q; /* [n_rows] rows of q_stride floats; n_group heads of head_dim lie together */
     float *out;     /* the same layout */
     size_t q_stride;
-    int32_t n_rows, n_group, head_dim, window; /* window 0: none */
+    int32_t n_rows, n_group, head_dim;
+    int32_t window, sink; /* 0: none */
     int64_t pos;
+    /* Not 0: the rows see each other whole, as part of a block of positions [first, end). */
+    int64_t block_first, block_end;
     float scale;
     kk_dtype format;
     uint8_t *const *pages;
@@ -89,6 +92,44 @@ typedef struct {
     int32_t n_rot;
     float *scratch; /* kk_attend_scratch(head_dim) floats, 64-byte aligned */
 } kk_attend_tile;
+
+/* The keys a row sees: [0, sink) and [from, to).  Where the two meet, sink is 0 and from as
+ * well. */
+typedef struct {
+    int64_t sink, from, to;
+} kk_sight;
+
+static inline kk_sight kk_attend_sight(const kk_attend_tile *t, int32_t row) {
+    const int64_t at = t->block_end ? t->block_first : t->pos + row;
+    kk_sight s = {t->sink, 0, t->block_end ? t->block_end : at + 1};
+    if (t->window && at >= t->window) s.from = at - t->window + 1;
+    if (s.sink >= s.from) s.sink = s.from = 0;
+    return s;
+}
+
+/* The page to read after this one: no page that lies whole between sink and window. */
+static inline int64_t kk_sight_next(kk_sight s, int64_t page) {
+    const int64_t window = s.from / KK_PAGE_ROWS;
+    return page + 1 < window && (page + 1) * KK_PAGE_ROWS >= s.sink ? window : page + 1;
+}
+static inline int64_t kk_sight_start(kk_sight s) { return s.sink ? 0 : s.from / KK_PAGE_ROWS; }
+
+/* What of a page's rows is seen: [lo, hi) without [hole, hole_end). */
+typedef struct {
+    int32_t lo, hole, hole_end, hi;
+} kk_page_sight;
+
+static inline int32_t kk_in_page(int64_t j) {
+    return (int32_t)(j < 0 ? 0 : j > KK_PAGE_ROWS ? KK_PAGE_ROWS : j);
+}
+static inline kk_page_sight kk_sight_page(kk_sight s, int64_t page) {
+    const int64_t base = page * KK_PAGE_ROWS;
+    const int32_t sink = kk_in_page(s.sink - base), from = kk_in_page(s.from - base);
+    const int32_t to = kk_in_page(s.to - base);
+    if (!sink) return (kk_page_sight){from, to, to, to};
+    if (from >= to) return (kk_page_sight){0, sink, sink, sink};
+    return (kk_page_sight){0, sink, from, to};
+}
 
 static inline size_t kk_attend_scratch(int32_t head_dim) {
     return 2u * KK_PAGE_ROWS * (size_t)head_dim + KK_ATTEND_PAIRS * (KK_LANES + 1u) + 64u;

@@ -522,7 +522,6 @@ static void load_rows(float *dst, const kk_attend_tile *t, const uint8_t *src, c
                       int32_t lo, int32_t hi) {
     const size_t size = t->format == KK_F32 ? 4 : 2, d = (size_t)t->head_dim;
     const size_t from = (size_t)lo * d, n = (size_t)(hi - lo) * d;
-    if (!next) next = src;
     size_t i = 0;
     for (; i + KK_LANES <= n; i += KK_LANES) {
         const uint8_t *at = src + size * (from + i);
@@ -598,76 +597,86 @@ static void accumulate(float *acc, float c, const float *p, const float *v, int3
     }
 }
 
-/* One (row, head) against keys [lo, hi) of a page; s has room for the page. */
+/* p = 0 for the keys of a page that a row does not see, whose exponentials are only small. */
+INLINE void blank(float *p, kk_page_sight see) {
+    for (int32_t j = 0; j < see.lo; j++) p[j] = 0;
+    for (int32_t j = see.hole; j < see.hole_end; j++) p[j] = 0;
+    for (int32_t j = see.hi; j < KK_PAGE_ROWS; j++) p[j] = 0;
+}
+
+/* One (row, head) against the keys of a page that it sees. */
 static void attend_page(const float *q, float *acc, float *m, float *lane, const float *k,
-                        const float *v, int32_t d, int32_t lo, int32_t hi, float scale) {
+                        const float *v, int32_t d, kk_page_sight see, float scale) {
     float s[KK_PAGE_ROWS];
     for (int32_t j = 0; j < KK_PAGE_ROWS; j++) s[j] = -INFINITY;
-    scores(s, q, k, d, lo, hi, scale);
+    scores(s, q, k, d, see.lo, see.hole, scale);
+    scores(s, q, k, d, see.hole_end, see.hi, scale);
     vf top = vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
     const float before = *m, page_top = vf_hmax(top), now = page_top > before ? page_top : before;
     float c[KK_LANES];
     vf_store(c, exp_lanes(vf_set1(before - now)));
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES)
+        vf_store(s + j, exp_lanes(vf_sub(vf_load(s + j), vf_set1(now))));
+    blank(s, see);
     vf l = vf_mul(vf_load(lane), vf_set1(c[0]));
-    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES) {
-        vf p = exp_lanes(vf_sub(vf_load(s + j), vf_set1(now)));
-        if (j + KK_LANES > hi) p = vf_fill_from(p, hi > j ? hi - j : 0, 0);
-        vf_store(s + j, p);
-        if (j < lo) {
-            for (int32_t i = j; i < lo && i < j + KK_LANES; i++) s[i] = 0;
-            p = vf_load(s + j);
-        }
-        l = vf_add(l, p);
-    }
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES) l = vf_add(l, vf_load(s + j));
     vf_store(lane, l);
     *m = now;
-    accumulate(acc, c[0], s, v, d, lo, hi);
+    accumulate(acc, c[0], s, v, d, see.lo, see.hole);
+    if (see.hole_end < see.hi) accumulate(acc, 1, s, v, d, see.hole_end, see.hi);
+}
+
+/* All rows and heads of a tile against a page whose rows are floats by now. */
+static void attend_pairs(const kk_attend_tile *t, int64_t page, const float *k, const float *v,
+                         float *lane, float *m) {
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        const kk_page_sight see = kk_sight_page(kk_attend_sight(t, r), page);
+        if (see.lo >= see.hi) continue;
+        for (int32_t h = 0; h < t->n_group; h++) {
+            const size_t at = (size_t)r * t->q_stride + (size_t)(h * t->head_dim);
+            const size_t pair = (size_t)(r * t->n_group + h);
+            attend_page(t->q + at, t->out + at, m + pair, lane + pair * KK_LANES, k, v, t->head_dim,
+                        see, t->scale);
+        }
+    }
+}
+
+/* out = acc / sum of the lanes */
+static void finish_pairs(const kk_attend_tile *t, const float *lane) {
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        for (int32_t h = 0; h < t->n_group; h++, lane += KK_LANES) {
+            float *out = t->out + (size_t)r * t->q_stride + (size_t)(h * t->head_dim);
+            const vf inv = vf_set1(1.0f / vf_sum(vf_load(lane)));
+            EACH_LANES(t->head_dim, { SET(out, vf_mul(V(out), inv)); });
+        }
+    }
 }
 
 static void attend(const kk_attend_tile *t) {
-    const int32_t d = t->head_dim, pairs = t->n_rows * t->n_group;
-    const int64_t last = t->pos + t->n_rows - 1;
-    const int64_t first = t->window && t->pos >= t->window ? t->pos - t->window + 1 : 0;
+    const int32_t d = t->head_dim;
     float *k = t->scratch, *v = k + KK_PAGE_ROWS * (size_t)d;
     float *lane = v + KK_PAGE_ROWS * (size_t)d, *m = lane + KK_ATTEND_PAIRS * KK_LANES;
-    for (int32_t i = 0; i < pairs; i++) {
+    for (int32_t i = 0; i < t->n_rows * t->n_group; i++) {
         m[i] = -INFINITY;
         vf_store(lane + (size_t)i * KK_LANES, vf_set1(0));
     }
     for (int32_t r = 0; r < t->n_rows; r++)
         memset(t->out + (size_t)r * t->q_stride, 0, (size_t)(t->n_group * d) * sizeof(float));
-    for (int64_t page = first / KK_PAGE_ROWS; page <= last / KK_PAGE_ROWS; page++) {
-        const int64_t base = page * KK_PAGE_ROWS;
-        const int32_t lo = first > base ? (int32_t)(first - base) : 0;
-        const int32_t hi =
-            last + 1 < base + KK_PAGE_ROWS ? (int32_t)(last + 1 - base) : KK_PAGE_ROWS;
-        const uint8_t *next = page < last / KK_PAGE_ROWS ? t->pages[page + 1] : NULL;
-        load_rows(v, t, t->pages[page] + t->v_off, next ? next + t->v_off : NULL, lo, hi);
+    kk_sight all = kk_attend_sight(t, 0); /* the first row sees furthest back, the last ahead */
+    all.to = kk_attend_sight(t, t->n_rows - 1).to;
+    for (int64_t page = kk_sight_start(all), after; page * KK_PAGE_ROWS < all.to; page = after) {
+        after = kk_sight_next(all, page);
+        const kk_page_sight see = kk_sight_page(all, page);
+        const uint8_t *at = t->pages[page];
+        const uint8_t *next = after * KK_PAGE_ROWS < all.to ? t->pages[after] : at;
+        load_rows(v, t, at + t->v_off, next + t->v_off, see.lo, see.hi);
         if (t->k_eq_v)
-            rebuild_keys(k, v, t, base, lo, hi);
+            rebuild_keys(k, v, t, page * KK_PAGE_ROWS, see.lo, see.hi);
         else
-            load_rows(k, t, t->pages[page] + t->k_off, next ? next + t->k_off : NULL, lo, hi);
-        for (int32_t r = 0; r < t->n_rows; r++) {
-            const int64_t p = t->pos + r, see = t->window ? p - t->window + 1 : 0;
-            const int32_t from = see > base ? (int32_t)(see - base < hi ? see - base : hi) : 0;
-            const int32_t to = p + 1 < base + hi ? (int32_t)(p + 1 - base) : hi;
-            if (from >= to) continue;
-            for (int32_t h = 0; h < t->n_group; h++) {
-                const size_t at = (size_t)r * t->q_stride + (size_t)h * (size_t)d;
-                const size_t pair = (size_t)(r * t->n_group + h);
-                attend_page(t->q + at, t->out + at, m + pair, lane + pair * KK_LANES, k, v, d, from,
-                            to, t->scale);
-            }
-        }
+            load_rows(k, t, at + t->k_off, next + t->k_off, see.lo, see.hi);
+        attend_pairs(t, page, k, v, lane, m);
     }
-    for (int32_t r = 0; r < t->n_rows; r++) {
-        for (int32_t h = 0; h < t->n_group; h++) {
-            float *out = t->out + (size_t)r * t->q_stride + (size_t)h * (size_t)d;
-            const vf inv =
-                vf_set1(1.0f / vf_sum(vf_load(lane + (size_t)(r * t->n_group + h) * 16)));
-            EACH_LANES(d, { SET(out, vf_mul(V(out), inv)); });
-        }
-    }
+    finish_pairs(t, lane);
 }
 
 const kk_kernels KK_KERNELS = {

@@ -230,40 +230,43 @@ static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int
     rotate(k, t->rope_pos + (size_t)pos * (size_t)t->n_rot * 2, t->head_dim, t->n_rot);
 }
 
+static bool seen(kk_page_sight s, int32_t j) {
+    return j >= s.lo && j < s.hi && !(j >= s.hole && j < s.hole_end);
+}
+
 static void attend_page(const kk_attend_tile *t, const float *q, float *acc, float *m, float *lane,
-                        int64_t page, int64_t lo, int64_t hi) {
+                        int64_t page, kk_page_sight sight) {
     float s[KK_PAGE_ROWS], row[KK_MAX_HEAD_DIM], top = *m;
     const uint8_t *data = t->pages[page];
-    const int64_t base = page * KK_PAGE_ROWS;
-    for (int64_t j = lo; j < hi; j++) {
-        load_key(row, t, data, j - base, j);
-        s[j - base] = dot(q, row, t->head_dim) * t->scale;
-        top = s[j - base] > top ? s[j - base] : top;
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j++) {
+        if (!seen(sight, j)) continue;
+        load_key(row, t, data, j, page * KK_PAGE_ROWS + j);
+        s[j] = dot(q, row, t->head_dim) * t->scale;
+        top = s[j] > top ? s[j] : top;
     }
     const float c = kk_exp(*m - top);
     *m = top;
     for (int i = 0; i < KK_LANES; i++) lane[i] *= c;
     for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= c;
-    for (int64_t j = lo; j < hi; j++) {
-        const float p = kk_exp(s[j - base] - top);
-        lane[(j - base) % KK_LANES] += p;
-        load_row(row, t, data, t->v_off, j - base);
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j++) {
+        if (!seen(sight, j)) continue;
+        const float p = kk_exp(s[j] - top);
+        lane[j % KK_LANES] += p;
+        load_row(row, t, data, t->v_off, j);
         axpy(acc, p, row, t->head_dim);
     }
 }
 
 static void attend(const kk_attend_tile *t) {
     for (int32_t r = 0; r < t->n_rows; r++) {
-        const int64_t p = t->pos + r, lo = t->window && p >= t->window ? p - t->window + 1 : 0;
+        const kk_sight sight = kk_attend_sight(t, r);
         for (int32_t h = 0; h < t->n_group; h++) {
             const size_t at = (size_t)r * t->q_stride + (size_t)h * (size_t)t->head_dim;
             float *acc = t->out + at, m = -INFINITY, lane[KK_LANES] = {0};
             for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
-            for (int64_t page = lo / KK_PAGE_ROWS; page <= p / KK_PAGE_ROWS; page++) {
-                const int64_t first = page * KK_PAGE_ROWS, end = first + KK_PAGE_ROWS;
-                attend_page(t, t->q + at, acc, &m, lane, page, lo > first ? lo : first,
-                            p + 1 < end ? p + 1 : end);
-            }
+            for (int64_t page = kk_sight_start(sight); page * KK_PAGE_ROWS < sight.to;
+                 page = kk_sight_next(sight, page))
+                attend_page(t, t->q + at, acc, &m, lane, page, kk_sight_page(sight, page));
             const float inv = 1.0f / lanes_sum(lane);
             for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
         }
