@@ -154,6 +154,7 @@ void kk_cache_free(kk_cache *c) {
 }
 
 int64_t kk_cache_len(const kk_cache *c) { return c->len; }
+const kk_cache_opts *kk_cache_how(const kk_cache *c) { return &c->opts; }
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->table[kind].data; }
 
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind) {
@@ -239,6 +240,20 @@ static bool truncated(const kk_cache *c, kk_kind kind, int64_t len, extent *left
     return true;
 }
 
+bool kk_cache_reaches(const kk_cache *c, int64_t len) {
+    extent left;
+    for (int kind = 0; kind < KK_KINDS; kind++)
+        if (has_kind(c, kind) && !truncated(c, (kk_kind)kind, len, &left)) return false;
+    return len <= c->len;
+}
+
+bool kk_cache_reaches(const kk_cache *c, int64_t len) {
+    extent left;
+    for (int kind = 0; kind < KK_KINDS; kind++)
+        if (has_kind(c, kind) && !truncated(c, (kk_kind)kind, len, &left)) return false;
+    return len >= 0 && len <= c->len;
+}
+
 bool kk_cache_truncate(kk_cache *c, int64_t len) {
     assert(len >= 0 && len <= c->len);
     extent left[KK_KINDS];
@@ -263,6 +278,28 @@ kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i) {
     return (kk_cache_page){.index = index,
                            .rows = rows < KK_PAGE_ROWS ? (int32_t)rows : KK_PAGE_ROWS,
                            .data = c->table[kind].data[index]};
+}
+
+/* Copies the first rows of every head of a part, which is K or V of a layer. */
+static void copy_part(uint8_t *to, const uint8_t *from, const kk_kv_slot *slot, int32_t rows) {
+    size_t row;
+    const bool whole = kk_dtype_bytes(slot->format, (uint64_t)slot->head_dim, &row);
+    assert(whole);
+    (void)whole;
+    for (int32_t h = 0; h < slot->n_kv_head; h++)
+        memcpy(to + (size_t)h * KK_PAGE_ROWS * row, from + (size_t)h * KK_PAGE_ROWS * row,
+               (size_t)rows * row);
+}
+
+void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
+                     int32_t rows) {
+    memset(to, 0, l->page_bytes[kind]);
+    for (int32_t i = 0; i < l->shape.n_layer; i++) {
+        const kk_kv_slot *slot = &l->slot[i];
+        if (!l->shape.layer[i].stores || l->shape.layer[i].kind != kind) continue;
+        copy_part(to + slot->v_off, from + slot->v_off, slot, rows);
+        if (!slot->k_eq_v) copy_part(to + slot->k_off, from + slot->k_off, slot, rows);
+    }
 }
 
 /* Books what len needs of every kind, or of none. */

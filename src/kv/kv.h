@@ -88,6 +88,7 @@ typedef struct {
 kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err);
 void kk_cache_free(kk_cache *c); /* NULL is fine */
 int64_t kk_cache_len(const kk_cache *c);
+const kk_cache_opts *kk_cache_how(const kk_cache *c); /* what it was made with */
 
 /* Makes rows [len, len + n) writable.  Takes no memory from the system: only the context and a
  * memory limit can refuse.  On failure the cache is as it was. */
@@ -97,6 +98,8 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 void kk_cache_commit(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
+bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would */
+bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
@@ -110,6 +113,9 @@ typedef struct {
 } kk_cache_page;
 int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind);
 kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);
+/* The first rows of a page of this kind; the others, which may be anything, become zero. */
+void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
+                     int32_t rows);
 /* Makes an empty cache one of len rows, with pages of its own and nothing in them yet: the caller
  * writes what kk_cache_page_at shows.  On failure the cache is as it was. */
 kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);

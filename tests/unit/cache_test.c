@@ -142,6 +142,11 @@ static bool part_holds(uint8_t *part, size_t bytes, uint8_t value) {
     return true;
 }
 
+static bool part_is_zero(uint8_t *part, size_t bytes, uint8_t value) {
+    (void)value;
+    return part_holds(part, bytes, 0);
+}
+
 static bool each_part(const world *w, const kk_cache *c, int kind, int64_t pos, uint32_t tag,
                       part_fn fn) {
     uint8_t *page = kk_cache_pages(c, (kk_kind)kind)[pos / KK_PAGE_ROWS];
@@ -206,7 +211,9 @@ static void step_truncate(const world *w, held_cache *h) {
             keep_from(w, k, len) / KK_PAGE_ROWS == keep_from(w, k, h->rows.len) / KK_PAGE_ROWS;
         must = must && (same_page || len == 0 || len <= w->reach[k].sink);
     }
+    const bool reaches = kk_cache_reaches(h->cache, len);
     const bool done = kk_cache_truncate(h->cache, len);
+    assert_int_equal(done, reaches);
     if (must) assert_true(done);
     if (done) h->rows.len = len;
     if (done && below(2)) kk_cache_commit(h->cache, len);
@@ -249,9 +256,13 @@ static void step_save_load(world *w, const held_cache *from, held_cache *to) {
             assert_int_equal(theirs.rows, rows < KK_PAGE_ROWS ? rows : KK_PAGE_ROWS);
             assert_int_equal(theirs.index, ours.index);
             assert_ptr_equal(theirs.data, kk_cache_pages(from->cache, (kk_kind)k)[theirs.index]);
-            memcpy(ours.data, theirs.data, w->layout.page_bytes[k]);
+            kk_kv_page_copy(&w->layout, (kk_kind)k, ours.data, theirs.data, theirs.rows);
         }
     }
+    for (int k = 0; k < KK_KINDS; k++) /* nothing of what was taken back comes along */
+        for (int64_t pos = from->rows.len; pos % KK_PAGE_ROWS != 0; pos++)
+            if (kk_cache_pages(c, (kk_kind)k)[pos / KK_PAGE_ROWS])
+                assert_true(each_part(w, c, k, pos, 0, part_is_zero));
     kk_cache_free(to->cache);
     to->cache = c;
     to->rows = from->rows;
