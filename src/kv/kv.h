@@ -99,7 +99,6 @@ void kk_cache_commit(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would */
-bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
@@ -121,8 +120,8 @@ void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uin
 kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
 
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
- * of another cache of the same pools and reaches and at least that max_len.  A mark ends a reservation: rows
- * are reserved again before they are written. */
+ * of another cache of the same pools and reaches and at least that max_len.  A mark ends a
+ * reservation: rows are reserved again before they are written. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */
 int64_t kk_mark_len(const kk_mark *m);
