@@ -92,7 +92,7 @@ kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status apply_opts(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err) {
+kk_status kk_checkpoint_apply(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err) {
     for (size_t i = 0; opts && i < c->n_files; i++) {
         if (opts->huge_pages) kk_map_huge(&c->files[i].map);
         if (opts->mlock) KK_TRY(kk_map_lock(&c->files[i].map, c->files[i].path, err));
@@ -111,7 +111,7 @@ kk_status kk_checkpoint_open(kk_checkpoint **out, const char *path, const kk_che
     else
         st = kk_dir_exists(path) ? kk_hf_open(c, path, err) : kk_gguf_open(c, path, err);
     if (st == KK_OK) st = kk_checkpoint_settle(c, err);
-    if (st == KK_OK) st = apply_opts(c, opts, err);
+    if (st == KK_OK) st = kk_checkpoint_apply(c, opts, err);
     if (st != KK_OK) {
         kk_checkpoint_close(c);
         return st;
@@ -124,7 +124,7 @@ void kk_checkpoint_close(kk_checkpoint *c) {
     if (!c) return;
     for (size_t i = 0; c->mem && i < c->n_tensors; i++) {
         const kk_span d = c->tensors[i].data;
-        kk_mem_give(c->mem, KK_MEM_WEIGHTS_VERIFIER, (void *)(uintptr_t)d.base, d.size);
+        kk_mem_give(c->mem, c->category, (void *)(uintptr_t)d.base, d.size);
     }
     for (size_t i = 0; i < c->n_files; i++) {
         kk_safetensors_free(&c->files[i].list);

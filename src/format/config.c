@@ -12,20 +12,17 @@
 #include <stdlib.h>
 
 #include "core/alloc.h"
+#include "format/fields.h"
 #include "format/format.h"
 
 /* ---- checks common to every source ------------------------------------------------------ */
 
 static kk_status in_range(const char *field, int64_t v, int64_t low, int64_t high, kk_err *err) {
-    if (v >= low && v <= high) return KK_OK;
-    return kk_fail(err, KK_EFORMAT,
-                   "configuration: %s is %" PRId64 ", outside %" PRId64 "..%" PRId64, field, v, low,
-                   high);
+    return kk_in_range("configuration", field, v, low, high, err);
 }
 
 static kk_status in_range_f(const char *field, double v, double low, double high, kk_err *err) {
-    if (v >= low && v <= high) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, "configuration: %s is %g, outside %g..%g", field, v, low, high);
+    return kk_in_range_f("configuration", field, v, low, high, err);
 }
 
 static kk_status check_whole(const kk_config *c, kk_err *err) {
@@ -135,69 +132,10 @@ kk_status kk_config_add_stop(kk_config *c, int64_t id, kk_err *err) {
 
 /* ---- JSON fields ------------------------------------------------------------------------ */
 
-enum { REQUIRED = INT32_MIN };
-
-/* An integer field: null and absent give the default, or an error when it is REQUIRED. */
-static kk_status get_int(const json_t *o, const char *key, int32_t fallback, int32_t *out,
-                         kk_err *err) {
-    const json_t *v = json_object_get(o, key);
-    *out = fallback;
-    if (!v || json_is_null(v)) {
-        if (fallback != REQUIRED) return KK_OK;
-        return kk_fail(err, KK_EFORMAT, "config.json: %s is missing", key);
-    }
-    if (!json_is_integer(v)) return kk_fail(err, KK_EFORMAT, "config.json: %s is no integer", key);
-    const json_int_t n = json_integer_value(v);
-    if (n <= INT32_MIN || n > INT32_MAX)
-        return kk_fail(err, KK_EFORMAT, "config.json: %s is %" PRId64, key, (int64_t)n);
-    *out = (int32_t)n;
-    return KK_OK;
-}
-
-static kk_status get_float(const json_t *o, const char *key, double fallback, float *out,
-                           kk_err *err) {
-    const json_t *v = json_object_get(o, key);
-    *out = (float)fallback;
-    if (!v || json_is_null(v)) return KK_OK;
-    if (!json_is_number(v)) return kk_fail(err, KK_EFORMAT, "config.json: %s is no number", key);
-    const double d = json_number_value(v);
-    if (!(fabs(d) <= 1e30)) return kk_fail(err, KK_EFORMAT, "config.json: %s is %g", key, d);
-    *out = (float)d;
-    return KK_OK;
-}
-
-static kk_status get_bool(const json_t *o, const char *key, bool fallback, bool *out, kk_err *err) {
-    const json_t *v = json_object_get(o, key);
-    *out = fallback;
-    if (!v || json_is_null(v)) return KK_OK;
-    if (!json_is_boolean(v))
-        return kk_fail(err, KK_EFORMAT, "config.json: %s is neither true nor false", key);
-    *out = json_is_true(v);
-    return KK_OK;
-}
-
-/* A field that must have one value where it is given at all. */
-static kk_status only_word(const json_t *o, const char *key, const char *word, kk_err *err) {
-    const json_t *v = json_object_get(o, key);
-    if (!v || json_is_null(v)) return KK_OK;
-    const char *s = json_string_value(v);
-    if (s && strcmp(s, word) == 0) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, "config.json: %s is '%.40s', only '%s' is supported", key,
-                   s ? s : "not a string", word);
-}
-
-static kk_status only_bool(const json_t *o, const char *key, bool wanted, kk_err *err) {
-    bool v;
-    KK_TRY(get_bool(o, key, wanted, &v, err));
-    if (v == wanted) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, "config.json: %s is %s, which is not supported", key,
-                   v ? "true" : "false");
-}
-
 /* eos_token_id: an integer, a list of them, or nothing. */
-static kk_status add_stops(kk_config *c, const json_t *o, kk_err *err) {
-    const json_t *v = json_object_get(o, "eos_token_id");
-    if (!v || json_is_null(v)) return KK_OK;
+static kk_status add_stops(kk_config *c, kk_fields f, kk_err *err) {
+    const json_t *v = kk_field(f, "eos_token_id");
+    if (!v) return KK_OK;
     if (json_is_integer(v)) return kk_config_add_stop(c, json_integer_value(v), err);
     if (!json_is_array(v))
         return kk_fail(err, KK_EFORMAT, "config.json: eos_token_id is no integer or list");
@@ -214,14 +152,14 @@ static kk_status add_stops(kk_config *c, const json_t *o, kk_err *err) {
 
 /* Sets the kinds.  Five sliding layers and a full one unless the file lists them; the last layer
  * is full in any case, as in the reference implementation. */
-static kk_status read_kinds(kk_config *c, const json_t *t, kk_err *err) {
-    const json_t *types = json_object_get(t, "layer_types");
-    const bool listed = types && !json_is_null(types);
+static kk_status read_kinds(kk_config *c, kk_fields t, kk_err *err) {
+    const json_t *types = kk_field(t, "layer_types");
+    const bool listed = types != NULL;
     const size_t n = json_array_size(types);
     if (listed && !json_is_array(types))
         return kk_fail(err, KK_EFORMAT, "config.json: layer_types is no list");
-    const int32_t fallback = listed && n <= KK_MAX_LAYERS ? (int32_t)n : REQUIRED;
-    KK_TRY(get_int(t, "num_hidden_layers", fallback, &c->n_layer, err));
+    const int32_t fallback = listed && n <= KK_MAX_LAYERS ? (int32_t)n : KK_FIELD_REQUIRED;
+    KK_TRY(kk_field_int(t, "num_hidden_layers", fallback, &c->n_layer, err));
     KK_TRY(in_range("num_hidden_layers", c->n_layer, 1, KK_MAX_LAYERS, err));
     if (listed && n != (size_t)c->n_layer)
         return kk_fail(err, KK_EFORMAT, "config.json: layer_types has %zu entries for %d layers", n,
@@ -269,32 +207,33 @@ static kk_status check_layer_keys(const json_t *map, int32_t n_layer, kk_err *er
     return KK_OK;
 }
 
-static kk_status read_layers(kk_config *c, const json_t *t, kk_err *err) {
+static kk_status read_layers(kk_config *c, kk_fields t, kk_err *err) {
     int32_t head_dim, kv_heads, global_dim, global_kv, ffn;
     bool k_eq_v;
-    KK_TRY(get_int(t, "intermediate_size", REQUIRED, &ffn, err));
+    KK_TRY(kk_field_int(t, "intermediate_size", KK_FIELD_REQUIRED, &ffn, err));
     KK_TRY(in_range("intermediate_size", ffn, 1, 1 << 20, err));
-    KK_TRY(get_int(t, "head_dim", 256, &head_dim, err));
-    KK_TRY(get_int(t, "num_key_value_heads", 4, &kv_heads, err));
-    KK_TRY(get_bool(t, "attention_k_eq_v", false, &k_eq_v, err));
-    const json_t *map = json_object_get(t, "per_layer_config");
-    const bool listed = map && !json_is_null(map);
-    if (listed && !json_is_object(map))
-        return kk_fail(err, KK_EFORMAT, "config.json: per_layer_config is no object");
-    KK_TRY(check_layer_keys(map, c->n_layer, err));
+    KK_TRY(kk_field_int(t, "head_dim", 256, &head_dim, err));
+    KK_TRY(kk_field_int(t, "num_key_value_heads", 4, &kv_heads, err));
+    KK_TRY(kk_field_bool(t, "attention_k_eq_v", false, &k_eq_v, err));
+    kk_fields map;
+    KK_TRY(kk_field_object(t, "per_layer_config", &map, err));
+    const bool listed = map.object != NULL;
+    KK_TRY(check_layer_keys(map.object, c->n_layer, err));
     /* With a map, a layer that is not in it has the common shape unless the old fields stand
      * beside the map; without one, the old fields and their defaults describe full layers. */
-    KK_TRY(get_int(t, "global_head_dim", listed ? head_dim : 512, &global_dim, err));
-    KK_TRY(get_int(t, "num_global_key_value_heads", kv_heads, &global_kv, err));
+    KK_TRY(kk_field_int(t, "global_head_dim", listed ? head_dim : 512, &global_dim, err));
+    KK_TRY(kk_field_int(t, "num_global_key_value_heads", kv_heads, &global_kv, err));
     for (int32_t i = 0; i < c->n_layer; i++) {
         kk_layer_config *l = &c->layer[i];
         const bool full = l->kind == KK_FULL;
-        const json_t *own = layer_entry(map, i);
+        const kk_fields own = {t.label, layer_entry(map.object, i)};
+        const bool common = !own.object;
         l->ffn = ffn;
         l->k_eq_v = full && k_eq_v;
-        KK_TRY(get_int(own, "head_dim", full && !own ? global_dim : head_dim, &l->head_dim, err));
-        KK_TRY(get_int(own, "num_key_value_heads", l->k_eq_v && !own ? global_kv : kv_heads,
-                       &l->n_kv_head, err));
+        KK_TRY(kk_field_int(own, "head_dim", full && common ? global_dim : head_dim, &l->head_dim,
+                            err));
+        KK_TRY(kk_field_int(own, "num_key_value_heads", l->k_eq_v && common ? global_kv : kv_heads,
+                            &l->n_kv_head, err));
     }
     return KK_OK;
 }
@@ -308,22 +247,24 @@ static int32_t head_dim_of(const kk_config *c, kk_layer_kind kind) {
 }
 
 /* "default" rotates every pair; "proportional" the first partial_rotary_factor of them. */
-static kk_status read_rope(kk_config *c, const json_t *t, kk_layer_kind kind, kk_err *err) {
+static kk_status read_rope(kk_config *c, kk_fields t, kk_layer_kind kind, kk_err *err) {
     const bool full = kind == KK_FULL;
-    const json_t *all = json_object_get(t, "rope_parameters");
-    const json_t *o = json_object_get(all, full ? "full_attention" : "sliding_attention");
+    const json_t *all = json_object_get(t.object, "rope_parameters");
+    const char *key = full ? "full_attention" : "sliding_attention";
+    const kk_fields o = {t.label, json_object_get(all, key)};
+    const bool unsaid = full && !o.object;
     kk_rope_config *r = &c->rope[kind];
-    const json_t *type = json_object_get(o, "rope_type");
+    const json_t *type = json_object_get(o.object, "rope_type");
     const char *word = json_string_value(type);
-    if (!type) word = full && !o ? "proportional" : "default";
+    if (!type) word = unsaid ? "proportional" : "default";
     const bool proportional = word && strcmp(word, "proportional") == 0;
     if (!proportional && !(word && strcmp(word, "default") == 0))
         return kk_fail(err, KK_EFORMAT, "config.json: rope_type '%.40s' is not supported",
                        word ? word : "not a string");
     float partial;
-    KK_TRY(get_float(o, "rope_theta", full ? 1e6 : 1e4, &r->theta, err));
-    KK_TRY(get_float(o, "factor", 1, &r->factor, err));
-    KK_TRY(get_float(o, "partial_rotary_factor", full && !o ? 0.25 : 1, &partial, err));
+    KK_TRY(kk_field_float(o, "rope_theta", full ? 1e6 : 1e4, &r->theta, err));
+    KK_TRY(kk_field_float(o, "factor", 1, &r->factor, err));
+    KK_TRY(kk_field_float(o, "partial_rotary_factor", unsaid ? 0.25 : 1, &partial, err));
     KK_TRY(in_range_f("partial_rotary_factor", (double)partial, 0, 1, err));
     if (!proportional && (partial < 1 || r->factor < 1 || r->factor > 1))
         return kk_fail(err, KK_EFORMAT,
@@ -334,48 +275,48 @@ static kk_status read_rope(kk_config *c, const json_t *t, kk_layer_kind kind, kk
 
 /* ---- the whole file --------------------------------------------------------------------- */
 
-static kk_status read_experts(kk_config *c, const json_t *t, kk_err *err) {
+static kk_status read_experts(kk_config *c, kk_fields t, kk_err *err) {
     bool moe;
-    KK_TRY(get_bool(t, "enable_moe_block", false, &moe, err));
+    KK_TRY(kk_field_bool(t, "enable_moe_block", false, &moe, err));
     if (!moe) return KK_OK;
-    KK_TRY(get_int(t, "num_experts", REQUIRED, &c->n_expert, err));
+    KK_TRY(kk_field_int(t, "num_experts", KK_FIELD_REQUIRED, &c->n_expert, err));
     KK_TRY(in_range("num_experts", c->n_expert, 1, 1 << 12, err));
-    KK_TRY(get_int(t, "top_k_experts", REQUIRED, &c->n_expert_used, err));
-    return get_int(t, "moe_intermediate_size", REQUIRED, &c->expert_ffn, err);
+    KK_TRY(kk_field_int(t, "top_k_experts", KK_FIELD_REQUIRED, &c->n_expert_used, err));
+    return kk_field_int(t, "moe_intermediate_size", KK_FIELD_REQUIRED, &c->expert_ffn, err);
 }
 
 /* What would change the arithmetic and no released model has. */
-static kk_status refuse_unknown(const json_t *root, const json_t *t, kk_err *err) {
-    const char *type = json_string_value(json_object_get(t, "model_type"));
-    if (!type) type = json_string_value(json_object_get(root, "model_type"));
+static kk_status refuse_unknown(kk_fields root, kk_fields t, kk_err *err) {
+    const char *type = json_string_value(kk_field(t, "model_type"));
+    if (!type) type = json_string_value(kk_field(root, "model_type"));
     if (!type) return kk_fail(err, KK_EFORMAT, "config.json: model_type is missing");
     if (strcmp(type, "gemma4_text") != 0 && strcmp(type, "gemma4") != 0)
         return kk_fail(err, KK_EFORMAT,
                        "config.json: model_type is '%.40s', only gemma4 is supported", type);
-    KK_TRY(only_word(t, "hidden_activation", "gelu_pytorch_tanh", err));
-    KK_TRY(only_bool(t, "attention_bias", false, err));
-    KK_TRY(only_bool(t, "tie_word_embeddings", true, err));
-    return only_bool(root, "tie_word_embeddings", true, err);
+    KK_TRY(kk_field_only_word(t, "hidden_activation", "gelu_pytorch_tanh", err));
+    KK_TRY(kk_field_only_bool(t, "attention_bias", false, err));
+    KK_TRY(kk_field_only_bool(t, "tie_word_embeddings", true, err));
+    return kk_field_only_bool(root, "tie_word_embeddings", true, err);
 }
 
-static kk_status read_text(kk_config *c, const json_t *root, const json_t *t, kk_err *err) {
+static kk_status read_text(kk_config *c, kk_fields root, kk_fields t, kk_err *err) {
     int32_t n_shared;
     bool double_wide;
     KK_TRY(refuse_unknown(root, t, err));
-    KK_TRY(get_int(t, "vocab_size", 262144, &c->vocab, err));
-    KK_TRY(get_int(t, "hidden_size", REQUIRED, &c->hidden, err));
-    KK_TRY(get_int(t, "num_attention_heads", 8, &c->n_head, err));
-    KK_TRY(get_int(t, "sliding_window", 512, &c->window, err));
-    KK_TRY(get_int(t, "max_position_embeddings", 131072, &c->context, err));
-    KK_TRY(get_int(t, "hidden_size_per_layer_input", 256, &c->ple_dim, err));
-    if (json_is_null(json_object_get(t, "hidden_size_per_layer_input"))) c->ple_dim = 0;
-    KK_TRY(get_int(t, "vocab_size_per_layer_input", 262144, &c->ple_vocab, err));
-    KK_TRY(get_float(t, "rms_norm_eps", 1e-6, &c->eps, err));
-    KK_TRY(get_float(t, "final_logit_softcapping", 0, &c->softcap, err));
-    KK_TRY(get_int(t, "bos_token_id", 2, &c->bos, err));
-    KK_TRY(get_int(t, "pad_token_id", 0, &c->pad, err));
-    KK_TRY(get_int(t, "num_kv_shared_layers", 0, &n_shared, err));
-    KK_TRY(get_bool(t, "use_double_wide_mlp", false, &double_wide, err));
+    KK_TRY(kk_field_int(t, "vocab_size", 262144, &c->vocab, err));
+    KK_TRY(kk_field_int(t, "hidden_size", KK_FIELD_REQUIRED, &c->hidden, err));
+    KK_TRY(kk_field_int(t, "num_attention_heads", 8, &c->n_head, err));
+    KK_TRY(kk_field_int(t, "sliding_window", 512, &c->window, err));
+    KK_TRY(kk_field_int(t, "max_position_embeddings", 131072, &c->context, err));
+    KK_TRY(kk_field_int(t, "hidden_size_per_layer_input", 256, &c->ple_dim, err));
+    if (json_is_null(json_object_get(t.object, "hidden_size_per_layer_input"))) c->ple_dim = 0;
+    KK_TRY(kk_field_int(t, "vocab_size_per_layer_input", 262144, &c->ple_vocab, err));
+    KK_TRY(kk_field_float(t, "rms_norm_eps", 1e-6, &c->eps, err));
+    KK_TRY(kk_field_float(t, "final_logit_softcapping", 0, &c->softcap, err));
+    KK_TRY(kk_field_int(t, "bos_token_id", 2, &c->bos, err));
+    KK_TRY(kk_field_int(t, "pad_token_id", 0, &c->pad, err));
+    KK_TRY(kk_field_int(t, "num_kv_shared_layers", 0, &n_shared, err));
+    KK_TRY(kk_field_bool(t, "use_double_wide_mlp", false, &double_wide, err));
     KK_TRY(read_experts(c, t, err));
     KK_TRY(read_kinds(c, t, err));
     KK_TRY(read_layers(c, t, err));
@@ -383,7 +324,7 @@ static kk_status read_text(kk_config *c, const json_t *root, const json_t *t, kk
     KK_TRY(read_rope(c, t, KK_FULL, err));
     KK_TRY(kk_config_finish(c, n_shared, double_wide, err));
     KK_TRY(add_stops(c, t, err));
-    return root == t ? KK_OK : add_stops(c, root, err);
+    return root.object == t.object ? KK_OK : add_stops(c, root, err);
 }
 
 static kk_status parse(const char *label, const char *json, size_t len, json_t **root,
@@ -403,12 +344,10 @@ kk_status kk_config_from_json(kk_config *out, const char *json, size_t len, kk_e
     json_t *root;
     *out = (kk_config){0};
     KK_TRY(parse("config.json", json, len, &root, err));
-    const json_t *text = json_object_get(root, "text_config");
-    kk_status st;
-    if (text && !json_is_null(text) && !json_is_object(text))
-        st = kk_fail(err, KK_EFORMAT, "config.json: text_config is no object");
-    else
-        st = read_text(out, root, json_is_object(text) ? text : root, err);
+    const kk_fields all = {"config.json", root};
+    kk_fields text;
+    kk_status st = kk_field_object(all, "text_config", &text, err);
+    if (st == KK_OK) st = read_text(out, all, text.object ? text : all, err);
     json_decref(root);
     return st;
 }
@@ -416,7 +355,7 @@ kk_status kk_config_from_json(kk_config *out, const char *json, size_t len, kk_e
 kk_status kk_config_add_generation(kk_config *c, const char *json, size_t len, kk_err *err) {
     json_t *root;
     KK_TRY(parse("generation_config.json", json, len, &root, err));
-    kk_status st = add_stops(c, root, err);
+    const kk_status st = add_stops(c, (kk_fields){"config.json", root}, err);
     json_decref(root);
     return st;
 }

@@ -11,14 +11,21 @@
 
 enum { MAX_JSON = 64 << 20, MAX_SHARDS = 4096 };
 
-static kk_status read_config(kk_checkpoint *c, const char *dir, kk_err *err) {
-    char *path = kk_path_join(dir, "config.json"), *text = NULL;
-    size_t len;
+kk_status kk_hf_text(const char *dir, const char *name, char **text, size_t *len, kk_err *err) {
+    char *path = kk_path_join(dir, name);
+    *text = NULL;
     if (!path) return kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", dir);
-    kk_status st = kk_file_read(path, MAX_JSON, &text, &len, err);
-    if (st == KK_OK) st = kk_config_from_json(&c->config, text, len, err);
-    kk_free(text);
+    const kk_status st = kk_file_read(path, MAX_JSON, text, len, err);
     kk_free(path);
+    return st;
+}
+
+static kk_status read_config(kk_checkpoint *c, const char *dir, kk_err *err) {
+    char *text;
+    size_t len;
+    KK_TRY(kk_hf_text(dir, "config.json", &text, &len, err));
+    const kk_status st = kk_config_from_json(&c->config, text, len, err);
+    kk_free(text);
     return st;
 }
 
@@ -104,10 +111,11 @@ static kk_status open_index(kk_checkpoint *c, const char *dir, const char *path,
     return st;
 }
 
-static kk_status open_files(kk_checkpoint *c, const char *dir, kk_err *err) {
+kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err) {
     char *single = kk_path_join(dir, "model.safetensors");
     char *index = kk_path_join(dir, "model.safetensors.index.json");
     kk_status st;
+    c->format = "safetensors";
     if (!single || !index) {
         st = kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", dir);
     } else if (kk_file_exists(index)) {
@@ -144,10 +152,8 @@ static kk_status find_prefix(const kk_checkpoint *c, const char **prefix, kk_err
                    c->path);
 }
 
-static kk_status list_tensors(kk_checkpoint *c, kk_err *err) {
-    const char *prefix = "";
+kk_status kk_hf_list(kk_checkpoint *c, const char *prefix, kk_err *err) {
     size_t n = 0;
-    KK_TRY(find_prefix(c, &prefix, err));
     for (size_t f = 0; f < c->n_files; f++) n += c->files[f].list.n;
     c->tensors = kk_calloc(n, sizeof *c->tensors);
     if (!c->tensors) return kk_fail(err, KK_ENOMEM, "no memory for %zu tensors", n);
@@ -164,9 +170,10 @@ static kk_status list_tensors(kk_checkpoint *c, kk_err *err) {
 }
 
 kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err) {
-    c->format = "safetensors";
     KK_TRY(read_config(c, dir, err));
     KK_TRY(read_generation_config(c, dir, err));
-    KK_TRY(open_files(c, dir, err));
-    return list_tensors(c, err);
+    const char *prefix = "";
+    KK_TRY(kk_hf_files(c, dir, err));
+    KK_TRY(find_prefix(c, &prefix, err));
+    return kk_hf_list(c, prefix, err);
 }

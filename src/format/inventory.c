@@ -79,6 +79,12 @@ static void add_layer(list *l, const kk_config *c) {
     vector(l, "layer_scalar", 1);
 }
 
+static kk_status finish(list *l, kk_err *err) {
+    if (!l->full_up) return KK_OK;
+    kk_inventory_free(l->to);
+    return kk_fail(err, KK_ENOMEM, "no memory for the list of tensors");
+}
+
 kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err) {
     *out = (kk_inventory){0};
     list l = {.to = out, .layer = -1};
@@ -91,9 +97,32 @@ kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err) 
         vector(&l, "per_layer_projection_norm.weight", c->ple_dim);
     }
     for (l.layer = 0; l.layer < c->n_layer; l.layer++) add_layer(&l, c);
-    if (!l.full_up) return KK_OK;
-    kk_inventory_free(out);
-    return kk_fail(err, KK_ENOMEM, "no memory for the list of tensors");
+    return finish(&l, err);
+}
+
+static void add_drafter_layer(list *l, const kk_drafter_config *c) {
+    const int64_t q = (int64_t)c->n_head * c->head_dim, kv = (int64_t)c->n_kv_head * c->head_dim;
+    vector(l, "input_layernorm.weight", c->hidden);
+    matrix(l, "self_attn.q_proj.weight", q, c->hidden);
+    matrix(l, "self_attn.k_proj.weight", kv, c->hidden);
+    matrix(l, "self_attn.v_proj.weight", kv, c->hidden);
+    matrix(l, "self_attn.o_proj.weight", c->hidden, q);
+    vector(l, "self_attn.q_norm.weight", c->head_dim);
+    vector(l, "self_attn.k_norm.weight", c->head_dim);
+    vector(l, "post_attention_layernorm.weight", c->hidden);
+    matrix(l, "mlp.gate_proj.weight", c->ffn, c->hidden);
+    matrix(l, "mlp.up_proj.weight", c->ffn, c->hidden);
+    matrix(l, "mlp.down_proj.weight", c->hidden, c->ffn);
+}
+
+kk_status kk_inventory_make_drafter(kk_inventory *out, const kk_drafter_config *c, kk_err *err) {
+    *out = (kk_inventory){0};
+    list l = {.to = out, .layer = -1};
+    matrix(&l, "fc.weight", c->hidden, (int64_t)c->n_taps * c->hidden);
+    vector(&l, "hidden_norm.weight", c->hidden);
+    vector(&l, "norm.weight", c->hidden);
+    for (l.layer = 0; l.layer < c->n_layer; l.layer++) add_drafter_layer(&l, c);
+    return finish(&l, err);
 }
 
 void kk_inventory_free(kk_inventory *l) {

@@ -163,7 +163,7 @@ static kk_status make_tensor(maker *m, const kk_inventory_item *item, char *name
     const tile *from = tile_for(m, item, &t.dtype);
     memcpy(t.dims, item->dims, sizeof item->dims);
     kk_dtype_bytes(t.dtype, (uint64_t)kk_inventory_values(item), &t.data.size);
-    uint8_t *bytes = c->mem ? kk_mem_take(c->mem, KK_MEM_WEIGHTS_VERIFIER, t.data.size) : NULL;
+    uint8_t *bytes = c->mem ? kk_mem_take(c->mem, c->category, t.data.size) : NULL;
     if (!bytes && c->mem)
         return kk_fail(err, KK_ENOMEM, "no memory for the %zu bytes of '%.100s'", t.data.size,
                        item->name);
@@ -226,7 +226,6 @@ static uint64_t memory_available(void) {
 
 static kk_status fill(maker *m, kk_err *err) {
     size_t total;
-    KK_TRY(kk_inventory_make(&m->c->inventory, &m->c->config, err));
     KK_TRY(plan(m, &total, err));
     if (!m->c->mem) {
         KK_TRY(make_tensors(m, err));
@@ -244,6 +243,23 @@ static kk_status fill(maker *m, kk_err *err) {
     KK_TRY(make_tensors(m, err));
     KK_TRY(lay_all(m, err));
     return kk_checkpoint_settle(m->c, err);
+}
+
+kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err) {
+    maker m = {.c = c, .type = type};
+    c->format = "synthetic";
+    const kk_status st = fill(&m, err);
+    kk_free(m.matrix.bytes);
+    kk_free(m.fallback.bytes);
+    kk_free(m.vector.bytes);
+    kk_free(m.router.bytes);
+    kk_free(m.from);
+    return st;
+}
+
+kk_status kk_weight_type(const char *name, kk_dtype *out, kk_err *err) {
+    if (kk_dtype_named(name, out) && *out != KK_I32 && *out != KK_I64) return KK_OK;
+    return kk_fail(err, KK_EINVAL, "no weight type named '%.20s'", name);
 }
 
 /* Copies the part of *at before the next colon and steps over it; false when it is empty or too
@@ -268,8 +284,7 @@ static kk_status parse_spec(const char *spec, kk_config *config, kk_dtype *type,
     const long layers = strtol(count, &end, 10);
     if (!ok || *at || *end || spec[strlen(spec) - 1] == ':')
         return kk_fail(err, KK_EINVAL, "'%.60s' is not NAME:TYPE or NAME:TYPE:LAYERS", spec);
-    if (!kk_dtype_named(word, type) || *type == KK_I32 || *type == KK_I64)
-        return kk_fail(err, KK_EINVAL, "no weight type named '%s'", word);
+    KK_TRY(kk_weight_type(word, type, err));
     return kk_config_preset(config, name, (int32_t)layers, err);
 }
 
@@ -281,16 +296,12 @@ kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem 
         kk_checkpoint_close(c);
         return kk_fail(err, KK_ENOMEM, "no memory for random weights");
     }
-    c->format = "synthetic";
     c->mem = mem;
-    maker m = {.c = c};
-    kk_status st = parse_spec(spec, &c->config, &m.type, err);
-    if (st == KK_OK) st = fill(&m, err);
-    kk_free(m.matrix.bytes);
-    kk_free(m.fallback.bytes);
-    kk_free(m.vector.bytes);
-    kk_free(m.router.bytes);
-    kk_free(m.from);
+    c->category = KK_MEM_WEIGHTS_VERIFIER;
+    kk_dtype type = KK_BF16;
+    kk_status st = parse_spec(spec, &c->config, &type, err);
+    if (st == KK_OK) st = kk_inventory_make(&c->inventory, &c->config, err);
+    if (st == KK_OK) st = kk_checkpoint_random(c, type, err);
     if (st != KK_OK) {
         kk_checkpoint_close(c);
         return st;

@@ -24,11 +24,7 @@ static void fill_kv_shape(kk_gemma4 *m) {
 }
 
 static kk_status room(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, kk_err *err) {
-    size_t n;
-    if (!kk_mul((size_t)rows, (size_t)width, &n) || !kk_mul(n, sizeof(float), &n))
-        return kk_fail(err, KK_EINVAL, "%lld rows of %lld values are too many", (long long)rows,
-                       (long long)width);
-    return m->be->buf_new(m->dev, KK_MEM_WORKSPACE, n, out, err);
+    return kk_take_rows(m->be, m->dev, rows, width, out, err);
 }
 
 static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
@@ -138,6 +134,8 @@ void kk_gemma4_free(kk_gemma4 *m) {
 
 const kk_config *kk_gemma4_config(const kk_gemma4 *m) { return &m->cfg; }
 const kk_kv_shape *kk_gemma4_kv_shape(const kk_gemma4 *m) { return &m->kv; }
+const kk_weight *kk_gemma4_table(const kk_gemma4 *m) { return m->embed; }
+float kk_gemma4_embed_scale(const kk_gemma4 *m) { return m->embed_scale; }
 
 /* ---- the rows of this forward ----------------------------------------------------------- */
 
@@ -214,6 +212,25 @@ static kk_status fill_rope(kk_gemma4 *m, kk_err *err) {
             return st;
         }
         m->rope_len = end;
+    }
+    return KK_OK;
+}
+
+/* A drafted-for group's rows of this layer, beside those of the other tapped layers. */
+static kk_status tap_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t slot,
+                            kk_err *err) {
+    const size_t dim = (size_t)m->cfg.hidden, stride = (size_t)a->n_tapped * dim;
+    for (int32_t i = 0, row = 0; i < a->n_groups; row += a->groups[i++].n_rows) {
+        const kk_gemma4_group *g = &a->groups[i];
+        if (!g->taps) continue;
+        const kk_gather_args copy = {.out = g->taps,
+                                     .x = m->x,
+                                     .first = row,
+                                     .n = g->n_rows,
+                                     .dim = m->cfg.hidden,
+                                     .out_at = (size_t)g->tap_row * stride + (size_t)slot * dim,
+                                     .out_stride = stride};
+        KK_TRY(m->be->gather(m->dev, &copy, err));
     }
     return KK_OK;
 }
@@ -371,7 +388,8 @@ static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
 static kk_status head(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     if (!m->n_logits) return KK_OK;
-    const kk_gather_args g = {m->logits_in, m->x, m->logit_rows, m->n_logits, c->hidden};
+    const kk_gather_args g = {
+        .out = m->logits_in, .x = m->x, .row = m->logit_rows, .n = m->n_logits, .dim = c->hidden};
     KK_TRY(m->be->gather(m->dev, &g, err));
     const kk_norm_args n = {m->logits_in, m->logits_in, m->norm, m->n_logits, c->hidden, c->eps};
     KK_TRY(m->be->norm(m->dev, &n, err));
@@ -390,6 +408,8 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(layer(m, a, i, err));
         KK_TRY(tap(m, a, i, m->x, err));
+        for (int32_t t = 0; t < a->n_tapped; t++)
+            if (a->tapped[t] == i) KK_TRY(tap_groups(m, a, t, err));
     }
     if (a->n_taps) {
         KK_TRY(norm(m, m->z, m->x, m->norm, err));

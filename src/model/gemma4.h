@@ -26,6 +26,10 @@ kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gem
 void kk_gemma4_free(kk_gemma4 *m); /* NULL is fine */
 const kk_config *kk_gemma4_config(const kk_gemma4 *m);
 const kk_kv_shape *kk_gemma4_kv_shape(const kk_gemma4 *m);
+/* The token table, which is also the head, and the factor its rows enter the model with: a
+ * drafter borrows both. */
+const kk_weight *kk_gemma4_table(const kk_gemma4 *m);
+float kk_gemma4_embed_scale(const kk_gemma4 *m);
 
 /* The next n_rows tokens of one session. */
 typedef struct {
@@ -34,14 +38,20 @@ typedef struct {
     const int32_t *tokens;
     int32_t n_rows;
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
+    kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: nobody wants them */
+    int32_t tap_row;
 } kk_gemma4_group;
 
 typedef struct {
     const kk_gemma4_group *groups;
     int32_t n_groups;
-    /* Taps: outputs of these layers (after the layer scalar), each [rows, hidden], written to
-     * tap_out one after the other for all rows: [n_taps][n_rows][hidden].  Layer -1 is the
-     * scaled embedding; layer n_layer is the last hidden state after the final norm. */
+    /* Layers whose outputs (after the layer scalar) a drafter reads: [row][n_tapped][hidden] in
+     * each group's taps. */
+    const int32_t *tapped;
+    int32_t n_tapped;
+    /* For diagnosis: outputs of these layers for all rows, [n_taps][n_rows][hidden], copied to
+     * host memory.  Layer -1 is the scaled embedding; layer n_layer is the last hidden state
+     * after the final norm. */
     const int32_t *tap_layers;
     int32_t n_taps;
     float *tap_out; /* host memory */

@@ -1,48 +1,22 @@
-/* gemma4_load.c - finds the verifier's tensors in a checkpoint and hands them to the device.
- *
- * Matrices stay where they lie in the file.  Vectors (norms, scales) are small and become
- * float32 buffers. */
+/* gemma4_load.c - finds the verifier's tensors in a checkpoint and hands them to the device. */
 #include <stdio.h>
 
 #include "model/model.h"
 
+/* The verifier, and where its tensors come from. */
 typedef struct {
+    kk_loader from;
     kk_gemma4 *m;
-    const kk_checkpoint *ckpt;
-    char prefix[32]; /* "layers.3.", or "" */
 } loader;
 
-static void full_name(const loader *l, const char *name, char out[KK_MAX_NAME]) {
-    snprintf(out, KK_MAX_NAME, "%s%s", l->prefix, name);
-}
-
-/* A vector of n values as a float buffer. */
 static kk_status vector(const loader *l, const char *name, int64_t n, kk_buf **out, kk_err *err) {
-    char full[KK_MAX_NAME];
-    const kk_tensor *t;
-    full_name(l, name, full);
-    KK_TRY(kk_checkpoint_need(l->ckpt, full, 1, &n, &t, err));
-    float *f = kk_calloc((size_t)n, sizeof *f);
-    if (!f) return kk_fail(err, KK_ENOMEM, "no memory for tensor '%s'", full);
-    kk_dequantize(t->dtype, t->data.base, f, (size_t)n);
-    const kk_backend *be = l->m->be;
-    kk_status st = be->buf_new(l->m->dev, KK_MEM_WEIGHTS_VERIFIER, (size_t)n * sizeof *f, out, err);
-    if (st == KK_OK) st = be->write(l->m->dev, *out, 0, f, (size_t)n * sizeof *f, err);
-    kk_free(f);
-    return st;
+    return kk_load_vector(&l->from, name, n, out, err);
 }
 
-/* n_mat = 0: a plain matrix [n_out, n_in]; otherwise stacked [n_mat, n_out, n_in]. */
 static kk_status matrix(const loader *l, const char *name, int64_t n_mat, int64_t n_out,
                         int64_t n_in, int32_t n_used, kk_weight **out, kk_err *err) {
-    char full[KK_MAX_NAME];
-    const kk_tensor *t;
-    const int64_t dims[3] = {n_mat, n_out, n_in};
-    full_name(l, name, full);
-    KK_TRY(kk_checkpoint_need(l->ckpt, full, n_mat ? 3 : 2, n_mat ? dims : dims + 1, &t, err));
-    const kk_matrix m = {t->dtype, n_mat ? n_mat : 1, n_out, n_in, t->data.base};
-    KK_TRY(l->m->be->weight_new(l->m->dev, &m, out, err));
-    return l->m->be->prepare(l->m->dev, *out, n_used, err);
+    const kk_load_shape shape = {n_mat, n_out, n_in, n_used};
+    return kk_load_matrix(&l->from, name, &shape, out, err);
 }
 
 static kk_status load_attention(const loader *l, int32_t i, kk_err *err) {
@@ -67,15 +41,13 @@ static kk_status load_experts(const loader *l, int32_t i, kk_err *err) {
     const kk_config *c = &l->m->cfg;
     kk_gemma4_layer *p = &l->m->layers[i];
     const int64_t h = c->hidden, n = c->n_expert, f = c->expert_ffn;
-    char fused[KK_MAX_NAME];
     KK_TRY(vector(l, "post_feedforward_layernorm_1.weight", h, &p->post_ffn_norm_1, err));
     KK_TRY(vector(l, "pre_feedforward_layernorm_2.weight", h, &p->pre_ffn_norm_2, err));
     KK_TRY(vector(l, "post_feedforward_layernorm_2.weight", h, &p->post_ffn_norm_2, err));
     KK_TRY(matrix(l, "router.proj.weight", 0, n, h, 1, &p->router, err));
     KK_TRY(vector(l, "router.scale", h, &p->router_scale, err));
     KK_TRY(vector(l, "router.per_expert_scale", n, &p->expert_scale, err));
-    full_name(l, "experts.gate_proj", fused);
-    if (kk_checkpoint_find(l->ckpt, fused)) {
+    if (kk_load_has(&l->from, "experts.gate_proj")) {
         KK_TRY(matrix(l, "experts.gate_proj", n, f, h, 1, &p->expert_gate, err));
         KK_TRY(matrix(l, "experts.up_proj", n, f, h, 1, &p->expert_up, err));
     } else {
@@ -91,7 +63,7 @@ static kk_status load_layer(loader *l, int32_t i, kk_err *err) {
     kk_gemma4_layer *p = &l->m->layers[i];
     const int64_t h = c->hidden, f = c->layer[i].ffn;
     kk_buf *scalar = NULL;
-    snprintf(l->prefix, sizeof l->prefix, "layers.%d.", i);
+    snprintf(l->from.prefix, sizeof l->from.prefix, "layers.%d.", i);
     KK_TRY(load_attention(l, i, err));
     KK_TRY(vector(l, "pre_feedforward_layernorm.weight", h, &p->pre_ffn_norm, err));
     KK_TRY(vector(l, "post_feedforward_layernorm.weight", h, &p->post_ffn_norm, err));
@@ -112,7 +84,7 @@ static kk_status load_layer(loader *l, int32_t i, kk_err *err) {
 
 kk_status kk_gemma4_load(kk_gemma4 *m, const kk_checkpoint *ckpt, kk_err *err) {
     const kk_config *c = &m->cfg;
-    loader l = {.m = m, .ckpt = ckpt};
+    loader l = {.m = m, .from = {m->be, m->dev, KK_MEM_WEIGHTS_VERIFIER, ckpt, ""}};
     KK_TRY(matrix(&l, "embed_tokens.weight", 0, c->vocab, c->hidden, 1, &m->embed, err));
     KK_TRY(vector(&l, "norm.weight", c->hidden, &m->norm, err));
     if (c->ple_dim) {

@@ -1,8 +1,38 @@
-/* model.h - what the files of this folder share: the verifier's parts. */
+/* model.h - what the files of this folder share: how weights are loaded, and the parts of the
+ * verifier and of the drafter. */
 #ifndef KK_MODEL_MODEL_H
 #define KK_MODEL_MODEL_H
 
-#include "model/gemma4.h"
+#include "model/dflash.h"
+
+/* ---- loading ---------------------------------------------------------------------------- */
+
+typedef struct {
+    const kk_backend *be;
+    kk_dev *dev;
+    kk_mem_category category; /* of the float buffers it makes */
+    const kk_checkpoint *ckpt;
+    char prefix[32]; /* before every name: "layers.3.", or "" */
+} kk_loader;
+
+typedef struct {
+    int64_t n_mat; /* 0: a plain matrix [n_out, n_in]; otherwise stacked [n_mat, n_out, n_in] */
+    int64_t n_out, n_in;
+    int32_t n_used; /* slots of a row that read it; 1 but for experts' second matrix */
+} kk_load_shape;
+
+bool kk_load_has(const kk_loader *l, const char *name);
+/* A vector of n values as a float buffer. */
+kk_status kk_load_vector(const kk_loader *l, const char *name, int64_t n, kk_buf **out,
+                         kk_err *err);
+/* A matrix where it lies in the file, with the scratch it needs prepared. */
+kk_status kk_load_matrix(const kk_loader *l, const char *name, const kk_load_shape *shape,
+                         kk_weight **out, kk_err *err);
+/* A workspace buffer of rows of floats. */
+kk_status kk_take_rows(const kk_backend *be, kk_dev *dev, int64_t rows, int64_t width, kk_buf **out,
+                       kk_err *err);
+
+/* ---- the verifier ----------------------------------------------------------------------- */
 
 typedef struct {
     /* matrices, [out, in]; NULL where the layer has none */
@@ -52,5 +82,46 @@ struct kk_gemma4 {
 /* Views of every tensor the configuration calls for, checked for shape. */
 kk_status kk_gemma4_load(kk_gemma4 *m, const kk_checkpoint *ckpt, kk_err *err);
 void kk_gemma4_unload(kk_gemma4 *m);
+
+/* ---- the drafter ------------------------------------------------------------------------ */
+
+typedef struct {
+    kk_weight *q, *k, *v, *o, *gate, *up, *down;
+    kk_buf *input_norm, *post_attention_norm, *q_norm, *k_norm;
+} kk_dflash_layer;
+
+struct kk_dflash {
+    kk_drafter_config cfg;
+    kk_kv_shape kv;
+    const kk_backend *be;
+    kk_dev *dev;
+    int32_t max_rows, max_block_rows;
+    float embed_scale;
+    const kk_weight *table; /* the verifier's: token rows and head */
+
+    kk_weight *fc;
+    kk_buf *hidden_norm, *norm;
+    kk_dflash_layer *layers;
+
+    /* workspace, sized once: context rows, block rows, or whichever are more */
+    kk_buf *taps;                          /* [max_rows, n_taps * hidden] */
+    kk_buf *context;                       /* [max_rows, hidden] */
+    kk_buf *x, *z, *y;                     /* [max_block_rows, hidden] */
+    kk_buf *q, *att;                       /* [max_block_rows, n_head * head_dim] */
+    kk_buf *gate, *up;                     /* [max_block_rows, ffn] */
+    kk_buf *drafts_in, *logits;            /* [max_block_rows, hidden], [max_block_rows, vocab] */
+    kk_buf *k, *v;                         /* [most, n_kv_head * head_dim] */
+    kk_buf *rope_rows;                     /* [most][2][head_dim / 2] */
+    kk_group *groups[KK_LAYER_KINDS];      /* [most] */
+    int64_t *positions;                    /* [most] */
+    int32_t *tokens, *draft_rows, *drafts; /* [max_block_rows] */
+
+    /* the pass at hand */
+    int32_t n_groups, n_rows, n_drafts;
+    int32_t first_block; /* rows of block 0 in the last draft */
+};
+
+kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err);
+void kk_dflash_unload(kk_dflash *m);
 
 #endif
