@@ -244,7 +244,7 @@ bool kk_cache_reaches(const kk_cache *c, int64_t len) {
     extent left;
     for (int kind = 0; kind < KK_KINDS; kind++)
         if (has_kind(c, kind) && !truncated(c, (kk_kind)kind, len, &left)) return false;
-    return len >= 0 && len <= c->len;
+    return len <= c->len;
 }
 
 bool kk_cache_truncate(kk_cache *c, int64_t len) {

@@ -98,7 +98,7 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 void kk_cache_commit(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
-bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would */
+bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
