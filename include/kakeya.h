@@ -104,20 +104,24 @@ KK_API kk_status kk_chat_encode(const kk_tokenizer *tok, const char *json, size_
 
 typedef struct kk_engine kk_engine;
 
-typedef enum { KK_KV_BF16 = 0, KK_KV_F32 = 1 } kk_kv_format;
+/* q8 and q4: 8.5 and 4.5 bits per value. */
+typedef enum { KK_KV_BF16 = 0, KK_KV_F32 = 1, KK_KV_Q8 = 2, KK_KV_Q4 = 3 } kk_kv_format;
 
 typedef struct {
     const char *model;     /* Hugging Face folder or GGUF file */
     const char *synthetic; /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
-    const char *device;    /* "cpu"; NULL: the fastest there is */
-    const char *isa;       /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
-    int32_t threads;       /* 0: all cores this process may run on */
-    int32_t max_rows;      /* rows of one forward pass; 0: 128 */
-    int32_t max_logits;    /* rows of it that may ask for logits; 0: 17 */
-    bool no_pin;           /* do not pin threads to cores */
-    bool mlock;            /* lock the weights in memory */
-    bool huge_pages;       /* ask for huge pages where the system has them */
-    uint64_t memory_limit; /* bytes of K/V and workspace; 0: none */
+    const char *drafter;   /* DFlash folder; "synthetic" beside a synthetic model; NULL: none */
+    const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
+    bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
+    const char *device;            /* "cpu"; NULL: the fastest there is */
+    const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
+    int32_t threads;               /* 0: all cores this process may run on */
+    int32_t max_rows;              /* rows of one forward pass; 0: 128 */
+    int32_t max_logits;            /* rows of it that may ask for logits; 0: 17 */
+    bool no_pin;                   /* do not pin threads to cores */
+    bool mlock;                    /* lock the weights in memory */
+    bool huge_pages;               /* ask for huge pages where the system has them */
+    uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
 } kk_engine_opts;
 
 KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
@@ -145,6 +149,14 @@ typedef struct {
 KK_API void kk_engine_info(const kk_engine *e, kk_model_info *out);
 /* The same from the files alone, without an engine. */
 KK_API kk_status kk_model_inspect(const char *model, kk_model_info *out, kk_err *err);
+/* The drafter beside it. */
+typedef struct {
+    int32_t layers, hidden, block, window; /* block - 1 tokens are the most it drafts */
+    int32_t n_taps, taps[16];              /* layers of the verifier that it reads */
+    char embed_scale[8];                   /* "1", "once" or "twice" */
+    int64_t params, weight_bytes;
+} kk_drafter_info;
+KK_API bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out); /* false: none */
 /* Reads every weight once and counts values that are not finite.  on_bad names each tensor
  * that has some. */
 KK_API kk_status kk_model_check(const char *model,
@@ -177,9 +189,22 @@ KK_API void kk_engine_memory(const kk_engine *e, int64_t bytes[KK_MEM_CATEGORIES
 
 typedef struct kk_session kk_session;
 
+/* Who drafts tokens.  Drafting changes how fast tokens come, never which. */
+typedef enum {
+    KK_SPEC_AUTO = 0, /* dflash when the engine has a drafter, else none */
+    KK_SPEC_NONE,     /* plain decoding */
+    KK_SPEC_DFLASH,   /* the drafter */
+    KK_SPEC_NGRAM,    /* what followed last time in the session's own tokens */
+} kk_spec;
+KK_API const char *kk_spec_name(kk_spec s); /* "auto", "none", "dflash", "ngram" */
+
 typedef struct {
     int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format; /* how K/V rows are stored */
+    kk_spec spec;           /* who drafts */
+    int32_t draft_max;      /* most tokens drafted in a round; 0: what the proposer is good for */
+    bool draft_fixed;       /* always draft draft_max, whether it pays or not */
+    int32_t draft_ctx;      /* rows the drafter's full layers look back over; 0: all */
 } kk_session_opts;
 
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
@@ -191,6 +216,7 @@ KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
 KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
+KK_API kk_spec kk_session_spec(const kk_session *s); /* never KK_SPEC_AUTO */
 
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */
@@ -236,18 +262,56 @@ typedef struct {
 /* Called for each token as it is chosen, stop ids included.  Return false to stop. */
 typedef bool (*kk_on_token)(void *user, int32_t id);
 
+enum { KK_MAX_DRAFT = 31 }; /* tokens drafted in one round, at most */
+
+/* What drafting did. */
+typedef struct {
+    int64_t rounds, rows;                /* verify forwards, and rows in them */
+    int64_t drafted, accepted;           /* tokens */
+    int64_t histogram[KK_MAX_DRAFT + 1]; /* rounds by tokens accepted */
+    int64_t chosen[KK_MAX_DRAFT + 1];    /* rounds by tokens the controller asked for */
+    int64_t looking;                     /* rounds that drafted only to learn whether it pays */
+    double draft_s, verify_s, choose_s, commit_s; /* where the time went */
+} kk_spec_stats;
+
 typedef struct {
     kk_stop_reason stop;
     int32_t n_tokens;     /* emitted */
     double decode_s;      /* wall time of the rounds */
     int32_t rounds;       /* forwards */
     uint64_t logits_hash; /* of every chosen row's logits, in order */
+    kk_spec_stats spec;
 } kk_result;
 
 /* Continues the timeline.  Callbacks may use other sessions, not this one.  When it fails, the
  * session holds the tokens that were handed out until then. */
 KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
                              void *user, kk_result *result, kk_err *err);
+
+/* ---- saved sessions --------------------------------------------------------------------- */
+
+/* Writes the timeline, its caches, the drafter's, and the sampling settings last used.  The file
+ * appears whole or not at all, also when two processes write it. */
+KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
+/* Continues a saved session.  opts may change who drafts; ctx 0 and the format are the saved
+ * ones.  Another model, a damaged or a shortened file are refused with the reason.  *exact (may
+ * be NULL): whether tokens and logits will be those of the session that was saved, to the bit;
+ * they are on the same kind of device and build. */
+KK_API kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
+                                 const kk_session_opts *opts, bool *exact, kk_err *err);
+/* The settings of the last generation, for one that goes on; false: there was none. */
+KK_API bool kk_session_sampling(const kk_session *s, kk_sampling *out);
+
+typedef struct {
+    char model[64], device[16], build[64]; /* what it was saved with */
+    uint64_t fingerprint;                  /* of the model's weights */
+    kk_kv_format kv_format;
+    kk_spec spec;
+    int32_t tokens, ctx;
+    int64_t bytes; /* of the file */
+} kk_saved_info;
+/* What a file holds, from its head alone. */
+KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err);
 
 /* ---- tools ------------------------------------------------------------------------------ */
 

@@ -22,21 +22,34 @@ static uint64_t spread(uint64_t h) {
     return h ^ (h >> 32);
 }
 
-uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n) {
+/* n words of 4 bytes. */
+static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
     uint64_t lane[LANES], word[LANES];
     for (uint64_t i = 0; i < LANES; i++) lane[i] = spread(chain + i);
-    const size_t step = 2 * LANES; /* floats in the four words */
+    const size_t step = 2 * LANES; /* of them in the four words */
     size_t at = 0;
     for (; at + step <= n; at += step) {
-        memcpy(word, row + at, sizeof word);
+        memcpy(word, data + at * 4, sizeof word);
         for (int i = 0; i < LANES; i++) lane[i] = fold(lane[i], word[i]);
     }
     for (; at < n; at++) {
         uint32_t bits;
-        memcpy(&bits, row + at, sizeof bits);
+        memcpy(&bits, data + at * 4, sizeof bits);
         lane[at % LANES] = fold(lane[at % LANES], bits);
     }
     uint64_t h = fold(spread(chain), n);
     for (int i = 0; i < LANES; i++) h = fold(h, spread(lane[i]));
     return spread(h);
+}
+
+uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n) {
+    return hash_words(chain, (const uint8_t *)row, n);
+}
+
+uint64_t kk_hash_bytes(uint64_t chain, const void *data, size_t n) {
+    const uint8_t *bytes = data;
+    uint64_t rest = 0;
+    const size_t whole = n / 4;
+    if (n % 4) memcpy(&rest, bytes + whole * 4, n % 4);
+    return spread(fold(hash_words(chain, bytes, whole), rest << 3 | n % 4));
 }

@@ -1,4 +1,5 @@
-/* hash.h - a 64-bit fingerprint of rows of logits, chained in the order they were chosen.
+/* hash.h - a 64-bit fingerprint of rows of logits, chained in the order they were chosen, and of
+ * other bytes.
  *
  * Equal hashes stand for equal bits in tests and reports; it keeps out accidents, not attackers. */
 #ifndef KK_DECODE_HASH_H
@@ -12,5 +13,7 @@
 
 /* The chain with one more row of n floats, taken bit by bit. */
 uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n);
+/* The chain with any n bytes more. */
+uint64_t kk_hash_bytes(uint64_t chain, const void *data, size_t n);
 
 #endif

@@ -6,46 +6,110 @@
 
 #include <assert.h>
 
+#include "core/clock.h"
 #include "decode/hash.h"
 
 static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Asks for a draft that neither the outcome's limit, the context nor a fair share of the
- * forward's rows would cut.  An id outside the vocabulary ends it: proposers are not trusted. */
-static void draft(const kk_rounds *all, kk_round *r, int32_t share) {
-    int32_t max = least(share, KK_MAX_DRAFT + 1) - 1;
-    max = least(max, r->room - 1);
-    max = least(max, r->cap - r->len - 1);
-    int32_t n = 0;
-    if (max > 0)
-        n = r->proposer.draft(r->proposer.self, r->tokens, r->len, r->tokens + r->len, max);
-    assert(n <= max);
-    r->n_draft = 0;
-    while (r->n_draft < n && r->tokens[r->len + r->n_draft] >= 0 &&
-           r->tokens[r->len + r->n_draft] < all->vocab)
-        r->n_draft++;
+/* A round in the making. */
+typedef struct {
+    kk_rounds *all;
+    kk_round *const *rounds;
+    int32_t n, rows; /* sessions, and rows of the forward */
+    kk_choice choice[KK_MAX_GROUPS];
+    double draft_s, verify_s;
+} step;
+
+/* ---- how much to draft ------------------------------------------------------------------ */
+
+/* The most that neither the outcome's limit nor the context would cut. */
+static int32_t most_drafts(const kk_round *r) {
+    const int32_t fits = least(r->room - 1, r->cap - r->len - 1);
+    return r->proposer == &kk_propose_none ? 0 : least(least(r->draft_max, KK_MAX_DRAFT), fits);
 }
 
-static kk_status reserve_all(kk_round *const *rounds, int32_t n, kk_err *err) {
-    for (int32_t i = 0; i < n; i++)
-        KK_TRY(kk_cache_reserve(rounds[i]->cache, rounds[i]->n_draft + 1, err));
+static void choose_lengths(step *s) {
+    const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
+    bool asks = false;
+    for (int32_t i = 0; i < s->n; i++) {
+        const kk_round *r = s->rounds[i];
+        s->choice[i] =
+            (kk_choice){.seen = r->seen, .max = most_drafts(r), .free = r->proposer->free};
+        asks |= s->choice[i].max > 0 && !r->draft_fixed;
+    }
+    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, most);
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->rounds[i]->draft_fixed) s->choice[i].n = least(s->choice[i].max, share - 1);
+}
+
+/* ---- drafts ----------------------------------------------------------------------------- */
+
+/* An id outside the vocabulary ends a draft: proposers are not trusted. */
+static int32_t sound(const kk_rounds *all, const kk_draft *d) {
+    int32_t n = 0;
+    assert(d->n <= d->max);
+    while (n < d->n && d->out[n] >= 0 && d->out[n] < all->vocab) n++;
+    return n;
+}
+
+/* One pass for all sessions that this proposer drafts for, from session i on. */
+static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
+    kk_draft drafts[KK_MAX_GROUPS];
+    kk_round *of[KK_MAX_GROUPS];
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        kk_round *r = s->rounds[i];
+        if (r->proposer != who || s->choice[i].n == 0) continue;
+        of[n] = r;
+        drafts[n++] = (kk_draft){.self = r->self,
+                                 .tokens = r->tokens,
+                                 .len = r->len,
+                                 .out = r->tokens + r->len,
+                                 .max = s->choice[i].n};
+    }
+    if (n == 0) return KK_OK;
+    KK_TRY(who->draft(drafts, n, err));
+    for (int32_t i = 0; i < n; i++) of[i]->n_draft = sound(s->all, &drafts[i]);
     return KK_OK;
 }
 
-static kk_status forward_all(const kk_rounds *all, kk_round *const *rounds, int32_t n,
-                             kk_err *err) {
-    kk_gemma4_group groups[KK_MAX_GROUPS];
-    for (int32_t i = 0; i < n; i++) {
-        const kk_round *r = rounds[i];
-        groups[i] = (kk_gemma4_group){.cache = r->cache,
-                                      .layout = r->layout,
-                                      .tokens = r->tokens + r->len - 1,
-                                      .n_rows = r->n_draft + 1,
-                                      .n_logits = r->n_draft + 1};
+static kk_status draft_all(step *s, kk_err *err) {
+    const double from = kk_now();
+    for (int32_t i = 0; i < s->n; i++) s->rounds[i]->n_draft = s->rounds[i]->n_right = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        int32_t earlier = 0;
+        while (s->rounds[earlier]->proposer != s->rounds[i]->proposer) earlier++;
+        if (earlier == i) KK_TRY(draft_with(s, s->rounds[i]->proposer, err));
     }
-    const kk_gemma4_forward_args args = {.groups = groups, .n_groups = n};
-    return kk_gemma4_forward(all->model, &args, err);
+    s->draft_s = kk_now() - from;
+    return KK_OK;
 }
+
+/* ---- forward ---------------------------------------------------------------------------- */
+
+static kk_status forward_all(step *s, kk_err *err) {
+    kk_gemma4_group groups[KK_MAX_GROUPS];
+    const double from = kk_now();
+    for (int32_t i = 0; i < s->n; i++) {
+        kk_round *r = s->rounds[i];
+        kk_gemma4_group *g = &groups[i];
+        *g = (kk_gemma4_group){.cache = r->cache,
+                               .layout = r->layout,
+                               .tokens = r->tokens + r->len - 1,
+                               .n_rows = r->n_draft + 1,
+                               .n_logits = r->n_draft + 1};
+        s->rows += g->n_rows;
+        if (r->context) KK_TRY(kk_context_room(r->context, g->n_rows, &g->taps, &g->tap_row, err));
+        KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
+    }
+    const kk_gemma4_forward_args args = {
+        .groups = groups, .n_groups = s->n, .tapped = s->all->tapped, .n_tapped = s->all->n_tapped};
+    KK_TRY(kk_gemma4_forward(s->all->model, &args, err));
+    s->verify_s = kk_now() - from;
+    return KK_OK;
+}
+
+/* ---- choose and match ------------------------------------------------------------------- */
 
 /* Chooses the token after row i of the round and adds the row to the hash. */
 static void choose(const kk_rounds *all, kk_round *r, int32_t i) {
@@ -65,28 +129,72 @@ static kk_status match(const kk_rounds *all, kk_round *r, int32_t first, kk_err 
         const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
         KK_TRY(kk_gemma4_logits(all->model, first + i, r->logits, err));
         choose(all, r, i);
-        if (r->stopped || r->tokens[r->len + i] != drafted) break;
+        if (r->tokens[r->len + i] != drafted) break;
+        r->n_right = i + 1;
+        if (r->stopped) break;
     }
     return KK_OK;
 }
 
-kk_status kk_round_run(const kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {
+static kk_status match_all(step *s, kk_err *err) {
+    const double from = kk_now();
+    int32_t first = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        KK_TRY(match(s->all, s->rounds[i], first, err));
+        first += s->rounds[i]->n_draft + 1;
+    }
+    for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += kk_now() - from;
+    return KK_OK;
+}
+
+/* ---- what was learned ------------------------------------------------------------------- */
+
+static void learn(const step *s) {
+    int32_t drafted = 0;
+    bool looking = false;
+    for (int32_t i = 0; i < s->n; i++) {
+        kk_round *r = s->rounds[i];
+        kk_spec_stats *t = r->stats;
+        /* A draft that a stop id cut short was not wrong there. */
+        kk_controller_saw(r->seen, r->stopped ? r->n_right : r->n_draft, r->n_right);
+        if (!r->proposer->free) drafted += r->n_draft;
+        looking |= s->choice[i].looking;
+        t->rounds++;
+        t->rows += r->n_draft + 1;
+        t->drafted += r->n_draft;
+        t->accepted += r->n_right;
+        t->histogram[r->n_right]++;
+        t->chosen[s->choice[i].n]++;
+        t->looking += s->choice[i].looking;
+        t->draft_s += s->draft_s;
+        t->verify_s += s->verify_s;
+    }
+    const kk_spent spent = {.sessions = s->n,
+                            .rows = s->rows,
+                            .drafted = drafted,
+                            .verify_s = s->verify_s,
+                            .draft_s = s->draft_s,
+                            .looking = looking};
+    kk_controller_spent(&s->all->costs, &spent);
+}
+
+kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {
     const int32_t rows = least(least(all->max_rows, all->max_logits), KK_MAX_GROUPS);
     if (n < 1 || n > rows)
         return kk_fail(err, KK_EINVAL, "a round of %d sessions: between 1 and %d", n, rows);
     for (int32_t i = 0; i < n; i++) {
         assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
         assert(kk_cache_len(rounds[i]->cache) == rounds[i]->len - 1);
-        draft(all, rounds[i], rows / n);
     }
-    kk_status st = reserve_all(rounds, n, err);
-    if (st == KK_OK) st = forward_all(all, rounds, n, err);
-    int32_t first = 0;
-    for (int32_t i = 0; st == KK_OK && i < n; i++) {
-        st = match(all, rounds[i], first, err);
-        first += rounds[i]->n_draft + 1;
+    step s = {.all = all, .rounds = rounds, .n = n};
+    choose_lengths(&s);
+    kk_status st = draft_all(&s, err);
+    if (st == KK_OK) st = forward_all(&s, err);
+    if (st == KK_OK) st = match_all(&s, err);
+    if (st == KK_OK) {
+        learn(&s);
+        return KK_OK;
     }
-    if (st == KK_OK) return KK_OK;
     for (int32_t i = 0; i < n; i++) kk_round_commit(rounds[i], 0);
     return st;
 }
@@ -94,16 +202,20 @@ kk_status kk_round_run(const kk_rounds *all, kk_round *const *rounds, int32_t n,
 void kk_round_first(const kk_rounds *all, kk_round *r) {
     assert(r->room > 0 && r->len > 0 && r->len < r->cap);
     assert(kk_cache_len(r->cache) == r->len);
-    r->n_draft = 0;
+    r->n_draft = r->n_right = 0;
     choose(all, r, 0);
 }
 
 void kk_round_commit(kk_round *r, int32_t n_keep) {
     assert(n_keep >= 0 && n_keep <= r->n_out);
+    const double from = kk_now();
     if (n_keep > 0) r->hash = r->hash_after[n_keep - 1];
     r->len += n_keep;
     r->n_out = 0;
     /* Every token but the last is in the cache; also the last, while nothing follows a prompt. */
     const int64_t held = kk_cache_len(r->cache);
-    kk_cache_commit(r->cache, held > r->len - 1 ? held : r->len - 1);
+    const int64_t keep = held > r->len - 1 ? held : r->len - 1;
+    kk_cache_commit(r->cache, keep);
+    if (r->context) kk_context_commit(r->context, (int32_t)(keep - held));
+    r->stats->commit_s += kk_now() - from;
 }

@@ -2,8 +2,9 @@
  *
  * The state of a session between rounds: tokens[0..len) are its timeline, all but the last are
  * in the cache, and the last, the anchor, is not.  A round
- *   drafts   n >= 0 tokens, which it writes behind the anchor;
- *   forwards the anchor and the draft in one pass, with logits for each row;
+ *   drafts   n >= 0 tokens, as many as the controller expects to pay, behind the anchor;
+ *   forwards the anchor and the draft in one pass, with logits for each row, and taps for the
+ *            sessions whose drafter wants them;
  *   chooses  y[i] after row i, by position, as plain decoding would;
  *   matches  the longest prefix with draft[i] == y[i], cut at a stop id or the token limit.
  * The caller then emits the outcome, perhaps less of it, and commits what it emitted.  Rows of
@@ -14,15 +15,20 @@
 #include "decode/sample.h"
 #include "decode/stop.h"
 #include "model/gemma4.h"
+#include "propose/context.h"
+#include "propose/controller.h"
 #include "propose/propose.h"
 
-enum { KK_MAX_DRAFT = 31, KK_MAX_GROUPS = 256 };
+enum { KK_MAX_GROUPS = 256 };
 
 /* What rounds of all sessions share. */
 typedef struct {
     kk_gemma4 *model;
     kk_sampler *sampler;
     int32_t vocab, max_rows, max_logits;
+    const int32_t *tapped; /* layers whose outputs go to contexts */
+    int32_t n_tapped;
+    kk_costs costs; /* what rounds took so far */
 } kk_rounds;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
@@ -34,20 +40,26 @@ typedef struct {
     float *logits; /* [vocab], scratch: ends as the last chosen row's */
     const kk_sampling *sampling;
     kk_stop stop;
-    kk_proposer proposer;
+    const kk_proposer *proposer;
+    void *self;           /* the session's state there */
+    kk_context *context;  /* NULL: nobody reads its taps */
+    kk_acceptance *seen;  /* of its drafts */
+    int32_t draft_max;    /* most tokens to draft */
+    bool draft_fixed;     /* always so many, whether they pay or not */
+    kk_spec_stats *stats; /* added to */
 
     int32_t len;   /* tokens on the timeline */
     int32_t room;  /* tokens that may still be emitted, >= 1 */
     uint64_t hash; /* of the rows chosen so far */
 
-    int32_t n_draft;
-    int32_t n_out; /* tokens[len .. len + n_out) are chosen */
-    bool stopped;  /* the last of them is a stop id */
+    int32_t n_draft, n_right; /* drafted, and of them right */
+    int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
+    bool stopped;             /* the last of them is a stop id */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
 } kk_round;
 
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */
-kk_status kk_round_run(const kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err);
+kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err);
 /* The outcome without a forward, for a session whose last token's logits are at hand (in
  * r->logits): the first token after a prompt. */
 void kk_round_first(const kk_rounds *all, kk_round *r);

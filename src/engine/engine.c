@@ -1,12 +1,14 @@
 /* engine.c - opens a model on a device and owns what its sessions share; see engine.h.
  *
- * Opening goes upwards through the layers (weights, device, model, pages, sampler, tokenizer)
+ * Opening goes upwards through the layers (weights, device, model, pages, drafter, sampler,
+ * tokenizer)
  * and closing goes down again, from wherever opening had come to. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
 #include <assert.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/file.h"
 #include "format/tokenizer.h"
@@ -72,19 +74,94 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status open_pools(kk_engine *e, kk_err *err) {
-    static const kk_dtype stored[KK_KV_FORMATS] = {[KK_KV_BF16] = KK_BF16, [KK_KV_F32] = KK_F32};
-    static const kk_mem_category category[KK_KINDS] = {
-        [KK_KIND_SLIDING] = KK_MEM_KV_SLIDING, [KK_KIND_FULL] = KK_MEM_KV_FULL};
+kk_dtype kk_engine_stored_as(kk_kv_format f) {
+    static const kk_dtype stored[KK_KV_FORMATS] = {
+        [KK_KV_BF16] = KK_BF16, [KK_KV_F32] = KK_F32, [KK_KV_Q8] = KK_KV8, [KK_KV_Q4] = KK_KV4};
+    return stored[f];
+}
+
+/* Packed formats take heads of whole groups; a model with others does without those formats. */
+static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
+                            const kk_mem_category category[KK_KINDS], kk_err *err) {
     for (int f = 0; f < KK_KV_FORMATS; f++) {
-        KK_TRY(kk_kv_layout_init(&e->layout[f], kk_gemma4_kv_shape(e->model), stored[f], err));
-        for (int k = 0; k < KK_KINDS; k++)
-            if (e->layout[f].page_bytes[k])
-                KK_TRY(kk_pool_new(&e->pool[f][k], &e->mem, category[k], e->layout[f].page_bytes[k],
+        const kk_dtype stored = kk_engine_stored_as((kk_kv_format)f);
+        const kk_status st = kk_kv_layout_init(&p->layout[f], shape, stored, err);
+        p->fits[f] = st == KK_OK;
+        if (st != KK_OK && (stored == KK_F32 || stored == KK_BF16)) return st;
+        for (int k = 0; p->fits[f] && k < KK_KINDS; k++)
+            if (p->layout[f].page_bytes[k])
+                KK_TRY(kk_pool_new(&p->pool[f][k], &e->mem, category[k], p->layout[f].page_bytes[k],
                                    err));
     }
     return KK_OK;
 }
+
+static void close_pages(kk_pages *p) {
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        for (int k = 0; k < KK_KINDS; k++) kk_pool_free(p->pool[f][k]);
+}
+
+static kk_status open_verifier_pages(kk_engine *e, kk_err *err) {
+    static const kk_mem_category category[KK_KINDS] = {
+        [KK_KIND_SLIDING] = KK_MEM_KV_SLIDING, [KK_KIND_FULL] = KK_MEM_KV_FULL};
+    return open_pages(e, &e->pages, kk_gemma4_kv_shape(e->model), category, err);
+}
+
+/* ---- drafter ---------------------------------------------------------------------------- */
+
+static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    if (strcmp(o->drafter, "synthetic") == 0 && o->synthetic) {
+        kk_model_info info;
+        kk_checkpoint_info(e->checkpoint, &info);
+        return kk_drafter_synthetic(&e->drafter, kk_engine_config(e), info.weight_type, &e->mem,
+                                    err);
+    }
+    const kk_checkpoint_opts how = {.mlock = o->mlock, .huge_pages = o->huge_pages};
+    KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
+    for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
+        e->mapped_drafter += (int64_t)kk_drafter_at(e->drafter, i)->data.size;
+    kk_mem_count(&e->mem, KK_MEM_WEIGHTS_DRAFTER, e->mapped_drafter);
+    return KK_OK;
+}
+
+static kk_status vary_config(kk_drafter_config *c, const kk_engine_opts *o, kk_err *err) {
+    static const char *const names[] = {
+        [KK_EMBED_ONCE] = "once", [KK_EMBED_UNSCALED] = "1", [KK_EMBED_TWICE] = "twice"};
+    if (o->draft_bidirectional) c->sliding_causal = false;
+    if (!o->draft_embed_scale) return KK_OK;
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(o->draft_embed_scale, names[i]) != 0) continue;
+        c->embed_scaling = (kk_embed_scaling)i;
+        return KK_OK;
+    }
+    return kk_fail(err, KK_EINVAL, "the drafter's embedding scale is 1, once or twice, not '%.20s'",
+                   o->draft_embed_scale);
+}
+
+static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_DRAFTER, KK_MEM_KV_DRAFTER};
+    if (!o->drafter) return KK_OK;
+    KK_TRY(open_drafter_files(e, o, err));
+    kk_drafter_config config = *kk_drafter_config_of(e->drafter);
+    KK_TRY(vary_config(&config, o, err));
+    KK_TRY(kk_drafter_check(&config, kk_engine_config(e), err));
+    const kk_dflash_opts how = {.backend = e->backend,
+                                .dev = e->dev,
+                                .mem = &e->mem,
+                                .verifier = e->model,
+                                .max_rows = e->rounds.max_rows,
+                                .max_block_rows = e->rounds.max_logits};
+    KK_TRY(kk_dflash_new(&e->dflash, e->drafter, &config, &how, err));
+    KK_TRY(open_pages(e, &e->draft_pages, kk_dflash_kv_shape(e->dflash), category, err));
+    const kk_drafter_config *c = kk_dflash_config(e->dflash);
+    e->rounds.tapped = c->taps;
+    e->rounds.n_tapped = c->n_taps;
+    const size_t row = (size_t)c->n_taps * (size_t)c->hidden * sizeof(float);
+    return e->backend->buf_new(e->dev, KK_MEM_WORKSPACE, (size_t)e->rounds.max_rows * row,
+                               &e->chunk_taps, err);
+}
+
+/* ---- sampler and tokenizer -------------------------------------------------------------- */
 
 static size_t row_bytes(const kk_engine *e) { return (size_t)e->rounds.vocab * sizeof(float); }
 
@@ -135,7 +212,8 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     if ((st = open_weights(e, opts, err))) goto fail;
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;
-    if ((st = open_pools(e, err))) goto fail;
+    if ((st = open_verifier_pages(e, err))) goto fail;
+    if ((st = open_drafter(e, opts, err))) goto fail;
     if ((st = open_sampler(e, err))) goto fail;
     if ((st = open_tokenizer(e, opts, err))) goto fail;
     *out = e;
@@ -151,10 +229,13 @@ void kk_engine_close(kk_engine *e) {
     kk_tokenizer_close(e->tokenizer);
     kk_mem_give(&e->mem, KK_MEM_WORKSPACE, e->row, e->row ? row_bytes(e) : 0);
     kk_sampler_free(e->rounds.sampler);
-    for (int f = 0; f < KK_KV_FORMATS; f++)
-        for (int k = 0; k < KK_KINDS; k++) kk_pool_free(e->pool[f][k]);
+    close_pages(&e->draft_pages);
+    close_pages(&e->pages);
+    if (e->dev) e->backend->buf_free(e->dev, e->chunk_taps);
+    kk_dflash_free(e->dflash);
     kk_gemma4_free(e->model);
     if (e->dev) e->backend->close(e->dev);
+    kk_drafter_close(e->drafter);
     kk_checkpoint_close(e->checkpoint);
     pthread_mutex_destroy(&e->lock);
     kk_free(e);
@@ -171,6 +252,28 @@ const int32_t *kk_engine_stop_ids(const kk_engine *e, size_t *n) {
 
 void kk_engine_info(const kk_engine *e, kk_model_info *out) {
     kk_checkpoint_info(e->checkpoint, out);
+}
+
+bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
+    static const char *const scale[] = {"once", "1", "twice"}; /* by kk_embed_scaling */
+    *out = (kk_drafter_info){0};
+    if (!e->dflash) return false;
+    const kk_drafter_config *c = kk_dflash_config(e->dflash);
+    out->layers = c->n_layer;
+    out->hidden = c->hidden;
+    out->block = c->block;
+    out->window = c->window;
+    out->n_taps = c->n_taps;
+    for (int32_t i = 0; i < c->n_taps; i++) out->taps[i] = c->taps[i];
+    snprintf(out->embed_scale, sizeof out->embed_scale, "%s", scale[c->embed_scaling]);
+    for (size_t i = 0; i < kk_drafter_count(e->drafter); i++) {
+        const kk_tensor *t = kk_drafter_at(e->drafter, i);
+        int64_t values = 1;
+        for (int32_t d = 0; d < t->n_dims; d++) values *= t->dims[d];
+        out->params += values;
+        out->weight_bytes += (int64_t)t->data.size;
+    }
+    return true;
 }
 
 void kk_engine_device(const kk_engine *e, kk_device_info *out) {

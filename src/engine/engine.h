@@ -11,7 +11,14 @@
 #include "decode/round.h"
 #include "format/checkpoint.h"
 
-enum { KK_KV_FORMATS = 2 };
+enum { KK_KV_FORMATS = 4 };
+
+/* One model's K/V pages in every format; a format its heads do not fit has no pools. */
+typedef struct {
+    kk_kv_layout layout[KK_KV_FORMATS];
+    kk_pool *pool[KK_KV_FORMATS][KK_KINDS]; /* NULL: no layer of that kind */
+    bool fits[KK_KV_FORMATS];
+} kk_pages;
 
 struct kk_engine {
     kk_mem mem;
@@ -22,13 +29,21 @@ struct kk_engine {
     kk_gemma4 *model;
     kk_tokenizer *tokenizer; /* NULL: the model came without one */
     int64_t mapped;          /* bytes of weights counted in mem that lie in mapped files */
-    kk_kv_layout layout[KK_KV_FORMATS];
-    kk_pool *pool[KK_KV_FORMATS][KK_KINDS]; /* NULL: no layer of that kind */
+    kk_pages pages;          /* of the verifier */
+
+    kk_drafter *drafter; /* NULL: none, and all of this empty */
+    kk_dflash *dflash;
+    kk_pages draft_pages;
+    kk_buf *chunk_taps;     /* of one prefill chunk */
+    int64_t mapped_drafter; /* as mapped */
+
     kk_rounds rounds;
     float *row; /* [vocab], scratch */
     int32_t n_sessions;
 };
 
+/* How rows of a format are stored. */
+kk_dtype kk_engine_stored_as(kk_kv_format f);
 void kk_engine_lock(kk_engine *e);
 void kk_engine_unlock(kk_engine *e);
 const kk_config *kk_engine_config(const kk_engine *e);

@@ -21,7 +21,7 @@ static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_
     return KK_OK;
 }
 
-static kk_round start(kk_session *s, const kk_generate_opts *o) {
+static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *stats) {
     const kk_config *c = kk_engine_config(s->engine);
     const int32_t space = s->ctx - s->len;
     kk_round r = {.cache = s->cache,
@@ -31,6 +31,12 @@ static kk_round start(kk_session *s, const kk_generate_opts *o) {
                   .logits = s->logits,
                   .sampling = &o->sampling,
                   .proposer = s->proposer,
+                  .self = s->proposer_self,
+                  .context = s->context,
+                  .seen = &s->seen,
+                  .draft_max = s->draft_max,
+                  .draft_fixed = s->draft_fixed,
+                  .stats = stats,
                   .len = s->len,
                   .room = o->max_tokens && o->max_tokens < space ? o->max_tokens : space,
                   .hash = KK_HASH_START};
@@ -87,7 +93,9 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     if (!result) result = &mine;
     *result = (kk_result){.logits_hash = KK_HASH_START};
     KK_TRY(check_start(s, opts, err));
-    kk_round r = start(s, opts);
+    s->sampling = opts->sampling;
+    s->sampled = true;
+    kk_round r = start(s, opts, &result->spec);
     do {
         KK_TRY(step(s, &r, result, err));
     } while (emit(s, &r, on_token, user, result));

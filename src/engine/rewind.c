@@ -9,7 +9,7 @@
 #include "engine/session.h"
 
 static void drop(kk_session *s, kk_checkpoint_mark *c) {
-    kk_session_unmark(s, c->mark);
+    kk_session_unmark(s, &c->marks);
     kk_session_row_give(s, c->logits);
     *c = (kk_checkpoint_mark){0};
 }
@@ -26,7 +26,7 @@ static kk_status take_checkpoint(kk_session *s, kk_checkpoint_mark *out, kk_err 
         if (!out->logits) return kk_fail(err, KK_ENOMEM, "no memory for a checkpoint");
         memcpy(out->logits, s->logits, (size_t)s->engine->rounds.vocab * sizeof(float));
     }
-    const kk_status st = kk_session_mark(s, &out->mark, err);
+    const kk_status st = kk_session_mark(s, &out->marks, err);
     if (st != KK_OK) drop(s, out);
     return st;
 }
@@ -53,30 +53,36 @@ static const kk_checkpoint_mark *nearest(const kk_session *s, int32_t len) {
 
 static bool truncate_rows(kk_session *s, int32_t rows) {
     kk_engine_lock(s->engine);
-    const bool done = rows <= kk_cache_len(s->cache) && kk_cache_truncate(s->cache, rows);
-    if (done) kk_cache_commit(s->cache, rows);
+    const bool done = rows <= kk_cache_len(s->cache) &&
+                      (!s->context || kk_context_reaches(s->context, rows)) &&
+                      kk_cache_truncate(s->cache, rows);
+    if (done) {
+        kk_cache_commit(s->cache, rows);
+        if (s->context) kk_context_truncate(s->context, rows);
+    }
     kk_engine_unlock(s->engine);
     return done;
 }
 
 static void adopt(kk_session *s, const kk_checkpoint_mark *c) {
-    kk_session_go_back(s, c->mark);
+    kk_session_go_back(s, &c->marks);
     if (c->logits) memcpy(s->logits, c->logits, (size_t)s->engine->rounds.vocab * sizeof(float));
 }
 
 /* The long way.  The present state is held by a mark until the new one is whole. */
 static kk_status evaluate_again(kk_session *s, const kk_checkpoint_mark *from, int32_t rows,
                                 int32_t *evaluated, kk_err *err) {
-    kk_mark *before;
+    static const kk_session_marks start = {0};
+    kk_session_marks before;
     KK_TRY(kk_session_mark(s, &before, err));
-    kk_session_go_back(s, from ? from->mark : NULL);
+    kk_session_go_back(s, from ? &from->marks : &start);
     *evaluated = rows - (int32_t)kk_cache_len(s->cache);
     const kk_status st = kk_session_evaluate(s, rows, false, NULL, NULL, err);
     if (st != KK_OK) {
-        kk_session_go_back(s, before);
+        kk_session_go_back(s, &before);
         *evaluated = 0;
     }
-    kk_session_unmark(s, before);
+    kk_session_unmark(s, &before);
     return st;
 }
 

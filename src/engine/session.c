@@ -25,16 +25,89 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
     if (o->ctx < 0 || o->ctx > most)
         return kk_fail(err, KK_EINVAL, "a context of %d tokens: this model takes 1 to %d", o->ctx,
                        most);
-    if (o->kv_format != KK_KV_BF16 && o->kv_format != KK_KV_F32)
+    if ((int)o->kv_format < 0 || (int)o->kv_format >= KK_KV_FORMATS)
         return kk_fail(err, KK_EINVAL, "no K/V format has the number %d", o->kv_format);
+    if (e->pages.fits[o->kv_format]) return KK_OK;
+    kk_kv_layout unfit; /* for the reason it gives */
+    return kk_kv_layout_init(&unfit, kk_gemma4_kv_shape(e->model),
+                             kk_engine_stored_as(o->kv_format), err);
+}
+
+/* ---- who drafts ------------------------------------------------------------------------- */
+
+const char *kk_spec_name(kk_spec s) {
+    switch (s) {
+    case KK_SPEC_NONE: return "none";
+    case KK_SPEC_DFLASH: return "dflash";
+    case KK_SPEC_NGRAM: return "ngram";
+    default: return "auto";
+    }
+}
+
+static kk_status check_spec(const kk_engine *e, const kk_session_opts *o, kk_err *err) {
+    if ((int)o->spec < 0 || o->spec > KK_SPEC_NGRAM)
+        return kk_fail(err, KK_EINVAL, "no proposer has the number %d", o->spec);
+    if (o->spec == KK_SPEC_DFLASH && !e->dflash)
+        return kk_fail(err, KK_EINVAL, "drafting with dflash needs a drafter, and none is loaded");
+    if (o->draft_max < 0 || o->draft_max > KK_MAX_DRAFT)
+        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: 1 to %d", o->draft_max, KK_MAX_DRAFT);
+    if (o->draft_ctx < 0)
+        return kk_fail(err, KK_EINVAL, "a drafter's context of %d rows", o->draft_ctx);
+    const bool dflash = o->spec == KK_SPEC_DFLASH || (o->spec == KK_SPEC_AUTO && e->dflash);
+    if (!dflash) return KK_OK;
+    const int32_t most = kk_dflash_config(e->dflash)->block - 1;
+    if (o->draft_max > most)
+        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: this drafter's block holds %d",
+                       o->draft_max, most);
+    if (e->draft_pages.fits[o->kv_format]) return KK_OK;
+    kk_kv_layout unfit;
+    return kk_kv_layout_init(&unfit, kk_dflash_kv_shape(e->dflash),
+                             kk_engine_stored_as(o->kv_format), err);
+}
+
+static kk_status open_context(kk_session *s, kk_err *err) {
+    kk_engine *e = s->engine;
+    const kk_context_opts how = {
+        .model = e->dflash,
+        .backend = e->backend,
+        .dev = e->dev,
+        .layout = &e->draft_pages.layout[s->format],
+        .pool = {e->draft_pages.pool[s->format][0], e->draft_pages.pool[s->format][1]},
+        .chunk = e->chunk_taps,
+        .max_len = s->ctx,
+        .max_chunk = e->rounds.max_rows,
+        .draft_ctx = s->draft_ctx};
+    kk_engine_lock(e);
+    const kk_status st = kk_context_new(&s->context, &how, err);
+    kk_engine_unlock(e);
+    return st;
+}
+
+static kk_status open_proposer(kk_session *s, kk_err *err) {
+    enum { NGRAM_DRAFTS = 15 };
+    s->proposer = &kk_propose_none;
+    if (s->spec == KK_SPEC_NGRAM) {
+        KK_TRY(kk_ngram_new(&s->ngram, &s->engine->mem, s->ctx, err));
+        s->proposer = &kk_propose_ngram;
+        s->proposer_self = s->ngram;
+        if (!s->draft_max) s->draft_max = NGRAM_DRAFTS;
+    }
+    if (s->spec == KK_SPEC_DFLASH) {
+        KK_TRY(open_context(s, err));
+        s->proposer = &kk_propose_dflash;
+        s->proposer_self = s->context;
+        if (!s->draft_max) s->draft_max = kk_dflash_config(s->engine->dflash)->block - 1;
+    }
     return KK_OK;
 }
+
+/* ---- its caches ------------------------------------------------------------------------- */
 
 static kk_status open_cache(kk_session *s, kk_err *err) {
     kk_engine *e = s->engine;
     const kk_cache_opts how = {
         .layout = s->layout,
-        .pool = {e->pool[s->format][0], e->pool[s->format][1]},
+        .pool = {e->pages.pool[s->format][0], e->pages.pool[s->format][1]},
         .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
         .reach = {[KK_KIND_SLIDING] = {.window = s->layout->shape.window}},
         .max_len = s->ctx,
@@ -50,19 +123,24 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     *out = NULL;
     if (!opts) opts = &standard;
     KK_TRY(check_opts(e, opts, err));
+    KK_TRY(check_spec(e, opts, err));
     kk_session *s = kk_zalloc(sizeof *s);
     if (!s) return kk_fail(err, KK_ENOMEM, "no memory for a session");
     const int32_t context = kk_engine_config(e)->context;
     s->engine = e;
     s->format = opts->kv_format;
-    s->layout = &e->layout[opts->kv_format];
+    s->layout = &e->pages.layout[opts->kv_format];
     s->ctx = opts->ctx ? opts->ctx : context < DEFAULT_CTX ? context : DEFAULT_CTX;
-    s->proposer = kk_propose_none;
+    s->spec = opts->spec != KK_SPEC_AUTO ? opts->spec : e->dflash ? KK_SPEC_DFLASH : KK_SPEC_NONE;
+    s->draft_max = opts->draft_max;
+    s->draft_fixed = opts->draft_fixed;
+    s->draft_ctx = opts->draft_ctx;
     s->tokens = kk_malloc((size_t)s->ctx * sizeof *s->tokens);
     s->logits = kk_session_row_take(s);
     kk_status st = s->tokens && s->logits
                        ? open_cache(s, err)
                        : kk_fail(err, KK_ENOMEM, "no memory for a session of %d tokens", s->ctx);
+    if (st == KK_OK) st = open_proposer(s, err);
     kk_engine_lock(e);
     e->n_sessions++;
     kk_engine_unlock(e);
@@ -79,7 +157,9 @@ void kk_session_free(kk_session *s) {
     kk_session_drop_checkpoints(s, -1);
     kk_session_row_give(s, s->logits);
     kk_free(s->tokens);
+    kk_ngram_free(s->ngram);
     kk_engine_lock(s->engine);
+    kk_context_free(s->context);
     kk_cache_free(s->cache);
     s->engine->n_sessions--;
     kk_engine_unlock(s->engine);
@@ -89,19 +169,26 @@ void kk_session_free(kk_session *s) {
 kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     *out = NULL;
     kk_session *copy;
-    kk_mark *m;
-    const kk_session_opts same = {.ctx = s->ctx, .kv_format = s->format};
+    kk_session_marks m;
+    const kk_session_opts same = {.ctx = s->ctx,
+                                  .kv_format = s->format,
+                                  .spec = s->spec,
+                                  .draft_max = s->draft_max,
+                                  .draft_fixed = s->draft_fixed,
+                                  .draft_ctx = s->draft_ctx};
     KK_TRY(kk_session_new(&copy, s->engine, &same, err));
     const kk_status st = kk_session_mark(s, &m, err);
     if (st != KK_OK) {
         kk_session_free(copy);
         return st;
     }
-    kk_session_go_back(copy, m);
-    kk_session_unmark(s, m);
+    kk_session_go_back(copy, &m);
+    kk_session_unmark(s, &m);
     memcpy(copy->tokens, s->tokens, (size_t)s->len * sizeof *s->tokens);
     copy->len = s->len;
-    copy->proposer = s->proposer;
+    copy->seen = s->seen;
+    copy->sampling = s->sampling;
+    copy->sampled = s->sampled;
     if (kk_session_settled(s))
         memcpy(copy->logits, s->logits, (size_t)s->engine->rounds.vocab * sizeof(float));
     *out = copy;
@@ -111,6 +198,12 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
 int32_t kk_session_len(const kk_session *s) { return s->len; }
 const int32_t *kk_session_tokens(const kk_session *s) { return s->tokens; }
 int32_t kk_session_ctx(const kk_session *s) { return s->ctx; }
+kk_spec kk_session_spec(const kk_session *s) { return s->spec; }
+
+bool kk_session_sampling(const kk_session *s, kk_sampling *out) {
+    *out = s->sampling;
+    return s->sampled;
+}
 
 bool kk_session_settled(const kk_session *s) {
     return s->len > 0 && kk_cache_len(s->cache) == s->len;
@@ -118,49 +211,60 @@ bool kk_session_settled(const kk_session *s) {
 
 /* ---- marks under the lock --------------------------------------------------------------- */
 
-kk_status kk_session_mark(kk_session *s, kk_mark **out, kk_err *err) {
+kk_status kk_session_mark(kk_session *s, kk_session_marks *out, kk_err *err) {
+    *out = (kk_session_marks){0};
     kk_engine_lock(s->engine);
-    const kk_status st = kk_mark_new(out, s->cache, err);
+    kk_status st = kk_mark_new(&out->cache, s->cache, err);
+    if (st == KK_OK && s->context) st = kk_context_mark(s->context, &out->context, err);
     kk_engine_unlock(s->engine);
+    if (st != KK_OK) kk_session_unmark(s, out);
     return st;
 }
 
-void kk_session_unmark(kk_session *s, kk_mark *m) {
-    if (!m) return;
-    kk_engine_lock(s->engine);
-    kk_mark_free(m);
-    kk_engine_unlock(s->engine);
+void kk_session_unmark(kk_session *s, kk_session_marks *m) {
+    if (m->cache) {
+        kk_engine_lock(s->engine);
+        kk_mark_free(m->cache);
+        kk_mark_free(m->context);
+        kk_engine_unlock(s->engine);
+    }
+    *m = (kk_session_marks){0};
 }
 
-void kk_session_go_back(kk_session *s, const kk_mark *m) {
+void kk_session_go_back(kk_session *s, const kk_session_marks *m) {
     kk_engine_lock(s->engine);
-    if (m) {
-        kk_mark_restore(m, s->cache);
+    if (m->cache) {
+        kk_mark_restore(m->cache, s->cache);
     } else {
         (void)kk_cache_truncate(s->cache, 0);
         kk_cache_commit(s->cache, 0);
     }
+    if (s->context) kk_context_restore(s->context, m->context);
     kk_engine_unlock(s->engine);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- */
 
-/* One forward.  The row of logits goes through the engine's scratch, so that the session's own
- * stay what they were if reading fails. */
+/* One forward, and the drafter's context after it.  The row of logits goes through the engine's
+ * scratch, so that the session's own stay what they were if a later step fails. */
 static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *err) {
     kk_engine *e = s->engine;
     const int64_t at = kk_cache_len(s->cache);
-    const kk_gemma4_group group = {.cache = s->cache,
-                                   .layout = s->layout,
-                                   .tokens = s->tokens + at,
-                                   .n_rows = n,
-                                   .n_logits = with_logits};
-    const kk_gemma4_forward_args args = {.groups = &group, .n_groups = 1};
+    kk_gemma4_group group = {.cache = s->cache,
+                             .layout = s->layout,
+                             .tokens = s->tokens + at,
+                             .n_rows = n,
+                             .n_logits = with_logits};
+    const kk_gemma4_forward_args args = {.groups = &group,
+                                         .n_groups = 1,
+                                         .tapped = e->rounds.tapped,
+                                         .n_tapped = e->rounds.n_tapped};
+    if (s->context) KK_TRY(kk_context_room(s->context, n, &group.taps, &group.tap_row, err));
     KK_TRY(kk_cache_reserve(s->cache, n, err));
     KK_TRY(kk_gemma4_forward(e->model, &args, err));
-    if (!with_logits) return KK_OK;
-    KK_TRY(kk_gemma4_logits(e->model, 0, e->row, err));
-    memcpy(s->logits, e->row, (size_t)e->rounds.vocab * sizeof *e->row);
+    if (with_logits) KK_TRY(kk_gemma4_logits(e->model, 0, e->row, err));
+    if (s->context) KK_TRY(kk_context_absorb(s->context, n, err));
+    if (with_logits) memcpy(s->logits, e->row, (size_t)e->rounds.vocab * sizeof *e->row);
     return KK_OK;
 }
 
@@ -210,15 +314,15 @@ kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n, kk_p
     if (n == 0) return KK_OK;
     const int32_t cached = (int32_t)kk_cache_len(s->cache), end = s->len + (int32_t)n;
     const bool several = end - cached > s->engine->rounds.max_rows;
-    kk_mark *before = NULL;
+    kk_session_marks before = {0};
     if (several && cached > 0) KK_TRY(kk_session_mark(s, &before, err));
     memcpy(s->tokens + s->len, tokens, n * sizeof *tokens);
     const kk_status st = kk_session_evaluate(s, end, true, progress, user, err);
     if (st == KK_OK)
         s->len = end;
     else if (several)
-        kk_session_go_back(s, before);
-    kk_session_unmark(s, before);
+        kk_session_go_back(s, &before);
+    kk_session_unmark(s, &before);
     return st;
 }
 

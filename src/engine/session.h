@@ -3,17 +3,24 @@
  * Invariants, true between calls:
  *   (1) tokens[0..len) are the timeline; all of them are within the vocabulary;
  *   (2) the cache holds rows [0, len) or [0, len - 1): either the last token is evaluated and
- *       `logits` are those of its row, or it is the anchor of the next forward;
+ *       `logits` are those of its row, or it is the anchor of the next forward; the drafter's
+ *       context, where there is one, stands for the same rows;
  *   (3) checkpoints are in order of len and agree with the timeline up to theirs. */
 #ifndef KK_ENGINE_SESSION_H
 #define KK_ENGINE_SESSION_H
 
 #include "engine/engine.h"
+#include "propose/ngram.h"
 
 enum { KK_MAX_CHECKPOINTS = 8 };
 
+/* Both caches, frozen. */
 typedef struct {
-    kk_mark *mark;
+    kk_mark *cache, *context;
+} kk_session_marks;
+
+typedef struct {
+    kk_session_marks marks;
     int32_t len;
     float *logits; /* [vocab]; NULL: the last token was the anchor */
 } kk_checkpoint_mark;
@@ -26,7 +33,16 @@ struct kk_session {
     int32_t *tokens; /* [ctx] */
     int32_t len, ctx;
     float *logits; /* [vocab] */
-    kk_proposer proposer;
+    kk_spec spec;  /* never KK_SPEC_AUTO */
+    const kk_proposer *proposer;
+    void *proposer_self;
+    kk_context *context; /* dflash */
+    kk_ngram *ngram;     /* ngram */
+    kk_acceptance seen;  /* of its drafts */
+    int32_t draft_max, draft_ctx;
+    bool draft_fixed;
+    kk_sampling sampling; /* of the last generation */
+    bool sampled;         /* there was one */
     kk_checkpoint_mark checkpoints[KK_MAX_CHECKPOINTS];
     int32_t n_checkpoints;
 };
@@ -44,10 +60,10 @@ float *kk_session_row_take(kk_session *s);
 void kk_session_row_give(kk_session *s, float *row);
 
 /* Marks under the engine's lock. */
-kk_status kk_session_mark(kk_session *s, kk_mark **out, kk_err *err);
-void kk_session_unmark(kk_session *s, kk_mark *m); /* NULL is fine */
-/* Back to the mark, or to nothing when m is NULL. */
-void kk_session_go_back(kk_session *s, const kk_mark *m);
+kk_status kk_session_mark(kk_session *s, kk_session_marks *out, kk_err *err);
+void kk_session_unmark(kk_session *s, kk_session_marks *m); /* all zero is fine */
+/* Back to the marks, or to nothing when they are all zero. */
+void kk_session_go_back(kk_session *s, const kk_session_marks *m);
 void kk_session_drop_checkpoints(kk_session *s, int32_t after_len);
 
 #endif

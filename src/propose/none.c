@@ -1,10 +1,10 @@
 /* none.c - the proposer of plain decoding. */
 #include "propose/propose.h"
 
-static int32_t draft_nothing(void *self, const int32_t *tokens, int32_t len, int32_t *out,
-                             int32_t max) {
-    (void)self, (void)tokens, (void)len, (void)out, (void)max;
-    return 0;
+static kk_status draft_nothing(kk_draft *drafts, int32_t n, kk_err *err) {
+    (void)err;
+    for (int32_t i = 0; i < n; i++) drafts[i].n = 0;
+    return KK_OK;
 }
 
-const kk_proposer kk_propose_none = {.name = "none", .draft = draft_nothing};
+const kk_proposer kk_propose_none = {.name = "none", .free = true, .draft = draft_nothing};

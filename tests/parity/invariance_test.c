@@ -91,10 +91,18 @@ static void forward(world *w, const piece *pieces, int32_t n_pieces, uint64_t *h
     for (int32_t i = 0; i < n_pieces; i++) {
         const piece *p = &pieces[i];
         assert_ok(kk_cache_reserve(p->cache, p->n, why));
-        group[i] = (kk_gemma4_group){p->cache, &w->layout, p->tokens, p->n, p->n};
+        group[i] = (kk_gemma4_group){.cache = p->cache,
+                                     .layout = &w->layout,
+                                     .tokens = p->tokens,
+                                     .n_rows = p->n,
+                                     .n_logits = p->n};
         rows += p->n;
     }
-    const kk_gemma4_forward_args a = {group, n_pieces, w->taps, MAX_TAPS, w->tap_out};
+    const kk_gemma4_forward_args a = {.groups = group,
+                                      .n_groups = n_pieces,
+                                      .tap_layers = w->taps,
+                                      .n_taps = MAX_TAPS,
+                                      .tap_out = w->tap_out};
     assert_ok(kk_gemma4_forward(w->model, &a, why));
     for (int32_t r = 0; r < rows; r++) {
         const size_t hidden = (size_t)w->hidden;
