@@ -7,7 +7,7 @@
 
 #include "decode/hash.h"
 
-enum { CTX = 400, PROMPT = 50 };
+enum { CTX = 400, PROMPT = 50, MOST_DRAFTS = 16 };
 
 /* ---- proposers that know the plain run ---------------------------------------------------- */
 
@@ -29,18 +29,34 @@ static int32_t right_ones(const oracle *o, int32_t max) {
     }
 }
 
-static int32_t draft_from_plain(void *self, const int32_t *tokens, int32_t len, int32_t *out,
-                                int32_t max) {
-    oracle *o = self;
-    assert_memory_equal(tokens, o->plain, (size_t)len * sizeof *tokens);
+static void draft_one(kk_draft *d) {
+    oracle *o = d->self;
+    assert_memory_equal(d->tokens, o->plain, (size_t)d->len * sizeof *d->tokens);
     o->calls++;
-    const int32_t right = right_ones(o, max);
-    for (int32_t i = 0; i < max; i++) {
-        const int32_t next = len + i < o->len ? o->plain[len + i] : 3;
-        out[i] = i < right ? next : o->habit == OUTSIDE ? TINY_VOCAB + i : (next + 1) % TINY_VOCAB;
+    const int32_t right = right_ones(o, d->max);
+    for (int32_t i = 0; i < d->max; i++) {
+        const int32_t next = d->len + i < o->len ? o->plain[d->len + i] : 3;
+        d->out[i] = i < right             ? next
+                    : o->habit == OUTSIDE ? TINY_VOCAB + i
+                                          : (next + 1) % TINY_VOCAB;
     }
-    o->drafted += max;
-    return max;
+    o->drafted += d->max;
+    d->n = d->max;
+}
+
+static kk_status draft_from_plain(kk_draft *drafts, int32_t n, kk_err *err) {
+    (void)err;
+    for (int32_t i = 0; i < n; i++) draft_one(&drafts[i]);
+    return KK_OK;
+}
+
+static const kk_proposer from_plain = {.name = "oracle", .free = true, .draft = draft_from_plain};
+
+static void draft_by(kk_session *s, oracle *o) {
+    s->proposer = &from_plain;
+    s->proposer_self = o;
+    s->draft_max = MOST_DRAFTS;
+    s->draft_fixed = true;
 }
 
 /* ---- one comparison ----------------------------------------------------------------------- */
@@ -91,7 +107,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
     for (o.habit = RIGHT; o.habit <= OUTSIDE; o.habit++) {
         o.calls = o.drafted = 0;
         kk_session *d = prompted(e, c);
-        d->proposer = (kk_proposer){.name = "oracle", .draft = draft_from_plain, .self = &o};
+        draft_by(d, &o);
         generate(d, c, &drafted, &got);
         assert_int_equal(got.n_tokens, want.n_tokens);
         assert_memory_equal(drafted.seen, plain.seen, (size_t)plain.n * sizeof *plain.seen);
@@ -102,7 +118,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
             if (o.habit == RIGHT) assert_true(got.rounds * 8 < want.rounds);
             if (o.habit == WRONG) assert_int_equal(got.rounds, want.rounds);
         }
-        d->proposer = kk_propose_none;
+        d->proposer = &kk_propose_none;
         kk_session *base = NULL;
         assert_ok(kk_session_fork(&base, p, why)); /* p itself must stay as it ended */
         assert_int_equal(kk_cache_len(d->cache), kk_cache_len(p->cache));
@@ -184,18 +200,23 @@ static void drafts_stop_at_the_context(void **state) {
 enum { SESSIONS = 3, STEPS = 100 };
 
 static kk_round round_of(kk_session *s, const kk_sampling *how, oracle *o) {
-    kk_round r = {.cache = s->cache,
-                  .layout = s->layout,
-                  .tokens = s->tokens,
-                  .cap = s->ctx,
-                  .logits = s->logits,
-                  .sampling = how,
-                  .proposer = kk_propose_none,
-                  .len = s->len,
-                  .room = STEPS,
-                  .hash = KK_HASH_START};
-    if (o) r.proposer = (kk_proposer){.draft = draft_from_plain, .self = o};
-    return r;
+    static kk_spec_stats ignored;
+    if (o) draft_by(s, o);
+    return (kk_round){.cache = s->cache,
+                      .layout = s->layout,
+                      .tokens = s->tokens,
+                      .cap = s->ctx,
+                      .logits = s->logits,
+                      .sampling = how,
+                      .proposer = s->proposer,
+                      .self = s->proposer_self,
+                      .seen = &s->seen,
+                      .draft_max = s->draft_max,
+                      .draft_fixed = s->draft_fixed,
+                      .stats = &ignored,
+                      .len = s->len,
+                      .room = STEPS,
+                      .hash = KK_HASH_START};
 }
 
 /* Sessions of different lengths, options and drafts share forwards; each must do what it does
