@@ -155,8 +155,9 @@ static void learn(const step *s) {
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         kk_spec_stats *t = r->stats;
-        /* A draft that a stop id cut short was not wrong there. */
-        kk_controller_saw(r->seen, r->stopped ? r->n_right : r->n_draft, r->n_right);
+        /* A stop id that was drafted ends the round without a verdict on what came after it. */
+        const bool unjudged = r->stopped && r->n_right == r->n_out;
+        kk_controller_saw(r->seen, unjudged ? r->n_right : r->n_draft, r->n_right);
         if (!r->proposer->free) drafted += r->n_draft;
         looking |= s->choice[i].looking;
         t->rounds++;
