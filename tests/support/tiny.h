@@ -3,25 +3,10 @@
 #ifndef KK_TESTS_TINY_H
 #define KK_TESTS_TINY_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "engine/session.h"
+#include "support/ok.h"
 
 enum { TINY_VOCAB = 1024, TINY_WINDOW = 64 };
-
-/* call passes `why` as its kk_err. */
-#define assert_ok(call)                                                                            \
-    do {                                                                                           \
-        kk_err err_ = {0};                                                                         \
-        kk_err *why = &err_;                                                                       \
-        if ((call) != KK_OK) fail_msg("%s: %s", #call, err_.msg);                                  \
-    } while (0)
 
 static inline kk_engine *tiny_engine(const char *spec, int32_t threads, int32_t max_rows) {
     kk_engine *e = NULL;
