@@ -49,6 +49,9 @@ typedef struct {
     bool free;    /* drafting costs no forward of its own (ngram) */
     int32_t n;    /* the choice */
     bool looking; /* made to learn, not expected to pay */
+
+    int32_t cap;              /* scratch: what the credit bears */
+    double rate, alive, next; /* scratch: chances at depth n, up to it, and one further */
 } kk_choice;
 
 /* Fills n and looking of every choice.  most_rows: rows the forward can hold in all, >= n. */

@@ -1,0 +1,398 @@
+/* controller.c - see controller.h.
+ *
+ * Three parts: cost tables, acceptance, and the choice, which is the only one that knows both.
+ *
+ * Timings err upward: a round is interrupted, never helped.  So a table takes a much lower time
+ * at its word while it knows little, and never more than so much of a higher one.  What makes
+ * one row count slower (a longer context, a busy machine) makes them all slower, so each
+ * measurement moves the whole table a little, and its own row most.
+ *
+ * For a given total of drafted tokens, the most are accepted in expectation if those with the
+ * best chances are drafted; a token is never more likely than the one before it, so taking the
+ * best next one each time is exact, and the totals can simply be walked through.  The best total
+ * is sought over all of them, since the first drafted token carries the proposer's fixed cost
+ * and the fourth may be the first that pays. */
+#include "propose/controller.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* ---- tables ----------------------------------------------------------------------------- */
+
+static const double FADING = 0.997;   /* of a measurement's weight, per round */
+static const double MOST_WEIGHT = 40; /* so that a row never stops learning */
+static const double FEW = 4;          /* measurements that do not make a row well known yet */
+static const double CLIP = 1.6;       /* times the known cost: what is above is an interruption */
+static const double COMMON = 0.05;    /* share of a surprise that all rows have in common */
+static const double FORGOTTEN = 0.01; /* weight at which a row counts as not measured */
+
+typedef struct {
+    int32_t rows[KK_COST_ROWS], n;
+    double seconds[KK_COST_ROWS], weight[KK_COST_ROWS];
+} points;
+
+/* A whole table, gaps filled. */
+typedef struct {
+    double at[KK_COST_ROWS + 1]; /* at[0] is 0 */
+} curve;
+
+static void collect(points *p, const kk_cost_table *t) {
+    p->n = 0;
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++) {
+        if (t->weight[r] < FORGOTTEN) continue;
+        p->rows[p->n] = r;
+        p->seconds[p->n] = t->seconds[r];
+        p->weight[p->n++] = t->weight[r];
+    }
+}
+
+static double between(const points *p, int32_t a, int32_t b, int32_t r) {
+    const double share = (double)(r - p->rows[a]) / (double)(p->rows[b] - p->rows[a]);
+    return p->seconds[a] + share * (p->seconds[b] - p->seconds[a]);
+}
+
+/* A point measured once lies where its neighbours say as much as where it was seen. */
+static void smooth(points *p) {
+    const points raw = *p;
+    for (int32_t i = 1; i + 1 < raw.n; i++) {
+        const double l = raw.weight[i - 1], r = raw.weight[i + 1], least = l < r ? l : r;
+        const double pull = least / (least + 1);
+        const double said = between(&raw, i - 1, i + 1, raw.rows[i]);
+        p->seconds[i] = (raw.weight[i] * raw.seconds[i] + pull * said) / (raw.weight[i] + pull);
+    }
+}
+
+/* More rows never cost less: neighbours that say so are averaged. */
+static void make_monotone(points *p) {
+    int32_t first[KK_COST_ROWS], n = 0; /* of each run of equal seconds */
+    double value[KK_COST_ROWS], weight[KK_COST_ROWS];
+    for (int32_t i = 0; i < p->n; i++) {
+        first[n] = i, value[n] = p->seconds[i], weight[n++] = p->weight[i];
+        for (; n > 1 && value[n - 2] > value[n - 1]; n--) {
+            const double sum = weight[n - 2] + weight[n - 1];
+            value[n - 2] = (weight[n - 2] * value[n - 2] + weight[n - 1] * value[n - 1]) / sum;
+            weight[n - 2] = sum;
+        }
+    }
+    for (int32_t run = 0; run < n; run++)
+        for (int32_t i = first[run]; i < (run + 1 < n ? first[run + 1] : p->n); i++)
+            p->seconds[i] = value[run];
+}
+
+/* Rows in one forward never cost more than in several. */
+static void make_proportional(points *p) {
+    for (int32_t i = 1; i < p->n; i++) {
+        const double most = p->seconds[i - 1] * p->rows[i] / p->rows[i - 1];
+        if (p->seconds[i] > most) p->seconds[i] = most;
+    }
+}
+
+/* Seconds per row beyond the last point, and below the first: by least squares, and never more
+ * than in proportion.  With one point, half its cost is taken to grow with the rows. */
+static double slope_of(const points *p) {
+    double sum = 0, x = 0, y = 0, xx = 0, xy = 0;
+    for (int32_t i = 0; i < p->n; i++) {
+        sum += p->weight[i];
+        x += p->weight[i] * p->rows[i];
+        y += p->weight[i] * p->seconds[i];
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        const double dx = p->rows[i] - x / sum;
+        xx += p->weight[i] * dx * dx;
+        xy += p->weight[i] * dx * (p->seconds[i] - y / sum);
+    }
+    const double most = p->seconds[p->n - 1] / p->rows[p->n - 1];
+    const double slope = p->n < 2 ? most / 2 : xy / xx;
+    return slope < 0 ? 0 : slope > most ? most : slope;
+}
+
+static void draw(curve *c, const kk_cost_table *t) {
+    memset(c, 0, sizeof *c);
+    points p;
+    collect(&p, t);
+    if (p.n == 0) return;
+    smooth(&p);
+    make_monotone(&p);
+    make_proportional(&p);
+    const double slope = slope_of(&p);
+    const int32_t first = p.rows[0], last = p.rows[p.n - 1];
+    for (int32_t r = 1, i = 0; r <= KK_COST_ROWS; r++) {
+        while (i + 1 < p.n && p.rows[i + 1] <= r) i++;
+        if (r < first)
+            c->at[r] = p.seconds[0] - slope * (first - r);
+        else if (r >= last)
+            c->at[r] = p.seconds[p.n - 1] + slope * (r - last);
+        else
+            c->at[r] = between(&p, i, i + 1, r);
+    }
+}
+
+static double cost(const curve *c, int32_t rows) {
+    if (rows <= KK_COST_ROWS) return c->at[rows];
+    return c->at[KK_COST_ROWS] +
+           (c->at[KK_COST_ROWS] - c->at[KK_COST_ROWS - 1]) * (rows - KK_COST_ROWS);
+}
+
+double kk_cost_at(const kk_cost_table *t, int32_t rows) {
+    curve c;
+    draw(&c, t);
+    return cost(&c, rows);
+}
+
+static void measured(kk_cost_table *t, int32_t rows, double seconds) {
+    if (rows < 1 || !(seconds > 0)) return;
+    if (rows > KK_COST_ROWS) { /* is taken as news of the last row that has a place */
+        const double here = kk_cost_at(t, rows);
+        seconds *= here > 0 ? kk_cost_at(t, KK_COST_ROWS) / here : (double)KK_COST_ROWS / rows;
+        rows = KK_COST_ROWS;
+    }
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->weight[r] *= FADING;
+    double *known = &t->seconds[rows], *weight = &t->weight[rows];
+    if (*weight < FORGOTTEN || (*weight < FEW && seconds * CLIP < *known)) {
+        *known = seconds, *weight = 1;
+        return;
+    }
+    double surprise = seconds / *known;
+    if (surprise > CLIP) surprise = CLIP;
+    if (surprise < 1 / CLIP) surprise = 1 / CLIP;
+    const double common = 1 + COMMON * (surprise - 1) * *weight / (*weight + FEW);
+    *known *= 1 + (surprise - 1) / (*weight + 1);
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++)
+        if (r != rows) t->seconds[r] *= common;
+    *weight = *weight + 1 < MOST_WEIGHT ? *weight + 1 : MOST_WEIGHT;
+}
+
+void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
+    measured(&costs->verify, s->rows, s->verify_s);
+    if (s->drafted > 0) measured(&costs->draft, s->drafted, s->draft_s);
+    costs->total_s += s->verify_s + s->draft_s;
+    const double extra = s->verify_s + s->draft_s - kk_cost_at(&costs->verify, s->sessions);
+    if (s->looking && extra > 0) costs->looking_s += extra;
+}
+
+/* ---- acceptance ------------------------------------------------------------------------- */
+
+static const double PRIOR = 0.65, PRIOR_WEIGHT = 1.5; /* of the first token of a draft */
+static const double BORROWED = 2;                     /* weight of one depth's rate at the next */
+static const double MEMORY = 0.98; /* of an observation, per later one at its depth */
+static const double SURPRISED = 2; /* what is left of the memory when a look succeeds */
+static const double MOST_CREDIT = 4;
+enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 128 };
+
+static double rate_at(const kk_acceptance *a, int32_t depth, double shallower) {
+    const double weight = depth ? BORROWED : PRIOR_WEIGHT;
+    return (a->right[depth] + weight * shallower) / (a->tried[depth] + weight);
+}
+
+double kk_acceptance_tokens(const kk_acceptance *seen, int32_t n) {
+    double rate = PRIOR, alive = 1, tokens = 1;
+    for (int32_t i = 0; i < n; i++) {
+        rate = rate_at(seen, i, rate);
+        alive *= rate;
+        tokens += alive;
+    }
+    return tokens;
+}
+
+static void doubt_all(kk_acceptance *a) {
+    for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
+        if (a->tried[i] <= SURPRISED) continue;
+        a->right[i] *= SURPRISED / a->tried[i];
+        a->tried[i] = SURPRISED;
+    }
+}
+
+void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
+    assert(right >= 0 && right <= drafted && drafted <= KK_MAX_DRAFT);
+    if (drafted == 0) return;
+    if (a->was_looking && right > 0) doubt_all(a);
+    for (int32_t i = 0; i < drafted && i <= right; i++) {
+        a->tried[i] = a->tried[i] * MEMORY + 1;
+        a->right[i] = a->right[i] * MEMORY + (i < right);
+    }
+    const int32_t longer = a->patience < FIRST_PATIENCE ? FIRST_PATIENCE : 2 * a->patience;
+    a->patience = right > 0 ? 0 : longer < MOST_PATIENCE ? longer : MOST_PATIENCE;
+    a->idle = 0;
+    a->last_n = drafted;
+    a->last_right = right;
+}
+
+/* ---- the choice ------------------------------------------------------------------------- */
+
+static const double ALLOWANCE = 2;    /* tokens a session may lose before it has gained any */
+static const double LOOKING = 0.01;   /* tokens of credit per round */
+static const double CURIOSITY = 0.15; /* benefit of the doubt of a cost never measured */
+enum { FIRST_LOOK = 3 };              /* tokens drafted when costs are not known at all */
+
+typedef struct {
+    const kk_costs *costs;
+    curve verify, draft;
+    kk_choice *choices;
+    int32_t sessions, room; /* sessions, and rows for drafts */
+} plan;
+
+static double seconds(const plan *p, int32_t drafted, int32_t paid) {
+    return cost(&p->verify, p->sessions + drafted) + cost(&p->draft, paid);
+}
+
+/* What a draft of n costs one session, in tokens of plain decoding, if all sessions did so. */
+static double price(const plan *p, int32_t n, bool is_free) {
+    const int32_t all = n * p->sessions;
+    const double plain = cost(&p->verify, p->sessions);
+    return plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
+}
+
+static void settle(const plan *p, kk_acceptance *a) {
+    a->credit += LOOKING;
+    if (a->last_n > 0) a->credit += a->last_right - price(p, a->last_n, a->last_free);
+    if (a->credit > MOST_CREDIT) a->credit = MOST_CREDIT;
+    a->last_n = 0;
+    a->idle++;
+}
+
+static int32_t bearable(const plan *p, const kk_choice *c) {
+    int32_t n = c->max < KK_MAX_DRAFT ? c->max : KK_MAX_DRAFT;
+    if (n > p->room) n = p->room;
+    while (n > 0 && price(p, n, c->free) > ALLOWANCE + c->seen->credit) n--;
+    return n;
+}
+
+static void look_ahead(kk_choice *c) {
+    if (c->n < KK_MAX_DRAFT) c->rate = rate_at(c->seen, c->n, c->rate);
+    c->next = c->alive * c->rate;
+}
+
+static void restart(plan *p) {
+    for (int32_t i = 0; i < p->sessions; i++) {
+        kk_choice *c = &p->choices[i];
+        c->n = 0, c->alive = 1, c->rate = PRIOR;
+        look_ahead(c);
+    }
+}
+
+/* The session whose next token is the likeliest; NULL when no more can be drafted. */
+static kk_choice *likeliest(const plan *p, bool free_only) {
+    kk_choice *best = NULL;
+    for (int32_t i = 0; i < p->sessions; i++) {
+        kk_choice *c = &p->choices[i];
+        if (c->n < c->cap && (c->free || !free_only) && (!best || c->next > best->next)) best = c;
+    }
+    return best;
+}
+
+static void take(kk_choice *c) {
+    c->n++;
+    c->alive = c->next;
+    look_ahead(c);
+}
+
+/* How much cheaper than thought a round might be, having been measured so little. */
+static double doubt(const plan *p, int32_t rows) {
+    const double weight = rows <= KK_COST_ROWS ? p->costs->verify.weight[rows] : MOST_WEIGHT;
+    return CURIOSITY / (1 + weight);
+}
+
+typedef struct {
+    double plain, value; /* tokens per second */
+    int32_t total;       /* drafted tokens */
+} best_total;
+
+/* Walks through the totals.  A total whose cost is little known may be chosen over a better one,
+ * as long as it is expected to pay. */
+static best_total walk(plan *p, bool free_only) {
+    restart(p);
+    double tokens = p->sessions;
+    int32_t paid = 0;
+    best_total sure = {0}, curious = {0};
+    for (int32_t total = 0;; total++) {
+        const double s = seconds(p, total, paid), value = tokens / s;
+        const double hoped = value / (1 - doubt(p, p->sessions + total));
+        if (total == 0) sure.plain = curious.plain = value;
+        if (value > sure.value) sure.value = value, sure.total = total;
+        if (value >= sure.plain && hoped > curious.value)
+            curious.value = hoped, curious.total = total;
+        kk_choice *c = total < p->room ? likeliest(p, free_only) : NULL;
+        if (!c) break;
+        tokens += c->next;
+        paid += !c->free;
+        take(c);
+    }
+    return sure.total > 0 ? curious : sure;
+}
+
+static void walk_to(plan *p, bool free_only, int32_t total) {
+    restart(p);
+    for (int32_t i = 0; i < total; i++) take(likeliest(p, free_only));
+}
+
+/* The best of the lengths that do not pay. */
+static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
+    int32_t best = 0;
+    double best_value = 0;
+    for (int32_t n = 1; n <= c->cap && n <= room; n++) {
+        const double value =
+            (p->sessions - 1 + kk_acceptance_tokens(c->seen, n)) / seconds(p, n, c->free ? 0 : n);
+        if (value > best_value) best_value = value, best = n;
+    }
+    return best;
+}
+
+static void look_where_due(plan *p, int32_t room) {
+    for (int32_t i = 0; i < p->sessions; i++) {
+        kk_choice *c = &p->choices[i];
+        if (c->n > 0 || c->seen->idle <= c->seen->patience) continue;
+        c->n = look_length(p, c, room);
+        c->looking = c->n > 0;
+        room -= c->n;
+    }
+}
+
+static int32_t measured_rows(const kk_cost_table *t) {
+    points p;
+    collect(&p, t);
+    return p.n;
+}
+
+/* While costs are not known at all: a plain round, then a draft. */
+static bool start_cold(plan *p) {
+    const int32_t known = measured_rows(&p->costs->verify);
+    const bool draft_known = measured_rows(&p->costs->draft) > 0;
+    restart(p);
+    for (int32_t i = 0; known > 0 && i < p->sessions; i++) {
+        kk_choice *c = &p->choices[i];
+        const int32_t most = c->max < p->room ? c->max : p->room;
+        if (most < 1 || (known > 1 && (draft_known || c->free))) continue;
+        c->n = most < FIRST_LOOK ? most : FIRST_LOOK;
+        return c->looking = true;
+    }
+    return known == 0;
+}
+
+void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {
+    assert(n >= 1 && most_rows >= n);
+    plan p = {.costs = costs, .choices = choices, .sessions = n, .room = most_rows - n};
+    draw(&p.verify, &costs->verify);
+    draw(&p.draft, &costs->draft);
+    bool any_free = false, any_paid = false;
+    for (int32_t i = 0; i < n; i++) {
+        kk_choice *c = &choices[i];
+        settle(&p, c->seen);
+        c->looking = false;
+        c->cap = bearable(&p, c);
+        any_free |= c->free, any_paid |= !c->free;
+    }
+    if (!start_cold(&p)) {
+        best_total best = walk(&p, false);
+        bool free_only = false;
+        if (any_free && any_paid) { /* without the fixed cost of those that are not free */
+            const best_total frees = walk(&p, true);
+            if (frees.value > best.value) best = frees, free_only = true;
+        }
+        walk_to(&p, free_only, best.total);
+        look_where_due(&p, p.room - best.total);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        choices[i].seen->was_looking = choices[i].looking;
+        choices[i].seen->last_free = choices[i].free;
+    }
+}
