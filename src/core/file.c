@@ -152,6 +152,48 @@ kk_status kk_file_read(const char *path, size_t max, char **text, size_t *len, k
     return KK_OK;
 }
 
+struct kk_reader {
+    int fd;
+    size_t size, offset;
+    char *path;
+};
+
+kk_status kk_reader_open(kk_reader **out, const char *path, kk_err *err) {
+    *out = NULL;
+    kk_reader *r = kk_zalloc(sizeof *r);
+    if (!r) return kk_fail(err, KK_ENOMEM, "no memory to read " PATH_FMT, path);
+    r->fd = -1;
+    r->path = kk_strndup(path, strlen(path));
+    kk_status st = r->path ? open_regular(path, &r->fd, &r->size, err)
+                           : kk_fail(err, KK_ENOMEM, "no memory to read " PATH_FMT, path);
+    if (st != KK_OK) {
+        r->fd = -1;
+        kk_reader_close(r);
+        return st;
+    }
+    *out = r;
+    return KK_OK;
+}
+
+void kk_reader_close(kk_reader *r) {
+    if (!r) return;
+    if (r->fd >= 0) close(r->fd);
+    kk_free(r->path);
+    kk_free(r);
+}
+
+uint64_t kk_reader_size(const kk_reader *r) { return r->size; }
+const char *kk_reader_path(const kk_reader *r) { return r->path; }
+
+kk_status kk_reader_get(kk_reader *r, void *to, size_t len, kk_err *err) {
+    size_t got;
+    if (!read_all(r->fd, to, len, &got)) return fail_errno(err, "read", r->path);
+    r->offset += got;
+    if (got == len) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " ends at byte %zu, %zu before its end", r->path,
+                   r->offset, len - got);
+}
+
 bool kk_file_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);

@@ -19,6 +19,15 @@ void kk_map_huge(const kk_map *m);
 /* A whole small file in memory, NUL-terminated after *len bytes; released with kk_free.
  * Refuses files over max bytes. */
 kk_status kk_file_read(const char *path, size_t max, char **text, size_t *len, kk_err *err);
+/* A regular file read front to back, without a map: one that shrinks meanwhile is a failure like
+ * any other. */
+typedef struct kk_reader kk_reader;
+kk_status kk_reader_open(kk_reader **out, const char *path, kk_err *err);
+void kk_reader_close(kk_reader *r);             /* NULL is fine */
+uint64_t kk_reader_size(const kk_reader *r);    /* when it was opened */
+const char *kk_reader_path(const kk_reader *r); /* borrowed */
+/* The next len bytes, all of them: KK_EFORMAT where the file ends before. */
+kk_status kk_reader_get(kk_reader *r, void *to, size_t len, kk_err *err);
 bool kk_file_exists(const char *path);
 bool kk_dir_exists(const char *path);
 /* dir + "/" + name, released with kk_free; NULL without memory. */

@@ -40,6 +40,7 @@ struct kk_engine {
     kk_rounds rounds;
     float *row; /* [vocab], scratch */
     int32_t n_sessions;
+    _Atomic uint64_t fingerprint, drafter_fingerprint; /* 0: not taken yet; see fingerprint.h */
 };
 
 /* How rows of a format are stored. */
