@@ -35,7 +35,8 @@ static const option chat_options[] = {
     OPTION_INT("n", "predict", "N", AT(predict), 0, 1 << 30,
                "most tokens of an answer; 0: until it ends (default: 0)"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no greeting and no progress"),
-    OPTION_FLAG("v", "verbose", AT(verbose), "show the speed of every answer"),
+    OPTION_FLAG("v", "verbose", AT(verbose),
+                "show what every turn read, and the speed of its answer"),
     SAMPLING_OPTIONS(chat_args, sampling, "1", "64", "0.95", "from the clock"),
     LOADER_CACHE_OPTIONS(chat_args, cache),
     LOADER_DEVICE_OPTIONS(chat_args, load),
@@ -61,6 +62,7 @@ typedef struct {
     char *answer;
     size_t answer_len, answer_cap;
     kk_err fault; /* why the stream ended before its time; KK_OK: it did not */
+    int32_t read; /* tokens evaluated to bring the session to this turn */
 } chat;
 
 /* ---- the conversation as tokens ---------------------------------------------------------- */
@@ -95,6 +97,7 @@ static size_t common(const int32_t *a, size_t na, const int32_t *b, size_t nb) {
 static kk_status append(chat *c, const int32_t *ids, size_t from, size_t to, kk_err *err) {
     term_progress bar;
     if (from >= to) return KK_OK;
+    c->read += (int32_t)(to - from);
     term_progress_begin(&bar, "reading", "tok", c->args->quiet);
     kk_status st =
         kk_session_append(c->session, ids + from, to - from, term_progress_step, &bar, err);
@@ -108,8 +111,7 @@ static kk_status bring_to(chat *c, const int32_t *ids, size_t n, size_t shared, 
     size_t held = (size_t)kk_session_len(c->session);
     size_t keep = common(kk_session_tokens(c->session), held, ids, n);
     if (keep == n) keep--; /* the last token must be evaluated to choose the next */
-    int32_t evaluated;
-    kk_status st = kk_session_rewind(c->session, (int32_t)keep, &evaluated, err);
+    kk_status st = kk_session_rewind(c->session, (int32_t)keep, &c->read, err);
     if (st == KK_OK && keep < shared) {
         st = append(c, ids, keep, shared, err);
         if (st == KK_OK) st = kk_session_checkpoint(c->session, err);
@@ -214,10 +216,17 @@ static void add_message(chat *c, const char *role, const char *text, size_t len)
                           json_pack("{s:s, s:o}", "role", role, "content", output_text(text, len)));
 }
 
-static void print_speed(const kk_result *r) {
+/* What the turn cost: how much of the conversation was read again, and how fast the answer came. */
+static void print_speed(const chat *c, const kk_result *r) {
+    const kk_spec_stats *t = &r->spec;
     if (r->n_tokens < 2 || r->decode_s <= 0) return;
-    fprintf(stderr, "%s%d tokens, %.1f tok/s%s\n", term_dim(stderr), r->n_tokens,
-            (r->n_tokens - 1) / r->decode_s, term_reset(stderr));
+    fprintf(stderr, "%s%d of %d tokens read; %d answered, %.1f tok/s", term_dim(stderr), c->read,
+            kk_session_len(c->session) - r->n_tokens, r->n_tokens, (r->n_tokens - 1) / r->decode_s);
+    if (t->drafted)
+        fprintf(stderr, ", %.2f tokens per round (%s)",
+                (double)(t->accepted + t->rounds) / (double)t->rounds,
+                kk_spec_name(kk_session_spec(c->session)));
+    fprintf(stderr, "%s\n", term_reset(stderr));
 }
 
 static void explain(const kk_err *err, bool interactive) {
@@ -246,7 +255,7 @@ static bool turn(chat *c, const char *text, int *code) {
         return lines_interactive(c->lines);
     }
     add_message(c, "assistant", c->answer, c->answer_len);
-    if (c->args->verbose) print_speed(&result);
+    if (c->args->verbose) print_speed(c, &result);
     if (result.stop == KK_STOP_LENGTH && kk_session_len(c->session) >= kk_session_ctx(c->session))
         fprintf(stderr, "(the context is full: /clear begins a new conversation)\n");
     return true;

@@ -40,7 +40,8 @@ static const option run_options[] = {
     OPTION_FLAG(NULL, "ignore-eos", AT(ignore_eos), "do not stop where the model ends its answer"),
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object with text, tokens and timings"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress and no timing line"),
-    OPTION_FLAG("v", "verbose", AT(verbose), "say what is loaded, where, and the memory it takes"),
+    OPTION_FLAG("v", "verbose", AT(verbose),
+                "say what is loaded, where, the memory it takes, and what drafting gave"),
     SAMPLING_OPTIONS(run_args, sampling, "0", "0", "1", "0"),
     LOADER_CACHE_OPTIONS(run_args, cache),
     LOADER_DEVICE_OPTIONS(run_args, load),
@@ -144,12 +145,31 @@ static json_t *kv_object(const run_state *r) {
                      format ? format : "bf16", "bytes", output_memory(bytes));
 }
 
-/* A round without a draft accepts none and commits one token. */
+/* Rounds by how many tokens, up to the last number that occurred; at least the rounds of 0. */
+static json_t *counts(const int64_t *n) {
+    int last = KK_MAX_DRAFT;
+    while (last > 0 && n[last] == 0) last--;
+    json_t *list = json_array();
+    for (int i = 0; i <= last; i++) json_array_append_new(list, json_integer(n[i]));
+    return list;
+}
+
+/* A round gives the tokens it accepted and one more. */
+static double accept_len(const kk_spec_stats *t) {
+    return t->rounds ? (double)(t->accepted + t->rounds) / (double)t->rounds : 0;
+}
+
 static json_t *spec_object(const run_state *r) {
-    int rounds = r->result.rounds;
-    return json_pack("{s:s, s:i, s:i, s:i, s:o, s:[i]}", "proposer", "none", "rounds", rounds,
-                     "drafted", 0, "accepted", 0, "accept_len", output_real(rounds > 0 ? 1 : 0),
-                     "histogram", rounds);
+    const kk_spec_stats *t = &r->result.spec;
+    json_t *parts = json_pack("{s:o, s:o, s:o, s:o}", "draft_s", output_real(t->draft_s),
+                              "verify_s", output_real(t->verify_s), "choose_s",
+                              output_real(t->choose_s), "commit_s", output_real(t->commit_s));
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:o}", "proposer",
+                     kk_spec_name(kk_session_spec(r->session)), "rounds", (json_int_t)t->rounds,
+                     "rows", (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted",
+                     (json_int_t)t->accepted, "accept_len", output_real(accept_len(t)), "histogram",
+                     counts(t->histogram), "chosen", counts(t->chosen), "looking",
+                     (json_int_t)t->looking, "timings", parts);
 }
 
 static bool print_json(const run_state *r) {
@@ -176,6 +196,11 @@ static void print_loaded(const run_state *r) {
     fprintf(stderr, "%s%s %s, %d layers, on %s (%s, %d threads), loaded in %.2f s%s\n",
             term_dim(stderr), info.name, info.weight_type, info.layers, dev.device, dev.isa,
             dev.threads, r->load_s, term_reset(stderr));
+    kk_drafter_info drafter;
+    if (kk_engine_drafter(r->engine, &drafter))
+        fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d%s\n", term_dim(stderr),
+                drafter.layers, term_bytes((double)drafter.weight_bytes).text, drafter.block,
+                term_reset(stderr));
 }
 
 static void print_memory(const run_state *r) {
@@ -195,6 +220,17 @@ static void print_timings(const run_state *r) {
             "%s%zu prompt tokens in %.2f s (%.1f tok/s), %d generated in %.2f s (%.1f tok/s)%s\n",
             term_dim(stderr), r->prompt.n, r->prefill_s, rate((double)r->prompt.n, r->prefill_s),
             res->n_tokens, res->decode_s, decode_rate(res), term_reset(stderr));
+}
+
+static void print_drafting(const run_state *r) {
+    const kk_result *res = &r->result;
+    const kk_spec_stats *t = &res->spec;
+    fprintf(stderr,
+            "%s%s: %.2f tokens per round, %.1f tok/s; %lld of %lld drafted tokens accepted in %lld "
+            "rounds%s\n",
+            term_dim(stderr), kk_spec_name(kk_session_spec(r->session)), accept_len(t),
+            decode_rate(res), (long long)t->accepted, (long long)t->drafted, (long long)t->rounds,
+            term_reset(stderr));
 }
 
 /* ---- the run ----------------------------------------------------------------------------- */
@@ -236,7 +272,10 @@ static int generate(run_state *r) {
     if (r->out_of_memory) return output_failed("out of memory for the output", NULL);
     if (a->json && !print_json(r)) return output_failed("out of memory for the output", NULL);
     if (!a->quiet && !a->json) print_timings(r);
-    if (a->verbose) print_memory(r);
+    if (a->verbose) {
+        print_memory(r);
+        print_drafting(r);
+    }
     return term_signal() ? term_exit_code() : EXIT_DONE;
 }
 

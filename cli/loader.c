@@ -29,19 +29,26 @@ static bool program_folder(char *out, size_t cap) {
     return true;
 }
 
-/* The shipped model lies beside the source tree (the program in build/) or in the installed
- * share folder (the program in bin/). */
-static bool shipped(loader_path *out) {
-    static const char *const places[] = {
-        "../models/tiny/verifier", "../share/kakeya/models/tiny/verifier", "models/tiny/verifier"};
-    char folder[2048], config[4200];
+/* What ships with the program lies beside the source tree (the program in build/) or in the
+ * installed share folder (the program in bin/). */
+bool loader_shipped(const char *name, char *out, size_t cap) {
+    static const char *const places[] = {"../models/tiny", "../share/kakeya/models/tiny",
+                                         "models/tiny"};
+    char folder[2048];
     if (!program_folder(folder, sizeof folder)) return false;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        snprintf(out->path, sizeof out->path, "%s/%s", folder, places[i]);
-        snprintf(config, sizeof config, "%s/config.json", out->path);
-        if (access(config, R_OK) == 0) return true;
+        const int n = snprintf(out, cap, "%s/%s/%s", folder, places[i], name);
+        if (n > 0 && (size_t)n < cap && access(out, R_OK) == 0) return true;
     }
     return false;
+}
+
+static bool shipped_model(const char *name, char *out, size_t cap) {
+    char config[64];
+    snprintf(config, sizeof config, "%s/config.json", name);
+    if (!loader_shipped(config, out, cap)) return false;
+    out[strlen(out) - strlen("/config.json")] = 0;
+    return true;
 }
 
 bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *code) {
@@ -50,7 +57,7 @@ bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *cod
         return false;
     }
     if (!a->model) {
-        if (shipped(out)) return true;
+        if (shipped_model("verifier", out->path, sizeof out->path)) return true;
         *code = output_failed(
             "no model was given, and this copy came without its small one (models/tiny)",
             "Name one with -m MODEL (a Hugging Face folder or a GGUF file), or see the "
@@ -73,12 +80,56 @@ bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *cod
     return true;
 }
 
+/* ---- the drafter ------------------------------------------------------------------------- */
+
+static bool given_drafter(const verb *v, const loader_args *a, loader_path *path, int *code) {
+    if (snprintf(path->drafter, sizeof path->drafter, "%s", a->drafter) >=
+        (int)sizeof path->drafter) {
+        *code = output_failed("the drafter's path is too long",
+                              "Use a shorter one, or a symbolic link.");
+        return false;
+    }
+    if (strcmp(a->drafter, "synthetic") == 0) {
+        if (a->synthetic && !a->model) return true;
+        *code = options_wrong(v, "-md synthetic goes with --synthetic; a model's own drafter is "
+                                 "named by its folder");
+        return false;
+    }
+    if (access(a->drafter, R_OK) == 0) return true;
+    char what[4200];
+    snprintf(what, sizeof what, "cannot open drafter '%.2000s': %s", a->drafter, strerror(errno));
+    *code = output_failed(what, "-md takes a folder with config.json and safetensors, or none.");
+    return false;
+}
+
+/* The shipped model brings its drafter; a model that was named brings what was named with it. */
+static bool find_drafter(const verb *v, const loader_args *a, loader_path *path, int *code) {
+    path->drafter[0] = 0;
+    if (a->drafter && strcmp(a->drafter, "none") == 0) return true;
+    if (a->drafter) return given_drafter(v, a, path, code);
+    if (!a->model && !a->synthetic &&
+        !shipped_model("drafter", path->drafter, sizeof path->drafter))
+        path->drafter[0] = 0;
+    return true;
+}
+
+static bool check_drafter(const verb *v, const loader_args *a, const loader_path *path, int *code) {
+    if (!a->draft_embed_scale || path->drafter[0]) return true;
+    *code = options_wrong(v, "--draft-embed-scale needs a drafter: name one with -md DIR");
+    return false;
+}
+
+/* ---- the engine -------------------------------------------------------------------------- */
+
 bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_engine_opts *out,
                     int *code) {
     bool synthetic = a->synthetic && !a->model;
     if (!synthetic && !loader_find(v, a, path, code)) return false;
+    if (!find_drafter(v, a, path, code) || !check_drafter(v, a, path, code)) return false;
     *out = (kk_engine_opts){.model = synthetic ? NULL : path->path,
                             .synthetic = a->synthetic,
+                            .drafter = path->drafter[0] ? path->drafter : NULL,
+                            .draft_embed_scale = a->draft_embed_scale,
                             .device = a->device,
                             .isa = a->isa,
                             .threads = a->threads,
@@ -109,11 +160,41 @@ kk_engine *loader_open(const verb *v, const loader_args *a, int *code) {
     return e;
 }
 
+/* ---- sessions ---------------------------------------------------------------------------- */
+
+kk_kv_format loader_kv_format(const char *name) {
+    static const char *const names[] = {
+        [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
+    for (size_t i = 0; name && i < OPTION_COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return (kk_kv_format)i;
+    return KK_KV_BF16;
+}
+
+kk_spec loader_spec(const char *name) {
+    for (kk_spec s = KK_SPEC_NONE; name && s <= KK_SPEC_NGRAM; s++)
+        if (strcmp(name, kk_spec_name(s)) == 0) return s;
+    return KK_SPEC_AUTO;
+}
+
+kk_session_opts loader_session_opts(const loader_cache_args *a) {
+    return (kk_session_opts){.ctx = a->ctx,
+                             .kv_format = loader_kv_format(a->kv_format),
+                             .spec = loader_spec(a->spec),
+                             .draft_max = a->draft_max,
+                             .draft_fixed = a->draft_fixed,
+                             .draft_ctx = a->draft_ctx};
+}
+
 kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code) {
-    bool f32 = a->kv_format && strcmp(a->kv_format, "f32") == 0;
-    kk_session_opts opts = {.ctx = a->ctx, .kv_format = f32 ? KK_KV_F32 : KK_KV_BF16};
+    const kk_session_opts opts = loader_session_opts(a);
+    kk_drafter_info drafter;
     kk_session *s;
     kk_err err;
-    if (kk_session_new(&s, e, &opts, &err) != KK_OK) *code = output_error(&err);
-    return s;
+    if (kk_session_new(&s, e, &opts, &err) == KK_OK) return s;
+    if (opts.spec == KK_SPEC_DFLASH && !kk_engine_drafter(e, &drafter))
+        *code = output_failed(err.msg, "Name one with -md DIR; --spec ngram needs none.");
+    else
+        *code = output_error(&err);
+    if (err.code == KK_EINVAL) *code = EXIT_USAGE; /* everything it was made from was a flag */
+    return NULL;
 }

@@ -1,4 +1,4 @@
-/* loader.h - from -m, --synthetic and their kin to an open engine. */
+/* loader.h - from -m, -md, --synthetic and their kin to an open engine and its sessions. */
 #ifndef KAKEYA_CLI_LOADER_H
 #define KAKEYA_CLI_LOADER_H
 
@@ -6,24 +6,28 @@
 #include "kakeya.h"
 
 typedef struct {
-    const char *model, *synthetic, *device, *isa;
+    const char *model, *drafter, *synthetic, *device, *isa, *draft_embed_scale;
     int32_t threads;
     bool mlock, huge_pages;
 } loader_args;
 
 typedef struct {
     const char *kv_sliding, *kv_full, *kv_format, *spec;
-    int32_t ctx;
+    int32_t ctx, draft_max, draft_ctx;
+    bool draft_fixed;
 } loader_cache_args;
 
-/* Which model a verb works on: the path given, or the shipped one.  False after saying what is
- * missing, with the exit code in *code. */
+/* Which model a verb works on: the path given, or the shipped one; and its drafter, "" when there
+ * is none. */
 typedef struct {
-    char path[4096];
+    char path[4096], drafter[4096];
 } loader_path;
+/* The model alone.  False after saying what is missing, with the exit code in *code. */
 bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *code);
+/* A file or folder beside the shipped model, such as "prompts"; false when it is not there. */
+bool loader_shipped(const char *name, char *out, size_t cap);
 
-/* The engine's options, with the path they point to in *path; false after saying why not. */
+/* The engine's options, with the paths they point to in *path; false after saying why not. */
 bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_engine_opts *out,
                     int *code);
 /* Says why an engine did not open and what to do about it; returns the exit code. */
@@ -32,15 +36,31 @@ int loader_failed(const loader_args *a, const kk_err *err);
 kk_engine *loader_open(const verb *v, const loader_args *a, int *code);
 /* A session of it, from the cache options; NULL after saying why not. */
 kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code);
+/* The same as options of the library. */
+kk_session_opts loader_session_opts(const loader_cache_args *a);
+kk_kv_format loader_kv_format(const char *name); /* NULL: the default */
+kk_spec loader_spec(const char *name);           /* NULL: the default */
 
 /* Tables of options, for verbs whose struct T has the named member. */
 #define LOADER_MODEL_OPTIONS(T, m)                                                                 \
     OPTION_HEADING("Model"),                                                                       \
         OPTION_STRING("m", "model", "MODEL", offsetof(T, m.model),                                 \
-                      "Hugging Face folder or GGUF file"),                                         \
+                      "Hugging Face folder or GGUF file (default: the small one shipped with "     \
+                      "the program)"),                                                             \
+        LOADER_DRAFTER_OPTIONS(T, m),                                                              \
         OPTION_STRING(NULL, "synthetic", "SPEC", offsetof(T, m.synthetic),                         \
                       "instead of a model: its shapes with random weights, as in tiny:f32 or "     \
                       "26b-a4b:q4_0[:LAYERS]")
+
+#define LOADER_DRAFTER_OPTIONS(T, m)                                                               \
+    OPTION_STRING("md", "model-draft", "DIR", offsetof(T, m.drafter),                              \
+                  "folder of a DFlash drafter made for the model; none: without one; synthetic: "  \
+                  "random weights beside --synthetic (default: none with -m, else the shipped "    \
+                  "model's own)"),                                                                 \
+        OPTION_CHOICE("draft-embed-scale", "SCALE", offsetof(T, m.draft_embed_scale),              \
+                      "1 once twice", NULL,                                                        \
+                      "for diagnosis: how often the embedding scale is applied to what the "       \
+                      "drafter reads: 1 (never), once or twice (default: as the drafter says)")
 
 #define LOADER_DEVICE_OPTIONS(T, m)                                                                \
     OPTION_HEADING("Device"),                                                                      \
@@ -53,6 +73,19 @@ kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code);
         OPTION_FLAG(NULL, "huge-pages", offsetof(T, m.huge_pages),                                 \
                     "ask the system for huge pages under the weights")
 
+#define LOADER_FORMAT_OPTION(to)                                                                   \
+    OPTION_CHOICE("kv-format", "TYPE", to, "bf16 f32 q8 q4", "d4 e8",                              \
+                  "how K/V rows are stored: bf16 (default), f32, q8 (8.5 bits a value) or q4 "     \
+                  "(4.5)")
+
+#define LOADER_DRAFT_MAX_OPTION(to)                                                                \
+    {                                                                                              \
+        .kind = OPT_INT, .name = "draft-max", .arg = "N", .offset = (to), .min = 1,                \
+        .max = KK_MAX_DRAFT, .hint = "to draft nothing, give --spec none",                         \
+        .help = "most tokens drafted in a round, up to the drafter's block less one (default: "    \
+                "that; ngram 15)"                                                                  \
+    }
+
 #define LOADER_CACHE_OPTIONS(T, m)                                                                 \
     OPTION_HEADING("Context"),                                                                     \
         OPTION_INT("c", "ctx-size", "N", offsetof(T, m.ctx), 0, 1 << 30,                           \
@@ -61,9 +94,15 @@ kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code);
                       "window restored", "what sliding layers keep: native, the window"),          \
         OPTION_CHOICE("kv-full", "POLICY", offsetof(T, m.kv_full), "exact", "window restored",     \
                       "what full layers keep: exact, everything"),                                 \
-        OPTION_CHOICE("kv-format", "TYPE", offsetof(T, m.kv_format), "bf16 f32", "q8 q4 d4 e8",    \
-                      "how K/V rows are stored: bf16 (default) or f32"),                           \
-        OPTION_CHOICE("spec", "PROPOSER", offsetof(T, m.spec), "none", "dflash ngram",             \
-                      "who drafts tokens: none")
+        LOADER_FORMAT_OPTION(offsetof(T, m.kv_format)),                                            \
+        OPTION_HEADING("Drafting (changes the speed, never the tokens)"),                          \
+        OPTION_CHOICE("spec", "PROPOSER", offsetof(T, m.spec), "dflash ngram none", NULL,          \
+                      "who drafts tokens: dflash (the drafter), ngram (what followed before in "   \
+                      "the same text) or none (default: dflash with a drafter, else none)"),       \
+        LOADER_DRAFT_MAX_OPTION(offsetof(T, m.draft_max)),                                         \
+        OPTION_FLAG(NULL, "draft-fixed", offsetof(T, m.draft_fixed),                               \
+                    "always draft --draft-max tokens, whether it pays or not"),                    \
+        OPTION_INT(NULL, "draft-ctx", "N", offsetof(T, m.draft_ctx), 1, 1 << 30,                   \
+                   "tokens the drafter's full layers look back over (default: all)")
 
 #endif

@@ -12,9 +12,8 @@
 #include <string.h>
 
 /* Flags of the documented command line that this build does not have. */
-static const char *const later_flags[] = {
-    "-md",    "--model-draft", "-mp",    "--model-projection", "--draft-max", "--draft-ctx",
-    "--sink", "--window",      "--chunk"};
+static const char *const later_flags[] = {"-mp", "--model-projection", "--sink", "--window",
+                                          "--chunk"};
 
 int options_wrong(const verb *v, const char *fmt, ...) {
     va_list ap;
@@ -125,8 +124,8 @@ static bool wrong_choice(const verb *v, const option *o, const char *value) {
 }
 
 static bool wrong_number(const verb *v, const option *o, const char *value, const char *kind) {
-    options_wrong(v, "--%s takes %s from %.10g to %.10g, not '%s'", o->name, kind, o->min, o->max,
-                  value);
+    options_wrong(v, "--%s takes %s from %.10g to %.10g, not '%s'%s%s", o->name, kind, o->min,
+                  o->max, value, o->hint ? "; " : "", o->hint ? o->hint : "");
     return false;
 }
 

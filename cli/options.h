@@ -33,6 +33,7 @@ typedef struct {
     double min, max;
     const char *choices; /* words with a space between */
     const char *later;   /* values that this build does not have, so that it can say so */
+    const char *hint;    /* added to the complaint about a number out of range; NULL: nothing */
 } option;
 
 typedef struct {
