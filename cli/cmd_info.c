@@ -1,4 +1,8 @@
-/* cmd_info.c - `kakeya info`: what a model is and needs, before anyone waits for it to load. */
+/* cmd_info.c - `kakeya info`: what a model is and needs, before anyone waits for it to load.
+ *
+ * Files are opened as an engine would, which maps them and reads next to nothing: so the drafter
+ * is checked against its model, and memory is what the allocator counts.  Random weights would
+ * have to be made first; they are, only when a drafter is asked for beside them. */
 #include <stdio.h>
 
 #include "cli/loader.h"
@@ -101,6 +105,76 @@ static void print_info(const kk_model_info *m) {
     print_fit(m);
 }
 
+/* ---- the engine: its drafter and its memory ------------------------------------------------ */
+
+/* What an engine of the model says of itself. */
+typedef struct {
+    bool opened, drafts;
+    kk_drafter_info drafter;
+    int64_t bytes[KK_MEM_CATEGORIES];
+    kk_err why; /* not opened: the reason, or nothing when none was asked for */
+} loaded;
+
+/* False: the drafter is not one for this model, or cannot be read. */
+static bool look_inside(const info_args *a, loaded *out, int *code) {
+    loader_path path;
+    kk_engine_opts opts;
+    kk_engine *e;
+    *out = (loaded){.opened = false};
+    if (!loader_options(&verb_info, &a->load, &path, &opts, code)) return false;
+    if (opts.synthetic && !opts.drafter) return true;
+    if (kk_engine_open(&e, &opts, &out->why) != KK_OK) {
+        if (!opts.drafter) return true; /* its files were read; that it cannot run is told */
+        *code = loader_failed(&a->load, &out->why);
+        return false;
+    }
+    out->opened = true;
+    out->drafts = kk_engine_drafter(e, &out->drafter);
+    kk_engine_memory(e, out->bytes);
+    kk_engine_close(e);
+    return true;
+}
+
+static void print_drafter(const kk_drafter_info *d) {
+    printf("drafter      %d layers of width %d, blocks of %d, reads layers", d->layers, d->hidden,
+           d->block);
+    for (int32_t i = 0; i < d->n_taps; i++) printf("%s %d", i ? "," : "", d->taps[i]);
+    print_billions("\n             ", d->params);
+    printf(" parameters, %s; embedding scale: %s\n", term_bytes((double)d->weight_bytes).text,
+           d->embed_scale);
+}
+
+static void print_loaded(const loaded *l) {
+    if (l->drafts) print_drafter(&l->drafter);
+    if (!l->opened && l->why.msg[0]) printf("runs here    no: %s\n", l->why.msg);
+    if (!l->opened) return;
+    printf("opened       ");
+    const char *between = "";
+    for (int c = 0; c < KK_MEM_CATEGORIES; c++) {
+        if (!l->bytes[c]) continue;
+        printf("%s%s %s", between, kk_mem_category_name((kk_mem_category)c),
+               term_bytes((double)l->bytes[c]).text);
+        between = ", ";
+    }
+    printf("\n");
+}
+
+static json_t *drafter_json(const loaded *l) {
+    const kk_drafter_info *d = &l->drafter;
+    if (!l->drafts) return json_null();
+    json_t *taps = json_array();
+    for (int32_t i = 0; i < d->n_taps; i++) json_array_append_new(taps, json_integer(d->taps[i]));
+    return json_pack("{s:i, s:i, s:i, s:i, s:o, s:s, s:I, s:I}", "layers", d->layers, "hidden",
+                     d->hidden, "block", d->block, "window", d->window, "taps", taps, "embed_scale",
+                     d->embed_scale, "params", (json_int_t)d->params, "weight_bytes",
+                     (json_int_t)d->weight_bytes);
+}
+
+static void add_loaded(json_t *o, const loaded *l) {
+    json_object_set_new(o, "drafter", drafter_json(l));
+    json_object_set_new(o, "bytes", l->opened ? output_memory(l->bytes) : json_null());
+}
+
 static json_t *info_json(const kk_model_info *m) {
     kk_machine machine;
     kk_machine_info(&machine);
@@ -181,16 +255,21 @@ static bool inspect(const info_args *a, loader_path *path, kk_model_info *info, 
 
 static int run(int argc, char **argv) {
     info_args a = {0};
-    loader_path path = {""};
+    loader_path path = {.path = ""};
     kk_model_info info;
+    loaded inside;
     int code;
     if (!options_parse(&verb_info, argc, argv, &a, NULL, &code)) return code;
     if (a.check && a.load.synthetic)
         return options_wrong(&verb_info, "--check reads a model's files; there are none of a "
                                          "synthetic one");
-    if (!inspect(&a, &path, &info, &code)) return code;
+    if (!inspect(&a, &path, &info, &code) || !look_inside(&a, &inside, &code)) return code;
     json_t *object = a.json ? info_json(&info) : NULL;
-    if (!a.json) print_info(&info);
+    if (object) add_loaded(object, &inside);
+    if (!a.json) {
+        print_info(&info);
+        print_loaded(&inside);
+    }
     code = a.check ? check(path.path, object) : EXIT_DONE;
     if (a.json && !output_json(object)) return output_failed("out of memory for the output", NULL);
     return code;
@@ -201,9 +280,10 @@ const verb verb_info = {
     .summary = "show what a model is, what it needs, and whether it fits here",
     .usage = "[-m MODEL | --synthetic SPEC] [options]",
     .about = "Reads a model's files without loading it and shows its layers and parameters, the\n"
-             "bytes it reads for each token, the memory its context takes, and whether it fits\n"
-             "this machine.",
-    .examples = "  kakeya info -m gemma-4-26b-a4b-q4_0.gguf\n"
+             "bytes it reads for each token, the memory its context takes, whether it fits this\n"
+             "machine, its drafter, and the memory an engine of it takes before the first token.",
+    .examples = "  kakeya info\n"
+                "  kakeya info -m gemma-4-26b-a4b-q4_0.gguf -md gemma-4-26b-a4b-dflash\n"
                 "  kakeya info -m gemma-4-26B-A4B --check\n"
                 "  kakeya info --synthetic tiny:f32 --json\n",
     .options = info_options,
