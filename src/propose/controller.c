@@ -22,8 +22,8 @@
 static const double FADING = 0.997;   /* of a measurement's weight, per round */
 static const double MOST_WEIGHT = 40; /* so that a row never stops learning */
 static const double FEW = 4;          /* measurements that do not make a row well known yet */
-static const double CLIP = 1.6;       /* times the known cost: what is above is an interruption */
-static const double COMMON = 0.05;    /* share of a surprise that all rows have in common */
+static const double CLIP = 2;         /* times the known cost: what is above is an interruption */
+static const double COMMON = 0.03;    /* share of a surprise that all rows have in common */
 static const double FORGOTTEN = 0.01; /* weight at which a row counts as not measured */
 
 typedef struct {
@@ -87,9 +87,7 @@ static void make_proportional(points *p) {
     }
 }
 
-/* Seconds per row beyond the last point, and below the first: by least squares, and never more
- * than in proportion.  With one point, half its cost is taken to grow with the rows. */
-static double slope_of(const points *p) {
+static double fitted_slope(const points *p) {
     double sum = 0, x = 0, y = 0, xx = 0, xy = 0;
     for (int32_t i = 0; i < p->n; i++) {
         sum += p->weight[i];
@@ -101,8 +99,20 @@ static double slope_of(const points *p) {
         xx += p->weight[i] * dx * dx;
         xy += p->weight[i] * dx * (p->seconds[i] - y / sum);
     }
-    const double most = p->seconds[p->n - 1] / p->rows[p->n - 1];
-    const double slope = p->n < 2 ? most / 2 : xy / xx;
+    return xy / xx;
+}
+
+/* Seconds per row beyond the last point: as over its second half or over all, whichever hopes
+ * for more, since growth slows down, and never more than in proportion.  With one point, half its
+ * cost is taken to grow with the rows. */
+static double slope_of(const points *p) {
+    const int32_t last = p->n - 1;
+    const double most = p->seconds[last] / p->rows[last];
+    if (last == 0) return most / 2;
+    int32_t half = last - 1;
+    while (half > 0 && 2 * p->rows[half] > p->rows[last]) half--;
+    const double late = (p->seconds[last] - p->seconds[half]) / (p->rows[last] - p->rows[half]);
+    const double fitted = fitted_slope(p), slope = late < fitted ? late : fitted;
     return slope < 0 ? 0 : slope > most ? most : slope;
 }
 
@@ -157,8 +167,7 @@ static void measured(kk_cost_table *t, int32_t rows, double seconds) {
     if (surprise < 1 / CLIP) surprise = 1 / CLIP;
     const double common = 1 + COMMON * (surprise - 1) * *weight / (*weight + FEW);
     *known *= 1 + (surprise - 1) / (*weight + 1);
-    for (int32_t r = 1; r <= KK_COST_ROWS; r++)
-        if (r != rows) t->seconds[r] *= common;
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->seconds[r] *= common;
     *weight = *weight + 1 < MOST_WEIGHT ? *weight + 1 : MOST_WEIGHT;
 }
 
@@ -174,10 +183,10 @@ void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
 
 static const double PRIOR = 0.65, PRIOR_WEIGHT = 1.5; /* of the first token of a draft */
 static const double BORROWED = 2;                     /* weight of one depth's rate at the next */
-static const double MEMORY = 0.98; /* of an observation, per later one at its depth */
-static const double SURPRISED = 2; /* what is left of the memory when a look succeeds */
-static const double MOST_CREDIT = 4;
-enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 128 };
+static const double MEMORY = 0.98;  /* of an observation, per later one at its depth */
+static const double SURPRISED = 2;  /* what a streak that cannot be chance leaves of it */
+static const double CHANCE = 0.002; /* below which a streak is none */
+enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 128, HOPEFUL = 4 };
 
 static double rate_at(const kk_acceptance *a, int32_t depth, double shallower) {
     const double weight = depth ? BORROWED : PRIOR_WEIGHT;
@@ -194,24 +203,38 @@ double kk_acceptance_tokens(const kk_acceptance *seen, int32_t n) {
     return tokens;
 }
 
-static void doubt_all(kk_acceptance *a) {
+/* Drafts that began right, or wrong, so often in a row that the rate seen so far cannot stand:
+ * the text has changed.  The streak is then all that is known of the first token. */
+static void notice_change(kk_acceptance *a) {
+    const double rate = rate_at(a, 0, PRIOR), once = a->streak > 0 ? rate : 1 - rate;
+    const int32_t times = a->streak > 0 ? a->streak : -a->streak;
+    double chance = 1;
+    for (int32_t i = 0; i < times; i++) chance *= once;
+    if (chance >= CHANCE || a->tried[0] <= times) return;
     for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
         if (a->tried[i] <= SURPRISED) continue;
         a->right[i] *= SURPRISED / a->tried[i];
         a->tried[i] = SURPRISED;
     }
+    a->tried[0] = times;
+    a->right[0] = a->streak > 0 ? times : 0;
 }
 
 void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
     assert(right >= 0 && right <= drafted && drafted <= KK_MAX_DRAFT);
     if (drafted == 0) return;
-    if (a->was_looking && right > 0) doubt_all(a);
     for (int32_t i = 0; i < drafted && i <= right; i++) {
         a->tried[i] = a->tried[i] * MEMORY + 1;
         a->right[i] = a->right[i] * MEMORY + (i < right);
     }
+    if (right > 0)
+        a->streak = a->streak > 0 ? a->streak + 1 : 1;
+    else
+        a->streak = a->streak < 0 ? a->streak - 1 : -1;
+    notice_change(a);
     const int32_t longer = a->patience < FIRST_PATIENCE ? FIRST_PATIENCE : 2 * a->patience;
-    a->patience = right > 0 ? 0 : longer < MOST_PATIENCE ? longer : MOST_PATIENCE;
+    a->patience = longer < MOST_PATIENCE ? longer : MOST_PATIENCE;
+    if (right > 0 && (!a->last_looking || a->streak <= HOPEFUL)) a->patience = 0;
     a->idle = 0;
     a->last_n = drafted;
     a->last_right = right;
@@ -219,8 +242,12 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
 
 /* ---- the choice ------------------------------------------------------------------------- */
 
-static const double ALLOWANCE = 2;    /* tokens a session may lose before it has gained any */
-static const double LOOKING = 0.01;   /* tokens of credit per round */
+static const double MARGIN = 1.02; /* times plain decoding: what drafting must promise */
+/* In tokens of plain decoding, for drafts expected to pay and for those made to learn: what they
+ * may lose before they gained any, what they may save up, and what a round adds. */
+static const double ALLOWANCE = 8, MOST_CREDIT = 8;
+static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 0.5;
+static const double REFILL = 0.01;
 static const double CURIOSITY = 0.15; /* benefit of the doubt of a cost never measured */
 enum { FIRST_LOOK = 3 };              /* tokens drafted when costs are not known at all */
 
@@ -242,18 +269,23 @@ static double price(const plan *p, int32_t n, bool is_free) {
     return plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
 }
 
+static double at_most(double a, double b) { return a < b ? a : b; }
+
 static void settle(const plan *p, kk_acceptance *a) {
-    a->credit += LOOKING;
-    if (a->last_n > 0) a->credit += a->last_right - price(p, a->last_n, a->last_free);
-    if (a->credit > MOST_CREDIT) a->credit = MOST_CREDIT;
+    const double gain = a->last_n ? a->last_right - price(p, a->last_n, a->last_free) : 0;
+    double *account = a->last_looking ? &a->purse : &a->credit;
+    *account += gain;
+    a->credit = at_most(a->credit + REFILL, MOST_CREDIT);
+    a->purse = at_most(a->purse + REFILL, MOST_PURSE);
     a->last_n = 0;
     a->idle++;
 }
 
-static int32_t bearable(const plan *p, const kk_choice *c) {
+/* The most tokens whose loss so much can bear. */
+static int32_t bearable(const plan *p, const kk_choice *c, double loss) {
     int32_t n = c->max < KK_MAX_DRAFT ? c->max : KK_MAX_DRAFT;
     if (n > p->room) n = p->room;
-    while (n > 0 && price(p, n, c->free) > ALLOWANCE + c->seen->credit) n--;
+    while (n > 0 && price(p, n, c->free) > loss) n--;
     return n;
 }
 
@@ -308,9 +340,9 @@ static best_total walk(plan *p, bool free_only) {
         const double s = seconds(p, total, paid), value = tokens / s;
         const double hoped = value / (1 - doubt(p, p->sessions + total));
         if (total == 0) sure.plain = curious.plain = value;
-        if (value > sure.value) sure.value = value, sure.total = total;
-        if (value >= sure.plain && hoped > curious.value)
-            curious.value = hoped, curious.total = total;
+        const bool pays = total == 0 || value > MARGIN * sure.plain;
+        if (pays && value > sure.value) sure.value = value, sure.total = total;
+        if (pays && hoped > curious.value) curious.value = hoped, curious.total = total;
         kk_choice *c = total < p->room ? likeliest(p, free_only) : NULL;
         if (!c) break;
         tokens += c->next;
@@ -327,9 +359,10 @@ static void walk_to(plan *p, bool free_only, int32_t total) {
 
 /* The best of the lengths that do not pay. */
 static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
+    const int32_t cap = bearable(p, c, LOOK_ALLOWANCE + c->seen->purse);
     int32_t best = 0;
     double best_value = 0;
-    for (int32_t n = 1; n <= c->cap && n <= room; n++) {
+    for (int32_t n = 1; n <= cap && n <= room; n++) {
         const double value =
             (p->sessions - 1 + kk_acceptance_tokens(c->seen, n)) / seconds(p, n, c->free ? 0 : n);
         if (value > best_value) best_value = value, best = n;
@@ -378,7 +411,7 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
         kk_choice *c = &choices[i];
         settle(&p, c->seen);
         c->looking = false;
-        c->cap = bearable(&p, c);
+        c->cap = bearable(&p, c, ALLOWANCE + c->seen->credit);
         any_free |= c->free, any_paid |= !c->free;
     }
     if (!start_cold(&p)) {
@@ -392,7 +425,7 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
         look_where_due(&p, p.room - best.total);
     }
     for (int32_t i = 0; i < n; i++) {
-        choices[i].seen->was_looking = choices[i].looking;
         choices[i].seen->last_free = choices[i].free;
+        choices[i].seen->last_looking = choices[i].looking;
     }
 }

@@ -36,11 +36,12 @@ typedef struct {
 /* What a session's drafts were worth, by depth, the recent ones counting most. */
 typedef struct {
     double tried[KK_MAX_DRAFT], right[KK_MAX_DRAFT];
-    double credit;               /* tokens gained and not yet lost; the allowance comes on top */
-    int32_t idle;                /* rounds since the last draft */
-    int32_t patience;            /* rounds to wait before looking again */
-    int32_t last_n, last_right;  /* the last draft, until it is settled */
-    bool last_free, was_looking; /* how it was made */
+    int32_t streak;               /* drafts in a row that began right; negative: wrong */
+    double credit, purse;         /* tokens gained less lost: by drafts that should pay, by looks */
+    int32_t idle;                 /* rounds since the last draft */
+    int32_t patience;             /* rounds to wait before looking again */
+    int32_t last_n, last_right;   /* the last draft, until it is settled */
+    bool last_free, last_looking; /* how it was made */
 } kk_acceptance;
 
 typedef struct {
