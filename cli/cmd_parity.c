@@ -34,6 +34,18 @@ static const char *way_name(int32_t piece, char *out, size_t cap) {
 
 static const char *verdict(bool ok) { return ok ? "ok" : "DIFFERS"; }
 
+static void print_drafter(const kk_parity_draft *d) {
+    printf("  dflash: %d blocks of %d, embedding scale %s, taps differ by %.2e at most\n",
+           d->n_blocks, d->block, d->embed_scale, d->taps.max);
+    char logits[40], hidden[48], drafts[40];
+    snprintf(logits, sizeof logits, "%.2e (row %lld)", d->logits.max, (long long)d->logits.row);
+    snprintf(hidden, sizeof hidden, "%.2e (block %d, row %lld)", d->hidden.max, d->hidden.layer,
+             (long long)d->hidden.row);
+    snprintf(drafts, sizeof drafts, "%d of %d equal", d->drafts_equal, d->n_drafts);
+    printf("  %-16s %-24s %-30s %-9s %s\n", drafts, logits, hidden, d->same_bits ? "yes" : "NO",
+           verdict(d->ok));
+}
+
 static void print_report(const char *folder, const kk_parity_report *r) {
     printf("%s: %d tokens, %d layers, %s, %d threads\n", folder, r->n_tokens, r->n_layer, r->isa,
            r->threads);
@@ -55,7 +67,7 @@ static void print_report(const char *folder, const kk_parity_report *r) {
     printf("  %-16s %d of %d tokens equal%*s%s\n", "greedy", r->greedy_equal, r->n_greedy, 46, "",
            verdict(r->n_greedy > 0 && r->greedy_equal == r->n_greedy));
     if (r->n_hidden == 0) printf("  no hidden states in expect.safetensors: nothing to compare\n");
-    if (r->has_drafter) printf("  dflash/ was not compared: this build has no drafter yet\n");
+    if (r->drafter.present) print_drafter(&r->drafter);
     printf("%s  (tolerance: logits %.1e, hidden %.1e)\n", r->ok ? "agrees" : "DOES NOT AGREE",
            r->tol_logits, r->tol_hidden);
 }
@@ -69,15 +81,25 @@ static json_t *way_json(const kk_parity_way *w) {
                      w->same_bits, "ok", w->ok);
 }
 
+static json_t *drafter_json(const kk_parity_draft *d) {
+    if (!d->present) return json_null();
+    return json_pack("{s:i, s:i, s:s, s:o, s:o, s:i, s:o, s:i, s:i, s:b, s:b}", "blocks",
+                     d->n_blocks, "block", d->block, "embed_scale", d->embed_scale, "taps",
+                     output_real(d->taps.max), "hidden", output_real(d->hidden.max), "hidden_block",
+                     d->hidden.layer, "logits", output_real(d->logits.max), "drafts", d->n_drafts,
+                     "drafts_equal", d->drafts_equal, "same_bits", d->same_bits, "ok", d->ok);
+}
+
 static bool print_json(const char *folder, const kk_parity_report *r) {
     json_t *ways = json_array();
     for (int32_t i = 0; i < r->n_ways; i++) json_array_append_new(ways, way_json(&r->way[i]));
-    return output_json(json_pack("{s:o, s:b, s:i, s:i, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:b}",
-                                 "case", output_text(folder, strlen(folder)), "ok", r->ok, "tokens",
-                                 r->n_tokens, "layers", r->n_layer, "isa", r->isa, "threads",
-                                 r->threads, "tol_logits", output_real(r->tol_logits), "tol_hidden",
-                                 output_real(r->tol_hidden), "ways", ways, "greedy", r->n_greedy,
-                                 "greedy_equal", r->greedy_equal, "drafter_compared", false));
+    return output_json(
+        json_pack("{s:o, s:b, s:i, s:i, s:s, s:i, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "case",
+                  output_text(folder, strlen(folder)), "ok", r->ok, "tokens", r->n_tokens, "layers",
+                  r->n_layer, "isa", r->isa, "threads", r->threads, "tol_logits",
+                  output_real(r->tol_logits), "tol_hidden", output_real(r->tol_hidden), "ways",
+                  ways, "greedy", r->n_greedy, "greedy_equal", r->greedy_equal, "drafter_compared",
+                  r->drafter.present, "drafter", drafter_json(&r->drafter)));
 }
 
 static int run(int argc, char **argv) {
@@ -105,10 +127,13 @@ const verb verb_parity = {
     .name = "parity",
     .summary = "compare the engine with a dumped reference",
     .usage = "CASE [options]",
-    .about = "Compares logits, hidden states and greedy tokens with those in the folder CASE:\n"
-             "config.json, model.safetensors and expect.safetensors (tokens, logits, hidden.N,\n"
-             "greedy).  The tokens are fed in one piece, in pieces and one by one; all ways must\n"
-             "give the same bits.  Exit 0 only if everything agrees.",
+    .about =
+        "Compares logits, hidden states and greedy tokens with those in the folder CASE:\n"
+        "config.json, model.safetensors and expect.safetensors (tokens, logits, hidden.N,\n"
+        "greedy).  The tokens are fed in one piece, in pieces and one by one; all ways must\n"
+        "give the same bits.  A drafter in CASE/dflash is run over this verifier and compared\n"
+        "with its dumped blocks (block.N.start, .hidden, .logits).  Exit 0 only if everything\n"
+        "agrees.",
     .examples = "  kakeya parity tests/data/parity/moe\n"
                 "  kakeya parity tests/data/parity/dense --isa reference --json\n",
     .options = parity_options,

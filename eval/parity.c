@@ -9,17 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "format/checkpoint.h"
-#include "format/safetensors.h"
-#include "model/gemma4.h"
+#include "eval/parity_parts.h"
 
 static const int32_t pieces[KK_PARITY_WAYS] = {0, 1, 3, 7, 16};
 
 /* The reference's numbers; views into the mapped file. */
 typedef struct {
-    kk_map map;
-    kk_safetensors list;
-    const kk_tensor *tokens, *logits, *greedy;
+    kk_parity_file file;
+    const kk_tensor *logits, *greedy;
     const kk_tensor *hidden[KK_MAX_LAYERS + 1]; /* by N of hidden.N; NULL: not in the file */
 } expected;
 
@@ -31,9 +28,7 @@ typedef struct {
     kk_mem mem;
     kk_gemma4 *model;
     const kk_config *config;
-    kk_kv_layout layout;
-    kk_pool *pool[KK_KINDS];
-    kk_cache *cache;
+    kk_parity_pages pages;
     int32_t n_tokens, n_taps;
     int32_t *tokens;
     int32_t tap_layer[KK_MAX_LAYERS + 1];
@@ -44,51 +39,16 @@ typedef struct {
 
 /* ---- the reference ----------------------------------------------------------------------- */
 
-static const kk_tensor *find(const kk_safetensors *list, const char *name) {
-    for (size_t i = 0; i < list->n; i++)
-        if (strcmp(list->tensors[i].name, name) == 0) return &list->tensors[i];
-    return NULL;
-}
-
-/* A tensor that must be there with this type and these dims (-1: any size). */
-static kk_status need(const expected *x, const char *name, kk_dtype type, int32_t n_dims,
-                      int64_t d0, int64_t d1, const kk_tensor **out, kk_err *err) {
-    const kk_tensor *t = find(&x->list, name);
-    if (!t) return kk_fail(err, KK_EFORMAT, "expect.safetensors has no tensor '%s'", name);
-    if (t->dtype != type || t->n_dims != n_dims || (d0 >= 0 && t->dims[0] != d0) ||
-        (n_dims > 1 && t->dims[1] != d1))
-        return kk_fail(err, KK_EFORMAT, "expect.safetensors: '%s' has the wrong type or shape",
-                       name);
-    *out = t;
-    return KK_OK;
-}
-
-static kk_status open_expected(expected *x, const char *folder, const kk_config *c, kk_err *err) {
-    char *path = kk_path_join(folder, "expect.safetensors");
-    if (!path) return kk_fail(err, KK_ENOMEM, "no memory for a path");
-    kk_status st = kk_map_open(&x->map, path, err);
-    if (st == KK_OK) st = kk_safetensors_parse(&x->list, x->map.span, "expect.safetensors", err);
-    kk_free(path);
-    KK_TRY(st);
-    KK_TRY(need(x, "tokens", KK_I32, 1, -1, 0, &x->tokens, err));
-    const int64_t n = x->tokens->dims[0];
-    if (n < 1 || n > 4096)
-        return kk_fail(err, KK_EFORMAT,
-                       "expect.safetensors: %lld tokens; 1 to 4096 can be compared", (long long)n);
-    KK_TRY(need(x, "logits", KK_F32, 2, n, c->vocab, &x->logits, err));
-    KK_TRY(need(x, "greedy", KK_I32, 1, -1, 0, &x->greedy, err));
+static kk_status find_expected(expected *x, const kk_config *c, int32_t n, kk_err *err) {
+    KK_TRY(kk_parity_need(&x->file, "logits", KK_F32, n, c->vocab, &x->logits, err));
+    KK_TRY(kk_parity_need(&x->file, "greedy", KK_I32, -1, 0, &x->greedy, err));
     for (int32_t i = 0; i <= c->n_layer; i++) {
         char name[24];
         snprintf(name, sizeof name, "hidden.%d", i);
-        if (find(&x->list, name))
-            KK_TRY(need(x, name, KK_F32, 2, n, c->hidden, &x->hidden[i], err));
+        if (kk_parity_find(&x->file, name))
+            KK_TRY(kk_parity_need(&x->file, name, KK_F32, n, c->hidden, &x->hidden[i], err));
     }
     return KK_OK;
-}
-
-static void close_expected(expected *x) {
-    kk_safetensors_free(&x->list);
-    kk_map_close(&x->map);
 }
 
 /* ---- the model --------------------------------------------------------------------------- */
@@ -97,8 +57,10 @@ static kk_status open_device(subject *m, const kk_parity_opts *opts, int32_t max
                              kk_err *err) {
     m->be = kk_backend_named("cpu");
     if (!m->be) return kk_fail(err, KK_EDEVICE, "this build has no cpu backend");
-    kk_dev_opts dev = {
-        .threads = opts->threads, .isa = opts->isa, .mem = &m->mem, .max_rows = max_rows};
+    kk_dev_opts dev = {.threads = opts->threads,
+                       .isa = opts->isa,
+                       .mem = &m->mem,
+                       .max_rows = max_rows > KK_MAX_DRAFT_BLOCK ? max_rows : KK_MAX_DRAFT_BLOCK};
     KK_TRY(m->be->open(&m->dev, &dev, err));
     kk_gemma4_opts mo = {.backend = m->be,
                          .dev = m->dev,
@@ -106,26 +68,7 @@ static kk_status open_device(subject *m, const kk_parity_opts *opts, int32_t max
                          .max_rows = max_rows,
                          .max_logits = max_rows};
     KK_TRY(kk_gemma4_new(&m->model, m->ckpt, &mo, err));
-    KK_TRY(kk_kv_layout_init(&m->layout, kk_gemma4_kv_shape(m->model), KK_F32, err));
-    static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL};
-    for (int k = 0; k < KK_KINDS; k++)
-        if (m->layout.page_bytes[k])
-            KK_TRY(kk_pool_new(&m->pool[k], &m->mem, category[k], m->layout.page_bytes[k], err));
-    return KK_OK;
-}
-
-/* Copies the tokens, which may lie unaligned in the file, and checks them, which is the caller's
- * part of a forward. */
-static kk_status take_tokens(subject *m, const expected *x, kk_err *err) {
-    m->tokens = kk_calloc((size_t)m->n_tokens, sizeof *m->tokens);
-    if (!m->tokens) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", m->n_tokens);
-    memcpy(m->tokens, x->tokens->data.base, (size_t)m->n_tokens * sizeof *m->tokens);
-    for (int32_t i = 0; i < m->n_tokens; i++)
-        if (m->tokens[i] < 0 || m->tokens[i] >= m->config->vocab)
-            return kk_fail(err, KK_EFORMAT,
-                           "expect.safetensors: token %d is %d, of a vocabulary of %d", i,
-                           m->tokens[i], m->config->vocab);
-    return KK_OK;
+    return kk_parity_pages_open(&m->pages, kk_gemma4_kv_shape(m->model), &m->mem, err);
 }
 
 /* hidden.i is the output of layer i - 1: tap -1 is the scaled embedding, and the last one is
@@ -145,9 +88,7 @@ static kk_status make_room(subject *m, const expected *x, kk_err *err) {
 }
 
 static void close_model(subject *m) {
-    kk_cache_free(m->cache);
-    for (int k = 0; k < KK_KINDS; k++)
-        if (m->pool[k]) kk_pool_free(m->pool[k]);
+    kk_parity_pages_close(&m->pages);
     kk_gemma4_free(m->model);
     if (m->be) m->be->close(m->dev);
     kk_checkpoint_close(m->ckpt);
@@ -159,22 +100,11 @@ static void close_model(subject *m) {
     kk_free(m->first_logits);
 }
 
-static kk_status new_cache(subject *m, int64_t max_len, kk_err *err) {
-    kk_cache_free(m->cache);
-    m->cache = NULL;
-    kk_cache_opts opts = {
-        .layout = &m->layout,
-        .pool = {m->pool[0], m->pool[1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .max_len = max_len};
-    return kk_cache_new(&m->cache, &opts, err);
-}
-
 /* Runs n tokens and keeps them, with logits of the last n_logits. */
 static kk_status forward(subject *m, const int32_t *tokens, int32_t n, int32_t n_logits,
                          kk_err *err) {
-    kk_gemma4_group group = {.cache = m->cache,
-                             .layout = &m->layout,
+    kk_gemma4_group group = {.cache = m->pages.cache,
+                             .layout = &m->pages.layout,
                              .tokens = tokens,
                              .n_rows = n,
                              .n_logits = n_logits};
@@ -183,9 +113,9 @@ static kk_status forward(subject *m, const int32_t *tokens, int32_t n, int32_t n
                                    .tap_layers = m->tap_layer,
                                    .n_taps = m->n_taps,
                                    .tap_out = m->taps};
-    KK_TRY(kk_cache_reserve(m->cache, n, err));
+    KK_TRY(kk_cache_reserve(m->pages.cache, n, err));
     KK_TRY(kk_gemma4_forward(m->model, &args, err));
-    kk_cache_commit(m->cache, kk_cache_len(m->cache) + n);
+    kk_cache_commit(m->pages.cache, kk_cache_len(m->pages.cache) + n);
     return KK_OK;
 }
 
@@ -208,27 +138,15 @@ static kk_status feed(subject *m, int32_t piece, kk_err *err) {
 
 /* ---- comparing --------------------------------------------------------------------------- */
 
-/* Widens the gap by the differences of n rows; what is not a number is wider than anything. */
-static void compare(kk_parity_gap *gap, const float *got, const kk_tensor *want, int32_t layer) {
-    const int64_t n = kk_tensor_values(want), width = want->dims[1];
-    for (int64_t i = 0; i < n && !isnan(gap->max); i++) {
-        float w;
-        memcpy(&w, want->data.base + (size_t)i * sizeof w, sizeof w);
-        const double d = fabs((double)got[i] - (double)w);
-        if (d <= gap->max) continue;
-        *gap = (kk_parity_gap){d, i / width, i % width, layer};
-    }
-}
-
 static kk_parity_way judge(const subject *m, const expected *x, int32_t piece, bool first,
                            const kk_parity_report *r) {
     const size_t rows = (size_t)m->n_tokens, dim = (size_t)m->config->hidden;
     kk_parity_way w = {.piece = piece};
-    compare(&w.logits, m->logits, x->logits, 0);
+    kk_parity_widen(&w.logits, m->logits, x->logits, 0);
     int32_t tap = 0;
     for (int32_t i = 0; i <= m->config->n_layer; i++)
         if (x->hidden[i])
-            compare(&w.hidden, m->hidden + (size_t)tap++ * rows * dim, x->hidden[i], i);
+            kk_parity_widen(&w.hidden, m->hidden + (size_t)tap++ * rows * dim, x->hidden[i], i);
     w.same_bits =
         first ||
         (memcmp(m->logits, m->first_logits, rows * (size_t)m->config->vocab * sizeof(float)) == 0 &&
@@ -261,7 +179,7 @@ static kk_status compare_greedy(subject *m, const expected *x, kk_parity_report 
 
 static kk_status compare_all(subject *m, const expected *x, kk_parity_report *r, kk_err *err) {
     for (int32_t i = 0; i < KK_PARITY_WAYS; i++) {
-        KK_TRY(new_cache(m, (int64_t)m->n_tokens + r->n_greedy + 1, err));
+        KK_TRY(kk_parity_pages_clear(&m->pages, (int64_t)m->n_tokens + r->n_greedy + 1, err));
         KK_TRY(feed(m, pieces[i], err));
         r->way[r->n_ways++] = judge(m, x, pieces[i], i == 0, r);
         if (i == 0) {
@@ -275,14 +193,25 @@ static kk_status compare_all(subject *m, const expected *x, kk_parity_report *r,
     return compare_greedy(m, x, r, err);
 }
 
+static kk_status compare_drafter(subject *m, const char *folder, kk_parity_report *r, kk_err *err) {
+    const kk_parity_bench bench = {m->be, m->dev, &m->mem, m->model, &m->pages, m->n_tokens};
+    char *drafter = kk_path_join(folder, "dflash");
+    if (!drafter) return kk_fail(err, KK_ENOMEM, "no memory for a path");
+    kk_status st = KK_OK;
+    if (kk_dir_exists(drafter))
+        st = kk_parity_drafter(drafter, &bench, r->tol_logits, &r->drafter, err);
+    kk_free(drafter);
+    return st;
+}
+
 static kk_status run(subject *m, expected *x, const char *folder, const kk_parity_opts *opts,
                      kk_parity_report *r, kk_err *err) {
     KK_TRY(kk_checkpoint_open(&m->ckpt, folder, NULL, err));
     m->config = kk_checkpoint_config(m->ckpt);
-    KK_TRY(open_expected(x, folder, m->config, err));
-    assert(x->tokens && x->logits && x->greedy);
-    m->n_tokens = (int32_t)x->tokens->dims[0];
-    KK_TRY(take_tokens(m, x, err));
+    KK_TRY(kk_parity_file_open(&x->file, folder, err));
+    KK_TRY(kk_parity_tokens(&x->file, m->config->vocab, &m->tokens, &m->n_tokens, err));
+    KK_TRY(find_expected(x, m->config, m->n_tokens, err));
+    assert(x->logits && x->greedy);
     KK_TRY(open_device(m, opts, m->n_tokens, err));
     KK_TRY(make_room(m, x, err));
     r->n_tokens = m->n_tokens;
@@ -292,7 +221,8 @@ static kk_status run(subject *m, expected *x, const char *folder, const kk_parit
     r->n_greedy = (int32_t)x->greedy->dims[0];
     r->threads = m->be->threads(m->dev);
     snprintf(r->isa, sizeof r->isa, "%s", m->be->isa(m->dev));
-    return compare_all(m, x, r, err);
+    KK_TRY(compare_all(m, x, r, err));
+    return compare_drafter(m, folder, r, err);
 }
 
 kk_status kk_parity_run(const char *folder, const kk_parity_opts *opts, kk_parity_report *out,
@@ -307,13 +237,11 @@ kk_status kk_parity_run(const char *folder, const kk_parity_opts *opts, kk_parit
     expected x = {0};
     kk_status st = run(&m, &x, folder, opts, out, err);
     close_model(&m);
-    close_expected(&x);
+    kk_parity_file_close(&x.file);
     KK_TRY(st);
-    char *drafter = kk_path_join(folder, "dflash");
-    out->has_drafter = drafter && kk_dir_exists(drafter);
-    kk_free(drafter);
     out->ok = out->n_ways > 0 && out->n_hidden > 0 && out->n_greedy > 0 &&
               out->greedy_equal == out->n_greedy;
     for (int32_t i = 0; i < out->n_ways; i++) out->ok = out->ok && out->way[i].ok;
+    if (out->drafter.present) out->ok = out->ok && out->drafter.ok;
     return KK_OK;
 }

@@ -2,7 +2,8 @@
  *
  * A case is a folder with config.json, model.safetensors and expect.safetensors: `tokens` [T],
  * `logits` [T, V] after the soft-cap, `hidden.0` (the scaled embedding) to `hidden.N` (after the
- * final norm) [T, hidden], and `greedy` [n], what the reference generates after the tokens.
+ * final norm) [T, hidden], and `greedy` [n], what the reference generates after the tokens.  A
+ * case may have a drafter in dflash/; parity_drafter.c says what is compared of it.
  *
  * The tokens are fed in one piece, in pieces of several sizes and one by one, with K/V in
  * float32.  Each way must agree with the reference within a tolerance, and the ways with each
@@ -34,6 +35,18 @@ typedef struct {
     bool ok;
 } kk_parity_way;
 
+/* The case's drafter, when it has one: its dumped blocks.  Everything keeps to tol_logits. */
+typedef struct {
+    bool present;
+    int32_t n_blocks, block;        /* how many, of how many rows */
+    const char *embed_scale;        /* "1", "once" or "twice": what its rows were scaled with */
+    kk_parity_gap taps;             /* max 0 where the dump has none */
+    kk_parity_gap hidden, logits;   /* layer: the block */
+    int32_t n_drafts, drafts_equal; /* tokens drafted, and how many the reference would draft */
+    bool same_bits;                 /* however its context was fed */
+    bool ok;
+} kk_parity_draft;
+
 typedef struct {
     int32_t n_tokens, vocab, n_layer, n_hidden;
     char isa[16];
@@ -42,8 +55,8 @@ typedef struct {
     kk_parity_way way[KK_PARITY_WAYS];
     int32_t n_ways;
     int32_t n_greedy, greedy_equal; /* tokens, and how many agree before the first difference */
-    bool has_drafter;               /* the case has dflash/, which is not compared here */
-    bool ok;                        /* something was compared, and everything holds */
+    kk_parity_draft drafter;
+    bool ok; /* something was compared, and everything holds */
 } kk_parity_report;
 
 /* Fails when the case cannot be read or run; out->ok says whether it agrees. */

@@ -22,6 +22,7 @@ typedef struct {
     bool sliding_causal; /* in the block, sliding layers see no later row (default) */
     bool full_causal;    /* the same of full layers (default: they see the whole block) */
     kk_embed_scaling embed_scaling;
+    bool embed_said; /* by the file; the default otherwise */
 } kk_drafter_config;
 
 /* json: the text of config.json.  n_taps is 0 when the text does not name the layers: their

@@ -72,6 +72,7 @@ static kk_status read_embed_scale(kk_drafter_config *c, const source *s, kk_err 
     if (!v) v = top;
     const char *word = json_string_value(v);
     c->embed_scaling = KK_EMBED_ONCE;
+    c->embed_said = v != NULL;
     if (!v || (word && strcmp(word, "once") == 0)) return KK_OK;
     if (word && strcmp(word, "twice") == 0)
         c->embed_scaling = KK_EMBED_TWICE;

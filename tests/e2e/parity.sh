@@ -14,7 +14,7 @@ for folder in "$cases"/*/; do
 done
 [ $compared -ge 6 ] || fail "only $compared cases"
 exits 0 parity "$cases/moe"
-has "$out" "dflash/ was not compared"
+has "$out" "dflash: 3 blocks of 6, embedding scale 1" "15 of 15 equal"
 exits 0 parity "$cases/dense" --isa reference -t 1 --json
 json "$out" case ok tokens layers isa threads tol_logits tol_hidden ways fed logits hidden \
     same_bits greedy greedy_equal drafter_compared
@@ -34,4 +34,23 @@ cp "$cases/moe/expect.safetensors" "$work/moe"
 exits 0 parity "$work/moe"
 cp "$cases/dense/expect.safetensors" "$work/moe" # of another model
 exits 1 parity "$work/moe"
+
+# A drafter that is another's, bent, or scaled otherwise than the dump.
+rm -r "$work/moe"
+cp -r "$cases/moe" "$work/moe"
+drafter=$work/moe/dflash
+sed -i 's/"block_size"/"embed_scale": "once", "block_size"/' "$drafter/config.json"
+exits 1 parity "$work/moe"
+has "$out" "embedding scale once" "DIFFERS" "DOES NOT AGREE"
+sed -i 's/"embed_scale": "once", //; s/"num_target_layers": 6/"num_target_layers": 7/' \
+    "$drafter/config.json"
+exits 1 parity "$work/moe"
+has "$err" "the drafter is of a verifier with 7 layers, this one has 6"
+cp "$cases/moe/dflash/config.json" "$drafter"
+truncate -s -1 "$drafter/model.safetensors"
+exits 1 parity "$work/moe" --json
+cp "$cases/moe/dflash/model.safetensors" "$drafter"
+exits 0 parity "$work/moe" --json
+json "$out" drafter_compared drafter blocks embed_scale taps drafts drafts_equal
+has "$out" '"drafter_compared": true' '"drafts_equal": 15'
 finish
