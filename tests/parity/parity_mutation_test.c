@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -31,7 +32,8 @@ static size_t below(size_t n) {
 
 /* A copy of a case whose files may be changed. */
 typedef struct {
-    char folder[64];
+    char root[64];        /* the case */
+    char folder[80];      /* what is changed of it: itself, or its drafter */
     char *model, *expect; /* contents */
     size_t model_size, expect_size;
     kk_safetensors tensors, expected; /* of those contents */
@@ -59,33 +61,59 @@ static char *get_file(const char *folder, const char *name, size_t *size) {
     return text;
 }
 
-static void open_copy(copy *c, const char *name) {
-    *c = (copy){.folder = "/tmp/kakeya-parity-XXXXXX"};
-    assert_non_null(mkdtemp(c->folder));
-    char *from = path_in(KK_TEST_DATA "/parity", name);
-    size_t size;
-    char *config = get_file(from, "config.json", &size);
-    put_file(c->folder, "config.json", config, size);
-    kk_free(config);
-    c->model = get_file(from, "model.safetensors", &c->model_size);
-    c->expect = get_file(from, "expect.safetensors", &c->expect_size);
-    put_file(c->folder, "model.safetensors", c->model, c->model_size);
-    put_file(c->folder, "expect.safetensors", c->expect, c->expect_size);
+static const char *const file_names[] = {"config.json", "model.safetensors", "expect.safetensors"};
+
+static void copy_files(const char *from, const char *to) {
+    for (size_t i = 0; i < 3; i++) {
+        size_t size;
+        char *data = get_file(from, file_names[i], &size);
+        put_file(to, file_names[i], data, size);
+        kk_free(data);
+    }
+}
+
+static void remove_files(const char *folder) {
+    for (size_t i = 0; i < 3; i++) {
+        char *path = path_in(folder, file_names[i]);
+        unlink(path);
+        kk_free(path);
+    }
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void read_copy(copy *c) {
+    c->model = get_file(c->folder, "model.safetensors", &c->model_size);
+    c->expect = get_file(c->folder, "expect.safetensors", &c->expect_size);
     kk_span model = {(uint8_t *)c->model, c->model_size};
     kk_span expect = {(uint8_t *)c->expect, c->expect_size};
     assert_int_equal(kk_safetensors_parse(&c->tensors, model, "model", NULL), KK_OK);
     assert_int_equal(kk_safetensors_parse(&c->expected, expect, "expect", NULL), KK_OK);
+}
+
+static void open_copy(copy *c, const char *name) {
+    *c = (copy){.root = "/tmp/kakeya-parity-XXXXXX"};
+    assert_non_null(mkdtemp(c->root));
+    snprintf(c->folder, sizeof c->folder, "%s", c->root);
+    char *from = path_in(KK_TEST_DATA "/parity", name);
+    copy_files(from, c->root);
     kk_free(from);
+    read_copy(c);
+}
+
+/* The case that has a drafter, whose files are the ones to change. */
+static void open_drafter_copy(copy *c) {
+    *c = (copy){.root = "/tmp/kakeya-parity-XXXXXX"};
+    assert_non_null(mkdtemp(c->root));
+    snprintf(c->folder, sizeof c->folder, "%s/dflash", c->root);
+    assert_int_equal(mkdir(c->folder, 0700), 0);
+    copy_files(KK_TEST_DATA "/parity/moe", c->root);
+    copy_files(KK_TEST_DATA "/parity/moe/dflash", c->folder);
+    read_copy(c);
 }
 
 static void close_copy(copy *c) {
-    static const char *const names[] = {"config.json", "model.safetensors", "expect.safetensors"};
-    for (size_t i = 0; i < 3; i++) {
-        char *path = path_in(c->folder, names[i]);
-        unlink(path);
-        kk_free(path);
-    }
-    assert_int_equal(rmdir(c->folder), 0);
+    remove_files(c->folder);
+    if (strcmp(c->folder, c->root) != 0) remove_files(c->root);
     kk_safetensors_free(&c->tensors);
     kk_safetensors_free(&c->expected);
     kk_free(c->model);
@@ -96,7 +124,7 @@ static kk_parity_report run(const copy *c) {
     kk_parity_report r;
     kk_err err = {.msg = ""};
     kk_parity_opts opts = {.threads = 1}; /* the models are too small to share */
-    kk_status st = kk_parity_run(c->folder, &opts, &r, &err);
+    kk_status st = kk_parity_run(c->root, &opts, &r, &err);
     if (st != KK_OK) fail_msg("%s", err.msg);
     return r;
 }
@@ -172,7 +200,9 @@ static void any_weight(void **unused) {
 /* Moves one expected float by `by` and says whether the case still agrees. */
 static bool agrees_moved(const copy *c, const char *name, float by) {
     const kk_tensor *t = expected(c, name);
-    const size_t i = below((size_t)kk_tensor_values(t));
+    /* Row 0 of a block is the anchor's and drafts nothing. */
+    const size_t skip = strncmp(name, "block.", 6) == 0 ? (size_t)t->dims[1] : 0;
+    const size_t i = skip + below((size_t)kk_tensor_values(t) - skip);
     const size_t at = (size_t)(t->data.base - (const uint8_t *)c->expect) + sizeof(float) * i;
     float old, moved;
     memcpy(&old, c->expect + at, sizeof old);
@@ -251,12 +281,65 @@ static void broken_cases(void **unused) {
     close_copy(&c);
 }
 
+static void any_weight_of_a_drafter(void **unused) {
+    (void)unused;
+    copy c;
+    open_drafter_copy(&c);
+    for (size_t i = 0; i < c.tensors.n; i++) {
+        const kk_tensor *t = &c.tensors.tensors[i];
+        const size_t element = choose(&c, t);
+        if (agrees_with(&c, t, element))
+            fail_msg("element %zu of the drafter's '%s' is not seen", element, t->name);
+    }
+    const kk_parity_report r = run(&c);
+    assert_true(r.ok && r.drafter.present && r.drafter.same_bits);
+    assert_int_equal(r.drafter.n_blocks, 3);
+    assert_int_equal(r.drafter.drafts_equal, 15);
+    close_copy(&c);
+}
+
+static void any_number_expected_of_a_drafter(void **unused) {
+    (void)unused;
+    copy c;
+    int seen = 0;
+    open_drafter_copy(&c);
+    for (size_t i = 0; i < c.expected.n; i++) {
+        const kk_tensor *t = &c.expected.tensors[i];
+        if (t->dtype != KK_F32) continue;
+        assert_false(agrees_moved(&c, t->name, 0.01f));
+        assert_false(agrees_moved(&c, t->name, -0.01f));
+        assert_false(agrees_moved(&c, t->name, NAN));
+        assert_true(agrees_moved(&c, t->name, 0));
+        seen++;
+    }
+    assert_int_equal(seen, 7); /* aux, and three blocks' hidden states and logits */
+    close_copy(&c);
+}
+
+/* A drafter with nothing to compare must not pass. */
+static void a_drafter_without_blocks(void **unused) {
+    (void)unused;
+    copy c;
+    kk_err err;
+    open_drafter_copy(&c);
+    const kk_tensor some[2] = {*expected(&c, "tokens"), *expected(&c, "aux")};
+    char *path = path_in(c.folder, "expect.safetensors");
+    assert_int_equal(kk_safetensors_write(path, some, 2, &err), KK_OK);
+    const kk_parity_report r = run(&c);
+    assert_false(r.ok);
+    kk_free(path);
+    close_copy(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_weight),
         cmocka_unit_test(any_expected_number),
         cmocka_unit_test(any_greedy_token),
         cmocka_unit_test(broken_cases),
+        cmocka_unit_test(any_weight_of_a_drafter),
+        cmocka_unit_test(any_number_expected_of_a_drafter),
+        cmocka_unit_test(a_drafter_without_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
