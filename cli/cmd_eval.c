@@ -1,11 +1,12 @@
 /* cmd_eval.c - `kakeya eval`: what a model can do, measured by asking it.
  *
- * One kind so far, needle: recall of a code hidden in a long document.  The table goes to stdout,
- * the answers as they come (-v) and the progress to stderr. */
+ * Two kinds, each with options of its own: needle, here, and accept, in eval_accept.c.  Tables go
+ * to stdout, the answers as they come (-v) and the progress to stderr. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/eval_accept.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -19,12 +20,15 @@ typedef struct {
     int32_t samples, predict, ctx;
     float min_recall;
     bool raw, print, quiet, verbose;
-} eval_args;
+} needle_args;
 
-#define AT(field) offsetof(eval_args, field)
-static const option eval_options[] = {
+#define AT(field) offsetof(needle_args, field)
+static const option needle_options[] = {
     OPTION_HEADING("Model"),
-    OPTION_STRING("m", "model", "MODEL", AT(load.model), "Hugging Face folder or GGUF file"),
+    OPTION_STRING("m", "model", "MODEL", AT(load.model),
+                  "Hugging Face folder or GGUF file (default: the small one shipped with the "
+                  "program)"),
+    LOADER_DRAFTER_OPTIONS(needle_args, load),
     OPTION_HEADING("What is asked"),
     OPTION_STRING(NULL, "ladder", "LIST", AT(ladder),
                   "lines of padding of each rung, give or take 15 % (default: 70,280)"),
@@ -44,50 +48,20 @@ static const option eval_options[] = {
     OPTION_HEADING("Context"),
     OPTION_INT("c", "ctx-size", "N", AT(ctx), 1, 1 << 30,
                "most tokens held (default: what the longest document needs)"),
-    OPTION_CHOICE("kv-format", "TYPE", AT(kv_format), "bf16 f32", "q8 q4 d4 e8",
-                  "how K/V rows are stored: bf16 (default) or f32"),
-    LOADER_DEVICE_OPTIONS(eval_args, load),
+    LOADER_FORMAT_OPTION(AT(kv_format)),
+    LOADER_DEVICE_OPTIONS(needle_args, load),
 };
+
+extern const verb eval_needle;
 
 /* ---- what is asked ----------------------------------------------------------------------- */
 
-static const struct {
-    const char *name, *summary;
-} kinds[] = {{"needle", "recall of a code hidden in a long document"}};
-static const char *const later_kinds[] = {"accept", "kv", "sweep"};
-
-static int list_kinds(void) {
-    fprintf(stderr, "usage: kakeya eval KIND [options]\n\nKinds:\n");
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        fprintf(stderr, "  %-10s %s\n", kinds[i].name, kinds[i].summary);
-    fprintf(stderr, "\n'kakeya help eval' says more.\n");
-    return EXIT_USAGE;
-}
-
-static bool check_kind(const option_words *words, int *code) {
-    if (words->n == 0) {
-        *code = list_kinds();
-        return false;
-    }
-    for (size_t i = 0; i < OPTION_COUNT(later_kinds); i++)
-        if (strcmp(words->word[0], later_kinds[i]) == 0) {
-            *code = options_wrong(&verb_eval, "'eval %s' is not part of this build yet",
-                                  words->word[0]);
-            return false;
-        }
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        if (strcmp(words->word[0], kinds[i].name) == 0) return true;
-    *code =
-        options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle", words->word[0]);
-    return false;
-}
-
-static bool read_ladder(const eval_args *a, kk_needle_opts *o, int *code) {
+static bool read_ladder(const needle_args *a, kk_needle_opts *o, int *code) {
     int32_t *list;
     size_t n;
     const char *bad, *text = a->ladder ? a->ladder : "70,280";
     if (!options_int_list(text, 1, KK_HAYSTACK_MOST_LINES, &list, &n, &bad)) {
-        *code = options_wrong(&verb_eval, "--ladder takes lines from 1 to %d; '%.20s' is not one",
+        *code = options_wrong(&eval_needle, "--ladder takes lines from 1 to %d; '%.20s' is not one",
                               KK_HAYSTACK_MOST_LINES, bad);
         return false;
     }
@@ -96,7 +70,7 @@ static bool read_ladder(const eval_args *a, kk_needle_opts *o, int *code) {
         memcpy(o->ladder, list, n * sizeof *list);
         o->n_rungs = (int32_t)n;
     } else {
-        *code = options_wrong(&verb_eval, "--ladder takes 1 to %d rungs", KK_NEEDLE_RUNGS);
+        *code = options_wrong(&eval_needle, "--ladder takes 1 to %d rungs", KK_NEEDLE_RUNGS);
     }
     free(list);
     return fits;
@@ -148,7 +122,7 @@ static void show_text(const char *text, size_t len) {
 }
 
 static bool on_event(void *user, const kk_needle_event *e) {
-    const eval_args *a = user;
+    const needle_args *a = user;
     const bool first = e->sample->generated == 1;
     if (!a->quiet && e->moment == KK_NEEDLE_READING) show_progress(e);
     if (a->verbose && e->moment == KK_NEEDLE_TEXT) {
@@ -195,7 +169,7 @@ static void print_table(const kk_needle_result *r) {
     for (int32_t i = 0; i < r->n_rungs; i++) print_rung(r, &r->rung[i]);
 }
 
-static int judge(const eval_args *a, const kk_needle_result *r) {
+static int judge(const needle_args *a, const kk_needle_result *r) {
     char what[200];
     for (int32_t i = 0; i < r->n_rungs; i++) {
         const kk_needle_rung *g = &r->rung[i];
@@ -207,10 +181,9 @@ static int judge(const eval_args *a, const kk_needle_result *r) {
     return EXIT_DONE;
 }
 
-/* ---- the verb ---------------------------------------------------------------------------- */
+/* ---- the kind ---------------------------------------------------------------------------- */
 
-/* What was typed, for the report; NULL without memory. */
-static char *command_line(int argc, char **argv) {
+char *eval_command(int argc, char **argv) {
     static const char start[] = "kakeya eval";
     size_t cap = sizeof start, n = sizeof start - 1;
     for (int i = 0; i < argc; i++) cap += strlen(argv[i]) + 3;
@@ -224,7 +197,7 @@ static char *command_line(int argc, char **argv) {
     return text;
 }
 
-static int write_report(const eval_args *a, const kk_needle_opts *o, const kk_needle_result *r,
+static int write_report(const needle_args *a, const kk_needle_opts *o, const kk_needle_result *r,
                         const char *command) {
     kk_err err;
     if (!a->report) return EXIT_DONE;
@@ -233,12 +206,12 @@ static int write_report(const eval_args *a, const kk_needle_opts *o, const kk_ne
 }
 
 /* A document that does not fit says itself what to do. */
-static int failed(const eval_args *a, const kk_err *err) {
+static int failed(const needle_args *a, const kk_err *err) {
     if (err->code == KK_ECONTEXT) return output_failed(err->msg, NULL);
     return loader_failed(&a->load, err);
 }
 
-static int ask(const eval_args *a, const kk_needle_opts *o, const char *command) {
+static int ask(const needle_args *a, const kk_needle_opts *o, const char *command) {
     kk_needle_result r;
     kk_err err;
     term_on_signal(TERM_ASK);
@@ -253,15 +226,12 @@ static int ask(const eval_args *a, const kk_needle_opts *o, const char *command)
     return code;
 }
 
-static int run(int argc, char **argv) {
-    eval_args a = {.seed = 42, .samples = 10, .predict = 32, .min_recall = -1};
-    option_words words;
+static int run_needle(int argc, char **argv) {
+    needle_args a = {.seed = 42, .samples = 10, .predict = 32, .min_recall = -1};
     loader_path path;
     int code;
-    if (!options_parse(&verb_eval, argc, argv, &a, &words, &code)) return code;
-    if (!check_kind(&words, &code)) return code;
-    kk_needle_opts o = {.kv_format =
-                            a.kv_format && strcmp(a.kv_format, "f32") == 0 ? KK_KV_F32 : KK_KV_BF16,
+    if (!options_parse(&eval_needle, argc - 1, argv + 1, &a, NULL, &code)) return code;
+    kk_needle_opts o = {.kv_format = loader_kv_format(a.kv_format),
                         .ctx = a.ctx,
                         .seed = a.seed,
                         .samples = a.samples,
@@ -271,17 +241,17 @@ static int run(int argc, char **argv) {
                         .user = &a};
     if (!read_ladder(&a, &o, &code)) return code;
     if (a.print) return print_document(&o);
-    if (!loader_options(&verb_eval, &a.load, &path, &o.engine, &code)) return code;
-    char *command = command_line(argc, argv);
+    if (!loader_options(&eval_needle, &a.load, &path, &o.engine, &code)) return code;
+    char *command = eval_command(argc, argv);
     code = ask(&a, &o, command);
     free(command);
     return code;
 }
 
-const verb verb_eval = {
-    .name = "eval",
-    .summary = "measure what a model can do: needles found in long documents",
-    .usage = "needle [-m MODEL] [options]",
+const verb eval_needle = {
+    .name = "eval needle",
+    .summary = "recall of a code hidden in a long document",
+    .usage = "[-m MODEL] [options]",
     .about = "Hides a code in long documents of padding, asks the model for it and counts the\n"
              "answers that name it: for each rung of the ladder recall, speed and the memory of\n"
              "the context.  A seed names the documents, here and in tools/tiny/needle.py.",
@@ -289,8 +259,53 @@ const verb verb_eval = {
                 "  kakeya eval needle --ladder 60,150,300 --samples 50 --report needle.json\n"
                 "  kakeya eval needle -m gemma-4-26b-a4b-q4_0.gguf --ladder 280 -v --min-recall 1\n"
                 "  kakeya eval needle --print --ladder 150 | kakeya run --chat -n 32\n",
-    .options = eval_options,
-    .n_options = OPTION_COUNT(eval_options),
-    .max_words = 1,
+    .options = needle_options,
+    .n_options = OPTION_COUNT(needle_options),
+    .run = run_needle,
+};
+
+/* ---- the verb ---------------------------------------------------------------------------- */
+
+static const verb *const kinds[] = {&eval_needle, &eval_accept};
+static const char *const later_kinds[] = {"kv", "sweep"};
+
+static const char *kind_name(const verb *kind) { return kind->name + strlen("eval "); }
+
+static int list_kinds(void) {
+    fprintf(stderr, "usage: kakeya eval KIND [options]\n\nKinds:\n");
+    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
+        fprintf(stderr, "  %-10s %s\n", kind_name(kinds[i]), kinds[i]->summary);
+    fprintf(stderr, "\n'kakeya help eval KIND' says more.\n");
+    return EXIT_USAGE;
+}
+
+static int run(int argc, char **argv) {
+    if (argc == 0) return list_kinds();
+    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
+        options_help(&verb_eval);
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
+        if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
+    for (size_t i = 0; i < OPTION_COUNT(later_kinds); i++)
+        if (strcmp(argv[0], later_kinds[i]) == 0)
+            return options_wrong(&verb_eval, "'eval %s' is not part of this build yet", argv[0]);
+    if (argv[0][0] == '-')
+        return options_wrong(&verb_eval, "the kind comes first, as in 'kakeya eval needle %s'",
+                             argv[0]);
+    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept",
+                         argv[0]);
+}
+
+const verb verb_eval = {
+    .name = "eval",
+    .summary = "measure what a model can do: needles found, drafts accepted",
+    .usage = "KIND [options]",
+    .about = "needle      recall of a code hidden in a long document\n"
+             "accept      how much of what is drafted is right, and whether it changed anything\n\n"
+             "'kakeya help eval KIND' lists the options of a kind.",
+    .examples = "  kakeya eval needle --ladder 60,150,300 --samples 50 --report needle.json\n"
+                "  kakeya eval accept --set code,needle,edit --report accept.json\n",
+    .kinds = true,
     .run = run,
 };

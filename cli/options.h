@@ -45,6 +45,7 @@ typedef struct {
     const option *options;
     size_t n_options;
     int min_words, max_words; /* arguments that are not options */
+    bool kinds;               /* its first argument is a kind, with help of its own */
     int (*run)(int argc, char **argv);
 } verb;
 

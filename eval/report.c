@@ -47,6 +47,33 @@ json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m) {
                      (json_int_t)m->token_bytes);
 }
 
+json_t *kk_report_drafter(const kk_drafter_info *d) {
+    if (d->layers == 0) return json_null();
+    json_t *taps = json_array();
+    for (int32_t i = 0; i < d->n_taps; i++) json_array_append_new(taps, json_integer(d->taps[i]));
+    return json_pack("{s:i, s:i, s:i, s:o, s:s, s:I, s:I}", "layers", d->layers, "hidden",
+                     d->hidden, "block", d->block, "taps", taps, "embed_scale", d->embed_scale,
+                     "params", (json_int_t)d->params, "weight_bytes", (json_int_t)d->weight_bytes);
+}
+
+const char *kk_report_kv_format(kk_kv_format f) {
+    switch (f) {
+    case KK_KV_F32: return "f32";
+    case KK_KV_Q8: return "q8";
+    case KK_KV_Q4: return "q4";
+    case KK_KV_BF16: break;
+    }
+    return "bf16";
+}
+
+json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]) {
+    int last = KK_MAX_DRAFT;
+    while (last > 0 && n[last] == 0) last--;
+    json_t *list = json_array();
+    for (int i = 0; i <= last; i++) json_array_append_new(list, json_integer(n[i]));
+    return list;
+}
+
 json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]) {
     json_t *o = json_object();
     for (int c = 0; o && c < KK_MEM_CATEGORIES; c++)
