@@ -19,12 +19,12 @@
 
 /* ---- tables ----------------------------------------------------------------------------- */
 
-static const double FADING = 0.997;   /* of a measurement's weight, per round */
-static const double MOST_WEIGHT = 40; /* so that a row never stops learning */
-static const double FEW = 4;          /* measurements that do not make a row well known yet */
-static const double CLIP = 2;         /* times the known cost: what is above is an interruption */
-static const double COMMON = 0.03;    /* share of a surprise that all rows have in common */
-static const double FORGOTTEN = 0.01; /* weight at which a row counts as not measured */
+static const double FADING = 0.998;    /* of a measurement's weight, per round */
+static const double MOST_WEIGHT = 100; /* so that a row never stops learning */
+static const double FEW = 4;           /* measurements that do not make a row well known yet */
+static const double CLIP = 2;          /* times the known cost: what is above is an interruption */
+static const double COMMON = 0.03;     /* share of a surprise that all rows have in common */
+static const double FORGOTTEN = 0.01;  /* weight at which a row counts as not measured */
 
 typedef struct {
     int32_t rows[KK_COST_ROWS], n;
@@ -58,6 +58,13 @@ static void smooth(points *p) {
         const double l = raw.weight[i - 1], r = raw.weight[i + 1], least = l < r ? l : r;
         const double pull = least / (least + 1);
         const double said = between(&raw, i - 1, i + 1, raw.rows[i]);
+        p->seconds[i] = (raw.weight[i] * raw.seconds[i] + pull * said) / (raw.weight[i] + pull);
+    }
+    if (raw.n > 2) {
+        const int32_t i = raw.n - 1;
+        const double l = raw.weight[0], r = raw.weight[i - 1], least = l < r ? l : r;
+        const double pull = least / (least + 1);
+        const double said = between(&raw, 0, i - 1, raw.rows[i]);
         p->seconds[i] = (raw.weight[i] * raw.seconds[i] + pull * said) / (raw.weight[i] + pull);
     }
 }
@@ -186,7 +193,7 @@ static const double BORROWED = 2;                     /* weight of one depth's r
 static const double MEMORY = 0.98;  /* of an observation, per later one at its depth */
 static const double SURPRISED = 2;  /* what a streak that cannot be chance leaves of it */
 static const double CHANCE = 0.002; /* below which a streak is none */
-enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 128, HOPEFUL = 4 };
+enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 1024, HOPEFUL = 4 };
 
 static double rate_at(const kk_acceptance *a, int32_t depth, double shallower) {
     const double weight = depth ? BORROWED : PRIOR_WEIGHT;
@@ -232,9 +239,12 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
     else
         a->streak = a->streak < 0 ? a->streak - 1 : -1;
     notice_change(a);
-    const int32_t longer = a->patience < FIRST_PATIENCE ? FIRST_PATIENCE : 2 * a->patience;
-    a->patience = longer < MOST_PATIENCE ? longer : MOST_PATIENCE;
-    if (right > 0 && (!a->last_looking || a->streak <= HOPEFUL)) a->patience = 0;
+    if (right > 0 && (!a->last_looking || a->streak <= HOPEFUL))
+        a->patience = 0;
+    else if (!a->last_looking || a->patience < FIRST_PATIENCE)
+        a->patience = FIRST_PATIENCE;
+    else if (a->patience < MOST_PATIENCE)
+        a->patience *= 2;
     a->idle = 0;
     a->last_n = drafted;
     a->last_right = right;
@@ -248,8 +258,16 @@ static const double MARGIN = 1.02; /* times plain decoding: what drafting must p
 static const double ALLOWANCE = 8, MOST_CREDIT = 8;
 static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 0.5;
 static const double REFILL = 0.01;
-static const double CURIOSITY = 0.15; /* benefit of the doubt of a cost never measured */
-enum { FIRST_LOOK = 3 };              /* tokens drafted when costs are not known at all */
+static const double
+    SHORTEST_WAIT = 16,
+    LONGEST_WAIT =
+        128; /* rounds between looks that keep failing: at the least, and more per token that one costs */
+static const double UNSURE = 3;      /* drafts after which half of what they promise is sure */
+static const double WELL_KNOWN = 4;  /* weight of the cost of a plain round */
+static const double HOPELESS = 0.06; /* rate below which no row is cheap enough */
+static const double CHEAPEST = 0.03; /* price of a row that seems to cost less */
+static const double CURIOSITY = 0.2; /* benefit of the doubt of a cost never measured */
+enum { FIRST_LOOK = 3 };             /* tokens drafted when costs are not known at all */
 
 typedef struct {
     const kk_costs *costs;
@@ -266,26 +284,34 @@ static double seconds(const plan *p, int32_t drafted, int32_t paid) {
 static double price(const plan *p, int32_t n, bool is_free) {
     const int32_t all = n * p->sessions;
     const double plain = cost(&p->verify, p->sessions);
-    return plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
+    const double extra = plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
+    return extra > CHEAPEST * n ? extra : CHEAPEST * n;
 }
 
 static double at_most(double a, double b) { return a < b ? a : b; }
 
 static void settle(const plan *p, kk_acceptance *a) {
     const double gain = a->last_n ? a->last_right - price(p, a->last_n, a->last_free) : 0;
-    double *account = a->last_looking ? &a->purse : &a->credit;
-    *account += gain;
+    const bool unproven = a->tried[0] < UNSURE && gain < 0;
+    if (a->last_looking || unproven) a->purse += gain;
+    if (!a->last_looking) a->credit += gain;
     a->credit = at_most(a->credit + REFILL, MOST_CREDIT);
     a->purse = at_most(a->purse + REFILL, MOST_PURSE);
     a->last_n = 0;
     a->idle++;
 }
 
-/* The most tokens whose loss so much can bear. */
+/* What a draft may lose: its price, less what it will surely gain.  The first drafts of a session
+ * may be worth nothing; after many it is known what they are. */
+static double risk(const plan *p, const kk_choice *c, int32_t n) {
+    const double tried = c->seen->tried[0], sure = tried / (tried + UNSURE);
+    return price(p, n, c->free) - sure * (kk_acceptance_tokens(c->seen, n) - 1);
+}
+
 static int32_t bearable(const plan *p, const kk_choice *c, double loss) {
     int32_t n = c->max < KK_MAX_DRAFT ? c->max : KK_MAX_DRAFT;
     if (n > p->room) n = p->room;
-    while (n > 0 && price(p, n, c->free) > loss) n--;
+    while (n > 0 && risk(p, c, n) > loss) n--;
     return n;
 }
 
@@ -329,6 +355,14 @@ typedef struct {
     int32_t total;       /* drafted tokens */
 } best_total;
 
+/* What drafting is measured against must be known too.  Drafting all the time, it is not. */
+static bool plain_is_stale(const plan *p) {
+    double weight = 0;
+    for (int32_t r = p->sessions - 1; r <= p->sessions + 1 && r <= KK_COST_ROWS; r++)
+        weight += p->costs->verify.weight[r] * (r == p->sessions || p->sessions > 1);
+    return p->sessions <= KK_COST_ROWS && weight < WELL_KNOWN;
+}
+
 /* Walks through the totals.  A total whose cost is little known may be chosen over a better one,
  * as long as it is expected to pay. */
 static best_total walk(plan *p, bool free_only) {
@@ -349,7 +383,9 @@ static best_total walk(plan *p, bool free_only) {
         paid += !c->free;
         take(c);
     }
-    return sure.total > 0 ? curious : sure;
+    if (sure.total == 0 || plain_is_stale(p))
+        return (best_total){.plain = sure.plain, .value = sure.plain};
+    return curious;
 }
 
 static void walk_to(plan *p, bool free_only, int32_t total) {
@@ -373,7 +409,8 @@ static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
 static void look_where_due(plan *p, int32_t room) {
     for (int32_t i = 0; i < p->sessions; i++) {
         kk_choice *c = &p->choices[i];
-        if (c->n > 0 || c->seen->idle <= c->seen->patience) continue;
+        const double longest = SHORTEST_WAIT + LONGEST_WAIT * price(p, 1, c->free);
+        if (c->n > 0 || c->seen->idle <= at_most(c->seen->patience, longest)) continue;
         c->n = look_length(p, c, room);
         c->looking = c->n > 0;
         room -= c->n;
@@ -411,7 +448,9 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
         kk_choice *c = &choices[i];
         settle(&p, c->seen);
         c->looking = false;
-        c->cap = bearable(&p, c, ALLOWANCE + c->seen->credit);
+        c->cap = rate_at(c->seen, 0, PRIOR) < HOPELESS
+                     ? 0
+                     : bearable(&p, c, ALLOWANCE + c->seen->credit);
         any_free |= c->free, any_paid |= !c->free;
     }
     if (!start_cold(&p)) {
