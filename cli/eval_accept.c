@@ -125,7 +125,7 @@ static void print_table(const kk_accept_result *r) {
     for (int32_t i = 0; i <= r->n_sets; i++) {
         const kk_accept_set *s = i < r->n_sets ? &r->set[i] : &r->all;
         for (int32_t arm = 0; arm < r->n_arms; arm++)
-            print_figures(s->name, r->drafter[arm].layers ? r->drafter[arm].embed_scale : "-",
+            print_figures(s->name, r->spec == KK_SPEC_DFLASH ? r->drafter[arm].embed_scale : "-",
                           &s->arm[arm]);
     }
 }

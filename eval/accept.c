@@ -31,6 +31,7 @@ void kk_spec_stats_add(kk_spec_stats *to, const kk_spec_stats *more) {
     for (int i = 0; i <= KK_MAX_DRAFT; i++) {
         to->histogram[i] += more->histogram[i];
         to->chosen[i] += more->chosen[i];
+        to->drafts[i] += more->drafts[i];
     }
     to->draft_s += more->draft_s;
     to->verify_s += more->verify_s;

@@ -7,7 +7,7 @@ static json_t *figures_json(const kk_accept_result *r, const char *set, int32_t 
     const kk_spec_stats *t = &f->spec;
     const kk_drafter_info *d = &r->drafter[arm];
     json_t *of = json_pack("{s:s, s:s, s:s?}", "set", set, "arm", kk_spec_name(r->spec),
-                           "embed_scale", d->layers ? d->embed_scale : NULL);
+                           "embed_scale", r->spec == KK_SPEC_DFLASH ? d->embed_scale : NULL);
     json_t *counts = json_pack(
         "{s:i, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:b, s:i}", "prompts", f->prompts, "tokens",
         (json_int_t)f->tokens, "rounds", (json_int_t)t->rounds, "drafted", (json_int_t)t->drafted,

@@ -270,6 +270,7 @@ typedef struct {
     int64_t drafted, accepted;           /* tokens */
     int64_t histogram[KK_MAX_DRAFT + 1]; /* rounds by tokens accepted */
     int64_t chosen[KK_MAX_DRAFT + 1];    /* rounds by tokens the controller asked for */
+    int64_t drafts[KK_MAX_DRAFT + 1];    /* rounds by tokens that were drafted */
     int64_t looking;                     /* rounds that drafted only to learn whether it pays */
     double draft_s, verify_s, choose_s, commit_s; /* where the time went */
 } kk_spec_stats;

@@ -166,6 +166,7 @@ static void learn(const step *s) {
         t->accepted += r->n_right;
         t->histogram[r->n_right]++;
         t->chosen[s->choice[i].n]++;
+        t->drafts[r->n_draft]++;
         t->looking += s->choice[i].looking;
         t->draft_s += s->draft_s;
         t->verify_s += s->verify_s;

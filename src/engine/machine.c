@@ -19,6 +19,7 @@
 #include "core/clock.h"
 #include "core/cpu.h"
 #include "core/threads.h"
+#include "engine/machine.h"
 
 #if defined(__has_include)
 #if __has_include("kakeya_build.h")
@@ -90,8 +91,10 @@ void kk_machine_info(kk_machine *out) {
 
 /* ---- bandwidth -------------------------------------------------------------------------- */
 
-static const int64_t piece = (int64_t)4 << 20, per_thread = (int64_t)512 << 20;
+static const int64_t per_thread = (int64_t)512 << 20;
 static const int64_t least_bytes = (int64_t)64 << 20, most_bytes = (int64_t)4 << 30;
+/* What a thread reads before it asks for more: large, unless there is little to share. */
+static const int64_t large_piece = (int64_t)4 << 20, small_piece = (int64_t)64 << 10;
 
 enum { ahead = 64 << 10 };
 
@@ -99,13 +102,14 @@ typedef uint64_t lanes __attribute__((vector_size(16)));
 
 typedef struct {
     uint8_t *data;
+    int64_t piece;
     _Atomic uint64_t sum; /* keeps the reads from being left out */
 } span_to_read;
 
 static void touch(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const span_to_read *s = arg;
-    memset(s->data + begin * piece, 1, (size_t)((end - begin) * piece));
+    memset(s->data + begin * s->piece, 1, (size_t)((end - begin) * s->piece));
 }
 
 /* Eight sums at a time, so that no addition waits for another. */
@@ -113,8 +117,8 @@ static void read_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     span_to_read *s = arg;
     lanes sum[8] = {{0}};
-    const uint8_t *to = s->data + end * piece;
-    for (const uint8_t *at = s->data + begin * piece; at < to; at += sizeof sum) {
+    const uint8_t *to = s->data + end * s->piece;
+    for (const uint8_t *at = s->data + begin * s->piece; at < to; at += sizeof sum) {
         lanes next[8];
         /* As the kernels do: without it one thread waits for latency, not for bandwidth. */
         __builtin_prefetch(at + ahead, 0, 2);
@@ -137,7 +141,7 @@ static double best_rate(kk_threads *threads, span_to_read *s, int64_t bytes, dou
     const double until = kk_now() + seconds;
     for (int pass = 0; pass < 3 || kk_now() < until; pass++) {
         const double from = kk_now();
-        kk_threads_loop(threads, bytes / piece, 1, read_pieces, s);
+        kk_threads_loop(threads, bytes / s->piece, 1, read_pieces, s);
         rate[pass % 3] = (double)bytes / (kk_now() - from);
         const double middle = median3(rate[0], rate[1], rate[2]);
         if (pass >= 2 && middle > best) best = middle;
@@ -153,25 +157,36 @@ static int64_t bytes_to_read(int32_t threads) {
     if (bytes > most_bytes) bytes = most_bytes;
     if (available && bytes > available / 4) bytes = available / 4;
     if (bytes < least_bytes) bytes = least_bytes;
-    return bytes / piece * piece;
+    return bytes;
 }
 
-kk_status kk_measure_bandwidth(int32_t threads, double seconds, double *bytes_per_s, kk_err *err) {
-    *bytes_per_s = 0;
-    kk_threads *pool;
-    KK_TRY(kk_threads_new(&pool, threads, true, err));
-    const int64_t bytes = bytes_to_read(kk_threads_count(pool));
-    span_to_read s = {.data = kk_mem_reserve((size_t)bytes)};
-    if (!s.data) {
-        kk_threads_free(pool);
-        return kk_fail(err, KK_ENOMEM, "no memory to read: %lld bytes", (long long)bytes);
-    }
+static kk_status measure(kk_threads *pool, int64_t bytes, double seconds, double *bytes_per_s,
+                         kk_err *err) {
+    span_to_read s = {.piece = bytes / large_piece >= 8 * kk_threads_count(pool) ? large_piece
+                                                                                 : small_piece};
+    bytes = (bytes + s.piece - 1) / s.piece * s.piece;
+    s.data = kk_mem_reserve((size_t)bytes);
+    if (!s.data) return kk_fail(err, KK_ENOMEM, "no memory to read: %lld bytes", (long long)bytes);
 #ifdef MADV_HUGEPAGE
     madvise(s.data, (size_t)bytes, MADV_HUGEPAGE);
 #endif
-    kk_threads_loop(pool, bytes / piece, 1, touch, &s);
+    kk_threads_loop(pool, bytes / s.piece, 1, touch, &s);
     *bytes_per_s = best_rate(pool, &s, bytes, seconds);
     kk_mem_unreserve(s.data, (size_t)bytes);
-    kk_threads_free(pool);
     return KK_OK;
+}
+
+kk_status kk_measure_read(int32_t threads, int64_t bytes, double seconds, double *bytes_per_s,
+                          kk_err *err) {
+    *bytes_per_s = 0;
+    kk_threads *pool;
+    KK_TRY(kk_threads_new(&pool, threads, true, err));
+    if (bytes == 0) bytes = bytes_to_read(kk_threads_count(pool));
+    const kk_status st = measure(pool, bytes, seconds, bytes_per_s, err);
+    kk_threads_free(pool);
+    return st;
+}
+
+kk_status kk_measure_bandwidth(int32_t threads, double seconds, double *bytes_per_s, kk_err *err) {
+    return kk_measure_read(threads, 0, seconds, bytes_per_s, err);
 }
