@@ -130,19 +130,26 @@ static inline void model_fill(kk_tensor *t, bool vector, uint64_t seed) {
     t->data.base = bytes;
 }
 
-static inline model_tensors *model_make(const kk_config *c, const char *prefix, kk_dtype type) {
-    model_tensors *m = calloc(1, sizeof *m);
-    kk_inventory list;
-    m->config = *c;
-    if (kk_inventory_make(&list, c, NULL) != KK_OK || list.n > 256) abort();
-    for (size_t i = 0; i < list.n; i++) {
-        const kk_inventory_item *item = &list.items[i];
+/* Every tensor of a list, of random numbers. */
+static inline void model_add(model_tensors *m, const kk_inventory *list, const char *prefix,
+                             kk_dtype type) {
+    if (m->n + list->n > 256) abort();
+    for (size_t i = 0; i < list->n; i++) {
+        const kk_inventory_item *item = &list->items[i];
         kk_tensor *t = &m->tensors[m->n];
         snprintf(m->names[m->n], KK_MAX_NAME, "%s%.120s", prefix, item->name);
         *t = (kk_tensor){.name = m->names[m->n++], .dtype = type, .n_dims = item->n_dims};
         memcpy(t->dims, item->dims, sizeof item->dims);
         model_fill(t, item->role == KK_ROLE_VECTOR, i + 1);
     }
+}
+
+static inline model_tensors *model_make(const kk_config *c, const char *prefix, kk_dtype type) {
+    model_tensors *m = calloc(1, sizeof *m);
+    kk_inventory list;
+    m->config = *c;
+    if (kk_inventory_make(&list, c, NULL) != KK_OK) abort();
+    model_add(m, &list, prefix, type);
     kk_inventory_free(&list);
     return m;
 }
@@ -181,11 +188,10 @@ static inline void model_write(const char *dir, const model_tensors *m) {
     }
 }
 
-/* In shards of even size with an index. */
-static inline void model_write_shards(const char *dir, const model_tensors *m, size_t shards) {
+/* The tensors in shards of even size with an index. */
+static inline void tensors_write_shards(const char *dir, const model_tensors *m, size_t shards) {
     char path[512], *index = calloc(1, 65536);
     size_t n = (size_t)sprintf(index, "{\"metadata\": {}, \"weight_map\": {");
-    model_write_config(dir, &m->config);
     for (size_t s = 0; s < shards; s++) {
         const size_t from = m->n * s / shards, to = m->n * (s + 1) / shards;
         char name[64];
@@ -200,6 +206,11 @@ static inline void model_write_shards(const char *dir, const model_tensors *m, s
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
     scratch_write(path, index, n);
     free(index);
+}
+
+static inline void model_write_shards(const char *dir, const model_tensors *m, size_t shards) {
+    model_write_config(dir, &m->config);
+    tensors_write_shards(dir, m, shards);
 }
 
 #endif
