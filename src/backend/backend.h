@@ -28,6 +28,8 @@ typedef struct {
 } kk_matrix;
 
 /* Where one layer's K/V lie inside a page: head-major, [n_kv_head][KK_PAGE_ROWS][head_dim].
+ * Packed formats: a head's codes [KK_PAGE_ROWS][head_dim], then its scales, then its biases,
+ * [KK_PAGE_ROWS][head_dim / KK_KV_GROUP] each in f16.
  * With k_eq_v only V is stored and K is rebuilt as RoPE(k_norm * V) in float32. */
 typedef struct {
     kk_dtype format; /* KK_F32, KK_BF16, KK_KV8 or KK_KV4 */
@@ -35,6 +37,16 @@ typedef struct {
     int32_t n_kv_head, head_dim;
     size_t k_off, v_off; /* bytes from the page's start */
 } kk_kv_slot;
+
+/* Bytes of one head's codes in a page (all there is, unless packed), and of the whole head. */
+static inline size_t kk_kv_code_bytes(kk_dtype format, int32_t head_dim) {
+    const size_t n = (size_t)KK_PAGE_ROWS * (size_t)head_dim;
+    return format == KK_KV4 ? n / 2 : format == KK_KV8 ? n : format == KK_BF16 ? 2 * n : 4 * n;
+}
+static inline size_t kk_kv_head_bytes(kk_dtype format, int32_t head_dim) {
+    const size_t groups = (size_t)KK_PAGE_ROWS * (size_t)(head_dim / KK_KV_GROUP);
+    return kk_kv_code_bytes(format, head_dim) + (kk_dtype_is_packed(format) ? 4 * groups : 0);
+}
 
 /* One session's rows in a forward, and its page table for the layer kind at hand. */
 typedef struct {

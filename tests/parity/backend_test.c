@@ -469,12 +469,13 @@ static rig_cache *draw_cache(rig *r, kk_dtype format, bool k_eq_v, int32_t n_kv,
 }
 
 static void record_pages(rig *r, const rig_cache *c, const char *label) {
-    const rig_kind kind = c->slot.format == KK_F32 ? RIG_FLOATS : RIG_BF16;
+    const kk_dtype f = c->slot.format;
+    const rig_kind kind = f == KK_F32 ? RIG_FLOATS : f == KK_BF16 ? RIG_BF16 : RIG_BYTES;
     rig_sync(r);
     for (int32_t s = 0; s < c->rows.n_groups; s++)
         for (int p = 0; p < RIG_PAGES; p++)
-            rig_record_values(r, kind, c->page[s][p], c->page_values, "%s, session %d page %d",
-                              label, s, p);
+            rig_record_values(r, kind, c->page[s][p], c->page_bytes / rig_width(kind),
+                              "%s, session %d page %d", label, s, p);
 }
 
 typedef enum {
@@ -515,12 +516,53 @@ static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t 
     record_pages(r, c, label);
 }
 
+/* Formats by turns, but packed ones only where heads are whole groups. */
+static kk_dtype format_at(size_t i, int32_t d) {
+    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+    return formats[i % (d % KK_KV_GROUP ? 2 : 4)];
+}
+
 static void case_store(rig *r) {
     for (size_t d = 0; d < COUNT(head_dims); d++)
         for (int way = 0; way < STORE_WAYS; way++)
-            for (size_t i = 0; i < 6; i++)
-                store_one(r, (store_way)way, i % 2 ? KK_BF16 : KK_F32, head_dims[d],
+            for (size_t i = 0; i < 8; i++)
+                store_one(r, (store_way)way, format_at(i, head_dims[d]), head_dims[d],
                           i * 7 + d + (size_t)way);
+}
+
+/* Groups that are hard to pack: constant, nearly so, far from zero, too large for f16, with zeros
+ * of both signs, subnormal, or not numbers. */
+static void case_store_hard(rig *r) {
+    enum { D = 256, ROWS = 12 };
+    static const float hard[ROWS] = {0,     1e-44f, 1e-7f, 1e-5f,    6e4f,  6.6e4f,
+                                     1e38f, 3e38f,  NAN,   INFINITY, -0.0f, 3};
+    const int32_t rows = ROWS;
+    const int64_t pos = 60;
+    for (size_t i = 0; i < 8; i++) {
+        const kk_dtype format = format_at(i, D);
+        rig_cache *c = rig_cache_new(r, format, false, 1, D, 1, &rows, &pos);
+        float *v = rig_floats(r, ROWS * D, 1), *ones = rig_floats(r, D, 1);
+        for (size_t k = 0; k < ROWS; k++) {
+            float *group = v + k * D + 64 * (size_t)rig_below(r, 4);
+            for (size_t j = 0; j < 64; j++) {
+                if (k == 10) group[j] = rig_below(r, 2) ? 0.0f : -0.0f;
+                if (k < 8) group[j] *= hard[k];
+                if (k == 11) group[j] = i < 4 ? 1000.3f : 1000 + group[j] * 1e-3f;
+            }
+            if (k == 8 || k == 9) group[rig_below(r, 64)] = hard[k];
+        }
+        const kk_store_args a = {.k = rig_random_buf(r, ROWS * D, 3),
+                                 .v = rig_buf(r, v, ROWS * D),
+                                 .k_norm = rig_buf(r, ones, D),
+                                 .rope_rows = rig_random_buf(r, 1, 1),
+                                 .n_head = 1,
+                                 .slot = c->slot,
+                                 .rows = &c->rows,
+                                 .eps = eps,
+                                 .v_raw = true};
+        RIG_RUN(r, store, &a);
+        record_pages(r, c, kk_dtype_get(format)->name);
+    }
 }
 
 /* Everything no row may see is NaN or missing.  Large values make scores of hundreds, whose
@@ -566,7 +608,7 @@ static void case_attend(rig *r) {
     for (size_t d = 0; d < COUNT(head_dims); d++)
         for (size_t w = 0; w < COUNT(windows); w++)
             for (int k_eq_v = 0; k_eq_v < 2; k_eq_v++, seed++)
-                attend_one(r, (seed / 2 + d) % 2 ? KK_BF16 : KK_F32, k_eq_v != 0, head_dims[d],
+                attend_one(r, format_at(seed / 2 + d, head_dims[d]), k_eq_v != 0, head_dims[d],
                            (sight){.window = windows[w]}, seed);
 }
 
@@ -578,17 +620,19 @@ static void case_attend_sight(rig *r) {
     for (size_t w = 0; w < COUNT(windows); w++)
         for (size_t k = 0; k < COUNT(sinks); k++)
             for (int block = 0; block < 2; block++, seed++)
-                attend_one(r, seed / 2 % 2 ? KK_BF16 : KK_F32, seed % 5 == 4, seed % 8 ? 24 : 256,
-                           (sight){windows[w], sinks[k], block != 0}, seed);
+                for (int32_t d = 24; d <= 64; d += 40)
+                    attend_one(r, format_at(seed / 2, d), seed % 5 == 4, d,
+                               (sight){windows[w], sinks[k], block != 0}, seed);
 }
 
 /* Blocks of 1 to 17 rows around a page border, each with a window and a sink. */
 static void case_attend_blocks(rig *r) {
+    enum { D = 64 };
     for (int32_t n = 1; n <= 17; n++) {
         for (int64_t pos = 128 - n; pos <= 128; pos += n > 2 ? n / 2 : 1) {
-            rig_cache *c = rig_cache_new(r, n % 2 ? KK_F32 : KK_BF16, false, 1, 32, 1, &n, &pos);
+            rig_cache *c = rig_cache_new(r, format_at((size_t)n, D), false, 1, D, 1, &n, &pos);
             rig_cache_hide(c, 30, 4);
-            const size_t all = (size_t)(n * 2 * 32);
+            const size_t all = (size_t)(n * 2 * D);
             kk_buf *out = rig_random_buf(r, all, 1);
             const kk_attend_args a = {.out = out,
                                       .q = rig_random_buf(r, all, 1),
@@ -651,6 +695,7 @@ static const op_case cases[] = {
     {"route, ties", case_route_ties, 33},
     {"rope", case_rope, 33},
     {"store", case_store, 99},
+    {"store, hard rows", case_store_hard, 12},
     {"attend", case_attend, 99},
     {"attend, sinks and blocks", case_attend_sight, 99},
     {"attend, blocks on a border", case_attend_blocks, 17},

@@ -199,21 +199,52 @@ static void check_quantize(const kk_kernels *k) {
     }
 }
 
+/* Packed rows: ordinary ones, and groups that are constant, far from zero, zeros of both signs,
+ * too wide for f16 or not numbers. */
+static void check_pack_one(const kk_kernels *k, kk_dtype t, int32_t n, int hard) {
+    enum { GROUPS = 8 };
+    float *x = floats((size_t)n, hard == 1 ? 1e-6f : 4);
+    for (int32_t i = 0; i < n; i++) {
+        if (hard == 2) x[i] = x[i] > 0 ? 0.0f : -0.0f;
+        if (hard == 3) x[i] = 700;
+        if (hard == 4) x[i] = x[i] * 1e-3f - 900;
+        if (hard == 5) x[i] *= 3e4f;
+    }
+    if (hard == 6) x[below(n)] = NAN;
+    if (hard == 7) x[below(n)] = -INFINITY;
+    uint8_t want[GROUPS * 64], got[GROUPS * 64];
+    uint16_t affine[2][2 * GROUPS];
+    memset(want, 9, sizeof want), memset(got, 9, sizeof got), memset(affine, 9, sizeof affine);
+    ref->pack(t, x, n, want, affine[0], affine[0] + GROUPS);
+    k->pack(t, x, n, got, affine[1], affine[1] + GROUPS);
+    CHECK_SAY(memcmp(want, got, sizeof want) == 0, "%s %s codes of %d, way %d", k->name,
+              kk_dtype_get(t)->name, n, hard);
+    CHECK_SAY(memcmp(affine[0], affine[1], sizeof affine[0]) == 0, "%s %s scales of %d, way %d",
+              k->name, kk_dtype_get(t)->name, n, hard);
+    free(x);
+}
+
+static void check_pack(const kk_kernels *k) {
+    for (int32_t n = 64; n <= 512; n += 64)
+        for (int hard = 0; hard < 8; hard++)
+            for (int times = 0; times < 8; times++)
+                check_pack_one(k, times % 2 ? KK_KV8 : KK_KV4, n, hard);
+}
+
 /* ---- attention -------------------------------------------------------------------------- */
 
 enum { PAGES = 6 };
 
-static void fill_pages(uint8_t **pages, size_t bytes, kk_dtype format) {
-    for (int p = 0; p < PAGES; p++) {
-        pages[p] = room(bytes);
-        for (size_t i = 0; i < bytes / (format == KK_F32 ? 4 : 2); i++) {
-            const float f = uniform();
-            const uint16_t h = kk_f32_bf16(f);
-            if (format == KK_F32)
-                memcpy(pages[p] + 4 * i, &f, 4);
-            else
-                memcpy(pages[p] + 2 * i, &h, 2);
-        }
+/* Random bytes; floats and scales among them, to the end or at [from, from + n), made numbers. */
+static void fill_head(uint8_t *head, kk_dtype format, int32_t d) {
+    const size_t codes = kk_kv_code_bytes(format, d), all = kk_kv_head_bytes(format, d);
+    for (size_t i = 0; i < all; i++) head[i] = (uint8_t)next();
+    const size_t from = kk_dtype_is_packed(format) ? codes : 0;
+    for (size_t i = from; i < all; i += format == KK_F32 ? 4 : 2) {
+        const float f = uniform() * (from ? 0.1f : 1);
+        const uint16_t h = format == KK_BF16 ? kk_f32_bf16(f) : kk_f32_f16(f);
+        memcpy(head + i, format == KK_F32 ? (const void *)&f : (const void *)&h,
+               format == KK_F32 ? 4 : 2);
     }
 }
 
@@ -254,12 +285,16 @@ static void drop_unseen(uint8_t **pages, const kk_attend_tile *t) {
 
 static void check_attend_one(const kk_kernels *k, attend_case c) {
     const int32_t d = c.d, rows = 1 + below(KK_ATTEND_ROWS), group = 1 + below(4);
-    const size_t head = (size_t)KK_PAGE_ROWS * (size_t)d * (c.format == KK_F32 ? 4 : 2);
+    const size_t head = kk_kv_head_bytes(c.format, d);
     const int64_t pos = 8 + below(PAGES * KK_PAGE_ROWS - rows - 16);
     const size_t n = (size_t)rows * (size_t)(group * d + 3);
     char what[128];
     uint8_t *pages[PAGES];
-    fill_pages(pages, 2 * head, c.format);
+    for (int p = 0; p < PAGES; p++) {
+        pages[p] = room(2 * head);
+        fill_head(pages[p], c.format, d);
+        fill_head(pages[p] + head, c.format, d);
+    }
     float *q = floats(n, 1), *want = floats(n, 1), *got = room(n * 4);
     float *w = floats((size_t)d, 1), *rope = floats((size_t)(PAGES * KK_PAGE_ROWS * d), 1);
     memcpy(got, want, n * 4);
@@ -299,10 +334,11 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
 }
 
 static void check_attend(const kk_kernels *k) {
-    static const int32_t dims[] = {16, 24, 64, 80, 256, 512}, sinks[] = {0, 1, 4, 64, 70};
+    static const int32_t dims[] = {16, 24, 64, 80, 128, 192, 256, 512}, sinks[] = {0, 1, 4, 64, 70};
+    static const kk_dtype formats[] = {KK_BF16, KK_F32, KK_KV4, KK_KV8};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         for (int n = 0; n < 30; n++)
-            check_attend_one(k, (attend_case){.format = n % 2 ? KK_F32 : KK_BF16,
+            check_attend_one(k, (attend_case){.format = formats[n % (dims[i] % 64 ? 2 : 4)],
                                               .d = dims[i],
                                               .window = n % 4 == 0 ? 0 : 1 + below(200),
                                               .sink = sinks[n % 5],
@@ -319,6 +355,7 @@ int main(void) {
         check_strips(k);
         check_rows(k);
         check_quantize(k);
+        check_pack(k);
         check_attend(k);
         printf("%s: checked\n", k->name);
     }

@@ -469,6 +469,7 @@ static void slots_in_order(void **state) {
 
 /* ---- attention ---------------------------------------------------------------------------- */
 
+static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
 static const int32_t group_rows[] = {3, 9, 1};
 static const int64_t group_pos[] = {62, 0, 130};
 
@@ -492,29 +493,48 @@ static void angles(void **state) {
     assert_near("angles", got + FIRST * 32, want, COUNT(want), 1e-5);
 }
 
+/* Half a step of the range, and what f16 takes from scale and bias. */
+static void check_group(const char *what, const float *got, const double *want, double steps) {
+    double least = want[0], most = want[0];
+    for (int i = 0; i < 64; i++) {
+        least = fmin(least, want[i]);
+        most = fmax(most, want[i]);
+    }
+    const double range = most - least;
+    const double allowed = range / steps / 2 + (range + fabs(least)) / 2048 + 1e-5;
+    for (int i = 0; i < 64; i++)
+        if (!(fabs((double)got[i] - want[i]) <= allowed))
+            fail_msg("%s, %g steps: value %d is %.9g, want %.9g within %g", what, steps, i,
+                     (double)got[i], want[i], allowed);
+}
+
 /* K or V of one stored row against what was given: raw values, normed, K also turned. */
 static void check_stored(const rig_cache *c, int32_t s, int64_t pos, int32_t h, size_t off,
                          const float *raw, const float *w, const kk_rope *rope, bool normed) {
     const int32_t d = c->slot.head_dim;
-    double want[64];
-    float got[64];
+    double want[128];
+    float got[128];
     widen(want, raw, (size_t)d);
     if (normed) rms_norm(want, want, w, (size_t)d);
     if (rope) rotate(want, *rope, pos);
     for (int32_t i = 0; i < d; i++) got[i] = rig_cache_get(c, s, off, h, pos, i);
-    assert_near(rope ? "stored K" : "stored V", got, want, (size_t)d,
-                c->slot.format == KK_F32 ? 1e-5 : 1.0 / 256);
+    const char *what = rope ? "stored K" : "stored V";
+    if (!kk_dtype_is_packed(c->slot.format))
+        assert_near(what, got, want, (size_t)d, c->slot.format == KK_F32 ? 3e-5 : 1.0 / 256);
+    else
+        for (int32_t i = 0; i < d; i += 64)
+            check_group(what, got + i, want + i, c->slot.format == KK_KV8 ? 255 : 15);
 }
 
 typedef enum { STORE_BOTH, STORE_ONE, STORE_V_FROM_K, STORE_RAW_V, STORE_NO_Q } store_way;
 
 static void store_one(kk_dtype format, store_way way) {
     const bool k_eq_v = way == STORE_ONE, v_from_k = way == STORE_V_FROM_K;
-    enum { D = 48, KV = 2, HEADS = 4 };
+    enum { D = 128, KV = 2, HEADS = 4 };
     const kk_rope rope = {1e4f, 1, D / 2, D};
     rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, D, 3, group_rows, group_pos);
     rig_cache before = *c;
-    const size_t n = (size_t)c->rows.n_rows, bytes = c->page_values * rig_cache_width(c);
+    const size_t n = (size_t)c->rows.n_rows, bytes = c->page_bytes;
     for (int s = 0; s < 3; s++)
         for (int p = 0; p < RIG_PAGES; p++)
             before.page[s][p] = memcpy(rig_memory(&r, bytes), c->page[s][p], bytes);
@@ -554,7 +574,7 @@ static void store_one(kk_dtype format, store_way way) {
             rig_cache_blot(&before, s, pos);
         }
     }
-    assert_buf_near("q", qb, want, n * HEADS * D, 1e-5);
+    assert_buf_near("q", qb, want, n * HEADS * D, 3e-5);
     for (int s = 0; s < 3; s++) /* nothing else was written */
         for (int p = 0; p < RIG_PAGES; p++)
             assert_memory_equal(c->page[s][p], before.page[s][p], bytes);
@@ -563,25 +583,26 @@ static void store_one(kk_dtype format, store_way way) {
 static void storing(void **state) {
     (void)state;
     for (int way = STORE_BOTH; way <= STORE_NO_Q; way++)
-        for (int i = 0; i < 2; i++) store_one(i ? KK_BF16 : KK_F32, (store_way)way);
+        for (size_t i = 0; i < COUNT(formats); i++) store_one(formats[i], (store_way)way);
 }
 
 /* A NaN is stored as one, whatever bits it has: nothing broken turns into a number. */
 static void storing_nan(void **state) {
     (void)state;
-    enum { D = 32 };
+    enum { D = 64 };
     static const uint32_t nans[] = {0x7fc00000u, 0xffc00000u, 0x7fffffffu, 0x7fffff80u};
     static const char *const isas[] = {"reference", NULL};
     for (size_t k = 0; k < COUNT(isas); k++) {
         static rig other;
         const rig_device device = {.backend = "cpu", .isa = isas[k], .threads = 1};
         assert_true(rig_open(&other, &device, 1, &none, 3));
-        for (size_t i = 0; i < COUNT(nans); i++) {
+        for (size_t i = 0; i < COUNT(nans) * COUNT(formats); i++) {
             const int32_t one = 1;
             const int64_t pos = 3;
-            rig_cache *c = rig_cache_new(&other, KK_BF16, false, 1, D, 1, &one, &pos);
+            rig_cache *c =
+                rig_cache_new(&other, formats[i / COUNT(nans)], false, 1, D, 1, &one, &pos);
             float *v = rig_floats(&other, D, 1);
-            v[D - 1] = kk_bits_f32(nans[i]);
+            v[D - 1] = kk_bits_f32(nans[i % COUNT(nans)]);
             const kk_store_args a = {.q = rig_random_buf(&other, D, 1),
                                      .k = rig_random_buf(&other, D, 1),
                                      .v = rig_buf(&other, v, D),
@@ -632,16 +653,17 @@ static void attend_row(double *y, const rig_cache *c, int32_t s, int32_t h, int6
 }
 
 static void attend_one(kk_dtype format, bool k_eq_v, int32_t window, int32_t sink, bool block) {
-    enum { D = 40, KV = 2, HEADS = 6 };
-    const kk_rope rope = {1e4f, 1, 5, D};
-    rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, D, 3, group_rows, group_pos);
+    enum { KV = 2, HEADS = 6 };
+    const int32_t d = kk_dtype_is_packed(format) ? 64 : 40;
+    const kk_rope rope = {1e4f, 1, 5, d};
+    rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, d, 3, group_rows, group_pos);
     rig_cache_hide(c, window, sink);
-    const size_t n = (size_t)c->rows.n_rows, all = n * HEADS * D;
-    float *q = rig_floats(&r, all, 1), *k_norm = rig_floats(&r, D, 1);
+    const size_t n = (size_t)c->rows.n_rows, all = n * HEADS * (size_t)d;
+    float *q = rig_floats(&r, all, 1), *k_norm = rig_floats(&r, (size_t)d, 1);
     kk_buf *out = rig_random_buf(&r, all, 1);
     const kk_attend_args a = {.out = out,
                               .q = rig_buf(&r, q, all),
-                              .k_norm = rig_buf(&r, k_norm, D),
+                              .k_norm = rig_buf(&r, k_norm, (size_t)d),
                               .rope_pos = rig_all_angles(&r, rope),
                               .n_rot = rope.n_rot,
                               .n_head = HEADS,
@@ -656,7 +678,7 @@ static void attend_one(kk_dtype format, bool k_eq_v, int32_t window, int32_t sin
     for (int32_t s = 0; s < 3; s++)
         for (int32_t i = 0; i < c->group[s].n_rows; i++)
             for (int32_t h = 0; h < HEADS; h++) {
-                const size_t at = ((size_t)(c->group[s].row + i) * HEADS + (size_t)h) * D;
+                const size_t at = ((size_t)(c->group[s].row + i) * HEADS + (size_t)h) * (size_t)d;
                 attend_row(want + at, c, s, h / (HEADS / KV), c->group[s].pos + i, q + at, &a,
                            k_norm, rope);
             }
@@ -667,8 +689,8 @@ static void attending(void **state) {
     (void)state;
     static const int32_t windows[] = {0, 1, 5, 64, 70};
     for (size_t i = 0; i < COUNT(windows); i++)
-        for (int k = 0; k < 4; k++)
-            attend_one(k % 2 ? KK_BF16 : KK_F32, k / 2 == 1, windows[i], 0, false);
+        for (size_t k = 0; k < 2 * COUNT(formats); k++)
+            attend_one(formats[k / 2], k % 2 == 1, windows[i], 0, false);
 }
 
 /* A window that starts in a sink's page, on its border or far behind it, or within the sink. */
@@ -678,7 +700,7 @@ static void attending_with_sink_or_block(void **state) {
     for (size_t i = 0; i < COUNT(windows); i++)
         for (size_t k = 0; k < COUNT(sinks); k++)
             for (int block = 0; block < 2; block++)
-                attend_one((i + k) % 2 ? KK_BF16 : KK_F32, k % 3 == 0, windows[i], sinks[k],
+                attend_one(formats[(i + k) % COUNT(formats)], k % 3 == 0, windows[i], sinks[k],
                            block == 1);
 }
 

@@ -24,7 +24,11 @@
 enum { RIG_HELD = 8192, RIG_GUARD = 16 };
 
 /* What a record's bytes are. */
-typedef enum { RIG_FLOATS, RIG_BF16, RIG_INTS } rig_kind;
+typedef enum { RIG_FLOATS, RIG_BF16, RIG_INTS, RIG_BYTES } rig_kind;
+
+static inline size_t rig_width(rig_kind kind) {
+    return kind == RIG_BYTES ? 1 : kind == RIG_BF16 ? 2 : 4;
+}
 
 typedef struct {
     char label[112];
@@ -180,7 +184,7 @@ rig_record_values(rig *r, rig_kind kind, const void *data, size_t n, const char 
         assert_non_null(l->items);
     }
     rig_record *rec = &l->items[l->n++];
-    const size_t bytes = n * (kind == RIG_BF16 ? 2 : 4);
+    const size_t bytes = n * rig_width(kind);
     *rec = (rig_record){.kind = kind, .n = n, .data = malloc(bytes ? bytes : 1)};
     assert_non_null(rec->data);
     memcpy(rec->data, data, bytes);
@@ -212,18 +216,20 @@ typedef struct {
 } rig_rule;
 
 static inline double rig_value(const rig_record *rec, size_t i) {
+    if (rec->kind == RIG_BYTES) return ((const uint8_t *)rec->data)[i];
     if (rec->kind == RIG_INTS) return ((const int32_t *)rec->data)[i];
     if (rec->kind == RIG_BF16) return (double)kk_bf16_f32(((const uint16_t *)rec->data)[i]);
     return (double)((const float *)rec->data)[i];
 }
 
-/* Whether value i agrees; integers must be equal under any rule. */
+/* Whether value i agrees; integers and bytes must be equal under any rule. */
 static inline bool rig_agrees(const rig_record *want, const rig_record *got, size_t i,
                               rig_rule rule) {
-    const size_t width = want->kind == RIG_BF16 ? 2 : 4;
+    const size_t width = rig_width(want->kind);
     const bool same = memcmp((const uint8_t *)want->data + i * width,
                              (const uint8_t *)got->data + i * width, width) == 0;
-    if (same || want->kind == RIG_INTS || (rule.abs <= 0 && rule.rel <= 0)) return same;
+    const bool exact = want->kind == RIG_INTS || want->kind == RIG_BYTES;
+    if (same || exact || (rule.abs <= 0 && rule.rel <= 0)) return same;
     const double w = rig_value(want, i), g = rig_value(got, i);
     if (isnan(w) || isnan(g)) return isnan(w) && isnan(g);
     return fabs(w - g) <= rule.abs + rule.rel * fabs(w);

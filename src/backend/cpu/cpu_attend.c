@@ -22,12 +22,19 @@ typedef struct {
 
 static void put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
                     int32_t head, int64_t row, const float *x) {
-    const size_t d = (size_t)slot->head_dim;
-    const size_t at = ((size_t)head * KK_PAGE_ROWS + (size_t)row) * d;
-    if (slot->format == KK_F32)
-        memcpy(page + off + 4 * at, x, 4 * d);
-    else
-        dev->k->to_bf16((uint16_t *)(void *)(page + off + 2 * at), x, slot->head_dim);
+    const int32_t d = slot->head_dim;
+    const size_t codes = kk_kv_code_bytes(slot->format, d);
+    uint8_t *base = page + off + (size_t)head * kk_kv_head_bytes(slot->format, d);
+    uint8_t *at = base + (size_t)row * (codes / KK_PAGE_ROWS);
+    if (slot->format == KK_F32) {
+        memcpy(at, x, 4 * (size_t)d);
+    } else if (slot->format == KK_BF16) {
+        dev->k->to_bf16((uint16_t *)(void *)at, x, d);
+    } else {
+        const size_t groups = (size_t)(d / KK_KV_GROUP);
+        uint16_t *scale = (uint16_t *)(void *)(base + codes) + (size_t)row * groups;
+        dev->k->pack(slot->format, x, d, at, scale, scale + KK_PAGE_ROWS * groups);
+    }
 }
 
 static void store_kv(const store_job *j, int64_t r, uint8_t *page, int64_t row) {
@@ -94,8 +101,7 @@ static void attend_task(const attend_job *j, const kk_group *g, int64_t task, in
     const int64_t part = task % j->parts, head = task / j->parts % slot->n_kv_head;
     const int32_t tile = (int32_t)(task / j->parts / slot->n_kv_head) * j->tile_rows;
     const int32_t left = g->n_rows - tile, d = slot->head_dim, group = a->n_head / slot->n_kv_head;
-    const size_t value = slot->format == KK_F32 ? 4 : 2;
-    const size_t head_off = (size_t)head * KK_PAGE_ROWS * (size_t)d * value;
+    const size_t head_off = (size_t)head * kk_kv_head_bytes(slot->format, d);
     const size_t stride = (size_t)(a->n_head * d);
     const size_t at =
         (size_t)(g->row + tile) * stride + (size_t)((head * group + part * j->heads) * d);

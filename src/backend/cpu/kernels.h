@@ -8,7 +8,8 @@
  *   - a dot product with quantised weights first rounds the activations to int8 in blocks of
  *     32; a block's products are summed as integers, exactly, and enter one float chain per
  *     output in block order, each with one fused multiply-add;
- *   - attention goes page by page with a running maximum; see kk_attend_tile;
+ *   - attention goes page by page with a running maximum, over rows that were turned to floats
+ *     as their format defines; see kk_attend_tile and kk_kv_unpack;
  *   - exp is a fixed polynomial (mathf.h), never the C library's.
  *
  * Outputs are independent of each other, so tiles and threads change nothing. */
@@ -150,8 +151,11 @@ typedef struct {
     void (*add_scale)(float *y, const float *a, int32_t n, float scale);
     void (*axpy)(float *y, float w, const float *x, int32_t n);
     void (*softcap)(float *x, int32_t n, float cap);
-    /* Rounds to the cache format. */
+    /* Round to the cache's formats.  pack: KV8 or KV4, n a multiple of KK_KV_GROUP; a scale and
+     * a bias for each group. */
     void (*to_bf16)(uint16_t *y, const float *x, int32_t n);
+    void (*pack)(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
+                 uint16_t *bias);
 } kk_kernels;
 
 extern const kk_kernels kk_kernels_reference;

@@ -136,6 +136,42 @@ static void to_bf16(uint16_t *y, const float *x, int32_t n) {
     for (; i < n; i++) y[i] = kk_f32_bf16(x[i]);
 }
 
+/* One group as kk_kv_pack does it; top: the largest code. */
+INLINE kk_kv_affine pack_group(const float *x, float top, vi code[4]) {
+    const vf x0 = vf_load(x), x1 = vf_load(x + 16), x2 = vf_load(x + 32), x3 = vf_load(x + 48);
+    const vf most = vf_max(vf_max(x0, x1), vf_max(x2, x3));
+    const vf least = vf_min(vf_min(x0, x1), vf_min(x2, x3));
+    const vf unsound = vf_add(vf_add(vf_sub(x0, x0), vf_sub(x1, x1)),
+                              vf_add(vf_sub(x2, x2), vf_sub(x3, x3))); /* 0, or NaN */
+    const float sound = vf_sum(unsound);
+    const float low = -vf_hmax(vf_mul(least, vf_set1(-1))) + sound, high = vf_hmax(most) + sound;
+    const kk_kv_affine a = kk_kv_affine_of(low, high, top);
+    const float scale = kk_f16_f32(a.scale);
+    const vf inverse = vf_set1(scale > 0 ? 1.0f / scale : 0), bias = vf_set1(kk_f16_f32(a.bias));
+    for (int i = 0; i < 4; i++) {
+        const vf steps = vf_mul(vf_sub(vf_load(x + 16 * i), bias), inverse);
+        code[i] = vi_from_f(vf_min(vf_max(steps, vf_set1(0)), vf_set1(top)));
+        if (!(scale > 0)) code[i] = vi_set1(0);
+    }
+    return a;
+}
+
+static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
+                 uint16_t *bias) {
+    for (int32_t g = 0; g < n / KK_KV_GROUP; g++, x += KK_KV_GROUP) {
+        vi code[4];
+        const kk_kv_affine a = pack_group(x, t == KK_KV8 ? 255 : 15, code);
+        scale[g] = a.scale;
+        bias[g] = a.bias;
+        if (t == KK_KV8) {
+            for (int i = 0; i < 4; i++, codes += 16) vi_store_u8(codes, code[i]);
+        } else {
+            for (int i = 0; i < 2; i++, codes += 16)
+                vi_store_u8(codes, vi_or(code[i], vi_shl(code[i + 2], 4)));
+        }
+    }
+}
+
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
@@ -516,10 +552,64 @@ static void strip(const kk_strip *s) {
 
 /* ---- attention -------------------------------------------------------------------------- */
 
+/* n f16 values, n rarely a multiple of the lanes, as floats. */
+INLINE void load_f16(float *dst, const uint8_t *src, size_t n) {
+    size_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES) vf_store(dst + i, vf_load_f16(src + 2 * i));
+    for (; i < n; i++) dst[i] = kk_f16_f32(kk_le16(src + 2 * i));
+}
+
+INLINE void unpack_group(float *dst, kk_dtype t, const uint8_t *codes, float scale, float bias) {
+    if (t == KK_KV4) {
+        const affine4 a = affine4_of(scale, bias);
+        const vi b0 = vi_load_u8(codes), b1 = vi_load_u8(codes + 16);
+        vf_store(dst, affine4_low(a, b0));
+        vf_store(dst + 16, affine4_low(a, b1));
+        vf_store(dst + 32, affine4_high(a, b0));
+        vf_store(dst + 48, affine4_high(a, b1));
+    } else {
+        const vf s = vf_set1(scale), b = vf_set1(bias);
+        for (int i = 0; i < KK_KV_GROUP; i += KK_LANES)
+            vf_store(dst + i, vf_fma(vf_from_i(vi_load_u8(codes + i)), s, b));
+    }
+}
+
+/* load_rows of a packed format. */
+INLINE void unpack_rows(float *dst, const kk_attend_tile *t, kk_dtype format, const uint8_t *src,
+                        const uint8_t *next, int32_t lo, int32_t hi) {
+    const size_t groups = (size_t)(t->head_dim / KK_KV_GROUP), first = (size_t)lo * groups;
+    const size_t n = (size_t)(hi - lo) * groups, bytes = format == KK_KV8 ? 64 : 32;
+    const size_t to_scale = kk_kv_code_bytes(format, t->head_dim) + 2 * first;
+    const size_t to_bias = to_scale + 2 * KK_PAGE_ROWS * groups;
+    float scale[KK_PAGE_ROWS * KK_MAX_HEAD_DIM / KK_KV_GROUP];
+    float bias[KK_PAGE_ROWS * KK_MAX_HEAD_DIM / KK_KV_GROUP];
+    load_f16(scale, src + to_scale, n);
+    load_f16(bias, src + to_bias, n);
+    for (size_t i = 0; i < 2 * n; i += 64) {
+        __builtin_prefetch(next + to_scale + i, 0, 2);
+        __builtin_prefetch(next + to_bias + i, 0, 2);
+    }
+    src += first * bytes;
+    next += first * bytes;
+    dst += first * KK_KV_GROUP;
+    for (size_t g = 0; g < n; g++) {
+        __builtin_prefetch(next + g * bytes, 0, 2);
+        unpack_group(dst + g * KK_KV_GROUP, format, src + g * bytes, scale[g], bias[g]);
+    }
+}
+
 /* Rows [lo, hi) of a page's head as floats.  Meanwhile the same rows of the next page, which lie
  * anywhere, are fetched: no hardware would guess them. */
 static void load_rows(float *dst, const kk_attend_tile *t, const uint8_t *src, const uint8_t *next,
                       int32_t lo, int32_t hi) {
+    if (t->format == KK_KV4) {
+        unpack_rows(dst, t, KK_KV4, src, next, lo, hi);
+        return;
+    }
+    if (t->format == KK_KV8) {
+        unpack_rows(dst, t, KK_KV8, src, next, lo, hi);
+        return;
+    }
     const size_t size = t->format == KK_F32 ? 4 : 2, d = (size_t)t->head_dim;
     const size_t from = (size_t)lo * d, n = (size_t)(hi - lo) * d;
     size_t i = 0;
@@ -691,4 +781,5 @@ const kk_kernels KK_KERNELS = {
     .axpy = axpy,
     .softcap = softcap,
     .to_bf16 = to_bf16,
+    .pack = pack,
 };

@@ -205,12 +205,37 @@ static void to_bf16(uint16_t *y, const float *x, int32_t n) {
     for (int32_t i = 0; i < n; i++) y[i] = kk_f32_bf16(x[i]);
 }
 
+static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
+                 uint16_t *bias) {
+    const size_t bytes = t == KK_KV8 ? KK_KV_GROUP : KK_KV_GROUP / 2;
+    for (size_t g = 0; g < (size_t)n / KK_KV_GROUP; g++) {
+        const kk_kv_affine a = kk_kv_pack(t, x + g * KK_KV_GROUP, codes + g * bytes);
+        scale[g] = a.scale;
+        bias[g] = a.bias;
+    }
+}
+
 /* ---- attention -------------------------------------------------------------------------- */
+
+static void unpack_row(float *dst, const kk_attend_tile *t, const uint8_t *head, int64_t j) {
+    const size_t groups = (size_t)(t->head_dim / KK_KV_GROUP);
+    const size_t codes = kk_kv_code_bytes(t->format, t->head_dim);
+    const size_t bytes = codes / KK_PAGE_ROWS / groups;
+    for (size_t g = (size_t)j * groups; g < ((size_t)j + 1) * groups; g++, dst += KK_KV_GROUP) {
+        const uint8_t *scale = head + codes + 2 * g, *bias = scale + 2 * KK_PAGE_ROWS * groups;
+        const kk_kv_affine a = {kk_le16(scale), kk_le16(bias)};
+        kk_kv_unpack(t->format, a, head + g * bytes, dst);
+    }
+}
 
 /* Row j of a page as floats. */
 static void load_row(float *dst, const kk_attend_tile *t, const uint8_t *page, size_t off,
                      int64_t j) {
     const size_t d = (size_t)t->head_dim, at = (size_t)j * d;
+    if (kk_dtype_is_packed(t->format)) {
+        unpack_row(dst, t, page + off, j);
+        return;
+    }
     for (size_t i = 0; i < d; i++) {
         if (t->format == KK_F32)
             memcpy(&dst[i], page + off + 4 * (at + i), 4);
@@ -285,4 +310,5 @@ const kk_kernels kk_kernels_reference = {
     .axpy = axpy,
     .softcap = softcap,
     .to_bf16 = to_bf16,
+    .pack = pack,
 };

@@ -106,6 +106,10 @@ static inline vf vf_load_bf16(const uint8_t *p) { return (vf){bf16_half(p), bf16
 static inline vf vf_load_f16(const uint8_t *p) {
     return (vf){_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))};
 }
+static inline vi vi_load_u8(const uint8_t *p) {
+    const __m128i b = load128(p);
+    return (vi){_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
+}
 
 static inline vi vi_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline vi vi_load(const int32_t *p) {
@@ -146,8 +150,25 @@ static inline void vi_store16(uint16_t *p, vi x) {
 static inline void vi_store8(int8_t *p, vi x) { /* values fit in a byte */
     _mm_storeu_si128((__m128i *)(void *)p, _mm_packs_epi16(low16(x.a), low16(x.b)));
 }
+static inline void vi_store_u8(uint8_t *p, vi x) {
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_packus_epi16(low16(x.a), low16(x.b)));
+}
 static inline vi vi_from_bits(vf x) {
     return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
+
+/* Codes of 4 bits that share a scale and a bias. */
+typedef struct {
+    vf scale, bias;
+} affine4;
+static inline affine4 affine4_of(float scale, float bias) {
+    return (affine4){vf_set1(scale), vf_set1(bias)};
+}
+static inline vf affine4_low(affine4 t, vi bytes) {
+    return vf_fma(vf_from_i(vi_and(bytes, vi_set1(15))), t.scale, t.bias);
+}
+static inline vf affine4_high(affine4 t, vi bytes) {
+    return vf_fma(vf_from_i(vi_shr(bytes, 4)), t.scale, t.bias);
 }
 
 /* Unsigned weights up to 63: pairs of products fit in 16 bits. */

@@ -61,6 +61,9 @@ static inline vf vf_load_bf16(const uint8_t *p) {
 static inline vf vf_load_f16(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
+static inline vi vi_load_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
 
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
@@ -83,7 +86,20 @@ static inline void vi_store8(int8_t *p, vi a) {
 static inline void vi_store16(uint16_t *p, vi a) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a));
 }
+static inline void vi_store_u8(uint8_t *p, vi a) { vi_store8((int8_t *)p, a); }
 static inline vi vi_from_bits(vf a) { return _mm512_castps_si512(a); }
+
+/* Codes of 4 bits that share a scale and a bias: there are 16 values, and a permutation looks
+ * them up by the low bits of each lane. */
+typedef __m512 affine4;
+static inline affine4 affine4_of(float scale, float bias) {
+    const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_fmadd_ps(code, _mm512_set1_ps(scale), _mm512_set1_ps(bias));
+}
+static inline vf affine4_low(affine4 t, vi bytes) { return _mm512_permutexvar_ps(bytes, t); }
+static inline vf affine4_high(affine4 t, vi bytes) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), t);
+}
 
 /* acc + sum of 4 byte products per lane: weights w (unsigned, or q8: offset by 128), x the same
  * four activations in every lane. */

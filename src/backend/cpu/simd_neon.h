@@ -123,6 +123,14 @@ static inline float32x4_t f16_quarter(const uint8_t *p) {
 static inline vf vf_load_f16(const uint8_t *p) {
     return (vf){{f16_quarter(p), f16_quarter(p + 8), f16_quarter(p + 16), f16_quarter(p + 24)}};
 }
+static inline vi vi_load_u8(const uint8_t *p) {
+    const uint8x16_t b = vld1q_u8(p);
+    const uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_u8(vget_high_u8(b));
+    return (vi){{vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(lo))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(lo))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(hi))),
+                 vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(hi)))}};
+}
 
 static inline vi vi_set1(int32_t x) {
     const int32x4_t v = vdupq_n_s32(x);
@@ -159,10 +167,25 @@ static inline void vi_store8(int8_t *p, vi a) {
 static inline void vi_store16(uint16_t *p, vi a) {
     for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vmovn_u32(vreinterpretq_u32_s32(a.v[i])));
 }
+static inline void vi_store_u8(uint8_t *p, vi a) { vi_store8((int8_t *)p, a); }
 static inline vi vi_from_bits(vf a) {
     vi r;
     for (int i = 0; i < 4; i++) r.v[i] = vreinterpretq_s32_f32(a.v[i]);
     return r;
+}
+
+/* Codes of 4 bits that share a scale and a bias. */
+typedef struct {
+    vf scale, bias;
+} affine4;
+static inline affine4 affine4_of(float scale, float bias) {
+    return (affine4){vf_set1(scale), vf_set1(bias)};
+}
+static inline vf affine4_low(affine4 t, vi bytes) {
+    return vf_fma(vf_from_i(vi_and(bytes, vi_set1(15))), t.scale, t.bias);
+}
+static inline vf affine4_high(affine4 t, vi bytes) {
+    return vf_fma(vf_from_i(vi_shr(bytes, 4)), t.scale, t.bias);
 }
 
 static inline vi dot4(vi acc, vi w, int32_t x) {
