@@ -1,0 +1,100 @@
+/* lossless_test.c - the shipped pair drafts, and nothing but the speed changes.
+ *
+ * Settings are drawn by a fixed seed so that every value of every axis comes up at least 50 times
+ * and every pair of values at least 5 times; `make lossless-all` runs all of them.
+ * support/lossless.h says what is compared. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "support/lossless_axes.h"
+
+#define TINY KK_MODELS "/tiny"
+
+enum {
+    CASES_OF_A_PROMPT = 5,
+    CASES_OF_A_LONG_ONE = 12,
+    LEAST_OF_A_VALUE = 50,
+    LEAST_OF_A_PAIR = 5,
+    TOKENS = 32
+};
+
+static lossless_counts counts;
+
+static void assert_covered(void) {
+    int64_t rarest_value = INT64_MAX, rarest_pair = INT64_MAX;
+    for (int a = 0; a < AXES; a++)
+        for (int v = 0; v < lossless_axes[a].values; v++) {
+            if (counts.single[a][v] < rarest_value) rarest_value = counts.single[a][v];
+            for (int b = 0; b < a; b++)
+                for (int w = 0; w < lossless_axes[b].values; w++)
+                    if (counts.pair[a][v][b][w] < rarest_pair)
+                        rarest_pair = counts.pair[a][v][b][w];
+        }
+    print_message("the rarest value came up %d times, the rarest pair %d times\n",
+                  (int)rarest_value, (int)rarest_pair);
+    assert_true(rarest_value >= LEAST_OF_A_VALUE);
+    assert_true(rarest_pair >= LEAST_OF_A_PAIR);
+}
+
+/* The format that this kind and length of prompt has had least. */
+static kk_kv_format next_format(const lossless_prompt *p, uint32_t index) {
+    kk_kv_format best = KK_KV_BF16;
+    int64_t least = INT64_MAX;
+    for (uint32_t i = 0; i < KK_KV_FORMATS; i++) {
+        const uint32_t f = (index + i) % KK_KV_FORMATS;
+        const int64_t had = counts.pair[AXIS_FORMAT][f][AXIS_KIND][p->kind] +
+                            counts.pair[AXIS_FORMAT][f][AXIS_LENGTH][p->length];
+        if (had >= least) continue;
+        least = had;
+        best = (kk_kv_format)f;
+    }
+    return best;
+}
+
+static void try_prompt(lossless_world *w, const lossless_prompt *p, uint32_t index,
+                       uint64_t *random) {
+    char why[SAY], name[SAY];
+    lossless_stage stage;
+    if (!lossless_stage_open(&stage, w, p, index, next_format(p, index), TOKENS, why))
+        fail_msg("prompt %u: %s", index, why);
+    const int32_t threads = 1 + (int32_t)(next_random(random) % 2); /* evaluated once */
+    const int cases = p->length == WRAPPED_OFTEN ? CASES_OF_A_LONG_ONE : CASES_OF_A_PROMPT;
+    for (int i = 0; i < cases; i++) {
+        const lossless_point point = lossless_draw(&counts, &stage, threads, random);
+        const lossless_setting how = lossless_setting_of(&point);
+        lossless_name(&point, index, name, sizeof name);
+        if (!lossless_case(&stage, &how, why)) fail_msg("%s: %s", name, why);
+        lossless_count(&counts, &point);
+    }
+    lossless_stage_close(&stage);
+    if (!lossless_world_empty(w, why)) fail_msg("prompt %u: %s", index, why);
+}
+
+static void drafting_changes_nothing(void **state) {
+    (void)state;
+    static lossless_prompt prompts[PROMPTS];
+    char why[SAY];
+    uint64_t random = 4;
+    lossless_world w;
+    const kk_engine_opts pair = {.model = TINY "/verifier", .drafter = TINY "/drafter"};
+    if (!lossless_world_open(&w, &pair, why)) fail_msg("%s", why);
+    lossless_prompts_make(prompts, TINY "/verifier", w.plain->rounds.vocab);
+    for (uint32_t i = 0; i < PROMPTS; i++) try_prompt(&w, &prompts[i], i, &random);
+    int64_t cases = 0;
+    for (int f = 0; f < KK_KV_FORMATS; f++) cases += counts.single[AXIS_FORMAT][f];
+    print_message("%d cases over %d prompts\n", (int)cases, PROMPTS);
+    assert_true(PROMPTS >= 200);
+    assert_covered();
+    lossless_prompts_free(prompts);
+    lossless_world_close(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(drafting_changes_nothing)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
