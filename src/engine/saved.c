@@ -150,7 +150,7 @@ size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]) {
     return bytes;
 }
 
-static size_t head_bytes(void) {
+size_t kk_saved_bytes(void) {
     uint8_t unused[KK_SAVED_HEAD_MAX];
     kk_saved_head none = {0};
     codec c = {.at = unused, .writing = true};
@@ -161,7 +161,7 @@ static size_t head_bytes(void) {
 static kk_status read_bytes(uint8_t *out, size_t *n, kk_reader *r, kk_err *err) {
     const char *path = kk_reader_path(r);
     const uint64_t size = kk_reader_size(r);
-    *n = head_bytes();
+    *n = kk_saved_bytes();
     if (size < PREAMBLE)
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is no saved session: it has %llu bytes", path,
                        (unsigned long long)size);
@@ -216,14 +216,21 @@ static bool sound(const kk_saved_head *h) {
            kk_sampling_check(&h->sampling, NULL) == KK_OK;
 }
 
+bool kk_saved_decode(kk_saved_head *out, const uint8_t *bytes) {
+    uint8_t copy[KK_SAVED_HEAD_MAX];
+    codec c = {.at = copy};
+    memcpy(copy, bytes + PREAMBLE, kk_saved_bytes() - PREAMBLE - SEAL);
+    *out = (kk_saved_head){0};
+    fields(&c, out);
+    return !c.wrong && sound(out);
+}
+
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err) {
     uint8_t bytes[KK_SAVED_HEAD_MAX];
     size_t n;
     *out = (kk_saved_head){0};
     KK_TRY(read_bytes(bytes, &n, r, err));
-    codec c = {.at = bytes + PREAMBLE};
-    fields(&c, out);
-    if (c.wrong || !sound(out))
+    if (!kk_saved_decode(out, bytes))
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its head contradicts itself",
                        kk_reader_path(r));
     return check_size(out, bytes, n, r, err);

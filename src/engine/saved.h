@@ -41,6 +41,10 @@ typedef struct {
 
 /* Writes the head's bytes, sealed, and returns how many. */
 size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]);
+/* The fields of a head of kk_saved_bytes() bytes; false when they contradict each other.  Seal and
+ * sizes are the reader's to check. */
+bool kk_saved_decode(kk_saved_head *out, const uint8_t *bytes);
+size_t kk_saved_bytes(void);
 /* Reads and checks a head: that it is whole, of this format, and as long as it says.  Afterwards
  * the parts that follow are within the file, and all numbers in their ranges. */
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err);

@@ -466,6 +466,33 @@ static void sealed_lies_are_refused(void **state) {
     victim_close(&v);
 }
 
+/* The same rows, kept by another policy or reach, are not the same pages. */
+static void other_cache_settings_are_refused(void **state) {
+    victim v;
+    victim_open(&v, *state, 70);
+    uint8_t head[KK_SAVED_HEAD_MAX];
+    kk_reader *r;
+    kk_saved_head h;
+    assert_ok(kk_reader_open(&r, v.path, why));
+    assert_ok(kk_saved_read(&h, r, why));
+    kk_reader_close(r);
+    for (int i = 0; i < 4; i++) {
+        kk_saved_head lie = h;
+        if (i == 0) lie.verifier.kind[KK_KIND_SLIDING].reach.window++;
+        if (i == 1) lie.context.kind[KK_KIND_FULL].reach.sink = 4;
+        if (i == 2) memcpy(lie.verifier.kind[KK_KIND_FULL].policy, "bounded", 8);
+        if (i == 3) { /* as many bytes, in other pages */
+            lie.verifier.kind[KK_KIND_SLIDING].pages *= 2;
+            lie.verifier.kind[KK_KIND_SLIDING].page_bytes /= 2;
+        }
+        const size_t n = kk_saved_encode(&lie, head);
+        memcpy(v.good, head, n);
+        assert_refused(&v, v.good, v.n, "other cache settings");
+    }
+    memcpy(v.good, head, kk_saved_encode(&h, head));
+    victim_close(&v);
+}
+
 static void a_lying_token_is_refused(void **state) {
     victim v;
     victim_open(&v, *state, 70);
@@ -670,6 +697,7 @@ int main(void) {
         cmocka_unit_test(cut_files_are_refused),
         cmocka_unit_test(flipped_bits_are_found),
         cmocka_unit_test(sealed_lies_are_refused),
+        cmocka_unit_test(other_cache_settings_are_refused),
         cmocka_unit_test(a_lying_token_is_refused),
         cmocka_unit_test(foreign_files_are_refused),
         cmocka_unit_test(another_origin_is_told),
