@@ -17,6 +17,8 @@
 #include <assert.h>
 #include <string.h>
 
+static double at_most(double a, double b) { return a < b ? a : b; }
+
 /* ---- tables ----------------------------------------------------------------------------- */
 
 static const double FADING = 0.998;    /* of a measurement's weight, per round */
@@ -158,24 +160,24 @@ double kk_cost_at(const kk_cost_table *t, int32_t rows) {
 
 static void measured(kk_cost_table *t, int32_t rows, double seconds) {
     if (rows < 1 || !(seconds > 0)) return;
+    const double inferred = kk_cost_at(t, rows);
     if (rows > KK_COST_ROWS) { /* is taken as news of the last row that has a place */
-        const double here = kk_cost_at(t, rows);
-        seconds *= here > 0 ? kk_cost_at(t, KK_COST_ROWS) / here : (double)KK_COST_ROWS / rows;
+        seconds *= inferred > 0 ? kk_cost_at(t, KK_COST_ROWS) / inferred : 1;
         rows = KK_COST_ROWS;
     }
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->weight[r] *= FADING;
     double *known = &t->seconds[rows], *weight = &t->weight[rows];
     if (*weight < FORGOTTEN || (*weight < FEW && seconds * CLIP < *known)) {
-        *known = seconds, *weight = 1;
+        *known = inferred > 0 ? at_most(seconds, CLIP * inferred) : seconds;
+        *weight = 1;
         return;
     }
-    double surprise = seconds / *known;
-    if (surprise > CLIP) surprise = CLIP;
+    double surprise = at_most(seconds / *known, CLIP);
     if (surprise < 1 / CLIP) surprise = 1 / CLIP;
     const double common = 1 + COMMON * (surprise - 1) * *weight / (*weight + FEW);
     *known *= 1 + (surprise - 1) / (*weight + 1);
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->seconds[r] *= common;
-    *weight = *weight + 1 < MOST_WEIGHT ? *weight + 1 : MOST_WEIGHT;
+    *weight = at_most(*weight + 1, MOST_WEIGHT);
 }
 
 void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
@@ -190,9 +192,10 @@ void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
 
 static const double PRIOR = 0.65, PRIOR_WEIGHT = 1.5; /* of the first token of a draft */
 static const double BORROWED = 2;                     /* weight of one depth's rate at the next */
-static const double MEMORY = 0.98;  /* of an observation, per later one at its depth */
-static const double SURPRISED = 2;  /* what a streak that cannot be chance leaves of it */
-static const double CHANCE = 0.002; /* below which a streak is none */
+static const double MEMORY = 0.98;    /* of an observation, per later one at its depth */
+static const double UNVISITED = 0.99; /* and of one at a depth that drafts no longer reach */
+static const double SURPRISED = 2;    /* what a streak that cannot be chance leaves of it */
+static const double CHANCE = 0.002;   /* below which a streak is none */
 enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 1024, HOPEFUL = 4 };
 
 static double rate_at(const kk_acceptance *a, int32_t depth, double shallower) {
@@ -234,6 +237,10 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
         a->tried[i] = a->tried[i] * MEMORY + 1;
         a->right[i] = a->right[i] * MEMORY + (i < right);
     }
+    for (int32_t i = drafted; i < KK_MAX_DRAFT; i++) {
+        a->tried[i] *= UNVISITED;
+        a->right[i] *= UNVISITED;
+    }
     if (right > 0)
         a->streak = a->streak > 0 ? a->streak + 1 : 1;
     else
@@ -256,24 +263,27 @@ static const double MARGIN = 1.02; /* times plain decoding: what drafting must p
 /* In tokens of plain decoding, for drafts expected to pay and for those made to learn: what they
  * may lose before they gained any, what they may save up, and what a round adds. */
 static const double ALLOWANCE = 8, MOST_CREDIT = 8;
-static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 0.5;
+static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 1;
 static const double REFILL = 0.01;
 static const double
     SHORTEST_WAIT = 16,
     LONGEST_WAIT =
         128; /* rounds between looks that keep failing: at the least, and more per token that one costs */
-static const double UNSURE = 3;      /* drafts after which half of what they promise is sure */
-static const double WELL_KNOWN = 4;  /* weight of the cost of a plain round */
-static const double HOPELESS = 0.06; /* rate below which no row is cheap enough */
-static const double CHEAPEST = 0.03; /* price of a row that seems to cost less */
+static const double UNSURE = 3; /* drafts after which half of what they promise is sure */
+static const double NOISE = 0.28, MOST_WANTED = 50; /* of one measurement; and so many suffice */
+static const double HOPELESS = 0.06;                /* rate below which no row is cheap enough */
+static const double CHEAPEST = 0.03;                /* price of a row that seems to cost less */
+static const double CURIOSITY_BEYOND = 0.25;        /* and of one that only a guess leads to */
 static const double CURIOSITY = 0.2; /* benefit of the doubt of a cost never measured */
-enum { FIRST_LOOK = 3 };             /* tokens drafted when costs are not known at all */
+static const double SUSPICIOUS = 1;  /* price of the first draft that wants to be seen again */
+enum { FIRST_LOOK = 2 };             /* tokens drafted when costs are not known at all */
 
 typedef struct {
     const kk_costs *costs;
     curve verify, draft;
     kk_choice *choices;
     int32_t sessions, room; /* sessions, and rows for drafts */
+    int32_t measured_to;    /* the largest forward measured */
 } plan;
 
 static double seconds(const plan *p, int32_t drafted, int32_t paid) {
@@ -287,8 +297,6 @@ static double price(const plan *p, int32_t n, bool is_free) {
     const double extra = plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
     return extra > CHEAPEST * n ? extra : CHEAPEST * n;
 }
-
-static double at_most(double a, double b) { return a < b ? a : b; }
 
 static void settle(const plan *p, kk_acceptance *a) {
     const double gain = a->last_n ? a->last_right - price(p, a->last_n, a->last_free) : 0;
@@ -346,8 +354,9 @@ static void take(kk_choice *c) {
 
 /* How much cheaper than thought a round might be, having been measured so little. */
 static double doubt(const plan *p, int32_t rows) {
-    const double weight = rows <= KK_COST_ROWS ? p->costs->verify.weight[rows] : MOST_WEIGHT;
-    return CURIOSITY / (1 + weight);
+    if (rows > KK_COST_ROWS) return 0;
+    if (rows > p->measured_to) return CURIOSITY_BEYOND;
+    return CURIOSITY / (1 + p->costs->verify.weight[rows]);
 }
 
 typedef struct {
@@ -355,12 +364,14 @@ typedef struct {
     int32_t total;       /* drafted tokens */
 } best_total;
 
-/* What drafting is measured against must be known too.  Drafting all the time, it is not. */
-static bool plain_is_stale(const plan *p) {
-    double weight = 0;
-    for (int32_t r = p->sessions - 1; r <= p->sessions + 1 && r <= KK_COST_ROWS; r++)
-        weight += p->costs->verify.weight[r] * (r == p->sessions || p->sessions > 1);
-    return p->sessions <= KK_COST_ROWS && weight < WELL_KNOWN;
+/* What drafting is measured against must be known too, the better the less it gains; but while
+ * it is always drafted, nobody measures it. */
+static bool plain_is_stale(const plan *p, double gain) {
+    if (p->sessions > KK_COST_ROWS) return false;
+    double wanted = at_most(NOISE * NOISE / (gain * gain), MOST_WANTED);
+    if (wanted < 1) wanted = 1;
+    const double *weight = p->costs->verify.weight + p->sessions;
+    return weight[0] + (p->sessions > 1 ? weight[-1] : 0) < wanted;
 }
 
 /* Walks through the totals.  A total whose cost is little known may be chosen over a better one,
@@ -383,9 +394,7 @@ static best_total walk(plan *p, bool free_only) {
         paid += !c->free;
         take(c);
     }
-    if (sure.total == 0 || plain_is_stale(p))
-        return (best_total){.plain = sure.plain, .value = sure.plain};
-    return curious;
+    return sure.total > 0 ? curious : sure;
 }
 
 static void walk_to(plan *p, bool free_only, int32_t total) {
@@ -393,17 +402,18 @@ static void walk_to(plan *p, bool free_only, int32_t total) {
     for (int32_t i = 0; i < total; i++) take(likeliest(p, free_only));
 }
 
-/* The best of the lengths that do not pay. */
+/* The best of the lengths that do not pay, as soon as the purse bears it: a shorter one now would
+ * only put it off. */
 static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
-    const int32_t cap = bearable(p, c, LOOK_ALLOWANCE + c->seen->purse);
+    const int32_t cap = bearable(p, c, LOOK_ALLOWANCE + MOST_PURSE);
     int32_t best = 0;
     double best_value = 0;
     for (int32_t n = 1; n <= cap && n <= room; n++) {
-        const double value =
-            (p->sessions - 1 + kk_acceptance_tokens(c->seen, n)) / seconds(p, n, c->free ? 0 : n);
+        const double value = (p->sessions - 1 + kk_acceptance_tokens(c->seen, n)) /
+                             (seconds(p, n, c->free ? 0 : n) * (1 - doubt(p, p->sessions + n)));
         if (value > best_value) best_value = value, best = n;
     }
-    return best;
+    return best && risk(p, c, best) <= LOOK_ALLOWANCE + c->seen->purse ? best : 0;
 }
 
 static void look_where_due(plan *p, int32_t room) {
@@ -417,25 +427,31 @@ static void look_where_due(plan *p, int32_t room) {
     }
 }
 
-static int32_t measured_rows(const kk_cost_table *t) {
-    points p;
-    collect(&p, t);
-    return p.n;
+/* How many tokens to draft when costs are not known: none in the first round, to know that of a
+ * plain one; then a few, and then one, should those have cost so much that it may be an
+ * interruption.  -1: they are known. */
+static int32_t first_look(const plan *p, const kk_choice *c) {
+    points verify, draft;
+    collect(&verify, &p->costs->verify);
+    collect(&draft, &p->costs->draft);
+    if (verify.n == 0) return 0;
+    if (verify.n == 1 || (!c->free && draft.n == 0)) return FIRST_LOOK;
+    const bool once = verify.n == 2 && verify.weight[1] <= 1;
+    return once && price(p, verify.rows[1] - p->sessions, c->free) > SUSPICIOUS ? FIRST_LOOK : -1;
 }
 
-/* While costs are not known at all: a plain round, then a draft. */
 static bool start_cold(plan *p) {
-    const int32_t known = measured_rows(&p->costs->verify);
-    const bool draft_known = measured_rows(&p->costs->draft) > 0;
     restart(p);
-    for (int32_t i = 0; known > 0 && i < p->sessions; i++) {
+    for (int32_t i = 0; i < p->sessions; i++) {
         kk_choice *c = &p->choices[i];
         const int32_t most = c->max < p->room ? c->max : p->room;
-        if (most < 1 || (known > 1 && (draft_known || c->free))) continue;
-        c->n = most < FIRST_LOOK ? most : FIRST_LOOK;
-        return c->looking = true;
+        const int32_t n = most > 0 ? first_look(p, c) : -1;
+        if (n < 0) continue;
+        c->n = n < most ? n : most;
+        c->looking = n > 0;
+        return true;
     }
-    return known == 0;
+    return false;
 }
 
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {
@@ -443,6 +459,8 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
     plan p = {.costs = costs, .choices = choices, .sessions = n, .room = most_rows - n};
     draw(&p.verify, &costs->verify);
     draw(&p.draft, &costs->draft);
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++)
+        if (costs->verify.weight[r] >= FORGOTTEN) p.measured_to = r;
     bool any_free = false, any_paid = false;
     for (int32_t i = 0; i < n; i++) {
         kk_choice *c = &choices[i];
@@ -460,8 +478,9 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
             const best_total frees = walk(&p, true);
             if (frees.value > best.value) best = frees, free_only = true;
         }
-        walk_to(&p, free_only, best.total);
-        look_where_due(&p, p.room - best.total);
+        const bool stale = best.total > 0 && plain_is_stale(&p, best.value / best.plain - 1);
+        walk_to(&p, free_only, stale ? 0 : best.total);
+        if (!stale) look_where_due(&p, p.room - best.total);
     }
     for (int32_t i = 0; i < n; i++) {
         choices[i].seen->last_free = choices[i].free;
