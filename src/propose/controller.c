@@ -26,6 +26,7 @@ static const double MOST_WEIGHT = 100; /* so that a row never stops learning */
 static const double FEW = 4;           /* measurements that do not make a row well known yet */
 static const double CLIP = 2;          /* times the known cost: what is above is an interruption */
 static const double COMMON = 0.03;     /* share of a surprise that all rows have in common */
+static const double SLACK = 1.25;      /* times what is possible: what a measurement may say */
 static const double FORGOTTEN = 0.01;  /* weight at which a row counts as not measured */
 
 typedef struct {
@@ -88,11 +89,11 @@ static void make_monotone(points *p) {
             p->seconds[i] = value[run];
 }
 
-/* Rows in one forward never cost more than in several. */
+/* Rows in one forward never cost more than in several, or hardly: measurements are not exact. */
 static void make_proportional(points *p) {
     for (int32_t i = 1; i < p->n; i++) {
         const double most = p->seconds[i - 1] * p->rows[i] / p->rows[i - 1];
-        if (p->seconds[i] > most) p->seconds[i] = most;
+        p->seconds[i] = at_most(p->seconds[i], SLACK * most);
     }
 }
 
