@@ -1,26 +1,32 @@
-/* cmd_bench.c - `kakeya bench`: speed on this machine, as a table and as a JSON report. */
+/* cmd_bench.c - `kakeya bench`: speed on this machine, as a table and as a JSON report.  What the
+ * arms of a comparison look like in the table is in bench_table.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/bench_table.h"
+#include "cli/eval_accept.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
 #include "eval/bench.h"
+#include "eval/promptset.h"
 
 typedef struct {
     loader_args load;
-    const char *arms, *rows, *report, *kv_format;
-    int32_t ctx, predict, prefill, repeat;
-    bool quiet;
+    const char *arms, *sets, *prompts, *trace, *rows, *report, *kv_format;
+    int32_t ctx, predict, prefill, repeat, samples, draft_max, draft_ctx;
+    bool draft_fixed, attention, quiet;
 } bench_args;
 
 #define AT(field) offsetof(bench_args, field)
 static const option bench_options[] = {
     LOADER_MODEL_OPTIONS(bench_args, load),
     OPTION_HEADING("What is timed"),
-    OPTION_STRING(NULL, "arms", "LIST", AT(arms), "ways to decode: plain"),
+    OPTION_STRING(NULL, "arms", "LIST", AT(arms),
+                  "ways to decode, compared on the same prompts: plain, dflash, ngram (default: "
+                  "plain alone)"),
     {.kind = OPT_INT,
      .brief = "c",
      .name = "ctx",
@@ -31,14 +37,33 @@ static const option bench_options[] = {
      .max = 1 << 24,
      .help = "tokens in the context when decoding begins (default: 64)"},
     OPTION_INT("n", "predict", "N", AT(predict), 1, 1 << 20,
-               "tokens decoded in each repeat (default: 32)"),
+               "tokens decoded in each repeat (default: 32; of arms on texts: what the prompt "
+               "says)"),
     OPTION_INT(NULL, "prefill", "N", AT(prefill), 0, 1 << 20,
                "tokens of the timed prefill; 0: none (default: 512)"),
     OPTION_STRING(NULL, "rows", "LIST", AT(rows),
                   "rows of a forward to compare; none: leave it out (default: 1,2,4,8,16)"),
+    OPTION_FLAG(NULL, "attention", AT(attention),
+                "compare attention for one row over the K/V formats at context --ctx"),
     OPTION_INT(NULL, "repeat", "N", AT(repeat), 1, 64, "repeats; medians are shown (default: 5)"),
-    OPTION_CHOICE("kv-format", "TYPE", AT(kv_format), "bf16 f32", "q8 q4 d4 e8",
-                  "how K/V rows are stored: bf16 (default) or f32"),
+    LOADER_FORMAT_OPTION(AT(kv_format)),
+    OPTION_HEADING("Arms"),
+    OPTION_STRING(NULL, "set", "LIST", AT(sets),
+                  "prompts by name: code, chat, needle, json, edit, prose (default: code; random "
+                  "ids for models without a tokenizer)"),
+    OPTION_STRING(NULL, "prompts", "FILE", AT(prompts),
+                  "instead: a JSONL file with text, prompt, messages or ids on each line"),
+    OPTION_INT(NULL, "samples", "N", AT(samples), 1, KK_PROMPTSET_MOST - 1,
+               "prompts of each set that are timed; one more warms up (default: 8; 3 of random "
+               "ids)"),
+    LOADER_DRAFT_MAX_OPTION(AT(draft_max)),
+    OPTION_FLAG(NULL, "draft-fixed", AT(draft_fixed),
+                "always draft --draft-max tokens, whether it pays or not"),
+    OPTION_INT(NULL, "draft-ctx", "N", AT(draft_ctx), 1, 1 << 30,
+               "tokens the drafter's full layers look back over (default: all)"),
+    OPTION_STRING(NULL, "accept-trace", "geom:P:SEED", AT(trace),
+                  "of dflash on random weights: each drafted token is right with chance P, given "
+                  "that those before it are"),
     OPTION_HEADING("Output"),
     OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
@@ -80,10 +105,80 @@ static bool read_rows(const bench_args *a, kk_bench_opts *o, int *code) {
     return true;
 }
 
-static bool check_arms(const char *arms, int *code) {
-    if (!arms || strcmp(arms, "plain") == 0) return true;
-    *code = options_wrong(&verb_bench, "--arms %s: only plain is part of this build", arms);
+/* Plain decoding is always there, and first: the others are held against it. */
+static bool read_arms(const bench_args *a, kk_bench_opts *o, int *code) {
+    o->arms[o->n_arms++] = KK_SPEC_NONE;
+    for (const char *at = a->arms ? a->arms : "plain"; *at;) {
+        const size_t len = strcspn(at, ",");
+        const kk_spec arm = len == 5 && strncmp(at, "plain", 5) == 0    ? KK_SPEC_NONE
+                            : len == 6 && strncmp(at, "dflash", 6) == 0 ? KK_SPEC_DFLASH
+                            : len == 5 && strncmp(at, "ngram", 5) == 0  ? KK_SPEC_NGRAM
+                                                                        : KK_SPEC_AUTO;
+        if (arm == KK_SPEC_AUTO) {
+            *code = options_wrong(&verb_bench,
+                                  "--arms takes plain, dflash and ngram; '%.*s' is "
+                                  "none of them",
+                                  (int)len, at);
+            return false;
+        }
+        bool there = false;
+        for (int32_t i = 0; i < o->n_arms; i++) there |= o->arms[i] == arm;
+        if (!there) o->arms[o->n_arms++] = arm;
+        at += len + (at[len] == ',');
+    }
+    /* Plain decoding alone is measured on random tokens, unless prompts are given. */
+    if (o->n_arms == 1 && !a->sets && !a->prompts) o->n_arms = 0;
+    return true;
+}
+
+static bool has_arm(const kk_bench_opts *o, kk_spec arm) {
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == arm) return true;
     return false;
+}
+
+/* Random weights get a drafter of random weights where one is timed. */
+static bool open_options(bench_args *a, kk_bench_opts *o, loader_path *path, int *code) {
+    const bool drafts = has_arm(o, KK_SPEC_DFLASH);
+    if (drafts && a->load.synthetic && !a->load.drafter) a->load.drafter = "synthetic";
+    if (!loader_options(&verb_bench, &a->load, path, &o->engine, code)) return false;
+    if (!drafts || o->engine.drafter) return true;
+    *code = options_wrong(&verb_bench, "the dflash arm needs a drafter: name one with -md DIR");
+    return false;
+}
+
+static bool read_trace(const bench_args *a, kk_bench_opts *o, int *code) {
+    kk_err err;
+    if (!a->trace) return true;
+    if (!has_arm(o, KK_SPEC_DFLASH) || !a->load.synthetic)
+        *code = options_wrong(&verb_bench, "--accept-trace is for the dflash arm on --synthetic "
+                                           "weights");
+    else if (kk_trace_parse(&o->trace, a->trace, &err) != KK_OK)
+        *code = options_wrong(&verb_bench, "%s", err.msg);
+    else
+        return true;
+    return false;
+}
+
+static bool read_prompts(const bench_args *a, kk_bench_opts *o, char *folder, size_t cap,
+                         int *code) {
+    const bool text = !o->engine.synthetic && (!a->prompts || a->sets);
+    if (a->sets && a->prompts) {
+        *code = options_wrong(&verb_bench, "--set and --prompts exclude each other");
+        return false;
+    }
+    if (a->sets && o->engine.synthetic) {
+        *code = options_wrong(&verb_bench, "--set is text, and random weights have no tokenizer");
+        return false;
+    }
+    if (a->sets && !eval_check_sets(&verb_bench, a->sets, code)) return false;
+    o->prompts = a->prompts;
+    o->sets = !text || o->n_arms == 0 ? NULL : a->sets ? a->sets : "code";
+    o->folder = loader_shipped("prompts", folder, cap) ? folder : NULL;
+    const bool random = !o->sets && !o->prompts;
+    o->samples = a->samples ? a->samples : random ? 3 : 8;
+    o->arm_predict = random ? o->predict + 1 : a->predict; /* the first takes no round */
+    return true;
 }
 
 /* ---- the table --------------------------------------------------------------------------- */
@@ -121,49 +216,82 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
            o->predict, o->ctx);
     printf("              %.1f GB/s of weights, %.0f %% of the bandwidth; %.1f ms per round\n",
            r->decode_bytes_s / 1e9, 100 * r->decode_share, r->round_ms);
+    printf("              %.0f %% of %.1f GB/s, at which a buffer of %s is read\n",
+           100 * r->floor_share, r->floor_bytes_s / 1e9, term_bytes((double)m->token_bytes).text);
     if (r->prefill_tok_s.n)
         printf("prefill       %.1f tok/s  (%.1f to %.1f in %d repeats of %d tokens)\n",
                r->prefill_tok_s.median, r->prefill_tok_s.min, r->prefill_tok_s.max,
                r->prefill_tok_s.n, o->prefill);
     print_passes("rows, model", r->whole, r->n_whole, m->token_bytes);
     print_passes("rows, dense", r->dense, r->n_dense, r->dense_bytes);
+    bench_print_sets(o, r);
+    bench_print_attention(o, r);
     print_memory(r);
 }
 
+/* An arm that does not give the tokens of plain decoding is a failure, whatever its speed. */
+static int judge(const kk_bench_opts *o, const kk_bench_result *r) {
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (r->all.arm[i].different)
+            return output_failed("drafting changed what was generated",
+                                 "This is a fault of the program: please report it with the "
+                                 "command.");
+    return EXIT_DONE;
+}
+
+static int measure(const bench_args *a, const kk_bench_opts *o) {
+    kk_bench_result *r = calloc(1, sizeof *r);
+    kk_err err;
+    if (!r) return output_failed("out of memory", NULL);
+    term_on_signal(TERM_ASK);
+    kk_status st = kk_bench_run(o, r, &err);
+    end_steps(a);
+    if (st == KK_OK) print_table(o, r);
+    int code = st == KK_OK ? judge(o, r) : loader_failed(&a->load, &err);
+    if (st == KK_OK && a->report && kk_bench_write(a->report, o, r, &err) != KK_OK)
+        code = output_error(&err);
+    free(r);
+    return code;
+}
+
 static int run(int argc, char **argv) {
-    bench_args a = {.ctx = 64, .predict = 32, .prefill = 512, .repeat = 5};
+    bench_args a = {.ctx = 64, .prefill = 512, .repeat = 5};
     loader_path path;
+    char folder[4096];
     int code;
     if (!options_parse(&verb_bench, argc, argv, &a, NULL, &code)) return code;
     kk_bench_opts o = {.ctx = a.ctx,
-                       .predict = a.predict,
+                       .predict = a.predict ? a.predict : 32,
                        .prefill = a.prefill,
                        .repeat = a.repeat,
+                       .kv_format = loader_kv_format(a.kv_format),
+                       .draft_max = a.draft_max,
+                       .draft_ctx = a.draft_ctx,
+                       .draft_fixed = a.draft_fixed,
+                       .attention = a.attention,
                        .on_step = on_step,
                        .user = &a};
-    if (!check_arms(a.arms, &code) || !read_rows(&a, &o, &code)) return code;
-    if (!loader_options(&verb_bench, &a.load, &path, &o.engine, &code)) return code;
-    o.kv_format = a.kv_format && strcmp(a.kv_format, "f32") == 0 ? KK_KV_F32 : KK_KV_BF16;
-
-    term_on_signal(TERM_ASK);
-    kk_bench_result r;
-    kk_err err;
-    kk_status st = kk_bench_run(&o, &r, &err);
-    end_steps(&a);
-    if (st != KK_OK) return loader_failed(&a.load, &err);
-    print_table(&o, &r);
-    if (a.report && kk_bench_write(a.report, &o, &r, &err) != KK_OK) return output_error(&err);
-    return EXIT_DONE;
+    if (!read_arms(&a, &o, &code) || !read_rows(&a, &o, &code)) return code;
+    if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
+    if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
+    return measure(&a, &o);
 }
 
 const verb verb_bench = {
     .name = "bench",
-    .summary = "measure decode and prefill speed beside this machine's bandwidth",
+    .summary = "measure speed beside this machine's bandwidth, and what drafting gains",
     .usage = "[-m MODEL | --synthetic SPEC] [options]",
     .about = "Measures how fast a model decodes and prefills, how much of the memory bandwidth\n"
              "(measured in the same run) that is, and what more rows in a forward cost: of the\n"
-             "whole model, and of dense q4_0 matrices alone.  --synthetic needs no weights.",
-    .examples = "  kakeya bench --synthetic 26b-a4b:q4_0\n"
+             "whole model, and of dense q4_0 matrices alone.  --synthetic needs no weights.\n\n"
+             "--arms compares ways to decode on the same prompts, in turns, warmed up on others:\n"
+             "tokens per second and per round, where the time went, and what a table of measured\n"
+             "costs predicts.  Every arm must give the tokens and logits of plain decoding.",
+    .examples = "  kakeya bench --arms plain,dflash,ngram --set code,needle,json,edit,prose\n"
+                "  kakeya bench --arms plain,dflash --draft-max 4 --draft-fixed --set code\n"
+                "  kakeya bench --synthetic 26b-a4b:q4_0:12 --arms plain,dflash \\\n"
+                "      --accept-trace geom:0.744:1 --prefill 0 --rows none --report bench.json\n"
+                "  kakeya bench --synthetic 26b-a4b:q4_0 --ctx 4096 --attention\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 -n 64 --report bench.json\n"
                 "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n",
     .options = bench_options,

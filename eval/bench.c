@@ -11,9 +11,11 @@
 
 #include "backend/backend.h"
 #include "core/clock.h"
+#include "engine/machine.h"
+#include "eval/bench_parts.h"
 #include "format/checkpoint.h"
 
-enum { MAX_REPEAT = 64, WARM_TOKENS = 4, WARM_PROMPT = 192 };
+enum { MAX_REPEAT = KK_BENCH_MAX_REPEAT, WARM_TOKENS = 4, WARM_PROMPT = 192 };
 static const double prefill_budget_s = 60; /* no further repeat of a prefill after this long */
 
 typedef struct {
@@ -26,9 +28,13 @@ typedef struct {
 
 /* ---- small things ------------------------------------------------------------------------ */
 
+kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err) {
+    if (!o->on_step || o->on_step(o->user, what)) return KK_OK;
+    return kk_fail(err, KK_ESTOPPED, "stopped while %s", what ? what : "measuring");
+}
+
 static kk_status step(const bench *b, const char *what, kk_err *err) {
-    if (!b->opts->on_step || b->opts->on_step(b->opts->user, what)) return KK_OK;
-    return kk_fail(err, KK_ESTOPPED, "stopped while %s", what);
+    return kk_bench_step(b->opts, what, err);
 }
 
 static bool go_on(void *user, int64_t done, int64_t total) {
@@ -47,7 +53,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static kk_bench_spread spread(double *x, int32_t n) {
+kk_bench_spread kk_bench_spread_of(double *x, int32_t n) {
     if (n == 0) return (kk_bench_spread){0};
     qsort(x, (size_t)n, sizeof *x, ascending);
     const double median = n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
@@ -86,7 +92,7 @@ static void note_memory(bench *b) {
     kk_engine_memory(b->engine, b->out->bytes);
     if (now < 0) return;
     if (strcmp(b->out->model.format, "synthetic") == 0)
-        now -= b->out->bytes[KK_MEM_WEIGHTS_VERIFIER];
+        now -= b->out->bytes[KK_MEM_WEIGHTS_VERIFIER] + b->out->bytes[KK_MEM_WEIGHTS_DRAFTER];
     if (now > b->out->resident_over_weights) b->out->resident_over_weights = now;
 }
 
@@ -138,8 +144,8 @@ static kk_status time_decode(bench *b, kk_err *err) {
         round[i] = 1e3 * r.decode_s / (double)r.rounds;
         b->out->logits_hash = r.logits_hash;
     }
-    b->out->decode_tok_s = spread(rate, o->repeat);
-    b->out->round_ms = spread(round, o->repeat).median;
+    b->out->decode_tok_s = kk_bench_spread_of(rate, o->repeat);
+    b->out->round_ms = kk_bench_spread_of(round, o->repeat).median;
     note_memory(b);
     return KK_OK;
 }
@@ -157,7 +163,7 @@ static kk_status time_prefill(bench *b, kk_err *err) {
         KK_TRY(append_random(b, o->prefill, 3 + (uint64_t)n, err));
         rate[n] = (double)o->prefill / (kk_now() - begin);
     }
-    b->out->prefill_tok_s = spread(rate, n);
+    b->out->prefill_tok_s = kk_bench_spread_of(rate, n);
     note_memory(b);
     return KK_OK;
 }
@@ -181,7 +187,7 @@ static kk_status time_whole(bench *b, kk_err *err) {
     for (int32_t r = 0; r < o->n_rows; r++) {
         kk_bench_pass *p = &b->out->whole[r];
         p->rows = o->rows[r];
-        p->seconds = spread(seconds[r], o->repeat);
+        p->seconds = kk_bench_spread_of(seconds[r], o->repeat);
         p->ratio = p->seconds.median / b->out->whole[0].seconds.median;
     }
     b->out->n_whole = o->n_rows;
@@ -298,7 +304,7 @@ static kk_status dense_measure(bench *b, dense *d, int32_t max_rows, kk_err *err
     for (int32_t r = 0; r < o->n_rows; r++) {
         kk_bench_pass *p = &b->out->dense[r];
         p->rows = o->rows[r];
-        p->seconds = spread(seconds[r], o->repeat);
+        p->seconds = kk_bench_spread_of(seconds[r], o->repeat);
         p->ratio = p->seconds.median / b->out->dense[0].seconds.median;
     }
     b->out->n_dense = o->n_rows;
@@ -330,6 +336,11 @@ static kk_status check(const kk_bench_opts *o, kk_err *err) {
     for (int32_t i = 0; i < o->n_rows; i++)
         if (o->rows[i] < 1 || o->rows[i] > 128 || (i == 0 && o->rows[i] != 1))
             return kk_fail(err, KK_EINVAL, "row counts start with 1 and end at 128 at most");
+    if (o->n_arms < 0 || o->n_arms > KK_BENCH_ARMS || (o->n_arms && o->arms[0] != KK_SPEC_NONE))
+        return kk_fail(err, KK_EINVAL, "arms start with plain decoding; %d at most", KK_BENCH_ARMS);
+    if (o->n_arms && (o->samples < 1 || o->samples >= KK_PROMPTSET_MOST))
+        return kk_fail(err, KK_EINVAL, "%d prompts of a set; 1 to %d are possible", o->samples,
+                       KK_PROMPTSET_MOST - 1);
     return KK_OK;
 }
 
@@ -341,10 +352,11 @@ static kk_status open_engine(bench *b, kk_err *err) {
     b->out->load_s = kk_now() - begin;
     kk_engine_info(b->engine, &b->out->model);
     kk_engine_device(b->engine, &b->out->device);
+    (void)kk_engine_drafter(b->engine, &b->out->drafter);
 
     const int32_t decode = o->ctx + o->predict + 256;
     const int32_t need = decode > o->prefill ? decode : o->prefill;
-    const kk_session_opts session = {.ctx = need + 1, .kv_format = o->kv_format};
+    const kk_session_opts session = kk_bench_session(o, KK_SPEC_NONE, need + 1);
     KK_TRY(kk_session_new(&b->session, b->engine, &session, err));
     b->tokens = kk_calloc((size_t)need + 1, sizeof *b->tokens);
     if (!b->tokens) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", need);
@@ -365,22 +377,33 @@ static kk_status measure_bandwidth(bench *b, double *out, kk_err *err) {
     return kk_measure_bandwidth(b->opts->engine.threads, 1.0, out, err);
 }
 
+static kk_status measure_floor(bench *b, kk_err *err) {
+    KK_TRY(step(b, "measuring how fast the weights of a token can be read", err));
+    return kk_measure_read(b->opts->engine.threads, b->out->model.token_bytes, 0.5,
+                           &b->out->floor_bytes_s, err);
+}
+
 static void conclude(kk_bench_result *r) {
     r->bandwidth =
         r->bandwidth_before > r->bandwidth_after ? r->bandwidth_before : r->bandwidth_after;
     r->decode_bytes_s = (double)r->model.token_bytes * r->decode_tok_s.median;
     r->decode_share = r->bandwidth > 0 ? r->decode_bytes_s / r->bandwidth : 0;
+    r->floor_share = r->floor_bytes_s > 0 ? r->decode_bytes_s / r->floor_bytes_s : 0;
 }
 
 static kk_status run(bench *b, kk_err *err) {
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(open_engine(b, err));
+    KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));
     KK_TRY(time_decode(b, err));
     KK_TRY(time_whole(b, err));
     KK_TRY(time_prefill(b, err));
+    if (b->opts->n_arms) KK_TRY(kk_bench_arms(b->opts, b->engine, b->out, err));
+    note_memory(b);
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_after, err));
     close_engine(b); /* its memory may be needed now */
+    if (b->opts->attention) KK_TRY(kk_bench_attend(b->opts, b->out, err));
     return time_dense(b, err);
 }
 

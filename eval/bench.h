@@ -2,14 +2,20 @@
  *
  * Memory bandwidth is measured in the same run, before and after; warm-up is on other tokens
  * than the ones timed; medians come with their spread.  The figures are of the engine as a
- * program uses it (kakeya.h), but for the rows of dense matrices, which time one operation of
- * the backend. */
+ * program uses it (kakeya.h), but for the rows of dense matrices and for attention, which time
+ * one operation of the backend.
+ *
+ * Arms are ways to decode: plainly, or with someone who drafts.  They take turns on the same
+ * prompts, and every one must give the tokens and logits of plain decoding.  What their rounds
+ * should cost is measured apart from them, forward by forward, and stands beside what they did
+ * cost. */
 #ifndef KK_EVAL_BENCH_H
 #define KK_EVAL_BENCH_H
 
+#include "eval/trace.h"
 #include "kakeya.h"
 
-enum { KK_BENCH_ROWS = 8 };
+enum { KK_BENCH_ROWS = 16, KK_BENCH_ARMS = 3, KK_BENCH_SETS = 8, KK_BENCH_FORMATS = 4 };
 
 typedef struct {
     kk_engine_opts engine;
@@ -20,6 +26,18 @@ typedef struct {
     int32_t repeat;
     int32_t rows[KK_BENCH_ROWS]; /* 1 first */
     int32_t n_rows;              /* 0: no rows are timed */
+
+    kk_spec arms[KK_BENCH_ARMS]; /* KK_SPEC_NONE, which is plain decoding, first */
+    int32_t n_arms;              /* 0: no arms are compared */
+    const char *sets;            /* prompts: sets by name, with commas between; */
+    const char *folder;          /*   where they lie; NULL: not found */
+    const char *prompts;         /* or a JSONL file; or neither: random ids, ctx of them */
+    int32_t samples;             /* prompts of each set that are timed, at most */
+    int32_t arm_predict;         /* most tokens after each; 0: what the prompt says */
+    int32_t draft_max, draft_ctx;
+    bool draft_fixed;
+    kk_trace_opts trace; /* of the dflash arm */
+    bool attention;      /* compare attention over the K/V formats */
     /* Told what happens next; false stops the bench with KK_ESTOPPED.  May be NULL. */
     bool (*on_step)(void *user, const char *what);
     void *user;
@@ -37,9 +55,44 @@ typedef struct {
     double ratio;            /* to one row */
 } kk_bench_pass;
 
+/* One arm on one set.  Of the repeats of a prompt the one of median time counts. */
+typedef struct {
+    int64_t tokens;        /* that took a round: all but the first of each generation */
+    double seconds;        /* of these rounds, the callback's commits included */
+    double tok_s, speedup; /* over plain */
+    kk_spec_stats spec;
+    double accept_len;       /* tokens of a round: what it accepted and one more */
+    double rows;             /* of a round's forward */
+    double overhead;         /* share of the time that is no forward */
+    double predicted_s;      /* from the costs, for the same rounds; 0: not known */
+    double of_predicted;     /* rate over the predicted rate */
+    double floor_share;      /* plain: of the rate at which its weights can be read */
+    int32_t runs, different; /* generations, and of them not as plain decoding */
+} kk_bench_arm;
+
+typedef struct {
+    char name[64];
+    int32_t prompts;
+    double prompt_tokens; /* on average */
+    kk_bench_arm arm[KK_BENCH_ARMS];
+    kk_bench_pass verify[KK_BENCH_ROWS]; /* a forward of so many rows with their logits */
+    kk_bench_pass draft[KK_BENCH_ROWS];  /* a draft of so many tokens */
+    int32_t n_verify, n_draft;
+} kk_bench_set;
+
+/* Attention of all layers for one row, over K/V stored so. */
+typedef struct {
+    kk_kv_format format;
+    kk_bench_spread seconds;
+    double ratio;     /* to bf16 */
+    int64_t kv_bytes; /* of the context */
+    double kv_ratio;
+} kk_bench_attention;
+
 typedef struct {
     kk_machine machine;
     kk_model_info model;
+    kk_drafter_info drafter; /* layers 0: none */
     kk_device_info device;
     double bandwidth_before, bandwidth_after; /* bytes per second */
     double bandwidth;                         /* the larger, which shares are of */
@@ -47,6 +100,7 @@ typedef struct {
     kk_bench_spread decode_tok_s, prefill_tok_s; /* prefill n 0: not timed */
     double decode_bytes_s;                       /* weights read while decoding */
     double decode_share;                         /* of the bandwidth */
+    double floor_share;                          /* of floor_bytes_s */
     double round_ms;
     uint64_t logits_hash; /* of the last repeat */
     /* A forward of so many rows: of the whole model, its experts included, and of dense q4_0
@@ -54,6 +108,11 @@ typedef struct {
     kk_bench_pass whole[KK_BENCH_ROWS], dense[KK_BENCH_ROWS];
     int32_t n_whole, n_dense;
     int64_t dense_bytes;
+    double floor_bytes_s; /* read rate of a buffer as large as the weights of a token */
+    kk_bench_set set[KK_BENCH_SETS], all;
+    int32_t n_sets; /* 0: no arms were compared */
+    kk_bench_attention attention[KK_BENCH_FORMATS];
+    int32_t n_attention;
     int64_t bytes[KK_MEM_CATEGORIES];
     int64_t resident_over_weights; /* anonymous memory of the process, less weights; -1: unknown */
 } kk_bench_result;

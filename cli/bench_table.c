@@ -1,0 +1,91 @@
+/* bench_table.c - what each arm did on each set of prompts, and what attention costs by format. */
+#include "cli/bench_table.h"
+
+#include <stdio.h>
+
+#include "cli/term.h"
+
+static const char *arm_name(kk_spec arm) {
+    return arm == KK_SPEC_NONE ? "plain" : kk_spec_name(arm);
+}
+
+static void print_counts(const int64_t *n) {
+    int last = KK_MAX_DRAFT;
+    while (last > 0 && n[last] == 0) last--;
+    for (int i = 0; i <= last; i++) printf(" %lld", (long long)n[i]);
+}
+
+/* Where the time of a round went, in percent. */
+static void print_parts(const kk_bench_arm *m) {
+    const kk_spec_stats *t = &m->spec;
+    const double one = m->seconds > 0 ? 100 / m->seconds : 0;
+    const double rest = m->seconds - t->draft_s - t->verify_s - t->choose_s - t->commit_s;
+    printf("              draft %.1f %%, verify %.1f %%, choose %.1f %%, commit %.2f %%, other "
+           "%.2f %%; not forwards: %.2f %%\n",
+           one * t->draft_s, one * t->verify_s, one * t->choose_s, one * t->commit_s, one * rest,
+           100 * m->overhead);
+}
+
+static void print_drafting(const kk_bench_arm *m) {
+    const kk_spec_stats *t = &m->spec;
+    printf("              %.2f tokens from %.2f rows per round; %lld of %lld drafted accepted; "
+           "rounds by tokens accepted:",
+           m->accept_len, m->rows, (long long)t->accepted, (long long)t->drafted);
+    print_counts(t->histogram);
+    printf("\n              rounds by tokens drafted:");
+    print_counts(t->drafts);
+    printf(" (%lld to learn)\n", (long long)t->looking);
+}
+
+static void print_arm(const kk_bench_arm *m, kk_spec arm) {
+    const double predicted = m->predicted_s > 0 ? (double)m->tokens / m->predicted_s : 0;
+    printf("  %-10s  %8.1f tok/s  %5.2fx  %.2f of the %.1f predicted; lossless: %s", arm_name(arm),
+           m->tok_s, m->speedup, m->of_predicted, predicted, m->different ? "NO" : "yes");
+    if (arm == KK_SPEC_NONE) printf("; %.0f %% of its floor", 100 * m->floor_share);
+    printf("\n");
+    print_parts(m);
+    if (arm != KK_SPEC_NONE) print_drafting(m);
+}
+
+/* A forward of one row, and everything else in units of it. */
+static void print_costs(const kk_bench_set *s) {
+    if (s->n_verify == 0) return;
+    printf("  costs       1 row %.2f ms; rows", 1e3 * s->verify[0].seconds.median);
+    for (int32_t i = 1; i < s->n_verify; i++)
+        printf(" %d: %.2fx", s->verify[i].rows, s->verify[i].ratio);
+    if (s->n_draft) {
+        printf("; a draft of");
+        for (int32_t i = 0; i < s->n_draft; i++)
+            if (i == 0 || i == s->n_draft - 1)
+                printf(" %d: %.2f ms (%.2fx)", s->draft[i].rows, 1e3 * s->draft[i].seconds.median,
+                       s->draft[i].ratio);
+    }
+    printf("\n");
+}
+
+static void print_set(const kk_bench_opts *o, const kk_bench_set *s) {
+    printf("%-13s %d prompts of %.0f tokens\n", s->name, s->prompts, s->prompt_tokens);
+    for (int32_t i = 0; i < o->n_arms; i++) print_arm(&s->arm[i], o->arms[i]);
+    print_costs(s);
+}
+
+void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r) {
+    for (int32_t i = 0; i < r->n_sets; i++) print_set(o, &r->set[i]);
+    if (r->n_sets > 1) print_set(o, &r->all);
+    if (r->n_sets && o->trace.p > 0)
+        printf("              dflash's acceptance is a trace, geom:%g:%llu, not the drafter's own: "
+               "%.2f tokens of %d\n",
+               o->trace.p, (unsigned long long)o->trace.seed,
+               kk_trace_expected(&o->trace, r->drafter.block - 1), r->drafter.block - 1);
+}
+
+void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r) {
+    static const char *const names[] = {
+        [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
+    for (int32_t i = 0; i < r->n_attention; i++) {
+        const kk_bench_attention *a = &r->attention[i];
+        printf("%-12s  %-4s  %.2f ms for one row at context %d, %.2fx; K/V %s, %.3fx\n",
+               i ? "" : "attention", names[a->format], 1e3 * a->seconds.median, o->ctx, a->ratio,
+               term_bytes((double)a->kv_bytes).text, a->kv_ratio);
+    }
+}

@@ -1,0 +1,10 @@
+/* bench_table.h - the parts of the bench's table that compare: arms, and K/V formats. */
+#ifndef KAKEYA_CLI_BENCH_TABLE_H
+#define KAKEYA_CLI_BENCH_TABLE_H
+
+#include "eval/bench.h"
+
+void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r);
+void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r);
+
+#endif

@@ -1,0 +1,292 @@
+/* bench_arms.c - ways to decode, in turns on the same prompts, and compared with plain decoding
+ * token by token; see bench.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/session.h"
+#include "eval/accept.h"
+#include "eval/bench_parts.h"
+
+enum { WARM_TOKENS = 48 };
+
+/* One arm on the prompt at hand. */
+typedef struct {
+    kk_session *session;
+    kk_trace *trace; /* NULL: drafts are the proposer's */
+    kk_result run[KK_BENCH_MAX_REPEAT];
+    int32_t different;
+} lane;
+
+typedef struct {
+    const kk_bench_opts *opts;
+    kk_bench_result *out;
+    kk_engine *engine;
+    lane *lane; /* [n_arms] */
+    int32_t ctx;
+    int32_t *record, *got; /* [ctx]: of plain decoding, and of the generation at hand */
+    int32_t n_record, n_got;
+    uint64_t hash; /* of the record's logits */
+} arms;
+
+kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ctx) {
+    kk_session_opts how = {.ctx = ctx, .kv_format = o->kv_format, .spec = arm};
+    if (arm == KK_SPEC_NONE) return how;
+    how.draft_max = o->draft_max;
+    how.draft_fixed = o->draft_fixed;
+    if (arm == KK_SPEC_DFLASH) how.draft_ctx = o->draft_ctx;
+    return how;
+}
+
+/* ---- one prompt -------------------------------------------------------------------------- */
+
+static kk_status open_lane(arms *a, int32_t arm, const kk_prompt *p, kk_err *err) {
+    const kk_bench_opts *o = a->opts;
+    const kk_session_opts how = kk_bench_session(o, o->arms[arm], a->ctx);
+    lane *l = &a->lane[arm];
+    KK_TRY(kk_session_new(&l->session, a->engine, &how, err));
+    if (o->arms[arm] == KK_SPEC_DFLASH && o->trace.p > 0)
+        KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
+    KK_TRY(kk_session_append(l->session, p->ids, p->n, NULL, NULL, err));
+    return kk_session_checkpoint(l->session, err);
+}
+
+static void close_lanes(arms *a) {
+    for (int32_t i = 0; i < a->opts->n_arms; i++) {
+        kk_session_free(a->lane[i].session);
+        kk_trace_free(a->lane[i].trace);
+        a->lane[i].session = NULL;
+        a->lane[i].trace = NULL;
+        a->lane[i].different = 0;
+    }
+}
+
+static bool gather(void *user, int32_t id) {
+    arms *a = user;
+    a->got[a->n_got++] = id;
+    return !a->opts->on_step || a->opts->on_step(a->opts->user, NULL);
+}
+
+static void keep_record(arms *a, uint64_t hash) {
+    memcpy(a->record, a->got, (size_t)a->n_got * sizeof *a->got);
+    a->n_record = a->n_got;
+    a->hash = hash;
+}
+
+static bool as_recorded(const arms *a, uint64_t hash) {
+    return a->n_got == a->n_record && hash == a->hash &&
+           memcmp(a->got, a->record, (size_t)a->n_got * sizeof *a->got) == 0;
+}
+
+/* Decodes behind the prompt and goes back to it.  What the session learned of its drafts is
+ * forgotten first: it would know the text by now. */
+static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, kk_result *result,
+                          kk_err *err) {
+    lane *l = &a->lane[arm];
+    const bool random = !a->opts->sets && !a->opts->prompts;
+    const kk_generate_opts how = {.max_tokens = n, .ignore_eos = random};
+    l->session->seen = (kk_acceptance){0};
+    a->n_got = 0;
+    KK_TRY(kk_generate(l->session, &how, gather, a, result, err));
+    if (result->stop == KK_STOP_CALLBACK)
+        return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
+    return kk_session_rewind(l->session, (int32_t)p->n, NULL, err);
+}
+
+/* Plain decoding goes first once, to be the record; then the arms take turns at going first. */
+static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats, uint64_t stream,
+                        kk_err *err) {
+    const int32_t n_arms = a->opts->n_arms;
+    for (int32_t r = 0; r < repeats; r++)
+        for (int32_t k = 0; k < n_arms; k++) {
+            const int32_t arm = (k + r) % n_arms;
+            lane *l = &a->lane[arm];
+            if (l->trace) kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream);
+            KK_TRY(run_once(a, arm, p, n, &l->run[r], err));
+            if (r == 0 && k == 0) keep_record(a, l->run[r].logits_hash);
+            l->different += !as_recorded(a, l->run[r].logits_hash);
+        }
+    return KK_OK;
+}
+
+static const kk_result *median_run(const lane *l, int32_t n) {
+    const kk_result *sorted[KK_BENCH_MAX_REPEAT];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = i;
+        for (; at > 0 && sorted[at - 1]->decode_s > l->run[i].decode_s; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = &l->run[i];
+    }
+    return sorted[(n - 1) / 2];
+}
+
+static void count(kk_bench_arm *to, const lane *l, int32_t repeats) {
+    const kk_result *r = median_run(l, repeats);
+    to->tokens += r->n_tokens - 1; /* the first comes from the prompt's own logits */
+    to->seconds += r->decode_s + r->spec.commit_s;
+    to->runs += repeats;
+    to->different += l->different;
+    kk_spec_stats_add(&to->spec, &r->spec);
+}
+
+static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uint64_t stream,
+                             kk_err *err) {
+    const kk_bench_opts *o = a->opts;
+    const int32_t n = kk_prompt_predict(p, o->arm_predict);
+    kk_status st = KK_OK;
+    for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
+    if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, err);
+    for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++)
+        count(&set->arm[i], &a->lane[i], o->repeat);
+    close_lanes(a);
+    return st;
+}
+
+static kk_status warm_up(arms *a, const kk_prompt *p, kk_err *err) {
+    kk_status st = KK_OK;
+    for (int32_t i = 0; i < a->opts->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
+    if (st == KK_OK) st = repeat(a, p, WARM_TOKENS, 1, 0, err);
+    close_lanes(a);
+    return st;
+}
+
+/* ---- one set ----------------------------------------------------------------------------- */
+
+/* What the rounds of this arm should have taken. */
+static double predict(const kk_bench_set *s, const kk_bench_arm *arm, bool drafter) {
+    double seconds = 0;
+    for (int32_t n = 0; n <= KK_MAX_DRAFT; n++) {
+        double one = kk_bench_cost(s->verify, s->n_verify, n + 1);
+        if (drafter && n > 0) one += kk_bench_cost(s->draft, s->n_draft, n);
+        seconds += (double)arm->spec.drafts[n] * one;
+    }
+    return seconds;
+}
+
+static double over(double a, double b) { return b > 0 ? a / b : 0; }
+
+static void conclude(const arms *a, kk_bench_set *set) {
+    const kk_bench_arm *plain = &set->arm[0];
+    for (int32_t i = 0; i < a->opts->n_arms; i++) {
+        kk_bench_arm *m = &set->arm[i];
+        const kk_spec_stats *t = &m->spec;
+        const bool dflash = a->opts->arms[i] == KK_SPEC_DFLASH;
+        const double forwards = t->verify_s + (dflash ? t->draft_s : 0);
+        m->tok_s = over((double)m->tokens, m->seconds);
+        m->speedup = over(m->tok_s, over((double)plain->tokens, plain->seconds));
+        m->accept_len = over((double)(t->accepted + t->rounds), (double)t->rounds);
+        m->rows = over((double)t->rows, (double)t->rounds);
+        m->overhead = over(m->seconds - forwards, m->seconds);
+        m->of_predicted = over(m->predicted_s, m->seconds);
+        if (i == 0)
+            m->floor_share =
+                over(m->tok_s * (double)a->out->model.token_bytes, a->out->floor_bytes_s);
+    }
+}
+
+static void add_to_all(const arms *a, const kk_bench_set *set) {
+    kk_bench_set *all = &a->out->all;
+    all->prompt_tokens = over(all->prompt_tokens * all->prompts + set->prompt_tokens * set->prompts,
+                              all->prompts + set->prompts);
+    all->prompts += set->prompts;
+    for (int32_t i = 0; i < a->opts->n_arms; i++) {
+        kk_bench_arm *to = &all->arm[i];
+        const kk_bench_arm *from = &set->arm[i];
+        to->tokens += from->tokens;
+        to->seconds += from->seconds;
+        to->predicted_s += from->predicted_s;
+        to->runs += from->runs;
+        to->different += from->different;
+        kk_spec_stats_add(&to->spec, &from->spec);
+    }
+}
+
+static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
+    const kk_bench_opts *o = a->opts;
+    kk_bench_set *set = &a->out->set[a->out->n_sets++];
+    const size_t timed = prompts->n - 1; /* the last one warms up */
+    char what[160];
+    snprintf(set->name, sizeof set->name, "%s", prompts->name);
+    snprintf(what, sizeof what, "warming up on %.60s", set->name);
+    KK_TRY(kk_bench_step(o, what, err));
+    KK_TRY(warm_up(a, &prompts->prompts[timed], err));
+    KK_TRY(kk_bench_costs(o, a->engine, &prompts->prompts[timed], set, err));
+    for (size_t i = 0; i < timed; i++) {
+        snprintf(what, sizeof what, "decoding %.60s, prompt %zu of %zu", set->name, i + 1, timed);
+        KK_TRY(kk_bench_step(o, what, err));
+        KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, err));
+        set->prompt_tokens += (double)prompts->prompts[i].n / (double)timed;
+    }
+    set->prompts = (int32_t)timed;
+    for (int32_t i = 0; i < o->n_arms; i++)
+        set->arm[i].predicted_s = predict(set, &set->arm[i], o->arms[i] == KK_SPEC_DFLASH);
+    conclude(a, set);
+    add_to_all(a, set);
+    return KK_OK;
+}
+
+/* ---- all sets ---------------------------------------------------------------------------- */
+
+static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
+    int32_t reach = kk_promptset_reach(prompts, a->opts->arm_predict);
+    if (prompts->n < 2)
+        return kk_fail(err, KK_EINVAL, "'%s' has one prompt: a second is needed to warm up on",
+                       prompts->name);
+    for (size_t i = 0; i < prompts->n; i++)
+        if ((int32_t)prompts->prompts[i].n + WARM_TOKENS > reach)
+            reach = (int32_t)prompts->prompts[i].n + WARM_TOKENS;
+    a->ctx = reach + 1;
+    a->record = kk_calloc((size_t)a->ctx, sizeof *a->record);
+    a->got = kk_calloc((size_t)a->ctx, sizeof *a->got);
+    const kk_status st = a->record && a->got
+                             ? time_set(a, prompts, err)
+                             : kk_fail(err, KK_ENOMEM, "no memory for %d tokens", a->ctx);
+    kk_free(a->record);
+    kk_free(a->got);
+    a->record = a->got = NULL;
+    return st;
+}
+
+/* name NULL: the file, or random ids. */
+static kk_status read_and_run(arms *a, const char *name, kk_err *err) {
+    const kk_bench_opts *o = a->opts;
+    const kk_tokenizer *tok = kk_engine_tokenizer(a->engine);
+    const size_t n = (size_t)o->samples + 1;
+    kk_promptset prompts = {.n = 0};
+    kk_status st;
+    if (name)
+        st = kk_promptset_named(&prompts, o->folder, name, tok, n, err);
+    else if (o->prompts)
+        st = kk_promptset_read(&prompts, o->prompts, tok, n, err);
+    else
+        st = kk_promptset_random(&prompts, a->out->model.vocab, n, o->ctx, 7, err);
+    if (st == KK_OK) st = run_set(a, &prompts, err);
+    kk_promptset_free(&prompts);
+    return st;
+}
+
+static kk_status run_all(arms *a, kk_err *err) {
+    const char *at = a->opts->sets;
+    if (!at) KK_TRY(read_and_run(a, NULL, err));
+    while (at && *at) {
+        char name[64];
+        const size_t len = strcspn(at, ",");
+        if (a->out->n_sets == KK_BENCH_SETS)
+            return kk_fail(err, KK_EINVAL, "more than %d prompt sets", KK_BENCH_SETS);
+        snprintf(name, sizeof name, "%.*s", (int)(len < 63 ? len : 63), at);
+        KK_TRY(read_and_run(a, name, err));
+        at += len + (at[len] == ',');
+    }
+    snprintf(a->out->all.name, sizeof a->out->all.name, "all");
+    conclude(a, &a->out->all);
+    return KK_OK;
+}
+
+kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err) {
+    arms a = {.opts = o, .out = out, .engine = e};
+    a.lane = kk_calloc(KK_BENCH_ARMS, sizeof *a.lane);
+    if (!a.lane) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    const kk_status st = run_all(&a, err);
+    kk_free(a.lane);
+    return st;
+}

@@ -1,0 +1,174 @@
+/* bench_costs.c - what the parts of a round cost by themselves: a forward of so many rows with
+ * their logits, and a draft of so many tokens.
+ *
+ * Steps are made as a round makes them, with rows put on the timeline in between, so that a draft
+ * finds rows that its context does not have yet; but nothing is chosen and nothing is compared.
+ * The rows are tokens of the prompt: of its own kind of text, or random ones. */
+#include <string.h>
+
+#include "core/clock.h"
+#include "engine/session.h"
+#include "eval/bench_parts.h"
+
+enum { MAX_ROWS = KK_MAX_DRAFT + 1, WARM_TOKENS = 8, MOST_PASSES = 41 };
+static const double least_s = 1.0;
+
+typedef struct {
+    kk_session *s;
+    const kk_prompt *prompt;
+    int32_t at; /* in the prompt: where the next rows are taken from */
+    double verify[KK_BENCH_ROWS][KK_BENCH_MAX_REPEAT], draft[KK_BENCH_ROWS][KK_BENCH_MAX_REPEAT];
+} costs;
+
+double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows) {
+    if (n == 0) return 0;
+    int32_t i = 0;
+    while (i + 1 < n && p[i + 1].rows < rows) i++;
+    const double at = p[i].seconds.median;
+    if (p[i].rows >= rows || n == 1) return at;
+    if (i + 1 == n) i--; /* beyond the last: as between the last two */
+    const double slope =
+        (p[i + 1].seconds.median - p[i].seconds.median) / (p[i + 1].rows - p[i].rows);
+    return p[i].seconds.median + slope * (rows - p[i].rows);
+}
+
+/* The next n rows: the anchor that is on the timeline, and tokens of the prompt behind it. */
+static void lay_out(costs *c, int32_t n) {
+    kk_session *s = c->s;
+    for (int32_t i = 0; i < n - 1; i++)
+        s->tokens[s->len + i] = c->prompt->ids[(size_t)c->at++ % c->prompt->n];
+}
+
+static kk_status time_draft(costs *c, int32_t n, double *seconds, kk_err *err) {
+    kk_session *s = c->s;
+    int32_t out[KK_MAX_DRAFT];
+    kk_draft d = {.self = s->context, .tokens = s->tokens, .len = s->len, .out = out, .max = n};
+    const double from = kk_now();
+    KK_TRY(kk_propose_dflash.draft(&d, 1, err));
+    *seconds = kk_now() - from;
+    return KK_OK;
+}
+
+static kk_status time_forward(costs *c, int32_t n, double *seconds, kk_err *err) {
+    kk_session *s = c->s;
+    kk_rounds *all = &s->engine->rounds;
+    kk_gemma4_group g = {.cache = s->cache,
+                         .layout = s->layout,
+                         .tokens = s->tokens + s->len - 1,
+                         .n_rows = n,
+                         .n_logits = n};
+    const kk_gemma4_forward_args args = {
+        .groups = &g, .n_groups = 1, .tapped = all->tapped, .n_tapped = all->n_tapped};
+    lay_out(c, n);
+    const double from = kk_now();
+    if (s->context) KK_TRY(kk_context_room(s->context, n, &g.taps, &g.tap_row, err));
+    KK_TRY(kk_cache_reserve(s->cache, n, err));
+    KK_TRY(kk_gemma4_forward(all->model, &args, err));
+    *seconds = kk_now() - from;
+    return KK_OK;
+}
+
+/* Half of the rows stay, as if their draft had been half right. */
+static void keep_some(costs *c, int32_t rows) {
+    kk_session *s = c->s;
+    const int32_t keep = (rows + 1) / 2;
+    kk_cache_commit(s->cache, kk_cache_len(s->cache) + keep);
+    if (s->context) kk_context_commit(s->context, keep);
+    s->len += keep;
+}
+
+/* Whether a round of so many rows has a draft of the drafter's. */
+static bool drafts(const kk_session *s, int32_t rows) {
+    return s->context && rows > 1 && rows - 1 <= s->draft_max;
+}
+
+static kk_status one_step(costs *c, int32_t rows, double *verify, double *draft, kk_err *err) {
+    kk_engine_lock(c->s->engine);
+    kk_status st = KK_OK;
+    *draft = 0;
+    if (drafts(c->s, rows)) st = time_draft(c, rows - 1, draft, err);
+    if (st == KK_OK) st = time_forward(c, rows, verify, err);
+    if (st == KK_OK) keep_some(c, rows);
+    kk_engine_unlock(c->s->engine);
+    return st;
+}
+
+/* The row counts that rounds of these arms can have. */
+static int32_t list_rows(const kk_session *s, const kk_bench_opts *o, int32_t *rows) {
+    static const int32_t all[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32};
+    const kk_rounds *r = &s->engine->rounds;
+    int32_t most = s->context ? s->draft_max + 1 : 1, n = 0;
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == KK_SPEC_NGRAM && !o->draft_max)
+            most = 16;
+        else if (o->arms[i] == KK_SPEC_NGRAM)
+            most = o->draft_max + 1;
+    if (most > r->max_logits) most = r->max_logits;
+    for (size_t i = 0; i < sizeof all / sizeof *all && all[i] <= most; i++) rows[n++] = all[i];
+    if (rows[n - 1] < most) rows[n++] = most;
+    return n;
+}
+
+static kk_bench_pass pass_of(int32_t rows, double *seconds, int32_t n) {
+    return (kk_bench_pass){.rows = rows, .seconds = kk_bench_spread_of(seconds, n)};
+}
+
+static void fill_tables(costs *c, const int32_t *rows, int32_t n, int32_t repeat,
+                        kk_bench_set *set) {
+    set->n_verify = set->n_draft = 0;
+    for (int32_t i = 0; i < n; i++) {
+        kk_bench_pass *p = &set->verify[set->n_verify++];
+        *p = pass_of(rows[i], c->verify[i], repeat);
+        p->ratio = p->seconds.median / set->verify[0].seconds.median;
+        if (!drafts(c->s, rows[i])) continue;
+        p = &set->draft[set->n_draft++];
+        *p = pass_of(rows[i] - 1, c->draft[i], repeat);
+        p->ratio = p->seconds.median / set->verify[0].seconds.median;
+    }
+}
+
+/* Every count once, from the same place. */
+static kk_status one_pass(costs *c, const kk_bench_opts *o, const int32_t *rows, int32_t n,
+                          int32_t number, kk_err *err) {
+    const int32_t len = c->s->len;
+    for (int32_t i = 0; i < n; i++) {
+        if (o->on_step && !o->on_step(o->user, NULL))
+            return kk_fail(err, KK_ESTOPPED, "stopped while timing forwards");
+        KK_TRY(one_step(c, rows[i], &c->verify[i][number], &c->draft[i][number], err));
+    }
+    return kk_session_rewind(c->s, len, NULL, err);
+}
+
+/* More passes than were asked for where they take no time to speak of. */
+static kk_status measure(costs *c, const kk_bench_opts *o, kk_bench_set *set, kk_err *err) {
+    const kk_generate_opts few = {.max_tokens = WARM_TOKENS, .ignore_eos = true};
+    int32_t rows[KK_BENCH_ROWS], passes = 0;
+    kk_result ignored;
+    KK_TRY(kk_session_append(c->s, c->prompt->ids, c->prompt->n, NULL, NULL, err));
+    KK_TRY(kk_generate(c->s, &few, NULL, NULL, &ignored, err));
+    KK_TRY(kk_session_checkpoint(c->s, err));
+    const int32_t n = list_rows(c->s, o, rows);
+    KK_TRY(one_pass(c, o, rows, n, 0, err)); /* not counted */
+    for (const double from = kk_now();
+         passes < o->repeat || (passes < MOST_PASSES && kk_now() - from < least_s); passes++)
+        KK_TRY(one_pass(c, o, rows, n, passes, err));
+    fill_tables(c, rows, n, passes, set);
+    return KK_OK;
+}
+
+kk_status kk_bench_costs(const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
+                         kk_bench_set *set, kk_err *err) {
+    kk_spec arm = KK_SPEC_NONE;
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == KK_SPEC_DFLASH) arm = KK_SPEC_DFLASH;
+    const int32_t more = WARM_TOKENS + 3 * MAX_ROWS + 64; /* all counts, half of their rows kept */
+    const kk_session_opts how = kk_bench_session(o, arm, (int32_t)p->n + more);
+    costs *c = kk_calloc(1, sizeof *c);
+    if (!c) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    c->prompt = p;
+    kk_status st = kk_session_new(&c->s, e, &how, err);
+    if (st == KK_OK) st = measure(c, o, set, err);
+    kk_session_free(c->s);
+    kk_free(c);
+    return st;
+}
