@@ -108,9 +108,10 @@ typedef struct kk_engine kk_engine;
 typedef enum { KK_KV_BF16 = 0, KK_KV_F32 = 1, KK_KV_Q8 = 2, KK_KV_Q4 = 3 } kk_kv_format;
 
 typedef struct {
-    const char *model;     /* Hugging Face folder or GGUF file */
-    const char *synthetic; /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
-    const char *drafter;   /* DFlash folder; "synthetic" beside a synthetic model; NULL: none */
+    const char *model;      /* Hugging Face folder or GGUF file */
+    const char *synthetic;  /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
+    const char *drafter;    /* DFlash folder; "synthetic" beside a synthetic model; NULL: none */
+    const char *draft_type; /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *device;            /* "cpu"; NULL: the fastest there is */

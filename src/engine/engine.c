@@ -117,7 +117,15 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
                                     err);
     }
     const kk_checkpoint_opts how = {.mlock = o->mlock, .huge_pages = o->huge_pages};
+    const char *type = o->draft_type ? o->draft_type : "q8_0";
+    kk_dtype packed;
+    if (strcmp(type, "file") != 0 &&
+        (!kk_dtype_named(type, &packed) || (packed != KK_Q8_0 && packed != KK_Q4_0)))
+        return kk_fail(err, KK_EINVAL, "a drafter is kept as q8_0, q4_0 or file, not '%.20s'",
+                       type);
     KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
+    if (strcmp(type, "file") != 0) KK_TRY(kk_drafter_pack(e->drafter, packed, &e->mem, err));
+    e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
         e->mapped_drafter += (int64_t)kk_drafter_at(e->drafter, i)->data.size;
     kk_mem_count(&e->mem, KK_MEM_WEIGHTS_DRAFTER, e->mapped_drafter);

@@ -40,6 +40,10 @@ kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoin
  * verifier (or, for other verifiers, in proportion), counted in mem under weights.drafter. */
 kk_status kk_drafter_synthetic(kk_drafter **out, const kk_config *verifier, const char *type,
                                kk_mem *mem, kk_err *err);
+/* Rounds its matrices to a smaller type in memory, counted in mem: drafts need not be exact, and
+ * cost what is read.  Those already packed stay as they are. */
+kk_status kk_drafter_pack(kk_drafter *d, kk_dtype type, kk_mem *mem, kk_err *err);
+int64_t kk_drafter_packed_bytes(const kk_drafter *d);
 void kk_drafter_close(kk_drafter *d); /* NULL is fine */
 const kk_drafter_config *kk_drafter_config_of(const kk_drafter *d);
 /* Its tensors as a checkpoint, whose configuration is empty. */
