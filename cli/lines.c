@@ -13,10 +13,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
+#include "cli/state.h"
 #include "cli/term.h"
 
 enum { HISTORY_LINES = 1000 };
@@ -32,26 +32,6 @@ struct lines {
 
 /* ---- history ----------------------------------------------------------------------------- */
 
-/* Makes every folder above path. */
-static void make_parents(char *path) {
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-}
-
-static void find_history(lines *l) {
-    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    int n = -1;
-    if (state && *state == '/')
-        n = snprintf(l->history_path, sizeof l->history_path, "%s/kakeya/history", state);
-    else if (home && *home == '/')
-        n = snprintf(l->history_path, sizeof l->history_path, "%s/.local/state/kakeya/history",
-                     home);
-    if (n < 0 || (size_t)n >= sizeof l->history_path) l->history_path[0] = 0;
-}
-
 static void remember(lines *l, const char *line) {
     HistEvent event;
     if (!l->history || line[strspn(line, " \t\n")] == 0) return;
@@ -61,7 +41,7 @@ static void remember(lines *l, const char *line) {
 static void save_history(lines *l) {
     HistEvent event;
     if (!l->history || !l->history_path[0]) return;
-    make_parents(l->history_path);
+    state_make_parents(l->history_path);
     history(l->history, &event, H_SAVE, l->history_path);
 }
 
@@ -107,7 +87,7 @@ static void open_editor(lines *l) {
     l->editor = el_init("kakeya", stdin, isatty(STDOUT_FILENO) ? stdout : stderr, stderr);
     l->history = history_init();
     if (!l->editor || !l->history) return;
-    find_history(l);
+    state_path("history", l->history_path, sizeof l->history_path);
     history(l->history, &event, H_SETSIZE, HISTORY_LINES);
     history(l->history, &event, H_SETUNIQUE, 1);
     if (l->history_path[0]) history(l->history, &event, H_LOAD, l->history_path);

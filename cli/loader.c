@@ -162,12 +162,17 @@ kk_engine *loader_open(const verb *v, const loader_args *a, int *code) {
 
 /* ---- sessions ---------------------------------------------------------------------------- */
 
+static const char *const formats[] = {
+    [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
+
 kk_kv_format loader_kv_format(const char *name) {
-    static const char *const names[] = {
-        [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
-    for (size_t i = 0; name && i < OPTION_COUNT(names); i++)
-        if (strcmp(name, names[i]) == 0) return (kk_kv_format)i;
+    for (size_t i = 0; name && i < OPTION_COUNT(formats); i++)
+        if (strcmp(name, formats[i]) == 0) return (kk_kv_format)i;
     return KK_KV_BF16;
+}
+
+const char *loader_format_name(kk_kv_format f) {
+    return (size_t)f < OPTION_COUNT(formats) ? formats[f] : "?";
 }
 
 kk_spec loader_spec(const char *name) {

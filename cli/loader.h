@@ -39,6 +39,7 @@ kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code);
 /* The same as options of the library. */
 kk_session_opts loader_session_opts(const loader_cache_args *a);
 kk_kv_format loader_kv_format(const char *name); /* NULL: the default */
+const char *loader_format_name(kk_kv_format f);  /* "?": none that is known */
 kk_spec loader_spec(const char *name);           /* NULL: the default */
 
 /* Tables of options, for verbs whose struct T has the named member. */

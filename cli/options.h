@@ -51,7 +51,7 @@ typedef struct {
 
 /* Words that are not options, in order. */
 typedef struct {
-    const char *word[4];
+    const char *word[64];
     int n;
 } option_words;
 

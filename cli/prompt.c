@@ -89,10 +89,10 @@ char *prompt_conversation(const char *user, size_t len, const char *system) {
 }
 
 /* Copies the library's ids to our own memory, so that prompt_free has one way to release. */
-static bool keep(int32_t *ids, size_t n, prompt_tokens *out) {
+static bool keep(int32_t *ids, size_t skip, size_t n, prompt_tokens *out) {
     out->ids = malloc((n + 1) * sizeof *ids);
-    out->n = n;
-    if (out->ids && n) memcpy(out->ids, ids, n * sizeof *ids);
+    out->n = n > skip ? n - skip : 0;
+    if (out->ids && out->n) memcpy(out->ids, ids + skip, out->n * sizeof *ids);
     kk_free(ids);
     return out->ids != NULL;
 }
@@ -108,9 +108,10 @@ static bool encode(const prompt_args *a, const kk_tokenizer *tok, const char *te
         if (json) st = kk_chat_encode(tok, json, strlen(json), &ids, &n, &err);
         free(json);
     } else {
-        st = kk_encode(tok, text, len, KK_ENCODE_BOS, &ids, &n, &err);
+        st = kk_encode(tok, text, len, a->goes_on ? 0 : KK_ENCODE_BOS, &ids, &n, &err);
     }
-    if (st == KK_OK && keep(ids, n, out)) return true;
+    /* A rendered conversation always has its <bos>. */
+    if (st == KK_OK && keep(ids, a->goes_on && a->chat, n, out)) return true;
     *code = output_error(&err);
     return false;
 }

@@ -8,6 +8,7 @@
 typedef struct {
     const char *text, *file, *tokens, *system;
     bool chat;
+    bool goes_on; /* it follows a text that is there already: no <bos> */
 } prompt_args;
 
 typedef struct {
@@ -29,5 +30,15 @@ char *prompt_slurp(const char *path, size_t *len); /* path "-": standard input *
 /* {"messages": [...], "enable_thinking": ..., "add_generation_prompt": true} of one user turn,
  * as text released with free; system may be NULL; NULL without memory. */
 char *prompt_conversation(const char *user, size_t len, const char *system);
+
+/* Rows of an option table, for verbs whose struct T has the named prompt_args. */
+#define PROMPT_OPTIONS(T, m)                                                                       \
+    OPTION_STRING("p", "prompt", "TEXT", offsetof(T, m.text), "the text to continue"),             \
+        OPTION_STRING("f", "file", "FILE", offsetof(T, m.file),                                    \
+                      "read it from a file; - is standard input"),                                 \
+        OPTION_STRING(NULL, "tokens", "IDS", offsetof(T, m.tokens),                                \
+                      "token ids as they are, as in 2,17,5; for models without a tokenizer"),      \
+        OPTION_FLAG(NULL, "chat", offsetof(T, m.chat),                                             \
+                    "the prompt is a user's turn, to be answered")
 
 #endif

@@ -1,0 +1,127 @@
+/* sessions.c - see sessions.h. */
+#define _GNU_SOURCE
+#include "cli/sessions.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/output.h"
+#include "cli/state.h"
+
+static const char suffix[] = ".kks";
+enum { SUFFIX = sizeof suffix - 1, LONGEST_NAME = 200 };
+
+static bool ends_with_suffix(const char *name) {
+    const size_t n = strlen(name);
+    return n > SUFFIX && strcmp(name + n - SUFFIX, suffix) == 0;
+}
+
+static bool good_name(const char *name) {
+    bool good = name[0] != '\0' && name[0] != '.' && strlen(name) <= LONGEST_NAME;
+    for (const char *p = name; *p; p++) good = good && (unsigned char)*p >= ' ' && *p != 127;
+    return good;
+}
+
+bool sessions_find(const verb *v, const char *name, sessions_path *out, int *code) {
+    int n = -1;
+    if (strchr(name, '/')) {
+        n = snprintf(out->text, sizeof out->text, "%s", name);
+    } else if (!good_name(name)) {
+        *code = options_wrong(v,
+                              "a session's name has 1 to %d characters and no '.' before them, "
+                              "or it is a path with a '/'",
+                              LONGEST_NAME);
+        return false;
+    } else {
+        char file[LONGEST_NAME + 32];
+        snprintf(file, sizeof file, "sessions/%s%s", name, ends_with_suffix(name) ? "" : suffix);
+        if (state_path(file, out->text, sizeof out->text)) return true;
+    }
+    if (n >= 0 && (size_t)n < sizeof out->text) return true;
+    *code = output_failed("there is no folder to keep sessions in",
+                          "Set HOME or XDG_STATE_HOME, or give a path, as in ./NAME.kks.");
+    return false;
+}
+
+void sessions_make_folder(sessions_path *path) {
+    char folder[4096];
+    if (state_path("sessions/", folder, sizeof folder) &&
+        strncmp(path->text, folder, strlen(folder)) == 0)
+        state_make_parents(path->text);
+}
+
+/* ---- the folder -------------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const sessions_entry *)a)->name, ((const sessions_entry *)b)->name);
+}
+
+static void look_at(sessions_entry *e, const char *folder, const char *file) {
+    char path[4096 + 256];
+    struct stat st;
+    *e = (sessions_entry){.saved = 0};
+    snprintf(path, sizeof path, "%s%s", folder, file);
+    snprintf(e->name, sizeof e->name, "%.*s", (int)(strlen(file) - SUFFIX), file);
+    if (stat(path, &st) == 0) e->saved = st.st_mtime;
+    if (kk_saved_inspect(path, &e->info, &e->err) == KK_OK) e->err.code = KK_OK;
+}
+
+bool sessions_list(sessions_entry **out, size_t *n) {
+    char folder[4096];
+    size_t cap = 0;
+    *out = NULL;
+    *n = 0;
+    DIR *d = state_path("sessions/", folder, sizeof folder) ? opendir(folder) : NULL;
+    bool ok = true;
+    for (struct dirent *e; d && ok && (e = readdir(d));) {
+        if (e->d_name[0] == '.' || !ends_with_suffix(e->d_name)) continue;
+        if (*n == cap) {
+            cap = cap ? 2 * cap : 16;
+            sessions_entry *more = realloc(*out, cap * sizeof **out);
+            if (!(ok = more != NULL)) break;
+            *out = more;
+        }
+        look_at(&(*out)[(*n)++], folder, e->d_name);
+    }
+    if (d) closedir(d);
+    if (*n) qsort(*out, *n, sizeof **out, by_name);
+    return ok;
+}
+
+/* "NAME.kks.tmp-PID-N" beside "NAME.kks": what a save that was killed leaves. */
+static void remove_leftovers(char *path) {
+    char *slash = strrchr(path, '/'), *name = slash + 1;
+    const size_t len = strlen(name);
+    *slash = '\0';
+    DIR *d = opendir(*path ? path : "/");
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strncmp(e->d_name, name, len) == 0 && strncmp(e->d_name + len, ".tmp-", 5) == 0)
+            unlinkat(dirfd(d), e->d_name, 0);
+    if (d) closedir(d);
+    *slash = '/';
+}
+
+static bool refuse(const char *name, const char *why, const char *next, int *code) {
+    char what[400];
+    snprintf(what, sizeof what, "cannot remove session '%.200s': %s", name, why);
+    *code = output_failed(what, next);
+    return false;
+}
+
+bool sessions_remove(const verb *v, const char *name, int *code) {
+    sessions_path path;
+    kk_saved_info info;
+    if (!sessions_find(v, name, &path, code)) return false;
+    if (strchr(name, '/') && !ends_with_suffix(name) &&
+        kk_saved_inspect(path.text, &info, NULL) != KK_OK && access(path.text, F_OK) == 0)
+        return refuse(name, "that is something else", "Remove other files with rm.", code);
+    if (unlink(path.text) != 0)
+        return refuse(name, strerror(errno), "'kakeya session ls' lists what there is.", code);
+    remove_leftovers(path.text);
+    return true;
+}

@@ -1,0 +1,237 @@
+/* stream.c - see stream.h. */
+#include "cli/stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/term.h"
+
+bool stream_open(stream *s, int *code) {
+    const kk_tokenizer *tok = kk_engine_tokenizer(s->engine);
+    kk_err err;
+    if (!tok || kk_decoder_new(&s->decoder, tok, false, &err) == KK_OK) return true;
+    *code = output_error(&err);
+    return false;
+}
+
+void stream_close(stream *s) {
+    kk_decoder_free(s->decoder);
+    free(s->ids);
+    free(s->text);
+}
+
+/* ---- tokens and text --------------------------------------------------------------------- */
+
+static bool grow(void *array, size_t *cap, size_t need, size_t size) {
+    if (need <= *cap) return true;
+    size_t more = *cap ? *cap : 256;
+    while (more < need) more *= 2;
+    void *p = realloc(*(void **)array, more * size);
+    if (!p) return false;
+    *(void **)array = p;
+    *cap = more;
+    return true;
+}
+
+static bool put_text(stream *s, const char *text, size_t len) {
+    if (!s->json) {
+        fwrite(text, 1, len, stdout);
+        return len == 0 || fflush(stdout) == 0;
+    }
+    if (!grow(&s->text, &s->text_cap, s->text_len + len, 1)) return !(s->out_of_memory = true);
+    if (len) memcpy(s->text + s->text_len, text, len);
+    s->text_len += len;
+    return true;
+}
+
+static bool put_id(stream *s, int32_t id) {
+    if (s->json) return true;
+    printf(s->n_ids > 1 ? ",%d" : "%d", id);
+    return fflush(stdout) == 0;
+}
+
+static bool on_token(void *user, int32_t id) {
+    stream *s = user;
+    const char *text;
+    size_t len;
+    if (!grow(&s->ids, &s->cap, s->n_ids + 1, sizeof *s->ids)) return !(s->out_of_memory = true);
+    s->ids[s->n_ids++] = id;
+    if (!s->decoder) {
+        if (!put_id(s, id)) return false;
+    } else if (kk_decoder_push(s->decoder, id, &text, &len, &s->fault) != KK_OK ||
+               !put_text(s, text, len)) {
+        return false;
+    }
+    return term_signal() == 0;
+}
+
+static void finish_text(stream *s) {
+    const char *text;
+    size_t len;
+    if (s->decoder && kk_decoder_finish(s->decoder, &text, &len, NULL) == KK_OK)
+        put_text(s, text, len);
+    if (!s->json) {
+        putchar('\n');
+        fflush(stdout);
+    }
+}
+
+/* ---- reports ----------------------------------------------------------------------------- */
+
+static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+/* The first token comes from the prompt's own logits and takes no round. */
+static double decode_rate(const kk_result *r) {
+    return r->n_tokens > 1 ? rate(r->n_tokens - 1, r->decode_s) : 0;
+}
+
+static const char *stop_name(kk_stop_reason stop) {
+    return stop == KK_STOP_EOS ? "eos" : stop == KK_STOP_LENGTH ? "length" : "stop";
+}
+
+static json_t *id_list(const stream *s) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < s->n_ids; i++) json_array_append_new(list, json_integer(s->ids[i]));
+    return list;
+}
+
+static json_t *kv_object(const stream *s) {
+    int64_t bytes[KK_MEM_CATEGORIES];
+    kk_engine_memory(s->engine, bytes);
+    return json_pack("{s:s, s:s, s:s, s:o}", "sliding", "native", "full", "exact", "format",
+                     s->kv_format, "bytes", output_memory(bytes));
+}
+
+/* Rounds by how many tokens, up to the last number that occurred; at least the rounds of 0. */
+static json_t *counts(const int64_t *n) {
+    int last = KK_MAX_DRAFT;
+    while (last > 0 && n[last] == 0) last--;
+    json_t *list = json_array();
+    for (int i = 0; i <= last; i++) json_array_append_new(list, json_integer(n[i]));
+    return list;
+}
+
+/* A round gives the tokens it accepted and one more. */
+static double accept_len(const kk_spec_stats *t) {
+    return t->rounds ? (double)(t->accepted + t->rounds) / (double)t->rounds : 0;
+}
+
+static json_t *spec_object(const stream *s) {
+    const kk_spec_stats *t = &s->result.spec;
+    json_t *parts = json_pack("{s:o, s:o, s:o, s:o}", "draft_s", output_real(t->draft_s),
+                              "verify_s", output_real(t->verify_s), "choose_s",
+                              output_real(t->choose_s), "commit_s", output_real(t->commit_s));
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:o}", "proposer",
+                     kk_spec_name(kk_session_spec(s->session)), "rounds", (json_int_t)t->rounds,
+                     "rows", (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted",
+                     (json_int_t)t->accepted, "accept_len", output_real(accept_len(t)), "histogram",
+                     counts(t->histogram), "chosen", counts(t->chosen), "looking",
+                     (json_int_t)t->looking, "timings", parts);
+}
+
+static bool print_json(const stream *s, json_t *more) {
+    const kk_result *res = &s->result;
+    double n_prompt = (double)s->n_prompt;
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)res->logits_hash);
+    json_t *timings = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o}", "load_s", output_real(s->load_s), "prefill_s",
+        output_real(s->prefill_s), "decode_s", output_real(res->decode_s), "prefill_tok_s",
+        output_real(rate(n_prompt, s->prefill_s)), "decode_tok_s", output_real(decode_rate(res)));
+    json_t *all = json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:i, s:s}", "text",
+                            output_text(s->text ? s->text : "", s->text_len), "tokens", id_list(s),
+                            "stop", stop_name(res->stop), "prompt_tokens", (json_int_t)s->n_prompt,
+                            "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
+                            "restored_rows", 0, "logits_hash", hash);
+    if (all && more) json_object_update(all, more);
+    return output_json(all);
+}
+
+void stream_loaded(const stream *s) {
+    kk_model_info info;
+    kk_device_info dev;
+    if (!s->verbose) return;
+    kk_engine_info(s->engine, &info);
+    kk_engine_device(s->engine, &dev);
+    fprintf(stderr, "%s%s %s, %d layers, on %s (%s, %d threads), loaded in %.2f s%s\n",
+            term_dim(stderr), info.name, info.weight_type, info.layers, dev.device, dev.isa,
+            dev.threads, s->load_s, term_reset(stderr));
+    kk_drafter_info drafter;
+    if (kk_engine_drafter(s->engine, &drafter))
+        fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d%s\n", term_dim(stderr),
+                drafter.layers, term_bytes((double)drafter.weight_bytes).text, drafter.block,
+                term_reset(stderr));
+}
+
+static void print_memory(const stream *s) {
+    int64_t bytes[KK_MEM_CATEGORIES];
+    kk_engine_memory(s->engine, bytes);
+    fputs(term_dim(stderr), stderr);
+    for (int c = 0; c < KK_MEM_CATEGORIES; c++)
+        if (bytes[c])
+            fprintf(stderr, "%s %s  ", kk_mem_category_name((kk_mem_category)c),
+                    term_bytes((double)bytes[c]).text);
+    fprintf(stderr, "%s\n", term_reset(stderr));
+}
+
+static void print_timings(const stream *s) {
+    const kk_result *res = &s->result;
+    fprintf(stderr,
+            "%s%zu prompt tokens in %.2f s (%.1f tok/s), %d generated in %.2f s (%.1f tok/s)%s\n",
+            term_dim(stderr), s->n_prompt, s->prefill_s, rate((double)s->n_prompt, s->prefill_s),
+            res->n_tokens, res->decode_s, decode_rate(res), term_reset(stderr));
+}
+
+static void print_drafting(const stream *s) {
+    const kk_result *res = &s->result;
+    const kk_spec_stats *t = &res->spec;
+    fprintf(stderr,
+            "%s%s: %.2f tokens per round, %.1f tok/s; %lld of %lld drafted tokens accepted in %lld "
+            "rounds%s\n",
+            term_dim(stderr), kk_spec_name(kk_session_spec(s->session)), accept_len(t),
+            decode_rate(res), (long long)t->accepted, (long long)t->drafted, (long long)t->rounds,
+            term_reset(stderr));
+}
+
+int stream_report(stream *s, json_t *more) {
+    const bool told = !s->json || print_json(s, more);
+    json_decref(more);
+    if (!told) return output_failed("out of memory for the output", NULL);
+    if (!s->quiet && !s->json) print_timings(s);
+    if (s->verbose) {
+        print_memory(s);
+        print_drafting(s);
+    }
+    return term_signal() ? term_exit_code() : EXIT_DONE;
+}
+
+/* ---- the run ----------------------------------------------------------------------------- */
+
+bool stream_prompt(stream *s, const prompt_args *a, const prompt_tokens *p, int *code) {
+    term_progress bar;
+    kk_err err;
+    double start = term_now();
+    term_progress_begin(&bar, "reading the prompt", "tok", s->quiet);
+    kk_status st = kk_session_append(s->session, p->ids, p->n, term_progress_step, &bar, &err);
+    term_progress_end(&bar);
+    s->prefill_s = term_now() - start;
+    s->n_prompt = p->n;
+    if (st == KK_EINVAL && a->tokens)
+        *code = output_failed(err.msg, "'kakeya info' shows the size of the vocabulary; ids count "
+                                       "from 0.");
+    else if (st != KK_OK)
+        *code = output_error(&err);
+    return st == KK_OK;
+}
+
+int stream_generate(stream *s, const kk_generate_opts *opts) {
+    kk_err err;
+    kk_status st = kk_generate(s->session, opts, on_token, s, &s->result, &err);
+    finish_text(s);
+    if (st != KK_OK) return output_error(&err);
+    if (s->fault.code != KK_OK)
+        return output_failed(s->fault.msg, "The model and its tokenizer do not belong together; "
+                                           "without one, ids are printed.");
+    if (s->out_of_memory) return output_failed("out of memory for the output", NULL);
+    return EXIT_DONE;
+}
