@@ -15,8 +15,9 @@
 
 #include "engine/session.h"
 #include "support/lossless_prompts.h"
+#include "support/same_cache.h"
 
-enum { MOST_BLOCK = 16, SAMPLINGS = 4, ENDINGS = 3, FORESIGHT = 20, MOST_TOKENS = 64, TURN = 6 };
+enum { MOST_BLOCK = 16, SAMPLINGS = 4, ENDINGS = 3, FORESIGHT = 16, MOST_TOKENS = 64, TURN = 6 };
 enum { NEXT_TOKENS = 6, SAY = 400 };
 
 /* ---- settings ----------------------------------------------------------------------------- */
@@ -156,38 +157,6 @@ static inline bool lossless_draft_by(kk_session *s, lossless_oracle *o, int32_t 
 
 /* ---- comparing ---------------------------------------------------------------------------- */
 
-static inline bool lossless_same_page(const kk_session *a, const kk_session *b, kk_kind kind,
-                                      int64_t i) {
-    const size_t size = a->layout->page_bytes[kind];
-    const kk_cache_page x = kk_cache_page_at(a->cache, kind, i),
-                        y = kk_cache_page_at(b->cache, kind, i);
-    if (x.index != y.index || x.rows != y.rows) return false;
-    uint8_t *copy = calloc(2, size); /* rows that have no meaning become zero in both */
-    if (!copy) abort();
-    kk_kv_page_copy(a->layout, kind, copy, x.data, x.rows);
-    kk_kv_page_copy(b->layout, kind, copy + size, y.data, y.rows);
-    const bool same = memcmp(copy, copy + size, size) == 0;
-    free(copy);
-    return same;
-}
-
-static inline bool lossless_same_cache(const kk_session *got, const kk_session *want,
-                                       char why[SAY]) {
-    for (int k = 0; k < KK_KINDS; k++) {
-        const int64_t n = kk_cache_page_count(want->cache, (kk_kind)k);
-        if (kk_cache_page_count(got->cache, (kk_kind)k) != n)
-            return lossless_say(why, "pages held", kk_cache_page_count(got->cache, (kk_kind)k), n);
-        if (kk_cache_bytes(got->cache, (kk_kind)k) != kk_cache_bytes(want->cache, (kk_kind)k))
-            return lossless_say(why, "bytes of pages", kk_cache_bytes(got->cache, (kk_kind)k),
-                                kk_cache_bytes(want->cache, (kk_kind)k));
-        for (int64_t i = 0; i < n; i++)
-            if (!lossless_same_page(got, want, (kk_kind)k, i))
-                return lossless_say(why, k ? "a page of full rows differs" : "a sliding page", i,
-                                    n);
-    }
-    return true;
-}
-
 /* Timeline, anchor, caches; the drafter's context stands for the same rows. */
 static inline bool lossless_same_session(const kk_session *got, const kk_session *want,
                                          char why[SAY]) {
@@ -203,7 +172,7 @@ static inline bool lossless_same_session(const kk_session *got, const kk_session
     if (got->context && kk_context_rows(got->context) != rows)
         return lossless_say(why, "rows of the drafter's context", kk_context_rows(got->context),
                             rows);
-    return lossless_same_cache(got, want, why);
+    return same_cache(got->cache, want->cache, true, why, SAY);
 }
 
 /* ---- one generation ----------------------------------------------------------------------- */

@@ -1,0 +1,41 @@
+/* rounds.h - a session's part of a round, for tests that run rounds themselves. */
+#ifndef KK_TESTS_ROUNDS_H
+#define KK_TESTS_ROUNDS_H
+
+#include "decode/hash.h"
+#include "engine/session.h"
+
+/* As kk_generate would start it; stats is borrowed and added to. */
+static inline kk_round round_of(kk_session *s, const kk_sampling *how, int32_t room,
+                                kk_spec_stats *stats) {
+    return (kk_round){.cache = s->cache,
+                      .layout = s->layout,
+                      .tokens = s->tokens,
+                      .cap = s->ctx,
+                      .logits = s->logits,
+                      .sampling = how,
+                      .proposer = s->proposer,
+                      .self = s->proposer_self,
+                      .context = s->context,
+                      .seen = &s->seen,
+                      .draft_max = s->draft_max,
+                      .draft_fixed = s->draft_fixed,
+                      .stats = stats,
+                      .len = s->len,
+                      .room = room,
+                      .hash = KK_HASH_START};
+}
+
+/* One round, or the first token after a prompt, with all of its outcome kept. */
+static inline kk_status round_step(kk_session *s, kk_round *r, kk_err *err) {
+    if (kk_session_settled(s))
+        kk_round_first(&s->engine->rounds, r);
+    else
+        KK_TRY(kk_round_run(&s->engine->rounds, &r, 1, err));
+    r->room -= r->n_out;
+    kk_round_commit(r, r->n_out);
+    s->len = r->len;
+    return KK_OK;
+}
+
+#endif
