@@ -273,15 +273,21 @@ kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i) {
                            .data = c->table[kind].data[index]};
 }
 
-/* Copies the first rows of every head of a part, which is K or V of a layer. */
+/* A head's rows lie in up to three planes: the codes, and of packed formats scales and biases. */
+static void copy_head(uint8_t *to, const uint8_t *from, const kk_kv_slot *slot, int32_t rows) {
+    const size_t codes = kk_kv_code_bytes(slot->format, slot->head_dim);
+    const size_t affine = (kk_kv_head_bytes(slot->format, slot->head_dim) - codes) / 2;
+    const size_t plane[] = {codes, affine, affine};
+    size_t at = 0;
+    for (int i = 0; i < 3; at += plane[i++])
+        memcpy(to + at, from + at, plane[i] / KK_PAGE_ROWS * (size_t)rows);
+}
+
+/* A part is K or V of a layer. */
 static void copy_part(uint8_t *to, const uint8_t *from, const kk_kv_slot *slot, int32_t rows) {
-    size_t row;
-    const bool whole = kk_dtype_bytes(slot->format, (uint64_t)slot->head_dim, &row);
-    assert(whole);
-    (void)whole;
+    const size_t head = kk_kv_head_bytes(slot->format, slot->head_dim);
     for (int32_t h = 0; h < slot->n_kv_head; h++)
-        memcpy(to + (size_t)h * KK_PAGE_ROWS * row, from + (size_t)h * KK_PAGE_ROWS * row,
-               (size_t)rows * row);
+        copy_head(to + (size_t)h * head, from + (size_t)h * head, slot, rows);
 }
 
 void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
