@@ -345,43 +345,73 @@ static void what_cannot_be_drafted_is_refused(void **state) {
     close_fed(&f);
 }
 
-/* With --draft-ctx the full layer sees the sink and the last rows: what lies between may hold
+/* Fills K of rows [from, to) of a full layer with something else. */
+static void spoil(const fed *f, kk_cache *cache, int32_t layer, int64_t from, int64_t to) {
+    const kk_kv_slot *slot = &f->p.draft.layout.slot[layer];
+    const size_t row = (size_t)slot->head_dim * sizeof(float);
+    for (int64_t r = from; r < to; r++) {
+        uint8_t *page = kk_cache_pages(cache, KK_KIND_FULL)[r / KK_PAGE_ROWS] + slot->k_off;
+        for (int32_t h = 0; h < slot->n_kv_head; h++)
+            memset(page + (size_t)(h * KK_PAGE_ROWS + r % KK_PAGE_ROWS) * row, 0x41, row);
+    }
+}
+
+/* With --draft-ctx a full layer sees the sink and the last rows: what lies between may hold
  * anything. */
 static void rows_out_of_sight_do_not_matter(void **state) {
     (void)state;
     enum { LEN = 300, NEAR = 100, SINK = 4 };
     fed f;
     open_fed(&f, KK_F32, 2, PAIR_CHUNK);
-    const kk_kv_layout *l = &f.p.draft.layout;
-    const int32_t full = l->shape.n_layer - 1;
+    const int32_t full = f.p.draft.layout.shape.n_layer - 1;
+    assert_int_equal(f.p.draft.layout.shape.layer[full].kind, KK_KIND_FULL);
     kk_cache *cache = feed_context(&f, LEN, LEN);
-    int32_t wide[7], before[7], after[7];
-    block_bits a = {{0}, {{0}}, {{0}}}, b = a;
-    kk_dflash_block block = {pair_context(&f.p, cache), f.tokens[LEN], 7, wide};
-    assert_int_equal(l->shape.layer[full].kind, KK_KIND_FULL);
-    assert_ok(kk_cache_reserve(cache, 8, why));
-    assert_ok(kk_dflash_draft(f.p.drafter, &block, 1, why));
-    read_bits(&f.p, &a);
-    block.context.full_window = NEAR;
-    block.context.sink = SINK;
-    block.out = before;
-    assert_ok(kk_dflash_draft(f.p.drafter, &block, 1, why));
-    read_bits(&f.p, &b);
-    assert_memory_not_equal(&a.hidden, &b.hidden, sizeof a.hidden);
-    for (int64_t r = SINK; r <= LEN - NEAR; r++) {
-        uint8_t *page = kk_cache_pages(cache, KK_KIND_FULL)[r / KK_PAGE_ROWS];
-        for (int32_t h = 0; h < l->slot[full].n_kv_head; h++)
-            memset(page + l->slot[full].k_off +
-                       (size_t)(h * KK_PAGE_ROWS + r % KK_PAGE_ROWS) * 64 * sizeof(float),
-                   0x41, 64 * sizeof(float));
+    block_bits *seen[4];
+    for (int i = 0; i < 4; i++) {
+        seen[i] = calloc(1, sizeof *seen[i]);
+        kk_dflash_block block = {pair_context(&f.p, cache), f.tokens[LEN], 7, seen[i]->tokens};
+        if (i > 0) {
+            block.context.full_window = NEAR;
+            block.context.sink = SINK;
+        }
+        if (i == 2) spoil(&f, cache, full, SINK, LEN - NEAR + 1);
+        if (i == 3) spoil(&f, cache, full, SINK - 1, SINK);
+        assert_ok(kk_cache_reserve(cache, 8, why));
+        assert_ok(kk_dflash_draft(f.p.drafter, &block, 1, why));
+        read_bits(&f.p, seen[i]);
     }
-    block.out = after;
-    assert_ok(kk_dflash_draft(f.p.drafter, &block, 1, why));
-    read_bits(&f.p, &a);
-    assert_memory_equal(a.hidden, b.hidden, sizeof a.hidden);
-    assert_memory_equal(before, after, sizeof after);
+    assert_memory_not_equal(seen[1]->hidden, seen[0]->hidden, sizeof seen[0]->hidden);
+    assert_memory_equal(seen[2], seen[1], sizeof *seen[1]);
+    assert_memory_not_equal(seen[3]->hidden, seen[2]->hidden, sizeof seen[0]->hidden);
+    for (int i = 0; i < 4; i++) free(seen[i]);
     kk_cache_free(cache);
     close_fed(&f);
+}
+
+/* Embedding scale and masks are settings: each gives drafts of its own. */
+static void settings_reach_the_draft(void **state) {
+    (void)state;
+    enum { WAYS = 5 };
+    fed f;
+    float hidden[WAYS][256];
+    for (int i = 0; i < WAYS; i++) {
+        open_fed(&f, KK_F32, 2, PAIR_CHUNK);
+        kk_drafter_config c = *kk_drafter_config_of(f.p.files);
+        if (i == 1) c.embed_scaling = KK_EMBED_UNSCALED;
+        if (i == 2) c.embed_scaling = KK_EMBED_TWICE;
+        if (i == 3) c.sliding_causal = false;
+        if (i == 4) c.full_causal = true;
+        kk_dflash_free(f.p.drafter);
+        const kk_dflash_opts opts = {f.p.be, f.p.dev, &f.p.mem, f.p.verifier, PAIR_CHUNK, 8};
+        assert_ok(kk_dflash_new(&f.p.drafter, f.p.files, &c, &opts, why));
+        kk_cache *cache = feed_context(&f, 100, 100);
+        int32_t drafts[7];
+        pair_draft(&f.p, cache, f.tokens[100], 7, drafts);
+        assert_ok(kk_dflash_hidden(f.p.drafter, 3, hidden[i], why));
+        for (int k = 0; k < i; k++) assert_memory_not_equal(hidden[i], hidden[k], sizeof hidden[i]);
+        kk_cache_free(cache);
+        close_fed(&f);
+    }
 }
 
 /* ---- the mask ------------------------------------------------------------------------------- */
@@ -537,6 +567,7 @@ int main(void) {
         cmocka_unit_test(blocks_of_several_sessions_are_those_of_each),
         cmocka_unit_test(what_cannot_be_drafted_is_refused),
         cmocka_unit_test(rows_out_of_sight_do_not_matter),
+        cmocka_unit_test(settings_reach_the_draft),
         cmocka_unit_test_setup_teardown(the_mask_is_never_drafted, scratch_setup, scratch_teardown),
         cmocka_unit_test(drafts_of_real_text_are_accepted),
     };

@@ -325,7 +325,7 @@ static void taps_spread_as_published(void **state) {
     }
 }
 
-/* ---- random weights --------------------------------------------------------------------------- */
+/* ---- random weights -------------------------------------------------------------------------- */
 
 /* Without memory to count in, shapes alone. */
 static kk_drafter_config released(const char *name, int32_t layers, int64_t *values) {
@@ -390,7 +390,7 @@ static void random_ones_are_counted(void **state) {
     assert_string_equal(err.msg, "no weight type named 'q3'");
 }
 
-/* ---- beside a verifier ------------------------------------------------------------------------ */
+/* ---- beside a verifier ----------------------------------------------------------------------- */
 
 static void not_for(const kk_drafter_config *c, const kk_config *v, const char *says) {
     kk_err err = {0};
