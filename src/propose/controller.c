@@ -404,9 +404,10 @@ static void walk_to(plan *p, bool free_only, int32_t total) {
 }
 
 /* The best of the lengths that do not pay, as soon as the purse bears it: a shorter one now would
- * only put it off. */
+ * only put it off.  At first any length teaches something, and what can be had is taken. */
 static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
-    const int32_t cap = bearable(p, c, LOOK_ALLOWANCE + MOST_PURSE);
+    const double now = LOOK_ALLOWANCE + c->seen->purse, later = LOOK_ALLOWANCE + MOST_PURSE;
+    const int32_t cap = bearable(p, c, c->seen->tried[0] < UNSURE ? now : later);
     int32_t best = 0;
     double best_value = 0;
     for (int32_t n = 1; n <= cap && n <= room; n++) {
@@ -414,7 +415,7 @@ static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
                              (seconds(p, n, c->free ? 0 : n) * (1 - doubt(p, p->sessions + n)));
         if (value > best_value) best_value = value, best = n;
     }
-    return best && risk(p, c, best) <= LOOK_ALLOWANCE + c->seen->purse ? best : 0;
+    return best && risk(p, c, best) <= now ? best : 0;
 }
 
 static void look_where_due(plan *p, int32_t room) {
