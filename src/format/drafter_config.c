@@ -191,8 +191,9 @@ static kk_status read_taps(kk_drafter_config *c, const source *s, kk_err *err) {
 void kk_drafter_spread_taps(kk_drafter_config *c, int32_t n, int32_t n_layer) {
     c->n_taps = n;
     for (int32_t i = 0; i < n; i++) {
-        const double at = n == 1 ? n_layer / 2 : rint(1 + i * (double)(n_layer - 4) / (n - 1));
-        c->taps[i] = at < 0 ? 0 : at > n_layer - 1 ? n_layer - 1 : (int32_t)at;
+        int32_t at = n_layer / 2;
+        if (n > 1) at = (int32_t)rint(1 + i * (double)(n_layer - 4) / (n - 1));
+        c->taps[i] = at < 0 ? 0 : at > n_layer - 1 ? n_layer - 1 : at;
     }
 }
 
