@@ -201,28 +201,42 @@ static void add_to_all(const arms *a, const kk_bench_set *set) {
     }
 }
 
+static kk_status time_prompts(arms *a, const kk_promptset *prompts, size_t n, kk_bench_set *set,
+                              kk_bench_costs *costs, kk_err *err) {
+    const kk_bench_opts *o = a->opts;
+    const int32_t passes = (o->repeat + (int32_t)n - 1) / (int32_t)n;
+    char what[160];
+    for (size_t i = 0; i < n; i++) {
+        snprintf(what, sizeof what, "decoding %.60s, prompt %zu of %zu", set->name, i + 1, n);
+        KK_TRY(kk_bench_step(o, what, err));
+        KK_TRY(kk_bench_costs_measure(costs, passes, err));
+        KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, err));
+        set->prompt_tokens += (double)prompts->prompts[i].n / (double)n;
+    }
+    set->prompts = (int32_t)n;
+    return kk_bench_costs_measure(costs, passes, err);
+}
+
+/* The last prompt warms up, and is where costs are measured. */
 static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     const kk_bench_opts *o = a->opts;
     kk_bench_set *set = &a->out->set[a->out->n_sets++];
-    const size_t timed = prompts->n - 1; /* the last one warms up */
-    char what[160];
+    const size_t timed = prompts->n - 1;
+    kk_bench_costs *costs = NULL;
+    char what[100];
     snprintf(set->name, sizeof set->name, "%s", prompts->name);
     snprintf(what, sizeof what, "warming up on %.60s", set->name);
     KK_TRY(kk_bench_step(o, what, err));
     KK_TRY(warm_up(a, &prompts->prompts[timed], err));
-    KK_TRY(kk_bench_costs(o, a->engine, &prompts->prompts[timed], set, err));
-    for (size_t i = 0; i < timed; i++) {
-        snprintf(what, sizeof what, "decoding %.60s, prompt %zu of %zu", set->name, i + 1, timed);
-        KK_TRY(kk_bench_step(o, what, err));
-        KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, err));
-        set->prompt_tokens += (double)prompts->prompts[i].n / (double)timed;
-    }
-    set->prompts = (int32_t)timed;
+    kk_status st = kk_bench_costs_new(&costs, o, a->engine, &prompts->prompts[timed], err);
+    if (st == KK_OK) st = time_prompts(a, prompts, timed, set, costs, err);
+    if (st == KK_OK) kk_bench_costs_fill(costs, set);
+    kk_bench_costs_free(costs);
     for (int32_t i = 0; i < o->n_arms; i++)
         set->arm[i].predicted_s = predict(set, &set->arm[i], o->arms[i] == KK_SPEC_DFLASH);
     conclude(a, set);
     add_to_all(a, set);
-    return KK_OK;
+    return st;
 }
 
 /* ---- all sets ---------------------------------------------------------------------------- */

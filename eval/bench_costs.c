@@ -10,15 +10,18 @@
 #include "engine/session.h"
 #include "eval/bench_parts.h"
 
-enum { MAX_ROWS = KK_MAX_DRAFT + 1, WARM_TOKENS = 8, MOST_PASSES = 41 };
-static const double least_s = 1.0;
+enum { MAX_ROWS = KK_MAX_DRAFT + 1, WARM_TOKENS = 8, MOST_PASSES = 128 };
+static const double some_s = 0.2;
 
-typedef struct {
+struct kk_bench_costs {
+    const kk_bench_opts *opts;
     kk_session *s;
     const kk_prompt *prompt;
-    int32_t at; /* in the prompt: where the next rows are taken from */
-    double verify[KK_BENCH_ROWS][KK_BENCH_MAX_REPEAT], draft[KK_BENCH_ROWS][KK_BENCH_MAX_REPEAT];
-} costs;
+    int32_t at;                             /* in the prompt: where the next rows are taken from */
+    int32_t rows[KK_BENCH_ROWS], n, passes; /* the counts, and how often they were timed */
+    double verify[KK_BENCH_ROWS][MOST_PASSES], draft[KK_BENCH_ROWS][MOST_PASSES];
+};
+typedef kk_bench_costs costs;
 
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows) {
     if (n == 0) return 0;
@@ -32,10 +35,11 @@ double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows) {
     return p[i].seconds.median + slope * (rows - p[i].rows);
 }
 
-/* The next n rows: the anchor that is on the timeline, and tokens of the prompt behind it. */
+/* Tokens of the prompt behind the anchor that is on the timeline: the other rows of a forward of
+ * n, and an anchor for the next when all of them stay. */
 static void lay_out(costs *c, int32_t n) {
     kk_session *s = c->s;
-    for (int32_t i = 0; i < n - 1; i++)
+    for (int32_t i = 0; i < n; i++)
         s->tokens[s->len + i] = c->prompt->ids[(size_t)c->at++ % c->prompt->n];
 }
 
@@ -113,62 +117,76 @@ static kk_bench_pass pass_of(int32_t rows, double *seconds, int32_t n) {
     return (kk_bench_pass){.rows = rows, .seconds = kk_bench_spread_of(seconds, n)};
 }
 
-static void fill_tables(costs *c, const int32_t *rows, int32_t n, int32_t repeat,
-                        kk_bench_set *set) {
+void kk_bench_costs_fill(costs *c, kk_bench_set *set) {
     set->n_verify = set->n_draft = 0;
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < c->n && c->passes; i++) {
         kk_bench_pass *p = &set->verify[set->n_verify++];
-        *p = pass_of(rows[i], c->verify[i], repeat);
+        *p = pass_of(c->rows[i], c->verify[i], c->passes);
         p->ratio = p->seconds.median / set->verify[0].seconds.median;
-        if (!drafts(c->s, rows[i])) continue;
+        if (!drafts(c->s, c->rows[i])) continue;
         p = &set->draft[set->n_draft++];
-        *p = pass_of(rows[i] - 1, c->draft[i], repeat);
+        *p = pass_of(c->rows[i] - 1, c->draft[i], c->passes);
         p->ratio = p->seconds.median / set->verify[0].seconds.median;
     }
 }
 
 /* Every count once, from the same place. */
-static kk_status one_pass(costs *c, const kk_bench_opts *o, const int32_t *rows, int32_t n,
-                          int32_t number, kk_err *err) {
-    const int32_t len = c->s->len;
-    for (int32_t i = 0; i < n; i++) {
+static kk_status one_pass(costs *c, kk_err *err) {
+    const kk_bench_opts *o = c->opts;
+    const int32_t len = c->s->len, k = c->passes;
+    for (int32_t i = 0; i < c->n; i++) {
         if (o->on_step && !o->on_step(o->user, NULL))
             return kk_fail(err, KK_ESTOPPED, "stopped while timing forwards");
-        KK_TRY(one_step(c, rows[i], &c->verify[i][number], &c->draft[i][number], err));
+        KK_TRY(one_step(c, c->rows[i], &c->verify[i][k], &c->draft[i][k], err));
     }
     return kk_session_rewind(c->s, len, NULL, err);
 }
 
-/* More passes than were asked for where they take no time to speak of. */
-static kk_status measure(costs *c, const kk_bench_opts *o, kk_bench_set *set, kk_err *err) {
+kk_status kk_bench_costs_measure(costs *c, int32_t n, kk_err *err) {
+    enum { FEW = 8 };
+    const double from = kk_now();
+    for (int32_t i = 0; c->passes < MOST_PASSES && (i < n || (i < FEW && kk_now() - from < some_s));
+         i++) {
+        KK_TRY(one_pass(c, err));
+        c->passes++;
+    }
+    return KK_OK;
+}
+
+static kk_status get_ready(costs *c, kk_err *err) {
     const kk_generate_opts few = {.max_tokens = WARM_TOKENS, .ignore_eos = true};
-    int32_t rows[KK_BENCH_ROWS], passes = 0;
     kk_result ignored;
     KK_TRY(kk_session_append(c->s, c->prompt->ids, c->prompt->n, NULL, NULL, err));
     KK_TRY(kk_generate(c->s, &few, NULL, NULL, &ignored, err));
     KK_TRY(kk_session_checkpoint(c->s, err));
-    const int32_t n = list_rows(c->s, o, rows);
-    KK_TRY(one_pass(c, o, rows, n, 0, err)); /* not counted */
-    for (const double from = kk_now();
-         passes < o->repeat || (passes < MOST_PASSES && kk_now() - from < least_s); passes++)
-        KK_TRY(one_pass(c, o, rows, n, passes, err));
-    fill_tables(c, rows, n, passes, set);
-    return KK_OK;
+    c->n = list_rows(c->s, c->opts, c->rows);
+    return one_pass(c, err); /* not counted */
 }
 
-kk_status kk_bench_costs(const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
-                         kk_bench_set *set, kk_err *err) {
+kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
+                             kk_err *err) {
     kk_spec arm = KK_SPEC_NONE;
     for (int32_t i = 0; i < o->n_arms; i++)
         if (o->arms[i] == KK_SPEC_DFLASH) arm = KK_SPEC_DFLASH;
     const int32_t more = WARM_TOKENS + 3 * MAX_ROWS + 64; /* all counts, half of their rows kept */
     const kk_session_opts how = kk_bench_session(o, arm, (int32_t)p->n + more);
+    *out = NULL;
     costs *c = kk_calloc(1, sizeof *c);
     if (!c) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    c->opts = o;
     c->prompt = p;
     kk_status st = kk_session_new(&c->s, e, &how, err);
-    if (st == KK_OK) st = measure(c, o, set, err);
+    if (st == KK_OK) st = get_ready(c, err);
+    if (st != KK_OK) {
+        kk_bench_costs_free(c);
+        return st;
+    }
+    *out = c;
+    return KK_OK;
+}
+
+void kk_bench_costs_free(costs *c) {
+    if (!c) return;
     kk_session_free(c->s);
     kk_free(c);
-    return st;
 }

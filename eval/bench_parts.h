@@ -14,9 +14,16 @@ kk_bench_spread kk_bench_spread_of(double *x, int32_t n);
 
 /* Compares the arms on every set. */
 kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
-/* What forwards and drafts cost behind this prompt, into the set's tables. */
-kk_status kk_bench_costs(const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
-                         kk_bench_set *set, kk_err *err);
+/* What forwards and drafts cost behind a prompt, which is borrowed.  Passes are made between the
+ * generations that are timed, so that both see the same machine; then the set's tables are filled
+ * from them. */
+typedef struct kk_bench_costs kk_bench_costs;
+kk_status kk_bench_costs_new(kk_bench_costs **out, const kk_bench_opts *o, kk_engine *e,
+                             const kk_prompt *p, kk_err *err);
+void kk_bench_costs_free(kk_bench_costs *c); /* NULL is fine */
+/* At least n passes, a few more where they take no time to speak of. */
+kk_status kk_bench_costs_measure(kk_bench_costs *c, int32_t n, kk_err *err);
+void kk_bench_costs_fill(kk_bench_costs *c, kk_bench_set *set);
 /* Seconds of a pass of so many rows, between the nearest that were measured; 0: none was. */
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 /* A session as an arm decodes in it. */
