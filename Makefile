@@ -14,7 +14,8 @@ ifneq ($(origin CC),default)
 cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
-.PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench clean help
+.PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench lossless-all \
+        clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli
@@ -40,6 +41,10 @@ install: all
 bench: all
 	$(BUILD)/kakeya bench $(BENCH)
 
+lossless-all: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target lossless_all
+	$(BUILD)/tests/lossless_all --report bench/results/lossless-all.json
+
 clean:
 	rm -rf build build-*
 
@@ -54,5 +59,6 @@ help:
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
 	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
+	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
 	@echo 'make setup      install the Debian packages that are missing'
 	@echo 'make clean      remove build/ and build-*/'

@@ -89,6 +89,10 @@ else()
   message(STATUS "cmocka not found: unit, parity and fault tests are not built")
 endif()
 
+# Every prompt with every setting takes too long for a test: built and run by `make lossless-all`.
+kk_test_executable(lossless_all tests/lossless/lossless_all.c)
+set_target_properties(lossless_all PROPERTIES EXCLUDE_FROM_ALL ON)
+
 if(TARGET kakeya_cli)
   file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
   list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others

@@ -1,0 +1,243 @@
+/* lossless_all.c - every prompt with every block size, cache format, number of threads and way of
+ * sampling: drafted decoding against plain, as support/lossless.h compares them.
+ *
+ * lossless_test draws some of these cases; this runs all of them, which takes a while: `make
+ * lossless-all`.  Proposers take turns over the cases.  Prompts are shared out among processes,
+ * one per core; what they counted is written as a report.  Exit status 1 when a case differed. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "core/clock.h"
+#include "eval/report.h"
+#include "support/lossless_axes.h"
+
+#define TINY KK_MODELS "/tiny"
+
+enum { TOKENS = 12, MOST_WORKERS = 64, MOST_SAID = 8 };
+
+static const kk_engine_opts pair = {.model = TINY "/verifier", .drafter = TINY "/drafter"};
+
+/* What the processes share. */
+typedef struct {
+    atomic_int next; /* prompt to be taken */
+    atomic_llong cases, mismatches, single[AXES][AXIS_VALUES];
+    atomic_int n_said;
+    char said[MOST_SAID][2 * SAY];
+} tally;
+
+static tally *all;
+static lossless_prompt prompts[PROMPTS];
+static int n_prompts = PROMPTS;
+
+/* ---- a worker ----------------------------------------------------------------------------- */
+
+static void differs(const char *name, const char *why) {
+    atomic_fetch_add(&all->mismatches, 1);
+    const int at = atomic_fetch_add(&all->n_said, 1);
+    if (at < MOST_SAID) snprintf(all->said[at], sizeof all->said[at], "%s: %s", name, why);
+}
+
+static void run_case(lossless_stage *stage, const lossless_point *p) {
+    char why[SAY], name[SAY];
+    const lossless_setting how = lossless_setting_of(p);
+    if (!lossless_case(stage, &how, why)) {
+        lossless_name(p, stage->seed, name, sizeof name);
+        differs(name, why);
+    }
+    for (int a = 0; a < AXES; a++) atomic_fetch_add(&all->single[a][p->value[a]], 1);
+    atomic_fetch_add(&all->cases, 1);
+}
+
+/* Which proposer a case gets: each of them meets each value of every axis. */
+static int32_t proposer_of(const lossless_point *p, uint32_t prompt) {
+    const int32_t *v = p->value;
+    const uint32_t turn = prompt + (uint32_t)(v[AXIS_BLOCK] + 3 * v[AXIS_SAMPLING] +
+                                              5 * v[AXIS_FORMAT] + 2 * v[AXIS_THREADS]);
+    return (int32_t)(turn % PROPOSERS);
+}
+
+static void cross(lossless_stage *stage) {
+    lossless_point p = {{0}};
+    int32_t *v = p.value;
+    v[AXIS_KIND] = (int32_t)stage->prompt->kind;
+    v[AXIS_LENGTH] = (int32_t)stage->prompt->length;
+    v[AXIS_FORMAT] = (int32_t)stage->format;
+    for (v[AXIS_THREADS] = 0; v[AXIS_THREADS] < 2; v[AXIS_THREADS]++)
+        for (v[AXIS_SAMPLING] = 0; v[AXIS_SAMPLING] < SAMPLINGS; v[AXIS_SAMPLING]++)
+            for (v[AXIS_BLOCK] = 0; v[AXIS_BLOCK] < MOST_BLOCK; v[AXIS_BLOCK]++) {
+                v[AXIS_ENDING] = (int32_t)lossless_ending_of(stage->seed, v[AXIS_SAMPLING]);
+                v[AXIS_PROPOSER] = proposer_of(&p, stage->seed);
+                run_case(stage, &p);
+            }
+}
+
+static int work(void) {
+    static lossless_stage stage;
+    char why[SAY];
+    lossless_world w;
+    if (!lossless_world_open(&w, &pair, why)) {
+        fprintf(stderr, "lossless-all: %s\n", why);
+        return 1;
+    }
+    for (int i; (i = atomic_fetch_add(&all->next, 1)) < n_prompts;)
+        for (int f = 0; f < KK_KV_FORMATS; f++) {
+            if (lossless_stage_open(&stage, &w, &prompts[i], (uint32_t)i, (kk_kv_format)f, TOKENS,
+                                    why))
+                cross(&stage);
+            else
+                differs("a prompt", why);
+            lossless_stage_close(&stage);
+            if (!lossless_world_empty(&w, why)) differs("after a prompt", why);
+        }
+    lossless_world_close(&w);
+    return 0;
+}
+
+/* ---- progress ----------------------------------------------------------------------------- */
+
+static int64_t expected(void) {
+    return (int64_t)n_prompts * MOST_BLOCK * KK_KV_FORMATS * 2 * SAMPLINGS;
+}
+
+static void show(double seconds) {
+    const double done = (double)atomic_load(&all->cases), share = done / (double)expected();
+    const double left = share > 0 ? seconds / share - seconds : 0;
+    fprintf(stderr, "%8.0f of %lld cases, %lld differ, %.0f s, about %.0f s to go\n", done,
+            (long long)expected(), (long long)atomic_load(&all->mismatches), seconds, left);
+}
+
+/* Waits for all workers; false: one of them failed. */
+static bool wait_for(int n, double from) {
+    bool good = true;
+    for (double shown = 0; n > 0;) {
+        int status;
+        const pid_t ended = waitpid(-1, &status, WNOHANG);
+        if (ended > 0) {
+            n--;
+            good &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        } else if (ended < 0 && errno != EINTR) {
+            return false;
+        } else {
+            usleep(200000);
+        }
+        if (kk_now() - from - shown < 10 && n > 0) continue;
+        shown = kk_now() - from;
+        show(shown);
+    }
+    return good;
+}
+
+/* ---- the report --------------------------------------------------------------------------- */
+
+static json_t *axes(void) {
+    json_t *o = json_object();
+    for (int a = 0; a < AXES; a++) {
+        json_t *values = json_object();
+        for (int v = 0; v < lossless_axes[a].values; v++) {
+            char number[12];
+            snprintf(number, sizeof number, "%d", v + 1);
+            const char *const *names = lossless_axes[a].names;
+            json_object_set_new(values, names ? names[v] : number,
+                                json_integer(atomic_load(&all->single[a][v])));
+        }
+        json_object_set_new(o, lossless_axes[a].name, values);
+    }
+    return o;
+}
+
+static kk_status report(const char *path, double seconds, int workers, kk_err *err) {
+    kk_engine *e;
+    kk_machine machine;
+    kk_device_info device;
+    kk_model_info model;
+    kk_drafter_info drafter;
+    KK_TRY(kk_engine_open(&e, &pair, err));
+    kk_machine_info(&machine);
+    kk_engine_device(e, &device);
+    kk_engine_info(e, &model);
+    kk_engine_drafter(e, &drafter);
+    kk_engine_close(e);
+    int64_t rows = 0;
+    for (int i = 0; i < n_prompts; i++) rows += prompts[i].n;
+    json_t *body = json_pack(
+        "{s:o, s:o, s:o, s:i, s:I, s:I, s:I, s:[s,s,s,s,s,s,s], s:o, s:f, s:i}", "machine",
+        kk_report_machine(&machine, &device), "model", kk_report_model(&pair, &model), "drafter",
+        kk_report_drafter(&drafter), "prompts", n_prompts, "prompt_tokens", (json_int_t)rows,
+        "cases", (json_int_t)atomic_load(&all->cases), "mismatches",
+        (json_int_t)atomic_load(&all->mismatches), "compared", "tokens", "logits hash",
+        "reason of the end", "lengths and anchor", "cache rows, byte for byte", "bytes of pages",
+        "the next turn", "cases_by", axes(), "seconds", seconds, "processes", workers);
+    return kk_report_write(path, kk_report_new("lossless", body), err);
+}
+
+/* ---- main --------------------------------------------------------------------------------- */
+
+static int usage(void) {
+    fprintf(stderr, "usage: lossless_all [--report FILE] [--prompts N] [--processes N]\n"
+                    "  --prompts N: only about so many, spread over all, for a try\n");
+    return 2;
+}
+
+/* Keeps every step-th prompt, so that all kinds and lengths remain. */
+static void thin_out(int wanted) {
+    const int step = wanted > 0 && wanted < PROMPTS ? PROMPTS / wanted : 1;
+    n_prompts = 0;
+    for (int i = 0; i < PROMPTS; i++)
+        if (i % step == 0)
+            prompts[n_prompts++] = prompts[i];
+        else
+            free(prompts[i].ids);
+}
+
+static int finish(const char *path, double seconds, int workers, bool good) {
+    kk_err err = {0};
+    for (int i = 0; i < MOST_SAID && i < atomic_load(&all->n_said); i++)
+        fprintf(stderr, "%s\n", all->said[i]);
+    if (path && report(path, seconds, workers, &err) != KK_OK) {
+        fprintf(stderr, "lossless-all: %s\n", err.msg);
+        return 1;
+    }
+    return good && atomic_load(&all->mismatches) == 0 && atomic_load(&all->cases) == expected() ? 0
+                                                                                                : 1;
+}
+
+int main(int argc, char **argv) {
+    const char *path = NULL;
+    int workers = 2, wanted = 0;
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 == argc) return usage();
+        if (strcmp(argv[i], "--report") == 0)
+            path = argv[i + 1];
+        else if (strcmp(argv[i], "--prompts") == 0)
+            wanted = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--processes") == 0)
+            workers = atoi(argv[i + 1]);
+        else
+            return usage();
+    }
+    if (workers < 1 || workers > MOST_WORKERS) return usage();
+    all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return 1;
+    kk_model_info info;
+    kk_err err;
+    if (kk_model_inspect(pair.model, &info, &err) != KK_OK) {
+        fprintf(stderr, "lossless-all: %s\n", err.msg);
+        return 1;
+    }
+    lossless_prompts_make(prompts, pair.model, info.vocab);
+    thin_out(wanted);
+    const double from = kk_now();
+    for (int i = 0; i < workers; i++) {
+        const pid_t child = fork();
+        if (child < 0) return 1;
+        if (child == 0) _exit(work());
+    }
+    const bool good = wait_for(workers, from);
+    const int code = finish(path, kk_now() - from, workers, good);
+    for (int i = 0; i < n_prompts; i++) free(prompts[i].ids);
+    return code;
+}
