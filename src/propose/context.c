@@ -149,26 +149,39 @@ void kk_context_restore(kk_context *c, const kk_mark *m) {
 
 /* ---- drafting --------------------------------------------------------------------------- */
 
-static kk_status draft_blocks(kk_draft *drafts, int32_t n, kk_err *err) {
+static bool alike(const kk_context *a, const kk_context *b) {
+    return a->opts.layout == b->opts.layout && a->opts.draft_ctx == b->opts.draft_ctx;
+}
+
+static kk_status prepare_block(kk_draft *d, kk_dflash_block *block, kk_err *err) {
+    kk_context *c = d->self;
+    assert(kk_context_rows(c) == d->len - 1);
+    KK_TRY(kk_context_flush(c, err));
+    KK_TRY(kk_cache_reserve(c->cache, d->max + 1, err));
+    *block = (kk_dflash_block){
+        .context = view(c), .anchor = d->tokens[d->len - 1], .n = d->max, .out = d->out};
+    d->n = d->max;
+    return KK_OK;
+}
+
+/* One pass for all sessions whose contexts are like that of the i-th, unless an earlier one's
+ * pass was theirs too. */
+static kk_status draft_like(kk_draft *drafts, int32_t n, int32_t i, kk_err *err) {
     kk_dflash_block blocks[MAX_BLOCKS];
-    kk_context *first = drafts[0].self;
-    assert(n <= MAX_BLOCKS);
-    for (int32_t i = 0; i < n; i++) {
-        kk_draft *d = &drafts[i];
-        kk_context *c = d->self;
-        assert(kk_context_rows(c) == d->len - 1);
-        KK_TRY(kk_context_flush(c, err));
-        KK_TRY(kk_cache_reserve(c->cache, d->max + 1, err));
-        blocks[i] = (kk_dflash_block){
-            .context = view(c), .anchor = d->tokens[d->len - 1], .n = d->max, .out = d->out};
-        d->n = d->max;
-    }
-    return kk_dflash_draft(first->opts.model, blocks, n, err);
+    const kk_context *c = drafts[i].self;
+    int32_t n_blocks = 0;
+    for (int32_t k = 0; k < i; k++)
+        if (alike(drafts[k].self, c)) return KK_OK;
+    for (int32_t k = i; k < n; k++)
+        if (alike(drafts[k].self, c)) KK_TRY(prepare_block(&drafts[k], &blocks[n_blocks++], err));
+    return kk_dflash_draft(c->opts.model, blocks, n_blocks, err);
 }
 
 /* The blocks' own rows are never committed: what they reserved is given back. */
 static kk_status draft(kk_draft *drafts, int32_t n, kk_err *err) {
-    const kk_status st = draft_blocks(drafts, n, err);
+    kk_status st = KK_OK;
+    assert(n <= MAX_BLOCKS);
+    for (int32_t i = 0; i < n && st == KK_OK; i++) st = draft_like(drafts, n, i, err);
     for (int32_t i = 0; i < n; i++) {
         kk_cache *cache = ((kk_context *)drafts[i].self)->cache;
         kk_cache_commit(cache, kk_cache_len(cache));
