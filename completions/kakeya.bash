@@ -2,7 +2,7 @@
 
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
-    local verbs="run chat info bench eval parity tokenize quantize doctor version help"
+    local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
     local model="-m --model --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
     local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec"
@@ -70,6 +70,18 @@ _kakeya() {
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;
     quantize) words="--type --force -q --quiet" ;;
+    session)
+        words="$model $device $context $sampling -p --prompt -f --file --tokens --chat --system
+            -n --predict --ignore-eos --json -q --quiet -v --verbose --force --keep"
+        case $COMP_CWORD:${COMP_WORDS[2]} in
+        2:*) words="save load ls rm" ;;
+        *:ls) words="--json" ;;
+        3:load | *:rm)
+            words=$(cd "${XDG_STATE_HOME:-$HOME/.local/state}/kakeya/sessions" 2>/dev/null &&
+                printf '%s\n' *.kks | sed 's/\.kks$//; s/^\*$//')
+            ;;
+        esac
+        ;;
     doctor) words="-t --threads --json" ;;
     help)
         mapfile -t COMPREPLY < <(compgen -W "$verbs" -- "$cur")

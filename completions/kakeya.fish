@@ -5,14 +5,14 @@ function __kakeya_of
     test (count $words) -ge 2; and contains -- $words[2] $argv
 end
 
-set -l verbs run chat info bench eval parity tokenize quantize doctor version help
+set -l verbs run chat info bench eval parity tokenize quantize session doctor version help
 complete -c kakeya -f
 for verb in \
     "run\tcontinue a text, or answer a question" "chat\ttalk with a model at the terminal" \
     "info\tshow what a model is" "bench\tmeasure speed" \
     "eval\tmeasure what a model can do" "parity\tcompare with a dumped reference" \
     "tokenize\tturn text into token ids" \
-    "quantize\twrite a GGUF file" "doctor\tshow what this machine can run" \
+    "quantize\twrite a GGUF file" "session\tsave a session and go on with it later" "doctor\tshow what this machine can run" \
     "version\tprint the version" "help\tsay more about a verb"
     complete -c kakeya -n "not __fish_seen_subcommand_from $verbs" -a "(printf '$verb')"
 end
@@ -20,47 +20,47 @@ complete -c kakeya -n '__kakeya_of help' -a "$verbs"
 complete -c kakeya -l help -s h -d 'show help'
 
 # Model
-complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval' -s m -l model -rF -d 'folder or GGUF file'
-complete -c kakeya -n '__kakeya_of run chat info bench' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
+complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval session' -s m -l model -rF -d 'folder or GGUF file'
+complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
 
 # Device
-complete -c kakeya -n '__kakeya_of run chat bench parity doctor eval' -s t -l threads -x -d threads
-complete -c kakeya -n '__kakeya_of run chat bench eval' -l device -x -a cpu -d device
-complete -c kakeya -n '__kakeya_of run chat bench parity eval' -l isa -x -a 'avx512 avx2 neon reference' -d 'instruction set'
-complete -c kakeya -n '__kakeya_of run chat bench eval' -l mlock -d 'lock the weights in memory'
-complete -c kakeya -n '__kakeya_of run chat bench eval' -l huge-pages -d 'ask for huge pages'
+complete -c kakeya -n '__kakeya_of run chat bench parity doctor eval session' -s t -l threads -x -d threads
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l device -x -a cpu -d device
+complete -c kakeya -n '__kakeya_of run chat bench parity eval session' -l isa -x -a 'avx512 avx2 neon reference' -d 'instruction set'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l mlock -d 'lock the weights in memory'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l huge-pages -d 'ask for huge pages'
 
 # Context
-complete -c kakeya -n '__kakeya_of run chat bench eval' -s c -l ctx-size -x -d 'tokens of context'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -s c -l ctx-size -x -d 'tokens of context'
 complete -c kakeya -n '__kakeya_of bench' -l ctx -x -d 'tokens of context'
-complete -c kakeya -n '__kakeya_of run chat' -l kv-sliding -x -a native -d 'what sliding layers keep'
-complete -c kakeya -n '__kakeya_of run chat' -l kv-full -x -a exact -d 'what full layers keep'
-complete -c kakeya -n '__kakeya_of run chat bench eval' -l kv-format -x -a 'bf16 f32' -d 'how K/V rows are stored'
-complete -c kakeya -n '__kakeya_of run chat' -l spec -x -a none -d 'who drafts tokens'
+complete -c kakeya -n '__kakeya_of run chat session' -l kv-sliding -x -a native -d 'what sliding layers keep'
+complete -c kakeya -n '__kakeya_of run chat session' -l kv-full -x -a exact -d 'what full layers keep'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a 'bf16 f32' -d 'how K/V rows are stored'
+complete -c kakeya -n '__kakeya_of run chat session' -l spec -x -a none -d 'who drafts tokens'
 
 # Sampling
-complete -c kakeya -n '__kakeya_of run chat' -l temp -x -d temperature
-complete -c kakeya -n '__kakeya_of run chat' -l top-k -x -d 'draw from the likeliest'
-complete -c kakeya -n '__kakeya_of run chat' -l top-p -x -d 'draw from the likeliest that sum to'
-complete -c kakeya -n '__kakeya_of run chat' -l min-p -x -d 'drop unlikely tokens'
-complete -c kakeya -n '__kakeya_of run chat' -l repeat-penalty -x -d 'divides logits of tokens seen'
-complete -c kakeya -n '__kakeya_of run chat' -l presence-penalty -x -d 'taken from logits of tokens seen'
-complete -c kakeya -n '__kakeya_of run chat' -l frequency-penalty -x -d 'the same, for each time seen'
-complete -c kakeya -n '__kakeya_of run chat' -l repeat-last-n -x -d 'tokens the penalties look back over'
-complete -c kakeya -n '__kakeya_of run chat eval' -s s -l seed -x -d 'fixes the draws'
+complete -c kakeya -n '__kakeya_of run chat session' -l temp -x -d temperature
+complete -c kakeya -n '__kakeya_of run chat session' -l top-k -x -d 'draw from the likeliest'
+complete -c kakeya -n '__kakeya_of run chat session' -l top-p -x -d 'draw from the likeliest that sum to'
+complete -c kakeya -n '__kakeya_of run chat session' -l min-p -x -d 'drop unlikely tokens'
+complete -c kakeya -n '__kakeya_of run chat session' -l repeat-penalty -x -d 'divides logits of tokens seen'
+complete -c kakeya -n '__kakeya_of run chat session' -l presence-penalty -x -d 'taken from logits of tokens seen'
+complete -c kakeya -n '__kakeya_of run chat session' -l frequency-penalty -x -d 'the same, for each time seen'
+complete -c kakeya -n '__kakeya_of run chat session' -l repeat-last-n -x -d 'tokens the penalties look back over'
+complete -c kakeya -n '__kakeya_of run chat eval session' -s s -l seed -x -d 'fixes the draws'
 
 # Prompts and output
-complete -c kakeya -n '__kakeya_of run tokenize' -s p -l prompt -x -d text
-complete -c kakeya -n '__kakeya_of run' -s f -l file -rF -d 'read the prompt from a file'
-complete -c kakeya -n '__kakeya_of run' -l tokens -x -d 'token ids'
-complete -c kakeya -n '__kakeya_of run tokenize' -l chat -d 'a conversation'
-complete -c kakeya -n '__kakeya_of run chat' -l system -x -d instructions
+complete -c kakeya -n '__kakeya_of run tokenize session' -s p -l prompt -x -d text
+complete -c kakeya -n '__kakeya_of run session' -s f -l file -rF -d 'read the prompt from a file'
+complete -c kakeya -n '__kakeya_of run session' -l tokens -x -d 'token ids'
+complete -c kakeya -n '__kakeya_of run tokenize session' -l chat -d 'a conversation'
+complete -c kakeya -n '__kakeya_of run chat session' -l system -x -d instructions
 complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
-complete -c kakeya -n '__kakeya_of run chat bench eval' -s n -l predict -x -d 'tokens to generate'
-complete -c kakeya -n '__kakeya_of run' -l ignore-eos -d 'do not stop where the model ends'
-complete -c kakeya -n '__kakeya_of run info parity doctor' -l json -d 'print one JSON object'
-complete -c kakeya -n '__kakeya_of run chat bench quantize eval' -s q -l quiet -d 'no progress'
-complete -c kakeya -n '__kakeya_of run chat eval' -s v -l verbose -d 'say more'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -s n -l predict -x -d 'tokens to generate'
+complete -c kakeya -n '__kakeya_of run session' -l ignore-eos -d 'do not stop where the model ends'
+complete -c kakeya -n '__kakeya_of run info parity doctor session' -l json -d 'print one JSON object'
+complete -c kakeya -n '__kakeya_of run chat bench quantize eval session' -s q -l quiet -d 'no progress'
+complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'say more'
 
 # One verb each
 complete -c kakeya -n '__kakeya_of info' -l check -d 'look for values that are not finite'
@@ -81,4 +81,6 @@ complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-s
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'
 complete -c kakeya -n '__kakeya_of tokenize' -l bos -d 'put <bos> first'
 complete -c kakeya -n '__kakeya_of quantize' -l type -x -a 'q8_0 q4_0 bf16 f16' -d 'how matrices are stored'
-complete -c kakeya -n '__kakeya_of quantize' -l force -d 'replace the file if it exists'
+complete -c kakeya -n '__kakeya_of quantize session' -l force -d 'replace what exists'
+complete -c kakeya -n '__kakeya_of session' -a 'save load ls rm' -d 'saved sessions'
+complete -c kakeya -n '__kakeya_of session' -l keep -d 'leave the saved session as it is'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the program says when it is asked, or held wrong; and that the manual knows every flag.
 . "$(dirname "$0")/lib.sh"
-verbs="run chat info bench eval parity tokenize quantize doctor version"
+verbs="run chat info bench eval parity tokenize quantize session doctor version"
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
 exits 2
@@ -43,7 +43,7 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in serve train report session bridge pull; do
+for verb in serve train report bridge pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
