@@ -12,7 +12,8 @@ for verb in \
     "info\tshow what a model is" "bench\tmeasure speed" \
     "eval\tmeasure what a model can do" "parity\tcompare with a dumped reference" \
     "tokenize\tturn text into token ids" \
-    "quantize\twrite a GGUF file" "session\tsave a session and go on with it later" "doctor\tshow what this machine can run" \
+    "quantize\twrite a GGUF file" "session\tsave a session and go on with it later" \
+    "doctor\tshow what this machine can run" \
     "version\tprint the version" "help\tsay more about a verb"
     complete -c kakeya -n "not __fish_seen_subcommand_from $verbs" -a "(printf '$verb')"
 end
