@@ -1,9 +1,9 @@
 /* dtype.c - the stored number formats: their sizes, and the exact value of every stored bit.
  *
- * The block layouts, but for those of K/V rows, are those of GGUF.  All arithmetic is in float, one rounding per operation
- * in the order the format defines (scale times integer, then minus or plus the offset), so that
- * another reader of the same file gets the same floats.  Kernels are checked against these
- * loops, so they stay plain. */
+ * The block layouts, but for those of K/V rows, are those of GGUF.  All arithmetic is in float,
+ * one rounding per operation in the order the format defines (scale times integer, then minus or
+ * plus the offset), so that another reader of the same file gets the same floats.  Kernels are
+ * checked against these loops, so they stay plain. */
 #include "core/dtype.h"
 
 #include <assert.h>

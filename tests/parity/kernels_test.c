@@ -318,7 +318,7 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
                         .k_norm = w,
                         .rope_pos = rope,
                         .n_rot = d / 8,
-                        .scratch = room(kk_attend_scratch(d) * 4)};
+                        .scratch = room(KK_ATTEND_SCRATCH * 4)};
     snprintf(what, sizeof what, "%s d %d pos %d rows %d group %d window %d sink %d%s%s",
              kk_dtype_get(c.format)->name, d, (int)pos, rows, group, c.window, c.sink,
              c.k_eq_v ? " k = v" : "", c.block ? " block" : "");

@@ -294,7 +294,8 @@ static void constant_groups_have_no_scale(void **state) {
     }
 }
 
-/* One value that is no number, or too large for a scale or bias in f16, leaves no value of its group sound. */
+/* One value that is no number, or too large for a scale or bias in f16, leaves no value of its
+ * group sound. */
 static void broken_groups_show(void **state) {
     (void)state;
     static const float broken[] = {NAN, INFINITY, -INFINITY, -65520, 3e38f, -3e38f};

@@ -57,7 +57,7 @@ static kk_status cpu_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         goto fail;
     }
     if ((st = kk_threads_new(&dev->threads, opts->threads, opts->pin, err))) goto fail;
-    if ((st = fit_threads(dev, kk_attend_scratch(512) * sizeof(float), err))) goto fail;
+    if ((st = fit_threads(dev, KK_ATTEND_SCRATCH * sizeof(float), err))) goto fail;
     *out = dev;
     return KK_OK;
 fail:

@@ -19,12 +19,14 @@
 #include "backend/backend.h"
 
 enum {
-    KK_LANES = 16,         /* of a float dot product */
-    KK_STRIP = 16,         /* outputs a matrix kernel makes at a time */
-    KK_BLOCK = 32,         /* activations that share a scale */
-    KK_PANEL_BYTES = 768,  /* scratch per block of a strip */
-    KK_ATTEND_ROWS = 8,    /* rows of an attention tile */
-    KK_ATTEND_PAIRS = 128, /* rows x query heads of an attention tile */
+    KK_LANES = 16,          /* of a float dot product */
+    KK_STRIP = 16,          /* outputs a matrix kernel makes at a time */
+    KK_BLOCK = 32,          /* activations that share a scale */
+    KK_PANEL_BYTES = 768,   /* scratch per block of a strip */
+    KK_ATTEND_ROWS = 8,     /* rows of an attention tile */
+    KK_ATTEND_PAIRS = 128,  /* rows x query heads of an attention tile */
+    KK_ATTEND_CHUNK = 4096, /* floats that attention turns rows into at a time */
+    KK_ATTEND_SCRATCH = KK_ATTEND_CHUNK + KK_ATTEND_PAIRS * (KK_PAGE_ROWS + KK_LANES + 2),
     KK_MAX_HEAD_DIM = 1024,
 };
 
@@ -91,7 +93,7 @@ typedef struct {
     const float *k_norm;   /* [head_dim] */
     const float *rope_pos; /* [position][2][n_rot] */
     int32_t n_rot;
-    float *scratch; /* kk_attend_scratch(head_dim) floats, 64-byte aligned */
+    float *scratch; /* KK_ATTEND_SCRATCH floats, 64-byte aligned */
 } kk_attend_tile;
 
 /* The keys a row sees: [0, sink) and [from, to).  Where the two meet, sink is 0 and from as
@@ -130,10 +132,6 @@ static inline kk_page_sight kk_sight_page(kk_sight s, int64_t page) {
     if (!sink) return (kk_page_sight){from, to, to, to};
     if (from >= to) return (kk_page_sight){0, sink, sink, sink};
     return (kk_page_sight){0, sink, from, to};
-}
-
-static inline size_t kk_attend_scratch(int32_t head_dim) {
-    return 2u * KK_PAGE_ROWS * (size_t)head_dim + KK_ATTEND_PAIRS * (KK_LANES + 1u) + 64u;
 }
 
 typedef struct {

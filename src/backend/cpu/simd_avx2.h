@@ -9,6 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 4
+#define KK_HEAD_TILE 1
 #define KK_Q8_ZERO_LOG 0 /* signed weights: see dot4_q8 */
 
 typedef struct {

@@ -9,6 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 8
+#define KK_HEAD_TILE 4
 #define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
 
 typedef __m512 vf;

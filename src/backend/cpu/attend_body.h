@@ -1,0 +1,313 @@
+/* attend_body.h - attention over pages, for kernels_body.h.
+ *
+ * A page is read twice, first its keys, then its values, a few rows at a time: these are turned
+ * to floats in a scratch that the first-level cache holds, and every query head of every row of
+ * the tile meets them there.  Between the two, the scores of each (row, head) become weights.
+ * The order of float operations for a (row, head) is that of reference.c. */
+
+/* What a tile keeps, in its scratch; a pair is a (row, head). */
+typedef struct {
+    const kk_attend_tile *t;
+    float *rows;    /* [KK_ATTEND_CHUNK] */
+    float *s;       /* [pairs][KK_PAGE_ROWS] scores, then weights */
+    float *lane;    /* [pairs][KK_LANES] sums of weights */
+    float *m, *c;   /* [pairs] largest score so far; what it makes of earlier sums */
+    int32_t n_rows; /* a chunk has so many rows */
+} attend_work;
+
+typedef struct {
+    int32_t lo, hi;
+} row_range;
+
+/* ---- rows as floats --------------------------------------------------------------------- */
+
+/* n f16 values, n rarely a multiple of the lanes, as floats. */
+INLINE void load_f16(float *dst, const uint8_t *src, size_t n) {
+    size_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES) vf_store(dst + i, vf_load_f16(src + 2 * i));
+    for (; i < n; i++) dst[i] = kk_f16_f32(kk_le16(src + 2 * i));
+}
+
+INLINE void unpack_group(float *dst, kk_dtype t, const uint8_t *codes, float scale, float bias) {
+    if (t == KK_KV4) {
+        const affine4 a = affine4_of(scale, bias);
+        const vi b0 = vi_load_u8(codes), b1 = vi_load_u8(codes + 16);
+        vf_store(dst, affine4_low(a, b0));
+        vf_store(dst + 16, affine4_low(a, b1));
+        vf_store(dst + 32, affine4_high(a, b0));
+        vf_store(dst + 48, affine4_high(a, b1));
+    } else {
+        const vf s = vf_set1(scale), b = vf_set1(bias);
+        for (int i = 0; i < KK_KV_GROUP; i += KK_LANES)
+            vf_store(dst + i, vf_fma(vf_from_i(vi_load_u8(codes + i)), s, b));
+    }
+}
+
+/* load_rows of a packed format. */
+INLINE void unpack_rows(float *dst, const kk_attend_tile *t, kk_dtype format, const uint8_t *src,
+                        const uint8_t *next, row_range at) {
+    enum { GROUPS = KK_ATTEND_CHUNK / KK_KV_GROUP };
+    const size_t groups = (size_t)(t->head_dim / KK_KV_GROUP), first = (size_t)at.lo * groups;
+    const size_t n = (size_t)(at.hi - at.lo) * groups, bytes = format == KK_KV8 ? 64 : 32;
+    const size_t to_scale = kk_kv_code_bytes(format, t->head_dim) + 2 * first;
+    const size_t to_bias = to_scale + 2 * KK_PAGE_ROWS * groups;
+    float scale[GROUPS], bias[GROUPS];
+    load_f16(scale, src + to_scale, n);
+    load_f16(bias, src + to_bias, n);
+    for (size_t i = 0; i < 2 * n; i += 64) {
+        __builtin_prefetch(next + to_scale + i, 0, 2);
+        __builtin_prefetch(next + to_bias + i, 0, 2);
+    }
+    for (size_t g = 0; g < n; g++, dst += KK_KV_GROUP) {
+        __builtin_prefetch(next + (first + g) * bytes, 0, 2);
+        unpack_group(dst, format, src + (first + g) * bytes, scale[g], bias[g]);
+    }
+}
+
+INLINE void widen_rows(float *dst, const kk_attend_tile *t, kk_dtype format, const uint8_t *src,
+                       const uint8_t *next, row_range at) {
+    const size_t size = format == KK_F32 ? 4 : 2, d = (size_t)t->head_dim;
+    const size_t from = (size_t)at.lo * d, n = (size_t)(at.hi - at.lo) * d;
+    src += size * from;
+    next += size * from;
+    size_t i = 0;
+    for (; i + KK_LANES <= n; i += KK_LANES) {
+        const uint8_t *p = src + size * i;
+        __builtin_prefetch(next + size * i, 0, 2);
+        vf_store(dst + i, size == 4 ? vf_load((const float *)(const void *)p) : vf_load_bf16(p));
+    }
+    for (; i < n; i++)
+        dst[i] = size == 4 ? kk_bits_f32(kk_le32(src + 4 * i)) : kk_bf16_f32(kk_le16(src + 2 * i));
+}
+
+/* Rows of a page's head as floats.  Meanwhile the same rows of the next page, which lie anywhere,
+ * are fetched: no hardware would guess them. */
+static void load_rows(const attend_work *w, const uint8_t *src, const uint8_t *next, row_range at) {
+    const kk_attend_tile *t = w->t;
+    switch (t->format) {
+    case KK_F32: widen_rows(w->rows, t, KK_F32, src, next, at); break;
+    case KK_BF16: widen_rows(w->rows, t, KK_BF16, src, next, at); break;
+    case KK_KV8: unpack_rows(w->rows, t, KK_KV8, src, next, at); break;
+    default: unpack_rows(w->rows, t, KK_KV4, src, next, at); break;
+    }
+}
+
+/* K = RoPE(k_norm * V) in place; the first row is at position pos. */
+static void rebuild_keys(const attend_work *w, int64_t pos, int32_t n) {
+    const kk_attend_tile *t = w->t;
+    const int32_t d = t->head_dim;
+    const float *weight = t->k_norm;
+    for (int32_t j = 0; j < n; j++) {
+        float *k = w->rows + (size_t)j * (size_t)d;
+        EACH_LANES(d, { SET(k, vf_mul(V(k), V(weight))); });
+        rotate(k, t->rope_pos + (size_t)(pos + j) * (size_t)t->n_rot * 2, d, t->n_rot);
+    }
+}
+
+/* ---- scores, weights, sums -------------------------------------------------------------- */
+
+/* s[h][j] = scale * q[h] . k[j] for a few heads, and keys: as many chains as hide the latency of
+ * one, and as many heads as registers hold. */
+INLINE void score_tile(float *s, const float *q, const float *k, int32_t d, int32_t heads,
+                       int32_t keys, float scale) {
+    vf a[KK_HEAD_TILE][4];
+    const size_t n = (size_t)d;
+    for (int32_t h = 0; h < heads; h++)
+        for (int32_t j = 0; j < keys; j++) a[h][j] = vf_set1(0);
+    EACH_LANES(d, {
+        vf kv[4];
+        for (int32_t j = 0; j < keys; j++) kv[j] = V(k + (size_t)j * n);
+        for (int32_t h = 0; h < heads; h++) {
+            const vf qv = V(q + (size_t)h * n);
+            for (int32_t j = 0; j < keys; j++) a[h][j] = vf_fma(qv, kv[j], a[h][j]);
+        }
+    });
+    for (int32_t h = 0; h < heads; h++)
+        for (int32_t j = 0; j < keys; j++) s[h * KK_PAGE_ROWS + j] = vf_sum(a[h][j]) * scale;
+}
+
+INLINE void score_heads(float *s, const float *q, const float *k, int32_t d, int32_t heads,
+                        int32_t n, float scale) {
+    int32_t j = 0;
+    for (; j + 4 <= n; j += 4) score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, 4, scale);
+    for (; j < n; j++) score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, 1, scale);
+}
+
+/* acc[h] = acc[h] * c[h], then += p[h][j] * v[j] in order of j, for j < n. */
+INLINE void add_heads(float *acc, const float *c, const float *p, const float *v, int32_t d,
+                      int32_t heads, int32_t n) {
+    const size_t wide = (size_t)d;
+    int32_t i = 0;
+    for (; i + 4 * KK_LANES <= d; i += 4 * KK_LANES) {
+        vf a[KK_HEAD_TILE][4];
+        for (int32_t h = 0; h < heads; h++)
+            for (int32_t k = 0; k < 4; k++)
+                a[h][k] = vf_mul(vf_load(acc + (size_t)h * wide + i + 16 * k), vf_set1(c[h]));
+        for (int32_t j = 0; j < n; j++) {
+            const float *vj = v + (size_t)j * wide + i;
+            for (int32_t h = 0; h < heads; h++) {
+                const vf pj = vf_set1(p[h * KK_PAGE_ROWS + j]);
+                for (int32_t k = 0; k < 4; k++) a[h][k] = vf_fma(pj, vf_load(vj + 16 * k), a[h][k]);
+            }
+        }
+        for (int32_t h = 0; h < heads; h++)
+            for (int32_t k = 0; k < 4; k++) vf_store(acc + (size_t)h * wide + i + 16 * k, a[h][k]);
+    }
+    for (; i < d; i++) {
+        for (int32_t h = 0; h < heads; h++) {
+            float a = acc[(size_t)h * wide + (size_t)i] * c[h];
+            for (int32_t j = 0; j < n; j++)
+                a = fmaf(p[h * KK_PAGE_ROWS + j], v[(size_t)j * wide + (size_t)i], a);
+            acc[(size_t)h * wide + (size_t)i] = a;
+        }
+    }
+}
+
+/* p = 0 for the keys of a page that a row does not see, whose exponentials are only small. */
+INLINE void blank(float *p, kk_page_sight see) {
+    for (int32_t j = 0; j < see.lo; j++) p[j] = 0;
+    for (int32_t j = see.hole; j < see.hole_end; j++) p[j] = 0;
+    for (int32_t j = see.hi; j < KK_PAGE_ROWS; j++) p[j] = 0;
+}
+
+/* The scores of a pair become weights, and its largest score and sums are brought up to date. */
+static void weigh(float *s, float *m, float *c, float *lane, kk_page_sight see) {
+    vf top = vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
+    const float before = *m, page_top = vf_hmax(top), now = page_top > before ? page_top : before;
+    float shrink[KK_LANES];
+    vf_store(shrink, exp_lanes(vf_set1(before - now)));
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES)
+        vf_store(s + j, exp_lanes(vf_sub(vf_load(s + j), vf_set1(now))));
+    blank(s, see);
+    vf l = vf_mul(vf_load(lane), vf_set1(shrink[0]));
+    for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES) l = vf_add(l, vf_load(s + j));
+    vf_store(lane, l);
+    *m = now;
+    *c = shrink[0];
+}
+
+/* ---- pages ------------------------------------------------------------------------------ */
+
+INLINE row_range common(row_range a, row_range b) {
+    return (row_range){a.lo > b.lo ? a.lo : b.lo, a.hi < b.hi ? a.hi : b.hi};
+}
+
+/* Rows `part` of the page, of which `chunk` lie in the scratch, against all heads of row r. */
+static void score_part(const attend_work *w, int32_t r, row_range part, row_range chunk) {
+    const kk_attend_tile *t = w->t;
+    const row_range at = common(part, chunk);
+    const int32_t d = t->head_dim, n = at.hi - at.lo;
+    if (n <= 0) return;
+    const float *q = t->q + (size_t)r * t->q_stride;
+    const float *k = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
+    float *s = w->s + (size_t)(r * t->n_group) * KK_PAGE_ROWS + at.lo;
+    int32_t h = 0;
+    for (; h + KK_HEAD_TILE <= t->n_group; h += KK_HEAD_TILE)
+        score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, KK_HEAD_TILE, n, t->scale);
+    for (; h < t->n_group; h++) score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, 1, n, t->scale);
+}
+
+/* As score_part; sums from before the page shrink once, before its first values come in. */
+static void add_part(const attend_work *w, int32_t r, row_range part, row_range chunk) {
+    const kk_attend_tile *t = w->t;
+    const row_range at = common(part, chunk);
+    const int32_t d = t->head_dim, n = at.hi - at.lo;
+    if (n <= 0) return;
+    float *acc = t->out + (size_t)r * t->q_stride, *c = w->c + r * t->n_group;
+    const float *v = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
+    const float *p = w->s + (size_t)(r * t->n_group) * KK_PAGE_ROWS + at.lo;
+    int32_t h = 0;
+    for (; h + KK_HEAD_TILE <= t->n_group; h += KK_HEAD_TILE)
+        add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, KK_HEAD_TILE, n);
+    for (; KK_HEAD_TILE > 2 && h + 2 <= t->n_group; h += 2)
+        add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, 2, n);
+    for (; h < t->n_group; h++) add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, 1, n);
+    for (h = 0; h < t->n_group; h++) c[h] = 1;
+}
+
+typedef void part_fn(const attend_work *w, int32_t r, row_range part, row_range chunk);
+
+/* All rows of the tile with what they see of the chunk. */
+INLINE void each_row(const attend_work *w, int64_t page, row_range chunk, part_fn *fn) {
+    for (int32_t r = 0; r < w->t->n_rows; r++) {
+        const kk_page_sight see = kk_sight_page(kk_attend_sight(w->t, r), page);
+        fn(w, r, (row_range){see.lo, see.hole}, chunk);
+        fn(w, r, (row_range){see.hole_end, see.hi}, chunk);
+    }
+}
+
+static void weigh_page(const attend_work *w, int64_t page) {
+    const kk_attend_tile *t = w->t;
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        const kk_page_sight see = kk_sight_page(kk_attend_sight(t, r), page);
+        if (see.lo >= see.hi) continue;
+        for (int32_t p = r * t->n_group; p < (r + 1) * t->n_group; p++)
+            weigh(w->s + (size_t)p * KK_PAGE_ROWS, w->m + p, w->c + p,
+                  w->lane + (size_t)p * KK_LANES, see);
+    }
+}
+
+/* next: the page that comes after, to be fetched. */
+static void attend_page(const attend_work *w, int64_t page, kk_page_sight see,
+                        const uint8_t *next) {
+    const kk_attend_tile *t = w->t;
+    const uint8_t *at = t->pages[page];
+    const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
+    const int32_t pairs = t->n_rows * t->n_group;
+    for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)
+        vf_store(w->s + i, vf_set1(-INFINITY));
+    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
+        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
+        load_rows(w, at + k_off, next + k_off, c);
+        if (t->k_eq_v) rebuild_keys(w, page * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
+        each_row(w, page, c, score_part);
+    }
+    weigh_page(w, page);
+    if (t->k_eq_v) next = at; /* it has been fetched */
+    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
+        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
+        load_rows(w, at + t->v_off, next + t->v_off, c);
+        each_row(w, page, c, add_part);
+    }
+}
+
+static void start_tile(const attend_work *w) {
+    const kk_attend_tile *t = w->t;
+    for (int32_t p = 0; p < t->n_rows * t->n_group; p++) {
+        w->m[p] = -INFINITY;
+        vf_store(w->lane + (size_t)p * KK_LANES, vf_set1(0));
+    }
+    for (int32_t r = 0; r < t->n_rows; r++)
+        memset(t->out + (size_t)r * t->q_stride, 0,
+               (size_t)(t->n_group * t->head_dim) * sizeof(float));
+}
+
+/* out = acc / sum of the lanes */
+static void finish_tile(const attend_work *w) {
+    const kk_attend_tile *t = w->t;
+    const float *lane = w->lane;
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        for (int32_t h = 0; h < t->n_group; h++, lane += KK_LANES) {
+            float *out = t->out + (size_t)r * t->q_stride + (size_t)(h * t->head_dim);
+            const vf inv = vf_set1(1.0f / vf_sum(vf_load(lane)));
+            EACH_LANES(t->head_dim, { SET(out, vf_mul(V(out), inv)); });
+        }
+    }
+}
+
+static void attend(const kk_attend_tile *t) {
+    attend_work w = {.t = t, .rows = t->scratch, .n_rows = KK_ATTEND_CHUNK / t->head_dim};
+    w.s = w.rows + KK_ATTEND_CHUNK;
+    w.lane = w.s + KK_ATTEND_PAIRS * KK_PAGE_ROWS;
+    w.m = w.lane + KK_ATTEND_PAIRS * KK_LANES;
+    w.c = w.m + KK_ATTEND_PAIRS;
+    start_tile(&w);
+    kk_sight all = kk_attend_sight(t, 0); /* the first row sees furthest back, the last ahead */
+    all.to = kk_attend_sight(t, t->n_rows - 1).to;
+    for (int64_t page = kk_sight_start(all), after; page * KK_PAGE_ROWS < all.to; page = after) {
+        after = kk_sight_next(all, page);
+        const bool last = after * KK_PAGE_ROWS >= all.to;
+        attend_page(&w, page, kk_sight_page(all, page), t->pages[last ? page : after]);
+    }
+    finish_tile(&w);
+}
