@@ -92,7 +92,7 @@ typedef struct {
     int32_t len, vocab, calls;
     uint64_t random;
     kk_context *context; /* the drafter's; NULL: none */
-    int32_t drafted;
+    int32_t own;         /* tokens that drafter drafts at most */
 } lossless_oracle;
 
 static inline int32_t lossless_right_ones(lossless_oracle *o, int32_t n) {
@@ -122,12 +122,11 @@ static inline kk_status lossless_draft(kk_draft *drafts, int32_t n, kk_err *err)
         own.n = 0;
         if (o->who == BY_DFLASH) {
             own.self = o->context;
-            if (own.max > 7) own.max = 7; /* the shipped drafter's block is 8 */
+            if (own.max > o->own) own.max = o->own;
             KK_TRY(kk_propose_dflash.draft(&own, 1, err));
         }
         lossless_fill(o, d, own.n);
         o->calls++;
-        o->drafted += d->n;
     }
     return KK_OK;
 }
@@ -142,6 +141,7 @@ static inline bool lossless_draft_by(kk_session *s, lossless_oracle *o, int32_t 
     s->proposer = &lossless_by_oracle;
     s->proposer_self = o;
     o->context = s->context;
+    if (s->context) o->own = kk_dflash_config(s->engine->dflash)->block - 1;
     if (o->who == BY_NGRAM) {
         LOSSLESS_TRY(kk_ngram_new(&s->ngram, &s->engine->mem, s->ctx, err));
         s->proposer = &kk_propose_ngram;
@@ -150,7 +150,7 @@ static inline bool lossless_draft_by(kk_session *s, lossless_oracle *o, int32_t 
     if (o->who == BY_CONTROLLER) {
         s->proposer = &kk_propose_dflash;
         s->proposer_self = s->context;
-        if (s->draft_max > 7) s->draft_max = 7;
+        if (s->draft_max > o->own) s->draft_max = o->own;
     }
     return true;
 }
