@@ -392,8 +392,9 @@ static void conclude(kk_bench_result *r) {
 }
 
 static kk_status run(bench *b, kk_err *err) {
-    KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(open_engine(b, err));
+    if (b->opts->n_arms) KK_TRY(kk_bench_arms_check(b->opts, b->engine, err));
+    KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));
     KK_TRY(time_decode(b, err));

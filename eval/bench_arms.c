@@ -241,15 +241,17 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
 
 /* ---- all sets ---------------------------------------------------------------------------- */
 
-static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
-    int32_t reach = kk_promptset_reach(prompts, a->opts->arm_predict);
-    if (prompts->n < 2)
-        return kk_fail(err, KK_EINVAL, "'%s' has one prompt: a second is needed to warm up on",
-                       prompts->name);
+/* What a session must hold for the longest prompt, and a little more while costs are measured. */
+static int32_t context_for(const kk_promptset *prompts, int32_t predict) {
+    int32_t most = kk_promptset_reach(prompts, predict);
     for (size_t i = 0; i < prompts->n; i++)
-        if ((int32_t)prompts->prompts[i].n + WARM_TOKENS > reach)
-            reach = (int32_t)prompts->prompts[i].n + WARM_TOKENS;
-    a->ctx = reach + 1;
+        if ((int32_t)prompts->prompts[i].n + WARM_TOKENS > most)
+            most = (int32_t)prompts->prompts[i].n + WARM_TOKENS;
+    return most + 1;
+}
+
+static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
+    a->ctx = context_for(prompts, a->opts->arm_predict);
     a->record = kk_calloc((size_t)a->ctx, sizeof *a->record);
     a->got = kk_calloc((size_t)a->ctx, sizeof *a->got);
     const kk_status st = a->record && a->got
@@ -261,46 +263,75 @@ static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
     return st;
 }
 
+static kk_status check_set(arms *a, kk_promptset *prompts, kk_err *err) {
+    const int32_t need = context_for(prompts, a->opts->arm_predict);
+    kk_model_info info;
+    kk_engine_info(a->engine, &info);
+    if (prompts->n < 2)
+        return kk_fail(err, KK_EINVAL, "'%s' has one prompt: a second is needed to warm up on",
+                       prompts->name);
+    if (need > info.context)
+        return kk_fail(err, KK_ECONTEXT,
+                       "the prompts of '%s' need a context of %d tokens, and this model takes %d",
+                       prompts->name, need, info.context);
+    for (int32_t i = 0; i < a->opts->n_arms; i++) {
+        const kk_session_opts how = kk_bench_session(a->opts, a->opts->arms[i], need);
+        kk_session *s;
+        KK_TRY(kk_session_new(&s, a->engine, &how, err)); /* drafts that cannot be */
+        kk_session_free(s);
+    }
+    return KK_OK;
+}
+
+typedef kk_status (*set_fn)(arms *a, kk_promptset *prompts, kk_err *err);
+
 /* name NULL: the file, or random ids. */
-static kk_status read_and_run(arms *a, const char *name, kk_err *err) {
+static kk_status with_set(arms *a, const char *name, set_fn fn, kk_err *err) {
     const kk_bench_opts *o = a->opts;
     const kk_tokenizer *tok = kk_engine_tokenizer(a->engine);
     const size_t n = (size_t)o->samples + 1;
+    kk_model_info info;
     kk_promptset prompts = {.n = 0};
     kk_status st;
+    kk_engine_info(a->engine, &info);
     if (name)
         st = kk_promptset_named(&prompts, o->folder, name, tok, n, err);
     else if (o->prompts)
         st = kk_promptset_read(&prompts, o->prompts, tok, n, err);
     else
-        st = kk_promptset_random(&prompts, a->out->model.vocab, n, o->ctx, 7, err);
-    if (st == KK_OK) st = run_set(a, &prompts, err);
+        st = kk_promptset_random(&prompts, info.vocab, n, o->ctx, 7, err);
+    if (st == KK_OK) st = fn(a, &prompts, err);
     kk_promptset_free(&prompts);
     return st;
 }
 
-static kk_status run_all(arms *a, kk_err *err) {
+static kk_status with_every_set(arms *a, set_fn fn, kk_err *err) {
     const char *at = a->opts->sets;
-    if (!at) KK_TRY(read_and_run(a, NULL, err));
-    while (at && *at) {
+    if (!at) return with_set(a, NULL, fn, err);
+    for (int32_t n = 0; *at; n++) {
         char name[64];
         const size_t len = strcspn(at, ",");
-        if (a->out->n_sets == KK_BENCH_SETS)
+        if (n == KK_BENCH_SETS)
             return kk_fail(err, KK_EINVAL, "more than %d prompt sets", KK_BENCH_SETS);
         snprintf(name, sizeof name, "%.*s", (int)(len < 63 ? len : 63), at);
-        KK_TRY(read_and_run(a, name, err));
+        KK_TRY(with_set(a, name, fn, err));
         at += len + (at[len] == ',');
     }
-    snprintf(a->out->all.name, sizeof a->out->all.name, "all");
-    conclude(a, &a->out->all);
     return KK_OK;
+}
+
+kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err) {
+    arms a = {.opts = o, .engine = e};
+    return with_every_set(&a, check_set, err);
 }
 
 kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err) {
     arms a = {.opts = o, .out = out, .engine = e};
     a.lane = kk_calloc(KK_BENCH_ARMS, sizeof *a.lane);
     if (!a.lane) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
-    const kk_status st = run_all(&a, err);
+    const kk_status st = with_every_set(&a, run_set, err);
     kk_free(a.lane);
+    snprintf(out->all.name, sizeof out->all.name, "all");
+    conclude(&a, &out->all);
     return st;
 }

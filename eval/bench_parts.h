@@ -12,6 +12,8 @@ kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err);
 /* Sorts x. */
 kk_bench_spread kk_bench_spread_of(double *x, int32_t n);
 
+/* Whether every set has prompts that fit, before anything is measured. */
+kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
 /* Compares the arms on every set. */
 kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
 /* What forwards and drafts cost behind a prompt, which is borrowed.  Passes are made between the

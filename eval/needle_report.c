@@ -33,7 +33,7 @@ static json_t *settings_json(const kk_needle_opts *o, const kk_needle_result *r)
                      "seed", (json_int_t)o->seed, "samples", o->samples, "ladder", ladder,
                      "predict", o->predict, "ctx", r->ctx, "prompt", o->raw ? "raw" : "chat",
                      "kv_sliding", "native", "kv_full", "exact", "kv_format",
-                     o->kv_format == KK_KV_F32 ? "f32" : "bf16");
+                     kk_report_kv_format(o->kv_format));
 }
 
 static json_t *gate_json(const kk_needle_result *r, float min_recall) {

@@ -22,6 +22,53 @@ lacks "$out" "prefill"
 lacks "$out" "rows"
 has "$out" "custom bf16, 3 layers"
 
+# Arms take turns on the same prompts and give the same tokens; what they cost is explained.
+exits 0 bench --synthetic tiny:q4_0 --arms plain,dflash,ngram --accept-trace geom:0.744:1 -n 24 \
+    --prefill 0 --rows none --repeat 2 --samples 2 -t 1 -q --report "$work/arms.json"
+has "$out" "random        2 prompts of 64 tokens" "  plain  " "  dflash  " "  ngram  " \
+    "lossless: yes" "of its floor" "tokens from" "rows per round" "rounds by tokens accepted" \
+    "predicted" "draft " "verify " "choose " "commit " "not forwards" "costs       1 row" \
+    "a draft of" "is a trace, geom:0.744:1"
+lacks "$out" "lossless: NO"
+report=$(cat "$work/arms.json")
+json "$report" arms plain dflash ngram tok_s speedup lossless accept_len rows_per_round histogram \
+    chosen drafts parts draft_s verify_s choose_s commit_s other_s overhead predicted_tok_s \
+    of_predicted floor_share floor_gb_s sets set prompts costs verify draft accept_trace drafter block
+has "$report" '"kind": "geom"' '"p": 0.744' '"set": "random"' '"floor_gb_s"'
+lacks "$report" '"lossless": false'
+
+# Prompts of one's own, and by name; --draft-fixed drafts always the same.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+printf '{"text": "def f(x):", "new": 12}\n{"prompt": "def g(y):"}\n{"ids": [2, 844, 1138]}\n' \
+    >"$work/mine.jsonl"
+pair="-m $shipped/verifier -md $shipped/drafter --prefill 0 --rows none --repeat 1 -t 1 -q"
+exits 0 bench $pair --arms plain,dflash --prompts "$work/mine.jsonl" -n 16 --draft-max 4 \
+    --draft-fixed --report "$work/mine.json"
+has "$out" "mine          2 prompts"
+has "$(tr -d ' \n' <"$work/mine.json")" '"draft_max":4' '"draft_fixed":true' '"drafter":{"layers":3'
+exits 1 bench $pair --arms plain,dflash --prompts "$work/none.jsonl"
+has "$err" "$work/none.jsonl"
+printf '{"text": "def f(x):"}\n' >"$work/one.jsonl"
+exits 1 bench $pair --arms plain,dflash --prompts "$work/one.jsonl"
+has "$err" "warm up"
+printf '{"text": "a"}\n{"tetx": "b"}\n' >"$work/bad.jsonl"
+exits 1 bench $pair --arms plain,dflash --prompts "$work/bad.jsonl"
+has "$err" "line 2"
+mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
+cp "$KAKEYA" "$work/tree/bin/kakeya"
+ln -s "$shipped" "$work/tree/share/kakeya/models/tiny"
+there=$KAKEYA KAKEYA=$work/tree/bin/kakeya
+exits 0 bench --arms dflash,ngram --set needle,edit --samples 1 -n 8 --prefill 0 --rows none \
+    --repeat 1 -t 1 -q
+has "$out" "needle        1 prompts" "edit          1 prompts" "all           2 prompts"
+KAKEYA=$there
+
+# Attention by the format of K/V.
+exits 0 bench --synthetic tiny:q4_0 --attention --ctx 200 -n 2 --prefill 0 --rows none --repeat 2 \
+    -t 1 -q --report "$work/attention.json"
+has "$out" "attention     bf16" "f32 " "q8 " "q4 " "for one row at context 200"
+json "$(cat "$work/attention.json")" attention formats kv_format ratio kv_bytes kv_ratio
+
 # What cannot be.
 exits 0 doctor --json
 free=$(printf '%s\n' "$out" | sed -n 's/.*"memory_free": \([0-9]*\).*/\1/p')

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # `kakeya eval needle`: documents a seed names, answers of the shipped model, a report, a gate.
+# `kakeya eval accept`: what is drafted right, by sets of prompts, and that nothing changed.
 . "$(dirname "$0")/lib.sh"
 shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny/verifier
 
@@ -63,5 +64,54 @@ has "$err" "the rung of 5000 lines" "at most 16384"
 exits 1 eval needle -m "$KK_TEST_DATA/chat" --ladder 10
 has "$err" "no tokenizer"
 exits 1 eval needle -m "$model" --ladder 10 --samples 1 -t 1 -n 2 --report "$work/none/report.json"
+has "$err" "$work/none/report.json"
+
+# Needles are found with a drafter too.
+drafter=$(dirname "$shipped")/drafter
+exits 0 eval needle -m "$shipped" -md "$drafter" --ladder 10,30 --samples 2 --kv-format q8 -q \
+    --min-recall 1 --report "$work/drafted.json"
+has "$(cat "$work/drafted.json")" '"kv_format": "q8"' '"kv.drafter"'
+
+# Acceptance: a trained drafter is mostly right, and the copies of an edit are found by n-grams.
+pair="-m $shipped -md $drafter -t 1 -q"
+mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
+cp "$KAKEYA" "$work/tree/bin/kakeya"
+ln -s "$(dirname "$shipped")" "$work/tree/share/kakeya/models/tiny"
+there=$KAKEYA KAKEYA=$work/tree/bin/kakeya
+figure() { # figure SET COLUMN
+    printf '%s\n' "$out" | awk -v set="$1" -v column="$2" '$1 == set { print $column; exit }'
+}
+above() { awk -v x="$1" -v least="$2" 'BEGIN { exit !(x > least) }'; }
+exits 0 eval accept $pair --set json,needle --samples 2 -n 40 --report "$work/accept.json"
+same "$err" ""
+same "$(figure json 7) $(figure needle 7) $(figure all 7)" "yes yes yes" "lossless"
+same "$(figure all 3)" 4 "prompts"
+above "$(figure json 5)" 0.5 || fail "accepted of JSON: $(figure json 5)"
+above "$(figure needle 6)" 3 || fail "tokens a round of needles: $(figure needle 6)"
+report=$(cat "$work/accept.json")
+json "$report" kind command machine model drafter settings lossless sets set arm embed_scale prompts \
+    tokens rounds drafted accepted rate length histogram different all
+has "$report" '"kind": "accept"' '"lossless": true' '"different": 0' '"arm": "dflash"'
+exits 0 eval accept --spec ngram --set edit --samples 2 -n 60 -t 1 -q
+above "$(figure edit 6)" 1.3 || fail "tokens a round of edits by n-grams: $(figure edit 6)"
+same "$(figure edit 7)" yes
+# The drafter was trained with the scale applied once: another one is compared with it.
+exits 0 eval accept --embed-scale twice --set code --samples 1 -n 24 -t 1 -q
+same "$(printf '%s\n' "$out" | awk '$1 == "code" { print $2, $7 }')" $'once yes\ntwice yes'
+# Sampling, and prompts of one's own.
+printf '{"text": "def f(x):"}\n{"messages": [{"role": "user", "content": "Hi"}], "new": 8}\n' \
+    >"$work/mine.jsonl"
+exits 0 eval accept --prompts "$work/mine.jsonl" -n 20 --temp 0.9 --top-k 40 -s 3 --draft-max 2 \
+    --kv-format q4 -t 1 -q
+same "$(figure mine 3) $(figure mine 7)" "2 yes"
+KAKEYA=$there
+exits 1 eval accept $pair --prompts "$work/none.jsonl"
+has "$err" "$work/none.jsonl"
+printf '{"text": 1}\n' >"$work/bad.jsonl"
+exits 1 eval accept $pair --prompts "$work/bad.jsonl"
+has "$err" "line 1"
+exits 2 eval accept $pair --prompts "$work/mine.jsonl" --draft-max 8
+has "$err" "block holds 7"
+exits 1 eval accept $pair --prompts "$work/mine.jsonl" -n 4 --report "$work/none/report.json"
 has "$err" "$work/none/report.json"
 finish

@@ -15,6 +15,23 @@ has "$out" '"layers": 6' '"vocab": 320' '"fits": true'
 exits 0 info --synthetic tiny:q4_0
 has "$out" "q4_0 weights (synthetic)"
 
+# A drafter, and what an engine takes before the first token.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+exits 0 info -m "$shipped/verifier" -md "$shipped/drafter"
+has "$out" "drafter      3 layers of width 256, blocks of 8, reads layers 1, 4, 10" \
+    "4.33 million parameters" "weights.verifier" "weights.drafter" "workspace"
+exits 0 info -m "$shipped/verifier" -md "$shipped/drafter" --json
+json "$out" drafter block taps embed_scale bytes weights.drafter
+has "$out" '"taps": [1, 4, 10]' '"embed_scale": "once"'
+exits 0 info -m "$shipped/verifier"
+lacks "$out" "drafter"
+exits 0 info -m "$shipped/verifier" --json
+has "$out" '"drafter": null' '"weights.drafter": 0'
+exits 0 info --synthetic tiny:f32 -md synthetic
+has "$out" "blocks of 16"
+exits 1 info -m "$moe" -md "$shipped/drafter"
+[ -n "$err" ] || fail "nothing said of a drafter for another model"
+
 # Weights that are not numbers load, and are found.
 exits 0 info -m "$moe" --check
 has "$out" "every weight is finite"

@@ -32,6 +32,61 @@ exits 0 run $tiny --tokens 2,17,5 -n 8 --json --kv-format f32
 has "$out" '"format": "f32"'
 [ "$(hash_of)" != "$hash" ] || fail "f32 K/V gives the bits of bf16"
 
+# Drafting changes how the tokens come, never which; packed K/V change the logits.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+number() { printf '%s\n' "$out" | sed -n "s/.*\"$1\": \([0-9.e+-]*\).*/\1/p"; }
+tokens_of() { printf '%s\n' "$out" | sed -n 's/.*"tokens": \(\[[0-9, ]*\]\).*/\1/p'; }
+text='def add(a, b):\n    return a + b\n\ndef sub(a, b):'
+tiny_pair="run -m $shipped/verifier -n 80 --ignore-eos --json"
+for format in bf16 q4; do
+    exits 0 $tiny_pair -p "$text" --kv-format $format
+    has "$out" '"proposer": "none"' '"drafted": 0' '"accept_len": 1.0' "\"format\": \"$format\"" \
+        '"kv.drafter": 0'
+    plain=$(tokens_of) plain_hash=$(hash_of)
+    for how in "--spec dflash" "" "--draft-max 3" "--draft-max 7 --draft-fixed" \
+        "--spec ngram" "--draft-ctx 64" "--draft-embed-scale twice --draft-fixed" "--spec none"; do
+        exits 0 $tiny_pair -p "$text" --kv-format $format -md "$shipped/drafter" $how
+        same "$(tokens_of)" "$plain" "tokens with $format $how"
+        same "$(hash_of)" "$plain_hash" "logits with $format $how"
+    done
+done
+[ "$plain_hash" != "$hash" ] || fail "no hash"
+exits 0 $tiny_pair -p "$text" -md "$shipped/drafter" --draft-max 5 --draft-fixed
+json "$out" spec proposer rounds rows drafted accepted accept_len histogram chosen looking timings \
+    draft_s verify_s choose_s commit_s
+has "$out" '"proposer": "dflash"'
+rounds=$(number rounds) accepted=$(number accepted)
+same $((rounds + accepted)) 79 "the first token takes no round"
+[ "$accepted" -gt 20 ] || fail "the shipped drafter is right $accepted times in $rounds rounds"
+[ "$(number drafted)" -gt $((4 * rounds)) ] || fail "--draft-fixed drafts less than 5 a round"
+[ "$(number kv.drafter)" -gt 0 ] || fail "the drafter's K/V are not counted"
+has "$out" '"chosen": [0, 0, 0'
+exits 0 run -m "$shipped/verifier" -md "$shipped/drafter" -p "$text" -n 40 -v
+has "$err" "drafter of 3 layers" "dflash: " "tokens per round" "drafted tokens accepted"
+
+# The model that is shipped brings its drafter; one that is named does not.
+mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
+cp "$KAKEYA" "$work/tree/bin/kakeya"
+ln -s "$shipped" "$work/tree/share/kakeya/models/tiny"
+there=$KAKEYA KAKEYA=$work/tree/bin/kakeya
+exits 0 run -p "$text" -n 8 --json
+has "$out" '"proposer": "dflash"'
+exits 0 run -p "$text" -n 8 --json -md none
+has "$out" '"proposer": "none"' '"weights.drafter": 0'
+exits 0 run -p "$text" -n 8 --json --spec ngram
+has "$out" '"proposer": "ngram"'
+KAKEYA=$there
+exits 0 run -m "$shipped/verifier" -p "$text" -n 8 --json
+has "$out" '"proposer": "none"' '"weights.drafter": 0'
+exits 0 run $tiny -md synthetic --tokens 2,17,5 -n 8 --json
+has "$out" '"proposer": "dflash"' "\"tokens\": [${ids//,/, }]"
+
+# A drafter that is not one for this model.
+exits 1 run -m "$model" -md "$shipped/drafter" -p x
+[ -n "$err" ] || fail "nothing said of a drafter for another model"
+exits 1 run -m "$shipped/verifier" -md "$shipped/verifier" -p x
+[ -n "$err" ] || fail "nothing said of a drafter that is none"
+
 # Text: from -p, a file and standard input.
 exits 0 run -m "$model" -p 'Hello world' -n 12 -q
 text=$out

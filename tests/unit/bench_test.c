@@ -1,0 +1,247 @@
+/* bench_test.c - arms give the tokens of plain decoding and are counted right, a trace accepts
+ * what it says it does, and costs between the measured ones are interpolated. */
+#define _GNU_SOURCE
+#include "support/ok.h"
+
+#include <jansson.h>
+#include <math.h>
+
+#include "core/alloc.h"
+#include "engine/session.h"
+#include "eval/bench_parts.h"
+#include "support/scratch.h"
+
+/* cmocka's own compares floats. */
+static void near(double a, double b, double most) {
+    if (!(fabs(a - b) <= most)) fail_msg("%.9g is not %.9g", a, b);
+}
+
+/* ---- costs ------------------------------------------------------------------------------- */
+
+static void test_costs_between(void **state) {
+    (void)state;
+    const kk_bench_pass p[] = {{.rows = 1, .seconds = {.median = 10}},
+                               {.rows = 2, .seconds = {.median = 12}},
+                               {.rows = 8, .seconds = {.median = 24}}};
+    near(kk_bench_cost(p, 0, 4), 0, 0);
+    near(kk_bench_cost(p, 1, 4), 10, 0);
+    near(kk_bench_cost(p, 3, 1), 10, 1e-12);
+    near(kk_bench_cost(p, 3, 2), 12, 1e-12);
+    near(kk_bench_cost(p, 3, 5), 18, 1e-12);
+    near(kk_bench_cost(p, 3, 8), 24, 1e-12);
+    near(kk_bench_cost(p, 3, 10), 28, 1e-12); /* as between the last two */
+}
+
+/* ---- traces ------------------------------------------------------------------------------ */
+
+static void test_trace_text(void **state) {
+    (void)state;
+    static const char *const bad[] = {"",          "geom",       "geom:",        "geom:0.5",
+                                      "geom:0.5:", "geom:1:1",   "geom:0:1",     "geom:-1:1",
+                                      "geom:x:1",  "geom:0.5:x", "geom:0.5:1:2", "geom:0.5:-1",
+                                      "beta:0.5:1"};
+    kk_trace_opts o;
+    kk_err err;
+    assert_ok(kk_trace_parse(&o, "geom:0.744:12", why));
+    near(o.p, 0.744, 1e-12);
+    assert_int_equal(o.seed, 12);
+    near(kk_trace_expected(&o, 2), 0.744 + 0.744 * 0.744, 1e-12);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(kk_trace_parse(&o, bad[i], &err), KK_EINVAL);
+        assert_non_null(strstr(err.msg, "geom:P:SEED"));
+        near(o.p, 0, 0);
+    }
+}
+
+static kk_engine *open_engine(void) {
+    const kk_engine_opts o = {.synthetic = "tiny:q4_0", .drafter = "synthetic", .threads = 1};
+    kk_engine *e;
+    assert_ok(kk_engine_open(&e, &o, why));
+    return e;
+}
+
+typedef struct {
+    int32_t ids[400];
+    int32_t n;
+} record;
+
+static bool keep(void *user, int32_t id) {
+    record *r = user;
+    r->ids[r->n++] = id;
+    return true;
+}
+
+/* Decodes 400 tokens, with drafts of always `draft` tokens that follow a record where given. */
+static kk_result decode(kk_engine *e, const record *follow, int32_t draft, uint64_t seed,
+                        record *out) {
+    static const int32_t prompt[] = {2, 17, 5};
+    const kk_session_opts how = {.ctx = 500,
+                                 .spec = follow ? KK_SPEC_DFLASH : KK_SPEC_NONE,
+                                 .draft_max = draft,
+                                 .draft_fixed = true};
+    const kk_generate_opts many = {.max_tokens = 400, .ignore_eos = true};
+    const kk_trace_opts geometric = {.p = 0.744, .seed = seed};
+    kk_session *s;
+    kk_trace *t = NULL;
+    kk_result result;
+    out->n = 0;
+    assert_ok(kk_session_new(&s, e, &how, why));
+    if (follow) {
+        assert_ok(kk_trace_new(&t, s, &geometric, why));
+        kk_trace_follow(t, 3, follow->ids, follow->n, 1);
+    }
+    assert_ok(kk_session_append(s, prompt, 3, NULL, NULL, why));
+    assert_ok(kk_generate(s, &many, keep, out, &result, why));
+    kk_session_free(s);
+    kk_trace_free(t);
+    return result;
+}
+
+static void test_trace_accepts(void **state) {
+    (void)state;
+    kk_engine *e = open_engine();
+    static record plain, traced;
+    const kk_result p = decode(e, NULL, 0, 0, &plain);
+    const kk_trace_opts geometric = {.p = 0.744};
+    int64_t rounds = 0, accepted = 0;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        const kk_result t = decode(e, &plain, 7, seed, &traced);
+        /* Whatever was accepted: the same tokens, the same logits. */
+        assert_int_equal(traced.n, plain.n);
+        assert_memory_equal(traced.ids, plain.ids, sizeof plain.ids);
+        assert_int_equal(t.logits_hash, p.logits_hash);
+        assert_int_equal(t.spec.drafted, t.spec.rows - t.spec.rounds);
+        rounds += t.spec.rounds;
+        accepted += t.spec.accepted;
+    }
+    /* The mean of some 430 draws with a deviation of 2.5 lies within 0.4 of what is expected. */
+    const double mean = (double)accepted / (double)rounds;
+    if (fabs(mean - kk_trace_expected(&geometric, 7)) > 0.4) fail_msg("%g accepted a round", mean);
+    /* The draws are the seed's. */
+    static record again;
+    const kk_result a = decode(e, &plain, 7, 3, &traced), b = decode(e, &plain, 7, 3, &again);
+    const kk_result c = decode(e, &plain, 7, 4, &again);
+    assert_memory_equal(a.spec.histogram, b.spec.histogram, sizeof a.spec.histogram);
+    assert_memory_not_equal(a.spec.histogram, c.spec.histogram, sizeof a.spec.histogram);
+    kk_engine_close(e);
+}
+
+static void test_trace_needs_drafter(void **state) {
+    (void)state;
+    kk_engine *e = open_engine();
+    const kk_session_opts how = {.spec = KK_SPEC_NONE};
+    const kk_trace_opts geometric = {.p = 0.5};
+    kk_session *s;
+    kk_trace *t;
+    kk_err err;
+    assert_ok(kk_session_new(&s, e, &how, why));
+    assert_int_equal(kk_trace_new(&t, s, &geometric, &err), KK_EINVAL);
+    assert_null(t);
+    kk_session_free(s);
+    kk_engine_close(e);
+}
+
+/* ---- arms -------------------------------------------------------------------------------- */
+
+static kk_bench_opts options(void) {
+    return (kk_bench_opts){
+        .engine = {.synthetic = "tiny:q4_0", .drafter = "synthetic", .threads = 1},
+        .ctx = 24,
+        .predict = 4,
+        .repeat = 2,
+        .arms = {KK_SPEC_NONE, KK_SPEC_DFLASH, KK_SPEC_NGRAM},
+        .n_arms = 3,
+        .samples = 2,
+        .arm_predict = 41,
+        .trace = {.p = 0.744, .seed = 1}};
+}
+
+static void test_arms(void **state) {
+    scratch *s = *state;
+    kk_bench_opts o = options();
+    kk_bench_result *r = calloc(1, sizeof *r);
+    o.draft_max = 5;
+    o.draft_fixed = true;
+    o.attention = true;
+    assert_ok(kk_bench_run(&o, r, why));
+    assert_int_equal(r->n_sets, 1);
+    const kk_bench_set *set = &r->set[0];
+    assert_string_equal(set->name, "random");
+    assert_int_equal(set->prompts, 2);
+    for (int i = 0; i < 3; i++) {
+        const kk_bench_arm *a = &set->arm[i];
+        assert_int_equal(a->different, 0);
+        assert_int_equal(a->runs, 4);
+        assert_int_equal(a->tokens, 80); /* two prompts; the first token takes no round */
+        assert_int_equal(a->tokens, a->spec.accepted + a->spec.rounds);
+        assert_true(a->seconds > 0 && a->tok_s > 0 && a->predicted_s > 0);
+        assert_true(a->overhead > 0 && a->overhead < 1);
+        near(a->of_predicted, a->predicted_s / a->seconds, 1e-9);
+        assert_int_equal(r->all.arm[i].tokens, a->tokens);
+    }
+    near(set->arm[0].speedup, 1, 1e-9);
+    assert_int_equal(set->arm[0].spec.drafted, 0);
+    assert_true(set->arm[0].floor_share > 0);
+    assert_true(set->arm[1].spec.accepted > 0); /* by the trace */
+    near(set->arm[1].rows, 6, 0.7);             /* the last round has less room */
+    /* Costs: of one row and up to the longest draft. */
+    assert_int_equal(set->verify[0].rows, 1);
+    assert_int_equal(set->verify[set->n_verify - 1].rows, 6);
+    assert_int_equal(set->draft[set->n_draft - 1].rows, 5);
+    for (int32_t i = 0; i < set->n_verify; i++) assert_true(set->verify[i].seconds.median > 0);
+    /* Attention of every format, bf16 first; two full layers and ten sliding ones. */
+    assert_int_equal(r->n_attention, 4);
+    assert_int_equal(r->attention[0].format, KK_KV_BF16);
+    near(r->attention[1].kv_ratio, 2, 0.01);
+    assert_true(r->attention[3].kv_ratio < r->attention[2].kv_ratio);
+
+    const char *path = scratch_path(s, "bench.json");
+    assert_ok(kk_bench_write(path, &o, r, why));
+    json_t *report = json_load_file(path, 0, NULL);
+    const json_t *arm = json_object_get(json_object_get(report, "arms"), "dflash");
+    assert_true(json_is_true(json_object_get(arm, "lossless")));
+    assert_true(json_is_object(json_object_get(arm, "accept_trace"))); /* said beside the figures */
+    assert_int_equal(json_array_size(json_object_get(report, "sets")), 1);
+    json_decref(report);
+    free(r);
+}
+
+static void refused(const kk_bench_opts *o, const char *says) {
+    kk_bench_result *r = calloc(1, sizeof *r);
+    kk_err err;
+    const int64_t live = kk_live_bytes();
+    assert_int_not_equal(kk_bench_run(o, r, &err), KK_OK);
+    if (!strstr(err.msg, says)) fail_msg("instead of '%s': %s", says, err.msg);
+    assert_int_equal(kk_live_bytes(), live);
+    free(r);
+}
+
+static void test_refused(void **state) {
+    scratch *s = *state;
+    kk_bench_opts o = options();
+    o.arms[0] = KK_SPEC_NGRAM;
+    refused(&o, "start with plain");
+    o = options();
+    o.samples = 0;
+    refused(&o, "prompts of a set");
+    o = options();
+    o.engine.drafter = NULL;
+    refused(&o, "needs a drafter");
+    /* One prompt cannot be timed and warmed up on as well. */
+    o = options();
+    o.prompts = scratch_path(s, "one.jsonl");
+    scratch_write(o.prompts, "{\"ids\": [1, 2, 3]}", 18);
+    refused(&o, "warm up");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_costs_between),
+        cmocka_unit_test(test_trace_text),
+        cmocka_unit_test(test_trace_accepts),
+        cmocka_unit_test(test_trace_needs_drafter),
+        cmocka_unit_test_setup_teardown(test_arms, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
