@@ -106,30 +106,35 @@ static void rebuild_keys(const attend_work *w, int64_t pos, int32_t n) {
 
 /* ---- scores, weights, sums -------------------------------------------------------------- */
 
-/* s[h][j] = scale * q[h] . k[j] for a few heads, and keys: as many chains as hide the latency of
- * one, and as many heads as registers hold. */
+enum { MOST_HEADS = 4 };
+_Static_assert(KK_HEAD_TILE <= MOST_HEADS, "a tile's heads have their chains");
+
+/* s[h][j] = scale * q[h] . k[j] for a few heads and keys, KK_CHAINS sums at most, which are
+ * finished together. */
 INLINE void score_tile(float *s, const float *q, const float *k, int32_t d, int32_t heads,
                        int32_t keys, float scale) {
-    vf a[KK_HEAD_TILE][4];
+    vf acc[KK_CHAINS];
+    float sums[KK_CHAINS];
     const size_t n = (size_t)d;
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < keys; j++) a[h][j] = vf_set1(0);
+    for (int32_t i = 0; i < KK_CHAINS; i++) acc[i] = vf_set1(0);
     EACH_LANES(d, {
-        vf kv[4];
-        for (int32_t j = 0; j < keys; j++) kv[j] = V(k + (size_t)j * n);
-        for (int32_t h = 0; h < heads; h++) {
-            const vf qv = V(q + (size_t)h * n);
-            for (int32_t j = 0; j < keys; j++) a[h][j] = vf_fma(qv, kv[j], a[h][j]);
+        for (int32_t j = 0; j < keys; j++) {
+            const vf kv = V(k + (size_t)j * n);
+            for (int32_t h = 0; h < heads; h++)
+                acc[h * keys + j] = vf_fma(V(q + (size_t)h * n), kv, acc[h * keys + j]);
         }
     });
+    finish_sums(sums, acc);
     for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < keys; j++) s[h * KK_PAGE_ROWS + j] = vf_sum(a[h][j]) * scale;
+        for (int32_t j = 0; j < keys; j++) s[h * KK_PAGE_ROWS + j] = sums[h * keys + j] * scale;
 }
 
 INLINE void score_heads(float *s, const float *q, const float *k, int32_t d, int32_t heads,
                         int32_t n, float scale) {
+    const int32_t keys = KK_CHAINS / heads;
     int32_t j = 0;
-    for (; j + 4 <= n; j += 4) score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, 4, scale);
+    for (; j + keys <= n; j += keys)
+        score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, keys, scale);
     for (; j < n; j++) score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, 1, scale);
 }
 
@@ -139,7 +144,7 @@ INLINE void add_heads(float *acc, const float *c, const float *p, const float *v
     const size_t wide = (size_t)d;
     int32_t i = 0;
     for (; i + 4 * KK_LANES <= d; i += 4 * KK_LANES) {
-        vf a[KK_HEAD_TILE][4];
+        vf a[MOST_HEADS][4];
         for (int32_t h = 0; h < heads; h++)
             for (int32_t k = 0; k < 4; k++)
                 a[h][k] = vf_mul(vf_load(acc + (size_t)h * wide + i + 16 * k), vf_set1(c[h]));
@@ -204,6 +209,8 @@ static void score_part(const attend_work *w, int32_t r, row_range part, row_rang
     int32_t h = 0;
     for (; h + KK_HEAD_TILE <= t->n_group; h += KK_HEAD_TILE)
         score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, KK_HEAD_TILE, n, t->scale);
+    for (; KK_HEAD_TILE > 2 && h + 2 <= t->n_group; h += 2)
+        score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, 2, n, t->scale);
     for (; h < t->n_group; h++) score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, 1, n, t->scale);
 }
 

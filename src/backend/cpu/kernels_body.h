@@ -2,8 +2,8 @@
  *
  * Included by kernels_avx2.c, kernels_avx512.c and kernels_neon.c after their simd_*.h, which
  * gives vf (16 floats), vi (16 int32, or 64 bytes) and the operations on them, and KK_KERNELS,
- * the name of the table defined at the end.  Attention is in attend_body.h.  The order of float operations is that of
- * reference.c, lane for lane; only tiling differs.
+ * the name of the table defined at the end.  Attention is in attend_body.h.  The order of float
+ * operations is that of reference.c, lane for lane; only tiling differs.
  *
  * Quantised weights: a strip is 16 outputs.  load_turned brings 16 bytes of each of the 16
  * weight rows so that a lane belongs to an output; a block of 32 weights is then eight vi whose
@@ -78,6 +78,15 @@ INLINE float dot_lanes(const float *a, const float *b, int32_t n) {
     vf acc = vf_set1(0);
     EACH_LANES(n, { acc = vf_fma(V(a), V(b), acc); });
     return vf_sum(acc);
+}
+
+/* out[i] = vf_sum(acc[i]) */
+INLINE void finish_sums(float out[KK_CHAINS], const vf acc[KK_CHAINS]) {
+#if KK_CHAINS == 16
+    vf_store(out, vf_sums(acc));
+#else
+    for (int32_t i = 0; i < KK_CHAINS; i++) out[i] = vf_sum(acc[i]);
+#endif
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
@@ -489,47 +498,50 @@ INLINE vf load_weights_n(const uint8_t *w, size_t i, int32_t n, kk_dtype t) {
     return load_weights(tail, 0, t);
 }
 
-enum { OUT_TILE = 4 };
-
-/* OUT_TILE outputs by nr rows. */
-INLINE void tile_float(const kk_strip *s, int32_t o, int32_t r, int32_t nr, kk_dtype t) {
-    const uint8_t *w[OUT_TILE];
+/* no outputs by nr rows, at most KK_CHAINS sums, which are finished together. */
+INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int32_t nr,
+                       kk_dtype t) {
+    const uint8_t *w = s->w + (size_t)o * s->w_stride, *run = w;
     const float *x[4];
-    vf acc[OUT_TILE][4];
-    for (int32_t a = 0; a < OUT_TILE; a++) {
-        w[a] = s->w + (size_t)(o + a) * s->w_stride;
-        for (int32_t c = 0; c < nr; c++) acc[a][c] = vf_set1(0);
-    }
+    vf acc[KK_CHAINS];
+    float sums[KK_CHAINS];
+    for (int32_t i = 0; i < KK_CHAINS; i++) acc[i] = vf_set1(0);
     for (int32_t c = 0; c < nr; c++)
         x[c] = s->x.f + (size_t)(s->in_row ? s->in_row[r + c] : r + c) * (size_t)s->n_in;
     const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
-    const size_t step = OUT_TILE * KK_LANES * (t == KK_F32 ? 4u : 2u);
-    const uint8_t *run = w[0];
+    const size_t step = (size_t)(no * KK_LANES) * (t == KK_F32 ? 4u : 2u);
     for (int32_t i = 0; i < whole; i += KK_LANES, run += step) {
-        vf xv[4];
         if (r == 0) prefetch_ahead(run, step);
-        for (int32_t c = 0; c < nr; c++) xv[c] = vf_load(x[c] + i);
-        for (int32_t a = 0; a < OUT_TILE; a++) {
-            const vf wv = load_weights(w[a], (size_t)i, t);
-            for (int32_t c = 0; c < nr; c++) acc[a][c] = vf_fma(xv[c], wv, acc[a][c]);
+        for (int32_t a = 0; a < no; a++) {
+            const vf wv = load_weights(w + (size_t)a * s->w_stride, (size_t)i, t);
+            for (int32_t c = 0; c < nr; c++)
+                acc[c * no + a] = vf_fma(vf_load(x[c] + i), wv, acc[c * no + a]);
         }
     }
-    for (int32_t a = 0; a < OUT_TILE; a++) {
-        for (int32_t c = 0; c < nr; c++) {
-            if (left)
-                acc[a][c] = vf_fma(vf_load_n(x[c] + whole, left),
-                                   load_weights_n(w[a], (size_t)whole, left, t), acc[a][c]);
-            out_of(s, r + c)[o + a] = vf_sum(acc[a][c]);
-        }
+    for (int32_t a = 0; left && a < no; a++) {
+        const vf wv = load_weights_n(w + (size_t)a * s->w_stride, (size_t)whole, left, t);
+        for (int32_t c = 0; c < nr; c++)
+            acc[c * no + a] = vf_fma(vf_load_n(x[c] + whole, left), wv, acc[c * no + a]);
     }
+    finish_sums(sums, acc);
+    for (int32_t c = 0; c < nr; c++)
+        memcpy(out_of(s, r + c) + o, sums + c * no, (size_t)no * sizeof *sums);
+}
+
+/* nr rows against the whole strip; few rows take many outputs at a time. */
+INLINE void rows_float(const kk_strip *s, int32_t r, int32_t nr, kk_dtype t) {
+    const int32_t no = nr == 1 ? KK_CHAINS : nr == 2 ? KK_CHAINS / 2 : KK_CHAINS / 4;
+    for (int32_t o = 0; o < KK_STRIP; o += no) tile_float(s, o, no, r, nr, t);
 }
 
 INLINE void strip_float(const kk_strip *s, kk_dtype t) {
-    for (int32_t o = 0; o < KK_STRIP; o += OUT_TILE) {
-        int32_t r = 0;
-        for (; r + 4 <= s->n_rows; r += 4) tile_float(s, o, r, 4, t);
-        for (; r + 2 <= s->n_rows; r += 2) tile_float(s, o, r, 2, t);
-        if (r < s->n_rows) tile_float(s, o, r, 1, t);
+    int32_t r = 0;
+    for (; r + 4 <= s->n_rows; r += 4) rows_float(s, r, 4, t);
+    switch (s->n_rows - r) {
+    case 1: rows_float(s, r, 1, t); break;
+    case 2: rows_float(s, r, 2, t); break;
+    case 3: rows_float(s, r, 3, t); break;
+    default: break;
     }
 }
 

@@ -10,6 +10,7 @@
 
 #define KK_ROW_TILE 8
 #define KK_HEAD_TILE 4
+#define KK_CHAINS 16     /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
 
 typedef __m512 vf;
@@ -53,6 +54,21 @@ static inline float vf_sum(vf a) {
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
+/* Lane j = vf_sum(a[j]).  Each step adds halves of two registers that lie side by side, so that
+ * sixteen sums cost as many additions as two alone. */
+#define FOLD(shuffle, x, y, low, high) _mm512_add_ps(shuffle(x, y, low), shuffle(x, y, high))
+static inline vf vf_sums(const vf a[16]) {
+    vf t[8], u[4];
+    for (int j = 0; j < 4; j++) {
+        t[j] = FOLD(_mm512_shuffle_f32x4, a[j], a[j + 4], 0x44, 0xee);
+        t[j + 4] = FOLD(_mm512_shuffle_f32x4, a[j + 8], a[j + 12], 0x44, 0xee);
+    }
+    for (int j = 0; j < 4; j++) u[j] = FOLD(_mm512_shuffle_f32x4, t[j], t[j + 4], 0x88, 0xdd);
+    const vf v = FOLD(_mm512_shuffle_ps, u[0], u[1], 0x44, 0xee);
+    const vf w = FOLD(_mm512_shuffle_ps, u[2], u[3], 0x44, 0xee);
+    return FOLD(_mm512_shuffle_ps, v, w, 0x88, 0xdd);
+}
+#undef FOLD
 static inline float vf_hmax(vf a) { return _mm512_reduce_max_ps(a); }
 
 static inline vf vf_load_bf16(const uint8_t *p) {
