@@ -208,7 +208,7 @@ static kk_status check_size(const kk_saved_head *h, const uint8_t *bytes, size_t
 
 /* Numbers that the rest relies on.  That they fit a model is checked where there is one. */
 static bool sound(const kk_saved_head *h) {
-    const int64_t rows = h->settled || h->len == 0 ? h->len : h->len - 1;
+    const int64_t len = h->len, rows = h->settled || len == 0 ? len : len - 1;
     return h->ctx >= 1 && h->len >= 0 && h->len <= h->ctx && h->vocab >= 1 &&
            !(h->settled && h->len == 0) && h->verifier.rows == rows && h->kv_format >= 0 &&
            h->spec > KK_SPEC_AUTO && h->spec <= KK_SPEC_NGRAM && h->fingerprint != 0 &&
