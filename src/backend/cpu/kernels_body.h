@@ -528,10 +528,14 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int3
         memcpy(out_of(s, r + c) + o, sums + c * no, (size_t)no * sizeof *sums);
 }
 
-/* nr rows against the whole strip; few rows take many outputs at a time. */
+/* nr rows against the whole strip; few rows take many outputs at a time.  Routers have fewer
+ * outputs than a strip. */
 INLINE void rows_float(const kk_strip *s, int32_t r, int32_t nr, kk_dtype t) {
     const int32_t no = nr == 1 ? KK_CHAINS : nr == 2 ? KK_CHAINS / 2 : KK_CHAINS / 4;
-    for (int32_t o = 0; o < KK_STRIP; o += no) tile_float(s, o, no, r, nr, t);
+    int32_t o = 0;
+    for (; o + no <= s->n_out; o += no) tile_float(s, o, no, r, nr, t);
+    for (; 4 * nr <= KK_CHAINS && o + 4 <= s->n_out; o += 4) tile_float(s, o, 4, r, nr, t);
+    for (; o < s->n_out; o++) tile_float(s, o, 1, r, nr, t);
 }
 
 INLINE void strip_float(const kk_strip *s, kk_dtype t) {
@@ -556,7 +560,7 @@ static void strip(const kk_strip *s) {
         [KK_Q5_1] = strip_q5_1, [KK_Q4_K] = strip_q4_k, [KK_Q5_K] = strip_q5_k,
         [KK_Q6_K] = strip_q6_k,
     };
-    if (s->n_out == KK_STRIP)
+    if (s->n_out == KK_STRIP || !kk_dtype_is_quant(s->dtype))
         by_type[s->dtype](s);
     else
         kk_kernels_reference.strip(s); /* the same bits, and only ever the last strip */
