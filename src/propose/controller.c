@@ -18,6 +18,7 @@
 #include <string.h>
 
 static double at_most(double a, double b) { return a < b ? a : b; }
+static double at_least(double a, double b) { return a > b ? a : b; }
 
 /* ---- tables ----------------------------------------------------------------------------- */
 
@@ -54,22 +55,18 @@ static double between(const points *p, int32_t a, int32_t b, int32_t r) {
     return p->seconds[a] + share * (p->seconds[b] - p->seconds[a]);
 }
 
-/* A point measured once lies where its neighbours say as much as where it was seen. */
+/* Where points a and b say that point i lies counts as one measurement of it, if they are well
+ * known themselves. */
+static void draw_near(points *p, const points *raw, int32_t i, int32_t a, int32_t b) {
+    const double known = at_most(raw->weight[a], raw->weight[b]), pull = known / (known + 1);
+    const double said = between(raw, a, b, raw->rows[i]);
+    p->seconds[i] = (raw->weight[i] * raw->seconds[i] + pull * said) / (raw->weight[i] + pull);
+}
+
 static void smooth(points *p) {
     const points raw = *p;
-    for (int32_t i = 1; i + 1 < raw.n; i++) {
-        const double l = raw.weight[i - 1], r = raw.weight[i + 1], least = l < r ? l : r;
-        const double pull = least / (least + 1);
-        const double said = between(&raw, i - 1, i + 1, raw.rows[i]);
-        p->seconds[i] = (raw.weight[i] * raw.seconds[i] + pull * said) / (raw.weight[i] + pull);
-    }
-    if (raw.n > 2) {
-        const int32_t i = raw.n - 1;
-        const double l = raw.weight[0], r = raw.weight[i - 1], least = l < r ? l : r;
-        const double pull = least / (least + 1);
-        const double said = between(&raw, 0, i - 1, raw.rows[i]);
-        p->seconds[i] = (raw.weight[i] * raw.seconds[i] + pull * said) / (raw.weight[i] + pull);
-    }
+    for (int32_t i = 1; i + 1 < raw.n; i++) draw_near(p, &raw, i, i - 1, i + 1);
+    if (raw.n > 2) draw_near(p, &raw, raw.n - 1, 0, raw.n - 2);
 }
 
 /* More rows never cost less: neighbours that say so are averaged. */
@@ -122,8 +119,8 @@ static double slope_of(const points *p) {
     int32_t half = last - 1;
     while (half > 0 && 2 * p->rows[half] > p->rows[last]) half--;
     const double late = (p->seconds[last] - p->seconds[half]) / (p->rows[last] - p->rows[half]);
-    const double fitted = fitted_slope(p), slope = late < fitted ? late : fitted;
-    return slope < 0 ? 0 : slope > most ? most : slope;
+    const double slope = at_most(late, fitted_slope(p));
+    return at_least(0, at_most(slope, most));
 }
 
 static void draw(curve *c, const kk_cost_table *t) {
@@ -139,7 +136,7 @@ static void draw(curve *c, const kk_cost_table *t) {
     for (int32_t r = 1, i = 0; r <= KK_COST_ROWS; r++) {
         while (i + 1 < p.n && p.rows[i + 1] <= r) i++;
         if (r < first)
-            c->at[r] = p.seconds[0] - slope * (first - r);
+            c->at[r] = at_least(p.seconds[0] - slope * (first - r), p.seconds[0] * r / first);
         else if (r >= last)
             c->at[r] = p.seconds[p.n - 1] + slope * (r - last);
         else
@@ -173,8 +170,7 @@ static void measured(kk_cost_table *t, int32_t rows, double seconds) {
         *weight = 1;
         return;
     }
-    double surprise = at_most(seconds / *known, CLIP);
-    if (surprise < 1 / CLIP) surprise = 1 / CLIP;
+    const double surprise = at_least(at_most(seconds / *known, CLIP), 1 / CLIP);
     const double common = 1 + COMMON * (surprise - 1) * *weight / (*weight + FEW);
     *known *= 1 + (surprise - 1) / (*weight + 1);
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->seconds[r] *= common;
@@ -195,9 +191,11 @@ static const double PRIOR = 0.65, PRIOR_WEIGHT = 1.5; /* of the first token of a
 static const double BORROWED = 2;                     /* weight of one depth's rate at the next */
 static const double MEMORY = 0.98;    /* of an observation, per later one at its depth */
 static const double UNVISITED = 0.99; /* and of one at a depth that drafts no longer reach */
-static const double SURPRISED = 2;    /* what a streak that cannot be chance leaves of it */
-static const double CHANCE = 0.002;   /* below which a streak is none */
-enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 1024, HOPEFUL = 4 };
+static const double CHANCE = 0.0001;  /* below which a streak is none */
+static const double SURPRISED = 2;    /* observations that such a streak leaves at other depths */
+/* Rounds between looks, doubled each time: at first and at last.  Looks that succeed go on, for
+ * so many. */
+enum { FIRST_PATIENCE = 4, MOST_PATIENCE = 1024, HOPEFUL = 10 };
 
 static double rate_at(const kk_acceptance *a, int32_t depth, double shallower) {
     const double weight = depth ? BORROWED : PRIOR_WEIGHT;
@@ -262,22 +260,21 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
 
 static const double MARGIN = 1.02; /* times plain decoding: what drafting must promise */
 /* In tokens of plain decoding, for drafts expected to pay and for those made to learn: what they
- * may lose before they gained any, what they may save up, and what a round adds. */
+ * may lose before they gained any, what they may save up, and what a round adds to each. */
 static const double ALLOWANCE = 8, MOST_CREDIT = 8;
 static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 1;
 static const double REFILL = 0.01;
-static const double
-    SHORTEST_WAIT = 16,
-    LONGEST_WAIT =
-        128; /* rounds between looks that keep failing: at the least, and more per token that one costs */
-static const double UNSURE = 3; /* drafts after which half of what they promise is sure */
-static const double NOISE = 0.28, MOST_WANTED = 50; /* of one measurement; and so many suffice */
-static const double HOPELESS = 0.06;                /* rate below which no row is cheap enough */
-static const double CHEAPEST = 0.03;                /* price of a row that seems to cost less */
-static const double CURIOSITY_BEYOND = 0.25;        /* and of one that only a guess leads to */
-static const double CURIOSITY = 0.2; /* benefit of the doubt of a cost never measured */
-static const double SUSPICIOUS = 1;  /* price of the first draft that wants to be seen again */
-enum { FIRST_LOOK = 2 };             /* tokens drafted when costs are not known at all */
+/* The longest wait between looks, in rounds: at least, and per token that one costs. */
+static const double WAIT = 16, WAIT_PER_TOKEN = 128;
+static const double UNSURE = 3;      /* drafts after which half of what they promise is sure */
+static const double HOPELESS = 0.06; /* rate of acceptance below which no row is cheap enough */
+static const double CHEAPEST = 0.03; /* price of a row that seems to cost less */
+/* How much cheaper a cost may be than thought: if few measured it, if it is only a guess. */
+static const double CURIOSITY = 0.2, CURIOSITY_BEYOND = 0.25;
+static const double NOISE = 0.28;     /* of one measurement */
+static const double MOST_WANTED = 50; /* measurements that are enough for anything */
+static const double SUSPICIOUS = 1;   /* price of the first draft that wants to be seen again */
+enum { FIRST_LOOK = 2 };              /* tokens drafted while costs are not known */
 
 typedef struct {
     const kk_costs *costs;
@@ -296,7 +293,7 @@ static double price(const plan *p, int32_t n, bool is_free) {
     const int32_t all = n * p->sessions;
     const double plain = cost(&p->verify, p->sessions);
     const double extra = plain > 0 ? seconds(p, all, is_free ? 0 : all) / plain - 1 : 0;
-    return extra > CHEAPEST * n ? extra : CHEAPEST * n;
+    return at_least(extra, CHEAPEST * n);
 }
 
 static void settle(const plan *p, kk_acceptance *a) {
@@ -369,8 +366,7 @@ typedef struct {
  * it is always drafted, nobody measures it. */
 static bool plain_is_stale(const plan *p, double gain) {
     if (p->sessions > KK_COST_ROWS) return false;
-    double wanted = at_most(NOISE * NOISE / (gain * gain), MOST_WANTED);
-    if (wanted < 1) wanted = 1;
+    const double wanted = at_least(at_most(NOISE * NOISE / (gain * gain), MOST_WANTED), 1);
     const double *weight = p->costs->verify.weight + p->sessions;
     return weight[0] + (p->sessions > 1 ? weight[-1] : 0) < wanted;
 }
@@ -421,7 +417,7 @@ static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
 static void look_where_due(plan *p, int32_t room) {
     for (int32_t i = 0; i < p->sessions; i++) {
         kk_choice *c = &p->choices[i];
-        const double longest = SHORTEST_WAIT + LONGEST_WAIT * price(p, 1, c->free);
+        const double longest = WAIT + WAIT_PER_TOKEN * price(p, 1, c->free);
         if (c->n > 0 || c->seen->idle <= at_most(c->seen->patience, longest)) continue;
         c->n = look_length(p, c, room);
         c->looking = c->n > 0;
@@ -429,8 +425,8 @@ static void look_where_due(plan *p, int32_t room) {
     }
 }
 
-/* How many tokens to draft when costs are not known: none in the first round, to know that of a
- * plain one; then a few, and then one, should those have cost so much that it may be an
+/* How many tokens to draft while costs are not known: none in the first round, to know that of a
+ * plain one; then a few; and again, should those have cost so much that it may have been an
  * interruption.  -1: they are known. */
 static int32_t first_look(const plan *p, const kk_choice *c) {
     points verify, draft;
@@ -453,7 +449,23 @@ static bool start_cold(plan *p) {
         c->looking = n > 0;
         return true;
     }
-    return false;
+    return p->measured_to == 0;
+}
+
+static void choose_warm(plan *p) {
+    bool any_free = false, any_paid = false, free_only = false;
+    for (int32_t i = 0; i < p->sessions; i++) {
+        any_free |= p->choices[i].free;
+        any_paid |= !p->choices[i].free;
+    }
+    best_total best = walk(p, false);
+    if (any_free && any_paid) { /* without the fixed cost of those that are not free */
+        const best_total frees = walk(p, true);
+        if (frees.value > best.value) best = frees, free_only = true;
+    }
+    const bool stale = best.total > 0 && plain_is_stale(p, best.value / best.plain - 1);
+    walk_to(p, free_only, stale ? 0 : best.total);
+    if (!stale) look_where_due(p, p->room - best.total);
 }
 
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {
@@ -463,27 +475,14 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
     draw(&p.draft, &costs->draft);
     for (int32_t r = 1; r <= KK_COST_ROWS; r++)
         if (costs->verify.weight[r] >= FORGOTTEN) p.measured_to = r;
-    bool any_free = false, any_paid = false;
     for (int32_t i = 0; i < n; i++) {
         kk_choice *c = &choices[i];
         settle(&p, c->seen);
         c->looking = false;
-        c->cap = rate_at(c->seen, 0, PRIOR) < HOPELESS
-                     ? 0
-                     : bearable(&p, c, ALLOWANCE + c->seen->credit);
-        any_free |= c->free, any_paid |= !c->free;
+        const bool hopeless = rate_at(c->seen, 0, PRIOR) < HOPELESS;
+        c->cap = hopeless ? 0 : bearable(&p, c, ALLOWANCE + c->seen->credit);
     }
-    if (!start_cold(&p)) {
-        best_total best = walk(&p, false);
-        bool free_only = false;
-        if (any_free && any_paid) { /* without the fixed cost of those that are not free */
-            const best_total frees = walk(&p, true);
-            if (frees.value > best.value) best = frees, free_only = true;
-        }
-        const bool stale = best.total > 0 && plain_is_stale(&p, best.value / best.plain - 1);
-        walk_to(&p, free_only, stale ? 0 : best.total);
-        if (!stale) look_where_due(&p, p.room - best.total);
-    }
+    if (!start_cold(&p)) choose_warm(&p);
     for (int32_t i = 0; i < n; i++) {
         choices[i].seen->last_free = choices[i].free;
         choices[i].seen->last_looking = choices[i].looking;

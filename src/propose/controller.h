@@ -5,11 +5,11 @@
  * depth was right when all before it were.  A choice maximises expected tokens per second over
  * all sessions of a round together; 0 for all of them is plain decoding.
  *
- * Drafting must never cost much, whatever is drafted.  So each session has a credit, counted in
- * tokens of plain decoding: what drafts gained is added, what they cost is taken off, and one
- * that the credit could not bear if it failed is not made.  A small allowance at the start and a
- * small share of all rounds feed it; drafts that are not expected to pay are made from it, to
- * learn.
+ * Drafting must never cost much, whatever is drafted.  So each session has two accounts, counted
+ * in tokens of plain decoding: what its drafts gained is added, what they cost is taken off, and
+ * a draft that they could not bear if it failed is not made.  Drafts expected to pay live on the
+ * credit; those made only to learn, looks, on the purse.  A small allowance at the start and one
+ * in a hundred of all rounds feed them, and looks that keep failing become rare.
  *
  * No clock and no chance in here: the same calls give the same choices.  A zeroed kk_costs and a
  * zeroed kk_acceptance know nothing and are valid.  The caller sees to it that calls on one
