@@ -3,7 +3,8 @@
  * The reference is a session that never stopped: after a load, tokens, chained hashes of logits
  * and the bytes of the next save must be its own, at lengths before, at and after page borders and
  * window wraps, in every K/V format, with and without a drafter.  Files that are cut, flipped,
- * foreign or contradictory must be refused with a reason and leave the engine as it was. */
+ * foreign or contradictory must be refused with a reason and leave the engine as it was.
+ * ctest: threads */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -630,6 +631,54 @@ static void readers_see_whole_files(void **state) {
     kk_engine_close(e);
 }
 
+typedef struct {
+    kk_session *fork;
+    atomic_bool done;
+    kk_status st;
+} neighbour;
+
+static void *write_on(void *user) {
+    neighbour *n = user;
+    while (n->st == KK_OK && !atomic_load(&n->done)) {
+        n->st = kk_session_append(n->fork, prompt, 40, NULL, NULL, NULL);
+        if (n->st == KK_OK) n->st = kk_session_rewind(n->fork, 100, NULL, NULL);
+    }
+    return NULL;
+}
+
+/* Pages are written to the file without a lock, also those that a fork is copying and dropping at
+ * the same time. */
+static void saving_beside_a_fork(void **state) {
+    scratch *w = *state;
+    kk_engine *e = tiny_engine("tiny:f32:2", 1, 0);
+    kk_session *s = tiny_session(e, CTX, KK_KV_BF16), *again;
+    neighbour n = {.st = KK_OK};
+    pthread_t thread;
+    size_t size, was;
+    tiny_append(s, prompt, 100);
+    assert_ok(kk_session_save(s, scratch_path(w, "beside.kks"), why));
+    char *first = scratch_read(w->path, &was);
+    for (int i = 0; i < 8; i++) {
+        assert_ok(kk_session_fork(&n.fork, s, why));
+        atomic_store(&n.done, false);
+        assert_int_equal(pthread_create(&thread, NULL, write_on, &n), 0);
+        assert_ok(kk_session_save(s, scratch_path(w, "beside.kks"), why));
+        assert_ok(kk_session_load(&again, e, w->path, NULL, NULL, why));
+        kk_session_free(again);
+        atomic_store(&n.done, true);
+        pthread_join(thread, NULL);
+        assert_int_equal(n.st, KK_OK);
+        kk_session_free(n.fork);
+        char *file = scratch_read(w->path, &size);
+        assert_int_equal(size, was);
+        assert_memory_equal(file, first, was);
+        free(file);
+    }
+    free(first);
+    kk_session_free(s);
+    kk_engine_close(e);
+}
+
 /* ---- fingerprints ----------------------------------------------------------------------- */
 
 static void fingerprints_tell_models_apart(void **state) {
@@ -703,6 +752,7 @@ int main(void) {
         cmocka_unit_test(another_origin_is_told),
         cmocka_unit_test(a_full_disk_leaves_the_old_file),
         cmocka_unit_test(readers_see_whole_files),
+        cmocka_unit_test(saving_beside_a_fork),
         cmocka_unit_test(fingerprints_tell_models_apart),
         cmocka_unit_test(every_tensor_is_in_the_fingerprint),
         cmocka_unit_test(bytes_are_hashed_whole),
