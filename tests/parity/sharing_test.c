@@ -8,6 +8,7 @@ enum { USERS = 3, PROMPT = 90, TOKENS = 60 };
 
 typedef struct {
     kk_engine *engine;
+    kk_spec spec;
     uint32_t seed;
     uint64_t hash; /* out */
     kk_status st;  /* out: cmocka must not be called from here */
@@ -38,20 +39,22 @@ static kk_status live(user *u, kk_session *s) {
 static void *run_user(void *arg) {
     user *u = arg;
     kk_session *s;
-    const kk_session_opts opts = {.ctx = 400, .kv_format = u->seed % 2 ? KK_KV_BF16 : KK_KV_F32};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
+    const kk_session_opts opts = {
+        .ctx = 400, .kv_format = formats[u->seed % 4], .spec = u->spec, .draft_fixed = true};
     u->st = kk_session_new(&s, u->engine, &opts, NULL);
     if (u->st == KK_OK) u->st = live(u, s);
     kk_session_free(s);
     return NULL;
 }
 
-static void threads_share_an_engine(void **state) {
-    (void)state;
-    kk_engine *e = tiny_engine("tiny:q4_0:2", 2, 32);
+/* Everybody alone and plainly, then all at once, each with a proposer. */
+static void compare(kk_engine *e, const kk_spec spec[USERS]) {
     user alone[USERS], together[USERS];
     pthread_t id[USERS];
     for (uint32_t i = 0; i < USERS; i++) {
-        alone[i] = together[i] = (user){.engine = e, .seed = i + 1};
+        alone[i] = (user){.engine = e, .spec = KK_SPEC_NONE, .seed = i + 1};
+        together[i] = (user){.engine = e, .spec = spec[i], .seed = i + 1};
         run_user(&alone[i]);
         assert_int_equal(alone[i].st, KK_OK);
     }
@@ -64,11 +67,34 @@ static void threads_share_an_engine(void **state) {
     }
     int64_t bytes[KK_MEM_CATEGORIES];
     kk_engine_memory(e, bytes);
-    assert_int_equal(bytes[KK_MEM_KV_FULL] + bytes[KK_MEM_KV_SLIDING], 0);
+    assert_int_equal(bytes[KK_MEM_KV_FULL] + bytes[KK_MEM_KV_SLIDING] + bytes[KK_MEM_KV_DRAFTER],
+                     0);
+}
+
+static void threads_share_an_engine(void **state) {
+    (void)state;
+    static const kk_spec plain[USERS] = {KK_SPEC_NONE, KK_SPEC_NONE, KK_SPEC_NONE};
+    kk_engine *e = tiny_engine("tiny:q4_0:2", 2, 32);
+    compare(e, plain);
+    kk_engine_close(e);
+}
+
+static void threads_share_a_drafter(void **state) {
+    (void)state;
+    static const kk_spec spec[USERS] = {KK_SPEC_DFLASH, KK_SPEC_NGRAM, KK_SPEC_DFLASH};
+    kk_engine *e = NULL;
+    const kk_engine_opts opts = {.synthetic = "tiny:q4_0:2",
+                                 .drafter = "synthetic",
+                                 .threads = 2,
+                                 .max_rows = 32,
+                                 .no_pin = true};
+    assert_ok(kk_engine_open(&e, &opts, why));
+    compare(e, spec);
     kk_engine_close(e);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_an_engine)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_share_an_engine),
+                                       cmocka_unit_test(threads_share_a_drafter)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

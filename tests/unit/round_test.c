@@ -3,20 +3,28 @@
  * Every test compares a drafted generation with the plain one: tokens, the hash of all chosen
  * logits, the reason it ended, the state it left and what the session says next.  Generations
  * cross page borders and leave the window several times. */
+#include "support/rounds.h"
 #include "support/tiny.h"
-
-#include "decode/hash.h"
 
 enum { CTX = 400, PROMPT = 50, MOST_DRAFTS = 16 };
 
 /* ---- proposers that know the plain run ---------------------------------------------------- */
 
-typedef enum { RIGHT, WRONG, RIGHT_THEN_WRONG, OUTSIDE } habit;
+typedef enum {
+    RIGHT,
+    WRONG,
+    RIGHT_THEN_WRONG, /* at every depth in turn */
+    OUTSIDE,          /* the wrong ones are no ids at all */
+    STOPS,            /* the wrong ones are the stop id, where nobody says it */
+    SHORT,            /* any number of tokens, none included */
+    HABITS
+} habit;
 
 typedef struct {
     int32_t plain[CTX]; /* the timeline of the plain run */
     int32_t len;
     habit habit;
+    int32_t stop_id; /* some id when there is none */
     int32_t calls, drafted;
 } oracle;
 
@@ -29,19 +37,25 @@ static int32_t right_ones(const oracle *o, int32_t max) {
     }
 }
 
+static int32_t wrong_one(const oracle *o, int32_t next, int32_t i) {
+    switch (o->habit) {
+    case OUTSIDE: return i % 2 ? -1 - i : TINY_VOCAB + i;
+    case STOPS: return o->stop_id;
+    default: return (next + 1) % TINY_VOCAB;
+    }
+}
+
 static void draft_one(kk_draft *d) {
     oracle *o = d->self;
     assert_memory_equal(d->tokens, o->plain, (size_t)d->len * sizeof *d->tokens);
     o->calls++;
-    const int32_t right = right_ones(o, d->max);
-    for (int32_t i = 0; i < d->max; i++) {
+    d->n = o->habit == SHORT ? (o->calls * 11) % (d->max + 1) : d->max;
+    const int32_t right = right_ones(o, d->n);
+    for (int32_t i = 0; i < d->n; i++) {
         const int32_t next = d->len + i < o->len ? o->plain[d->len + i] : 3;
-        d->out[i] = i < right             ? next
-                    : o->habit == OUTSIDE ? TINY_VOCAB + i
-                                          : (next + 1) % TINY_VOCAB;
+        d->out[i] = i < right ? next : wrong_one(o, next, i);
     }
-    o->drafted += d->max;
-    d->n = d->max;
+    o->drafted += d->n;
 }
 
 static kk_status draft_from_plain(kk_draft *drafts, int32_t n, kk_err *err) {
@@ -104,7 +118,8 @@ static kk_result compare(kk_engine *e, const scenario *c) {
     assert_int_equal(want.rounds, want.n_tokens - 1); /* the first token costs none */
     memcpy(o.plain, p->tokens, (size_t)p->len * sizeof *o.plain);
     o.len = p->len;
-    for (o.habit = RIGHT; o.habit <= OUTSIDE; o.habit++) {
+    o.stop_id = c->how.n_stop_ids ? c->how.stop_ids[0] : 1;
+    for (o.habit = RIGHT; o.habit < HABITS; o.habit++) {
         o.calls = o.drafted = 0;
         kk_session *d = prompted(e, c);
         draft_by(d, &o);
@@ -195,28 +210,60 @@ static void drafts_stop_at_the_context(void **state) {
     kk_engine_close(e);
 }
 
+/* A full context refuses to go on, and is as good as any other once it was taken back. */
+static void a_full_session_can_go_back(void **state) {
+    (void)state;
+    static listener l;
+    kk_engine *e = NULL;
+    kk_result r;
+    kk_err err;
+    const kk_engine_opts pair = {
+        .synthetic = "tiny:q4_0:2", .drafter = "synthetic", .threads = 1, .no_pin = true};
+    const scenario c = {.how = {.ignore_eos = true}, .prompt = CTX - 37};
+    assert_ok(kk_engine_open(&e, &pair, why));
+    for (int spec = KK_SPEC_NONE; spec <= KK_SPEC_NGRAM; spec++) {
+        kk_session *s = NULL, *plain = tiny_session(e, CTX, KK_KV_BF16);
+        const kk_session_opts opts = {.ctx = CTX, .spec = (kk_spec)spec, .draft_fixed = true};
+        int32_t prompt[CTX];
+        tiny_prompt(prompt, c.prompt, 11);
+        assert_ok(kk_session_new(&s, e, &opts, why));
+        tiny_append(s, prompt, c.prompt);
+        generate(s, &c, &l, &r);
+        assert_int_equal(r.n_tokens, 37);
+        assert_int_equal(r.stop, KK_STOP_LENGTH);
+        assert_int_equal(kk_generate(s, &c.how, NULL, NULL, &r, &err), KK_ECONTEXT);
+        assert_int_equal(kk_session_append(s, prompt, 1, NULL, NULL, &err), KK_ECONTEXT);
+        assert_ok(kk_session_rewind(s, CTX - 20, NULL, why));
+        tiny_append(plain, s->tokens, CTX - 20);
+        generate(s, &c, &l, &r);
+        assert_int_equal(r.n_tokens, 20);
+        kk_result want;
+        assert_ok(kk_generate(plain, &c.how, NULL, NULL, &want, why));
+        assert_same_state(s, plain);
+        kk_session_free(s);
+        kk_session_free(plain);
+    }
+    kk_engine_close(e);
+}
+
 /* ---- several sessions in one round -------------------------------------------------------- */
 
-enum { SESSIONS = 3, STEPS = 100 };
+enum { SESSIONS = 3, STEPS = 100, MOST_TOGETHER = 8 };
 
-static kk_round round_of(kk_session *s, const kk_sampling *how, oracle *o) {
-    static kk_spec_stats ignored;
-    if (o) draft_by(s, o);
-    return (kk_round){.cache = s->cache,
-                      .layout = s->layout,
-                      .tokens = s->tokens,
-                      .cap = s->ctx,
-                      .logits = s->logits,
-                      .sampling = how,
-                      .proposer = s->proposer,
-                      .self = s->proposer_self,
-                      .seen = &s->seen,
-                      .draft_max = s->draft_max,
-                      .draft_fixed = s->draft_fixed,
-                      .stats = &ignored,
-                      .len = s->len,
-                      .room = STEPS,
-                      .hash = KK_HASH_START};
+/* Rounds of all that still have room, until none has. */
+static void run_together(kk_engine *e, kk_round *rounds, int32_t n_rounds) {
+    for (;;) {
+        kk_round *live[MOST_TOGETHER];
+        int32_t n = 0;
+        for (int32_t i = 0; i < n_rounds; i++)
+            if (rounds[i].room > 0) live[n++] = &rounds[i];
+        if (n == 0) return;
+        assert_ok(kk_round_run(&e->rounds, live, n, why));
+        for (int32_t i = 0; i < n; i++) {
+            live[i]->room -= live[i]->n_out;
+            kk_round_commit(live[i], live[i]->n_out);
+        }
+    }
 }
 
 /* Sessions of different lengths, options and drafts share forwards; each must do what it does
@@ -227,7 +274,8 @@ static void sessions_share_a_round(void **state) {
     const kk_sampling hows[SESSIONS] = {{.temp = 0}, {.temp = 1, .seed = 3}, {.temp = 0.7f}};
     static oracle oracles[SESSIONS];
     kk_session *alone[SESSIONS], *shared[SESSIONS];
-    kk_round rounds[SESSIONS], *live[SESSIONS];
+    kk_round rounds[SESSIONS];
+    kk_spec_stats stats = {0};
     uint64_t hashes[SESSIONS];
     for (int i = 0; i < SESSIONS; i++) {
         const scenario c = {.how = {.max_tokens = STEPS, .ignore_eos = true, .sampling = hows[i]},
@@ -241,25 +289,77 @@ static void sessions_share_a_round(void **state) {
         memcpy(oracles[i].plain, alone[i]->tokens, (size_t)alone[i]->len * sizeof(int32_t));
         oracles[i].len = alone[i]->len;
         oracles[i].habit = i == 0 ? WRONG : RIGHT_THEN_WRONG;
-        rounds[i] = round_of(shared[i], &hows[i], i == 2 ? NULL : &oracles[i]);
+        if (i != 2) draft_by(shared[i], &oracles[i]);
+        rounds[i] = round_of(shared[i], &hows[i], STEPS, &stats);
         kk_round_first(&e->rounds, &rounds[i]);
         kk_round_commit(&rounds[i], 1);
         rounds[i].room--;
     }
-    for (;;) {
-        int32_t n = 0;
-        for (int i = 0; i < SESSIONS; i++)
-            if (rounds[i].room > 0) live[n++] = &rounds[i];
-        if (n == 0) break;
-        assert_ok(kk_round_run(&e->rounds, live, n, why));
-        for (int32_t i = 0; i < n; i++) {
-            live[i]->room -= live[i]->n_out;
-            kk_round_commit(live[i], live[i]->n_out);
-        }
-    }
+    run_together(e, rounds, SESSIONS);
     for (int i = 0; i < SESSIONS; i++) {
         shared[i]->len = rounds[i].len;
         assert_true(rounds[i].hash == hashes[i]);
+        assert_same_state(shared[i], alone[i]);
+        kk_session_free(shared[i]);
+        kk_session_free(alone[i]);
+    }
+    kk_engine_close(e);
+}
+
+/* Every kind of proposer at once: two drafters that look back differently far, ngram, one that
+ * knows, and none. */
+static void proposers_share_a_round(void **state) {
+    (void)state;
+    enum { N = 5 };
+    static const kk_session_opts kinds[N] = {{.spec = KK_SPEC_DFLASH},
+                                             {.spec = KK_SPEC_NGRAM},
+                                             {.spec = KK_SPEC_NONE},
+                                             {.spec = KK_SPEC_DFLASH, .draft_ctx = 40},
+                                             {.spec = KK_SPEC_NONE}};
+    static const kk_sampling greedy = {0};
+    static oracle o;
+    static listener l;
+    kk_engine *e = NULL;
+    kk_session *alone[N], *shared[N];
+    kk_round rounds[N];
+    kk_spec_stats stats[N] = {{0}};
+    kk_result want[N];
+    const kk_engine_opts pair = {.synthetic = "tiny:q4_0:3",
+                                 .drafter = "synthetic",
+                                 .threads = 2,
+                                 .max_logits = 32,
+                                 .no_pin = true};
+    assert_ok(kk_engine_open(&e, &pair, why));
+    for (int i = 0; i < N; i++) {
+        const scenario c = {.how = {.max_tokens = STEPS, .ignore_eos = true},
+                            .prompt = 30 + 25 * i};
+        kk_session_opts opts = kinds[i];
+        int32_t prompt[CTX];
+        opts.ctx = CTX;
+        opts.draft_fixed = true;
+        tiny_prompt(prompt, c.prompt, 11);
+        alone[i] = prompted(e, &c);
+        generate(alone[i], &c, &l, &want[i]);
+        assert_ok(kk_session_new(&shared[i], e, &opts, why));
+        tiny_append(shared[i], prompt, c.prompt);
+        if (i == N - 1) {
+            memcpy(o.plain, alone[i]->tokens, (size_t)alone[i]->len * sizeof *o.plain);
+            o.len = alone[i]->len;
+            o.habit = RIGHT_THEN_WRONG;
+            draft_by(shared[i], &o);
+        }
+        rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
+        kk_round_first(&e->rounds, &rounds[i]);
+        kk_round_commit(&rounds[i], 1);
+        rounds[i].room--;
+    }
+    run_together(e, rounds, N);
+    for (int i = 0; i < N; i++) {
+        shared[i]->len = rounds[i].len;
+        assert_true(rounds[i].hash == want[i].logits_hash);
+        assert_true(i == 2 ? stats[i].drafted == 0 : stats[i].drafted > 0);
+        if (shared[i]->context)
+            assert_int_equal(kk_context_rows(shared[i]->context), kk_cache_len(shared[i]->cache));
         assert_same_state(shared[i], alone[i]);
         kk_session_free(shared[i]);
         kk_session_free(alone[i]);
@@ -274,10 +374,11 @@ static void a_failed_round_changes_nothing(void **state) {
     const scenario c = {.prompt = 64}; /* the next row needs new pages */
     const kk_sampling how = {0};
     kk_session *s[2] = {prompted(e, &c), prompted(e, &c)}, *plain = prompted(e, &c);
+    kk_spec_stats stats = {0};
     kk_round rounds[2], *both[2] = {&rounds[0], &rounds[1]};
     int32_t token;
     for (int i = 0; i < 2; i++) {
-        rounds[i] = round_of(s[i], &how, NULL);
+        rounds[i] = round_of(s[i], &how, STEPS, &stats);
         kk_round_first(&e->rounds, &rounds[i]);
         kk_round_commit(&rounds[i], 1);
         s[i]->len = rounds[i].len;
@@ -309,6 +410,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drafts_change_nothing),          cmocka_unit_test(ends_inside_a_draft),
         cmocka_unit_test(drafts_stop_at_the_context),     cmocka_unit_test(sessions_share_a_round),
+        cmocka_unit_test(a_full_session_can_go_back),     cmocka_unit_test(proposers_share_a_round),
         cmocka_unit_test(a_failed_round_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
