@@ -258,11 +258,22 @@ static bool load_session(work *w, int *code) {
 
 static bool has_prompt(const prompt_args *p) { return p->text || p->file || p->tokens; }
 
+/* Puts ids before the prompt; false without memory. */
+static bool put_before(prompt_tokens *p, const int32_t *ids, size_t n) {
+    int32_t *grown = realloc(p->ids, (p->n + n + 1) * sizeof *grown);
+    if (!grown) return false;
+    memmove(grown + n, grown, p->n * sizeof *grown);
+    memcpy(grown, ids, n * sizeof *grown);
+    p->ids = grown;
+    p->n += n;
+    return true;
+}
+
 /* A user's turn follows the end of the one before, and a line break. */
 static bool begin_turn(work *w, int *code) {
     const kk_tokenizer *tok = kk_engine_tokenizer(w->stream.engine);
-    const int32_t len = kk_session_len(w->stream.session);
-    const int32_t end = tok ? kk_tokenizer_special(tok, "<turn|>") : -1;
+    const kk_session *s = w->stream.session;
+    const int32_t len = kk_session_len(s), end = tok ? kk_tokenizer_special(tok, "<turn|>") : -1;
     int32_t *line = NULL;
     size_t n = 0;
     kk_err err;
@@ -271,19 +282,12 @@ static bool begin_turn(work *w, int *code) {
         *code = output_error(&err);
         return false;
     }
-    int32_t *ids = malloc((w->prompt.n + n + 1) * sizeof *ids);
-    size_t at = 0;
-    if (ids) {
-        if (end >= 0 && kk_session_tokens(w->stream.session)[len - 1] != end) ids[at++] = end;
-        memcpy(ids + at, line, n * sizeof *ids);
-        memcpy(ids + at + n, w->prompt.ids, w->prompt.n * sizeof *ids);
-        const size_t total = at + n + w->prompt.n;
-        prompt_free(&w->prompt);
-        w->prompt = (prompt_tokens){ids, total};
-    }
+    bool put = put_before(&w->prompt, line, n);
     kk_free(line);
-    if (!ids) *code = output_failed("out of memory for the prompt", NULL);
-    return ids != NULL;
+    if (put && end >= 0 && kk_session_tokens(s)[len - 1] != end)
+        put = put_before(&w->prompt, &end, 1);
+    if (!put) *code = output_failed("out of memory for the prompt", NULL);
+    return put;
 }
 
 static bool read_on(work *w, int *code) {

@@ -57,8 +57,15 @@ void sessions_make_folder(sessions_path *path) {
 
 /* ---- the folder -------------------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const sessions_entry *)a)->name, ((const sessions_entry *)b)->name);
+static int is_session(const struct dirent *e) {
+    return e->d_name[0] != '.' && ends_with_suffix(e->d_name);
+}
+
+static int is_leftover(const struct dirent *e) { return strstr(e->d_name, ".tmp-") != NULL; }
+
+static void free_names(struct dirent **names, int n) {
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(names);
 }
 
 static void look_at(sessions_entry *e, const char *folder, const char *file) {
@@ -73,37 +80,36 @@ static void look_at(sessions_entry *e, const char *folder, const char *file) {
 
 bool sessions_list(sessions_entry **out, size_t *n) {
     char folder[4096];
-    size_t cap = 0;
+    struct dirent **names = NULL;
     *out = NULL;
     *n = 0;
-    DIR *d = state_path("sessions/", folder, sizeof folder) ? opendir(folder) : NULL;
-    bool ok = true;
-    for (struct dirent *e; d && ok && (e = readdir(d));) {
-        if (e->d_name[0] == '.' || !ends_with_suffix(e->d_name)) continue;
-        if (*n == cap) {
-            cap = cap ? 2 * cap : 16;
-            sessions_entry *more = realloc(*out, cap * sizeof **out);
-            if (!(ok = more != NULL)) break;
-            *out = more;
-        }
-        look_at(&(*out)[(*n)++], folder, e->d_name);
+    const bool there = state_path("sessions/", folder, sizeof folder);
+    const int found = there ? scandir(folder, &names, is_session, alphasort) : 0;
+    if (found <= 0) {
+        free_names(names, 0);
+        return found == 0 || errno != ENOMEM; /* no folder, no sessions */
     }
-    if (d) closedir(d);
-    if (*n) qsort(*out, *n, sizeof **out, by_name);
-    return ok;
+    *out = calloc((size_t)found, sizeof **out);
+    for (int i = 0; *out && i < found; i++) look_at(&(*out)[(*n)++], folder, names[i]->d_name);
+    free_names(names, found);
+    return *out != NULL;
 }
 
 /* "NAME.kks.tmp-PID-N" beside "NAME.kks": what a save that was killed leaves. */
-static void remove_leftovers(char *path) {
-    char *slash = strrchr(path, '/'), *name = slash + 1;
+static void remove_leftovers(const char *path) {
+    char folder[4096], file[4096 + 256];
+    struct dirent **names = NULL;
+    const char *name = strrchr(path, '/') + 1;
     const size_t len = strlen(name);
-    *slash = '\0';
-    DIR *d = opendir(*path ? path : "/");
-    for (struct dirent *e; d && (e = readdir(d));)
-        if (strncmp(e->d_name, name, len) == 0 && strncmp(e->d_name + len, ".tmp-", 5) == 0)
-            unlinkat(dirfd(d), e->d_name, 0);
-    if (d) closedir(d);
-    *slash = '/';
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    const int found = scandir(folder, &names, is_leftover, alphasort);
+    for (int i = 0; i < found; i++) {
+        const char *one = names[i]->d_name;
+        if (strncmp(one, name, len) != 0 || strncmp(one + len, ".tmp-", 5) != 0) continue;
+        snprintf(file, sizeof file, "%s%s", folder, one);
+        unlink(file);
+    }
+    free_names(names, found);
 }
 
 static bool refuse(const char *name, const char *why, const char *next, int *code) {
