@@ -3,9 +3,11 @@
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
-    local model="-m --model --synthetic"
+    local drafter="-md --model-draft --draft-embed-scale"
+    local model="-m --model $drafter --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
-    local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec"
+    local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec --draft-max --draft-fixed
+        --draft-ctx"
     local sampling="--temp --top-k --top-p --min-p --repeat-penalty --presence-penalty
         --frequency-penalty --repeat-last-n -s --seed"
     local words=
@@ -18,7 +20,7 @@ _kakeya() {
 
     # The value of an option.
     case $prev in
-    -m | --model | -f | --file | --jsonl | --report)
+    -m | --model | -md | --model-draft | -f | --file | --jsonl | --prompts | --report)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         return
@@ -29,15 +31,18 @@ _kakeya() {
     --isa) words="avx512 avx2 neon reference" ;;
     --kv-sliding) words="native" ;;
     --kv-full) words="exact" ;;
-    --kv-format) words="bf16 f32" ;;
-    --spec) words="none" ;;
-    --arms) words="plain" ;;
+    --kv-format) words="bf16 f32 q8 q4" ;;
+    --spec) words="dflash ngram none" ;;
+    --draft-embed-scale | --embed-scale) words="1 once twice" ;;
+    --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram" ;;
+    --set) words="code chat needle json edit prose" ;;
+    --accept-trace) words="geom:0.744:1" ;;
     --rows) words="none 1,2,4,8,16" ;;
     --ladder) words="70,280 60,150,300" ;;
     -p | --prompt | --tokens | --system | -n | --predict | -c | --ctx | --ctx-size | -t | \
         --threads | -s | --seed | --temp | --top-k | --top-p | --min-p | --repeat-penalty | \
         --presence-penalty | --frequency-penalty | --repeat-last-n | --prefill | --repeat | \
-        --tol | --tol-hidden | --samples | --min-recall)
+        --tol | --tol-hidden | --samples | --min-recall | --draft-max | --draft-ctx)
         return
         ;;
     esac
@@ -60,12 +65,16 @@ _kakeya() {
     info) words="$model --check --json" ;;
     bench)
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
-            --kv-format --report -q --quiet"
+            --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
+            --accept-trace --report -q --quiet"
         ;;
     eval)
-        words="-m --model $device --ladder --samples -s --seed -n --predict --raw --print --min-recall
-            --report -q --quiet -v --verbose -c --ctx-size --kv-format"
-        [ "$COMP_CWORD" -eq 2 ] && words="needle $words"
+        words="-m --model $drafter $device --samples -n --predict --report -q --quiet --kv-format"
+        case ${COMP_WORDS[2]} in
+        needle) words="$words --ladder -s --seed --raw --print --min-recall -v --verbose -c --ctx-size" ;;
+        accept) words="$words $sampling --set --prompts --spec --draft-max --draft-ctx --embed-scale" ;;
+        esac
+        [ "$COMP_CWORD" -eq 2 ] && words="needle accept"
         ;;
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;

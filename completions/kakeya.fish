@@ -22,6 +22,8 @@ complete -c kakeya -l help -s h -d 'show help'
 
 # Model
 complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval session' -s m -l model -rF -d 'folder or GGUF file'
+complete -c kakeya -n '__kakeya_of run chat info bench eval session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
+complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-embed-scale -x -a '1 once twice' -d 'embedding scale of the drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
 
 # Device
@@ -36,18 +38,21 @@ complete -c kakeya -n '__kakeya_of run chat bench eval session' -s c -l ctx-size
 complete -c kakeya -n '__kakeya_of bench' -l ctx -x -d 'tokens of context'
 complete -c kakeya -n '__kakeya_of run chat session' -l kv-sliding -x -a native -d 'what sliding layers keep'
 complete -c kakeya -n '__kakeya_of run chat session' -l kv-full -x -a exact -d 'what full layers keep'
-complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a 'bf16 f32' -d 'how K/V rows are stored'
-complete -c kakeya -n '__kakeya_of run chat session' -l spec -x -a none -d 'who drafts tokens'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a 'bf16 f32 q8 q4' -d 'how K/V rows are stored'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l spec -x -a 'dflash ngram none' -d 'who drafts tokens'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l draft-max -x -d 'most tokens drafted'
+complete -c kakeya -n '__kakeya_of run chat bench session' -l draft-fixed -d 'always draft so many'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l draft-ctx -x -d 'tokens the drafter looks back over'
 
 # Sampling
-complete -c kakeya -n '__kakeya_of run chat session' -l temp -x -d temperature
-complete -c kakeya -n '__kakeya_of run chat session' -l top-k -x -d 'draw from the likeliest'
-complete -c kakeya -n '__kakeya_of run chat session' -l top-p -x -d 'draw from the likeliest that sum to'
-complete -c kakeya -n '__kakeya_of run chat session' -l min-p -x -d 'drop unlikely tokens'
-complete -c kakeya -n '__kakeya_of run chat session' -l repeat-penalty -x -d 'divides logits of tokens seen'
-complete -c kakeya -n '__kakeya_of run chat session' -l presence-penalty -x -d 'taken from logits of tokens seen'
-complete -c kakeya -n '__kakeya_of run chat session' -l frequency-penalty -x -d 'the same, for each time seen'
-complete -c kakeya -n '__kakeya_of run chat session' -l repeat-last-n -x -d 'tokens the penalties look back over'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l temp -x -d temperature
+complete -c kakeya -n '__kakeya_of run chat eval session' -l top-k -x -d 'draw from the likeliest'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l top-p -x -d 'draw from the likeliest that sum to'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l min-p -x -d 'drop unlikely tokens'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l repeat-penalty -x -d 'divides logits of tokens seen'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l presence-penalty -x -d 'taken from logits of tokens seen'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l frequency-penalty -x -d 'the same, for each time seen'
+complete -c kakeya -n '__kakeya_of run chat eval session' -l repeat-last-n -x -d 'tokens the penalties look back over'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s s -l seed -x -d 'fixes the draws'
 
 # Prompts and output
@@ -65,14 +70,20 @@ complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'sa
 
 # One verb each
 complete -c kakeya -n '__kakeya_of info' -l check -d 'look for values that are not finite'
-complete -c kakeya -n '__kakeya_of bench' -l arms -x -a plain -d 'ways to decode'
+complete -c kakeya -n '__kakeya_of bench' -l arms -x -a 'plain plain,dflash plain,dflash,ngram' -d 'ways to decode'
+complete -c kakeya -n '__kakeya_of bench' -l attention -d 'compare the K/V formats'
+complete -c kakeya -n '__kakeya_of bench' -l accept-trace -x -a geom:0.744:1 -d 'acceptance on random weights'
+complete -c kakeya -n '__kakeya_of bench eval' -l set -x -a 'code chat needle json edit prose' -d 'prompts by name'
+complete -c kakeya -n '__kakeya_of bench eval' -l prompts -rF -d 'prompts of a JSONL file'
 complete -c kakeya -n '__kakeya_of bench' -l prefill -x -d 'tokens of the timed prefill'
 complete -c kakeya -n '__kakeya_of bench' -l rows -x -a none -d 'rows to compare'
 complete -c kakeya -n '__kakeya_of bench' -l repeat -x -d repeats
 complete -c kakeya -n '__kakeya_of bench eval' -l report -rF -d 'write a JSON report'
 complete -c kakeya -n '__kakeya_of eval' -a needle -d 'a code hidden in a long document'
+complete -c kakeya -n '__kakeya_of eval' -a accept -d 'how much of what is drafted is right'
+complete -c kakeya -n '__kakeya_of eval' -l embed-scale -x -a '1 once twice' -d 'compare with this embedding scale'
 complete -c kakeya -n '__kakeya_of eval' -l ladder -x -a '70,280 60,150,300' -d 'lines of each rung'
-complete -c kakeya -n '__kakeya_of eval' -l samples -x -d 'documents of each rung'
+complete -c kakeya -n '__kakeya_of bench eval' -l samples -x -d 'prompts of each set or rung'
 complete -c kakeya -n '__kakeya_of eval' -l raw -d 'continue the document as it is'
 complete -c kakeya -n '__kakeya_of eval' -l print -d 'print the first document'
 complete -c kakeya -n '__kakeya_of eval' -l min-recall -x -d 'fail under this share'

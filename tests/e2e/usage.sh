@@ -13,11 +13,12 @@ exits 0 --help
 exits 0 --version
 has "$out" "kakeya 0."
 
-for verb in $verbs; do
-    exits 0 help "$verb"
+check_help() { # check_help VERB [KIND]
+    local verb=$*
+    exits 0 help "$@"
     has "$out" "usage: kakeya $verb" "Examples:" "  kakeya $verb"
     by_help=$out
-    exits 0 "$verb" --help
+    exits 0 "$@" --help
     same "$out" "$by_help" "help of $verb"
     # Every flag of the help text is in the manual and in the three completions.
     for flag in $(printf '%s\n' "$by_help" | sed -n '/^Examples:/q; s/^  \(-.*\)/\1/p' |
@@ -35,7 +36,10 @@ for verb in $verbs; do
             fail "$verb $flag: not in kakeya.fish" ;;
         esac
     done
-done
+}
+for verb in $verbs; do check_help "$verb"; done
+check_help eval needle
+check_help eval accept
 
 # Verbs and flags that are slips of the finger, or not there yet.
 exits 2 rnu
@@ -54,17 +58,46 @@ exits 2 run --thread 2
 has "$err" "--threads"
 exits 2 run --zzzzzz
 has "$err" "unknown option --zzzzzz" "kakeya help run"
-exits 2 run -md x
-has "$err" "-md is not part of this build yet"
-exits 2 run --spec dflash
-has "$err" "not part of this build yet" "none"
-exits 2 run --spec wrong
-has "$err" "--spec takes none"
+exits 2 run -mp x
+has "$err" "-mp is not part of this build yet"
 exits 2 run --kv-sliding window
 exits 2 run --kv-full restored
-exits 2 run --kv-format q4
+exits 2 run --kv-format e8
+has "$err" "not part of this build yet" "q4"
 exits 2 run --device cuda
-exits 2 bench --arms dflash --synthetic tiny:f32
+
+# Who drafts, how much, and with what.
+exits 2 run --spec wrong
+has "$err" "--spec takes dflash ngram none"
+exits 2 run --draft-max 0 -p x
+has "$err" "1 to 31" "--spec none"
+exits 2 run --draft-max 32 -p x
+exits 2 run --draft-ctx 0 -p x
+exits 2 run --synthetic tiny:f32 --tokens 2 --spec dflash
+has "$err" "needs a drafter" "-md DIR"
+exits 2 run --synthetic tiny:f32 --tokens 2 -md synthetic --draft-max 16
+has "$err" "drafts of 16 tokens" "15"
+exits 2 run -m "$model" -p x -md synthetic
+has "$err" "--synthetic"
+exits 2 run -m "$model" -p x --draft-embed-scale twice
+has "$err" "needs a drafter"
+exits 2 run --draft-embed-scale thrice -p x
+exits 1 run -m "$model" -p x -md "$work/none"
+has "$err" "cannot open drafter '$work/none'"
+exits 2 bench --arms plain,fast --synthetic tiny:f32
+has "$err" "'fast' is none of them"
+exits 2 bench --arms dflash -m "$model"
+has "$err" "needs a drafter"
+exits 2 bench --accept-trace geom:0.5:1 --synthetic tiny:f32
+has "$err" "dflash arm"
+exits 2 bench --accept-trace geom:0.5:1 --arms dflash -m "$model"
+exits 2 bench --accept-trace geom:1.5:1 --arms dflash --synthetic tiny:f32
+has "$err" "geom:P:SEED" "geom:1.5:1"
+exits 2 bench --arms ngram --set code --synthetic tiny:f32
+has "$err" "no tokenizer"
+exits 2 bench --arms ngram --set code,verse -m "$model"
+has "$err" "no set 'verse'" "needle"
+exits 2 bench --arms ngram --set code --prompts x -m "$model"
 
 # Values.
 exits 2 run -n
@@ -98,6 +131,21 @@ exits 2 eval haystack
 has "$err" "no kind 'haystack'" "needle"
 exits 2 eval sweep
 has "$err" "not part of this build yet"
+exits 2 eval --samples 2 needle
+has "$err" "the kind comes first"
+exits 2 eval accept --set code,verse
+has "$err" "no set 'verse'"
+exits 2 eval accept --set ""
+exits 2 eval accept --set code --prompts x
+exits 2 eval accept --spec none
+exits 2 eval accept --draft-max 0
+has "$err" "--spec none"
+exits 2 eval accept -m "$model" --spec dflash
+has "$err" "-md DIR"
+exits 2 eval accept -m "$model" --embed-scale twice
+exits 2 eval accept --spec ngram --embed-scale twice
+exits 2 eval accept --embed-scale twice --draft-embed-scale once
+exits 2 eval accept --prompts
 exits 2 eval needle --ladder 70,x
 has "$err" "'x' is not one"
 exits 2 eval needle --ladder 0
