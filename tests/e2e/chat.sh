@@ -55,6 +55,29 @@ say "$(printf 'word %.0s' $(seq 60))\n" -c 24
 same $code 1
 has "$err" "context" "-c"
 
+# A turn reads no more than the last answer and the new message, with drafting on, thinking on and
+# off, and long after the window (512 tokens) was first filled.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+message="Rename \`total\` to \`sum_of_all\`. $(printf 'total = total + value_%d; ' $(seq 24))"
+turns() { # turns ARG... - five messages to the shipped pair; 'read held answered' of each
+    for _ in 1 2 3 4 5; do printf '%s\n' "$message"; done |
+        "$KAKEYA" chat -m "$shipped/verifier" -md "$shipped/drafter" -n 60 -s 3 -v "$@" \
+            2>&1 >"$work/out" | grep -o '[0-9]* of [0-9]* tokens read; [0-9]* answered' |
+        tr -cd '0-9 \n' >"$work/turns"
+}
+for how in "" "--think" "--spec ngram" "--think --temp 0 --draft-max 7 --draft-fixed"; do
+    turns $how
+    same "$(wc -l <"$work/turns")" 5 "turns with $how"
+    awk -v how="$how" '
+        NR == 1 { message = $2; if ($1 != $2) bad = bad "; the first read " $1 }
+        NR > 1 && $1 > message + answered + 64 { bad = bad "; turn " NR " read " $1 }
+        { held = $2; answered = $3 }
+        END {
+            if (held < 1100) bad = bad "; only " held " tokens"
+            if (bad) { print how bad; exit 1 }
+        }' "$work/turns" >"$work/bad" || fail "reading again: $(cat "$work/bad")"
+done
+
 # Models that cannot chat.
 exits 1 chat --synthetic tiny:f32
 has "$err" "tokenizer"
