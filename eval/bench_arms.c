@@ -110,8 +110,8 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
 }
 
 static const kk_result *median_run(const lane *l, int32_t n) {
-    const kk_result *sorted[KK_BENCH_MAX_REPEAT];
-    for (int32_t i = 0; i < n; i++) {
+    const kk_result *sorted[KK_BENCH_MAX_REPEAT] = {&l->run[0]};
+    for (int32_t i = 1; i < n; i++) {
         int32_t at = i;
         for (; at > 0 && sorted[at - 1]->decode_s > l->run[i].decode_s; at--)
             sorted[at] = sorted[at - 1];

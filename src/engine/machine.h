@@ -1,4 +1,4 @@
-/* machine.h - how fast memory of a given size can be read, for those who hold a speed against it. */
+/* machine.h - how fast memory of a given size is read, for those who hold a speed against it. */
 #ifndef KK_ENGINE_MACHINE_H
 #define KK_ENGINE_MACHINE_H
 
