@@ -45,6 +45,9 @@ static void print_arm(const kk_bench_arm *m, kk_spec arm) {
     printf("\n");
     print_parts(m);
     if (arm != KK_SPEC_NONE) print_drafting(m);
+    if (m->best_tok_s > 0)
+        printf("              best by the costs: drafts of %d, %.1f tok/s; %.2f of it\n",
+               m->best_draft, m->best_tok_s, m->tok_s / m->best_tok_s);
 }
 
 /* A forward of one row, and everything else in units of it. */

@@ -66,6 +66,8 @@ typedef struct {
     double overhead;         /* share of the time that is no forward */
     double predicted_s;      /* from the costs, for the same rounds; 0: not known */
     double of_predicted;     /* rate over the predicted rate */
+    int32_t best_draft;      /* with a trace: the length that the costs say is best for it, */
+    double best_tok_s;       /* and the rate it should have; 0: not known */
     double floor_share;      /* plain: of the rate at which its weights can be read */
     int32_t runs, different; /* generations, and of them not as plain decoding */
 } kk_bench_arm;

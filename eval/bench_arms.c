@@ -163,6 +163,20 @@ static double predict(const kk_bench_set *s, const kk_bench_arm *arm, bool draft
     return seconds;
 }
 
+/* The draft length that costs and acceptance say is best.  Only a trace's acceptance is known
+ * whatever was drafted. */
+static void find_best(const kk_bench_opts *o, const kk_bench_set *s, kk_bench_arm *arm) {
+    const int32_t most = s->n_draft ? s->draft[s->n_draft - 1].rows : 0;
+    for (int32_t n = 0; o->trace.p > 0 && n <= most; n++) {
+        double seconds = kk_bench_cost(s->verify, s->n_verify, n + 1);
+        if (n > 0) seconds += kk_bench_cost(s->draft, s->n_draft, n);
+        const double rate = (1 + kk_trace_expected(&o->trace, n)) / seconds;
+        if (rate <= arm->best_tok_s) continue;
+        arm->best_tok_s = rate;
+        arm->best_draft = n;
+    }
+}
+
 static double over(double a, double b) { return b > 0 ? a / b : 0; }
 
 static void conclude(const arms *a, kk_bench_set *set) {
@@ -195,6 +209,8 @@ static void add_to_all(const arms *a, const kk_bench_set *set) {
         to->tokens += from->tokens;
         to->seconds += from->seconds;
         to->predicted_s += from->predicted_s;
+        to->best_draft = from->best_draft; /* a trace has one set */
+        to->best_tok_s = from->best_tok_s;
         to->runs += from->runs;
         to->different += from->different;
         kk_spec_stats_add(&to->spec, &from->spec);
@@ -232,8 +248,11 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     if (st == KK_OK) st = time_prompts(a, prompts, timed, set, costs, err);
     if (st == KK_OK) kk_bench_costs_fill(costs, set);
     kk_bench_costs_free(costs);
-    for (int32_t i = 0; i < o->n_arms; i++)
-        set->arm[i].predicted_s = predict(set, &set->arm[i], o->arms[i] == KK_SPEC_DFLASH);
+    for (int32_t i = 0; i < o->n_arms; i++) {
+        const bool dflash = o->arms[i] == KK_SPEC_DFLASH;
+        set->arm[i].predicted_s = predict(set, &set->arm[i], dflash);
+        if (dflash) find_best(o, set, &set->arm[i]);
+    }
     conclude(a, set);
     add_to_all(a, set);
     return st;

@@ -97,6 +97,11 @@ static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec a
     json_decref(drafting);
     if (arm == KK_SPEC_NONE) json_object_set_new(a, "floor_share", kk_report_real(m->floor_share));
     if (arm == KK_SPEC_DFLASH) json_object_set_new(a, "accept_trace", trace_json(o));
+    if (m->best_tok_s > 0) {
+        json_object_set_new(a, "best_draft", json_integer(m->best_draft));
+        json_object_set_new(a, "best_tok_s", kk_report_real(m->best_tok_s));
+        json_object_set_new(a, "of_best", kk_report_real(m->tok_s / m->best_tok_s));
+    }
     return a;
 }
 
