@@ -41,7 +41,8 @@ typedef struct {
 struct kk_threads {
     int32_t count, started; /* threads in all, workers running */
     bool pin;
-    worker *workers; /* [count - 1] */
+    int32_t first_core; /* where the caller ran: workers take the others */
+    worker *workers;    /* [count - 1] */
     kk_loop_fn fn;
     void *arg;
     int64_t n, grain;
@@ -71,6 +72,21 @@ int32_t kk_cores_available(void) {
 #endif
     const long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : n > MOST_THREADS ? MOST_THREADS : (int32_t)n;
+}
+
+/* Which of the cores this process may run on the caller runs on now, counted from 0. */
+static int32_t core_index(void) {
+#ifdef __linux__
+    cpu_set_t allowed;
+    const int here = sched_getcpu();
+    int32_t index = 0;
+    if (here < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
+    for (size_t core = 0; core < (size_t)here && core < CPU_SETSIZE; core++)
+        index += CPU_ISSET(core, &allowed) != 0;
+    return index;
+#else
+    return 0;
+#endif
 }
 
 /* Best effort: a process that may not choose its cores runs unpinned. */
@@ -141,7 +157,7 @@ static uint64_t wait_for_loop(kk_threads *t, uint32_t seen) {
 static void *worker_main(void *arg) {
     const worker *w = arg;
     kk_threads *t = w->pool;
-    if (t->pin) pin_to_core(w->index);
+    if (t->pin) pin_to_core(t->first_core + w->index);
     uint32_t seen = 0;
     while (!atomic_load_explicit(&t->stop, memory_order_acquire)) {
         const uint64_t state = wait_for_loop(t, seen);
@@ -221,6 +237,7 @@ kk_status kk_threads_new(kk_threads **out, int32_t n, bool pin, kk_err *err) {
     if (!t) return kk_fail(err, KK_ENOMEM, "no memory for the thread pool");
     t->count = n ? n : kk_cores_available();
     t->pin = pin;
+    t->first_core = core_index();
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->wake, NULL);
     t->workers = kk_calloc((size_t)t->count, sizeof *t->workers);

@@ -9,7 +9,8 @@
 
 typedef struct kk_threads kk_threads;
 
-/* n = 0: every core this process may run on.  pin: worker i stays on the i-th such core. */
+/* n = 0: every core this process may run on.  pin: each worker stays on a core of its own, the
+ * caller's last of all. */
 kk_status kk_threads_new(kk_threads **out, int32_t n, bool pin, kk_err *err);
 void kk_threads_free(kk_threads *t); /* NULL is fine */
 int32_t kk_threads_count(const kk_threads *t);

@@ -20,29 +20,13 @@ typedef struct {
     double draft_s, verify_s;
 } step;
 
-/* ---- how much to draft ------------------------------------------------------------------ */
+/* ---- drafts ----------------------------------------------------------------------------- */
 
 /* The most that neither the outcome's limit nor the context would cut. */
 static int32_t most_drafts(const kk_round *r) {
     const int32_t fits = least(r->room - 1, r->cap - r->len - 1);
     return r->proposer == &kk_propose_none ? 0 : least(least(r->draft_max, KK_MAX_DRAFT), fits);
 }
-
-static void choose_lengths(step *s) {
-    const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
-    bool asks = false;
-    for (int32_t i = 0; i < s->n; i++) {
-        const kk_round *r = s->rounds[i];
-        s->choice[i] =
-            (kk_choice){.seen = r->seen, .max = most_drafts(r), .free = r->proposer->free};
-        asks |= s->choice[i].max > 0 && !r->draft_fixed;
-    }
-    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, most);
-    for (int32_t i = 0; i < s->n; i++)
-        if (s->rounds[i]->draft_fixed) s->choice[i].n = least(s->choice[i].max, share - 1);
-}
-
-/* ---- drafts ----------------------------------------------------------------------------- */
 
 /* An id outside the vocabulary ends a draft: proposers are not trusted. */
 static int32_t sound(const kk_rounds *all, const kk_draft *d) {
@@ -52,20 +36,21 @@ static int32_t sound(const kk_rounds *all, const kk_draft *d) {
     return n;
 }
 
-/* One pass for all sessions that this proposer drafts for, from session i on. */
+/* One pass for all sessions that this proposer drafts for. */
 static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
     kk_draft drafts[KK_MAX_GROUPS];
     kk_round *of[KK_MAX_GROUPS];
     int32_t n = 0;
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
-        if (r->proposer != who || s->choice[i].n == 0) continue;
+        const int32_t max = who->free ? most_drafts(r) : s->choice[i].n;
+        if (r->proposer != who || max == 0) continue;
         of[n] = r;
         drafts[n++] = (kk_draft){.self = r->self,
                                  .tokens = r->tokens,
                                  .len = r->len,
                                  .out = r->tokens + r->len,
-                                 .max = s->choice[i].n};
+                                 .max = max};
     }
     if (n == 0) return KK_OK;
     KK_TRY(who->draft(drafts, n, err));
@@ -73,16 +58,38 @@ static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status draft_all(step *s, kk_err *err) {
+/* Every proposer that costs a pass, or every one that does not, once. */
+static kk_status draft_all(step *s, bool free, kk_err *err) {
     const double from = kk_now();
-    for (int32_t i = 0; i < s->n; i++) s->rounds[i]->n_draft = s->rounds[i]->n_right = 0;
     for (int32_t i = 0; i < s->n; i++) {
+        const kk_proposer *who = s->rounds[i]->proposer;
         int32_t earlier = 0;
-        while (s->rounds[earlier]->proposer != s->rounds[i]->proposer) earlier++;
-        if (earlier == i) KK_TRY(draft_with(s, s->rounds[i]->proposer, err));
+        while (s->rounds[earlier]->proposer != who) earlier++;
+        if (earlier == i && who->free == free) KK_TRY(draft_with(s, who, err));
     }
-    s->draft_s = kk_now() - from;
+    s->draft_s += kk_now() - from;
     return KK_OK;
+}
+
+/* ---- how much of it --------------------------------------------------------------------- */
+
+/* A draft that costs nothing is at hand when its length is chosen; others are made to length. */
+static void choose_lengths(step *s) {
+    const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
+    bool asks = false;
+    for (int32_t i = 0; i < s->n; i++) {
+        const kk_round *r = s->rounds[i];
+        s->choice[i] = (kk_choice){.seen = r->seen,
+                                   .max = r->proposer->free ? r->n_draft : most_drafts(r),
+                                   .free = r->proposer->free};
+        asks |= r->proposer != &kk_propose_none && !r->draft_fixed;
+    }
+    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, most);
+    for (int32_t i = 0; i < s->n; i++) {
+        kk_round *r = s->rounds[i];
+        if (r->draft_fixed) s->choice[i].n = least(s->choice[i].max, share - 1);
+        if (r->proposer->free) r->n_draft = least(r->n_draft, s->choice[i].n);
+    }
 }
 
 /* ---- forward ---------------------------------------------------------------------------- */
@@ -187,10 +194,12 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     for (int32_t i = 0; i < n; i++) {
         assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
         assert(kk_cache_len(rounds[i]->cache) == rounds[i]->len - 1);
+        rounds[i]->n_draft = rounds[i]->n_right = 0;
     }
     step s = {.all = all, .rounds = rounds, .n = n};
-    choose_lengths(&s);
-    kk_status st = draft_all(&s, err);
+    kk_status st = draft_all(&s, true, err);
+    if (st == KK_OK) choose_lengths(&s);
+    if (st == KK_OK) st = draft_all(&s, false, err);
     if (st == KK_OK) st = forward_all(&s, err);
     if (st == KK_OK) st = match_all(&s, err);
     if (st == KK_OK) {
