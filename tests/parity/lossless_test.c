@@ -23,7 +23,7 @@ enum {
     LEAST_OF_A_VALUE = 50,
     LEAST_OF_A_PAIR = 5,
     TOKENS = 24,
-    SHARE_IF_SLOW = 7,
+    SHARE_IF_SLOW = 3,
 };
 
 static lossless_counts counts;

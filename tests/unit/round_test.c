@@ -26,6 +26,7 @@ typedef struct {
     habit habit;
     int32_t stop_id; /* some id when there is none */
     int32_t calls, drafted;
+    int32_t sound; /* of them ids of the vocabulary, up to the first that is none */
 } oracle;
 
 /* How many tokens of this draft are right. */
@@ -39,7 +40,7 @@ static int32_t right_ones(const oracle *o, int32_t max) {
 
 static int32_t wrong_one(const oracle *o, int32_t next, int32_t i) {
     switch (o->habit) {
-    case OUTSIDE: return i % 2 ? -1 - i : TINY_VOCAB + i;
+    case OUTSIDE: return o->calls % 2 ? -1 : TINY_VOCAB + i;
     case STOPS: return o->stop_id;
     default: return (next + 1) % TINY_VOCAB;
     }
@@ -56,6 +57,7 @@ static void draft_one(kk_draft *d) {
         d->out[i] = i < right ? next : wrong_one(o, next, i);
     }
     o->drafted += d->n;
+    o->sound += o->habit == OUTSIDE ? right : d->n;
 }
 
 static kk_status draft_from_plain(kk_draft *drafts, int32_t n, kk_err *err) {
@@ -120,7 +122,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
     o.len = p->len;
     o.stop_id = c->how.n_stop_ids ? c->how.stop_ids[0] : 1;
     for (o.habit = RIGHT; o.habit < HABITS; o.habit++) {
-        o.calls = o.drafted = 0;
+        o.calls = o.drafted = o.sound = 0;
         kk_session *d = prompted(e, c);
         draft_by(d, &o);
         generate(d, c, &drafted, &got);
@@ -128,6 +130,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
         assert_memory_equal(drafted.seen, plain.seen, (size_t)plain.n * sizeof *plain.seen);
         assert_true(got.logits_hash == want.logits_hash);
         assert_int_equal(got.stop, want.stop);
+        assert_int_equal(got.spec.drafted, o.sound);
         if (want.n_tokens > 40) { /* drafting was real, and right drafts saved forwards */
             assert_true(o.drafted > 0);
             if (o.habit == RIGHT) assert_true(got.rounds * 8 < want.rounds);
