@@ -89,7 +89,7 @@ if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
 fi
 at_terminal() { # at_terminal ARG... - a chat at a terminal, the keys from standard input
     # exec: a shell in between would report the Ctrl-C it saw as its own end.
-    script -qefc "exec '$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
+    timeout 120 script -qefc "exec '$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
     code=$?
     out=$(tr -d '\r' <"$work/out")
 }
@@ -100,10 +100,17 @@ prompts() { # prompts N - waits until so many prompts were shown
         sleep 0.05
     done
 }
-leave() { # leave KEYS - until the chat is gone: keys struck during an answer may be dropped
+answered() { # waits until an answer's speed was shown
+    local i
+    for i in $(seq 200); do
+        grep -aq 'tok/s' "$work/out" && return
+        sleep 0.05
+    done
+}
+leave() { # leave KEYS - on an empty line, until the chat is gone: some keys may be dropped
     local i
     for i in $(seq 100); do
-        printf "$1" 2>/dev/null || return
+        printf '\025%b' "$1" 2>/dev/null || return
         sleep 0.3
     done
 }
@@ -129,7 +136,7 @@ same "$(stat -c %a "$XDG_STATE_HOME/kakeya/history")" 600 "who may read the hist
 second_chat() {
     prompts 1
     printf '\020\020\020\n' # three lines back in the history: Hello
-    prompts 2
+    answered
     leave '\004'
 }
 export NO_COLOR=1
