@@ -74,20 +74,28 @@ static kk_status draft_all(step *s, bool free, kk_err *err) {
 /* ---- how much of it --------------------------------------------------------------------- */
 
 /* A draft that costs nothing is at hand when its length is chosen; others are made to length. */
+static int32_t to_be_had(const kk_round *r) {
+    return r->proposer->free ? r->n_draft : most_drafts(r);
+}
+
+/* The controller has the rows that drafts of a fixed length leave. */
 static void choose_lengths(step *s) {
     const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
+    int32_t left = most;
     bool asks = false;
     for (int32_t i = 0; i < s->n; i++) {
         const kk_round *r = s->rounds[i];
-        s->choice[i] = (kk_choice){.seen = r->seen,
-                                   .max = r->proposer->free ? r->n_draft : most_drafts(r),
-                                   .free = r->proposer->free};
+        s->choice[i] = (kk_choice){.seen = r->seen, .free = r->proposer->free};
+        if (r->draft_fixed)
+            left -= least(to_be_had(r), share - 1);
+        else
+            s->choice[i].max = to_be_had(r);
         asks |= r->proposer != &kk_propose_none && !r->draft_fixed;
     }
-    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, most);
+    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, left);
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
-        if (r->draft_fixed) s->choice[i].n = least(s->choice[i].max, share - 1);
+        if (r->draft_fixed) s->choice[i].n = least(to_be_had(r), share - 1);
         if (r->proposer->free) r->n_draft = least(r->n_draft, s->choice[i].n);
     }
 }

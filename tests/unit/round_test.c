@@ -370,6 +370,48 @@ static void proposers_share_a_round(void **state) {
     kk_engine_close(e);
 }
 
+/* A draft of a fixed length and one that the controller would make as long as it can: together
+ * they fit a forward. */
+static void fixed_and_chosen_drafts_share_a_round(void **state) {
+    (void)state;
+    kk_engine *e = tiny_engine("tiny:q4_0:3", 1, 0);
+    const scenario c = {.how = {.max_tokens = STEPS, .ignore_eos = true}, .prompt = 30};
+    const kk_sampling greedy = {0};
+    static oracle o = {.habit = RIGHT};
+    static listener l;
+    kk_session *alone = prompted(e, &c), *shared[2];
+    kk_round rounds[2];
+    kk_spec_stats stats[2] = {{0}};
+    kk_result want;
+    generate(alone, &c, &l, &want);
+    memcpy(o.plain, alone->tokens, (size_t)alone->len * sizeof *o.plain);
+    o.len = alone->len;
+    for (int i = 0; i < 2; i++) {
+        shared[i] = prompted(e, &c);
+        draft_by(shared[i], &o);
+        shared[i]->draft_fixed = i == 0;
+        for (int32_t k = 0; k < KK_MAX_DRAFT; k++) {
+            shared[i]->seen.tried[k] = 40;
+            shared[i]->seen.right[k] = i == 0 ? 0 : 40;
+        }
+        rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
+        kk_round_first(&e->rounds, &rounds[i]);
+        kk_round_commit(&rounds[i], 1);
+        rounds[i].room--;
+    }
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++) /* a row more costs nothing */
+        e->rounds.costs.verify.seconds[r] = 1, e->rounds.costs.verify.weight[r] = 100;
+    run_together(e, rounds, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_true(rounds[i].hash == want.logits_hash && stats[i].drafted > 0);
+        shared[i]->len = rounds[i].len;
+        assert_same_state(shared[i], alone);
+        kk_session_free(shared[i]);
+    }
+    kk_session_free(alone);
+    kk_engine_close(e);
+}
+
 /* A round that cannot have its pages leaves every session of it alone. */
 static void a_failed_round_changes_nothing(void **state) {
     (void)state;
@@ -411,10 +453,14 @@ static void a_failed_round_changes_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drafts_change_nothing),          cmocka_unit_test(ends_inside_a_draft),
-        cmocka_unit_test(drafts_stop_at_the_context),     cmocka_unit_test(sessions_share_a_round),
-        cmocka_unit_test(a_full_session_can_go_back),     cmocka_unit_test(proposers_share_a_round),
+        cmocka_unit_test(drafts_change_nothing),
+        cmocka_unit_test(ends_inside_a_draft),
+        cmocka_unit_test(drafts_stop_at_the_context),
+        cmocka_unit_test(sessions_share_a_round),
+        cmocka_unit_test(a_full_session_can_go_back),
+        cmocka_unit_test(proposers_share_a_round),
         cmocka_unit_test(a_failed_round_changes_nothing),
+        cmocka_unit_test(fixed_and_chosen_drafts_share_a_round),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
