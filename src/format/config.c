@@ -138,11 +138,11 @@ static kk_status add_stops(kk_config *c, kk_fields f, kk_err *err) {
     if (!v) return KK_OK;
     if (json_is_integer(v)) return kk_config_add_stop(c, json_integer_value(v), err);
     if (!json_is_array(v))
-        return kk_fail(err, KK_EFORMAT, "config.json: eos_token_id is no integer or list");
+        return kk_fail(err, KK_EFORMAT, "%s: eos_token_id is no integer or list", f.label);
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *id = json_array_get(v, i);
         if (!json_is_integer(id))
-            return kk_fail(err, KK_EFORMAT, "config.json: eos_token_id %zu is no integer", i);
+            return kk_fail(err, KK_EFORMAT, "%s: eos_token_id %zu is no integer", f.label, i);
         KK_TRY(kk_config_add_stop(c, json_integer_value(id), err));
     }
     return KK_OK;
@@ -355,7 +355,7 @@ kk_status kk_config_from_json(kk_config *out, const char *json, size_t len, kk_e
 kk_status kk_config_add_generation(kk_config *c, const char *json, size_t len, kk_err *err) {
     json_t *root;
     KK_TRY(parse("generation_config.json", json, len, &root, err));
-    const kk_status st = add_stops(c, (kk_fields){"config.json", root}, err);
+    const kk_status st = add_stops(c, (kk_fields){"generation_config.json", root}, err);
     json_decref(root);
     return st;
 }

@@ -171,6 +171,8 @@ static void stop_ids_are_merged(void **state) {
     assert_int_equal(kk_config_add_generation(&c, "[]", 2, &err), KK_EFORMAT);
     assert_int_equal(kk_config_add_generation(&c, "{\"eos_token_id\": -3}", 20, &err), KK_EFORMAT);
     assert_non_null(strstr(err.msg, "-3"));
+    assert_int_equal(kk_config_add_generation(&c, "{\"eos_token_id\": {}}", 20, &err), KK_EFORMAT);
+    assert_non_null(strstr(err.msg, "generation_config.json"));
     refused("{" BASE ", \"eos_token_id\": \"</s>\"}", "eos_token_id");
     refused("{" BASE ", \"eos_token_id\": [1.5]}", "eos_token_id 0");
     refused("{" BASE ", \"eos_token_id\": [3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19]}",
