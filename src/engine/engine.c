@@ -1,8 +1,7 @@
 /* engine.c - opens a model on a device and owns what its sessions share; see engine.h.
  *
  * Opening goes upwards through the layers (weights, device, model, pages, drafter, sampler,
- * tokenizer)
- * and closing goes down again, from wherever opening had come to. */
+ * tokenizer) and closing goes down again, from wherever opening had come to. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
@@ -85,9 +84,10 @@ static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
                             const kk_mem_category category[KK_KINDS], kk_err *err) {
     for (int f = 0; f < KK_KV_FORMATS; f++) {
         const kk_dtype stored = kk_engine_stored_as((kk_kv_format)f);
-        const kk_status st = kk_kv_layout_init(&p->layout[f], shape, stored, err);
+        const bool packed = kk_dtype_is_packed(stored);
+        const kk_status st = kk_kv_layout_init(&p->layout[f], shape, stored, packed ? NULL : err);
         p->fits[f] = st == KK_OK;
-        if (st != KK_OK && (stored == KK_F32 || stored == KK_BF16)) return st;
+        if (st != KK_OK && !packed) return st;
         for (int k = 0; p->fits[f] && k < KK_KINDS; k++)
             if (p->layout[f].page_bytes[k])
                 KK_TRY(kk_pool_new(&p->pool[f][k], &e->mem, category[k], p->layout[f].page_bytes[k],
