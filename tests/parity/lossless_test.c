@@ -26,7 +26,7 @@ enum {
     SHARE_IF_SLOW = 3,
 };
 
-static lossless_counts counts;
+static lossless_counts counts, others;
 
 static void assert_covered(void) {
     int64_t rarest_value = INT64_MAX, rarest_pair = INT64_MAX;
@@ -102,7 +102,53 @@ static void drafting_changes_nothing(void **state) {
     lossless_world_close(&w);
 }
 
+/* ---- other models ------------------------------------------------------------------------- */
+
+/* Random settings for random prompts that end before, at and after a page, and past the window. */
+static void try_model(const kk_engine_opts *how, uint64_t *random) {
+    static const int32_t sizes[] = {1, 20, 63, 64, 65, 120, 190, 250};
+    char why[SAY], name[SAY];
+    lossless_world w;
+    lossless_stage stage;
+    int32_t ids[250];
+    if (!lossless_world_open(&w, how, why)) fail_msg("%s", why);
+    const uint32_t vocab = (uint32_t)w.plain->rounds.vocab;
+    for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const lossless_prompt p = {.ids = ids, .n = sizes[i], .kind = OF_RANDOM};
+        for (int32_t k = 0; k < p.n; k++) ids[k] = (int32_t)random_below(random, vocab);
+        for (uint32_t f = 0; f < KK_KV_FORMATS; f++) {
+            if (!w.plain->pages.fits[f] || !w.drafted[0]->draft_pages.fits[f]) continue;
+            if (slow() && (i + f) % SHARE_IF_SLOW) continue;
+            if (!lossless_stage_open(&stage, &w, &p, i + f, (kk_kv_format)f, TOKENS, why))
+                fail_msg("%s", why);
+            for (int n = 0; n < CASES_OF_A_PROMPT; n++) {
+                const int32_t threads = 1 + (int32_t)random_below(random, 2);
+                const lossless_point point = lossless_draw(&others, &stage, threads, random);
+                const lossless_setting setting = lossless_setting_of(&point);
+                lossless_name(&point, i, name, sizeof name);
+                if (!lossless_case(&stage, &setting, why)) fail_msg("%s: %s", name, why);
+                lossless_count(&others, &point);
+            }
+            lossless_stage_close(&stage);
+            if (!lossless_world_empty(&w, why)) fail_msg("%s", why);
+        }
+    }
+    lossless_world_close(&w);
+}
+
+static void other_models_draft_as_well(void **state) {
+    (void)state;
+    uint64_t random = 9;
+    const kk_engine_opts models[] = {
+        {.synthetic = "tiny:q4_0:7", .drafter = "synthetic"},
+        {.synthetic = "tiny-ple:q8_0:6", .drafter = "synthetic", .max_rows = 24},
+        {.model = KK_TEST_DATA "/parity/moe", .drafter = KK_TEST_DATA "/parity/moe/dflash"},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) try_model(&models[i], &random);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(drafting_changes_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(drafting_changes_nothing),
+                                       cmocka_unit_test(other_models_draft_as_well)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

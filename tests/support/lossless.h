@@ -242,6 +242,7 @@ typedef struct {
     kk_session *plain, *drafted[2]; /* with the prompt evaluated; drafted: when first used */
     lossless_reference ref[SAMPLINGS];
     kk_kv_format format;
+    lossless_oracle oracle; /* of the case at hand */
 } lossless_stage;
 
 static inline bool lossless_evaluate(lossless_stage *st, kk_engine *e, kk_spec spec,
@@ -345,19 +346,19 @@ static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossle
                                  char why[SAY]) {
     const lossless_reference *r = &st->ref[how->sampling];
     const int32_t vocab = st->world->plain->rounds.vocab;
-    lossless_oracle o = {.who = how->proposer,
-                         .plain = r->future,
-                         .len = r->n_future,
-                         .vocab = vocab,
-                         .random = st->seed * 31u + (uint32_t)how->block};
     lossless_run run, next;
-    if (!lossless_draft_by(s, &o, how->block, why)) return false;
+    st->oracle = (lossless_oracle){.who = how->proposer,
+                                   .plain = r->future,
+                                   .len = r->n_future,
+                                   .vocab = vocab,
+                                   .random = st->seed * 31u + (uint32_t)how->block};
+    if (!lossless_draft_by(s, &st->oracle, how->block, why)) return false;
     if (!lossless_generate(s, &r->how, r->stop_after, &run, why)) return false;
     if (!lossless_same_run(&run, &r->run, why)) return false;
     if (!lossless_same_session(s, r->ended, why)) return false;
     const kk_generate_opts then = lossless_next(r);
-    o.plain = r->after->tokens;
-    o.len = r->after->len;
+    st->oracle.plain = r->after->tokens;
+    st->oracle.len = r->after->len;
     LOSSLESS_TRY(kk_session_append(s, st->turn, (size_t)st->n_turn, NULL, NULL, err));
     if (!lossless_generate(s, &then, 0, &next, why)) return false;
     if (!lossless_same_run(&next, &r->next, why)) return false;

@@ -6,8 +6,8 @@
  * gone on while the window dropped a page.  Then one long run, of far more tokens than any window
  * or queue holds. */
 #define _GNU_SOURCE
+#include "support/drafter_folder.h"
 #include "support/lossless.h"
-#include "support/model_folder.h"
 #include "support/rounds.h"
 #include "support/slow.h"
 #include "support/tiny.h"
@@ -102,27 +102,18 @@ static void rejected_drafts_leave_no_trace(void **state) {
 
 enum { LONG_CONTEXT = 32768 };
 
-/* The random pair of parity/moe, window 8, with a longer context written into its files. */
-static void copy_folder(const char *from, const char *to) {
-    static const char *const names[] = {"config.json", "model.safetensors"};
-    char path[1024];
-    mkdir(to, 0755);
-    for (int i = 0; i < 2; i++) {
-        size_t len;
-        snprintf(path, sizeof path, "%s/%s", from, names[i]);
-        char *data = scratch_read(path, &len);
-        assert_non_null(data);
-        snprintf(path, sizeof path, "%s/%s", to, names[i]);
-        if (i == 0) {
-            json_t *config = json_loadb(data, len, 0, NULL);
-            json_object_set_new(config, "max_position_embeddings", json_integer(LONG_CONTEXT));
-            assert_int_equal(json_dump_file(config, path, 0), 0);
-            json_decref(config);
-        } else {
-            scratch_write(path, data, len);
-        }
-        free(data);
-    }
+/* A random pair with a window of 8, few heads and a context of its own. */
+static void write_pair(const char *verifier, const char *drafter) {
+    kk_config c = small_moe();
+    c.n_head = 2;
+    c.context = LONG_CONTEXT;
+    model_tensors *v = model_make(&c, "model.", KK_BF16), *d = drafter_make(KK_BF16);
+    mkdir(verifier, 0755);
+    mkdir(drafter, 0755);
+    model_write(verifier, v);
+    drafter_write(drafter, d);
+    model_free(v);
+    model_free(d);
 }
 
 typedef struct {
@@ -132,7 +123,7 @@ typedef struct {
 } long_run;
 
 static kk_session *start_long(const long_run *l, kk_spec spec) {
-    static const int32_t prompt[] = {2, 17, 5, 300, 8};
+    static const int32_t prompt[] = {2, 17, 5, 90, 8};
     kk_session *s = NULL;
     const kk_session_opts opts = {.ctx = LONG_CONTEXT, .spec = spec, .draft_ctx = 200};
     assert_ok(kk_session_new(&s, l->engine, &opts, why));
@@ -163,14 +154,13 @@ static kk_status mixed_draft(kk_draft *drafts, int32_t n, kk_err *err) {
 static void one_long_run(void **state) {
     static const kk_proposer mixed = {.name = "mixed", .draft = mixed_draft};
     scratch *dir = *state;
-    char verifier[600], drafter[600], what[SAY];
+    char verifier[300], drafter[300], what[SAY];
     long_run l = {.how = {.max_tokens = slow() ? 3000 : 20480,
                           .ignore_eos = true,
                           .sampling = {.temp = 1.2f, .seed = 99}}};
     snprintf(verifier, sizeof verifier, "%s/verifier", dir->dir);
     snprintf(drafter, sizeof drafter, "%s/drafter", dir->dir);
-    copy_folder(KK_TEST_DATA "/parity/moe", verifier);
-    copy_folder(KK_TEST_DATA "/parity/moe/dflash", drafter);
+    write_pair(verifier, drafter);
     const kk_engine_opts opts = {
         .model = verifier, .drafter = drafter, .threads = 2, .no_pin = true};
     assert_ok(kk_engine_open(&l.engine, &opts, why));
