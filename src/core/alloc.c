@@ -122,9 +122,10 @@ void kk_mem_count(kk_mem *m, kk_mem_category c, int64_t bytes) {
 }
 
 bool kk_mem_try_count(kk_mem *m, kk_mem_category c, int64_t bytes) {
-    if (m->limit && !is_weights(c) && counted_against_limit(m) + bytes > m->limit) return false;
-    kk_mem_count(m, c, bytes);
-    return true;
+    kk_mem_count(m, c, bytes); /* first, so that two that ask at once do not both get the last */
+    if (!m->limit || is_weights(c) || counted_against_limit(m) <= m->limit) return true;
+    kk_mem_count(m, c, -bytes);
+    return false;
 }
 
 void *kk_mem_reserve(size_t size) {

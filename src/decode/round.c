@@ -102,9 +102,10 @@ static void choose_lengths(step *s) {
 
 /* ---- forward ---------------------------------------------------------------------------- */
 
-static kk_status forward_all(step *s, kk_err *err) {
-    kk_gemma4_group groups[KK_MAX_GROUPS];
+/* Rows in the caches for all sessions, and for their taps, which may extend a drafter's context. */
+static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
     const double from = kk_now();
+    s->rows = 0;
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         kk_gemma4_group *g = &groups[i];
@@ -117,6 +118,29 @@ static kk_status forward_all(step *s, kk_err *err) {
         if (r->context) KK_TRY(kk_context_room(r->context, g->n_rows, &g->taps, &g->tap_row, err));
         KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
     }
+    s->draft_s += kk_now() - from;
+    return KK_OK;
+}
+
+/* Nothing was drafted after all. */
+static bool drop_drafts(step *s) {
+    bool any = false;
+    for (int32_t i = 0; i < s->n; i++) {
+        kk_round *r = s->rounds[i];
+        any |= r->n_draft > 0;
+        r->n_draft = 0;
+        kk_cache_commit(r->cache, kk_cache_len(r->cache));
+    }
+    return any;
+}
+
+static kk_status forward_all(step *s, kk_err *err) {
+    kk_gemma4_group groups[KK_MAX_GROUPS];
+    kk_status st = make_room(s, groups, err);
+    /* At a memory limit a draft may ask for a page that plain decoding does without. */
+    if (st == KK_ENOMEM && drop_drafts(s)) st = make_room(s, groups, err);
+    if (st != KK_OK) return st;
+    const double from = kk_now();
     const kk_gemma4_forward_args args = {
         .groups = groups, .n_groups = s->n, .tapped = s->all->tapped, .n_tapped = s->all->n_tapped};
     KK_TRY(kk_gemma4_forward(s->all->model, &args, err));
@@ -208,6 +232,10 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     kk_status st = draft_all(&s, true, err);
     if (st == KK_OK) choose_lengths(&s);
     if (st == KK_OK) st = draft_all(&s, false, err);
+    if (st == KK_ENOMEM) {
+        drop_drafts(&s);
+        st = KK_OK;
+    }
     if (st == KK_OK) st = forward_all(&s, err);
     if (st == KK_OK) st = match_all(&s, err);
     if (st == KK_OK) {

@@ -38,7 +38,8 @@ struct kk_engine {
     int64_t mapped_drafter; /* as mapped */
 
     kk_rounds rounds;
-    float *row; /* [vocab], scratch */
+    kk_acceptance known[KK_SPEC_NGRAM + 1]; /* by proposer: what sessions saw of their drafts */
+    float *row;                             /* [vocab], scratch */
     int32_t n_sessions;
     _Atomic uint64_t fingerprint, drafter_fingerprint; /* 0: not taken yet; see fingerprint.h */
 };

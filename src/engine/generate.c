@@ -99,5 +99,8 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     do {
         KK_TRY(step(s, &r, result, err));
     } while (emit(s, &r, on_token, user, result));
+    kk_engine_lock(s->engine);
+    kk_acceptance_pool(&s->engine->known[s->spec], &s->seen);
+    kk_engine_unlock(s->engine);
     return KK_OK;
 }

@@ -51,6 +51,9 @@ static kk_status check_spec(const kk_engine *e, const kk_session_opts *o, kk_err
         return kk_fail(err, KK_EINVAL, "drafting with dflash needs a drafter, and none is loaded");
     if (o->draft_max < 0 || o->draft_max > KK_MAX_DRAFT)
         return kk_fail(err, KK_EINVAL, "drafts of %d tokens: 1 to %d", o->draft_max, KK_MAX_DRAFT);
+    if (o->draft_max >= e->rounds.max_logits)
+        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: this engine gives logits of %d rows",
+                       o->draft_max, e->rounds.max_logits);
     if (o->draft_ctx < 0)
         return kk_fail(err, KK_EINVAL, "a drafter's context of %d rows", o->draft_ctx);
     const bool dflash = o->spec == KK_SPEC_DFLASH || (o->spec == KK_SPEC_AUTO && e->dflash);
@@ -142,6 +145,7 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
                        : kk_fail(err, KK_ENOMEM, "no memory for a session of %d tokens", s->ctx);
     if (st == KK_OK) st = open_proposer(s, err);
     kk_engine_lock(e);
+    kk_acceptance_begin(&s->seen, &e->known[s->spec]);
     e->n_sessions++;
     kk_engine_unlock(e);
     if (st != KK_OK) {

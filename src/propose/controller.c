@@ -256,6 +256,33 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
     a->last_right = right;
 }
 
+static const double BEGINNING = 2.5; /* drafts that what others saw is worth */
+
+static void copy_rates(kk_acceptance *to, const kk_acceptance *from, double share, double most) {
+    for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
+        const double worth = share * (from->tried[i] > most ? most / from->tried[i] : 1);
+        to->tried[i] += worth * from->tried[i];
+        to->right[i] += worth * from->right[i];
+    }
+}
+
+void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known) {
+    *seen = (kk_acceptance){.credit = at_most(known->credit, 0),
+                            .purse = known->purse,
+                            .idle = known->idle,
+                            .patience = known->patience};
+    copy_rates(seen, known, 1, BEGINNING);
+}
+
+void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen) {
+    for (int32_t i = 0; i < KK_MAX_DRAFT; i++) known->tried[i] /= 2, known->right[i] /= 2;
+    copy_rates(known, seen, 0.5, 2 * BEGINNING);
+    known->credit = seen->credit;
+    known->purse = seen->purse;
+    known->idle = seen->idle;
+    known->patience = seen->patience;
+}
+
 /* ---- the choice ------------------------------------------------------------------------- */
 
 static const double MARGIN = 1.02; /* times plain decoding: what drafting must promise */
@@ -274,7 +301,8 @@ static const double CURIOSITY = 0.2, CURIOSITY_BEYOND = 0.25;
 static const double NOISE = 0.28;     /* of one measurement */
 static const double MOST_WANTED = 50; /* measurements that are enough for anything */
 static const double SUSPICIOUS = 1;   /* price of the first draft that wants to be seen again */
-enum { FIRST_LOOK = 2 };              /* tokens drafted while costs are not known */
+/* Tokens drafted while costs are not known, and the most where longer drafts are news. */
+enum { FIRST_LOOK = 2, MOST_GROWN = 7 };
 
 typedef struct {
     const kk_costs *costs;
@@ -425,6 +453,26 @@ static void look_where_due(plan *p, int32_t room) {
     }
 }
 
+static bool unmeasured(const plan *p, int32_t n) {
+    return p->costs->verify.weight[p->sessions + n] < FORGOTTEN ||
+           p->costs->draft.weight[n] < FORGOTTEN;
+}
+
+/* What longer drafts cost is only guessed until one is made, and a guess that is too high would
+ * keep them from ever being made.  So a draft that was right to its end is followed by one twice
+ * as long where that is news: it is likely to be right too, and then costs little. */
+static void grow_where_right(plan *p) {
+    for (int32_t i = 0; i < p->sessions; i++) {
+        kk_choice *c = &p->choices[i];
+        const int32_t twice = c->grown < MOST_GROWN ? c->grown : MOST_GROWN;
+        const int32_t n = twice < c->cap ? twice : c->cap;
+        const bool pays = c->n > 0 && !c->looking;
+        if (p->sessions > 1 || c->free || pays || n <= c->n || !unmeasured(p, n)) continue;
+        c->n = n;
+        c->looking = true;
+    }
+}
+
 /* How many tokens to draft while costs are not known: none in the first round, to know that of a
  * plain one; then a few; and again, should those have cost so much that it may have been an
  * interruption.  -1: they are known. */
@@ -465,7 +513,9 @@ static void choose_warm(plan *p) {
     }
     const bool stale = best.total > 0 && plain_is_stale(p, best.value / best.plain - 1);
     walk_to(p, free_only, stale ? 0 : best.total);
-    if (!stale) look_where_due(p, p->room - best.total);
+    if (stale) return;
+    look_where_due(p, p->room - best.total);
+    grow_where_right(p);
 }
 
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {
@@ -477,6 +527,8 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
         if (costs->verify.weight[r] >= FORGOTTEN) p.measured_to = r;
     for (int32_t i = 0; i < n; i++) {
         kk_choice *c = &choices[i];
+        const kk_acceptance *a = c->seen;
+        c->grown = a->last_n > 0 && a->last_right == a->last_n ? 2 * a->last_n : 0;
         settle(&p, c->seen);
         c->looking = false;
         const bool hopeless = rate_at(c->seen, 0, PRIOR) < HOPELESS;

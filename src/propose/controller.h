@@ -52,6 +52,7 @@ typedef struct {
     bool looking; /* made to learn, not expected to pay */
 
     int32_t cap;              /* scratch: what the credit bears */
+    int32_t grown;            /* scratch: twice a draft that was right to its end, else 0 */
     double rate, alive, next; /* scratch: chances at depth n, up to it, and one further */
 } kk_choice;
 
@@ -61,6 +62,11 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
  * of which were accepted.  Tokens that were never judged, behind a stop id or a limit, do not
  * count as drafted.  drafted 0: the proposer had nothing, or was not asked. */
 void kk_controller_saw(kk_acceptance *seen, int32_t drafted, int32_t right);
+
+/* What sessions before it saw, a session begins with, as a few drafts of its own, and with what
+ * they left to be spent on looks; and adds what it saw itself. */
+void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known);
+void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen);
 
 /* What a round took, over all its sessions. */
 typedef struct {

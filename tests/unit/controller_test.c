@@ -216,6 +216,57 @@ static void also_in_a_short_answer(void **state) {
             }
 }
 
+/* What sessions saw, the next one begins with: it may be mistaken, and must not cost much. */
+static void others_may_be_wrong(void **state) {
+    (void)state;
+    const text good = {0.95, 1}, useless = {0, 1};
+    for (int i = 0; i < MACHINES; i++)
+        for (int j = 0; j < DRAFTERS; j++) {
+            const machine m = with_drafter(i, j);
+            double sum = 0;
+            for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+                world w = new_world(m, seed);
+                kk_acceptance known = {0};
+                session before = {.t = good, .max = 7};
+                play(&w, &before, 1, 200);
+                kk_acceptance_pool(&known, &before.seen);
+                reset(&w);
+                for (int k = 0; k < 4; k++) { /* four short answers */
+                    session s = {.t = useless, .max = 7};
+                    kk_acceptance_begin(&s.seen, &known);
+                    play(&w, &s, 1, 100);
+                    kk_acceptance_pool(&known, &s.seen);
+                }
+                sum += w.tokens / w.time;
+            }
+            expect(sum / SEEDS, 0.95, &m, &useless, 7);
+        }
+}
+
+/* And where they were right, even a very short answer gains. */
+static void others_help_a_short_answer(void **state) {
+    (void)state;
+    const text good = {0.95, 1};
+    const machine m = with_drafter(0, 1);
+    double sum = 0;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        world w = new_world(m, seed);
+        kk_acceptance known = {0};
+        session before = {.t = good, .max = 7};
+        play(&w, &before, 1, 100);
+        kk_acceptance_pool(&known, &before.seen);
+        reset(&w);
+        for (int k = 0; k < 20; k++) {
+            session s = {.t = good, .max = 7};
+            kk_acceptance_begin(&s.seen, &known);
+            play(&w, &s, 1, 3);
+            kk_acceptance_pool(&known, &s.seen);
+        }
+        sum += w.tokens / w.time;
+    }
+    expect(sum / SEEDS / best_rate(&m, &good, 7), 0.9, &m, &good, 7);
+}
+
 static void a_good_proposer_comes_near_the_best_fixed_length(void **state) {
     (void)state;
     static const text texts[] = {{0.3, 1}, {0.6, 1},   {0.744, 1}, {0.9, 1},
@@ -426,6 +477,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_useless_proposer_costs_little),
         cmocka_unit_test(also_in_a_short_answer),
+        cmocka_unit_test(others_may_be_wrong),
+        cmocka_unit_test(others_help_a_short_answer),
         cmocka_unit_test(a_good_proposer_comes_near_the_best_fixed_length),
         cmocka_unit_test(it_is_found_soon),
         cmocka_unit_test(a_change_of_text_is_noticed),

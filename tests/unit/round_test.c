@@ -451,8 +451,39 @@ static void a_failed_round_changes_nothing(void **state) {
     kk_engine_close(e);
 }
 
+/* Where a memory limit leaves no page for a draft, there is none, and decoding goes on. */
+static void a_draft_is_no_reason_to_fail(void **state) {
+    (void)state;
+    static oracle o = {.habit = RIGHT};
+    kk_engine *e = tiny_engine("tiny:f32:2", 1, 0);
+    const scenario c = {.prompt = PROMPT, .how = {.max_tokens = 64 - PROMPT, .ignore_eos = true}};
+    kk_session *plain = prompted(e, &c), *drafted = prompted(e, &c);
+    listener a, b;
+    kk_result want, got;
+    generate(plain, &c, &a, &want);
+    memcpy(o.plain, plain->tokens, (size_t)plain->len * sizeof(int32_t));
+    o.len = plain->len + 1; /* it would draft into the next page */
+    draft_by(drafted, &o);
+    drafted->ctx = CTX;
+    const scenario longer = {.prompt = PROMPT, .how = {.max_tokens = 64, .ignore_eos = true}};
+    int64_t bytes[KK_MEM_CATEGORIES], used = 0;
+    kk_engine_memory(e, bytes);
+    for (int k = KK_MEM_KV_SLIDING; k < KK_MEM_CATEGORIES; k++) used += bytes[k];
+    e->mem.limit = used;
+    kk_err err;
+    b = (listener){0};
+    assert_int_equal(kk_generate(drafted, &longer.how, listen, &b, &got, &err), KK_ENOMEM);
+    e->mem.limit = 0;
+    assert_in_range(b.n, a.n, a.n + 1); /* it came to the end of the page, not less far */
+    assert_memory_equal(a.seen, b.seen, (size_t)a.n * sizeof *a.seen);
+    kk_session_free(plain);
+    kk_session_free(drafted);
+    kk_engine_close(e);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_draft_is_no_reason_to_fail),
         cmocka_unit_test(drafts_change_nothing),
         cmocka_unit_test(ends_inside_a_draft),
         cmocka_unit_test(drafts_stop_at_the_context),
