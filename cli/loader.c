@@ -114,8 +114,9 @@ static bool find_drafter(const verb *v, const loader_args *a, loader_path *path,
 }
 
 static bool check_drafter(const verb *v, const loader_args *a, const loader_path *path, int *code) {
-    if (!a->draft_embed_scale || path->drafter[0]) return true;
-    *code = options_wrong(v, "--draft-embed-scale needs a drafter: name one with -md DIR");
+    const char *flag = a->draft_type ? "--draft-type" : "--draft-embed-scale";
+    if ((!a->draft_embed_scale && !a->draft_type) || path->drafter[0]) return true;
+    *code = options_wrong(v, "%s needs a drafter: name one with -md DIR", flag);
     return false;
 }
 
@@ -129,6 +130,7 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
     *out = (kk_engine_opts){.model = synthetic ? NULL : path->path,
                             .synthetic = a->synthetic,
                             .drafter = path->drafter[0] ? path->drafter : NULL,
+                            .draft_type = a->draft_type,
                             .draft_embed_scale = a->draft_embed_scale,
                             .device = a->device,
                             .isa = a->isa,

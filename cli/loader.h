@@ -6,7 +6,7 @@
 #include "kakeya.h"
 
 typedef struct {
-    const char *model, *drafter, *synthetic, *device, *isa, *draft_embed_scale;
+    const char *model, *drafter, *synthetic, *device, *isa, *draft_type, *draft_embed_scale;
     int32_t threads;
     bool mlock, huge_pages;
 } loader_args;
@@ -58,6 +58,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                   "folder of a DFlash drafter made for the model; none: without one; synthetic: "  \
                   "random weights beside --synthetic (default: none with -m, else the shipped "    \
                   "model's own)"),                                                                 \
+        OPTION_CHOICE("draft-type", "TYPE", offsetof(T, m.draft_type), "q8_0 q4_0 file", NULL,     \
+                      "the drafter's weights in memory: q8_0 (default), q4_0, or as in its file"), \
         OPTION_CHOICE("draft-embed-scale", "SCALE", offsetof(T, m.draft_embed_scale),              \
                       "1 once twice", NULL,                                                        \
                       "for diagnosis: how often the embedding scale is applied to what the "       \

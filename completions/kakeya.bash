@@ -3,7 +3,7 @@
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
-    local drafter="-md --model-draft --draft-embed-scale"
+    local drafter="-md --model-draft --draft-type --draft-embed-scale"
     local model="-m --model $drafter --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
     local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec --draft-max --draft-fixed
@@ -34,6 +34,7 @@ _kakeya() {
     --kv-format) words="bf16 f32 q8 q4" ;;
     --spec) words="dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
+    --draft-type) words="q8_0 q4_0 file" ;;
     --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram" ;;
     --set) words="code chat needle json edit prose" ;;
     --accept-trace) words="geom:0.744:1" ;;

@@ -116,15 +116,16 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
         return kk_drafter_synthetic(&e->drafter, kk_engine_config(e), info.weight_type, &e->mem,
                                     err);
     }
-    const kk_checkpoint_opts how = {.mlock = o->mlock, .huge_pages = o->huge_pages};
     const char *type = o->draft_type ? o->draft_type : "q8_0";
-    kk_dtype packed;
-    if (strcmp(type, "file") != 0 &&
-        (!kk_dtype_named(type, &packed) || (packed != KK_Q8_0 && packed != KK_Q4_0)))
+    const bool packs = strcmp(type, "file") != 0;
+    const kk_checkpoint_opts how = {.mlock = o->mlock && !packs, .huge_pages = o->huge_pages};
+    kk_drafter_packing packing = {.mlock = o->mlock, .threads = o->threads};
+    if (packs && (!kk_dtype_named(type, &packing.type) ||
+                  (packing.type != KK_Q8_0 && packing.type != KK_Q4_0)))
         return kk_fail(err, KK_EINVAL, "a drafter is kept as q8_0, q4_0 or file, not '%.20s'",
                        type);
     KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
-    if (strcmp(type, "file") != 0) KK_TRY(kk_drafter_pack(e->drafter, packed, &e->mem, err));
+    if (packs) KK_TRY(kk_drafter_pack(e->drafter, &packing, &e->mem, err));
     e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
         e->mapped_drafter += (int64_t)kk_drafter_at(e->drafter, i)->data.size;
@@ -132,13 +133,14 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
     return KK_OK;
 }
 
+static const char *const scalings[] = {
+    [KK_EMBED_ONCE] = "once", [KK_EMBED_UNSCALED] = "1", [KK_EMBED_TWICE] = "twice"};
+
 static kk_status vary_config(kk_drafter_config *c, const kk_engine_opts *o, kk_err *err) {
-    static const char *const names[] = {
-        [KK_EMBED_ONCE] = "once", [KK_EMBED_UNSCALED] = "1", [KK_EMBED_TWICE] = "twice"};
     if (o->draft_bidirectional) c->sliding_causal = false;
     if (!o->draft_embed_scale) return KK_OK;
     for (int i = 0; i < 3; i++) {
-        if (strcmp(o->draft_embed_scale, names[i]) != 0) continue;
+        if (strcmp(o->draft_embed_scale, scalings[i]) != 0) continue;
         c->embed_scaling = (kk_embed_scaling)i;
         return KK_OK;
     }
@@ -263,7 +265,6 @@ void kk_engine_info(const kk_engine *e, kk_model_info *out) {
 }
 
 bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
-    static const char *const scale[] = {"once", "1", "twice"}; /* by kk_embed_scaling */
     *out = (kk_drafter_info){0};
     if (!e->dflash) return false;
     const kk_drafter_config *c = kk_dflash_config(e->dflash);
@@ -273,7 +274,7 @@ bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
     out->window = c->window;
     out->n_taps = c->n_taps;
     for (int32_t i = 0; i < c->n_taps; i++) out->taps[i] = c->taps[i];
-    snprintf(out->embed_scale, sizeof out->embed_scale, "%s", scale[c->embed_scaling]);
+    snprintf(out->embed_scale, sizeof out->embed_scale, "%s", scalings[c->embed_scaling]);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++) {
         const kk_tensor *t = kk_drafter_at(e->drafter, i);
         int64_t values = 1;

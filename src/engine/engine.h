@@ -1,8 +1,8 @@
 /* engine.h - the inside of an engine, for the files of this folder and for tests.
  *
- * Locking: everything an engine owns is touched only between kk_engine_lock and _unlock.  The
- * library's calls hold the lock for one forward at a time and never while they call back, so
- * that sessions of several threads take turns chunk by chunk and round by round. */
+ * Locking: what changes in an engine, but for counters, is touched only between kk_engine_lock
+ * and _unlock.  The library's calls hold the lock for one forward at a time and never while they
+ * call back, so that sessions of several threads take turns chunk by chunk and round by round. */
 #ifndef KK_ENGINE_ENGINE_H
 #define KK_ENGINE_ENGINE_H
 

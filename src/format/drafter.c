@@ -156,20 +156,23 @@ static kk_status pack_all(kk_drafter *d, kk_dtype type, kk_threads *threads, kk_
     return KK_OK;
 }
 
-kk_status kk_drafter_pack(kk_drafter *d, kk_dtype type, kk_mem *mem, kk_err *err) {
+kk_status kk_drafter_pack(kk_drafter *d, const kk_drafter_packing *how, kk_mem *mem, kk_err *err) {
+    const kk_dtype type = how->type;
     size_t total = 0;
     for (size_t i = 0; i < d->tensors->n_tensors; i++)
         total += packed_size(&d->tensors->tensors[i], type);
     if (total == 0 || d->packed) return KK_OK;
     kk_threads *threads;
-    KK_TRY(kk_threads_new(&threads, 0, false, err));
+    KK_TRY(kk_threads_new(&threads, how->threads, false, err));
     d->packed = kk_mem_take(mem, KK_MEM_WEIGHTS_DRAFTER, total);
     d->packed_bytes = total;
     d->mem = mem;
-    const kk_status st =
-        d->packed ? pack_all(d, type, threads, err)
-                  : kk_fail(err, KK_ENOMEM, "no memory for a drafter of %zu bytes", total);
+    kk_status st = d->packed
+                       ? pack_all(d, type, threads, err)
+                       : kk_fail(err, KK_ENOMEM, "no memory for a drafter of %zu bytes", total);
     kk_threads_free(threads);
+    const kk_map block = {.span = {d->packed, total}};
+    if (st == KK_OK && how->mlock) st = kk_map_lock(&block, d->tensors->path, err);
     return st;
 }
 

@@ -42,7 +42,12 @@ kk_status kk_drafter_synthetic(kk_drafter **out, const kk_config *verifier, cons
                                kk_mem *mem, kk_err *err);
 /* Rounds its matrices to a smaller type in memory, counted in mem: drafts need not be exact, and
  * cost what is read.  Those already packed stay as they are. */
-kk_status kk_drafter_pack(kk_drafter *d, kk_dtype type, kk_mem *mem, kk_err *err);
+typedef struct {
+    kk_dtype type;   /* KK_Q8_0 or KK_Q4_0 */
+    bool mlock;      /* lock them in memory */
+    int32_t threads; /* 0: all cores */
+} kk_drafter_packing;
+kk_status kk_drafter_pack(kk_drafter *d, const kk_drafter_packing *how, kk_mem *mem, kk_err *err);
 int64_t kk_drafter_packed_bytes(const kk_drafter *d);
 void kk_drafter_close(kk_drafter *d); /* NULL is fine */
 const kk_drafter_config *kk_drafter_config_of(const kk_drafter *d);

@@ -1,6 +1,6 @@
 /* weights.c - hands tensors of a checkpoint to a device, and takes workspace there.
  *
- * Matrices stay where they lie in the file.  Vectors (norms, scales) are small and become
+ * Matrices stay where they lie: in the file, or where a drafter packed them.  Vectors (norms, scales) are small and become
  * float32 buffers. */
 #include <stdio.h>
 

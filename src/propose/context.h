@@ -1,9 +1,9 @@
 /* context.h - what a session keeps for its DFlash drafter: context K/V of committed rows, and a
  * queue of taps of rows that are not in it yet.
  *
- * The queue lets a session that does not draft go without the drafter's work: rows enter the
- * context together, before the next draft or when the queue is full.  Rows enter in order and
- * depend on nothing but their own taps, so it makes no difference when.
+ * The queue spares a session that does not draft nearly all of the drafter's work: rows enter the
+ * context together, before the next draft or when 64 wait.  They enter in order and depend on
+ * nothing but their own taps, so it makes no difference when.
  *
  * Invariant, between calls: cache rows + queued rows = rows of the verifier's cache. */
 #ifndef KK_PROPOSE_CONTEXT_H
