@@ -203,7 +203,8 @@ typedef struct {
     int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format; /* how K/V rows are stored */
     kk_spec spec;           /* who drafts */
-    int32_t draft_max;      /* most tokens drafted in a round; 0: what the proposer is good for */
+    int32_t draft_max;      /* most tokens drafted in a round, below the engine's max_logits;
+                             * 0: what the proposer is good for */
     bool draft_fixed;       /* always draft draft_max, whether it pays or not */
     int32_t draft_ctx;      /* rows the drafter's full layers look back over; 0: all */
 } kk_session_opts;

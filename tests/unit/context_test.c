@@ -298,17 +298,18 @@ static void drafts_that_cannot_be_are_refused(void **state) {
     assert_refused(with, (kk_session_opts){.spec = KK_SPEC_DFLASH, .draft_max = d.block}, beyond);
     assert_refused(with, (kk_session_opts){.draft_max = -1}, "-1");
     assert_refused(with, (kk_session_opts){.spec = KK_SPEC_NGRAM, .draft_max = 32}, "32");
+    assert_refused(with, (kk_session_opts){.spec = KK_SPEC_NGRAM, .draft_max = KK_MAX_DRAFT},
+                   "17 rows"); /* of logits, an engine's default */
     assert_refused(with, (kk_session_opts){.spec = (kk_spec)9}, "9");
     assert_refused(with, (kk_session_opts){.draft_ctx = -5}, "-5");
     assert_refused(without, (kk_session_opts){.spec = KK_SPEC_DFLASH}, "drafter");
     /* The longest drafts there are, and none asked for: as many as the proposer is good for. */
-    const kk_session_opts fine[] = {{.draft_max = d.block - 1},
-                                    {.draft_max = 0},
-                                    {.spec = KK_SPEC_NGRAM, .draft_max = KK_MAX_DRAFT}};
+    const kk_session_opts fine[] = {
+        {.draft_max = d.block - 1}, {.draft_max = 0}, {.spec = KK_SPEC_NGRAM, .draft_max = 16}};
     for (int i = 0; i < 3; i++) {
         kk_session *s = NULL;
         assert_ok(kk_session_new(&s, with, &fine[i], why));
-        assert_int_equal(s->draft_max, i == 2 ? KK_MAX_DRAFT : d.block - 1);
+        assert_int_equal(s->draft_max, i == 2 ? 16 : d.block - 1);
         assert_int_equal(kk_session_spec(s), i == 2 ? KK_SPEC_NGRAM : KK_SPEC_DFLASH);
         kk_session_free(s);
     }
