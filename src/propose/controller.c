@@ -291,6 +291,7 @@ static const double MARGIN = 1.02; /* times plain decoding: what drafting must p
 static const double ALLOWANCE = 8, MOST_CREDIT = 8;
 static const double LOOK_ALLOWANCE = 2, MOST_PURSE = 1;
 static const double REFILL = 0.01;
+static const double EARNED = 1.5; /* what a look may lose more after a draft right to its end */
 /* The longest wait between looks, in rounds: at least, and per token that one costs. */
 static const double WAIT = 16, WAIT_PER_TOKEN = 128;
 static const double UNSURE = 3;      /* drafts after which half of what they promise is sure */
@@ -428,9 +429,13 @@ static void walk_to(plan *p, bool free_only, int32_t total) {
 }
 
 /* The best of the lengths that do not pay, as soon as the purse bears it: a shorter one now would
- * only put it off.  At first any length teaches something, and what can be had is taken. */
+ * only put it off.  At first any length teaches something, and what can be had is taken.  Where
+ * drafts are dear, one that is right may still cost more than it gains, and the purse would have
+ * to wait for longer than an answer lasts; so a draft right to its end earns the next look. */
 static int32_t look_length(const plan *p, const kk_choice *c, int32_t room) {
-    const double now = LOOK_ALLOWANCE + c->seen->purse, later = LOOK_ALLOWANCE + MOST_PURSE;
+    const bool earned = c->grown > 0 && !c->free && p->sessions == 1;
+    const double now = LOOK_ALLOWANCE + c->seen->purse + (earned ? EARNED : 0);
+    const double later = LOOK_ALLOWANCE + MOST_PURSE;
     const int32_t cap = bearable(p, c, c->seen->tried[0] < UNSURE ? now : later);
     int32_t best = 0;
     double best_value = 0;
