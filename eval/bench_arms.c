@@ -16,6 +16,7 @@ typedef struct {
     kk_trace *trace; /* NULL: drafts are the proposer's */
     kk_result run[KK_BENCH_MAX_REPEAT];
     int32_t different;
+    kk_acceptance begun; /* what the session knew of its drafts before any of its own */
 } lane;
 
 typedef struct {
@@ -45,6 +46,7 @@ static kk_status open_lane(arms *a, int32_t arm, const kk_prompt *p, kk_err *err
     const kk_session_opts how = kk_bench_session(o, o->arms[arm], a->ctx);
     lane *l = &a->lane[arm];
     KK_TRY(kk_session_new(&l->session, a->engine, &how, err));
+    l->begun = l->session->seen;
     if (o->arms[arm] == KK_SPEC_DFLASH && o->trace.p > 0)
         KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
     KK_TRY(kk_session_append(l->session, p->ids, p->n, NULL, NULL, err));
@@ -78,14 +80,14 @@ static bool as_recorded(const arms *a, uint64_t hash) {
            memcmp(a->got, a->record, (size_t)a->n_got * sizeof *a->got) == 0;
 }
 
-/* Decodes behind the prompt and goes back to it.  What the session learned of its drafts is
- * forgotten first: it would know the text by now. */
+/* Decodes behind the prompt and goes back to it.  What the session learned of its drafts since it
+ * began is forgotten first: it would know the text by now. */
 static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, kk_result *result,
                           kk_err *err) {
     lane *l = &a->lane[arm];
     const bool random = !a->opts->sets && !a->opts->prompts;
     const kk_generate_opts how = {.max_tokens = n, .ignore_eos = random};
-    l->session->seen = (kk_acceptance){0};
+    l->session->seen = l->begun;
     a->n_got = 0;
     KK_TRY(kk_generate(l->session, &how, gather, a, result, err));
     if (result->stop == KK_STOP_CALLBACK)
