@@ -1,7 +1,7 @@
 /* weights.c - hands tensors of a checkpoint to a device, and takes workspace there.
  *
- * Matrices stay where they lie: in the file, or where a drafter packed them.  Vectors (norms, scales) are small and become
- * float32 buffers. */
+ * Matrices stay where they lie: in the file, or where a drafter packed them.  Vectors (norms,
+ * scales) are small and become float32 buffers. */
 #include <stdio.h>
 
 #include "model/model.h"
