@@ -464,7 +464,6 @@ static void a_draft_is_no_reason_to_fail(void **state) {
     memcpy(o.plain, plain->tokens, (size_t)plain->len * sizeof(int32_t));
     o.len = plain->len + 1; /* it would draft into the next page */
     draft_by(drafted, &o);
-    drafted->ctx = CTX;
     const scenario longer = {.prompt = PROMPT, .how = {.max_tokens = 64, .ignore_eos = true}};
     int64_t bytes[KK_MEM_CATEGORIES], used = 0;
     kk_engine_memory(e, bytes);
