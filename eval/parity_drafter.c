@@ -40,7 +40,6 @@ static kk_status open_drafter(subject *s, const char *folder, kk_err *err) {
     if (!s->config.embed_said) s->config.embed_scaling = KK_EMBED_UNSCALED;
     const kk_dflash_opts opts = {.backend = b->be,
                                  .dev = b->dev,
-                                 .mem = b->mem,
                                  .verifier = b->verifier,
                                  .max_rows = b->max_rows,
                                  .max_block_rows = s->config.block};

@@ -157,7 +157,6 @@ static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err
     KK_TRY(kk_drafter_check(&config, kk_engine_config(e), err));
     const kk_dflash_opts how = {.backend = e->backend,
                                 .dev = e->dev,
-                                .mem = &e->mem,
                                 .verifier = e->model,
                                 .max_rows = e->rounds.max_rows,
                                 .max_block_rows = e->rounds.max_logits};

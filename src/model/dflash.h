@@ -19,7 +19,6 @@ typedef struct kk_dflash kk_dflash;
 typedef struct {
     const kk_backend *backend;
     kk_dev *dev;
-    kk_mem *mem;
     const kk_gemma4 *verifier; /* borrowed: its token table and embedding scale */
     int32_t max_rows;          /* rows of one extension */
     int32_t max_block_rows;    /* rows of all blocks of one draft */

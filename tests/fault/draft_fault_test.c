@@ -196,7 +196,6 @@ static void swap_models(kk_engine *e, kk_backend *failing) {
     assert_ok(kk_gemma4_new(&e->model, e->checkpoint, &how, why));
     const kk_dflash_opts draft_how = {.backend = failing,
                                       .dev = e->dev,
-                                      .mem = &e->mem,
                                       .verifier = e->model,
                                       .max_rows = e->rounds.max_rows,
                                       .max_block_rows = e->rounds.max_logits};

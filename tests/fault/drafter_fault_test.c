@@ -105,7 +105,7 @@ static kk_status make_random(bench *b, kk_err *err) {
 
 static kk_status make_model(bench *b, kk_err *err) {
     kk_dflash *m = (kk_dflash *)1;
-    const kk_dflash_opts opts = {b->be, b->dev, &b->mem, b->model, 8, 6};
+    const kk_dflash_opts opts = {b->be, b->dev, b->model, 8, 6};
     const int64_t workspace = b->mem.bytes[KK_MEM_WORKSPACE];
     const kk_status st = kk_dflash_new(&m, b->files, kk_drafter_config_of(b->files), &opts, err);
     if (st == KK_OK) {
@@ -129,15 +129,15 @@ static void too_many_rows(void **state) {
     bench *b = *state;
     kk_dflash *m = (kk_dflash *)1;
     kk_err err = {0};
-    const kk_dflash_opts none = {b->be, b->dev, &b->mem, b->model, 0, 6};
-    const kk_dflash_opts short_block = {b->be, b->dev, &b->mem, b->model, 8, 1};
+    const kk_dflash_opts none = {b->be, b->dev, b->model, 0, 6};
+    const kk_dflash_opts short_block = {b->be, b->dev, b->model, 8, 1};
     const kk_drafter_config *c = kk_drafter_config_of(b->files);
     assert_int_equal(kk_dflash_new(&m, b->files, c, &none, &err), KK_EINVAL);
     assert_null(m);
     assert_int_equal(kk_dflash_new(&m, b->files, c, &short_block, &err), KK_EINVAL);
     kk_drafter_config other = *c;
     other.vocab = 95;
-    const kk_dflash_opts opts = {b->be, b->dev, &b->mem, b->model, 8, 6};
+    const kk_dflash_opts opts = {b->be, b->dev, b->model, 8, 6};
     assert_int_equal(kk_dflash_new(&m, b->files, &other, &opts, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "95"));
     assert_null(m);

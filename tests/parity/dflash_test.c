@@ -402,7 +402,7 @@ static void settings_reach_the_draft(void **state) {
         if (i == 3) c.sliding_causal = false;
         if (i == 4) c.full_causal = true;
         kk_dflash_free(f.p.drafter);
-        const kk_dflash_opts opts = {f.p.be, f.p.dev, &f.p.mem, f.p.verifier, PAIR_CHUNK, 8};
+        const kk_dflash_opts opts = {f.p.be, f.p.dev, f.p.verifier, PAIR_CHUNK, 8};
         assert_ok(kk_dflash_new(&f.p.drafter, f.p.files, &c, &opts, why));
         kk_cache *cache = feed_context(&f, 100, 100);
         int32_t drafts[7];

@@ -52,7 +52,6 @@ static inline void pair_start(draft_pair *p, const kk_drafter_config *config, co
     if (!config) config = kk_drafter_config_of(p->files);
     const kk_dflash_opts d = {.backend = p->be,
                               .dev = p->dev,
-                              .mem = &p->mem,
                               .verifier = p->verifier,
                               .max_rows = how->extend_rows ? how->extend_rows : PAIR_CHUNK,
                               .max_block_rows = PAIR_BLOCKS * config->block};
