@@ -284,6 +284,21 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
     return m->be->ple(m->dev, &p, err);
 }
 
+static kk_status show(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
+                      kk_gemma4_part part, const kk_buf *rows, int32_t width, kk_err *err) {
+    if (!a->watch) return KK_OK;
+    return a->watch->part(a->watch->user, layer, part, rows, m->n_rows, width, err);
+}
+
+/* The projections of a layer that stores its own rows, before the norms change them. */
+static kk_status show_rows(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
+                           kk_err *err) {
+    const kk_layer_config *lc = &m->cfg.layer[i];
+    const int32_t width = lc->n_kv_head * lc->head_dim;
+    KK_TRY(show(m, a, i, KK_PART_K, m->k, width, err));
+    return m->layers[i].v ? show(m, a, i, KK_PART_V, m->v, width, err) : KK_OK;
+}
+
 /* y = Attention(norm(x)) */
 static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
     const kk_config *c = &m->cfg;
@@ -296,6 +311,7 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
     kk_linear_args qkv = {{m->q, m->k, m->v}, {l->q, l->k, l->v}, 1, m->z, m->n_rows};
     if (stores) qkv.n = l->v ? 3 : 2;
     KK_TRY(m->be->linear(m->dev, &qkv, err));
+    if (stores) KK_TRY(show_rows(m, a, i, err));
     const kk_store_args s = {.q = m->q,
                              .k = stores ? m->k : NULL,
                              .v = l->v ? m->v : NULL,
@@ -308,6 +324,7 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
                              .rows = &rows,
                              .eps = c->eps};
     KK_TRY(m->be->store(m->dev, &s, err));
+    KK_TRY(show(m, a, i, KK_PART_Q, m->q, c->n_head * lc->head_dim, err));
     const kk_attend_args t = {.out = m->att,
                               .q = m->q,
                               .k_norm = m->layers[lc->kv_source].k_norm,
@@ -319,7 +336,8 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
                               .rows = &rows,
                               .scale = 1.0f};
     KK_TRY(m->be->attend(m->dev, &t, err));
-    return linear(m, m->y, l->o, m->att, err);
+    KK_TRY(linear(m, m->y, l->o, m->att, err));
+    return show(m, a, i, KK_PART_O, m->y, c->hidden, err);
 }
 
 /* y = down(gelu(gate z) * up z) */

@@ -42,6 +42,22 @@ typedef struct {
     int32_t tap_row;
 } kk_gemma4_group;
 
+/* What a layer's attention works on, for those who want to see it. */
+typedef enum {
+    KK_PART_Q, /* queries, normed and turned: [row][n_head * head_dim] */
+    KK_PART_K, /* keys as projected, neither normed nor turned: [row][n_kv_head * head_dim] */
+    KK_PART_V, /* values as projected; none where K = V */
+    KK_PART_O, /* what attention adds before its norm: [row][hidden] */
+} kk_gemma4_part;
+
+typedef struct {
+    /* Called for each part of each layer that has it, in order; read rows through the backend.
+     * What it returns ends the forward unless it is KK_OK. */
+    kk_status (*part)(void *user, int32_t layer, kk_gemma4_part part, const kk_buf *rows,
+                      int32_t n_rows, int32_t width, kk_err *err);
+    void *user;
+} kk_gemma4_watch;
+
 typedef struct {
     const kk_gemma4_group *groups;
     int32_t n_groups;
@@ -54,7 +70,8 @@ typedef struct {
      * after the final norm. */
     const int32_t *tap_layers;
     int32_t n_taps;
-    float *tap_out; /* host memory */
+    float *tap_out;               /* host memory */
+    const kk_gemma4_watch *watch; /* NULL: nobody watches */
 } kk_gemma4_forward_args;
 
 /* Rows of logits come in the order of groups and rows. */
