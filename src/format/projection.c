@@ -98,7 +98,7 @@ static kk_status shape_for(kk_projection_config *c, const kk_config *v, int32_t 
                                 .n_layer = v->n_layer,
                                 .hidden = v->hidden};
     for (int32_t i = 0; i < n_taps && i < KK_MAX_TAPS; i++) c->taps[i] = taps[i];
-    if (n_taps <= KK_MAX_TAPS) c->n_in = n_taps * v->hidden;
+    if (n_taps > 0 && n_taps <= KK_MAX_TAPS) c->n_in = n_taps * v->hidden;
     for (int32_t i = 0; i < v->n_layer; i++) {
         const kk_layer_config *l = &v->layer[i];
         c->layer[i].restored = l->kv_source == i;
@@ -127,7 +127,7 @@ static kk_status make_random(kk_projection *p, kk_mem *mem, kk_err *err) {
     c->mem = mem;
     KK_TRY(kk_inventory_make_projection(&c->inventory, &p->config, err));
     KK_TRY(kk_checkpoint_random(c, KK_BF16, err));
-    for (size_t i = 0; i < c->n_tensors; i++) spread_rows(&c->tensors[i]);
+    for (size_t i = 0; mem && i < c->n_tensors; i++) spread_rows(&c->tensors[i]);
     return KK_OK;
 }
 

@@ -60,7 +60,8 @@ typedef struct kk_projection kk_projection;
 kk_status kk_projection_open(kk_projection **out, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err);
 /* Random values in the shapes of a map from `taps` for this verifier, all layers restored, counted
- * in mem under weights.projection. */
+ * in mem under weights.projection.  A layer that reads another's K/V has none.  mem NULL: shapes
+ * and sizes alone. */
 kk_status kk_projection_synthetic(kk_projection **out, const kk_config *verifier, int32_t rank,
                                   const int32_t *taps, int32_t n_taps, kk_mem *mem, kk_err *err);
 /* Rounds its decoders to KK_Q8_0 in memory, counted in mem; the encoder stays as it is. */
