@@ -183,19 +183,7 @@ static int judge(const needle_args *a, const kk_needle_result *r) {
 
 /* ---- the kind ---------------------------------------------------------------------------- */
 
-char *eval_command(int argc, char **argv) {
-    static const char start[] = "kakeya eval";
-    size_t cap = sizeof start, n = sizeof start - 1;
-    for (int i = 0; i < argc; i++) cap += strlen(argv[i]) + 3;
-    char *text = malloc(cap);
-    if (!text) return NULL;
-    memcpy(text, start, sizeof start);
-    for (int i = 0; i < argc; i++) {
-        const char *quote = strpbrk(argv[i], " \t\n\"$&;|<>*?()") || !argv[i][0] ? "'" : "";
-        n += (size_t)snprintf(text + n, cap - n, " %s%s%s", quote, argv[i], quote);
-    }
-    return text;
-}
+char *eval_command(int argc, char **argv) { return output_command("kakeya eval", argc, argv); }
 
 static int write_report(const needle_args *a, const kk_needle_opts *o, const kk_needle_result *r,
                         const char *command) {

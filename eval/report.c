@@ -90,6 +90,11 @@ json_t *kk_report_hash(uint64_t hash) {
     return json_string(text);
 }
 
+json_t *kk_report_printed(json_t *object, uint64_t fingerprint) {
+    if (fingerprint) json_object_set_new(object, "fingerprint", kk_report_hash(fingerprint));
+    return object;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -115,15 +120,10 @@ json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command
     kk_engine_info(e, &model);
     (void)kk_engine_drafter(e, &drafter);
     kk_engine_fingerprints(e, &prints);
-    json_t *run =
-        json_pack("{s:s?, s:o, s:o, s:o, s:n}", "command", command, "machine",
-                  kk_report_machine(&machine, &device), "model", kk_report_model(o, &model),
-                  "drafter", kk_report_drafter(&drafter), "projection");
-    json_object_set_new(json_object_get(run, "model"), "fingerprint", kk_report_hash(prints.model));
-    if (prints.drafter)
-        json_object_set_new(json_object_get(run, "drafter"), "fingerprint",
-                            kk_report_hash(prints.drafter));
-    return run;
+    return json_pack("{s:s?, s:o, s:o, s:o, s:n}", "command", command, "machine",
+                     kk_report_machine(&machine, &device), "model",
+                     kk_report_printed(kk_report_model(o, &model), prints.model), "drafter",
+                     kk_report_printed(kk_report_drafter(&drafter), prints.drafter), "projection");
 }
 
 json_t *kk_report_join(json_t *run, json_t *body) {
