@@ -9,8 +9,9 @@
  * size, so that they cost what they hold once their page has gone.
  *
  * Invariants, true before and after every call:
- *   (1) rows [keep_from(len), len) of every kind lie in resident pages, where keep_from is the
- *       policy's, and rows [0, sink) below len lie in the sink's memory;
+ *   (1) rows [keep_from(len), len) of every kind, where keep_from is the policy's, and the other
+ *       rows of the page that row len falls into, lie in resident pages; rows [0, sink) below len
+ *       lie in the sink's memory;
  *   (2) a page that is not shared has refs == 1; only such a page is written, and only at rows
  *       >= len;  kk_cache_reserve makes the pages of [len, len + n) so (copy on write);
  *   (3) rows at or after len have no meaning, whatever a page holds there, so that taking back
@@ -18,8 +19,8 @@
  *   (4) pages leave the table only in kk_cache_commit, by the committed length, or all at once
  *       (restore, truncate to where no row of the window is needed);
  *   (5) rows below len of a resident page are those of the timeline, also rows that the policy no
- *       longer asks for, unless the window is 1 and none of them is ever asked for again: so a
- *       truncation may go back as far as pages reach, and not only as far as rows were promised;
+ *       longer asks for: so a truncation may go back as far as pages reach, and not only as far as
+ *       rows were promised;
  *   (6) the pool counts exactly the pages that are taken, by their category; memory of sinks is
  *       counted there too, from the making of a cache or mark to its end. */
 #ifndef KK_KV_H
@@ -83,8 +84,9 @@ typedef struct {
 /* How a layer kind decides which rows stay resident. */
 typedef struct {
     const char *name;
-    bool windowed; /* has a window, of at least 1 (window and restored: 0 with a sink) */
+    bool windowed; /* has a window, of at least 1 */
     bool sinks;    /* may have a sink */
+    bool chunked;  /* its window counts from chunks, and may be 0 where there is a sink */
     /* The first row the next one needs, the sink apart. */
     int64_t (*keep_from)(const kk_kv_reach *reach, int64_t len);
 } kk_kv_policy;
@@ -125,7 +127,8 @@ bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be tr
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* The first rows of a kind, laid out as a page of reach.sink rows would be: at a slot's offset times
- * sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache. */
+ * sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache.  Rows at or after len
+ * have no meaning; those being written get here when they are committed. */
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind);
 size_t kk_cache_sink_bytes(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
@@ -142,13 +145,17 @@ kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);
 /* The first rows of a page of this kind; the others, which may be anything, become zero. */
 void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
                      int32_t rows);
+/* The same of memory laid out as a page of `sink` rows. */
+void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t *to,
+                     const uint8_t *from, int32_t rows);
 /* Makes an empty cache one of len rows, with pages of its own and nothing in them yet: the caller
- * writes what kk_cache_page_at shows.  On failure the cache is as it was. */
+ * writes what kk_cache_page_at and kk_cache_sink_fill show.  On failure the cache is as it was. */
 kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
+uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink */
 
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
  * of another cache of the same pools and reaches and at least that max_len.  A mark ends a
- * reservation: rows are reserved again before they are written. */
+ * reservation: rows are reserved again before they are written.  It has a sink of its own. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */
 int64_t kk_mark_len(const kk_mark *m);
