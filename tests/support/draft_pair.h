@@ -29,7 +29,7 @@ typedef struct {
 
 static inline void pair_pages_open(draft_pair *p, pair_pages *out, const kk_kv_shape *shape,
                                    kk_dtype format) {
-    assert_ok(kk_kv_layout_init(&out->layout, shape, format, why));
+    assert_ok(kk_kv_layout_init(&out->layout, shape, format, NULL, why));
     for (int k = 0; k < KK_KINDS; k++)
         if (out->layout.page_bytes[k])
             assert_ok(kk_pool_new(&out->pool[k], &p->mem, KK_MEM_KV_FULL, out->layout.page_bytes[k],
