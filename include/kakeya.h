@@ -114,6 +114,9 @@ typedef struct {
     const char *draft_type; /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
+    const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
+                                    * "synthetic:RANK" beside a synthetic model */
+    const char *projection_type;   /* its decoders in memory: "q8_0", "file"; NULL: q8_0 */
     const char *device;            /* "cpu"; NULL: the fastest there is */
     const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;               /* 0: all cores this process may run on */
@@ -158,6 +161,15 @@ typedef struct {
     int64_t params, weight_bytes;
 } kk_drafter_info;
 KK_API bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out); /* false: none */
+/* The projection that rebuilds rows. */
+typedef struct {
+    char source[16]; /* what its latents are made of: "taps", "context", "embed" */
+    int32_t n_taps, taps[16];
+    int32_t rank;                        /* values of a latent */
+    int32_t sliding_layers, full_layers; /* that it can rebuild */
+    int64_t params, weight_bytes;
+} kk_projection_info;
+KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
 /* Reads every weight once and counts values that are not finite.  on_bad names each tensor
  * that has some. */
 KK_API kk_status kk_model_check(const char *model,
@@ -199,6 +211,14 @@ typedef enum {
 } kk_spec;
 KK_API const char *kk_spec_name(kk_spec s); /* "auto", "none", "dflash", "ngram" */
 
+/* What layers of a kind keep of their rows.  To a row at p, with a = p / chunk * chunk, rows before
+ * a - window are gone, the first `sink` apart. */
+typedef enum {
+    KK_KEEP_ALL = 0,  /* all that their mask shows: "native" of sliding layers, "exact" of full */
+    KK_KEEP_WINDOW,   /* "window": what is gone is not seen */
+    KK_KEEP_RESTORED, /* "restored": what is gone is rebuilt by the projection */
+} kk_keep;
+
 typedef struct {
     int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format; /* how K/V rows are stored */
@@ -207,6 +227,13 @@ typedef struct {
                              * 0: what the proposer is good for */
     bool draft_fixed;       /* always draft draft_max, whether it pays or not */
     int32_t draft_ctx;      /* rows the drafter's full layers look back over; 0: all */
+    kk_keep kv_sliding, kv_full;
+    int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
+    kk_kv_format latents;        /* how what rows are rebuilt from is stored */
+    /* For diagnosis: true rows are kept too, in full, and rebuilt rows are mix * true + (1 - mix) *
+     * rebuilt.  1 gives exactly what KK_KEEP_ALL gives. */
+    bool mixes;
+    float mix;
 } kk_session_opts;
 
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
@@ -219,6 +246,17 @@ KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the t
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
 KK_API kk_spec kk_session_spec(const kk_session *s); /* never KK_SPEC_AUTO */
+/* The options it has come to, defaults filled in. */
+KK_API void kk_session_options(const kk_session *s, kk_session_opts *out);
+
+/* What attention read since the session began, over all layers: keys of all queries, and rows
+ * rebuilt for them, once for all queries of a pass that share a chunk. */
+typedef struct {
+    int64_t queries;                   /* (layer, position) */
+    int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
+    int64_t rows_rebuilt;              /* (layer, position) */
+} kk_reach;
+KK_API void kk_session_reach(const kk_session *s, kk_reach *out);
 
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */

@@ -48,14 +48,6 @@ static inline size_t kk_kv_head_bytes(kk_dtype format, int32_t head_dim) {
     return kk_kv_code_bytes(format, head_dim) + (kk_dtype_is_packed(format) ? 4 * groups : 0);
 }
 
-/* What attention read, over all layers: keys of all queries, and rows that were rebuilt for them,
- * once for all queries of a group that share a chunk. */
-typedef struct {
-    int64_t queries;                   /* (layer, position) */
-    int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
-    int64_t rows_rebuilt;              /* (layer, position) */
-} kk_reach;
-
 /* One session's rows in a forward, and its page table for the layer kind at hand. */
 typedef struct {
     int32_t row, n_rows;     /* its rows are [row, row + n_rows) of the forward */
