@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "eval/report.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -81,18 +83,66 @@ json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]) {
     return o;
 }
 
+json_t *kk_report_hash(uint64_t hash) {
+    char text[17];
+    if (!hash) return json_null();
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    return json_string(text);
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+json_t *kk_report_spread(double *values, size_t n) {
+    if (n == 0) return json_null();
+    qsort(values, n, sizeof *values, by_value);
+    const double median = (values[(n - 1) / 2] + values[n / 2]) / 2;
+    return json_pack("{s:o, s:o, s:o, s:I}", "median", kk_report_real(median), "min",
+                     kk_report_real(values[0]), "max", kk_report_real(values[n - 1]), "n",
+                     (json_int_t)n);
+}
+
+json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command) {
+    kk_machine machine;
+    kk_device_info device;
+    kk_model_info model;
+    kk_drafter_info drafter = {0};
+    kk_fingerprints prints;
+    kk_machine_info(&machine);
+    kk_engine_device(e, &device);
+    kk_engine_info(e, &model);
+    (void)kk_engine_drafter(e, &drafter);
+    kk_engine_fingerprints(e, &prints);
+    json_t *run =
+        json_pack("{s:s?, s:o, s:o, s:o, s:n}", "command", command, "machine",
+                  kk_report_machine(&machine, &device), "model", kk_report_model(o, &model),
+                  "drafter", kk_report_drafter(&drafter), "projection");
+    json_object_set_new(json_object_get(run, "model"), "fingerprint", kk_report_hash(prints.model));
+    if (prints.drafter)
+        json_object_set_new(json_object_get(run, "drafter"), "fingerprint",
+                            kk_report_hash(prints.drafter));
+    return run;
+}
+
+json_t *kk_report_join(json_t *run, json_t *body) {
+    if (!run || !body || json_object_update(run, body) != 0) {
+        json_decref(run);
+        run = NULL;
+    }
+    json_decref(body);
+    return run;
+}
+
 json_t *kk_report_new(const char *kind, json_t *body) {
     char date[32] = "";
     time_t now = time(NULL);
     struct tm utc;
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    json_t *o = json_pack("{s:s, s:s, s:s}", "kind", kind, "version", kk_version(), "date", date);
-    if (!o || !body || json_object_update(o, body) != 0) {
-        json_decref(o);
-        o = NULL;
-    }
-    json_decref(body);
-    return o;
+    json_t *o = json_pack("{s:i, s:s, s:s, s:s}", "schema", KK_REPORT_SCHEMA, "kind", kind,
+                          "version", kk_version(), "date", date);
+    return kk_report_join(o, body);
 }
 
 kk_status kk_report_write(const char *path, json_t *report, kk_err *err) {

@@ -1,10 +1,14 @@
-/* report.h - what every JSON report of an evaluation says, and how it gets into its file. */
+/* report.h - what every JSON report of an evaluation says, and how it gets into its file.
+ *
+ * docs/reports.md is the schema; eval/gate.h holds reports to it. */
 #ifndef KK_EVAL_REPORT_H
 #define KK_EVAL_REPORT_H
 
 #include <jansson.h>
 
 #include "kakeya.h"
+
+enum { KK_REPORT_SCHEMA = 1 };
 
 json_t *kk_report_real(double x); /* a number, or null when it is not finite */
 /* A string of any bytes: what is not UTF-8 becomes U+FFFD. */
@@ -16,8 +20,17 @@ const char *kk_report_kv_format(kk_kv_format f);     /* "bf16", "q4", ... */
 /* Rounds by a number of tokens, up to the last that occurred; at least the rounds of 0. */
 json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]);
 json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: bytes} */
-/* kind, version (with the commit) and date, then the members of body, which is released.  NULL
- * without memory; body may be NULL because there was none for it. */
+json_t *kk_report_hash(uint64_t hash); /* 16 hexadecimal digits; null when it is 0 */
+/* {median, min, max, n} of values, which are sorted; null when there are none. */
+json_t *kk_report_spread(double *values, size_t n);
+/* What was run: command (NULL: not known), machine, model, drafter and projection of an open
+ * engine, with their fingerprints.  NULL without memory. */
+json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command);
+/* run, as kk_report_run made it, with the members of body behind it; both are released and may be
+ * NULL because there was no memory for them. */
+json_t *kk_report_join(json_t *run, json_t *body);
+/* schema, kind, version (with the commit) and date, then the members of body, which is released.
+ * NULL without memory; body may be NULL because there was none for it. */
 json_t *kk_report_new(const char *kind, json_t *body);
 
 /* Writes the report and releases it; it may be NULL because there was no memory for it.  The file

@@ -170,6 +170,12 @@ typedef struct {
     int64_t params, weight_bytes;
 } kk_projection_info;
 KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
+/* Which weights these are, for reports: a sample of every tensor's bytes, with names and shapes.
+ * 0: there is none. */
+typedef struct {
+    uint64_t model, drafter, projection;
+} kk_fingerprints;
+KK_API void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out);
 /* Reads every weight once and counts values that are not finite.  on_bad names each tensor
  * that has some. */
 KK_API kk_status kk_model_check(const char *model,

@@ -204,6 +204,13 @@ bool kk_dir_exists(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+kk_status kk_dir_make(const char *path, kk_err *err) {
+    errno = ENOSPC;
+    if (!kk_fault_point() && (mkdir(path, 0777) == 0 || (errno == EEXIST && kk_dir_exists(path))))
+        return KK_OK;
+    return fail_errno(err, "make the folder", path);
+}
+
 char *kk_path_join(const char *dir, const char *name) {
     size_t d = strlen(dir), n = strlen(name);
     while (d > 1 && dir[d - 1] == '/') d--;

@@ -30,6 +30,8 @@ const char *kk_reader_path(const kk_reader *r); /* borrowed */
 kk_status kk_reader_get(kk_reader *r, void *to, size_t len, kk_err *err);
 bool kk_file_exists(const char *path);
 bool kk_dir_exists(const char *path);
+/* Makes a folder; one that is there is fine.  Not the folders above it. */
+kk_status kk_dir_make(const char *path, kk_err *err);
 /* dir + "/" + name, released with kk_free; NULL without memory. */
 char *kk_path_join(const char *dir, const char *name);
 

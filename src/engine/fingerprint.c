@@ -90,3 +90,8 @@ uint64_t kk_engine_drafter_fingerprint(kk_engine *e) {
     atomic_store(&e->drafter_fingerprint, not_zero(h));
     return not_zero(h);
 }
+
+void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out) {
+    *out = (kk_fingerprints){.model = kk_engine_fingerprint(e),
+                             .drafter = kk_engine_drafter_fingerprint(e)};
+}

@@ -92,6 +92,18 @@ kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
     return KK_OK;
 }
 
+kk_status kk_checkpoint_only(const kk_checkpoint *c, const char *what, kk_err *err) {
+    for (size_t i = 0; i < c->n_tensors; i++) {
+        bool known = false;
+        for (size_t k = 0; k < c->inventory.n && !known; k++)
+            known = strcmp(c->tensors[i].name, c->inventory.items[k].name) == 0;
+        if (!known)
+            return kk_fail(err, KK_EFORMAT, "%s has no tensor '%.100s' ('%.80s')", what,
+                           c->tensors[i].name, c->path);
+    }
+    return KK_OK;
+}
+
 kk_status kk_checkpoint_apply(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err) {
     for (size_t i = 0; opts && i < c->n_files; i++) {
         if (opts->huge_pages) kk_map_huge(&c->files[i].map);
@@ -120,12 +132,20 @@ kk_status kk_checkpoint_open(kk_checkpoint **out, const char *path, const kk_che
     return KK_OK;
 }
 
+static bool lies_in(kk_span all, kk_span part) {
+    const uintptr_t at = (uintptr_t)part.base, base = (uintptr_t)all.base;
+    return at >= base && at - base < all.size;
+}
+
 void kk_checkpoint_close(kk_checkpoint *c) {
     if (!c) return;
     for (size_t i = 0; c->mem && i < c->n_tensors; i++) {
         const kk_span d = c->tensors[i].data;
-        kk_mem_give(c->mem, c->category, (void *)(uintptr_t)d.base, d.size);
+        if (!lies_in(c->packed, d))
+            kk_mem_give(c->mem, c->category, (void *)(uintptr_t)d.base, d.size);
     }
+    if (c->packed.size)
+        kk_mem_give(c->packed_mem, c->category, (void *)(uintptr_t)c->packed.base, c->packed.size);
     for (size_t i = 0; i < c->n_files; i++) {
         kk_safetensors_free(&c->files[i].list);
         kk_map_close(&c->files[i].map);

@@ -4,30 +4,27 @@
  * strict shapes and random weights are those of every other model. */
 #include "format/drafter.h"
 
-#include "core/threads.h"
 #include "format/format.h"
 
 struct kk_drafter {
     kk_drafter_config config;
     kk_checkpoint *tensors;
-    uint8_t
-        *packed; /* matrices rounded to a smaller type; NULL: all are as they lie in the files */
-    size_t packed_bytes;
-    kk_mem *mem; /* that packed is counted in */
 };
 
 static kk_status drafter_new(kk_drafter **out, const char *path, kk_err *err) {
     kk_drafter *d = kk_zalloc(sizeof *d);
     if (d) d->tensors = kk_zalloc(sizeof *d->tensors);
-    if (d && d->tensors) d->tensors->path = kk_strndup(path, strlen(path));
     *out = d;
-    if (d && d->tensors && d->tensors->path) return KK_OK;
+    if (d && d->tensors) {
+        d->tensors->category = KK_MEM_WEIGHTS_DRAFTER;
+        d->tensors->path = kk_strndup(path, strlen(path));
+        if (d->tensors->path) return KK_OK;
+    }
     return kk_fail(err, KK_ENOMEM, "no memory for the drafter '%.120s'", path);
 }
 
 void kk_drafter_close(kk_drafter *d) {
     if (!d) return;
-    if (d->packed) kk_mem_give(d->mem, KK_MEM_WEIGHTS_DRAFTER, d->packed, d->packed_bytes);
     kk_checkpoint_close(d->tensors);
     kk_free(d);
 }
@@ -68,19 +65,6 @@ static kk_status find_taps(kk_drafter *d, kk_err *err) {
     return KK_OK;
 }
 
-/* A tensor nobody reads is a sign of another architecture. */
-static kk_status refuse_unknown(const kk_checkpoint *c, kk_err *err) {
-    for (size_t i = 0; i < c->n_tensors; i++) {
-        bool known = false;
-        for (size_t k = 0; k < c->inventory.n && !known; k++)
-            known = strcmp(c->tensors[i].name, c->inventory.items[k].name) == 0;
-        if (!known)
-            return kk_fail(err, KK_EFORMAT, "a drafter has no tensor '%.100s' ('%.80s')",
-                           c->tensors[i].name, c->path);
-    }
-    return KK_OK;
-}
-
 static kk_status open_folder(kk_drafter *d, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err) {
     kk_checkpoint *c = d->tensors;
@@ -90,7 +74,7 @@ static kk_status open_folder(kk_drafter *d, const char *path, const kk_checkpoin
     KK_TRY(find_taps(d, err));
     KK_TRY(kk_inventory_make_drafter(&c->inventory, &d->config, err));
     KK_TRY(kk_checkpoint_settle(c, err));
-    KK_TRY(refuse_unknown(c, err));
+    KK_TRY(kk_checkpoint_only(c, "a drafter", err));
     return kk_checkpoint_apply(c, opts, err);
 }
 
@@ -108,75 +92,11 @@ kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoin
     return KK_OK;
 }
 
-/* ---- packing ---------------------------------------------------------------------------- */
-
-/* Bytes of a tensor once packed; 0: it stays, being a vector, packed already or of odd width. */
-static size_t packed_size(const kk_tensor *t, kk_dtype type) {
-    size_t bytes;
-    if (t->n_dims != 2 || kk_dtype_is_quant(t->dtype)) return 0;
-    if (t->dims[1] % kk_dtype_get(type)->values != 0) return 0;
-    return kk_dtype_bytes(type, (uint64_t)(t->dims[0] * t->dims[1]), &bytes) ? bytes : 0;
-}
-
-typedef struct {
-    const kk_tensor *from;
-    uint8_t *to;
-    kk_dtype type;
-    float *rows; /* one per thread */
-} packing;
-
-static void pack_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    const packing *p = arg;
-    const size_t n = (size_t)p->from->dims[1];
-    const size_t size = packed_size(p->from, p->type) / (size_t)p->from->dims[0];
-    const size_t width = p->from->data.size / (size_t)p->from->dims[0];
-    float *row = p->rows + (size_t)thread * n;
-    for (int64_t r = begin; r < end; r++) {
-        kk_dequantize(p->from->dtype, p->from->data.base + (size_t)r * width, row, n);
-        kk_quantize_row(p->type, row, p->to + (size_t)r * size, n);
-    }
-}
-
-static kk_status pack_all(kk_drafter *d, kk_dtype type, kk_threads *threads, kk_err *err) {
-    uint8_t *at = d->packed;
-    for (size_t i = 0; i < d->tensors->n_tensors; i++) {
-        kk_tensor *t = &d->tensors->tensors[i];
-        const size_t size = packed_size(t, type);
-        if (!size) continue;
-        float *rows =
-            kk_calloc((size_t)kk_threads_count(threads), (size_t)t->dims[1] * sizeof *rows);
-        if (!rows) return kk_fail(err, KK_ENOMEM, "no memory to pack tensor '%.100s'", t->name);
-        packing p = {t, at, type, rows};
-        kk_threads_loop(threads, t->dims[0], 64, pack_rows, &p);
-        kk_free(rows);
-        t->dtype = type;
-        t->data = (kk_span){at, size};
-        at += size;
-    }
-    return KK_OK;
-}
-
 kk_status kk_drafter_pack(kk_drafter *d, const kk_drafter_packing *how, kk_mem *mem, kk_err *err) {
-    const kk_dtype type = how->type;
-    size_t total = 0;
-    for (size_t i = 0; i < d->tensors->n_tensors; i++)
-        total += packed_size(&d->tensors->tensors[i], type);
-    if (total == 0 || d->packed) return KK_OK;
-    kk_threads *threads;
-    KK_TRY(kk_threads_new(&threads, how->threads, false, err));
-    d->packed = kk_mem_take(mem, KK_MEM_WEIGHTS_DRAFTER, total);
-    d->packed_bytes = total;
-    d->mem = mem;
-    kk_status st = d->packed
-                       ? pack_all(d, type, threads, err)
-                       : kk_fail(err, KK_ENOMEM, "no memory for a drafter of %zu bytes", total);
-    kk_threads_free(threads);
-    const kk_map block = {.span = {d->packed, total}};
-    if (st == KK_OK && how->mlock) st = kk_map_lock(&block, d->tensors->path, err);
-    return st;
+    return kk_checkpoint_pack(d->tensors, "", how, mem, err);
 }
 
-int64_t kk_drafter_packed_bytes(const kk_drafter *d) { return (int64_t)d->packed_bytes; }
+int64_t kk_drafter_packed_bytes(const kk_drafter *d) { return (int64_t)d->tensors->packed.size; }
 
 /* ---- random weights --------------------------------------------------------------------- */
 
@@ -214,7 +134,6 @@ static kk_status make_random(kk_drafter *d, const kk_config *verifier, const cha
     KK_TRY(kk_weight_type(type, &dtype, err));
     released_shape(&d->config, verifier);
     c->mem = mem;
-    c->category = KK_MEM_WEIGHTS_DRAFTER;
     KK_TRY(kk_inventory_make_drafter(&c->inventory, &d->config, err));
     return kk_checkpoint_random(c, dtype, err);
 }

@@ -1,12 +1,13 @@
 /* format.h - what the files of this folder share and nobody else needs: the inside of a
- * checkpoint (a drafter holds one too, with an inventory of its own), the last step of every
- * configuration reader, and the list of tensors a configuration calls for. */
+ * checkpoint (a drafter and a projection hold one too, with inventories of their own), the last
+ * step of every configuration reader, and the list of tensors a configuration calls for. */
 #ifndef KK_FORMAT_FORMAT_H
 #define KK_FORMAT_FORMAT_H
 
 #include "format/checkpoint.h"
 #include "format/drafter.h"
 #include "format/gguf_write.h"
+#include "format/projection.h"
 #include "format/safetensors.h"
 
 /* ---- configuration ---------------------------------------------------------------------- */
@@ -20,6 +21,10 @@ kk_status kk_config_add_stop(kk_config *c, int64_t id, kk_err *err);
 
 /* n tapped layers of a verifier of n_layer, spread as the published drafters have them. */
 void kk_drafter_spread_taps(kk_drafter_config *c, int32_t n, int32_t n_layer);
+
+/* Whether a projection's configuration agrees with itself; if not, the first reason, with the
+ * names of projection.json. */
+kk_status kk_projection_config_valid(const kk_projection_config *c, kk_status bad, kk_err *err);
 
 /* ---- inventory ----------------------------------------------------------------------------- */
 
@@ -47,8 +52,10 @@ typedef struct {
 
 /* Every tensor a model of this configuration reads, in the order a file would hold them. */
 kk_status kk_inventory_make(kk_inventory *out, const kk_config *c, kk_err *err);
-/* The same of a drafter. */
+/* The same of a drafter, and of a projection. */
 kk_status kk_inventory_make_drafter(kk_inventory *out, const kk_drafter_config *c, kk_err *err);
+kk_status kk_inventory_make_projection(kk_inventory *out, const kk_projection_config *c,
+                                       kk_err *err);
 void kk_inventory_free(kk_inventory *l); /* zero value is fine */
 int64_t kk_inventory_values(const kk_inventory_item *item);
 /* The name of one half ("gate_proj" or "up_proj") of an experts' gate_up_proj, which older files
@@ -73,22 +80,33 @@ struct kk_checkpoint {
     char *names;        /* of tensors whose names are not in a file's list */
     kk_tensor *tensors; /* sorted by name */
     size_t n_tensors;
-    kk_inventory inventory; /* what the configuration calls for */
-    kk_mem *mem;            /* synthetic: where each tensor's pages were taken, and as what */
-    kk_mem_category category;
+    kk_inventory inventory;   /* what the configuration calls for */
+    kk_mem *mem;              /* synthetic: where each tensor's pages were taken */
+    kk_mem_category category; /* of everything it takes */
+    kk_span packed;           /* tensors rounded to a smaller type, in one block; empty: none */
+    kk_mem *packed_mem;       /* that it is counted in */
 };
 
 /* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */
 kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err);
 kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err);
 /* The parts of opening a folder that do not depend on what the model is: reads a JSON file of it
- * (free *text); maps model.safetensors or its shards; lists their tensors whose names begin with
- * prefix, without it. */
+ * (free *text); maps model.safetensors or its shards, or the one file of that name; lists their
+ * tensors whose names begin with prefix, without it. */
 kk_status kk_hf_text(const char *dir, const char *name, char **text, size_t *len, kk_err *err);
 kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err);
+kk_status kk_hf_file(kk_checkpoint *c, const char *dir, const char *name, kk_err *err);
 kk_status kk_hf_list(kk_checkpoint *c, const char *prefix, kk_err *err);
 /* Sorts the tensors and refuses a name used twice, then checks them against the inventory. */
 kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err);
+/* Refuses a tensor that the inventory does not have, as a sign of another architecture; what: "a
+ * drafter". */
+kk_status kk_checkpoint_only(const kk_checkpoint *c, const char *what, kk_err *err);
+/* Rounds its matrices whose names begin with prefix to a smaller type, in one block counted in mem
+ * under its category; those packed already, or whose rows do not fill blocks, stay as they are.
+ * Once: a second call does nothing.  On failure it is as it was. */
+kk_status kk_checkpoint_pack(kk_checkpoint *c, const char *prefix, const kk_drafter_packing *how,
+                             kk_mem *mem, kk_err *err);
 kk_status kk_checkpoint_apply(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err);
 /* Makes every tensor of c's inventory of random numbers, matrices of this type, and settles c. */
 kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err);

@@ -111,6 +111,12 @@ static kk_status open_index(kk_checkpoint *c, const char *dir, const char *path,
     return st;
 }
 
+kk_status kk_hf_file(kk_checkpoint *c, const char *dir, const char *name, kk_err *err) {
+    c->format = "safetensors";
+    KK_TRY(room_for_files(c, 1, err));
+    return add_file(c, dir, name, err);
+}
+
 kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err) {
     char *single = kk_path_join(dir, "model.safetensors");
     char *index = kk_path_join(dir, "model.safetensors.index.json");
@@ -121,8 +127,7 @@ kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err) {
     } else if (kk_file_exists(index)) {
         st = open_index(c, dir, index, err);
     } else if (kk_file_exists(single)) {
-        st = room_for_files(c, 1, err);
-        if (st == KK_OK) st = add_file(c, dir, "model.safetensors", err);
+        st = kk_hf_file(c, dir, "model.safetensors", err);
     } else {
         st =
             kk_fail(err, KK_EIO,

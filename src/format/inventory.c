@@ -125,6 +125,21 @@ kk_status kk_inventory_make_drafter(kk_inventory *out, const kk_drafter_config *
     return finish(&l, err);
 }
 
+kk_status kk_inventory_make_projection(kk_inventory *out, const kk_projection_config *c,
+                                       kk_err *err) {
+    *out = (kk_inventory){0};
+    list l = {.to = out, .layer = -1};
+    matrix(&l, c->joint ? "encoder.weight" : "encoder_k.weight", c->rank, c->n_in);
+    if (!c->joint) matrix(&l, "encoder_v.weight", c->rank, c->n_in);
+    for (l.layer = 0; l.layer < c->n_layer; l.layer++) {
+        const int64_t width = (int64_t)c->layer[l.layer].n_kv_head * c->layer[l.layer].head_dim;
+        if (!c->layer[l.layer].restored) continue;
+        if (!c->joint || !c->layer[l.layer].k_eq_v) matrix(&l, "k.weight", width, c->rank);
+        matrix(&l, "v.weight", width, c->rank);
+    }
+    return finish(&l, err);
+}
+
 void kk_inventory_free(kk_inventory *l) {
     kk_free(l->items);
     *l = (kk_inventory){0};

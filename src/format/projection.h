@@ -6,7 +6,8 @@
  * restored layer `layers.N.k.weight` and `layers.N.v.weight` [n_kv_head * head_dim, rank]; a layer
  * with K = V has the latter alone.  With two encoders (not joint: the form of the Python
  * prototype) they are `encoder_k.weight` and `encoder_v.weight`, and every layer has both
- * decoders.  Files stay mapped. */
+ * decoders; drafter-kv has always two, one for the drafter's K and one for its V.  A layer that
+ * reads another's K/V has none.  Files stay mapped. */
 #ifndef KK_FORMAT_PROJECTION_H
 #define KK_FORMAT_PROJECTION_H
 
@@ -30,6 +31,9 @@ typedef struct {
     int32_t n_in, rank;
     bool joint;              /* one latent for K and V */
     int32_t n_layer, hidden; /* of the verifier it was made for */
+    struct {
+        int32_t n_layer, n_kv_head, head_dim;
+    } draft; /* drafter-kv: the drafter it reads, n_in values for K and as many for V; else zeros */
     struct {
         bool restored; /* false: it has no decoders, its rows are kept (S5) */
         bool k_eq_v;
@@ -56,7 +60,8 @@ typedef struct kk_projection kk_projection;
 kk_status kk_projection_open(kk_projection **out, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err);
 /* Random values in the shapes of a map from `taps` for this verifier, all layers restored, counted
- * in mem under weights.projection. */
+ * in mem under weights.projection.  A layer that reads another's K/V has none.  mem NULL: shapes
+ * and sizes alone. */
 kk_status kk_projection_synthetic(kk_projection **out, const kk_config *verifier, int32_t rank,
                                   const int32_t *taps, int32_t n_taps, kk_mem *mem, kk_err *err);
 /* Rounds its decoders to KK_Q8_0 in memory, counted in mem; the encoder stays as it is. */

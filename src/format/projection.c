@@ -1,0 +1,241 @@
+/* projection.c - a projection's files read and written, or random values in its shapes.
+ *
+ * Its tensors lie in a checkpoint of their own, with the inventory of a projection, so that files,
+ * strict shapes, packing and random weights are those of every other model. */
+#include "format/projection.h"
+
+#include <math.h>
+
+#include "format/format.h"
+
+static const char config_file[] = "projection.json";
+static const char tensor_file[] = "projection.safetensors";
+
+struct kk_projection {
+    kk_projection_config config;
+    kk_checkpoint *tensors;
+};
+
+static kk_status projection_new(kk_projection **out, const char *path, kk_err *err) {
+    kk_projection *p = kk_zalloc(sizeof *p);
+    if (p) p->tensors = kk_zalloc(sizeof *p->tensors);
+    *out = p;
+    if (p && p->tensors) {
+        p->tensors->category = KK_MEM_WEIGHTS_PROJECTION;
+        p->tensors->path = kk_strndup(path, strlen(path));
+        if (p->tensors->path) return KK_OK;
+    }
+    return kk_fail(err, KK_ENOMEM, "no memory for the projection '%.120s'", path);
+}
+
+/* Hands p over, or closes it: nothing half made leaves this file. */
+static kk_status settle(kk_projection **out, kk_projection *p, kk_status st) {
+    if (st == KK_OK)
+        *out = p;
+    else
+        kk_projection_close(p);
+    return st;
+}
+
+void kk_projection_close(kk_projection *p) {
+    if (!p) return;
+    kk_checkpoint_close(p->tensors);
+    kk_free(p);
+}
+
+const kk_projection_config *kk_projection_config_of(const kk_projection *p) { return &p->config; }
+const kk_checkpoint *kk_projection_tensors(const kk_projection *p) { return p->tensors; }
+
+/* ---- files ------------------------------------------------------------------------------ */
+
+static kk_status read_config(kk_projection *p, const char *dir, kk_err *err) {
+    char *text;
+    size_t len;
+    KK_TRY(kk_hf_text(dir, config_file, &text, &len, err));
+    const kk_status st = kk_projection_config_from_json(&p->config, text, len, err);
+    kk_free(text);
+    return st;
+}
+
+static kk_status open_folder(kk_projection *p, const char *path, const kk_checkpoint_opts *opts,
+                             kk_err *err) {
+    kk_checkpoint *c = p->tensors;
+    KK_TRY(read_config(p, path, err));
+    KK_TRY(kk_hf_file(c, path, tensor_file, err));
+    KK_TRY(kk_hf_list(c, "", err));
+    KK_TRY(kk_inventory_make_projection(&c->inventory, &p->config, err));
+    KK_TRY(kk_checkpoint_settle(c, err));
+    KK_TRY(kk_checkpoint_only(c, "this projection", err));
+    return kk_checkpoint_apply(c, opts, err);
+}
+
+kk_status kk_projection_open(kk_projection **out, const char *path, const kk_checkpoint_opts *opts,
+                             kk_err *err) {
+    kk_projection *p;
+    *out = NULL;
+    kk_status st = projection_new(&p, path, err);
+    if (st == KK_OK) st = open_folder(p, path, opts, err);
+    return settle(out, p, st);
+}
+
+kk_status kk_projection_pack(kk_projection *p, const kk_drafter_packing *how, kk_mem *mem,
+                             kk_err *err) {
+    return kk_checkpoint_pack(p->tensors, "layers.", how, mem, err);
+}
+
+int64_t kk_projection_packed_bytes(const kk_projection *p) {
+    return (int64_t)p->tensors->packed.size;
+}
+
+/* ---- random values ---------------------------------------------------------------------- */
+
+static kk_status shape_for(kk_projection_config *c, const kk_config *v, int32_t rank,
+                           const int32_t *taps, int32_t n_taps, kk_err *err) {
+    *c = (kk_projection_config){.source = KK_SOURCE_TAPS,
+                                .n_taps = n_taps,
+                                .rank = rank,
+                                .joint = true,
+                                .n_layer = v->n_layer,
+                                .hidden = v->hidden};
+    for (int32_t i = 0; i < n_taps && i < KK_MAX_TAPS; i++) c->taps[i] = taps[i];
+    if (n_taps > 0 && n_taps <= KK_MAX_TAPS) c->n_in = n_taps * v->hidden;
+    for (int32_t i = 0; i < v->n_layer; i++) {
+        const kk_layer_config *l = &v->layer[i];
+        c->layer[i].restored = l->kv_source == i;
+        c->layer[i].k_eq_v = l->k_eq_v;
+        c->layer[i].n_kv_head = l->n_kv_head;
+        c->layer[i].head_dim = l->head_dim;
+    }
+    return kk_projection_config_valid(c, KK_EINVAL, err);
+}
+
+/* Rows of unit length: what comes out spreads as what went in, whose values spread by 1. */
+static void spread_rows(kk_tensor *t) {
+    uint16_t *values = (uint16_t *)(uintptr_t)t->data.base;
+    const size_t n = (size_t)kk_tensor_values(t);
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double v = (double)kk_bf16_f32(values[i]);
+        sum += v * v;
+    }
+    const float scale = (float)sqrt((double)n / (sum * (double)t->dims[1]));
+    for (size_t i = 0; i < n; i++) values[i] = kk_f32_bf16(kk_bf16_f32(values[i]) * scale);
+}
+
+static kk_status make_random(kk_projection *p, kk_mem *mem, kk_err *err) {
+    kk_checkpoint *c = p->tensors;
+    c->mem = mem;
+    KK_TRY(kk_inventory_make_projection(&c->inventory, &p->config, err));
+    KK_TRY(kk_checkpoint_random(c, KK_BF16, err));
+    for (size_t i = 0; mem && i < c->n_tensors; i++) spread_rows(&c->tensors[i]);
+    return KK_OK;
+}
+
+kk_status kk_projection_synthetic(kk_projection **out, const kk_config *verifier, int32_t rank,
+                                  const int32_t *taps, int32_t n_taps, kk_mem *mem, kk_err *err) {
+    kk_projection *p;
+    *out = NULL;
+    kk_status st = projection_new(&p, "synthetic", err);
+    if (st == KK_OK) st = shape_for(&p->config, verifier, rank, taps, n_taps, err);
+    if (st == KK_OK) st = make_random(p, mem, err);
+    return settle(out, p, st);
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_inventory list;
+    kk_tensor *tensors;
+    uint8_t *rounded; /* all values in a type that is not float; NULL: they lie as they are */
+} writing;
+
+/* The values of a tensor by its name in the inventory; NULL: they were not given. */
+static const float *values_of(const kk_projection_values *v, const char *name) {
+    if (strcmp(name, "encoder_v.weight") == 0) return v->encoder[1];
+    if (strncmp(name, "layers.", 7) != 0) return v->encoder[0];
+    int32_t layer = 0;
+    const char *at = name + 7;
+    while (*at >= '0' && *at <= '9') layer = 10 * layer + (*at++ - '0');
+    return at[1] == 'k' ? v->k[layer] : v->v[layer];
+}
+
+static kk_status room_to_round(writing *w, kk_dtype type, kk_err *err) {
+    size_t total = 0;
+    w->tensors = kk_calloc(w->list.n, sizeof *w->tensors);
+    if (!w->tensors) return kk_fail(err, KK_ENOMEM, "no memory to write a projection");
+    if (type == KK_F32) return KK_OK;
+    for (size_t i = 0; i < w->list.n; i++) {
+        size_t bytes = 0;
+        kk_dtype_bytes(type, (uint64_t)kk_inventory_values(&w->list.items[i]), &bytes);
+        total += bytes; /* bounded by a valid configuration */
+    }
+    w->rounded = kk_malloc(total);
+    if (w->rounded) return KK_OK;
+    return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of a projection", total);
+}
+
+static kk_status fill(writing *w, const kk_projection_values *v, kk_dtype type, kk_err *err) {
+    KK_TRY(room_to_round(w, type, err));
+    uint8_t *to = w->rounded;
+    for (size_t i = 0; i < w->list.n; i++) {
+        const kk_inventory_item *item = &w->list.items[i];
+        const float *from = values_of(v, item->name);
+        const size_t n = (size_t)kk_inventory_values(item);
+        kk_tensor *t = &w->tensors[i];
+        if (!from)
+            return kk_fail(err, KK_EINVAL, "no values for '%.100s' of the projection", item->name);
+        *t = (kk_tensor){.name = item->name, .dtype = type, .n_dims = item->n_dims};
+        memcpy(t->dims, item->dims, sizeof item->dims);
+        kk_dtype_bytes(type, n, &t->data.size);
+        t->data.base = to ? to : (const uint8_t *)from;
+        if (!to) continue;
+        kk_quantize_row(type, from, to, n);
+        to += t->data.size;
+    }
+    return KK_OK;
+}
+
+static kk_status write_tensors(const char *path, const writing *w, kk_err *err) {
+    char *file = kk_path_join(path, tensor_file);
+    if (!file) return kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
+    const kk_status st = kk_safetensors_write(file, w->tensors, w->list.n, err);
+    kk_free(file);
+    return st;
+}
+
+static kk_status write_text(const char *file, const char *text, kk_err *err) {
+    kk_writer *w;
+    KK_TRY(kk_writer_open(&w, file, err));
+    const kk_status st = kk_writer_put(w, text, strlen(text), err);
+    if (st == KK_OK) return kk_writer_commit(w, err);
+    kk_writer_abort(w);
+    return st;
+}
+
+static kk_status write_config(const char *path, const kk_projection_config *c, kk_err *err) {
+    char *file = kk_path_join(path, config_file), *text = kk_projection_config_to_json(c);
+    const kk_status st = file && text
+                             ? write_text(file, text, err)
+                             : kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
+    kk_free(file);
+    kk_free(text);
+    return st;
+}
+
+kk_status kk_projection_write(const char *path, const kk_projection_config *c,
+                              const kk_projection_values *v, kk_dtype type, kk_err *err) {
+    writing w = {0};
+    if (type != KK_F32 && type != KK_BF16)
+        return kk_fail(err, KK_EINVAL, "a projection is written as f32 or bf16, not %s",
+                       kk_dtype_get(type)->name);
+    KK_TRY(kk_projection_config_valid(c, KK_EINVAL, err));
+    KK_TRY(kk_inventory_make_projection(&w.list, c, err));
+    kk_status st = fill(&w, v, type, err);
+    if (st == KK_OK) st = kk_dir_make(path, err);
+    if (st == KK_OK) st = write_tensors(path, &w, err);
+    if (st == KK_OK) st = write_config(path, c, err);
+    kk_free(w.rounded);
+    kk_free(w.tensors);
+    kk_inventory_free(&w.list);
+    return st;
+}
