@@ -148,6 +148,16 @@ static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     assert_true(kk_cache_truncate(h.cache, 256));
     assert_false(kk_cache_truncate(h.cache, 255));
     kk_cache_free(h.cache);
+    /* With no window, the start of any chunk needs no row. */
+    w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 0, .sink = 4, .chunk = 64};
+    h = (held_cache){.cache = cache_open(&w)};
+    while (h.rows.len < 260) append_rows(&w, &h, 20);
+    assert_false(kk_cache_truncate(h.cache, 129));
+    assert_true(kk_cache_truncate(h.cache, 128));
+    h.rows.len = 128;
+    append_rows(&w, &h, 70);
+    check_rows(&w, h.cache, &h.rows, h.rows.len);
+    kk_cache_free(h.cache);
     /* Chunks and pages at odds: no row is needed at 99, and the begun page stays all the same. */
     w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 0, .sink = 4, .chunk = 3};
     h = (held_cache){.cache = cache_open(&w)};
