@@ -47,7 +47,8 @@ struct kk_engine {
     kk_acceptance known[KK_SPEC_NGRAM + 1]; /* by proposer: what sessions saw of their drafts */
     float *row;                             /* [vocab], scratch */
     int32_t n_sessions;
-    _Atomic uint64_t fingerprint, drafter_fingerprint; /* 0: not taken yet; see fingerprint.h */
+    /* 0: not taken yet; see fingerprint.h */
+    _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
 };
 
 /* How rows of a format are stored. */

@@ -95,7 +95,11 @@ static void load_rows(float *dst, kk_dtype format, int32_t head_dim, const uint8
 
 static void widen(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
                   int32_t n) {
-    const int32_t most = head_dim < KK_ATTEND_CHUNK ? KK_ATTEND_CHUNK / head_dim : 1;
+    if (head_dim > KK_ATTEND_CHUNK) { /* no attention head is so wide: a latent may be */
+        kk_kernels_reference.widen(y, t, head_dim, head, lo, n);
+        return;
+    }
+    const int32_t most = KK_ATTEND_CHUNK / head_dim;
     for (row_range at = {lo, lo}; at.lo < lo + n; at.lo = at.hi) {
         at.hi = at.lo + most < lo + n ? at.lo + most : lo + n;
         load_rows(y + (size_t)(at.lo - lo) * (size_t)head_dim, t, head_dim, head, head, at);
