@@ -97,8 +97,10 @@ static kk_status shape_for(kk_projection_config *c, const kk_config *v, int32_t 
                                 .joint = true,
                                 .n_layer = v->n_layer,
                                 .hidden = v->hidden};
-    for (int32_t i = 0; i < n_taps && i < KK_MAX_TAPS; i++) c->taps[i] = taps[i];
-    if (n_taps > 0 && n_taps <= KK_MAX_TAPS) c->n_in = n_taps * v->hidden;
+    if (n_taps > 0 && n_taps <= KK_MAX_TAPS) { /* any other number is refused below */
+        memcpy(c->taps, taps, (size_t)n_taps * sizeof *taps);
+        c->n_in = n_taps * v->hidden;
+    }
     for (int32_t i = 0; i < v->n_layer; i++) {
         const kk_layer_config *l = &v->layer[i];
         c->layer[i].restored = l->kv_source == i;

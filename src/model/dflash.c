@@ -244,6 +244,21 @@ kk_status kk_dflash_extend(kk_dflash *m, const kk_dflash_rows *rows, int32_t n, 
     return m->n_rows ? extend_pass(m, rows[0].context.layout, err) : KK_OK;
 }
 
+kk_status kk_dflash_features(kk_dflash *m, const kk_buf *taps, int32_t tap_row, int32_t n_rows,
+                             kk_buf *out, kk_err *err) {
+    const int32_t width = m->cfg.n_taps * m->cfg.hidden;
+    if (n_rows < 1 || n_rows > m->max_rows || tap_row < 0)
+        return kk_fail(err, KK_EINVAL, "features of %d rows from %d: 1 to %d at once", n_rows,
+                       tap_row, m->max_rows);
+    const kk_gather_args copy = {
+        .out = m->taps, .x = taps, .first = tap_row, .n = n_rows, .dim = width};
+    const kk_linear_args fc = {{m->context}, {m->fc}, 1, m->taps, n_rows};
+    const kk_norm_args norm_args = {out, m->context, NULL, n_rows, m->cfg.hidden, m->cfg.eps};
+    KK_TRY(m->be->gather(m->dev, &copy, err));
+    KK_TRY(m->be->linear(m->dev, &fc, err));
+    return m->be->norm(m->dev, &norm_args, err);
+}
+
 /* ---- drafting --------------------------------------------------------------------------- */
 
 static kk_status check_block(const kk_dflash *m, const kk_dflash_block *b, kk_err *err) {

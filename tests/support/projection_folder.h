@@ -4,6 +4,7 @@
 #define KK_TESTS_PROJECTION_FOLDER_H
 
 #include "support/model_folder.h"
+#include "support/ok.h"
 
 /* All layers of a verifier, from two of its taps, with rank 32; joint or the two encoders of
  * drafter-kv, which reads the drafter of drafter_folder.h. */
@@ -61,6 +62,22 @@ static inline projection_values projection_values_of(const kk_projection_config 
     }
     if (at != p.all + n) abort();
     return p;
+}
+
+static inline void same_config(const kk_projection_config *a, const kk_projection_config *b) {
+    assert_int_equal(a->source, b->source);
+    assert_int_equal(a->n_taps, b->n_taps);
+    assert_memory_equal(a->taps, b->taps, sizeof a->taps);
+    assert_true(a->n_in == b->n_in && a->rank == b->rank && a->joint == b->joint);
+    assert_true(a->n_layer == b->n_layer && a->hidden == b->hidden);
+    assert_memory_equal(&a->draft, &b->draft, sizeof a->draft);
+    for (int32_t i = 0; i < KK_MAX_LAYERS; i++) {
+        assert_int_equal(a->layer[i].restored, b->layer[i].restored);
+        assert_int_equal(a->layer[i].k_eq_v, b->layer[i].k_eq_v);
+        assert_int_equal(a->layer[i].n_kv_head, b->layer[i].n_kv_head);
+        assert_int_equal(a->layer[i].head_dim, b->layer[i].head_dim);
+    }
+    assert_true(a->verifier == b->verifier && a->drafter == b->drafter);
 }
 
 #endif

@@ -1,0 +1,56 @@
+/* corpus.h - the texts a projection is trained on, as token sequences.
+ *
+ * From files and folders; from sets of prompts; from documents that hide a code; and from what the
+ * model itself goes on to say after prompts.  A text is held out, to judge by, or trained on, as a
+ * hash of its file name or prompt says, so that no two sequences of one text lie on both sides.
+ *
+ * Documents with a code never are those of an evaluation: they are drawn from other seeds and
+ * their codes begin with other words. */
+#ifndef KK_TRAIN_CORPUS_H
+#define KK_TRAIN_CORPUS_H
+
+#include "eval/haystack.h"
+#include "kakeya.h"
+
+typedef enum { KK_TEXT_FILE, KK_TEXT_PROMPT, KK_TEXT_NEEDLE, KK_TEXT_KINDS } kk_text_kind;
+const char *kk_text_kind_name(kk_text_kind k); /* "file", "prompt", "needle" */
+
+typedef struct {
+    int32_t *ids;
+    int32_t n;
+    kk_text_kind kind;
+    bool held; /* to judge by */
+} kk_text;
+
+typedef struct {
+    kk_text *texts;
+    size_t n, cap;
+    int64_t tokens[2]; /* trained on; held out */
+} kk_corpus;
+
+typedef struct {
+    kk_engine *engine;        /* borrowed */
+    const char *const *paths; /* files and folders; none: the prompts */
+    size_t n_paths;
+    const char *prompts; /* folder of prompt sets; NULL: none */
+    int32_t length;      /* most tokens of a sequence, but for needles */
+    int32_t predict;     /* tokens the model says after a prompt */
+    int32_t needles;     /* documents */
+    int32_t most_lines;  /* of a document */
+    int64_t tokens;      /* to train on at most, needles not counted; 0: all there are */
+    uint64_t seed;
+    /* Told as it goes; false stops with KK_ESTOPPED.  May be NULL. */
+    bool (*on_text)(void *user, int64_t tokens);
+    void *user;
+} kk_corpus_opts;
+
+kk_status kk_corpus_new(kk_corpus *out, const kk_corpus_opts *opts, kk_err *err);
+void kk_corpus_free(kk_corpus *c); /* zero value is fine; leaves it zero */
+/* Tokens of the longest sequence. */
+int32_t kk_corpus_longest(const kk_corpus *c);
+
+/* The i-th document of a seed to train on; each call draws the next. */
+void kk_corpus_needle_seed(kk_twister *t, uint64_t seed);
+kk_haystack kk_corpus_needle(kk_twister *t, int32_t most_lines);
+
+#endif

@@ -1,0 +1,21 @@
+/* linalg.h - the dense linear algebra of training, over BLAS and LAPACK.
+ *
+ * Matrices are row-major and tight.  Products are called as cblas functions where they are needed;
+ * here is what needs a workspace or can fail.  Results depend on the number of BLAS threads, and
+ * on nothing else that may differ between two runs on one machine. */
+#ifndef KK_TRAIN_LINALG_H
+#define KK_TRAIN_LINALG_H
+
+#include "kakeya.h"
+
+/* Threads of every product from now on, in the whole process; 0: all cores. */
+void kk_linalg_threads(int32_t n);
+/* The lower L with L L^T = a, [n, n]; what stands above the diagonal becomes zero.  Fails when a is
+ * not positive definite. */
+kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err);
+/* b = L^-1 b, or L^-T b with transposed: b is [n, m]. */
+void kk_linalg_solve_lower(const double *l, int32_t n, bool transposed, double *b, int32_t m);
+/* Eigenvalues of a symmetric [n, n], largest first, with its eigenvectors as rows of a. */
+kk_status kk_linalg_eigen(double *a, int32_t n, double *values, kk_err *err);
+
+#endif
