@@ -340,10 +340,11 @@ KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_
 /* Writes the timeline, its caches, the drafter's, and the sampling settings last used.  The file
  * appears whole or not at all, also when two processes write it. */
 KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
-/* Continues a saved session.  opts may change who drafts; ctx 0 and the format are the saved
- * ones.  Another model, a damaged or a shortened file are refused with the reason.  *exact (may
- * be NULL): whether tokens and logits will be those of the session that was saved, to the bit;
- * they are on the same kind of device and build. */
+/* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
+ * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
+ * another model, another projection where rows are rebuilt, a damaged or a shortened file.
+ * *exact (may be NULL): whether tokens and logits will be those of the session that was saved, to
+ * the bit; they are on the same kind of device and build. */
 KK_API kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
                                  const kk_session_opts *opts, bool *exact, kk_err *err);
 /* The settings of the last generation, for one that goes on; false: there was none. */
@@ -355,7 +356,10 @@ typedef struct {
     kk_kv_format kv_format;
     kk_spec spec;
     int32_t tokens, ctx;
-    int64_t bytes; /* of the file */
+    int64_t bytes;                    /* of the file */
+    char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
+    int32_t sink, window, chunk;      /* 0: they keep all */
+    uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
 } kk_saved_info;
 /* What a file holds, from its head alone. */
 KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err);

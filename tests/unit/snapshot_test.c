@@ -518,11 +518,16 @@ static void foreign_files_are_refused(void **state) {
     kk_err err;
     assert_refused(&v, (const uint8_t *)"GGUF and what follows it here", 29, "no saved session");
     const size_t head = kk_le32(v.good + 12);
-    v.good[8] = 2;
-    seal(v.good, head);
-    assert_refused(&v, v.good, v.n, "format 2");
-    assert_int_equal(kk_saved_inspect(v.path, &info, &err), KK_EFORMAT);
-    v.good[8] = 1;
+    for (uint8_t format = 1; format <= KK_SAVED_FORMAT + 1; format += 2) {
+        char says[60];
+        v.good[8] = format;
+        seal(v.good, head);
+        snprintf(says, sizeof says, "of format %d, this build reads format %d", format,
+                 KK_SAVED_FORMAT);
+        assert_refused(&v, v.good, v.n, says);
+        assert_int_equal(kk_saved_inspect(v.path, &info, &err), KK_EFORMAT);
+    }
+    v.good[8] = KK_SAVED_FORMAT;
     seal(v.good, head);
     scratch_write(v.path, v.good, v.n);
     static const char *const others[] = {"tiny:f32:3", "tiny:bf16:2", "tiny-ple:f32:2"};
