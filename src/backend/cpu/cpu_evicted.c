@@ -170,10 +170,10 @@ static void rebuild_rows(const segment *s, int32_t i, int32_t head, bool keys, s
                          int32_t thread) {
     const kk_attend_args *a = s->a;
     const int32_t d = a->slot.head_dim, page = s->made[i];
+    if (gone.lo >= gone.hi) return;
     uint8_t *panel = kk_thread_scratch(s->dev, thread);
     float *raw = (float *)(void *)(panel + panel_bytes(a->evicted->latent.head_dim));
     float *x = raw + (size_t)KK_PAGE_ROWS * (size_t)d;
-    if (gone.lo >= gone.hi) return;
     project_rows(s, page, head, keys, gone, panel, raw);
     kk_kv_slot to = a->slot;
     to.v_off -= to.k_off;
