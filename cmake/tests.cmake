@@ -2,6 +2,7 @@
 #   unit parity fault   tests/<folder>/NAME_test.c
 #   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA and KK_TEST_DATA in its environment
+#   tools               tests/tools/NAME_test.py, where there is a python3
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
 # A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
@@ -102,6 +103,19 @@ if(TARGET kakeya_cli)
     set_tests_properties(e2e.${name} PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77
       ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data}")
   endforeach()
+endif()
+
+find_program(KK_PYTHON python3)
+if(KK_PYTHON)
+  file(GLOB scripts CONFIGURE_DEPENDS "tests/tools/*_test.py")
+  foreach(file IN LISTS scripts)
+    get_filename_component(name ${file} NAME_WE)
+    string(REGEX REPLACE "_test$" "" short ${name})
+    add_test(NAME tools.${short} COMMAND "${KK_PYTHON}" -B "${file}")
+    set_tests_properties(tools.${short} PROPERTIES LABELS tools TIMEOUT 120)
+  endforeach()
+else()
+  message(STATUS "python3 not found: the tests of tools/ are not run")
 endif()
 
 # An instrumented library would need an instrumented consumer, and the checks are the same in

@@ -67,6 +67,32 @@ static void a_projection_returns_from_files(void **state) {
     kk_projection_close(NULL);
 }
 
+/* Value i of the n-th tensor that tests/tools/convert_projection_test.py makes. */
+static float converted_value(int32_t n, int32_t i) {
+    return (float)((i * 7 + n * 13) % 251 - 125) / 64;
+}
+
+/* What tools/convert_projection.py writes; its own test compares it with the same files. */
+static void a_converted_prototype_opens(void **state) {
+    (void)state;
+    static const char *const order[] = {
+        "encoder_k.weight",  "encoder_v.weight",  "layers.0.k.weight", "layers.1.k.weight",
+        "layers.2.k.weight", "layers.0.v.weight", "layers.1.v.weight", "layers.2.v.weight"};
+    kk_projection *p;
+    float values[512];
+    assert_ok(kk_projection_open(&p, KK_TEST_DATA "/projection/converted", NULL, why));
+    const kk_projection_config *c = kk_projection_config_of(p);
+    assert_int_equal(kk_projection_params(c), 3584);
+    assert_true(c->source == KK_SOURCE_DRAFTER_KV && !c->joint && c->rank == 16);
+    assert_true(c->draft.n_layer == 2 && c->draft.n_kv_head == 2 && c->draft.head_dim == 4);
+    assert_true(c->layer[2].k_eq_v && !c->layer[1].k_eq_v && c->hidden == 64);
+    for (int32_t n = 0; n < 8; n++) {
+        for (int32_t i = 0; i < 512; i++) values[i] = converted_value(n, i);
+        same_values(p, order[n], values, KK_F32);
+    }
+    kk_projection_close(p);
+}
+
 static void refused_folder(const char *dir, const char *says) {
     kk_projection *p = (kk_projection *)1;
     kk_err err = {0};
@@ -404,10 +430,15 @@ static void packing_leaves_odd_ranks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        IN_FOLDER(a_projection_returns_from_files), IN_FOLDER(wrong_files_are_refused_by_name),
-        IN_FOLDER(what_cannot_be_written),          IN_FOLDER(a_full_disk_changes_nothing),
-        IN_FOLDER(places_that_take_no_files),       cmocka_unit_test(random_ones_keep_their_spread),
-        cmocka_unit_test(random_ones_in_any_shape), IN_FOLDER(packing_rounds_the_decoders),
+        IN_FOLDER(a_projection_returns_from_files),
+        cmocka_unit_test(a_converted_prototype_opens),
+        IN_FOLDER(wrong_files_are_refused_by_name),
+        IN_FOLDER(what_cannot_be_written),
+        IN_FOLDER(a_full_disk_changes_nothing),
+        IN_FOLDER(places_that_take_no_files),
+        cmocka_unit_test(random_ones_keep_their_spread),
+        cmocka_unit_test(random_ones_in_any_shape),
+        IN_FOLDER(packing_rounds_the_decoders),
         cmocka_unit_test(packing_leaves_odd_ranks),
     };
     return cmocka_run_group_tests_name("projection", tests, NULL, NULL);

@@ -1,0 +1,288 @@
+/* cmd_report.c - `kakeya report`: holds reports to their rules, and shows them on a page.
+ *
+ * Three kinds: check, html and rules.  Verdicts go to stdout, one line each and one for every rule
+ * that does not hold; a folder means every report below it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/output.h"
+#include "cli/term.h"
+#include "cli/verbs.h"
+#include "eval/gate.h"
+#include "eval/page.h"
+
+typedef struct {
+    const char *out;
+    bool json, quiet, verbose;
+} report_args;
+
+#define AT(field) offsetof(report_args, field)
+
+extern const verb report_check, report_html, report_rules;
+
+/* ---- what both kinds look at -------------------------------------------------------------- */
+
+/* Reports and what the gate says of them; others: JSON in folders that is no report. */
+typedef struct {
+    kk_report_files files;
+    kk_verdict *verdict; /* [files.n] */
+    bool *shown;         /* [files.n]: a report, or something that was asked for by name */
+    size_t reports, others;
+} gathered;
+
+static void release(gathered *g) {
+    for (size_t i = 0; g->verdict && i < g->files.n; i++) kk_verdict_release(&g->verdict[i]);
+    free(g->verdict);
+    free(g->shown);
+    kk_report_files_free(&g->files);
+}
+
+static bool judge(gathered *g, int *code) {
+    kk_err err;
+    g->verdict = calloc(g->files.n + 1, sizeof *g->verdict);
+    g->shown = calloc(g->files.n + 1, sizeof *g->shown);
+    if (!g->verdict || !g->shown) {
+        *code = output_failed("out of memory for the verdicts", NULL);
+        return false;
+    }
+    for (size_t i = 0; i < g->files.n; i++) {
+        if (kk_gate_file(g->files.path[i], &g->verdict[i], &err) != KK_OK) {
+            *code = output_error(&err);
+            return false;
+        }
+        g->shown[i] = !g->files.found[i] || !g->verdict[i].other;
+        g->reports += g->shown[i];
+        g->others += !g->shown[i];
+    }
+    return true;
+}
+
+static bool gather(gathered *g, const option_words *words, int *code) {
+    kk_err err;
+    for (int i = 0; i < words->n; i++) {
+        if (kk_report_files_add(&g->files, words->word[i], &err) == KK_OK) continue;
+        *code = output_error(&err);
+        return false;
+    }
+    if (!judge(g, code)) return false;
+    if (g->reports) return true;
+    char what[300];
+    snprintf(what, sizeof what, "there is no report in %.200s%s", words->word[0],
+             words->n > 1 ? " and the others" : "");
+    *code = output_failed(what, "A report is a *.json file that says its kind.");
+    return false;
+}
+
+/* ---- check -------------------------------------------------------------------------------- */
+
+static const option check_options[] = {
+    OPTION_FLAG(NULL, "json", AT(json), "print one JSON object with all verdicts"),
+    OPTION_FLAG("q", "quiet", AT(quiet), "only what does not hold"),
+    OPTION_FLAG("v", "verbose", AT(verbose), "also what reports of the older kind lack"),
+};
+
+static json_t *verdict_object(const char *path, const kk_verdict *v) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < v->n; i++) {
+        const kk_finding *f = &v->finding[i];
+        json_array_append_new(list, json_pack("{s:s, s:b, s:o}", "code", f->code, "note", f->note,
+                                              "text", output_text(f->text, strlen(f->text))));
+    }
+    return json_pack("{s:o, s:s, s:s, s:b, s:b, s:o}", "file", output_text(path, strlen(path)),
+                     "kind", v->kind, "verdict", kk_verdict_word(v), "legacy", v->legacy,
+                     "supports_claims", v->violations == 0 && !v->legacy, "findings", list);
+}
+
+static void print_verdict(const char *path, const kk_verdict *v, const report_args *a) {
+    if (v->violations == 0 && !a->quiet)
+        printf("%s: %s%s\n", path, v->legacy ? "legacy " : "ok ", v->kind);
+    for (size_t i = 0; i < v->n; i++) {
+        const kk_finding *f = &v->finding[i];
+        if (!f->note) printf("%s: %s: %s\n", path, f->code, f->text);
+        if (f->note && a->verbose) printf("%s: (legacy) %s: %s\n", path, f->code, f->text);
+    }
+}
+
+static void sum_up(const gathered *g) {
+    size_t legacy = 0, refused = 0;
+    for (size_t i = 0; i < g->files.n; i++) {
+        if (!g->shown[i]) continue;
+        refused += g->verdict[i].violations > 0;
+        legacy += g->verdict[i].violations == 0 && g->verdict[i].legacy;
+    }
+    printf("%zu report%s: %zu hold%s, %zu legacy, %zu refused", g->reports,
+           g->reports == 1 ? "" : "s", g->reports - legacy - refused,
+           g->reports - legacy - refused == 1 ? "s" : "", legacy, refused);
+    if (g->others) printf("; %zu other JSON file%s", g->others, g->others == 1 ? "" : "s");
+    printf("\n");
+    if (legacy)
+        printf("legacy: written before schema 1; without contradiction, but no new claim "
+               "can rest on it\n");
+}
+
+static bool all_hold(const gathered *g) {
+    for (size_t i = 0; i < g->files.n; i++)
+        if (g->shown[i] && g->verdict[i].violations) return false;
+    return true;
+}
+
+static bool print_json(const gathered *g) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < g->files.n; i++)
+        if (g->shown[i])
+            json_array_append_new(list, verdict_object(g->files.path[i], &g->verdict[i]));
+    return output_json(json_pack("{s:b, s:o}", "holds", all_hold(g), "reports", list));
+}
+
+static int run_check(int argc, char **argv) {
+    report_args a = {.json = false};
+    option_words words;
+    gathered g = {.reports = 0};
+    int code;
+    if (!options_parse(&report_check, argc - 1, argv + 1, &a, &words, &code)) return code;
+    if (gather(&g, &words, &code)) {
+        code = all_hold(&g) ? EXIT_DONE : EXIT_FAILED;
+        for (size_t i = 0; !a.json && i < g.files.n; i++)
+            if (g.shown[i]) print_verdict(g.files.path[i], &g.verdict[i], &a);
+        if (!a.json && !a.quiet) sum_up(&g);
+        if (a.json && !print_json(&g)) code = output_failed("out of memory", NULL);
+    }
+    release(&g);
+    return code;
+}
+
+const verb report_check = {
+    .name = "report check",
+    .summary = "say whether reports may say what they say",
+    .usage = "PATH... [--json]",
+    .about = "Holds JSON reports, or all below a folder, to the rules of 'kakeya report rules':\n"
+             "figures are computed again from the rows they stand on, and a claim without what it\n"
+             "rests on is refused.  Exit status 1 when a rule is violated; each is printed as\n"
+             "FILE: CODE: sentence.",
+    .examples = "  kakeya report check bench/results\n"
+                "  kakeya report check needle.json --json\n",
+    .options = check_options,
+    .n_options = OPTION_COUNT(check_options),
+    .min_words = 1,
+    .max_words = 64,
+    .run = run_check,
+};
+
+/* ---- html --------------------------------------------------------------------------------- */
+
+static const option html_options[] = {
+    OPTION_STRING("o", "output", "FILE", AT(out), "the page to write"),
+};
+
+static kk_status write_page(const gathered *g, const char *path, kk_err *err) {
+    kk_page_report *list = calloc(g->reports + 1, sizeof *list);
+    size_t n = 0;
+    if (!list) {
+        *err = (kk_err){.code = KK_ENOMEM, .msg = "no memory for the page"};
+        return KK_ENOMEM;
+    }
+    for (size_t i = 0; i < g->files.n; i++)
+        if (g->shown[i])
+            list[n++] = (kk_page_report){.path = g->files.path[i], .verdict = &g->verdict[i]};
+    const kk_status st = kk_page_write(path, list, n, err);
+    free(list);
+    return st;
+}
+
+static int run_html(int argc, char **argv) {
+    report_args a = {.json = false};
+    option_words words;
+    gathered g = {.reports = 0};
+    kk_err err;
+    int code;
+    if (!options_parse(&report_html, argc - 1, argv + 1, &a, &words, &code)) return code;
+    if (!a.out) return options_wrong(&report_html, "name the page to write with -o FILE");
+    if (gather(&g, &words, &code))
+        code = write_page(&g, a.out, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+    release(&g);
+    return code;
+}
+
+const verb report_html = {
+    .name = "report html",
+    .summary = "write reports as one page with tables and plots",
+    .usage = "PATH... -o FILE",
+    .about = "Writes one HTML page that needs nothing else: tables, and plots of recall by depth,\n"
+             "KL, bytes against context, time per round and rates with their spread.  The verdict\n"
+             "of 'kakeya report check' stands over every report.",
+    .examples = "  kakeya report html bench/results models/tiny -o page.html\n",
+    .options = html_options,
+    .n_options = OPTION_COUNT(html_options),
+    .min_words = 1,
+    .max_words = 64,
+    .run = run_html,
+};
+
+/* ---- rules -------------------------------------------------------------------------------- */
+
+static int run_rules(int argc, char **argv) {
+    int code;
+    if (!options_parse(&report_rules, argc - 1, argv + 1, NULL, NULL, &code)) return code;
+    for (size_t i = 0; i < kk_gate_count(); i++) {
+        const kk_gate_rule r = kk_gate_rule_at(i);
+        printf("%-22s %s%s%s%s%s\n", r.code, r.text, r.kinds ? " (" : "", r.kinds ? r.kinds : "",
+               r.kinds ? ")" : "", r.always ? "" : " *");
+    }
+    printf("\n* not asked of reports without a schema number, which support no new claim.\n");
+    return EXIT_DONE;
+}
+
+const verb report_rules = {
+    .name = "report rules",
+    .summary = "list the rules",
+    .usage = "",
+    .about =
+        "Lists the rules of 'kakeya report check' with their codes, and in brackets the kinds\n"
+        "of reports that they are for.",
+    .examples = "  kakeya report rules\n",
+    .run = run_rules,
+};
+
+/* ---- the verb ----------------------------------------------------------------------------- */
+
+static const verb *const kinds[] = {&report_check, &report_html, &report_rules};
+
+static const char *kind_name(const verb *kind) { return kind->name + strlen("report "); }
+
+static int list_kinds(void) {
+    fprintf(stderr, "usage: kakeya report KIND [options]\n\nKinds:\n");
+    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
+        fprintf(stderr, "  %-10s %s\n", kind_name(kinds[i]), kinds[i]->summary);
+    fprintf(stderr, "\n'kakeya help report KIND' says more.\n");
+    return EXIT_USAGE;
+}
+
+static int run(int argc, char **argv) {
+    if (argc == 0) return list_kinds();
+    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
+        options_help(&verb_report);
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
+        if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
+    if (argv[0][0] == '-')
+        return options_wrong(&verb_report, "the kind comes first, as in 'kakeya report check %s'",
+                             argv[0]);
+    return options_wrong(&verb_report, "there is no kind '%s'; the kinds are: check, html, rules",
+                         argv[0]);
+}
+
+const verb verb_report = {
+    .name = "report",
+    .summary = "hold reports to their rules, or show them on a page",
+    .usage = "KIND [options]",
+    .about = "check       say whether reports may say what they say\n"
+             "html        write reports as one page with tables and plots\n"
+             "rules       list the rules\n\n"
+             "'kakeya help report KIND' lists the options of a kind.",
+    .examples = "  kakeya report check bench/results\n"
+                "  kakeya report html bench/results -o page.html\n",
+    .kinds = true,
+    .run = run,
+};
