@@ -116,7 +116,7 @@ static kk_status fill_rope(attention *a, kk_buf *table, int kind, int64_t pos, i
 
 static kk_status open_store(attention *a, store *s, kk_dtype format, int32_t ctx, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL};
-    KK_TRY(kk_kv_layout_init(&s->layout, &a->shape, format, err));
+    KK_TRY(kk_kv_layout_init(&s->layout, &a->shape, format, NULL, err));
     for (int k = 0; k < KK_KINDS; k++)
         if (s->layout.page_bytes[k])
             KK_TRY(kk_pool_new(&s->pool[k], &a->mem, category[k], s->layout.page_bytes[k], err));
@@ -150,7 +150,8 @@ static kk_status store_chunk(attention *a, store *s, int32_t n, kk_err *err) {
     for (int32_t i = 0; i < a->config->n_layer; i++) {
         const kk_layer_config *l = &a->config->layer[i];
         if (l->kv_source != i) continue;
-        const kk_group group = {0, n, pos, kk_cache_pages(s->cache, kind_of(l))};
+        const kk_group group = {
+            .n_rows = n, .pos = pos, .pages = kk_cache_pages(s->cache, kind_of(l))};
         const kk_rows rows = {&group, 1, n};
         const kk_store_args args = {.k = a->k,
                                     .v = l->k_eq_v ? NULL : a->v,
@@ -173,8 +174,9 @@ static kk_status attend_once(attention *a, const store *s, double *seconds, kk_e
     const double from = kk_now();
     for (int32_t i = 0; i < a->config->n_layer; i++) {
         const kk_layer_config *l = &a->config->layer[i];
-        const kk_group group = {0, 1, kk_cache_len(s->cache) - 1,
-                                kk_cache_pages(s->cache, kind_of(l))};
+        const kk_group group = {.n_rows = 1,
+                                .pos = kk_cache_len(s->cache) - 1,
+                                .pages = kk_cache_pages(s->cache, kind_of(l))};
         const kk_rows rows = {&group, 1, 1};
         const kk_attend_args args = {.out = a->out,
                                      .q = a->q,
@@ -200,7 +202,7 @@ static const kk_dtype stored_as[KK_BENCH_FORMATS] = {
 static kk_status fill_stores(attention *a, const kk_bench_opts *o, kk_err *err) {
     for (int f = 0; f < KK_BENCH_FORMATS; f++) {
         kk_kv_layout probe;
-        a->fits[f] = kk_kv_layout_init(&probe, &a->shape, stored_as[f], NULL) == KK_OK;
+        a->fits[f] = kk_kv_layout_init(&probe, &a->shape, stored_as[f], NULL, NULL) == KK_OK;
         if (!a->fits[f]) continue;
         KK_TRY(open_store(a, &a->store[f], stored_as[f], o->ctx, err));
         for (int32_t at = 0; at < o->ctx; at += CHUNK) {

@@ -114,6 +114,9 @@ typedef struct {
     const char *draft_type; /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
+    const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
+                                    * "synthetic:RANK" beside a synthetic model */
+    const char *projection_type;   /* its decoders in memory: "q8_0", "file"; NULL: q8_0 */
     const char *device;            /* "cpu"; NULL: the fastest there is */
     const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;               /* 0: all cores this process may run on */
@@ -158,6 +161,15 @@ typedef struct {
     int64_t params, weight_bytes;
 } kk_drafter_info;
 KK_API bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out); /* false: none */
+/* The projection that rebuilds rows. */
+typedef struct {
+    char source[16]; /* what its latents are made of: "taps", "context", "embed" */
+    int32_t n_taps, taps[16];
+    int32_t rank;                        /* values of a latent */
+    int32_t sliding_layers, full_layers; /* that it can rebuild */
+    int64_t params, weight_bytes;
+} kk_projection_info;
+KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
 /* Which weights these are, for reports: a sample of every tensor's bytes, with names and shapes.
  * 0: there is none. */
 typedef struct {
@@ -205,6 +217,14 @@ typedef enum {
 } kk_spec;
 KK_API const char *kk_spec_name(kk_spec s); /* "auto", "none", "dflash", "ngram" */
 
+/* What layers of a kind keep of their rows.  To a row at p, with a = p / chunk * chunk, rows before
+ * a - window are gone, the first `sink` apart. */
+typedef enum {
+    KK_KEEP_ALL = 0,  /* all that their mask shows: "native" of sliding layers, "exact" of full */
+    KK_KEEP_WINDOW,   /* "window": what is gone is not seen */
+    KK_KEEP_RESTORED, /* "restored": what is gone is rebuilt by the projection */
+} kk_keep;
+
 typedef struct {
     int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format; /* how K/V rows are stored */
@@ -213,6 +233,13 @@ typedef struct {
                              * 0: what the proposer is good for */
     bool draft_fixed;       /* always draft draft_max, whether it pays or not */
     int32_t draft_ctx;      /* rows the drafter's full layers look back over; 0: all */
+    kk_keep kv_sliding, kv_full;
+    int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
+    kk_kv_format latents;        /* how what rows are rebuilt from is stored */
+    /* For diagnosis: true rows are kept too, in full, and rebuilt rows are mix * true + (1 - mix) *
+     * rebuilt.  1 gives exactly what KK_KEEP_ALL gives. */
+    bool mixes;
+    float mix;
 } kk_session_opts;
 
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
@@ -225,6 +252,17 @@ KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the t
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
 KK_API kk_spec kk_session_spec(const kk_session *s); /* never KK_SPEC_AUTO */
+/* The options it has come to, defaults filled in. */
+KK_API void kk_session_options(const kk_session *s, kk_session_opts *out);
+
+/* What attention read since the session began, over all layers: keys of all queries, and rows
+ * rebuilt for them, once for all queries of a pass that share a chunk. */
+typedef struct {
+    int64_t queries;                   /* (layer, position) */
+    int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
+    int64_t rows_rebuilt;              /* (layer, position) */
+} kk_reach;
+KK_API void kk_session_reach(const kk_session *s, kk_reach *out);
 
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */
@@ -302,10 +340,11 @@ KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_
 /* Writes the timeline, its caches, the drafter's, and the sampling settings last used.  The file
  * appears whole or not at all, also when two processes write it. */
 KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
-/* Continues a saved session.  opts may change who drafts; ctx 0 and the format are the saved
- * ones.  Another model, a damaged or a shortened file are refused with the reason.  *exact (may
- * be NULL): whether tokens and logits will be those of the session that was saved, to the bit;
- * they are on the same kind of device and build. */
+/* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
+ * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
+ * another model, another projection where rows are rebuilt, a damaged or a shortened file.
+ * *exact (may be NULL): whether tokens and logits will be those of the session that was saved, to
+ * the bit; they are on the same kind of device and build. */
 KK_API kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
                                  const kk_session_opts *opts, bool *exact, kk_err *err);
 /* The settings of the last generation, for one that goes on; false: there was none. */
@@ -317,7 +356,10 @@ typedef struct {
     kk_kv_format kv_format;
     kk_spec spec;
     int32_t tokens, ctx;
-    int64_t bytes; /* of the file */
+    int64_t bytes;                    /* of the file */
+    char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
+    int32_t sink, window, chunk;      /* 0: they keep all */
+    uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
 } kk_saved_info;
 /* What a file holds, from its head alone. */
 KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err);

@@ -50,9 +50,12 @@ static inline size_t kk_kv_head_bytes(kk_dtype format, int32_t head_dim) {
 
 /* One session's rows in a forward, and its page table for the layer kind at hand. */
 typedef struct {
-    int32_t row, n_rows;   /* its rows are [row, row + n_rows) of the forward */
-    int64_t pos;           /* absolute position of the first of them */
-    uint8_t *const *pages; /* by absolute page index; those in no one's sight may be NULL */
+    int32_t row, n_rows;     /* its rows are [row, row + n_rows) of the forward */
+    int64_t pos;             /* absolute position of the first of them */
+    uint8_t *const *pages;   /* by absolute page index; those in no one's sight may be NULL */
+    const uint8_t *sink;     /* the first rows, kept apart; NULL: they lie in their page */
+    uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
+    kk_reach *reach;         /* added to, in host memory; NULL: nobody counts */
 } kk_group;
 
 typedef struct {
@@ -65,6 +68,23 @@ typedef struct {
     float theta, factor;
     int32_t n_rot, head_dim;
 } kk_rope;
+
+/* Rows that are no longer stored.  To a query at p, with a = p / chunk * chunk, rows before
+ * a - window are gone, the sink's apart.  They are rebuilt from their latents, K = RoPE(norm(D_k z)
+ * * k_norm) and V = norm(D_v z), or not seen at all. */
+typedef struct {
+    int32_t window, chunk;
+    bool rebuilds;
+    const kk_weight *k, *v; /* [n_kv_head * head_dim, rank]; K = V: v alone */
+    kk_kv_slot latent;
+    kk_rope rope; /* of the layer's kind */
+    float eps;
+    /* For diagnosis: mix * the true rows, kept at this slot of the latents' pages, + (1 - mix) *
+     * rebuilt ones, before the norms. */
+    bool mixes;
+    float mix;
+    kk_kv_slot truth;
+} kk_evicted;
 
 typedef enum { KK_GELU_TANH, KK_SILU } kk_activation;
 
@@ -119,10 +139,21 @@ typedef struct {
     bool v_raw;
 } kk_store_args;
 
-/* out = softmax(scale q K^T) V over the stored keys that a row at pos sees: j <= pos, and of
- * these j < sink or j > pos - window (window 0: all).  With block, the rows of a group see each
- * other whole: j up to the group's last row, and the window counts from the group's first row
- * for all of them. */
+/* Stores rows of x as they are, rounded to the slot's format, at each row's position of the
+ * latents' pages. */
+typedef struct {
+    const kk_buf *x; /* [n_rows, n_kv_head * head_dim] */
+    kk_kv_slot slot;
+    bool keys; /* at k_off instead */
+    const kk_rows *rows;
+} kk_keep_args;
+
+/* out = softmax(scale q K^T) V over the keys that a row at pos sees: j <= pos, and of these
+ * j < sink or j > pos - window (window 0: all), less what `evicted` hides.  With block, the rows
+ * of a group see each other whole: j up to the group's last row, and the window counts from the
+ * group's first row for all of them.  A sink that lies apart (kk_group) is read from there.  With
+ * evicted, the window is the model's own and hides the sink too: sink only says which rows are
+ * stored apart. */
 typedef struct {
     kk_buf *out; /* [n_rows, n_head * head_dim] */
     const kk_buf *q;
@@ -133,6 +164,7 @@ typedef struct {
     kk_kv_slot slot;
     const kk_rows *rows;
     float scale;
+    const kk_evicted *evicted; /* NULL: all rows that the mask shows are stored */
 } kk_attend_args;
 
 /* x = (x + norm(a) * w) * scale; w NULL: x = (x + a) * scale */
@@ -233,6 +265,9 @@ typedef struct {
     /* Scratch that operations on such a weight, or on experts of such a width, will need for
      * max_rows rows: taken now, so that no operation ever allocates. */
     kk_status (*prepare)(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err);
+    /* The same for rebuilding rows of such a slot from latents of such a rank. */
+    kk_status (*prepare_evicted)(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
+                                 kk_err *err);
     kk_status (*prepare_experts)(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
                                  int64_t hidden, kk_err *err);
 
@@ -241,6 +276,7 @@ typedef struct {
     kk_status (*linear)(kk_dev *dev, const kk_linear_args *a, kk_err *err);
     kk_status (*rope)(kk_dev *dev, const kk_rope_args *a, kk_err *err);
     kk_status (*store)(kk_dev *dev, const kk_store_args *a, kk_err *err);
+    kk_status (*keep)(kk_dev *dev, const kk_keep_args *a, kk_err *err);
     kk_status (*attend)(kk_dev *dev, const kk_attend_args *a, kk_err *err);
     kk_status (*residual)(kk_dev *dev, const kk_residual_args *a, kk_err *err);
     kk_status (*glu)(kk_dev *dev, const kk_glu_args *a, kk_err *err);

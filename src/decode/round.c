@@ -113,7 +113,8 @@ static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
                                .layout = r->layout,
                                .tokens = r->tokens + r->len - 1,
                                .n_rows = r->n_draft + 1,
-                               .n_logits = r->n_draft + 1};
+                               .n_logits = r->n_draft + 1,
+                               .reach = r->reach};
         s->rows += g->n_rows;
         if (r->context) KK_TRY(kk_context_room(r->context, g->n_rows, &g->taps, &g->tap_row, err));
         KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
@@ -141,8 +142,13 @@ static kk_status forward_all(step *s, kk_err *err) {
     if (st == KK_ENOMEM && drop_drafts(s)) st = make_room(s, groups, err);
     if (st != KK_OK) return st;
     const double from = kk_now();
-    const kk_gemma4_forward_args args = {
-        .groups = groups, .n_groups = s->n, .tapped = s->all->tapped, .n_tapped = s->all->n_tapped};
+    const kk_gemma4_forward_args args = {.groups = groups,
+                                         .n_groups = s->n,
+                                         .tapped = s->all->tapped,
+                                         .n_tapped = s->all->n_tapped,
+                                         .restorer = s->all->restorer,
+                                         .mixes = s->rounds[0]->mixes,
+                                         .mix = s->rounds[0]->mix};
     KK_TRY(kk_gemma4_forward(s->all->model, &args, err));
     s->verify_s = kk_now() - from;
     return KK_OK;

@@ -28,13 +28,17 @@ typedef struct {
     int32_t vocab, max_rows, max_logits;
     const int32_t *tapped; /* layers whose outputs go to contexts */
     int32_t n_tapped;
-    kk_costs costs; /* what rounds took so far */
+    kk_restorer *restorer; /* NULL: no session keeps latents */
+    kk_costs costs;        /* what rounds took so far */
 } kk_rounds;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
 typedef struct {
     kk_cache *cache;
     const kk_kv_layout *layout;
+    kk_reach *reach;
+    bool mixes; /* true rows into rebuilt ones, for diagnosis: all sessions of a round alike */
+    float mix;
     int32_t *tokens; /* [cap] */
     int32_t cap;
     float *logits; /* [vocab], scratch: ends as the last chosen row's */

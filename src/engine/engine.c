@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/file.h"
+#include "engine/fingerprint.h"
 #include "format/tokenizer.h"
 
 enum { DEFAULT_ROWS = 128, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
@@ -85,7 +86,8 @@ static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
     for (int f = 0; f < KK_KV_FORMATS; f++) {
         const kk_dtype stored = kk_engine_stored_as((kk_kv_format)f);
         const bool packed = kk_dtype_is_packed(stored);
-        const kk_status st = kk_kv_layout_init(&p->layout[f], shape, stored, packed ? NULL : err);
+        const kk_status st =
+            kk_kv_layout_init(&p->layout[f], shape, stored, NULL, packed ? NULL : err);
         p->fits[f] = st == KK_OK;
         if (st != KK_OK && !packed) return st;
         for (int k = 0; p->fits[f] && k < KK_KINDS; k++)
@@ -170,6 +172,78 @@ static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err
                                &e->chunk_taps, err);
 }
 
+/* ---- projection ------------------------------------------------------------------------- */
+
+static kk_status make_projection(kk_engine *e, int32_t rank, kk_err *err) {
+    enum { TAPS = 3 };
+    const kk_config *c = kk_engine_config(e);
+    const int32_t last = c->n_layer - 1;
+    const int32_t spread[TAPS] = {last / 6, last / 2, last - last / 6};
+    const int32_t *taps = e->dflash ? kk_dflash_config(e->dflash)->taps : spread;
+    return kk_projection_synthetic(&e->projection, c, rank, taps,
+                                   e->dflash ? kk_dflash_config(e->dflash)->n_taps : TAPS, &e->mem,
+                                   err);
+}
+
+static kk_status open_projection_files(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    const char *type = o->projection_type ? o->projection_type : "q8_0";
+    const bool packs = strcmp(type, "q8_0") == 0;
+    int32_t rank;
+    char after;
+    if (!packs && strcmp(type, "file") != 0)
+        return kk_fail(err, KK_EINVAL, "a projection is kept as q8_0 or file, not '%.20s'", type);
+    const kk_checkpoint_opts how = {.mlock = o->mlock && !packs, .huge_pages = o->huge_pages};
+    const kk_drafter_packing packing = {.type = KK_Q8_0, .mlock = o->mlock, .threads = o->threads};
+    const bool made = o->synthetic && sscanf(o->projection, "synthetic:%d%c", &rank, &after) == 1;
+    KK_TRY(made ? make_projection(e, rank, err)
+                : kk_projection_open(&e->projection, o->projection, &how, err));
+    /* Rows of whole blocks only; others stay as they are. */
+    if (packs && kk_projection_config_of(e->projection)->rank % 32 == 0)
+        KK_TRY(kk_projection_pack(e->projection, &packing, &e->mem, err));
+    if (made) return KK_OK; /* counted where they were made */
+    const kk_checkpoint *tensors = kk_projection_tensors(e->projection);
+    e->mapped_projection = -kk_projection_packed_bytes(e->projection);
+    for (size_t i = 0; i < kk_checkpoint_count(tensors); i++)
+        e->mapped_projection += (int64_t)kk_checkpoint_at(tensors, i)->data.size;
+    kk_mem_count(&e->mem, KK_MEM_WEIGHTS_PROJECTION, e->mapped_projection);
+    return KK_OK;
+}
+
+static kk_status check_origin(kk_engine *e, kk_err *err) {
+    const kk_projection_config *c = kk_projection_config_of(e->projection);
+    if (c->verifier && c->verifier != kk_engine_fingerprint(e))
+        return kk_fail(err, KK_EFORMAT,
+                       "the projection was trained for another model (%016llx): this one is "
+                       "%016llx",
+                       (unsigned long long)c->verifier,
+                       (unsigned long long)kk_engine_fingerprint(e));
+    if (c->source == KK_SOURCE_CONTEXT && c->drafter &&
+        c->drafter != kk_engine_drafter_fingerprint(e))
+        return kk_fail(err, KK_EFORMAT,
+                       "the projection reads the context of another drafter (%016llx): this one is "
+                       "%016llx",
+                       (unsigned long long)c->drafter,
+                       (unsigned long long)kk_engine_drafter_fingerprint(e));
+    return KK_OK;
+}
+
+static kk_status open_projection(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    if (!o->projection) return KK_OK;
+    KK_TRY(open_projection_files(e, o, err));
+    const kk_drafter_config *drafter = e->dflash ? kk_dflash_config(e->dflash) : NULL;
+    KK_TRY(kk_projection_check(kk_projection_config_of(e->projection), kk_engine_config(e), drafter,
+                               true, err));
+    KK_TRY(check_origin(e, err));
+    const kk_restorer_opts how = {.backend = e->backend,
+                                  .dev = e->dev,
+                                  .verifier = e->model,
+                                  .drafter = e->dflash,
+                                  .max_rows = e->rounds.max_rows};
+    KK_TRY(kk_restorer_new(&e->restorer, e->projection, &how, err));
+    e->rounds.restorer = e->restorer;
+    return KK_OK;
+}
+
 /* ---- sampler and tokenizer -------------------------------------------------------------- */
 
 static size_t row_bytes(const kk_engine *e) { return (size_t)e->rounds.vocab * sizeof(float); }
@@ -223,6 +297,7 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     if ((st = open_model(e, err))) goto fail;
     if ((st = open_verifier_pages(e, err))) goto fail;
     if ((st = open_drafter(e, opts, err))) goto fail;
+    if ((st = open_projection(e, opts, err))) goto fail;
     if ((st = open_sampler(e, err))) goto fail;
     if ((st = open_tokenizer(e, opts, err))) goto fail;
     *out = e;
@@ -238,12 +313,16 @@ void kk_engine_close(kk_engine *e) {
     kk_tokenizer_close(e->tokenizer);
     kk_mem_give(&e->mem, KK_MEM_WORKSPACE, e->row, e->row ? row_bytes(e) : 0);
     kk_sampler_free(e->rounds.sampler);
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        for (int truth = 0; truth < 2; truth++) kk_pool_free(e->latent_pools[f][truth]);
     close_pages(&e->draft_pages);
     close_pages(&e->pages);
+    kk_restorer_free(e->restorer);
     if (e->dev) e->backend->buf_free(e->dev, e->chunk_taps);
     kk_dflash_free(e->dflash);
     kk_gemma4_free(e->model);
     if (e->dev) e->backend->close(e->dev);
+    kk_projection_close(e->projection);
     kk_drafter_close(e->drafter);
     kk_checkpoint_close(e->checkpoint);
     pthread_mutex_destroy(&e->lock);
@@ -281,6 +360,26 @@ bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
         out->params += values;
         out->weight_bytes += (int64_t)t->data.size;
     }
+    return true;
+}
+
+bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
+    *out = (kk_projection_info){0};
+    if (!e->projection) return false;
+    const kk_projection_config *c = kk_projection_config_of(e->projection);
+    const kk_checkpoint *tensors = kk_projection_tensors(e->projection);
+    snprintf(out->source, sizeof out->source, "%s", kk_source_name(c->source));
+    out->n_taps = c->n_taps;
+    for (int32_t i = 0; i < c->n_taps; i++) out->taps[i] = c->taps[i];
+    out->rank = c->rank;
+    out->params = kk_projection_params(c);
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        const bool sliding = kk_engine_config(e)->layer[i].kind == KK_SLIDING;
+        out->sliding_layers += c->layer[i].restored && sliding;
+        out->full_layers += c->layer[i].restored && !sliding;
+    }
+    for (size_t i = 0; i < kk_checkpoint_count(tensors); i++)
+        out->weight_bytes += (int64_t)kk_checkpoint_at(tensors, i)->data.size;
     return true;
 }
 

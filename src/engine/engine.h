@@ -10,6 +10,7 @@
 
 #include "decode/round.h"
 #include "format/checkpoint.h"
+#include "model/restorer.h"
 
 enum { KK_KV_FORMATS = 4 };
 
@@ -37,11 +38,17 @@ struct kk_engine {
     kk_buf *chunk_taps;     /* of one prefill chunk */
     int64_t mapped_drafter; /* as mapped */
 
+    kk_projection *projection; /* NULL: none, and all of this empty */
+    kk_restorer *restorer;
+    kk_pool *latent_pools[KK_KV_FORMATS][2]; /* by format; with true rows, for diagnosis */
+    int64_t mapped_projection;               /* as mapped */
+
     kk_rounds rounds;
     kk_acceptance known[KK_SPEC_NGRAM + 1]; /* by proposer: what sessions saw of their drafts */
     float *row;                             /* [vocab], scratch */
     int32_t n_sessions;
-    _Atomic uint64_t fingerprint, drafter_fingerprint; /* 0: not taken yet; see fingerprint.h */
+    /* 0: not taken yet; see fingerprint.h */
+    _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
 };
 
 /* How rows of a format are stored. */

@@ -91,7 +91,27 @@ uint64_t kk_engine_drafter_fingerprint(kk_engine *e) {
     return not_zero(h);
 }
 
+static void add_projection_config(uint64_t *h, const kk_projection_config *c) {
+    const int32_t sizes[] = {(int32_t)c->source, c->n_in,   c->rank,
+                             c->n_layer,         c->hidden, c->n_taps};
+    *h = kk_hash_bytes(*h, sizes, sizeof sizes);
+    *h = kk_hash_bytes(*h, c->taps, (size_t)c->n_taps * sizeof *c->taps);
+}
+
+uint64_t kk_engine_projection_fingerprint(kk_engine *e) {
+    uint64_t h = atomic_load(&e->projection_fingerprint);
+    if (h || !e->projection) return h;
+    const kk_checkpoint *tensors = kk_projection_tensors(e->projection);
+    h = KK_HASH_START;
+    add_projection_config(&h, kk_projection_config_of(e->projection));
+    for (size_t i = 0; i < kk_checkpoint_count(tensors); i++)
+        add_tensor(&h, kk_checkpoint_at(tensors, i));
+    atomic_store(&e->projection_fingerprint, not_zero(h));
+    return not_zero(h);
+}
+
 void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out) {
     *out = (kk_fingerprints){.model = kk_engine_fingerprint(e),
-                             .drafter = kk_engine_drafter_fingerprint(e)};
+                             .drafter = kk_engine_drafter_fingerprint(e),
+                             .projection = kk_engine_projection_fingerprint(e)};
 }

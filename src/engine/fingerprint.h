@@ -9,5 +9,7 @@
 uint64_t kk_engine_fingerprint(kk_engine *e);
 /* The same of the drafter; 0: there is none. */
 uint64_t kk_engine_drafter_fingerprint(kk_engine *e);
+/* And of the projection, as it is kept in memory. */
+uint64_t kk_engine_projection_fingerprint(kk_engine *e);
 
 #endif

@@ -78,9 +78,23 @@ static void fields_cache(codec *c, kk_saved_cache *s) {
         field_text(c, s->kind[k].policy, sizeof s->kind[k].policy);
         field32(c, &s->kind[k].reach.window);
         field32(c, &s->kind[k].reach.sink);
+        field32(c, &s->kind[k].reach.chunk);
         field64(c, &s->kind[k].pages);
         field64(c, &s->kind[k].page_bytes);
+        field64(c, &s->kind[k].sink_bytes);
     }
+}
+
+static void fields_keeps(codec *c, kk_saved_keeps *k) {
+    field32(c, &k->sink);
+    field32(c, &k->window);
+    field32(c, &k->chunk);
+    field(c, &k->projection, sizeof k->projection);
+    field32(c, &k->latents);
+    field32(c, &k->rank);
+    field32(c, &k->n_scales);
+    field_bool(c, &k->mixes);
+    field(c, &k->mix, sizeof k->mix);
 }
 
 static void fields(codec *c, kk_saved_head *h) {
@@ -100,6 +114,8 @@ static void fields(codec *c, kk_saved_head *h) {
     field_bool(c, &h->draft_fixed);
     field_bool(c, &h->sampled);
     fields_sampling(c, &h->sampling);
+    for (int k = 0; k < KK_LAYER_KINDS; k++) field_text(c, h->policy[k], sizeof h->policy[k]);
+    fields_keeps(c, &h->keeps);
     fields_cache(c, &h->verifier);
     fields_cache(c, &h->context);
 }
@@ -118,7 +134,8 @@ static bool add_part(uint64_t *sum, int64_t n, int64_t size) {
 static bool add_cache(uint64_t *sum, const kk_saved_cache *c) {
     bool fits = true;
     for (int k = 0; k < KK_KINDS; k++)
-        fits = fits && add_part(sum, c->kind[k].pages, c->kind[k].page_bytes);
+        fits = fits && add_part(sum, c->kind[k].pages, c->kind[k].page_bytes) &&
+               add_part(sum, 1, c->kind[k].sink_bytes);
     return fits;
 }
 
@@ -206,6 +223,23 @@ static kk_status check_size(const kk_saved_head *h, const uint8_t *bytes, size_t
                    kk_reader_path(r), (unsigned long long)is, (unsigned long long)said);
 }
 
+/* That a head has one spelling, and latents where something is rebuilt of them. */
+static bool keeps_are_sound(const kk_saved_head *h) {
+    const kk_saved_keeps *k = &h->keeps;
+    bool all = true, restored = false;
+    for (int i = 0; i < KK_LAYER_KINDS; i++) {
+        kk_keep keep;
+        if (!kk_saved_policy_named((kk_layer_kind)i, h->policy[i], &keep))
+            return true; /* refused by name, where it matters */
+        all = all && keep == KK_KEEP_ALL;
+        restored = restored || keep == KK_KEEP_RESTORED;
+    }
+    if (all && (k->sink || k->window || k->chunk)) return false;
+    if (restored) return k->projection != 0 && k->rank > 0 && k->latents >= 0;
+    return k->projection == 0 && !k->latents && !k->rank && !k->n_scales && !k->mixes &&
+           kk_f32_bits(k->mix) == 0;
+}
+
 /* Numbers that the rest relies on.  That they fit a model is checked where there is one. */
 static bool sound(const kk_saved_head *h) {
     const int64_t len = h->len, rows = h->settled || len == 0 ? len : len - 1;
@@ -213,7 +247,7 @@ static bool sound(const kk_saved_head *h) {
            !(h->settled && h->len == 0) && h->verifier.rows == rows && h->kv_format >= 0 &&
            h->spec > KK_SPEC_AUTO && h->spec <= KK_SPEC_NGRAM && h->fingerprint != 0 &&
            h->context.rows == (h->drafter ? rows : 0) &&
-           kk_sampling_check(&h->sampling, NULL) == KK_OK;
+           kk_sampling_check(&h->sampling, NULL) == KK_OK && keeps_are_sound(h);
 }
 
 bool kk_saved_decode(kk_saved_head *out, const uint8_t *bytes) {
@@ -245,7 +279,24 @@ void kk_saved_describe(kk_saved_cache *out, const kk_cache *c) {
         if (out->kind[k].page_bytes == 0) continue; /* no layer of that kind, no policy */
         snprintf(out->kind[k].policy, sizeof out->kind[k].policy, "%s", how->policy[k]->name);
         out->kind[k].reach = how->reach[k];
+        if (out->rows) out->kind[k].sink_bytes = (int64_t)kk_cache_sink_bytes(c, (kk_kind)k);
     }
+}
+
+const char *kk_saved_policy(kk_layer_kind kind, kk_keep keep) {
+    switch (keep) {
+    case KK_KEEP_ALL: return kind == KK_SLIDING ? kk_kv_native.name : kk_kv_exact.name;
+    case KK_KEEP_WINDOW: return kk_kv_window.name;
+    case KK_KEEP_RESTORED: return kk_kv_restored.name;
+    }
+    return "?";
+}
+
+bool kk_saved_policy_named(kk_layer_kind kind, const char *name, kk_keep *out) {
+    for (*out = KK_KEEP_ALL; *out <= KK_KEEP_RESTORED; ++*out)
+        if (strcmp(name, kk_saved_policy(kind, *out)) == 0) return true;
+    *out = KK_KEEP_ALL;
+    return false;
 }
 
 kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err) {
@@ -260,7 +311,13 @@ kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err) {
                                .spec = (kk_spec)h.spec,
                                .tokens = h.len,
                                .ctx = h.ctx,
-                               .bytes = (int64_t)kk_reader_size(r)};
+                               .bytes = (int64_t)kk_reader_size(r),
+                               .sink = h.keeps.sink,
+                               .window = h.keeps.window,
+                               .chunk = h.keeps.chunk,
+                               .projection = h.keeps.projection};
+        memcpy(out->kv_sliding, h.policy[KK_SLIDING], sizeof out->kv_sliding);
+        memcpy(out->kv_full, h.policy[KK_FULL], sizeof out->kv_full);
         memcpy(out->model, h.model, sizeof h.model);
         memcpy(out->device, h.device, sizeof h.device);
         memcpy(out->build, h.build, sizeof h.build);

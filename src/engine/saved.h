@@ -1,22 +1,25 @@
 /* saved.h - the file of a saved session: its head, and what follows it.
  *
- * Format 1, all little-endian:
+ * Format 2, all little-endian:
  *   head      magic (8), format (4), bytes of the head (4), bytes of the file (8), the fields of
  *             kk_saved_head, checksum of all before it (8)
  *   tokens    [len] i32
  *   logits    [vocab] f32, when the last token is settled
- *   pages     of the verifier's cache, sliding and then full; of the drafter's context, where
- *             there is one, the same
+ *   rows      of the verifier's cache, for sliding layers, full layers and latents in turn: pages,
+ *             and the sink's memory; of the drafter's context, where there is one, the same
  * Each part after the head that is not empty is followed by a checksum of its own (8).  Which rows
  * a page holds follows from the number of rows and how far the cache reaches.  Rows beyond the
- * last are zero, so that the same state gives the same file. */
+ * last are zero, so that the same state gives the same file.
+ *
+ * Format 1 had neither latents nor sinks, nor chunks; it is not read any more. */
 #ifndef KK_ENGINE_SAVED_H
 #define KK_ENGINE_SAVED_H
 
 #include "core/file.h"
+#include "format/config.h"
 #include "kv/kv.h"
 
-enum { KK_SAVED_FORMAT = 1, KK_SAVED_HEAD_MAX = 1024 };
+enum { KK_SAVED_FORMAT = 2, KK_SAVED_HEAD_MAX = 1024 };
 
 typedef struct {
     int64_t rows;
@@ -24,8 +27,19 @@ typedef struct {
         char policy[16];
         kk_kv_reach reach;
         int64_t pages, page_bytes;
+        int64_t sink_bytes; /* 0 when there are no rows */
     } kind[KK_KINDS];
 } kk_saved_cache;
+
+/* How the session keeps its rows; all zero where every kind of layers keeps all. */
+typedef struct {
+    int32_t sink, window, chunk;
+    uint64_t projection; /* its fingerprint; 0: nothing is rebuilt, and all after this is zero */
+    int32_t latents;     /* their format */
+    int32_t rank, n_scales;
+    bool mixes;
+    float mix;
+} kk_saved_keeps;
 
 typedef struct {
     char build[64], device[16], model[64];
@@ -36,6 +50,8 @@ typedef struct {
     bool draft_fixed;
     bool sampled;
     kk_sampling sampling;
+    char policy[KK_LAYER_KINDS][16];
+    kk_saved_keeps keeps;
     kk_saved_cache verifier, context;
 } kk_saved_head;
 
@@ -50,5 +66,8 @@ size_t kk_saved_bytes(void);
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err);
 /* What a cache of these rows is in a head. */
 void kk_saved_describe(kk_saved_cache *out, const kk_cache *c);
+/* The names of ways to keep rows: those of the policies. */
+const char *kk_saved_policy(kk_layer_kind kind, kk_keep keep);
+bool kk_saved_policy_named(kk_layer_kind kind, const char *name, kk_keep *out);
 
 #endif

@@ -30,7 +30,7 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
     if (e->pages.fits[o->kv_format]) return KK_OK;
     kk_kv_layout unfit; /* for the reason it gives */
     return kk_kv_layout_init(&unfit, kk_gemma4_kv_shape(e->model),
-                             kk_engine_stored_as(o->kv_format), err);
+                             kk_engine_stored_as(o->kv_format), NULL, err);
 }
 
 /* ---- who drafts ------------------------------------------------------------------------- */
@@ -65,7 +65,7 @@ static kk_status check_spec(const kk_engine *e, const kk_session_opts *o, kk_err
     if (e->draft_pages.fits[o->kv_format]) return KK_OK;
     kk_kv_layout unfit;
     return kk_kv_layout_init(&unfit, kk_dflash_kv_shape(e->dflash),
-                             kk_engine_stored_as(o->kv_format), err);
+                             kk_engine_stored_as(o->kv_format), NULL, err);
 }
 
 static kk_status open_context(kk_session *s, kk_err *err) {
@@ -104,34 +104,20 @@ static kk_status open_proposer(kk_session *s, kk_err *err) {
     return KK_OK;
 }
 
-/* ---- its caches ------------------------------------------------------------------------- */
-
-static kk_status open_cache(kk_session *s, kk_err *err) {
-    kk_engine *e = s->engine;
-    const kk_cache_opts how = {
-        .layout = s->layout,
-        .pool = {e->pages.pool[s->format][0], e->pages.pool[s->format][1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .reach = {[KK_KIND_SLIDING] = {.window = s->layout->shape.window}},
-        .max_len = s->ctx,
-        .max_block = e->rounds.max_rows};
-    kk_engine_lock(e);
-    const kk_status st = kk_cache_new(&s->cache, &how, err);
-    kk_engine_unlock(e);
-    return st;
-}
-
 kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts, kk_err *err) {
     static const kk_session_opts standard = {0};
     *out = NULL;
     if (!opts) opts = &standard;
     KK_TRY(check_opts(e, opts, err));
     KK_TRY(check_spec(e, opts, err));
+    kk_session_keeps keeps;
+    KK_TRY(kk_session_keeping(&keeps, e, opts, err));
     kk_session *s = kk_zalloc(sizeof *s);
     if (!s) return kk_fail(err, KK_ENOMEM, "no memory for a session");
     const int32_t context = kk_engine_config(e)->context;
     s->engine = e;
     s->format = opts->kv_format;
+    s->keeps = keeps;
     s->layout = &e->pages.layout[opts->kv_format];
     s->ctx = opts->ctx ? opts->ctx : context < DEFAULT_CTX ? context : DEFAULT_CTX;
     s->spec = opts->spec != KK_SPEC_AUTO ? opts->spec : e->dflash ? KK_SPEC_DFLASH : KK_SPEC_NONE;
@@ -141,9 +127,10 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     s->tokens = kk_malloc((size_t)s->ctx * sizeof *s->tokens);
     s->logits = kk_session_row_take(s);
     kk_status st = s->tokens && s->logits
-                       ? open_cache(s, err)
+                       ? kk_session_open_cache(s, err)
                        : kk_fail(err, KK_ENOMEM, "no memory for a session of %d tokens", s->ctx);
     if (st == KK_OK) st = open_proposer(s, err);
+    if (st == KK_OK) st = kk_session_check_drafts(s, err);
     kk_engine_lock(e);
     kk_acceptance_begin(&s->seen, &e->known[s->spec]);
     e->n_sessions++;
@@ -167,6 +154,7 @@ void kk_session_free(kk_session *s) {
     kk_cache_free(s->cache);
     s->engine->n_sessions--;
     kk_engine_unlock(s->engine);
+    kk_free(s->own_layout);
     kk_free(s);
 }
 
@@ -174,12 +162,8 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     *out = NULL;
     kk_session *copy;
     kk_session_marks m;
-    const kk_session_opts same = {.ctx = s->ctx,
-                                  .kv_format = s->format,
-                                  .spec = s->spec,
-                                  .draft_max = s->draft_max,
-                                  .draft_fixed = s->draft_fixed,
-                                  .draft_ctx = s->draft_ctx};
+    kk_session_opts same;
+    kk_session_options(s, &same);
     KK_TRY(kk_session_new(&copy, s->engine, &same, err));
     const kk_status st = kk_session_mark(s, &m, err);
     if (st != KK_OK) {
@@ -199,6 +183,25 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     return KK_OK;
 }
 
+void kk_session_options(const kk_session *s, kk_session_opts *out) {
+    const kk_session_keeps *k = &s->keeps;
+    *out = (kk_session_opts){.ctx = s->ctx,
+                             .kv_format = s->format,
+                             .spec = s->spec,
+                             .draft_max = s->draft_max,
+                             .draft_fixed = s->draft_fixed,
+                             .draft_ctx = s->draft_ctx,
+                             .kv_sliding = k->kind[KK_SLIDING],
+                             .kv_full = k->kind[KK_FULL],
+                             .sink = k->sink ? k->sink : -1,
+                             .window = k->window ? k->window : -1,
+                             .chunk = k->chunk,
+                             .latents = k->latents,
+                             .mixes = k->mixes,
+                             .mix = k->mix};
+}
+
+void kk_session_reach(const kk_session *s, kk_reach *out) { *out = s->reach; }
 int32_t kk_session_len(const kk_session *s) { return s->len; }
 const int32_t *kk_session_tokens(const kk_session *s) { return s->tokens; }
 int32_t kk_session_ctx(const kk_session *s) { return s->ctx; }
@@ -258,11 +261,15 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
                              .layout = s->layout,
                              .tokens = s->tokens + at,
                              .n_rows = n,
-                             .n_logits = with_logits};
+                             .n_logits = with_logits,
+                             .reach = &s->reach};
     const kk_gemma4_forward_args args = {.groups = &group,
                                          .n_groups = 1,
                                          .tapped = e->rounds.tapped,
-                                         .n_tapped = e->rounds.n_tapped};
+                                         .n_tapped = e->rounds.n_tapped,
+                                         .restorer = e->restorer,
+                                         .mixes = s->keeps.mixes,
+                                         .mix = s->keeps.mix};
     if (s->context) KK_TRY(kk_context_room(s->context, n, &group.taps, &group.tap_row, err));
     KK_TRY(kk_cache_reserve(s->cache, n, err));
     KK_TRY(kk_gemma4_forward(e->model, &args, err));
@@ -285,7 +292,7 @@ kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_p
                               void *user, kk_err *err) {
     const int32_t from = (int32_t)kk_cache_len(s->cache), most = s->engine->rounds.max_rows;
     for (int32_t at = from, n; at < end; at += n) {
-        n = end - at < most ? end - at : most;
+        n = kk_session_pass(s, at, end - at < most ? end - at : most);
         KK_TRY(evaluate_chunk(s, n, with_logits && at + n == end, err));
         /* After the last chunk there is nothing left to stop. */
         if (progress && !progress(user, at + n - from, end - from) && at + n < end)
@@ -317,7 +324,7 @@ kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n, kk_p
     KK_TRY(check_tokens(s, tokens, n, err));
     if (n == 0) return KK_OK;
     const int32_t cached = (int32_t)kk_cache_len(s->cache), end = s->len + (int32_t)n;
-    const bool several = end - cached > s->engine->rounds.max_rows;
+    const bool several = end - cached > kk_session_pass(s, cached, s->engine->rounds.max_rows);
     kk_session_marks before = {0};
     if (several && cached > 0) KK_TRY(kk_session_mark(s, &before, err));
     memcpy(s->tokens + s->len, tokens, n * sizeof *tokens);

@@ -25,10 +25,22 @@ typedef struct {
     float *logits; /* [vocab]; NULL: the last token was the anchor */
 } kk_checkpoint_mark;
 
+/* What a session keeps of its rows, with the defaults filled in. */
+typedef struct {
+    kk_keep kind[KK_LAYER_KINDS];
+    int32_t sink, window, chunk; /* 0 where every kind keeps all */
+    kk_kv_format latents;
+    bool mixes;
+    float mix;
+} kk_session_keeps;
+
 struct kk_session {
     kk_engine *engine;
     kk_kv_format format;
-    const kk_kv_layout *layout;
+    kk_session_keeps keeps;
+    const kk_kv_layout *layout; /* the engine's, or its own when it keeps latents */
+    kk_kv_layout *own_layout;
+    kk_reach reach; /* what attention read for it */
     kk_cache *cache;
     int32_t *tokens; /* [ctx] */
     int32_t len, ctx;
@@ -54,6 +66,16 @@ bool kk_session_settled(const kk_session *s);
  * of which a failure leaves nothing. */
 kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_progress progress,
                               void *user, kk_err *err);
+
+/* In keeping.c: what a session is to keep, checked against the engine; its layout and policies.
+ * keeps->window must hold what is drafted in a round. */
+kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk_session_opts *o,
+                             kk_err *err);
+kk_status kk_session_open_cache(kk_session *s, kk_err *err);
+kk_status kk_session_check_drafts(const kk_session *s, kk_err *err);
+/* How many of the next rows may share a pass: every row that one of them rebuilds must have its
+ * latent already. */
+int32_t kk_session_pass(const kk_session *s, int64_t from, int32_t most);
 
 /* Takes and gives memory for one row of logits. */
 float *kk_session_row_take(kk_session *s);

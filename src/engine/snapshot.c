@@ -1,6 +1,6 @@
 /* snapshot.c - writes a session to a file and makes one of a file; see saved.h for the format.
  *
- * Saving copies nothing but a cache's last page: pages go to the file from where they lie.  That
+ * Saving copies nothing but a cache's last page and its sink: pages go to the file from where they lie.  That
  * needs no lock, because a page that others share is written by nobody.  Loading reads pages into
  * a new session's own, checks each part against its checksum, and hands the session out only when
  * all of it was read: until then a failure leaves nothing behind. */
@@ -15,18 +15,34 @@
 
 #define PATH_FMT "'%.120s'"
 
-/* Parts of a file, in order; a checksum starts from its part's number. */
-typedef enum { TOKENS, LOGITS, VERIFIER, CONTEXT = VERIFIER + KK_KINDS } part;
+/* Parts of a file, in order; a checksum starts from its part's number.  A cache has two for each
+ * kind, its pages and its sink. */
+enum {
+    TOKENS,
+    LOGITS,
+    VERIFIER,
+    CONTEXT = VERIFIER + 2 * KK_KINDS,
+    PARTS = CONTEXT + 2 * KK_KINDS
+};
 
 static const char *part_name(int p) {
-    switch (p) {
-    case TOKENS: return "tokens";
-    case LOGITS: return "logits";
-    case VERIFIER + KK_KIND_SLIDING: return "sliding K/V";
-    case VERIFIER + KK_KIND_FULL: return "full K/V";
-    case CONTEXT + KK_KIND_SLIDING: return "drafter's sliding K/V";
-    default: return "drafter's full K/V";
-    }
+    static const char *const names[PARTS] = {
+        "tokens",
+        "logits",
+        "sliding K/V",
+        "first rows of sliding K/V",
+        "full K/V",
+        "first rows of full K/V",
+        "latents",
+        "first rows of latents",
+        "drafter's sliding K/V",
+        "first rows of the drafter's sliding K/V",
+        "drafter's full K/V",
+        "first rows of the drafter's full K/V",
+        "drafter's latents",
+        "first rows of the drafter's latents",
+    };
+    return names[p];
 }
 
 static uint64_t seal_of(int p) { return KK_HASH_START + (uint64_t)p; }
@@ -45,8 +61,8 @@ static kk_status put_part(kk_writer *w, int p, const void *data, size_t n, kk_er
     return kk_writer_put(w, &seal, sizeof seal, err);
 }
 
-/* last: room for one page. */
-static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *last,
+/* scratch: room for one page. */
+static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *scratch,
                            kk_err *err) {
     const kk_kv_layout *layout = kk_cache_how(c)->layout;
     const int64_t n = kk_cache_page_count(c, kind);
@@ -56,16 +72,30 @@ static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind,
         const kk_cache_page page = kk_cache_page_at(c, kind, i);
         const uint8_t *data = page.data;
         if (page.rows < KK_PAGE_ROWS) {
-            kk_kv_page_copy(layout, kind, last, page.data, page.rows);
-            data = last;
+            kk_kv_page_copy(layout, kind, scratch, page.data, page.rows);
+            data = scratch;
         }
         KK_TRY(put(w, &seal, data, layout->page_bytes[kind], err));
     }
     return kk_writer_put(w, &seal, sizeof seal, err);
 }
 
-static kk_status put_cache(kk_writer *w, int p, const kk_cache *c, uint8_t *last, kk_err *err) {
-    for (int k = 0; k < KK_KINDS; k++) KK_TRY(put_pages(w, p + k, c, (kk_kind)k, last, err));
+static kk_status put_sink(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *scratch,
+                          kk_err *err) {
+    const kk_cache_opts *how = kk_cache_how(c);
+    const int64_t len = kk_cache_len(c);
+    const int32_t sink = how->reach[kind].sink;
+    const uint8_t *rows = kk_cache_sink(c, kind);
+    if (!rows || len == 0) return KK_OK;
+    kk_kv_sink_copy(how->layout, kind, sink, scratch, rows, len < sink ? (int32_t)len : sink);
+    return put_part(w, p, scratch, kk_cache_sink_bytes(c, kind), err);
+}
+
+static kk_status put_cache(kk_writer *w, int p, const kk_cache *c, uint8_t *scratch, kk_err *err) {
+    for (int k = 0; k < KK_KINDS; k++) {
+        KK_TRY(put_pages(w, p + 2 * k, c, (kk_kind)k, scratch, err));
+        KK_TRY(put_sink(w, p + 2 * k + 1, c, (kk_kind)k, scratch, err));
+    }
     return KK_OK;
 }
 
@@ -77,6 +107,30 @@ static void name_origin(kk_saved_head *h, const kk_engine *e) {
     snprintf(h->model, sizeof h->model, "%.40s %s", model.name, model.weight_type);
     snprintf(h->device, sizeof h->device, "%s", device.device);
     snprintf(h->build, sizeof h->build, "%s", kk_version());
+}
+
+/* Latents made of what the drafter sees are its own as well. */
+static uint64_t projection_of(kk_engine *e) {
+    uint64_t h = kk_engine_projection_fingerprint(e);
+    if (!h || kk_projection_config_of(e->projection)->source != KK_SOURCE_CONTEXT) return h;
+    const uint64_t drafter = kk_engine_drafter_fingerprint(e);
+    h = kk_hash_bytes(h, &drafter, sizeof drafter);
+    return h ? h : 1;
+}
+
+static void fill_keeps(kk_saved_head *h, kk_session *s) {
+    const kk_session_keeps *k = &s->keeps;
+    for (int i = 0; i < KK_LAYER_KINDS; i++)
+        snprintf(h->policy[i], sizeof h->policy[i], "%s",
+                 kk_saved_policy((kk_layer_kind)i, k->kind[i]));
+    h->keeps = (kk_saved_keeps){.sink = k->sink, .window = k->window, .chunk = k->chunk};
+    if (s->layout->latents.rank == 0) return;
+    h->keeps.projection = projection_of(s->engine);
+    h->keeps.latents = (int32_t)k->latents;
+    h->keeps.rank = s->layout->latents.rank;
+    h->keeps.n_scales = s->layout->latents.n_scales;
+    h->keeps.mixes = k->mixes;
+    h->keeps.mix = k->mix;
 }
 
 static void fill_head(kk_saved_head *h, kk_session *s) {
@@ -94,13 +148,14 @@ static void fill_head(kk_saved_head *h, kk_session *s) {
                          .sampled = s->sampled,
                          .sampling = s->sampling};
     name_origin(h, e);
+    fill_keeps(h, s);
     kk_saved_describe(&h->verifier, s->cache);
     if (!s->context) return;
     h->drafter = kk_engine_drafter_fingerprint(e);
     kk_saved_describe(&h->context, kk_context_cache(s->context));
 }
 
-static kk_status put_all(kk_writer *w, kk_session *s, uint8_t *last, kk_err *err) {
+static kk_status put_all(kk_writer *w, kk_session *s, uint8_t *scratch, kk_err *err) {
     uint8_t head[KK_SAVED_HEAD_MAX];
     kk_saved_head h;
     fill_head(&h, s);
@@ -108,8 +163,8 @@ static kk_status put_all(kk_writer *w, kk_session *s, uint8_t *last, kk_err *err
     KK_TRY(kk_writer_put(w, head, n, err));
     KK_TRY(put_part(w, TOKENS, s->tokens, (size_t)h.len * sizeof *s->tokens, err));
     if (h.settled) KK_TRY(put_part(w, LOGITS, s->logits, (size_t)h.vocab * sizeof *s->logits, err));
-    KK_TRY(put_cache(w, VERIFIER, s->cache, last, err));
-    return s->context ? put_cache(w, CONTEXT, kk_context_cache(s->context), last, err) : KK_OK;
+    KK_TRY(put_cache(w, VERIFIER, s->cache, scratch, err));
+    return s->context ? put_cache(w, CONTEXT, kk_context_cache(s->context), scratch, err) : KK_OK;
 }
 
 static size_t largest_page(const kk_session *s) {
@@ -135,17 +190,17 @@ static kk_status settle_context(kk_session *s, kk_err *err) {
 kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
     kk_writer *w;
     KK_TRY(settle_context(s, err));
-    uint8_t *last = kk_malloc(largest_page(s));
-    if (!last) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
+    uint8_t *scratch = kk_malloc(largest_page(s));
+    if (!scratch) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
     kk_status st = kk_writer_open(&w, path, err);
     if (st == KK_OK) {
-        st = put_all(w, s, last, err);
+        st = put_all(w, s, scratch, err);
         if (st == KK_OK)
             st = kk_writer_commit(w, err);
         else
             kk_writer_abort(w);
     }
-    kk_free(last);
+    kk_free(scratch);
     return st;
 }
 
@@ -191,6 +246,8 @@ static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, cons
         if (strcmp(said->kind[k].policy, is.kind[k].policy) != 0 ||
             said->kind[k].reach.window != is.kind[k].reach.window ||
             said->kind[k].reach.sink != is.kind[k].reach.sink ||
+            said->kind[k].reach.chunk != is.kind[k].reach.chunk ||
+            said->kind[k].sink_bytes != is.kind[k].sink_bytes ||
             said->kind[k].pages != is.kind[k].pages ||
             said->kind[k].page_bytes != is.kind[k].page_bytes)
             return kk_fail(err, KK_EFORMAT,
@@ -210,8 +267,22 @@ static kk_status get_cache(kk_reader *r, int p, const kk_saved_cache *said, kk_s
     kk_engine_unlock(s->engine);
     if (st != KK_OK) return st;
     KK_TRY(check_cache(said, c, r, err));
-    for (int k = 0; k < KK_KINDS; k++) KK_TRY(get_pages(r, p + k, c, (kk_kind)k, err));
+    for (int k = 0; k < KK_KINDS; k++) {
+        KK_TRY(get_pages(r, p + 2 * k, c, (kk_kind)k, err));
+        KK_TRY(get_part(r, p + 2 * k + 1, kk_cache_sink_fill(c, (kk_kind)k),
+                        (size_t)said->kind[k].sink_bytes, err));
+    }
     return KK_OK;
+}
+
+static kk_status check_latents(const kk_saved_keeps *k, const kk_session *s, const kk_reader *r,
+                               kk_err *err) {
+    const kk_kv_latents *is = &s->layout->latents;
+    if (k->rank == is->rank && k->n_scales == is->n_scales) return KK_OK;
+    return kk_fail(err, KK_EFORMAT,
+                   PATH_FMT " has latents of %d values and %d scales, where this projection makes "
+                            "%d and %d",
+                   kk_reader_path(r), k->rank, k->n_scales, is->rank, is->n_scales);
 }
 
 static kk_status check_tokens(const kk_session *s, const kk_reader *r, kk_err *err) {
@@ -230,6 +301,7 @@ static kk_status get_all(kk_reader *r, const kk_saved_head *h, kk_session *s, kk
     KK_TRY(check_tokens(s, r, err));
     if (h->settled)
         KK_TRY(get_part(r, LOGITS, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
+    KK_TRY(check_latents(&h->keeps, s, r, err));
     KK_TRY(get_cache(r, VERIFIER, &h->verifier, s, s->cache, err));
     if (!s->context || h->context.rows == 0) return KK_OK;
     return get_cache(r, CONTEXT, &h->context, s, kk_context_cache(s->context), err);
@@ -252,6 +324,81 @@ static kk_status check_model(kk_engine *e, const kk_saved_head *h, const char *p
                                 "know",
                        path, h->kv_format);
     return KK_OK;
+}
+
+static const char *layers_name(int kind) { return kind == KK_SLIDING ? "sliding" : "full"; }
+
+/* What is rebuilt is rebuilt by the projection that made its latents, or not at all. */
+static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const char *path,
+                                  kk_err *err) {
+    const kk_saved_keeps *k = &h->keeps;
+    if (!k->projection) return KK_OK;
+    if (!e->projection)
+        return kk_fail(err, KK_EINVAL,
+                       PATH_FMT " keeps rows that are restored by a projection (%016llx), and none "
+                                "is loaded: -mp",
+                       path, (unsigned long long)k->projection);
+    if (k->projection != projection_of(e))
+        return kk_fail(err, KK_EFORMAT,
+                       PATH_FMT " was saved with another projection (%016llx): this one is %016llx",
+                       path, (unsigned long long)k->projection,
+                       (unsigned long long)projection_of(e));
+    if (k->latents >= KK_KV_FORMATS)
+        return kk_fail(err, KK_EFORMAT,
+                       PATH_FMT
+                       " has latents in a format, number %d, that this build does not know",
+                       path, k->latents);
+    return KK_OK;
+}
+
+/* The way a kind of layers keeps rows is the saved one; 0 asks for nothing. */
+static kk_status choose_policy(const kk_saved_head *h, kk_layer_kind kind, const char *path,
+                               kk_keep asked, kk_keep *out, kk_err *err) {
+    if (!kk_saved_policy_named(kind, h->policy[kind], out))
+        return kk_fail(err, KK_EFORMAT,
+                       PATH_FMT " has %s layers that keep rows as '%s', which this build does not "
+                                "know",
+                       path, layers_name(kind), h->policy[kind]);
+    if (asked == KK_KEEP_ALL || asked == *out) return KK_OK;
+    return kk_fail(err, KK_EINVAL,
+                   PATH_FMT " was saved with %s layers that keep rows as '%s': that cannot become "
+                            "'%s'",
+                   path, layers_name(kind), h->policy[kind], kk_saved_policy(kind, asked));
+}
+
+/* As options have them: 0 asks for nothing, -1 for none. */
+static kk_status choose_rows(const char *what, const char *path, int32_t saved, int32_t asked,
+                             int32_t *out, kk_err *err) {
+    *out = saved ? saved : -1;
+    if (asked == 0 || asked == *out) return KK_OK;
+    return kk_fail(err, KK_EINVAL,
+                   PATH_FMT " was saved with a %s of %d rows: that cannot become %d", path, what,
+                   saved, asked == -1 ? 0 : asked);
+}
+
+static kk_status choose_latents(const kk_saved_keeps *k, const char *path, const kk_session_opts *o,
+                                kk_session_opts *out, kk_err *err) {
+    out->latents = (kk_kv_format)k->latents;
+    out->mixes = k->mixes;
+    out->mix = k->mix;
+    if (o->latents != KK_KV_BF16 && o->latents != out->latents)
+        return kk_fail(err, KK_EINVAL, PATH_FMT " was saved with latents in another format", path);
+    if (o->mixes && (!k->mixes || kk_f32_bits(o->mix) != kk_f32_bits(k->mix)))
+        return kk_fail(err, KK_EINVAL, PATH_FMT " was saved without true rows to mix by %g", path,
+                       (double)o->mix);
+    return KK_OK;
+}
+
+static kk_status choose_keeps(const kk_saved_head *h, const char *path, const kk_session_opts *o,
+                              kk_session_opts *out, kk_err *err) {
+    const kk_saved_keeps *k = &h->keeps;
+    KK_TRY(choose_policy(h, KK_SLIDING, path, o->kv_sliding, &out->kv_sliding, err));
+    KK_TRY(choose_policy(h, KK_FULL, path, o->kv_full, &out->kv_full, err));
+    if (out->kv_sliding == KK_KEEP_ALL && out->kv_full == KK_KEEP_ALL) return KK_OK;
+    KK_TRY(choose_rows("sink", path, k->sink, o->sink, &out->sink, err));
+    KK_TRY(choose_rows("window", path, k->window, o->window, &out->window, err));
+    KK_TRY(choose_rows("chunk", path, k->chunk, o->chunk, &out->chunk, err));
+    return k->projection ? choose_latents(k, path, o, out, err) : KK_OK;
 }
 
 /* Whether the file brings a context that this engine's drafter can go on from. */
@@ -291,6 +438,7 @@ static kk_status choose_opts(kk_engine *e, const kk_saved_head *h, const char *p
                              .draft_max = o->draft_max || !same ? o->draft_max : h->draft_max,
                              .draft_fixed = o->draft_max || !same ? o->draft_fixed : h->draft_fixed,
                              .draft_ctx = same ? h->draft_ctx : o->draft_ctx};
+    KK_TRY(choose_keeps(h, path, o, out, err));
     if (out->ctx > 0 && out->ctx < h->len)
         return kk_fail(err, KK_ECONTEXT, PATH_FMT " has %d tokens, a context of %d is too small",
                        path, h->len, out->ctx);
@@ -308,6 +456,7 @@ static kk_status load_from(kk_session **out, kk_engine *e, kk_reader *r, const k
     kk_session_opts how;
     kk_session *s;
     KK_TRY(check_model(e, h, path, err));
+    KK_TRY(check_projection(e, h, path, err));
     KK_TRY(choose_opts(e, h, path, opts, &how, err));
     KK_TRY(kk_session_new(&s, e, &how, err));
     const kk_status st = get_all(r, h, s, err);

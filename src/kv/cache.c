@@ -1,17 +1,16 @@
 /* cache.c - a session's page tables, and marks on them; see kv.h for the invariants.
  *
- * The pages of a kind lie side by side in its table, at [first, end) by absolute page index; the
- * pages of a sink that the run has left behind lie at [0, sunk), with a gap before first.  So
- * residence is two comparisons.  A table has two columns: the page, and its memory as attention
- * wants it. */
+ * The pages of a kind lie side by side in its table, at [first, end) by absolute page index, so
+ * residence is a comparison.  A table has two columns: the page, and its memory as attention wants
+ * it.  A sink is copied from page 0 as its rows are committed; that page then goes like any other. */
 #include <assert.h>
 #include <string.h>
 
 #include "kv/pool.h"
+#include "kv/rows.h"
 
-/* Which pages: [0, sunk) and [first, end), where sunk is 0 or less than first. */
 typedef struct {
-    int64_t sunk, first, end;
+    int64_t first, end; /* pages */
 } extent;
 
 typedef struct {
@@ -19,6 +18,7 @@ typedef struct {
     uint8_t **data; /* [cap] */
     extent held;
     int64_t cap, promised;
+    uint8_t *sink; /* NULL: none */
 } table;
 
 struct kk_cache {
@@ -29,9 +29,10 @@ struct kk_cache {
 
 typedef struct {
     kk_pool *pool;
-    kk_page **page; /* [n], in order of the extent */
+    kk_page **page; /* [end - first] of the extent */
     extent held;
-    int64_t n;
+    uint8_t *sink;
+    size_t sink_bytes;
 } frozen;
 
 struct kk_mark {
@@ -42,44 +43,26 @@ struct kk_mark {
 
 static int64_t page_of(int64_t row) { return row / KK_PAGE_ROWS; }
 static int64_t pages_for(int64_t rows) { return page_of(rows + KK_PAGE_ROWS - 1); }
-
-/* Two runs that touch are one, which starts at 0. */
-static extent extent_of(int64_t sunk, int64_t first, int64_t end) {
-    if (first > sunk) return (extent){sunk, first, end};
-    return (extent){0, 0, end > sunk ? end : sunk};
-}
-
-static int64_t extent_pages(extent e) { return e.sunk + e.end - e.first; }
-static int64_t extent_index(extent e, int64_t i) { return i < e.sunk ? i : e.first + i - e.sunk; }
-static bool extent_has(extent e, int64_t page) {
-    return page < e.sunk || (page >= e.first && page < e.end);
-}
+static int64_t extent_pages(extent e) { return e.end - e.first; }
 
 static int64_t keep_from(const kk_cache *c, kk_kind kind, int64_t len) {
     return c->opts.policy[kind]->keep_from(&c->opts.reach[kind], len);
 }
 
-/* Pages of the sink, as far as a timeline of len rows has one. */
-static int64_t sink_pages(const kk_cache *c, kk_kind kind, int64_t len) {
-    const int64_t sink = c->opts.reach[kind].sink;
-    return pages_for(sink < len ? sink : len);
-}
-
-/* The pages that hold what `len` needs; none but the sink's when it needs no row. */
+/* The pages that hold what `len` needs, and the one that its last row lies in, when more rows fit
+ * there: else that page's earlier rows, which a truncation may ask for, would be lost. */
 static extent needed(const kk_cache *c, kk_kind kind, int64_t len) {
-    const int64_t from = keep_from(c, kind, len);
-    return extent_of(sink_pages(c, kind, len), page_of(from),
-                     from < len ? pages_for(len) : page_of(from));
+    return (extent){page_of(keep_from(c, kind, len)), pages_for(len)};
 }
 
 static bool has_kind(const kk_cache *c, int kind) { return c->opts.layout->page_bytes[kind] > 0; }
 
-/* The most pages a kind ever holds: what a full cache keeps, a block more, and a page at either
- * end that is only partly needed; and the sink. */
+/* The most pages a kind ever holds: what a full cache keeps, as much as a chunk may add to it, a
+ * block more, and a page at either end that is only partly needed. */
 static int64_t most_pages(const kk_cache *c, kk_kind kind) {
-    const int64_t len = c->opts.max_len;
-    const int64_t kept = len - keep_from(c, kind, len);
-    const int64_t most = pages_for(kept + c->opts.max_block) + 1 + sink_pages(c, kind, len);
+    const int64_t len = c->opts.max_len, chunk = c->opts.reach[kind].chunk;
+    const int64_t kept = len - keep_from(c, kind, len) + (chunk > 1 ? chunk - 1 : 0);
+    const int64_t most = pages_for(kept + c->opts.max_block) + 1;
     return most < pages_for(len) ? most : pages_for(len);
 }
 
@@ -94,15 +77,25 @@ static kk_status open_table(kk_cache *c, kk_kind kind, kk_err *err) {
     const int64_t most = most_pages(c, kind);
     KK_TRY(kk_pool_promise(c->opts.pool[kind], most, err));
     t->promised = most;
-    return KK_OK;
+    const size_t sink = kk_cache_sink_bytes(c, kind);
+    return sink ? kk_pool_side_take(c->opts.pool[kind], sink, &t->sink, err) : KK_OK;
 }
 
 static kk_status check_reach(const kk_kv_policy *policy, const kk_kv_reach *reach, kk_err *err) {
-    if (policy->windowed && reach->window < 1)
-        return kk_fail(err, KK_EINVAL, "a K/V cache that keeps a window of %d rows", reach->window);
+    const int32_t least = policy->chunked && reach->sink > 0 ? 0 : 1;
+    if (policy->windowed && reach->window < least)
+        return kk_fail(err, KK_EINVAL,
+                       "a %s K/V cache that keeps a window of %d rows and a sink of "
+                       "%d",
+                       policy->name, reach->window, reach->sink);
     if (reach->sink < 0 || (reach->sink > 0 && !policy->sinks))
         return kk_fail(err, KK_EINVAL, "a %s K/V cache that keeps the first %d rows", policy->name,
                        reach->sink);
+    if (reach->sink > KK_PAGE_ROWS)
+        return kk_fail(err, KK_EINVAL, "a sink of %d rows: at most %d", reach->sink, KK_PAGE_ROWS);
+    if (reach->chunk < 0)
+        return kk_fail(err, KK_EINVAL, "a %s K/V cache with chunks of %d rows", policy->name,
+                       reach->chunk);
     return KK_OK;
 }
 
@@ -130,13 +123,11 @@ kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err) {
 
 /* Drops the pages outside `keep`, of which all that the table is to have are in it. */
 static void narrow(table *t, kk_pool *pool, extent keep) {
-    const int64_t n = extent_pages(t->held);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t page = extent_index(t->held, i);
-        if (extent_has(keep, page)) continue;
-        kk_pool_drop(pool, t->page[page]);
-        t->page[page] = NULL;
-        t->data[page] = NULL;
+    for (int64_t i = t->held.first; i < t->held.end; i++) {
+        if (i >= keep.first && i < keep.end) continue;
+        kk_pool_drop(pool, t->page[i]);
+        t->page[i] = NULL;
+        t->data[i] = NULL;
     }
     t->held = keep;
 }
@@ -145,8 +136,9 @@ void kk_cache_free(kk_cache *c) {
     if (!c) return;
     for (int kind = 0; kind < KK_KINDS; kind++) {
         table *t = &c->table[kind];
-        narrow(t, c->opts.pool[kind], (extent){0, 0, 0});
+        narrow(t, c->opts.pool[kind], (extent){0, 0});
         if (t->promised) kk_pool_unpromise(c->opts.pool[kind], t->promised);
+        kk_pool_side_give(c->opts.pool[kind], t->sink, kk_cache_sink_bytes(c, (kk_kind)kind));
         kk_free(t->page);
         kk_free(t->data);
     }
@@ -157,6 +149,12 @@ int64_t kk_cache_len(const kk_cache *c) { return c->len; }
 const kk_cache_opts *kk_cache_how(const kk_cache *c) { return &c->opts; }
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->table[kind].data; }
 
+const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
+uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
+size_t kk_cache_sink_bytes(const kk_cache *c, kk_kind kind) {
+    return kk_kv_block_bytes(c->opts.layout, kind, c->opts.reach[kind].sink);
+}
+
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind) {
     const int64_t n = extent_pages(c->table[kind].held);
     return n ? n * kk_pool_page_bytes(c->opts.pool[kind]) : 0;
@@ -164,7 +162,7 @@ int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind) {
 
 /* ---- reserve, commit, truncate ---------------------------------------------------------- */
 
-/* Of pages from that of len on, which lie in the run or after it and never in the gap. */
+/* Of pages from that of len on, which lie among those held or after them. */
 static bool writable(const table *t, int64_t i) { return i < t->held.end && t->page[i]->refs == 1; }
 
 static int64_t pages_lacking(const table *t, int64_t from, int64_t to) {
@@ -215,8 +213,24 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err) {
     return KK_OK;
 }
 
+/* Rows up to len that enter the sink; they have just been written in page 0. */
+static void keep_sink(kk_cache *c, kk_kind kind, int64_t len) {
+    const table *t = &c->table[kind];
+    const int32_t sink = c->opts.reach[kind].sink;
+    const int32_t from = c->len < sink ? (int32_t)c->len : sink;
+    const kk_kv_passage p = {.to = t->sink,
+                             .from = t->data[0],
+                             .to_rows = sink,
+                             .from_rows = KK_PAGE_ROWS,
+                             .first = from,
+                             .n = (len < sink ? (int32_t)len : sink) - from};
+    if (p.n > 0) kk_kv_rows_copy(c->opts.layout, kind, &p);
+}
+
 void kk_cache_commit(kk_cache *c, int64_t len) {
     assert(len >= c->len && len <= (c->reserved > c->len ? c->reserved : c->len));
+    for (int kind = 0; kind < KK_KINDS; kind++)
+        if (c->table[kind].sink) keep_sink(c, (kk_kind)kind, len);
     c->len = len;
     c->reserved = len;
     for (int kind = 0; kind < KK_KINDS; kind++) {
@@ -227,17 +241,9 @@ void kk_cache_commit(kk_cache *c, int64_t len) {
 
 /* What is left of a kind's pages at a smaller len; false when rows that it needs are gone. */
 static bool truncated(const kk_cache *c, kk_kind kind, int64_t len, extent *left) {
-    const extent held = c->table[kind].held;
-    const int64_t from = keep_from(c, kind, len);
-    *left = held;
-    if (held.first <= page_of(from)) return true;
-    if (from >= len)
-        *left = extent_of(sink_pages(c, kind, len), page_of(len), page_of(len));
-    else if (pages_for(len) <= held.sunk)
-        *left = (extent){0, 0, held.sunk};
-    else
-        return false;
-    return true;
+    const extent need = needed(c, kind, len), held = c->table[kind].held;
+    *left = held.first <= need.first ? held : need;
+    return held.first <= need.first || extent_pages(need) == 0;
 }
 
 bool kk_cache_reaches(const kk_cache *c, int64_t len) {
@@ -266,39 +272,11 @@ int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind) {
 }
 
 kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i) {
-    const int64_t index = extent_index(needed(c, kind, c->len), i);
+    const int64_t index = needed(c, kind, c->len).first + i;
     const int64_t rows = c->len - index * KK_PAGE_ROWS;
     return (kk_cache_page){.index = index,
                            .rows = rows < KK_PAGE_ROWS ? (int32_t)rows : KK_PAGE_ROWS,
                            .data = c->table[kind].data[index]};
-}
-
-/* A head's rows lie in up to three planes: the codes, and of packed formats scales and biases. */
-static void copy_head(uint8_t *to, const uint8_t *from, const kk_kv_slot *slot, int32_t rows) {
-    const size_t codes = kk_kv_code_bytes(slot->format, slot->head_dim);
-    const size_t affine = (kk_kv_head_bytes(slot->format, slot->head_dim) - codes) / 2;
-    const size_t plane[] = {codes, affine, affine};
-    size_t at = 0;
-    for (int i = 0; i < 3; at += plane[i++])
-        memcpy(to + at, from + at, plane[i] / KK_PAGE_ROWS * (size_t)rows);
-}
-
-/* A part is K or V of a layer. */
-static void copy_part(uint8_t *to, const uint8_t *from, const kk_kv_slot *slot, int32_t rows) {
-    const size_t head = kk_kv_head_bytes(slot->format, slot->head_dim);
-    for (int32_t h = 0; h < slot->n_kv_head; h++)
-        copy_head(to + (size_t)h * head, from + (size_t)h * head, slot, rows);
-}
-
-void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
-                     int32_t rows) {
-    memset(to, 0, l->page_bytes[kind]);
-    for (int32_t i = 0; i < l->shape.n_layer; i++) {
-        const kk_kv_slot *slot = &l->slot[i];
-        if (!l->shape.layer[i].stores || l->shape.layer[i].kind != kind) continue;
-        copy_part(to + slot->v_off, from + slot->v_off, slot, rows);
-        if (!slot->k_eq_v) copy_part(to + slot->k_off, from + slot->k_off, slot, rows);
-    }
 }
 
 /* Books what len needs of every kind, or of none. */
@@ -328,11 +306,9 @@ kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err) {
         if (!has_kind(c, kind)) continue;
         table *t = &c->table[kind];
         t->held = needed(c, (kk_kind)kind, len);
-        const int64_t n = extent_pages(t->held);
-        for (int64_t i = 0; i < n; i++) {
-            kk_page *mine = kk_pool_take(c->opts.pool[kind]);
-            t->page[extent_index(t->held, i)] = mine;
-            t->data[extent_index(t->held, i)] = mine->data;
+        for (int64_t i = t->held.first; i < t->held.end; i++) {
+            t->page[i] = kk_pool_take(c->opts.pool[kind]);
+            t->data[i] = t->page[i]->data;
         }
     }
     c->len = len;
@@ -344,14 +320,17 @@ kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err) {
 
 static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **room, kk_err *err) {
     frozen *f = &m->frozen[kind];
+    kk_pool *pool = c->opts.pool[kind];
     const extent need = needed(c, kind, c->len);
-    const int64_t n = extent_pages(need);
-    KK_TRY(kk_pool_promise(c->opts.pool[kind], n, err));
-    *f = (frozen){.pool = c->opts.pool[kind], .page = room, .held = need, .n = n};
-    for (int64_t i = 0; i < n; i++) {
-        f->page[i] = c->table[kind].page[extent_index(need, i)];
-        f->page[i]->refs++;
+    const size_t sink = kk_cache_sink_bytes(c, kind);
+    KK_TRY(kk_pool_promise(pool, extent_pages(need), err));
+    *f = (frozen){.pool = pool, .page = room, .held = need, .sink_bytes = sink};
+    for (int64_t i = need.first; i < need.end; i++) {
+        *room++ = c->table[kind].page[i];
+        c->table[kind].page[i]->refs++;
     }
+    if (sink) KK_TRY(kk_pool_side_take(pool, sink, &f->sink, err));
+    if (sink) memcpy(f->sink, c->table[kind].sink, sink);
     return KK_OK;
 }
 
@@ -369,7 +348,7 @@ kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err) {
             kk_mark_free(m);
             return st;
         }
-        room += m->frozen[kind].n;
+        room += extent_pages(m->frozen[kind].held);
     }
     *out = m;
     return KK_OK;
@@ -379,8 +358,10 @@ void kk_mark_free(kk_mark *m) {
     if (!m) return;
     for (int kind = 0; kind < KK_KINDS; kind++) {
         frozen *f = &m->frozen[kind];
-        for (int64_t i = 0; i < f->n; i++) kk_pool_drop(f->pool, f->page[i]);
-        if (f->pool) kk_pool_unpromise(f->pool, f->n);
+        const int64_t n = extent_pages(f->held);
+        for (int64_t i = 0; i < n; i++) kk_pool_drop(f->pool, f->page[i]);
+        if (f->pool) kk_pool_unpromise(f->pool, n);
+        kk_pool_side_give(f->pool, f->sink, f->sink_bytes);
     }
     kk_free(m);
 }
@@ -392,15 +373,18 @@ void kk_mark_restore(const kk_mark *m, kk_cache *c) {
     for (int kind = 0; kind < KK_KINDS; kind++) {
         const frozen *f = &m->frozen[kind];
         table *t = &c->table[kind];
+        const int64_t n = extent_pages(f->held);
         assert(f->pool == (has_kind(c, kind) ? c->opts.pool[kind] : NULL));
         /* Shared first, so that pages both hold are never freed in between. */
-        for (int64_t i = 0; i < f->n; i++) f->page[i]->refs++;
-        narrow(t, c->opts.pool[kind], (extent){0, 0, 0});
-        for (int64_t i = 0; i < f->n; i++) {
-            t->page[extent_index(f->held, i)] = f->page[i];
-            t->data[extent_index(f->held, i)] = f->page[i]->data;
+        for (int64_t i = 0; i < n; i++) f->page[i]->refs++;
+        narrow(t, c->opts.pool[kind], (extent){0, 0});
+        for (int64_t i = 0; i < n; i++) {
+            t->page[f->held.first + i] = f->page[i];
+            t->data[f->held.first + i] = f->page[i]->data;
         }
         t->held = f->held;
+        assert(f->sink_bytes == kk_cache_sink_bytes(c, (kk_kind)kind));
+        if (f->sink) memcpy(t->sink, f->sink, f->sink_bytes);
     }
     c->len = m->len;
     c->reserved = m->len;

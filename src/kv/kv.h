@@ -1,29 +1,36 @@
 /* kv.h - K/V rows in pages, shared and taken back cheaply.
  *
  * A page holds KK_PAGE_ROWS rows by absolute position, of all layers of one kind that store
- * K/V.  Pages are refcounted and come from an engine-wide pool.  A cache is one session's page
- * table per kind and a length; a mark is a frozen copy of both that shares the pages.
+ * K/V, or their latents.  Pages are refcounted and come from an engine-wide pool.  A cache is one
+ * session's page table per kind and a length; a mark is a frozen copy of both that shares the
+ * pages.
+ *
+ * A cache with a sink keeps its first rows apart as well, side by side in memory of just that
+ * size, so that they cost what they hold once their page has gone.
  *
  * Invariants, true before and after every call:
- *   (1) rows [0, sink) and [keep_from(len), len) of every kind, as far as they are below len, lie
- *       in resident pages; keep_from is the policy's: 0 for exact, len - window + 1 for native and
- *       bounded layers, and only bounded ones have a sink;
+ *   (1) rows [keep_from(len), len) of every kind, where keep_from is the policy's, and the other
+ *       rows of the page that row len falls into, lie in resident pages; rows [0, sink) below len
+ *       lie in the sink's memory;
  *   (2) a page that is not shared has refs == 1; only such a page is written, and only at rows
  *       >= len;  kk_cache_reserve makes the pages of [len, len + n) so (copy on write);
  *   (3) rows at or after len have no meaning, whatever a page holds there, so that taking back
  *       rows that were just written moves len and nothing else;
  *   (4) pages leave the table only in kk_cache_commit, by the committed length, or all at once
- *       (restore, truncate to where no row of the window is needed, or into the sink);
+ *       (restore, truncate to where no row of the window is needed);
  *   (5) rows below len of a resident page are those of the timeline, also rows that the policy no
- *       longer asks for, unless the window is 1 and none of them is ever asked for again: so a
- *       truncation may go back as far as pages reach, and not only as far as rows were promised;
- *   (6) the pool counts exactly the pages that are taken, under kv.sliding and kv.full. */
+ *       longer asks for: so a truncation may go back as far as pages reach, and not only as far as
+ *       rows were promised;
+ *   (6) the pool counts exactly the pages that are taken, by their category; memory of sinks is
+ *       counted there too, from the making of a cache or mark to its end. */
 #ifndef KK_KV_H
 #define KK_KV_H
 
 #include "backend/backend.h"
 
-typedef enum { KK_KIND_SLIDING, KK_KIND_FULL, KK_KINDS } kk_kind;
+/* Layers of a kind share pages; latents, of which there is one row for all layers, have their
+ * own. */
+typedef enum { KK_KIND_SLIDING, KK_KIND_FULL, KK_KIND_LATENT, KK_KINDS } kk_kind;
 
 /* What a model needs of its caches; filled by the model. */
 typedef struct {
@@ -37,16 +44,29 @@ typedef struct {
     } layer[256];
 } kk_kv_shape;
 
+/* What is kept of each position so that its rows can be rebuilt. */
+typedef struct {
+    int32_t rank;     /* values of a latent; 0: none is kept */
+    kk_dtype format;  /* of these */
+    int32_t n_scales; /* floats kept beside it; may be 0 */
+    bool truth;       /* for diagnosis: also K and V as projected, in float32, of all layers */
+} kk_kv_latents;
+
 /* Offsets of every layer in the pages, for one storage format. */
 typedef struct {
     kk_kv_shape shape;
     kk_dtype format;
     kk_kv_slot slot[256];        /* by layer; of layers that store */
     size_t page_bytes[KK_KINDS]; /* 0: no layer of that kind */
+    kk_kv_latents latents;
+    kk_kv_slot latent;     /* one head of rank values, at v_off */
+    kk_kv_slot scales;     /* one head of n_scales values in KK_F32, at v_off */
+    kk_kv_slot truth[256]; /* by layer, as slot, in KK_F32 */
 } kk_kv_layout;
 
+/* latents NULL: none. */
 kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,
-                            kk_err *err);
+                            const kk_kv_latents *latents, kk_err *err);
 
 /* Pages of one kind and format.  Grows by address space, so that taking a page touches no
  * allocator; freed pages are kept for reuse and stop being counted. */
@@ -55,10 +75,10 @@ kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page
                       kk_err *err);
 void kk_pool_free(kk_pool *p); /* all pages must be back */
 
-/* How far a kind of layers looks: a row at position p sees the keys j <= p with j > p - window or
- * j < sink. */
+/* How far back a kind keeps rows, besides the first `sink`. */
 typedef struct {
-    int32_t window, sink; /* as far as the policy has them */
+    int32_t window, sink; /* as far as the policy has them; sink <= KK_PAGE_ROWS */
+    int32_t chunk;        /* rows leave so many at a time; 0 is 1 */
 } kk_kv_reach;
 
 /* How a layer kind decides which rows stay resident. */
@@ -66,12 +86,17 @@ typedef struct {
     const char *name;
     bool windowed; /* has a window, of at least 1 */
     bool sinks;    /* may have a sink */
+    bool chunked;  /* its window counts from chunks, and may be 0 where there is a sink */
     /* The first row the next one needs, the sink apart. */
     int64_t (*keep_from)(const kk_kv_reach *reach, int64_t len);
 } kk_kv_policy;
-extern const kk_kv_policy kk_kv_native;  /* sliding: the window */
-extern const kk_kv_policy kk_kv_exact;   /* full: everything */
+extern const kk_kv_policy kk_kv_native;  /* sliding, and latents of sliding layers: the window */
+extern const kk_kv_policy kk_kv_exact;   /* full, and their latents: everything */
 extern const kk_kv_policy kk_kv_bounded; /* full, cut short: the sink and the window */
+/* The sink and the rows from `window` before the chunk of the next row on: of a row at p, those
+ * before p / chunk * chunk - window are no longer there.  window: nobody sees them; restored: they
+ * are rebuilt. */
+extern const kk_kv_policy kk_kv_window, kk_kv_restored;
 
 typedef struct kk_cache kk_cache;
 typedef struct kk_mark kk_mark;
@@ -101,6 +126,11 @@ bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
+/* The first rows of a kind, laid out as a page of reach.sink rows would be: at a slot's offset times
+ * sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache.  Rows at or after len
+ * have no meaning; those being written get here when they are committed. */
+const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind);
+size_t kk_cache_sink_bytes(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
 
@@ -115,13 +145,17 @@ kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);
 /* The first rows of a page of this kind; the others, which may be anything, become zero. */
 void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
                      int32_t rows);
+/* The same of memory laid out as a page of `sink` rows. */
+void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t *to,
+                     const uint8_t *from, int32_t rows);
 /* Makes an empty cache one of len rows, with pages of its own and nothing in them yet: the caller
- * writes what kk_cache_page_at shows.  On failure the cache is as it was. */
+ * writes what kk_cache_page_at and kk_cache_sink_fill show.  On failure the cache is as it was. */
 kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
+uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink */
 
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
  * of another cache of the same pools and reaches and at least that max_len.  A mark ends a
- * reservation: rows are reserved again before they are written. */
+ * reservation: rows are reserved again before they are written.  It has a sink of its own. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */
 int64_t kk_mark_len(const kk_mark *m);

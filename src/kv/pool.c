@@ -6,8 +6,8 @@
  *
  * Invariants:
  *   (1) pages in all slabs >= promised >= pages taken;
- *   (2) counted bytes == booked pages * stride, and booked >= taken, equal between calls of a
- *       cache;
+ *   (2) counted bytes == booked pages * stride + side bytes, and booked >= taken, equal between
+ *       calls of a cache;
  *   (3) every page that is not taken is in exactly one free list. */
 #define _GNU_SOURCE
 #include "kv/pool.h"
@@ -32,6 +32,7 @@ struct kk_pool {
     size_t stride;              /* page_bytes, rounded up to pages of the system */
     int64_t capacity, promised; /* pages */
     int64_t booked, taken;
+    int64_t side; /* bytes beside the pages */
     slab *slabs;
     kk_page *warm, *cold; /* free pages: with memory behind them, without */
     int64_t n_warm, most_warm;
@@ -57,7 +58,7 @@ kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page
 
 void kk_pool_free(kk_pool *p) {
     if (!p) return;
-    assert(p->taken == 0 && p->booked == 0 && p->promised == 0);
+    assert(p->taken == 0 && p->booked == 0 && p->promised == 0 && p->side == 0);
     for (slab *s = p->slabs, *older; s; s = older) {
         older = s->older;
         kk_mem_unreserve(s->base, s->bytes);
@@ -122,12 +123,16 @@ void kk_pool_unpromise(kk_pool *p, int64_t pages) {
     assert(p->promised >= p->taken);
 }
 
-kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err) {
-    const int64_t bytes = pages * (int64_t)p->stride;
-    if (pages && !kk_mem_try_count(p->mem, p->category, bytes))
+static kk_status count(kk_pool *p, int64_t bytes, kk_err *err) {
+    if (bytes && !kk_mem_try_count(p->mem, p->category, bytes))
         return kk_fail(err, KK_ENOMEM, "%lld bytes more for %s pass the memory limit of %lld bytes",
                        (long long)bytes, kk_mem_category_name(p->category),
                        (long long)p->mem->limit);
+    return KK_OK;
+}
+
+kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err) {
+    KK_TRY(count(p, pages * (int64_t)p->stride, err));
     p->booked += pages;
     return KK_OK;
 }
@@ -167,4 +172,24 @@ void kk_pool_drop(kk_pool *p, kk_page *page) {
         return_memory(p, page);
         push(&p->cold, page);
     }
+}
+
+kk_status kk_pool_side_take(kk_pool *p, size_t bytes, uint8_t **out, kk_err *err) {
+    *out = NULL;
+    KK_TRY(count(p, (int64_t)bytes, err));
+    *out = kk_zalloc(bytes);
+    if (!*out) {
+        kk_mem_count(p->mem, p->category, -(int64_t)bytes);
+        return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of %s", bytes,
+                       kk_mem_category_name(p->category));
+    }
+    p->side += (int64_t)bytes;
+    return KK_OK;
+}
+
+void kk_pool_side_give(kk_pool *p, uint8_t *side, size_t bytes) {
+    if (!side) return;
+    kk_free(side);
+    p->side -= (int64_t)bytes;
+    kk_mem_count(p->mem, p->category, -(int64_t)bytes);
 }

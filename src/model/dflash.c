@@ -124,8 +124,11 @@ static void begin_rows(kk_dflash *m) { m->n_groups = m->n_rows = 0; }
 /* n more rows, of one session, from position pos on. */
 static void add_rows(kk_dflash *m, const kk_dflash_context *c, int64_t pos, int32_t n) {
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        m->groups[k][m->n_groups] =
-            (kk_group){m->n_rows, n, pos, kk_cache_pages(c->cache, (kk_kind)k)};
+        m->groups[k][m->n_groups] = (kk_group){.row = m->n_rows,
+                                               .n_rows = n,
+                                               .pos = pos,
+                                               .pages = kk_cache_pages(c->cache, (kk_kind)k),
+                                               .sink = kk_cache_sink(c->cache, (kk_kind)k)};
     m->n_groups++;
     for (int32_t i = 0; i < n; i++) m->positions[m->n_rows++] = pos + i;
 }

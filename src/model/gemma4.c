@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "model/model.h"
+#include "model/restorer.h"
 
 /* ---- setting up ------------------------------------------------------------------------- */
 
@@ -139,6 +140,17 @@ float kk_gemma4_embed_scale(const kk_gemma4 *m) { return m->embed_scale; }
 
 /* ---- the rows of this forward ----------------------------------------------------------- */
 
+/* Rows of a pass are read alike. */
+static bool kept_alike(const kk_gemma4_group *a, const kk_gemma4_group *b) {
+    const kk_cache_opts *x = kk_cache_how(a->cache), *y = kk_cache_how(b->cache);
+    const kk_kv_latents *p = &a->layout->latents, *q = &b->layout->latents;
+    for (int k = 0; k < KK_LAYER_KINDS; k++)
+        if (x->policy[k] != y->policy[k] || x->reach[k].window != y->reach[k].window ||
+            x->reach[k].sink != y->reach[k].sink || x->reach[k].chunk != y->reach[k].chunk)
+            return false;
+    return p->rank == q->rank && p->format == q->format && p->truth == q->truth;
+}
+
 static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
                              const kk_gemma4_group *g, kk_err *err) {
     if (g->n_rows < 1 || g->n_rows > m->max_rows - m->n_rows)
@@ -151,6 +163,9 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
         return kk_fail(
             err, KK_EINVAL, "sessions that store K/V as %s and as %s cannot share a pass",
             kk_dtype_get(g->layout->format)->name, kk_dtype_get(first->layout->format)->name);
+    if (!kept_alike(first, g))
+        return kk_fail(err, KK_EINVAL,
+                       "sessions that keep different rows of K/V cannot share a pass");
     if (kk_cache_len(g->cache) + g->n_rows > m->cfg.context)
         return kk_fail(err, KK_ECONTEXT, "position %lld is past the model's context of %d",
                        (long long)(kk_cache_len(g->cache) + g->n_rows - 1), m->cfg.context);
@@ -168,8 +183,13 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
         KK_TRY(check_group(m, a->groups, g, err));
         const int64_t pos = kk_cache_len(g->cache);
         for (int k = 0; k < KK_LAYER_KINDS; k++)
-            m->groups[k][i] =
-                (kk_group){m->n_rows, g->n_rows, pos, kk_cache_pages(g->cache, (kk_kind)k)};
+            m->groups[k][i] = (kk_group){.row = m->n_rows,
+                                         .n_rows = g->n_rows,
+                                         .pos = pos,
+                                         .pages = kk_cache_pages(g->cache, (kk_kind)k),
+                                         .sink = kk_cache_sink(g->cache, (kk_kind)k),
+                                         .latents = kk_cache_pages(g->cache, KK_KIND_LATENT),
+                                         .reach = g->reach};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
             m->tokens[m->n_rows] = g->tokens[r];
             m->positions[m->n_rows] = pos + r;
@@ -179,8 +199,10 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
     return m->n_rows ? KK_OK : kk_fail(err, KK_EINVAL, "a forward of no rows");
 }
 
-/* Angles of these rows, and, where K is rebuilt from V, of every position up to theirs. */
-static kk_status fill_rope(kk_gemma4 *m, kk_err *err) {
+/* Angles of these rows, and, where K is rebuilt from V of all rows, of every position up to
+ * theirs. */
+static kk_status fill_rope(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
+    const bool all_rows = kk_cache_how(a->groups[0].cache)->policy[KK_KIND_FULL] == &kk_kv_exact;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
         const kk_rope_config *rc = &m->cfg.rope[k];
         int32_t d = 0;
@@ -192,7 +214,7 @@ static kk_status fill_rope(kk_gemma4 *m, kk_err *err) {
                           .pos = m->positions,
                           .rope = {rc->theta, rc->factor, rc->n_rot, d}};
         KK_TRY(m->be->rope(m->dev, &r, err));
-        if (k != KK_FULL || !m->rope_pos) continue;
+        if (k != KK_FULL || !m->rope_pos || !all_rows) continue;
         int64_t end = 0;
         for (int32_t i = 0; i < m->n_rows; i++)
             end = m->positions[i] + 1 > end ? m->positions[i] + 1 : end;
@@ -299,6 +321,59 @@ static kk_status show_rows(const kk_gemma4 *m, const kk_gemma4_forward_args *a, 
     return m->layers[i].v ? show(m, a, i, KK_PART_V, m->v, width, err) : KK_OK;
 }
 
+/* ---- rows that are no longer stored ----------------------------------------------------- */
+
+/* What layer i's attention does about them; false: all its rows are stored. */
+static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
+                   kk_evicted *out) {
+    const kk_layer_config *lc = &m->cfg.layer[i];
+    const kk_rope_config *rope = &m->cfg.rope[lc->kind];
+    const kk_cache_opts *how = kk_cache_how(a->groups[0].cache);
+    const kk_kv_policy *policy = how->policy[lc->kind];
+    const kk_kv_layout *layout = a->groups[0].layout;
+    const kk_kv_reach *reach = &how->reach[lc->kind];
+    if (policy != &kk_kv_window && policy != &kk_kv_restored) return false;
+    *out = (kk_evicted){.window = reach->window,
+                        .chunk = reach->chunk > 1 ? reach->chunk : 1,
+                        .rope = {rope->theta, rope->factor, rope->n_rot, lc->head_dim},
+                        .eps = m->cfg.eps};
+    if (policy == &kk_kv_window) return true;
+    out->rebuilds = true;
+    out->k = kk_restorer_k(a->restorer, lc->kv_source);
+    out->v = kk_restorer_v(a->restorer, lc->kv_source);
+    out->latent = layout->latent;
+    out->mixes = a->mixes;
+    out->mix = a->mix;
+    out->truth = layout->truth[lc->kv_source];
+    return true;
+}
+
+/* The rows themselves, beside their latents, for diagnosis. */
+static kk_status keep_truth(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
+                            const kk_rows *rows, kk_err *err) {
+    kk_keep_args keep = {
+        .x = m->k, .slot = a->groups[0].layout->truth[i], .keys = m->layers[i].v, .rows = rows};
+    KK_TRY(m->be->keep(m->dev, &keep, err));
+    if (!m->layers[i].v) return KK_OK;
+    keep.x = m->v;
+    keep.keys = false;
+    return m->be->keep(m->dev, &keep, err);
+}
+
+static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
+    const kk_rows rows = {m->groups[0], a->n_groups, m->n_rows};
+    if (!a->groups[0].layout->latents.rank) return KK_OK;
+    return kk_restorer_keep(a->restorer, a->groups[0].layout, &rows, err);
+}
+
+static kk_status show_restorer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
+                               kk_err *err) {
+    if (!a->groups[0].layout->latents.rank) return KK_OK;
+    return kk_restorer_see(a->restorer, layer, m->x, m->n_rows, err);
+}
+
+/* ---- layers ----------------------------------------------------------------------------- */
+
 /* y = Attention(norm(x)) */
 static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
     const kk_config *c = &m->cfg;
@@ -312,6 +387,7 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
     if (stores) qkv.n = l->v ? 3 : 2;
     KK_TRY(m->be->linear(m->dev, &qkv, err));
     if (stores) KK_TRY(show_rows(m, a, i, err));
+    if (stores && a->groups[0].layout->latents.truth) KK_TRY(keep_truth(m, a, i, &rows, err));
     const kk_store_args s = {.q = m->q,
                              .k = stores ? m->k : NULL,
                              .v = l->v ? m->v : NULL,
@@ -325,6 +401,8 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
                              .eps = c->eps};
     KK_TRY(m->be->store(m->dev, &s, err));
     KK_TRY(show(m, a, i, KK_PART_Q, m->q, c->n_head * lc->head_dim, err));
+    kk_evicted evicted;
+    const bool some = evicts(m, a, i, &evicted);
     const kk_attend_args t = {.out = m->att,
                               .q = m->q,
                               .k_norm = m->layers[lc->kv_source].k_norm,
@@ -332,9 +410,11 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
                               .n_rot = c->rope[lc->kind].n_rot,
                               .n_head = c->n_head,
                               .window = lc->kind == KK_SLIDING ? c->window : 0,
+                              .sink = kk_cache_how(a->groups[0].cache)->reach[lc->kind].sink,
                               .slot = slot,
                               .rows = &rows,
-                              .scale = 1.0f};
+                              .scale = 1.0f,
+                              .evicted = some ? &evicted : NULL};
     KK_TRY(m->be->attend(m->dev, &t, err));
     KK_TRY(linear(m, m->y, l->o, m->att, err));
     return show(m, a, i, KK_PART_O, m->y, c->hidden, err);
@@ -420,15 +500,18 @@ static kk_status head(kk_gemma4 *m, kk_err *err) {
 
 kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     KK_TRY(gather_groups(m, a, err));
-    KK_TRY(fill_rope(m, err));
+    KK_TRY(fill_rope(m, a, err));
     KK_TRY(embed(m, err));
     KK_TRY(tap(m, a, -1, m->x, err));
+    KK_TRY(show_restorer(m, a, -1, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(layer(m, a, i, err));
+        KK_TRY(show_restorer(m, a, i, err));
         KK_TRY(tap(m, a, i, m->x, err));
         for (int32_t t = 0; t < a->n_tapped; t++)
             if (a->tapped[t] == i) KK_TRY(tap_groups(m, a, t, err));
     }
+    KK_TRY(keep_latents(m, a, err));
     if (a->n_taps) {
         KK_TRY(norm(m, m->z, m->x, m->norm, err));
         KK_TRY(tap(m, a, m->cfg.n_layer, m->z, err));

@@ -11,6 +11,7 @@
 #include "kv/kv.h"
 
 typedef struct kk_gemma4 kk_gemma4;
+typedef struct kk_restorer kk_restorer;
 
 typedef struct {
     const kk_backend *backend;
@@ -40,6 +41,7 @@ typedef struct {
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
     kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: nobody wants them */
     int32_t tap_row;
+    kk_reach *reach; /* what its rows read is added here; NULL: nobody counts */
 } kk_gemma4_group;
 
 /* What a layer's attention works on, for those who want to see it. */
@@ -72,6 +74,10 @@ typedef struct {
     int32_t n_taps;
     float *tap_out;               /* host memory */
     const kk_gemma4_watch *watch; /* NULL: nobody watches */
+    /* Writes latents, and rebuilds rows, of caches that have them. */
+    kk_restorer *restorer;
+    bool mixes; /* and mixes true rows in */
+    float mix;
 } kk_gemma4_forward_args;
 
 /* Rows of logits come in the order of groups and rows. */

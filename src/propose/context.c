@@ -21,6 +21,15 @@ struct kk_context {
 
 /* ---- life ------------------------------------------------------------------------------- */
 
+/* Room for attention to read a sink that lies apart. */
+static kk_status prepare_sink(const kk_context_opts *o, kk_err *err) {
+    const int32_t n_head = kk_dflash_config(o->model)->n_head;
+    for (int32_t i = 0; i < o->layout->shape.n_layer; i++)
+        if (o->layout->shape.layer[i].kind == KK_KIND_FULL)
+            KK_TRY(o->backend->prepare_evicted(o->dev, &o->layout->slot[i], n_head, 0, err));
+    return KK_OK;
+}
+
 static kk_status open_cache(kk_context *c, kk_err *err) {
     const kk_context_opts *o = &c->opts;
     kk_cache_opts how = {
@@ -31,6 +40,7 @@ static kk_status open_cache(kk_context *c, kk_err *err) {
         .max_len = o->max_len,
         .max_block = o->max_chunk > QUEUE_ROWS ? o->max_chunk : QUEUE_ROWS};
     if (o->draft_ctx) {
+        KK_TRY(prepare_sink(o, err));
         how.policy[KK_KIND_FULL] = &kk_kv_bounded;
         how.reach[KK_KIND_FULL] = (kk_kv_reach){.window = o->draft_ctx, .sink = SINK};
     }

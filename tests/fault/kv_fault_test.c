@@ -22,23 +22,32 @@ static int make_layout(void **state) {
         shape.layer[i].n_kv_head = 1;
         shape.layer[i].head_dim = 32;
     }
-    return kk_kv_layout_init(&layout, &shape, KK_BF16, NULL) == KK_OK ? 0 : -1;
+    const kk_kv_latents latents = {.rank = 64, .format = KK_KV8, .n_scales = 1};
+    return kk_kv_layout_init(&layout, &shape, KK_BF16, &latents, NULL) == KK_OK ? 0 : -1;
 }
 
 static kk_status open_pools(kk_pool *pool[KK_KINDS], kk_err *err) {
+    static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL,
+                                                       KK_MEM_KV_LATENTS};
     for (int k = 0; k < KK_KINDS; k++)
-        KK_TRY(kk_pool_new(&pool[k], &mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
-                           layout.page_bytes[k], err));
+        KK_TRY(kk_pool_new(&pool[k], &mem, category[k], layout.page_bytes[k], err));
     return KK_OK;
 }
 
 static kk_cache_opts opts_of(kk_pool *const pool[KK_KINDS]) {
-    return (kk_cache_opts){.layout = &layout,
-                           .pool = {pool[0], pool[1]},
-                           .policy = {&kk_kv_native, &kk_kv_bounded},
-                           .reach = {{.window = 70}, {.window = 200, .sink = 100}},
-                           .max_len = 1000,
-                           .max_block = 100};
+    return (kk_cache_opts){
+        .layout = &layout,
+        .pool = {pool[0], pool[1], pool[2]},
+        .policy = {&kk_kv_window, &kk_kv_restored, &kk_kv_exact},
+        .reach = {{.window = 70, .sink = 4, .chunk = 16}, {.window = 200, .sink = 60, .chunk = 64}},
+        .max_len = 1000,
+        .max_block = 100};
+}
+
+static int64_t counted(void) {
+    int64_t sum = 0;
+    for (int c = 0; c < KK_MEM_CATEGORIES; c++) sum += mem.bytes[c];
+    return sum;
 }
 
 /* Everything a session does with its cache. */
@@ -83,7 +92,8 @@ static void every_taking_may_fail(void **state) {
         assert_int_equal(st, KK_ENOMEM);
         assert_true(strlen(err.msg) > 10);
     }
-    assert_true(n > 15); /* two pools, two caches of two tables, slabs, a mark */
+    assert_true(n >
+                38); /* three pools, three caches of three tables and two sinks, slabs, a mark */
 }
 
 /* A memory limit that a cache of this length just misses leaves it empty and nothing counted. */
@@ -95,10 +105,13 @@ static void a_failed_fill_takes_nothing(void **state) {
     assert_int_equal(open_pools(pool, NULL), KK_OK);
     const kk_cache_opts opts = opts_of(pool);
     assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
+    const int64_t sinks = counted();
+    assert_int_equal(sinks, kk_cache_sink_bytes(c, KK_KIND_SLIDING) +
+                                kk_cache_sink_bytes(c, KK_KIND_FULL));
     for (mem.limit = 1; kk_cache_fill(c, 500, &err) != KK_OK; mem.limit += 4096) {
         assert_int_equal(err.code, KK_ENOMEM);
         assert_int_equal(kk_cache_len(c), 0);
-        assert_int_equal(mem.bytes[KK_MEM_KV_FULL] + mem.bytes[KK_MEM_KV_SLIDING], 0);
+        assert_int_equal(counted(), sinks);
     }
     assert_true(mem.limit > 4 * 4096);
     mem.limit = 0;
@@ -118,10 +131,12 @@ static void a_failed_mark_shares_nothing(void **state) {
     assert_int_equal(kk_cache_reserve(c, 100, NULL), KK_OK);
     kk_cache_commit(c, 100);
     uint8_t *const full = kk_cache_pages(c, KK_KIND_FULL)[1];
+    const int64_t before = counted();
     for (int64_t n = 1;; n++) {
         kk_fault_after(n, false);
         const kk_status st = kk_mark_new(&m, c, NULL);
         kk_fault_after(0, false);
+        if (st != KK_OK) assert_int_equal(counted(), before);
         assert_int_equal(kk_cache_reserve(c, 1, NULL), KK_OK);
         /* Copied exactly when the mark exists. */
         assert_int_equal(kk_cache_pages(c, KK_KIND_FULL)[1] != full, st == KK_OK);

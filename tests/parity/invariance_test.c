@@ -43,8 +43,8 @@ static world world_open(const kk_checkpoint *ckpt, kk_mem *mem, const arm *a) {
     const kk_gemma4_opts opts = {w.be, w.dev, mem, MAX_ROWS, MAX_ROWS};
     assert_ok(kk_gemma4_new(&w.model, ckpt, &opts, why));
     const kk_config *c = kk_gemma4_config(w.model);
-    assert_ok(kk_kv_layout_init(&w.layout, kk_gemma4_kv_shape(w.model), a->format, why));
-    for (int k = 0; k < KK_KINDS; k++)
+    assert_ok(kk_kv_layout_init(&w.layout, kk_gemma4_kv_shape(w.model), a->format, NULL, why));
+    for (int k = 0; k < KK_KINDS && w.layout.page_bytes[k]; k++)
         assert_ok(kk_pool_new(&w.pool[k], mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
                               w.layout.page_bytes[k], why));
     w.hidden = c->hidden;

@@ -267,6 +267,75 @@ static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float 
     }
 }
 
+/* Pages in several calls, from a table that begins at the first of each, must come out as in one. */
+static void check_calls(const kk_kernels *k, kk_attend_tile t, const float *all, const char *what) {
+    const kk_sight sees = kk_attend_sights(&t);
+    const int64_t end = (sees.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
+    const uint8_t *const *pages = t.pages;
+    const float *rope = t.rope_pos;
+    t.starts = true;
+    for (int64_t page = kk_sight_start(sees), after; page < end; page = after) {
+        t.page_base = t.page_from = page;
+        after = kk_sight_next(sees, page);
+        if (after < end && after == page + 1 && below(2)) after = kk_sight_next(sees, after);
+        t.page_to = after < end ? after : end;
+        t.ends = after >= end;
+        t.pages = pages + page;
+        t.rope_pos = rope + page * KK_PAGE_ROWS * 2 * t.n_rot;
+        k->attend(&t);
+        t.starts = false;
+    }
+    for (int32_t r = 0; r < t.n_rows; r++)
+        CHECK_SAY(same(t.out + (size_t)r * t.q_stride, all + (size_t)r * t.q_stride,
+                       (size_t)(t.n_group * t.head_dim)),
+                  "%s attend in several calls: %s", k->name, what);
+}
+
+/* What the hidden rows of a window policy are is what the sight says. */
+static void check_hidden_sight(void) {
+    for (int n = 0; n < 20000; n++) {
+        kk_attend_tile t = {.window = n % 3 ? 1 + below(200) : 0,
+                            .sink = below(65),
+                            .hide_chunk = 1 + below(70),
+                            .hide_window = below(100),
+                            .pos = below(400)};
+        const kk_sight s = kk_attend_sight(&t, 0);
+        const int64_t kept = t.pos / t.hide_chunk * t.hide_chunk - t.hide_window;
+        int64_t keys = 0;
+        for (int64_t j = 0; j <= t.pos + 64; j++) {
+            const bool mask = j <= t.pos && (!t.window || j > t.pos - t.window);
+            const bool want = mask && (j < t.sink || j >= kept);
+            const kk_page_sight p = kk_sight_page(s, j / KK_PAGE_ROWS);
+            const int32_t row = (int32_t)(j % KK_PAGE_ROWS);
+            const bool got = row >= p.lo && row < p.hi && !(row >= p.hole && row < p.hole_end);
+            CHECK_SAY(want == got, "row %d of %d, window %d sink %d chunk %d less %d", (int)j,
+                      (int)t.pos, t.window, t.sink, t.hide_chunk, t.hide_window);
+            keys += want;
+        }
+        CHECK_SAY(keys == kk_sight_keys(s), "%d keys counted of %d", (int)kk_sight_keys(s),
+                  (int)keys);
+    }
+}
+
+/* Rows of any format as floats, as they would be read one by one. */
+static void check_widen(const kk_kernels *k) {
+    static const kk_dtype formats[] = {KK_BF16, KK_F32, KK_KV4, KK_KV8};
+    for (int n = 0; n < 40; n++) {
+        const int32_t d = 64 * (1 + below(n % 2 ? 4 : 100));
+        const int32_t lo = below(KK_PAGE_ROWS), rows = 1 + below(KK_PAGE_ROWS - lo);
+        const kk_dtype f = formats[n % 4];
+        uint8_t *head = room(kk_kv_head_bytes(f, d));
+        const size_t values = (size_t)rows * (size_t)d;
+        float *want = room(values * 4), *got = room(values * 4);
+        fill_head(head, f, d);
+        ref->widen(want, f, d, head, lo, rows);
+        k->widen(got, f, d, head, lo, rows);
+        CHECK_SAY(same(want, got, values), "%s widens %d rows of %d as %s", k->name, rows, d,
+                  kk_dtype_get(f)->name);
+        free(head), free(want), free(got);
+    }
+}
+
 /* Pages that no row sees are missing. */
 static void drop_unseen(uint8_t **pages, const kk_attend_tile *t) {
     for (int p = 0; p < PAGES; p++) {
@@ -311,14 +380,17 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
                         .block_end = c.block ? pos + rows + below(8) : 0,
                         .scale = 0.7f,
                         .format = c.format,
-                        .pages = pages,
+                        .pages = (const uint8_t *const *)pages,
                         .k_off = head,
                         .v_off = 0,
                         .k_eq_v = c.k_eq_v,
                         .k_norm = w,
                         .rope_pos = rope,
                         .n_rot = d / 8,
-                        .scratch = room(KK_ATTEND_SCRATCH * 4)};
+                        .scratch = room(KK_ATTEND_SCRATCH * 4),
+                        .state = room((size_t)(rows * group) * KK_ATTEND_STATE * 4),
+                        .starts = true,
+                        .ends = true};
     snprintf(what, sizeof what, "%s d %d pos %d rows %d group %d window %d sink %d%s%s",
              kk_dtype_get(c.format)->name, d, (int)pos, rows, group, c.window, c.sink,
              c.k_eq_v ? " k = v" : "", c.block ? " block" : "");
@@ -329,8 +401,9 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
     CHECK_SAY(same(want, got, n), "%s attend %s", k->name, what);
     t.out = want;
     check_rows_alone(k, t, got, what);
+    check_calls(k, t, got, what);
     for (int p = 0; p < PAGES; p++) free(pages[p]);
-    free(q), free(want), free(got), free(w), free(rope), free(t.scratch);
+    free(q), free(want), free(got), free(w), free(rope), free(t.scratch), free(t.state);
 }
 
 static void check_attend(const kk_kernels *k) {
@@ -349,6 +422,7 @@ static void check_attend(const kk_kernels *k) {
 int main(void) {
     static const char *const names[] = {"reference", "avx2", "avx512", "neon"};
     check_reference_meaning();
+    check_hidden_sight();
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const kk_kernels *k = kk_kernels_named(names[i]);
         if (!k) continue;
@@ -357,6 +431,7 @@ int main(void) {
         check_quantize(k);
         check_pack(k);
         check_attend(k);
+        check_widen(k);
         printf("%s: checked\n", k->name);
     }
     return check_summary("kernels");

@@ -29,7 +29,7 @@ typedef struct {
 
 static inline void pair_pages_open(draft_pair *p, pair_pages *out, const kk_kv_shape *shape,
                                    kk_dtype format) {
-    assert_ok(kk_kv_layout_init(&out->layout, shape, format, why));
+    assert_ok(kk_kv_layout_init(&out->layout, shape, format, NULL, why));
     for (int k = 0; k < KK_KINDS; k++)
         if (out->layout.page_bytes[k])
             assert_ok(kk_pool_new(&out->pool[k], &p->mem, KK_MEM_KV_FULL, out->layout.page_bytes[k],
@@ -98,7 +98,13 @@ static inline kk_buf *pair_taps(draft_pair *p, int32_t n) {
 static inline void pair_forward(draft_pair *p, kk_cache *cache, const int32_t *tokens, int32_t n,
                                 int32_t n_logits, kk_buf *taps, int32_t tap_row) {
     const kk_drafter_config *c = kk_dflash_config(p->drafter);
-    const kk_gemma4_group group = {cache, &p->main.layout, tokens, n, n_logits, taps, tap_row};
+    const kk_gemma4_group group = {.cache = cache,
+                                   .layout = &p->main.layout,
+                                   .tokens = tokens,
+                                   .n_rows = n,
+                                   .n_logits = n_logits,
+                                   .taps = taps,
+                                   .tap_row = tap_row};
     const kk_gemma4_forward_args args = {
         .groups = &group, .n_groups = 1, .tapped = c->taps, .n_tapped = c->n_taps};
     assert_ok(kk_cache_reserve(cache, n, why));

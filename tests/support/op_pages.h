@@ -121,7 +121,8 @@ static inline rig_cache *rig_cache_new(rig *r, kk_dtype format, bool k_eq_v, int
             c->page[s][p] = rig_memory(r, c->page_bytes);
             rig_cache_fill(r, c, c->page[s][p]);
         }
-        c->group[s] = (kk_group){row, n_rows[s], pos[s], c->page[s]};
+        c->group[s] =
+            (kk_group){.row = row, .n_rows = n_rows[s], .pos = pos[s], .pages = c->page[s]};
         row += n_rows[s];
     }
     c->rows = (kk_rows){c->group, sessions, row};

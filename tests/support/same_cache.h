@@ -1,4 +1,5 @@
-/* same_cache.h - whether two caches hold the same rows, byte for byte, in as many pages. */
+/* same_cache.h - whether two caches hold the same rows, byte for byte, in as many pages and in
+ * sinks. */
 #ifndef KK_TESTS_SAME_CACHE_H
 #define KK_TESTS_SAME_CACHE_H
 
@@ -22,10 +23,27 @@ static inline bool same_page(const kk_cache *a, const kk_cache *b, kk_kind kind,
     return same;
 }
 
+static inline bool same_sink(const kk_cache *a, const kk_cache *b, kk_kind kind) {
+    const kk_kv_layout *la = kk_cache_how(a)->layout, *lb = kk_cache_how(b)->layout;
+    const size_t size = kk_cache_sink_bytes(a, kind);
+    const int32_t sink = kk_cache_how(a)->reach[kind].sink;
+    const int32_t rows = kk_cache_len(a) < sink ? (int32_t)kk_cache_len(a) : sink;
+    if (kk_cache_sink_bytes(b, kind) != size) return false;
+    if (!size) return true;
+    uint8_t *copy = calloc(2, size);
+    if (!copy) abort();
+    kk_kv_sink_copy(la, kind, sink, copy, kk_cache_sink(a, kind), rows);
+    kk_kv_sink_copy(lb, kind, sink, copy + size, kk_cache_sink(b, kind), rows);
+    const bool same = memcmp(copy, copy + size, size) == 0;
+    free(copy);
+    return same;
+}
+
 static inline bool same_cache_says(char *why, size_t cap, const char *what, int kind, int64_t got,
                                    int64_t want) {
-    snprintf(why, cap, "%s of %s layers: %lld, expected %lld", what,
-             kind == KK_KIND_FULL ? "full" : "sliding", (long long)got, (long long)want);
+    static const char *const of[KK_KINDS] = {"sliding layers", "full layers", "latents"};
+    snprintf(why, cap, "%s of %s: %lld, expected %lld", what, of[kind], (long long)got,
+             (long long)want);
     return false;
 }
 
@@ -45,6 +63,10 @@ static inline bool same_cache(const kk_cache *got, const kk_cache *want, bool by
         for (int64_t i = 0; i < n; i++)
             if (!same_page(got, want, (kk_kind)k, i))
                 return same_cache_says(why, cap, "a page that differs", k, i, n);
+        if (!same_sink(got, want, (kk_kind)k))
+            return same_cache_says(why, cap, "rows of a sink that differs", k,
+                                   kk_cache_how(got)->reach[k].sink,
+                                   kk_cache_how(want)->reach[k].sink);
     }
     return true;
 }

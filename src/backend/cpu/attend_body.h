@@ -5,13 +5,14 @@
  * the tile meets them there.  Between the two, the scores of each (row, head) become weights.
  * The order of float operations for a (row, head) is that of reference.c. */
 
-/* What a tile keeps, in its scratch; a pair is a (row, head). */
+/* What a tile works with; a pair is a (row, head). */
 typedef struct {
     const kk_attend_tile *t;
     float *rows;    /* [KK_ATTEND_CHUNK] */
     float *s;       /* [pairs][KK_PAGE_ROWS] scores, then weights */
+    float *c;       /* [pairs] what a new largest score makes of earlier sums */
     float *lane;    /* [pairs][KK_LANES] sums of weights */
-    float *m, *c;   /* [pairs] largest score so far; what it makes of earlier sums */
+    float *m;       /* [pairs] largest score so far */
     int32_t n_rows; /* a chunk has so many rows */
 } attend_work;
 
@@ -44,12 +45,12 @@ INLINE void unpack_group(float *dst, kk_dtype t, const uint8_t *codes, float sca
 }
 
 /* load_rows of a packed format. */
-INLINE void unpack_rows(float *dst, const kk_attend_tile *t, kk_dtype format, const uint8_t *src,
+INLINE void unpack_rows(float *dst, int32_t head_dim, kk_dtype format, const uint8_t *src,
                         const uint8_t *next, row_range at) {
     enum { GROUPS = KK_ATTEND_CHUNK / KK_KV_GROUP };
-    const size_t groups = (size_t)(t->head_dim / KK_KV_GROUP), first = (size_t)at.lo * groups;
+    const size_t groups = (size_t)(head_dim / KK_KV_GROUP), first = (size_t)at.lo * groups;
     const size_t n = (size_t)(at.hi - at.lo) * groups, bytes = format == KK_KV8 ? 64 : 32;
-    const size_t to_scale = kk_kv_code_bytes(format, t->head_dim) + 2 * first;
+    const size_t to_scale = kk_kv_code_bytes(format, head_dim) + 2 * first;
     const size_t to_bias = to_scale + 2 * KK_PAGE_ROWS * groups;
     float scale[GROUPS], bias[GROUPS];
     load_f16(scale, src + to_scale, n);
@@ -64,9 +65,9 @@ INLINE void unpack_rows(float *dst, const kk_attend_tile *t, kk_dtype format, co
     }
 }
 
-INLINE void widen_rows(float *dst, const kk_attend_tile *t, kk_dtype format, const uint8_t *src,
+INLINE void widen_rows(float *dst, int32_t head_dim, kk_dtype format, const uint8_t *src,
                        const uint8_t *next, row_range at) {
-    const size_t size = format == KK_F32 ? 4 : 2, d = (size_t)t->head_dim;
+    const size_t size = format == KK_F32 ? 4 : 2, d = (size_t)head_dim;
     const size_t from = (size_t)at.lo * d, n = (size_t)(at.hi - at.lo) * d;
     src += size * from;
     next += size * from;
@@ -82,17 +83,30 @@ INLINE void widen_rows(float *dst, const kk_attend_tile *t, kk_dtype format, con
 
 /* Rows of a page's head as floats.  Meanwhile the same rows of the next page, which lie anywhere,
  * are fetched: no hardware would guess them. */
-static void load_rows(const attend_work *w, const uint8_t *src, const uint8_t *next, row_range at) {
-    const kk_attend_tile *t = w->t;
-    switch (t->format) {
-    case KK_F32: widen_rows(w->rows, t, KK_F32, src, next, at); break;
-    case KK_BF16: widen_rows(w->rows, t, KK_BF16, src, next, at); break;
-    case KK_KV8: unpack_rows(w->rows, t, KK_KV8, src, next, at); break;
-    default: unpack_rows(w->rows, t, KK_KV4, src, next, at); break;
+static void load_rows(float *dst, kk_dtype format, int32_t head_dim, const uint8_t *src,
+                      const uint8_t *next, row_range at) {
+    switch (format) {
+    case KK_F32: widen_rows(dst, head_dim, KK_F32, src, next, at); break;
+    case KK_BF16: widen_rows(dst, head_dim, KK_BF16, src, next, at); break;
+    case KK_KV8: unpack_rows(dst, head_dim, KK_KV8, src, next, at); break;
+    default: unpack_rows(dst, head_dim, KK_KV4, src, next, at); break;
     }
 }
 
-/* K = RoPE(k_norm * V) in place; the first row is at position pos. */
+static void widen(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
+                  int32_t n) {
+    if (head_dim > KK_ATTEND_CHUNK) { /* no attention head is so wide: a latent may be */
+        kk_kernels_reference.widen(y, t, head_dim, head, lo, n);
+        return;
+    }
+    const int32_t most = KK_ATTEND_CHUNK / head_dim;
+    for (row_range at = {lo, lo}; at.lo < lo + n; at.lo = at.hi) {
+        at.hi = at.lo + most < lo + n ? at.lo + most : lo + n;
+        load_rows(y + (size_t)(at.lo - lo) * (size_t)head_dim, t, head_dim, head, head, at);
+    }
+}
+
+/* K = RoPE(k_norm * V) in place; pos is the first row's place in the table of angles. */
 static void rebuild_keys(const attend_work *w, int64_t pos, int32_t n) {
     const kk_attend_tile *t = w->t;
     const int32_t d = t->head_dim;
@@ -254,26 +268,25 @@ static void weigh_page(const attend_work *w, int64_t page) {
     }
 }
 
-/* next: the page that comes after, to be fetched. */
-static void attend_page(const attend_work *w, int64_t page, kk_page_sight see,
+/* at and next: this page, and the one that comes after, to be fetched. */
+static void attend_page(const attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
-    const uint8_t *at = t->pages[page];
     const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
     const int32_t pairs = t->n_rows * t->n_group;
     for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)
         vf_store(w->s + i, vf_set1(-INFINITY));
     for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
-        load_rows(w, at + k_off, next + k_off, c);
-        if (t->k_eq_v) rebuild_keys(w, page * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
+        load_rows(w->rows, t->format, t->head_dim, at + k_off, next + k_off, c);
+        if (t->k_eq_v) rebuild_keys(w, (page - t->page_base) * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
         each_row(w, page, c, score_part);
     }
     weigh_page(w, page);
     if (t->k_eq_v) next = at; /* it has been fetched */
     for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
-        load_rows(w, at + t->v_off, next + t->v_off, c);
+        load_rows(w->rows, t->format, t->head_dim, at + t->v_off, next + t->v_off, c);
         each_row(w, page, c, add_part);
     }
 }
@@ -305,16 +318,19 @@ static void finish_tile(const attend_work *w) {
 static void attend(const kk_attend_tile *t) {
     attend_work w = {.t = t, .rows = t->scratch, .n_rows = KK_ATTEND_CHUNK / t->head_dim};
     w.s = w.rows + KK_ATTEND_CHUNK;
-    w.lane = w.s + KK_ATTEND_PAIRS * KK_PAGE_ROWS;
-    w.m = w.lane + KK_ATTEND_PAIRS * KK_LANES;
-    w.c = w.m + KK_ATTEND_PAIRS;
-    start_tile(&w);
-    kk_sight all = kk_attend_sight(t, 0); /* the first row sees furthest back, the last ahead */
-    all.to = kk_attend_sight(t, t->n_rows - 1).to;
-    for (int64_t page = kk_sight_start(all), after; page * KK_PAGE_ROWS < all.to; page = after) {
+    w.c = w.s + KK_ATTEND_PAIRS * KK_PAGE_ROWS;
+    w.lane = t->state;
+    w.m = w.lane + (size_t)(t->n_rows * t->n_group) * KK_LANES;
+    if (t->starts) start_tile(&w);
+    const kk_sight all = kk_attend_sights(t);
+    const int64_t end = (all.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
+    const int64_t to = t->page_to && t->page_to < end ? t->page_to : end;
+    int64_t page = t->page_to ? t->page_from : kk_sight_start(all);
+    for (int64_t after; page < to; page = after) {
         after = kk_sight_next(all, page);
-        const bool last = after * KK_PAGE_ROWS >= all.to;
-        attend_page(&w, page, kk_sight_page(all, page), t->pages[last ? page : after]);
+        const uint8_t *at = t->pages[page - t->page_base];
+        attend_page(&w, page, kk_sight_page(all, page), at,
+                    after < to ? t->pages[after - t->page_base] : at);
     }
-    finish_tile(&w);
+    if (t->ends) finish_tile(&w);
 }

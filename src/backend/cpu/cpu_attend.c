@@ -3,7 +3,7 @@
  * A task is one K/V head (or, when there are fewer of those than threads, some of its query
  * heads) for a few rows of one session, so that a page's rows are turned to floats once for all
  * of them.  Rows never share sums, so tasks can be cut anyhow. */
-#include "backend/cpu/device.h"
+#include "backend/cpu/evicted.h"
 
 /* Both operations keep heads in room of fixed size. */
 static kk_status check_heads(const kk_kv_slot *slot, int32_t n_head, kk_err *err) {
@@ -20,7 +20,7 @@ typedef struct {
     const kk_store_args *a;
 } store_job;
 
-static void put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
+void kk_cpu_put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
                     int32_t head, int64_t row, const float *x) {
     const int32_t d = slot->head_dim;
     const size_t codes = kk_kv_code_bytes(slot->format, d);
@@ -49,10 +49,10 @@ static void store_kv(const store_job *j, int64_t r, uint8_t *page, int64_t row) 
         if (!slot->k_eq_v) {
             j->dev->k->norm(x, k, kk_buf_f(a->k_norm), d, a->eps);
             j->dev->k->rotate(x, cs, d, a->n_rot);
-            put_row(j->dev, slot, page, slot->k_off, h, row, x);
+            kk_cpu_put_row(j->dev, slot, page, slot->k_off, h, row, x);
         }
         if (!a->v_raw) j->dev->k->norm(x, v, NULL, d, a->eps);
-        put_row(j->dev, slot, page, slot->v_off, h, row, a->v_raw ? v : x);
+        kk_cpu_put_row(j->dev, slot, page, slot->v_off, h, row, a->v_raw ? v : x);
     }
 }
 
@@ -82,7 +82,70 @@ kk_status kk_cpu_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
     return KK_OK;
 }
 
+/* ---- keep ------------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_keep_args *a;
+} keep_job;
+
+static void keep_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const keep_job *j = arg;
+    const kk_kv_slot *slot = &j->a->slot;
+    const size_t off = j->a->keys ? slot->k_off : slot->v_off, d = (size_t)slot->head_dim;
+    const kk_group *g = j->a->rows->group;
+    for (int64_t r = begin; r < end; r++) {
+        while (r >= g->row + g->n_rows) g++;
+        const int64_t pos = g->pos + r - g->row;
+        const float *x = kk_buf_f(j->a->x) + (size_t)(r * slot->n_kv_head) * d;
+        for (int32_t h = 0; h < slot->n_kv_head; h++, x += d)
+            kk_cpu_put_row(j->dev, slot, g->latents[pos / KK_PAGE_ROWS], off, h, pos % KK_PAGE_ROWS,
+                           x);
+    }
+}
+
+kk_status kk_cpu_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
+    (void)err;
+    keep_job j = {dev, a};
+    kk_threads_loop(dev->threads, a->rows->n_rows, 4, keep_rows, &j);
+    return KK_OK;
+}
+
 /* ---- attend ----------------------------------------------------------------------------- */
+
+kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t row, int32_t n_rows,
+                           int32_t kv_head, int32_t first_head, int32_t n_heads) {
+    const kk_kv_slot *slot = &a->slot;
+    const int32_t d = slot->head_dim, group = a->n_head / slot->n_kv_head;
+    const size_t head_off = (size_t)kv_head * kk_kv_head_bytes(slot->format, d);
+    const size_t stride = (size_t)(a->n_head * d);
+    const size_t at =
+        (size_t)(g->row + row) * stride + (size_t)((kv_head * group + first_head) * d);
+    const bool hides = a->evicted && !a->evicted->rebuilds;
+    return (kk_attend_tile){
+        .q = kk_buf_f(a->q) + at,
+        .out = kk_buf_f(a->out) + at,
+        .q_stride = stride,
+        .n_rows = n_rows,
+        .n_group = n_heads,
+        .head_dim = d,
+        .window = a->window,
+        .sink = a->evicted && !hides ? 0 : a->sink, /* whole in sight where rows are rebuilt */
+        .hide_chunk = hides ? a->evicted->chunk : 0,
+        .hide_window = hides ? a->evicted->window : 0,
+        .pos = g->pos + row,
+        .block_first = g->pos,
+        .block_end = a->block ? g->pos + g->n_rows : 0,
+        .scale = a->scale,
+        .format = slot->format,
+        .k_off = head_off,
+        .v_off = head_off,
+        .k_eq_v = slot->k_eq_v,
+        .k_norm = slot->k_eq_v ? kk_buf_f(a->k_norm) : NULL,
+        .n_rot = a->n_rot,
+    };
+}
 
 typedef struct {
     kk_dev *dev;
@@ -100,34 +163,16 @@ static void attend_task(const attend_job *j, const kk_group *g, int64_t task, in
     const kk_kv_slot *slot = &a->slot;
     const int64_t part = task % j->parts, head = task / j->parts % slot->n_kv_head;
     const int32_t tile = (int32_t)(task / j->parts / slot->n_kv_head) * j->tile_rows;
-    const int32_t left = g->n_rows - tile, d = slot->head_dim, group = a->n_head / slot->n_kv_head;
-    const size_t head_off = (size_t)head * kk_kv_head_bytes(slot->format, d);
-    const size_t stride = (size_t)(a->n_head * d);
-    const size_t at =
-        (size_t)(g->row + tile) * stride + (size_t)((head * group + part * j->heads) * d);
-    const kk_attend_tile t = {
-        .q = kk_buf_f(a->q) + at,
-        .out = kk_buf_f(a->out) + at,
-        .q_stride = stride,
-        .n_rows = left < j->tile_rows ? left : j->tile_rows,
-        .n_group = j->heads,
-        .head_dim = d,
-        .window = a->window,
-        .sink = a->sink,
-        .pos = g->pos + tile,
-        .block_first = g->pos,
-        .block_end = a->block ? g->pos + g->n_rows : 0,
-        .scale = a->scale,
-        .format = slot->format,
-        .pages = g->pages,
-        .k_off = slot->k_off + head_off,
-        .v_off = slot->v_off + head_off,
-        .k_eq_v = slot->k_eq_v,
-        .k_norm = slot->k_eq_v ? kk_buf_f(a->k_norm) : NULL,
-        .rope_pos = slot->k_eq_v ? kk_buf_f(a->rope_pos) : NULL,
-        .n_rot = a->n_rot,
-        .scratch = kk_thread_scratch(j->dev, thread),
-    };
+    const int32_t left = g->n_rows - tile;
+    kk_attend_tile t = kk_cpu_tile(a, g, tile, left < j->tile_rows ? left : j->tile_rows,
+                                   (int32_t)head, (int32_t)part * j->heads, j->heads);
+    t.scratch = kk_thread_scratch(j->dev, thread);
+    t.state = t.scratch + KK_ATTEND_SCRATCH;
+    t.pages = (const uint8_t *const *)g->pages;
+    t.k_off += slot->k_off;
+    t.v_off += slot->v_off;
+    t.rope_pos = slot->k_eq_v ? kk_buf_f(a->rope_pos) : NULL;
+    t.starts = t.ends = true;
     j->dev->k->attend(&t);
 }
 
@@ -147,8 +192,20 @@ static int64_t all_tasks(const attend_job *j) {
     return n;
 }
 
+static void count_keys(const kk_attend_args *a, const kk_group *g) {
+    const kk_attend_tile t = kk_cpu_tile(a, g, 0, g->n_rows, 0, 0, 1);
+    if (!g->reach) return;
+    g->reach->queries += g->n_rows;
+    for (int32_t r = 0; r < g->n_rows; r++)
+        g->reach->keys_stored += kk_sight_keys(kk_attend_sight(&t, r));
+}
+
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     KK_TRY(check_heads(&a->slot, a->n_head, err));
+    if (a->evicted || a->rows->group[0].sink) {
+        kk_cpu_attend_evicted(dev, a);
+        return KK_OK;
+    }
     const int32_t group = a->n_head / a->slot.n_kv_head;
     attend_job j = {.dev = dev, .a = a, .heads = group, .parts = 1};
     j.tile_rows =
@@ -157,6 +214,7 @@ kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
         j.heads /= 2;
         j.parts *= 2;
     }
+    for (int32_t g = 0; g < a->rows->n_groups; g++) count_keys(a, &a->rows->group[g]);
     kk_threads_loop(dev->threads, all_tasks(&j), 1, attend_tasks, &j);
     return KK_OK;
 }

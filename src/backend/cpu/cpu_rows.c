@@ -1,4 +1,5 @@
 /* cpu_rows.c - operations that touch each row on its own: embedding, norms, activations. */
+#include "backend/cpu/angles.h"
 #include "backend/cpu/device.h"
 
 enum { GRAIN = 4 }; /* rows a thread takes at a time */
@@ -48,20 +49,23 @@ kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
 
 /* Angles are products of floats, as in the reference implementation: at long positions a more
  * exact angle would be a different model. */
-static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    (void)thread;
-    const kk_rope_args *a = ((const rows_job *)arg)->args;
-    const kk_rope *p = &a->rope;
+void kk_cpu_turns(const kk_rope *p, const int64_t *pos, int64_t pos0, int64_t n, float *table) {
     for (int32_t i = 0; i < p->n_rot; i++) {
         const double exponent = -2.0 * i / p->head_dim;
         const float freq = (float)pow((double)p->theta, exponent) / p->factor;
-        for (int64_t r = begin; r < end; r++) {
-            const float angle = (float)(a->pos ? a->pos[r] : a->pos0 + r) * freq;
-            float *row = kk_buf_f(a->table) + (size_t)((a->first + r) * 2 * p->n_rot);
-            row[i] = (float)cos((double)angle);
-            row[p->n_rot + i] = (float)sin((double)angle);
+        float *cosines = table + i, *sines = cosines + p->n_rot;
+        for (int64_t r = 0; r < n; r++) {
+            const int64_t at = r * 2 * p->n_rot;
+            kk_cos_sin((float)(pos ? pos[r] : pos0 + r) * freq, cosines + at, sines + at);
         }
     }
+}
+
+static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const kk_rope_args *a = ((const rows_job *)arg)->args;
+    kk_cpu_turns(&a->rope, a->pos ? a->pos + begin : NULL, a->pos0 + begin, end - begin,
+                 kk_buf_f(a->table) + (size_t)((a->first + begin) * 2 * a->rope.n_rot));
 }
 
 kk_status kk_cpu_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {

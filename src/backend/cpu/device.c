@@ -14,7 +14,7 @@ static void scratch_free(kk_dev *dev, kk_scratch *s) {
 }
 
 /* Contents are not kept: scratch holds nothing between operations. */
-static kk_status scratch_fit(kk_dev *dev, kk_scratch *s, size_t bytes, kk_err *err) {
+kk_status kk_cpu_scratch_fit(kk_dev *dev, kk_scratch *s, size_t bytes, kk_err *err) {
     if (bytes <= s->bytes) return KK_OK;
     void *p = kk_mem_take(dev->mem, KK_MEM_WORKSPACE, bytes);
     if (!p) return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of scratch", bytes);
@@ -31,14 +31,17 @@ static void cpu_close(kk_dev *dev) {
     scratch_free(dev, &dev->slot_act);
     scratch_free(dev, &dev->slot_out);
     scratch_free(dev, &dev->slot_list);
+    scratch_free(dev, &dev->attend_state);
+    scratch_free(dev, &dev->batch);
     kk_threads_free(dev->threads);
     kk_free(dev);
 }
 
-static kk_status fit_threads(kk_dev *dev, size_t bytes, kk_err *err) {
+kk_status kk_cpu_fit_threads(kk_dev *dev, size_t bytes, kk_err *err) {
     const size_t stride = (bytes + 4095) / 4096 * 4096;
     if (stride <= dev->thread_stride) return KK_OK;
-    KK_TRY(scratch_fit(dev, &dev->thread, stride * (size_t)kk_threads_count(dev->threads), err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->thread, stride * (size_t)kk_threads_count(dev->threads),
+                              err));
     dev->thread_stride = stride;
     return KK_OK;
 }
@@ -57,7 +60,8 @@ static kk_status cpu_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         goto fail;
     }
     if ((st = kk_threads_new(&dev->threads, opts->threads, opts->pin, err))) goto fail;
-    if ((st = fit_threads(dev, KK_ATTEND_SCRATCH * sizeof(float), err))) goto fail;
+    const size_t tile = KK_ATTEND_SCRATCH + KK_ATTEND_PAIRS * KK_ATTEND_STATE;
+    if ((st = kk_cpu_fit_threads(dev, tile * sizeof(float), err))) goto fail;
     *out = dev;
     return KK_OK;
 fail:
@@ -151,8 +155,9 @@ static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
     const size_t in = (size_t)w->m.n_in;
     if (kk_dtype_is_quant(w->m.dtype)) {
-        KK_TRY(fit_threads(dev, in / KK_BLOCK * KK_PANEL_BYTES, err));
-        KK_TRY(scratch_fit(dev, &dev->acts, slots * (in / KK_BLOCK) * sizeof(kk_act_block), err));
+        KK_TRY(kk_cpu_fit_threads(dev, in / KK_BLOCK * KK_PANEL_BYTES, err));
+        KK_TRY(kk_cpu_scratch_fit(dev, &dev->acts, slots * (in / KK_BLOCK) * sizeof(kk_act_block),
+                                  err));
     }
     return KK_OK;
 }
@@ -161,16 +166,17 @@ static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_us
                                      int64_t hidden, kk_err *err) {
     const size_t slots = (size_t)dev->max_rows * (size_t)n_used;
     const size_t mid = slots * 2 * (size_t)ffn, router = (size_t)dev->max_rows * (size_t)n_expert;
-    KK_TRY(scratch_fit(dev, &dev->slot_mid, (mid > router ? mid : router) * sizeof(float), err));
-    KK_TRY(scratch_fit(dev, &dev->slot_act, slots * (size_t)ffn * sizeof(float), err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->slot_mid, (mid > router ? mid : router) * sizeof(float),
+                              err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->slot_act, slots * (size_t)ffn * sizeof(float), err));
     /* Results of the experts are added up as many outputs at a time as fit here. */
     const size_t least = slots * KK_STRIP, all = slots * (size_t)hidden;
     size_t out = all < SLOT_OUT_MOST ? all : least > SLOT_OUT_MOST ? least : SLOT_OUT_MOST;
     const size_t rows = (size_t)dev->max_rows * (size_t)hidden; /* the router's use of it */
     out = out > rows ? out : rows;
-    KK_TRY(scratch_fit(dev, &dev->slot_out, out * sizeof(float), err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->slot_out, out * sizeof(float), err));
     const size_t lists = 2 * slots + 2 * (size_t)n_expert + 2;
-    return scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err);
+    return kk_cpu_scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err);
 }
 
 static kk_status cpu_sync(kk_dev *dev, kk_err *err) {
@@ -193,12 +199,14 @@ static const kk_backend cpu_backend = {
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .prepare = cpu_prepare,
+    .prepare_evicted = kk_cpu_prepare_evicted,
     .prepare_experts = cpu_prepare_experts,
     .embed = kk_cpu_embed,
     .norm = kk_cpu_norm,
     .linear = kk_cpu_linear,
     .rope = kk_cpu_rope,
     .store = kk_cpu_store,
+    .keep = kk_cpu_keep,
     .attend = kk_cpu_attend,
     .residual = kk_cpu_residual,
     .glu = kk_cpu_glu,

@@ -36,6 +36,8 @@ struct kk_dev {
     size_t thread_stride;
     kk_scratch slot_mid, slot_act, slot_out; /* per (row, expert slot) */
     kk_scratch slot_list;                    /* rows by expert */
+    kk_scratch attend_state;                 /* of all rows and query heads of an attention */
+    kk_scratch batch;                        /* pages put together by attention; see evicted.h */
 };
 
 static inline float *kk_buf_f(const kk_buf *b) { return b->data; }
@@ -50,6 +52,17 @@ static inline const uint8_t *kk_weight_row(const kk_weight *w, int64_t mat, int6
  * both views of them. */
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round);
 
+/* Cosines, then sines, of n positions (pos0 on, when pos is NULL): [n][2][n_rot]. */
+void kk_cpu_turns(const kk_rope *p, const int64_t *pos, int64_t pos0, int64_t n, float *table);
+/* A row of a head, rounded to the slot's format; page: where the slot's offsets count from. */
+void kk_cpu_put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
+                    int32_t head, int64_t row, const float *x);
+kk_status kk_cpu_scratch_fit(kk_dev *dev, kk_scratch *s, size_t bytes, kk_err *err);
+kk_status kk_cpu_fit_threads(kk_dev *dev, size_t bytes, kk_err *err); /* of each thread's */
+
+kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
+                                 kk_err *err);
+kk_status kk_cpu_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
 kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err);
 kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err);

@@ -26,7 +26,8 @@ enum {
     KK_ATTEND_ROWS = 8,     /* rows of an attention tile */
     KK_ATTEND_PAIRS = 128,  /* rows x query heads of an attention tile */
     KK_ATTEND_CHUNK = 4096, /* floats that attention turns rows into at a time */
-    KK_ATTEND_SCRATCH = KK_ATTEND_CHUNK + KK_ATTEND_PAIRS * (KK_PAGE_ROWS + KK_LANES + 2),
+    KK_ATTEND_SCRATCH = KK_ATTEND_CHUNK + KK_ATTEND_PAIRS * (KK_PAGE_ROWS + 1),
+    KK_ATTEND_STATE = KK_LANES + 1, /* floats of a (row, head): lanes of the sum, largest score */
     KK_MAX_HEAD_DIM = 1024,
 };
 
@@ -75,38 +76,56 @@ typedef struct {
  *   s_j = scale * (q . K_j);  m' = max(m, max_j s_j);  c = exp(m - m')
  *   p_j = exp(s_j - m'), 0 for keys not seen;  l = l * c + p, in 16 lanes by j mod 16
  *   acc = acc * c, then acc += p_j * V_j in order of j
- * and at the end out = acc * (1 / sum of lanes of l). */
+ * and at the end out = acc * (1 / sum of lanes of l).
+ *
+ * The pages may come in several calls, in order: the first says starts, the last ends, and what
+ * the sums have come to stays in out and state meanwhile. */
 typedef struct {
     const float *q; /* [n_rows] rows of q_stride floats; n_group heads of head_dim lie together */
     float *out;     /* the same layout */
     size_t q_stride;
     int32_t n_rows, n_group, head_dim;
     int32_t window, sink; /* 0: none */
+    /* Not 0: of the rows that the window shows, those before the row's chunk less hide_window are
+     * hidden, unless they are the sink's; the sink then counts only as far as the window shows. */
+    int32_t hide_chunk, hide_window;
     int64_t pos;
     /* Not 0: the rows see each other whole, as part of a block of positions [first, end). */
     int64_t block_first, block_end;
     float scale;
     kk_dtype format;
-    uint8_t *const *pages;
-    size_t k_off, v_off; /* of this K/V head, in a page */
+    const uint8_t *const *pages; /* from page number page_base on */
+    int64_t page_base;
+    int64_t page_from, page_to; /* of this call; page_to 0: all pages */
+    size_t k_off, v_off;        /* of this K/V head, in a page */
     bool k_eq_v;
     const float *k_norm;   /* [head_dim] */
-    const float *rope_pos; /* [position][2][n_rot] */
+    const float *rope_pos; /* [position][2][n_rot], from the first of page_base on */
     int32_t n_rot;
     float *scratch; /* KK_ATTEND_SCRATCH floats, 64-byte aligned */
+    float *state;   /* KK_ATTEND_STATE floats for each (row, head), 64-byte aligned */
+    bool starts, ends;
 } kk_attend_tile;
 
-/* The keys a row sees: [0, sink) and [from, to).  Where the two meet, sink is 0 and from as
- * well. */
+/* The keys a row sees: [first, sink) and [from, to).  Where the two meet, first and sink are 0. */
 typedef struct {
-    int64_t sink, from, to;
+    int64_t first, sink, from, to;
 } kk_sight;
 
 static inline kk_sight kk_attend_sight(const kk_attend_tile *t, int32_t row) {
     const int64_t at = t->block_end ? t->block_first : t->pos + row;
-    kk_sight s = {t->sink, 0, t->block_end ? t->block_end : at + 1};
+    kk_sight s = {0, t->sink, 0, t->block_end ? t->block_end : at + 1};
     if (t->window && at >= t->window) s.from = at - t->window + 1;
-    if (s.sink >= s.from) s.sink = s.from = 0;
+    if (t->hide_chunk) {
+        const int64_t kept = at / t->hide_chunk * t->hide_chunk - t->hide_window;
+        s.first = s.from;
+        if (kept > s.from) s.from = kept;
+        if (s.first >= s.sink) s.first = s.sink = 0;
+    }
+    if (s.sink >= s.from) {
+        s.from = s.first;
+        s.first = s.sink = 0;
+    }
     return s;
 }
 
@@ -115,7 +134,17 @@ static inline int64_t kk_sight_next(kk_sight s, int64_t page) {
     const int64_t window = s.from / KK_PAGE_ROWS;
     return page + 1 < window && (page + 1) * KK_PAGE_ROWS >= s.sink ? window : page + 1;
 }
-static inline int64_t kk_sight_start(kk_sight s) { return s.sink ? 0 : s.from / KK_PAGE_ROWS; }
+static inline int64_t kk_sight_start(kk_sight s) {
+    return (s.sink ? s.first : s.from) / KK_PAGE_ROWS;
+}
+static inline int64_t kk_sight_keys(kk_sight s) { return s.sink - s.first + s.to - s.from; }
+
+/* What all rows of a tile see between them: the first sees furthest back, the last ahead. */
+static inline kk_sight kk_attend_sights(const kk_attend_tile *t) {
+    kk_sight all = kk_attend_sight(t, 0);
+    all.to = kk_attend_sight(t, t->n_rows - 1).to;
+    return all;
+}
 
 /* What of a page's rows is seen: [lo, hi) without [hole, hole_end). */
 typedef struct {
@@ -127,11 +156,11 @@ static inline int32_t kk_in_page(int64_t j) {
 }
 static inline kk_page_sight kk_sight_page(kk_sight s, int64_t page) {
     const int64_t base = page * KK_PAGE_ROWS;
-    const int32_t sink = kk_in_page(s.sink - base), from = kk_in_page(s.from - base);
-    const int32_t to = kk_in_page(s.to - base);
-    if (!sink) return (kk_page_sight){from, to, to, to};
-    if (from >= to) return (kk_page_sight){0, sink, sink, sink};
-    return (kk_page_sight){0, sink, from, to};
+    const int32_t first = kk_in_page(s.first - base), sink = kk_in_page(s.sink - base);
+    const int32_t from = kk_in_page(s.from - base), to = kk_in_page(s.to - base);
+    if (first >= sink) return (kk_page_sight){from, to, to, to};
+    if (from >= to) return (kk_page_sight){first, sink, sink, sink};
+    return (kk_page_sight){first, sink, from, to};
 }
 
 typedef struct {
@@ -140,6 +169,9 @@ typedef struct {
     void (*quantize)(const float *x, size_t n, kk_act_block *b);
     void (*strip)(const kk_strip *s);
     void (*attend)(const kk_attend_tile *t);
+    /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
+    void (*widen)(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
+                  int32_t n);
     /* y = x / rms(x) * w;  w NULL: no weight;  y may be x */
     void (*norm)(float *y, const float *x, const float *w, int32_t n, float eps);
     /* Pairs (i, i + n / 2), i < n_rot, turned; cs: cosines, then sines. */

@@ -573,6 +573,7 @@ const kk_kernels KK_KERNELS = {
     .quantize = quantize,
     .strip = strip,
     .attend = attend,
+    .widen = widen,
     .norm = norm,
     .rotate = rotate,
     .glu = glu,

@@ -217,40 +217,48 @@ static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t
 
 /* ---- attention -------------------------------------------------------------------------- */
 
-static void unpack_row(float *dst, const kk_attend_tile *t, const uint8_t *head, int64_t j) {
-    const size_t groups = (size_t)(t->head_dim / KK_KV_GROUP);
-    const size_t codes = kk_kv_code_bytes(t->format, t->head_dim);
+static void unpack_row(float *dst, kk_dtype format, int32_t head_dim, const uint8_t *head,
+                       int64_t j) {
+    const size_t groups = (size_t)(head_dim / KK_KV_GROUP);
+    const size_t codes = kk_kv_code_bytes(format, head_dim);
     const size_t bytes = codes / KK_PAGE_ROWS / groups;
     for (size_t g = (size_t)j * groups; g < ((size_t)j + 1) * groups; g++, dst += KK_KV_GROUP) {
         const uint8_t *scale = head + codes + 2 * g, *bias = scale + 2 * KK_PAGE_ROWS * groups;
         const kk_kv_affine a = {kk_le16(scale), kk_le16(bias)};
-        kk_kv_unpack(t->format, a, head + g * bytes, dst);
+        kk_kv_unpack(format, a, head + g * bytes, dst);
     }
 }
 
-/* Row j of a page as floats. */
-static void load_row(float *dst, const kk_attend_tile *t, const uint8_t *page, size_t off,
+/* Row j of a page's head as floats. */
+static void load_row(float *dst, kk_dtype format, int32_t head_dim, const uint8_t *head,
                      int64_t j) {
-    const size_t d = (size_t)t->head_dim, at = (size_t)j * d;
-    if (kk_dtype_is_packed(t->format)) {
-        unpack_row(dst, t, page + off, j);
+    const size_t d = (size_t)head_dim, at = (size_t)j * d;
+    if (kk_dtype_is_packed(format)) {
+        unpack_row(dst, format, head_dim, head, j);
         return;
     }
     for (size_t i = 0; i < d; i++) {
-        if (t->format == KK_F32)
-            memcpy(&dst[i], page + off + 4 * (at + i), 4);
+        if (format == KK_F32)
+            memcpy(&dst[i], head + 4 * (at + i), 4);
         else
-            dst[i] = kk_bf16_f32(kk_le16(page + off + 2 * (at + i)));
+            dst[i] = kk_bf16_f32(kk_le16(head + 2 * (at + i)));
     }
 }
 
+static void widen(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
+                  int32_t n) {
+    for (int32_t j = 0; j < n; j++)
+        load_row(y + (size_t)j * (size_t)head_dim, t, head_dim, head, lo + j);
+}
+
+/* pos: the row's place in the table of angles. */
 static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int64_t j,
                      int64_t pos) {
     if (!t->k_eq_v) {
-        load_row(k, t, page, t->k_off, j);
+        load_row(k, t->format, t->head_dim, page + t->k_off, j);
         return;
     }
-    load_row(k, t, page, t->v_off, j);
+    load_row(k, t->format, t->head_dim, page + t->v_off, j);
     for (int32_t i = 0; i < t->head_dim; i++) k[i] = k[i] * t->k_norm[i];
     rotate(k, t->rope_pos + (size_t)pos * (size_t)t->n_rot * 2, t->head_dim, t->n_rot);
 }
@@ -262,10 +270,11 @@ static bool seen(kk_page_sight s, int32_t j) {
 static void attend_page(const kk_attend_tile *t, const float *q, float *acc, float *m, float *lane,
                         int64_t page, kk_page_sight sight) {
     float s[KK_PAGE_ROWS], row[KK_MAX_HEAD_DIM], top = *m;
-    const uint8_t *data = t->pages[page];
+    const int64_t at = page - t->page_base;
+    const uint8_t *data = t->pages[at];
     for (int32_t j = 0; j < KK_PAGE_ROWS; j++) {
         if (!seen(sight, j)) continue;
-        load_key(row, t, data, j, page * KK_PAGE_ROWS + j);
+        load_key(row, t, data, j, at * KK_PAGE_ROWS + j);
         s[j] = dot(q, row, t->head_dim) * t->scale;
         top = s[j] > top ? s[j] : top;
     }
@@ -277,25 +286,35 @@ static void attend_page(const kk_attend_tile *t, const float *q, float *acc, flo
         if (!seen(sight, j)) continue;
         const float p = kk_exp(s[j] - top);
         lane[j % KK_LANES] += p;
-        load_row(row, t, data, t->v_off, j);
+        load_row(row, t->format, t->head_dim, data + t->v_off, j);
         axpy(acc, p, row, t->head_dim);
     }
 }
 
-static void attend(const kk_attend_tile *t) {
-    for (int32_t r = 0; r < t->n_rows; r++) {
-        const kk_sight sight = kk_attend_sight(t, r);
-        for (int32_t h = 0; h < t->n_group; h++) {
-            const size_t at = (size_t)r * t->q_stride + (size_t)h * (size_t)t->head_dim;
-            float *acc = t->out + at, m = -INFINITY, lane[KK_LANES] = {0};
-            for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
-            for (int64_t page = kk_sight_start(sight); page * KK_PAGE_ROWS < sight.to;
-                 page = kk_sight_next(sight, page))
-                attend_page(t, t->q + at, acc, &m, lane, page, kk_sight_page(sight, page));
-            const float inv = 1.0f / lanes_sum(lane);
-            for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
-        }
+/* One (row, head) over the pages of this call. */
+static void attend_pair(const kk_attend_tile *t, int32_t row, int32_t head, float *m, float *lane) {
+    const size_t at = (size_t)row * t->q_stride + (size_t)head * (size_t)t->head_dim;
+    const kk_sight sight = kk_attend_sight(t, row);
+    float *acc = t->out + at;
+    if (t->starts) {
+        *m = -INFINITY;
+        for (int i = 0; i < KK_LANES; i++) lane[i] = 0;
+        for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
     }
+    for (int64_t page = kk_sight_start(sight); page * KK_PAGE_ROWS < sight.to;
+         page = kk_sight_next(sight, page))
+        if (!t->page_to || (page >= t->page_from && page < t->page_to))
+            attend_page(t, t->q + at, acc, m, lane, page, kk_sight_page(sight, page));
+    if (!t->ends) return;
+    const float inv = 1.0f / lanes_sum(lane);
+    for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
+}
+
+static void attend(const kk_attend_tile *t) {
+    float *lane = t->state, *m = lane + (size_t)(t->n_rows * t->n_group) * KK_LANES;
+    for (int32_t r = 0; r < t->n_rows; r++)
+        for (int32_t h = 0; h < t->n_group; h++, lane += KK_LANES, m++)
+            attend_pair(t, r, h, m, lane);
 }
 
 const kk_kernels kk_kernels_reference = {
@@ -303,6 +322,7 @@ const kk_kernels kk_kernels_reference = {
     .quantize = quantize,
     .strip = strip,
     .attend = attend,
+    .widen = widen,
     .norm = norm,
     .rotate = rotate,
     .glu = glu,

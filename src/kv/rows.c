@@ -1,0 +1,64 @@
+/* rows.c - copying rows between pages and sinks; see rows.h.
+ *
+ * All offsets in a page are those of whole rows of all positions, so those in a block of fewer
+ * rows are the same times rows / KK_PAGE_ROWS, without remainder. */
+#include "kv/rows.h"
+
+#include <string.h>
+
+/* Where something at `off` in a page lies in a block of so many rows. */
+static size_t scaled(size_t off, int32_t rows) { return off / KK_PAGE_ROWS * (size_t)rows; }
+
+/* A plane is an array of rows of equal size. */
+static void copy_plane(const kk_kv_passage *p, size_t off, size_t bytes) {
+    const size_t row = bytes / KK_PAGE_ROWS, first = row * (size_t)p->first;
+    memcpy(p->to + scaled(off, p->to_rows) + first, p->from + scaled(off, p->from_rows) + first,
+           row * (size_t)p->n);
+}
+
+/* A head's rows lie in up to three planes: the codes, and of packed formats scales and biases. */
+static void copy_head(const kk_kv_passage *p, const kk_kv_slot *slot, size_t off) {
+    const size_t codes = kk_kv_code_bytes(slot->format, slot->head_dim);
+    const size_t affine = (kk_kv_head_bytes(slot->format, slot->head_dim) - codes) / 2;
+    copy_plane(p, off, codes);
+    if (affine == 0) return;
+    copy_plane(p, off + codes, affine);
+    copy_plane(p, off + codes + affine, affine);
+}
+
+static void copy_slot(const kk_kv_passage *p, const kk_kv_slot *slot) {
+    const size_t head = kk_kv_head_bytes(slot->format, slot->head_dim);
+    for (int32_t h = 0; h < slot->n_kv_head; h++) {
+        copy_head(p, slot, slot->v_off + (size_t)h * head);
+        if (!slot->k_eq_v) copy_head(p, slot, slot->k_off + (size_t)h * head);
+    }
+}
+
+void kk_kv_rows_copy(const kk_kv_layout *l, kk_kind kind, const kk_kv_passage *p) {
+    const bool latents = kind == KK_KIND_LATENT;
+    if (latents) {
+        copy_slot(p, &l->latent);
+        copy_slot(p, &l->scales);
+    }
+    for (int32_t i = 0; i < l->shape.n_layer; i++) {
+        if (!l->shape.layer[i].stores) continue;
+        if (latents && l->latents.truth) copy_slot(p, &l->truth[i]);
+        if (l->shape.layer[i].kind == kind) copy_slot(p, &l->slot[i]);
+    }
+}
+
+size_t kk_kv_block_bytes(const kk_kv_layout *l, kk_kind kind, int32_t rows) {
+    return scaled(l->page_bytes[kind], rows);
+}
+
+void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t *to,
+                     const uint8_t *from, int32_t rows) {
+    memset(to, 0, kk_kv_block_bytes(l, kind, sink));
+    const kk_kv_passage p = {to, from, sink, sink, 0, rows};
+    kk_kv_rows_copy(l, kind, &p);
+}
+
+void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
+                     int32_t rows) {
+    kk_kv_sink_copy(l, kind, KK_PAGE_ROWS, to, from, rows);
+}
