@@ -47,7 +47,7 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in serve train bridge pull; do
+for verb in serve bridge pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
