@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/eval_accept.h"
+#include "cli/eval_sweep.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -254,8 +255,8 @@ const verb eval_needle = {
 
 /* ---- the verb ---------------------------------------------------------------------------- */
 
-static const verb *const kinds[] = {&eval_needle, &eval_accept};
-static const char *const later_kinds[] = {"kv", "sweep"};
+static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep};
+static const char *const later_kinds[] = {"kv"};
 
 static const char *kind_name(const verb *kind) { return kind->name + strlen("eval "); }
 
@@ -281,7 +282,7 @@ static int run(int argc, char **argv) {
     if (argv[0][0] == '-')
         return options_wrong(&verb_eval, "the kind comes first, as in 'kakeya eval needle %s'",
                              argv[0]);
-    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept",
+    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept, sweep",
                          argv[0]);
 }
 
@@ -290,7 +291,8 @@ const verb verb_eval = {
     .summary = "measure what a model can do: needles found, drafts accepted",
     .usage = "KIND [options]",
     .about = "needle      recall of a code hidden in a long document\n"
-             "accept      how much of what is drafted is right, and whether it changed anything\n\n"
+             "accept      how much of what is drafted is right, and whether it changed anything\n"
+             "sweep       how good rebuilt K/V rows must be\n\n"
              "'kakeya help eval KIND' lists the options of a kind.",
     .examples = "  kakeya eval needle --ladder 60,150,300 --samples 50 --report needle.json\n"
                 "  kakeya eval accept --set code,needle,edit --report accept.json\n",

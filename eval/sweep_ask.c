@@ -219,6 +219,37 @@ void kk_ask_release(kk_ask_result *r) {
     *r = (kk_ask_result){.n = 0};
 }
 
+/* ---- texts ------------------------------------------------------------------------------- */
+
+static kk_status compare_some(const kk_quality_opts *o, const kk_quality_texts *t,
+                              kk_ask_result *const *out, kk_err *err) {
+    kk_quality_row rows[KK_QUALITY_ARMS];
+    for (int32_t i = 0; i < o->n_arms; i++) {
+        kk_free(out[i]->quality);
+        out[i]->n_quality = 0;
+        out[i]->quality = kk_calloc(t->n, sizeof *out[i]->quality);
+        if (!out[i]->quality) return kk_fail(err, KK_ENOMEM, "no memory for %zu texts", t->n);
+    }
+    for (size_t j = 0; j < t->n; j++) {
+        KK_TRY(kk_quality_measure(o, &t->texts[j], rows, err));
+        for (int32_t i = 0; i < o->n_arms; i++) out[i]->quality[out[i]->n_quality++] = rows[i];
+    }
+    for (int32_t i = 0; i < o->n_arms; i++) out[i]->sum = kk_quality_sum_up(out[i]->quality, t->n);
+    return KK_OK;
+}
+
+kk_status kk_ask_quality(const kk_quality_opts *opts, const kk_quality_texts *texts,
+                         kk_ask_result *const *out, kk_err *err) {
+    kk_quality_opts some = *opts;
+    for (int32_t at = 0; at < opts->n_arms; at += some.n_arms) {
+        const int32_t left = opts->n_arms - at;
+        some.arms = opts->arms + at;
+        some.n_arms = left < KK_QUALITY_ARMS ? left : KK_QUALITY_ARMS;
+        KK_TRY(compare_some(&some, texts, out + at, err));
+    }
+    return KK_OK;
+}
+
 /* ---- in reports -------------------------------------------------------------------------- */
 
 static json_t *answer_json(const kk_ask_set *set, const kk_ask_result *r, int32_t i) {

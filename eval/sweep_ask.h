@@ -72,6 +72,10 @@ typedef struct {
 kk_status kk_ask_all(kk_ask_result *out, const kk_ask_set *set, const kk_ask_how *how, kk_err *err);
 void kk_ask_release(kk_ask_result *r); /* zero value is fine; leaves it zero */
 
+/* Compares the texts, and adds what was found to out[arm]; any number of arms. */
+kk_status kk_ask_quality(const kk_quality_opts *opts, const kk_quality_texts *texts,
+                         kk_ask_result *const *out, kk_err *err);
+
 /* samples, hits, recall, restored_rows and answers, put into an object, and, where texts were
  * compared, quality, mean_kl, worst_kl and loss_change. */
 void kk_ask_into(json_t *object, const kk_ask_set *set, const kk_ask_result *r);
