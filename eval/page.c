@@ -141,6 +141,7 @@ void kk_page_bytes_table(kk_page *p, const json_t *bytes) {
         kk_page_cell(p, name);
         kk_page_cell_number(p, kk_page_figure(json_number_value(n)));
         kk_page_cell_number(p, kk_page_bytes(json_number_value(n)));
+        kk_page_put(p, "</tr>");
     }
     kk_page_table_end(p);
 }
