@@ -331,7 +331,9 @@ static kk_status check_model(kk_engine *e, const kk_saved_head *h, const char *p
     return KK_OK;
 }
 
-static const char *layers_name(int kind) { return kind == KK_SLIDING ? "sliding" : "full"; }
+static const char *layers_name(kk_layer_kind kind) {
+    return kind == KK_SLIDING ? "sliding" : "full";
+}
 
 /* What is rebuilt is rebuilt by the projection that made its latents, or not at all. */
 static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const char *path,
