@@ -239,7 +239,7 @@ static int judge(const kk_bench_opts *o, const kk_bench_result *r) {
     return EXIT_DONE;
 }
 
-static int measure(const bench_args *a, const kk_bench_opts *o) {
+static int measure(const bench_args *a, const kk_bench_opts *o, const char *command) {
     kk_bench_result *r = calloc(1, sizeof *r);
     kk_err err;
     if (!r) return output_failed("out of memory", NULL);
@@ -248,8 +248,9 @@ static int measure(const bench_args *a, const kk_bench_opts *o) {
     end_steps(a);
     if (st == KK_OK) print_table(o, r);
     int code = st == KK_OK ? judge(o, r) : loader_failed(&a->load, &err);
-    if (st == KK_OK && a->report && kk_bench_write(a->report, o, r, &err) != KK_OK)
+    if (st == KK_OK && a->report && kk_bench_write(a->report, o, r, command, &err) != KK_OK)
         code = output_error(&err);
+    kk_bench_release(r);
     free(r);
     return code;
 }
@@ -274,7 +275,10 @@ static int run(int argc, char **argv) {
     if (!read_arms(&a, &o, &code) || !read_rows(&a, &o, &code)) return code;
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
     if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
-    return measure(&a, &o);
+    char *command = output_command("kakeya bench", argc, argv);
+    code = measure(&a, &o, command);
+    free(command);
+    return code;
 }
 
 const verb verb_bench = {

@@ -378,10 +378,12 @@ static int open_and_converse(chat *c) {
 }
 
 static int run(int argc, char **argv) {
-    chat_args args = {.sampling = {.temp = 1, .top_k = 64, .top_p = 0.95f}};
+    chat_args args = {.sampling = {.temp = 1, .top_k = 64, .top_p = 0.95f},
+                      .cache = LOADER_CACHE_DEFAULTS};
     args.sampling.seed = (uint64_t)time(NULL);
     int code;
     if (!options_parse(&verb_chat, argc, argv, &args, NULL, &code)) return code;
+    loader_expect(&args.load, &args.cache);
     chat c = {.args = &args};
     code = open_and_converse(&c);
     lines_close(c.lines);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/eval_accept.h"
+#include "cli/eval_sweep.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -183,19 +184,7 @@ static int judge(const needle_args *a, const kk_needle_result *r) {
 
 /* ---- the kind ---------------------------------------------------------------------------- */
 
-char *eval_command(int argc, char **argv) {
-    static const char start[] = "kakeya eval";
-    size_t cap = sizeof start, n = sizeof start - 1;
-    for (int i = 0; i < argc; i++) cap += strlen(argv[i]) + 3;
-    char *text = malloc(cap);
-    if (!text) return NULL;
-    memcpy(text, start, sizeof start);
-    for (int i = 0; i < argc; i++) {
-        const char *quote = strpbrk(argv[i], " \t\n\"$&;|<>*?()") || !argv[i][0] ? "'" : "";
-        n += (size_t)snprintf(text + n, cap - n, " %s%s%s", quote, argv[i], quote);
-    }
-    return text;
-}
+char *eval_command(int argc, char **argv) { return output_command("kakeya eval", argc, argv); }
 
 static int write_report(const needle_args *a, const kk_needle_opts *o, const kk_needle_result *r,
                         const char *command) {
@@ -266,8 +255,8 @@ const verb eval_needle = {
 
 /* ---- the verb ---------------------------------------------------------------------------- */
 
-static const verb *const kinds[] = {&eval_needle, &eval_accept};
-static const char *const later_kinds[] = {"kv", "sweep"};
+static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep};
+static const char *const later_kinds[] = {"kv"};
 
 static const char *kind_name(const verb *kind) { return kind->name + strlen("eval "); }
 
@@ -293,7 +282,7 @@ static int run(int argc, char **argv) {
     if (argv[0][0] == '-')
         return options_wrong(&verb_eval, "the kind comes first, as in 'kakeya eval needle %s'",
                              argv[0]);
-    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept",
+    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept, sweep",
                          argv[0]);
 }
 
@@ -302,7 +291,8 @@ const verb verb_eval = {
     .summary = "measure what a model can do: needles found, drafts accepted",
     .usage = "KIND [options]",
     .about = "needle      recall of a code hidden in a long document\n"
-             "accept      how much of what is drafted is right, and whether it changed anything\n\n"
+             "accept      how much of what is drafted is right, and whether it changed anything\n"
+             "sweep       how good rebuilt K/V rows must be\n\n"
              "'kakeya help eval KIND' lists the options of a kind.",
     .examples = "  kakeya eval needle --ladder 60,150,300 --samples 50 --report needle.json\n"
                 "  kakeya eval accept --set code,needle,edit --report accept.json\n",

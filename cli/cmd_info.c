@@ -109,8 +109,9 @@ static void print_info(const kk_model_info *m) {
 
 /* What an engine of the model says of itself. */
 typedef struct {
-    bool opened, drafts;
+    bool opened, drafts, restores;
     kk_drafter_info drafter;
+    kk_projection_info projection;
     int64_t bytes[KK_MEM_CATEGORIES];
     kk_err why; /* not opened: the reason, or nothing when none was asked for */
 } loaded;
@@ -122,14 +123,16 @@ static bool look_inside(const info_args *a, loaded *out, int *code) {
     kk_engine *e;
     *out = (loaded){.opened = false};
     if (!loader_options(&verb_info, &a->load, &path, &opts, code)) return false;
-    if (opts.synthetic && !opts.drafter) return true;
+    if (opts.synthetic && !opts.drafter && !opts.projection) return true;
     if (kk_engine_open(&e, &opts, &out->why) != KK_OK) {
-        if (!opts.drafter) return true; /* its files were read; that it cannot run is told */
+        if (!opts.drafter && !opts.projection)
+            return true; /* its files were read; that it cannot run is told */
         *code = loader_failed(&a->load, &out->why);
         return false;
     }
     out->opened = true;
     out->drafts = kk_engine_drafter(e, &out->drafter);
+    out->restores = kk_engine_projection(e, &out->projection);
     kk_engine_memory(e, out->bytes);
     kk_engine_close(e);
     return true;
@@ -144,8 +147,17 @@ static void print_drafter(const kk_drafter_info *d) {
            d->embed_scale);
 }
 
+static void print_projection(const kk_projection_info *p) {
+    printf("projection   rank %d from %s", p->rank, p->source);
+    for (int32_t i = 0; i < p->n_taps; i++) printf("%s %d", i ? "," : " of layers", p->taps[i]);
+    printf(", rebuilds %d sliding and %d full layers\n", p->sliding_layers, p->full_layers);
+    print_billions("             ", p->params);
+    printf(" parameters, %s\n", term_bytes((double)p->weight_bytes).text);
+}
+
 static void print_loaded(const loaded *l) {
     if (l->drafts) print_drafter(&l->drafter);
+    if (l->restores) print_projection(&l->projection);
     if (!l->opened && l->why.msg[0]) printf("runs here    no: %s\n", l->why.msg);
     if (!l->opened) return;
     printf("opened       ");
@@ -170,8 +182,20 @@ static json_t *drafter_json(const loaded *l) {
                      (json_int_t)d->weight_bytes);
 }
 
+static json_t *projection_json(const loaded *l) {
+    const kk_projection_info *p = &l->projection;
+    if (!l->restores) return json_null();
+    json_t *taps = json_array();
+    for (int32_t i = 0; i < p->n_taps; i++) json_array_append_new(taps, json_integer(p->taps[i]));
+    return json_pack("{s:s, s:o, s:i, s:i, s:i, s:I, s:I}", "source", p->source, "taps", taps,
+                     "rank", p->rank, "sliding_layers", p->sliding_layers, "full_layers",
+                     p->full_layers, "params", (json_int_t)p->params, "weight_bytes",
+                     (json_int_t)p->weight_bytes);
+}
+
 static void add_loaded(json_t *o, const loaded *l) {
     json_object_set_new(o, "drafter", drafter_json(l));
+    json_object_set_new(o, "projection", projection_json(l));
     json_object_set_new(o, "bytes", l->opened ? output_memory(l->bytes) : json_null());
 }
 
@@ -254,7 +278,7 @@ static bool inspect(const info_args *a, loader_path *path, kk_model_info *info, 
 }
 
 static int run(int argc, char **argv) {
-    info_args a = {0};
+    info_args a = {.load.restores = true};
     loader_path path = {.path = ""};
     kk_model_info info;
     loaded inside;
@@ -279,9 +303,11 @@ const verb verb_info = {
     .name = "info",
     .summary = "show what a model is, what it needs, and whether it fits here",
     .usage = "[-m MODEL | --synthetic SPEC] [options]",
-    .about = "Reads a model's files without loading it and shows its layers and parameters, the\n"
-             "bytes it reads for each token, the memory its context takes, whether it fits this\n"
-             "machine, its drafter, and the memory an engine of it takes before the first token.",
+    .about =
+        "Reads a model's files without loading it and shows its layers and parameters, the\n"
+        "bytes it reads for each token, the memory its context takes, whether it fits this\n"
+        "machine, its drafter and projection, and the memory an engine of it takes before the\n"
+        "first token.",
     .examples = "  kakeya info\n"
                 "  kakeya info -m gemma-4-26b-a4b-q4_0.gguf -md gemma-4-26b-a4b-dflash\n"
                 "  kakeya info -m gemma-4-26B-A4B --check\n"

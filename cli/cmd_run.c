@@ -65,15 +65,13 @@ static int run_all(stream *s, const run_args *a, prompt_tokens *prompt) {
 }
 
 static int run(int argc, char **argv) {
-    run_args args = {.predict = 256};
+    run_args args = {.predict = 256, .cache = LOADER_CACHE_DEFAULTS};
     prompt_tokens prompt = {NULL, 0};
     int code;
     if (!options_parse(&verb_run, argc, argv, &args, NULL, &code)) return code;
     if (!prompt_check(&verb_run, &args.prompt, &code)) return code;
-    stream s = {.kv_format = args.cache.kv_format ? args.cache.kv_format : "bf16",
-                .json = args.json,
-                .quiet = args.quiet,
-                .verbose = args.verbose};
+    loader_expect(&args.load, &args.cache);
+    stream s = {.json = args.json, .quiet = args.quiet, .verbose = args.verbose};
     code = run_all(&s, &args, &prompt);
     stream_close(&s);
     kk_session_free(s.session);
@@ -92,6 +90,7 @@ const verb verb_run = {
     .examples = "  kakeya run -m gemma-4-26b.gguf -p 'The sea is' -n 64\n"
                 "  kakeya run -m gemma-4-26b.gguf --chat -p 'Why is the sky blue?'\n"
                 "  kakeya run -m gemma-4-26b.gguf --chat -f question.txt --temp 1 -s 7\n"
+                "  kakeya run --chat -f long.txt --kv-sliding restored --kv-full restored -v\n"
                 "  kakeya run --synthetic tiny:f32 --tokens 2,17,5 -n 16 --json\n",
     .options = run_options,
     .n_options = OPTION_COUNT(run_options),

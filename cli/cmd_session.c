@@ -110,10 +110,7 @@ static work open_work(const verb *v, const session_args *a, const char *name) {
                   .args = a,
                   .name = name,
                   .exact = true,
-                  .stream = {.kv_format = a->cache.kv_format ? a->cache.kv_format : "bf16",
-                             .json = a->json,
-                             .quiet = a->quiet,
-                             .verbose = a->verbose}};
+                  .stream = {.json = a->json, .quiet = a->quiet, .verbose = a->verbose}};
 }
 
 /* ---- save --------------------------------------------------------------------------------- */
@@ -163,11 +160,12 @@ static int save_all(work *w) {
 }
 
 static int run_save(int argc, char **argv) {
-    session_args args = {.predict = -1};
+    session_args args = {.predict = -1, .cache = LOADER_CACHE_DEFAULTS};
     option_words words;
     int code;
     if (!options_parse(&session_save, argc - 1, argv + 1, &args, &words, &code)) return code;
     if (!prompt_check(&session_save, &args.prompt, &code)) return code;
+    loader_expect(&args.load, &args.cache);
     work w = open_work(&session_save, &args, words.word[0]);
     code = save_all(&w);
     close_work(&w);
@@ -251,7 +249,6 @@ static bool load_session(work *w, int *code) {
         return false;
     }
     w->session_load_s = term_now() - start;
-    s->kv_format = loader_format_name(w->saved.kv_format);
     say_what_changed(w);
     return true;
 }
@@ -319,7 +316,7 @@ static int load_all(work *w, session_args *args, int argc, char **argv) {
 }
 
 static int run_load(int argc, char **argv) {
-    session_args args = {.predict = 256};
+    session_args args = {.predict = 256, .cache = LOADER_CACHE_DEFAULTS};
     option_words words;
     int code;
     if (!options_parse(&session_load, argc - 1, argv + 1, &args, &words, &code)) return code;

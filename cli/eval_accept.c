@@ -142,9 +142,11 @@ static int measure(const accept_args *a, const kk_accept_opts *o, const char *co
     }
     print_table(&r);
     fflush(stdout);
-    if (a->report && kk_accept_write(a->report, o, &r, command, &err) != KK_OK)
-        return output_error(&err);
-    if (r.lossless) return EXIT_DONE;
+    const bool lossless = r.lossless;
+    const bool written = !a->report || kk_accept_write(a->report, o, &r, command, &err) == KK_OK;
+    kk_accept_release(&r);
+    if (!written) return output_error(&err);
+    if (lossless) return EXIT_DONE;
     return output_failed("drafting changed what was generated",
                          "This is a fault of the program: please report it with the command.");
 }

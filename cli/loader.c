@@ -120,6 +120,33 @@ static bool check_drafter(const verb *v, const loader_args *a, const loader_path
     return false;
 }
 
+/* ---- the projection ---------------------------------------------------------------------- */
+
+static bool find_projection(const loader_args *a, loader_path *path, int *code) {
+    path->projection[0] = 0;
+    if (a->projection && strcmp(a->projection, "none") == 0) return true;
+    if (!a->projection) {
+        if (!a->restores || a->model || a->synthetic ||
+            !loader_shipped("projection", path->projection, sizeof path->projection))
+            path->projection[0] = 0;
+        return true;
+    }
+    if (snprintf(path->projection, sizeof path->projection, "%s", a->projection) >=
+        (int)sizeof path->projection) {
+        *code = output_failed("the projection's path is too long",
+                              "Use a shorter one, or a symbolic link.");
+        return false;
+    }
+    if (a->synthetic && strncmp(a->projection, "synthetic:", 10) == 0) return true;
+    if (access(a->projection, R_OK) == 0) return true;
+    char what[4200];
+    snprintf(what, sizeof what, "cannot open projection '%.2000s': %s", a->projection,
+             strerror(errno));
+    *code =
+        output_failed(what, "-mp takes a folder that 'kakeya train projection' wrote, or none.");
+    return false;
+}
+
 /* ---- the engine -------------------------------------------------------------------------- */
 
 bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_engine_opts *out,
@@ -127,11 +154,14 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
     bool synthetic = a->synthetic && !a->model;
     if (!synthetic && !loader_find(v, a, path, code)) return false;
     if (!find_drafter(v, a, path, code) || !check_drafter(v, a, path, code)) return false;
+    if (!find_projection(a, path, code)) return false;
     *out = (kk_engine_opts){.model = synthetic ? NULL : path->path,
                             .synthetic = a->synthetic,
                             .drafter = path->drafter[0] ? path->drafter : NULL,
                             .draft_type = a->draft_type,
                             .draft_embed_scale = a->draft_embed_scale,
+                            .projection = path->projection[0] ? path->projection : NULL,
+                            .projection_type = a->projection_type,
                             .device = a->device,
                             .isa = a->isa,
                             .threads = a->threads,
@@ -183,13 +213,45 @@ kk_spec loader_spec(const char *name) {
     return KK_SPEC_AUTO;
 }
 
+static const char *const keeps[][2] = {
+    [KK_KEEP_ALL] = {"exact", "native"},
+    [KK_KEEP_WINDOW] = {"window", "window"},
+    [KK_KEEP_RESTORED] = {"restored", "restored"},
+};
+
+kk_keep loader_keep(const char *name) {
+    for (size_t i = 0; name && i < OPTION_COUNT(keeps); i++)
+        if (strcmp(name, keeps[i][0]) == 0) return (kk_keep)i;
+    return KK_KEEP_ALL;
+}
+
+const char *loader_keep_name(kk_keep k, bool sliding) {
+    return (size_t)k < OPTION_COUNT(keeps) ? keeps[k][sliding] : "?";
+}
+
+void loader_expect(loader_args *load, const loader_cache_args *a) {
+    load->restores |= loader_keep(a->kv_sliding) == KK_KEEP_RESTORED ||
+                      loader_keep(a->kv_full) == KK_KEEP_RESTORED;
+}
+
+/* To the library 0 is the default, and -1 is none. */
+static int32_t or_none(int32_t given) {
+    return given == LOADER_UNSET ? 0 : given == 0 ? -1 : given;
+}
+
 kk_session_opts loader_session_opts(const loader_cache_args *a) {
     return (kk_session_opts){.ctx = a->ctx,
                              .kv_format = loader_kv_format(a->kv_format),
                              .spec = loader_spec(a->spec),
                              .draft_max = a->draft_max,
                              .draft_fixed = a->draft_fixed,
-                             .draft_ctx = a->draft_ctx};
+                             .draft_ctx = a->draft_ctx,
+                             .kv_sliding = loader_keep(a->kv_sliding),
+                             .kv_full = loader_keep(a->kv_full),
+                             .sink = or_none(a->sink),
+                             .window = or_none(a->window),
+                             .chunk = a->chunk,
+                             .latents = loader_kv_format(a->latents)};
 }
 
 kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code) {

@@ -7,20 +7,26 @@
 
 typedef struct {
     const char *model, *drafter, *synthetic, *device, *isa, *draft_type, *draft_embed_scale;
+    const char *projection, *projection_type;
     int32_t threads;
     bool mlock, huge_pages;
+    bool restores; /* rows are to be restored: the shipped model brings its projection */
 } loader_args;
 
 typedef struct {
-    const char *kv_sliding, *kv_full, *kv_format, *spec;
-    int32_t ctx, draft_max, draft_ctx;
+    const char *kv_sliding, *kv_full, *kv_format, *latents, *spec;
+    int32_t ctx, draft_max, draft_ctx, sink, window, chunk;
     bool draft_fixed;
 } loader_cache_args;
+enum { LOADER_UNSET = -2 };
+/* What loader_cache_args are before the options are read: 0 is a choice. */
+#define LOADER_CACHE_DEFAULTS                                                                      \
+    { .sink = LOADER_UNSET, .window = LOADER_UNSET }
 
-/* Which model a verb works on: the path given, or the shipped one; and its drafter, "" when there
- * is none. */
+/* Which model a verb works on: the path given, or the shipped one; and its drafter and projection,
+ * "" when there is none. */
 typedef struct {
-    char path[4096], drafter[4096];
+    char path[4096], drafter[4096], projection[4096];
 } loader_path;
 /* The model alone.  False after saying what is missing, with the exit code in *code. */
 bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *code);
@@ -38,6 +44,10 @@ kk_engine *loader_open(const verb *v, const loader_args *a, int *code);
 kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code);
 /* The same as options of the library. */
 kk_session_opts loader_session_opts(const loader_cache_args *a);
+/* Says in the engine's options that a session of these will restore rows. */
+void loader_expect(loader_args *load, const loader_cache_args *a);
+kk_keep loader_keep(const char *name); /* NULL, native, exact: all */
+const char *loader_keep_name(kk_keep k, bool sliding);
 kk_kv_format loader_kv_format(const char *name); /* NULL: the default */
 const char *loader_format_name(kk_kv_format f);  /* "?": none that is known */
 kk_spec loader_spec(const char *name);           /* NULL: the default */
@@ -48,7 +58,7 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_STRING("m", "model", "MODEL", offsetof(T, m.model),                                 \
                       "Hugging Face folder or GGUF file (default: the small one shipped with "     \
                       "the program)"),                                                             \
-        LOADER_DRAFTER_OPTIONS(T, m),                                                              \
+        LOADER_DRAFTER_OPTIONS(T, m), LOADER_PROJECTION_OPTIONS(T, m),                             \
         OPTION_STRING(NULL, "synthetic", "SPEC", offsetof(T, m.synthetic),                         \
                       "instead of a model: its shapes with random weights, as in tiny:f32 or "     \
                       "26b-a4b:q4_0[:LAYERS]")
@@ -64,6 +74,14 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                       "1 once twice", NULL,                                                        \
                       "for diagnosis: how often the embedding scale is applied to what the "       \
                       "drafter reads: 1 (never), once or twice (default: as the drafter says)")
+
+#define LOADER_PROJECTION_OPTIONS(T, m)                                                            \
+    OPTION_STRING("mp", "model-projection", "DIR", offsetof(T, m.projection),                      \
+                  "folder of a projection trained for the model, to restore K/V rows with; "       \
+                  "synthetic:RANK: random weights beside --synthetic (default: none with -m, "     \
+                  "else the shipped model's own where rows are restored)"),                        \
+        OPTION_CHOICE("projection-type", "TYPE", offsetof(T, m.projection_type), "q8_0 file",      \
+                      NULL, "its decoders in memory: q8_0 (default), or as in its file")
 
 #define LOADER_DEVICE_OPTIONS(T, m)                                                                \
     OPTION_HEADING("Device"),                                                                      \
@@ -89,15 +107,28 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                 "that; ngram 15)"                                                                  \
     }
 
+#define LOADER_KEEP_OPTIONS(T, m)                                                                  \
+    OPTION_CHOICE("kv-sliding", "POLICY", offsetof(T, m.kv_sliding), "native window restored",     \
+                  NULL,                                                                            \
+                  "what sliding layers keep of their rows: native, all they can see (default); "   \
+                  "window, a few, and the rest is lost; restored, a few, and the rest is rebuilt " \
+                  "by the projection"),                                                            \
+        OPTION_CHOICE("kv-full", "POLICY", offsetof(T, m.kv_full), "exact window restored", NULL,  \
+                      "the same of full layers: exact (default), window or restored"),             \
+        OPTION_INT(NULL, "sink", "N", offsetof(T, m.sink), 0, 64,                                  \
+                   "rows kept of the start by window and restored (default: 4)"),                  \
+        OPTION_INT(NULL, "window", "N", offsetof(T, m.window), 0, 1 << 30,                         \
+                   "rows kept before the present chunk (default: 64)"),                            \
+        OPTION_INT(NULL, "chunk", "N", offsetof(T, m.chunk), 1, 4096,                              \
+                   "rows go so many at a time (default: 64)"),                                     \
+        OPTION_CHOICE("latents", "TYPE", offsetof(T, m.latents), "bf16 f32 q8 q4", NULL,           \
+                      "how what rows are restored from is stored: bf16 (default), f32, q8 or q4")
+
 #define LOADER_CACHE_OPTIONS(T, m)                                                                 \
     OPTION_HEADING("Context"),                                                                     \
         OPTION_INT("c", "ctx-size", "N", offsetof(T, m.ctx), 0, 1 << 30,                           \
                    "most tokens held (default: 4096, or the model's own if smaller)"),             \
-        OPTION_CHOICE("kv-sliding", "POLICY", offsetof(T, m.kv_sliding), "native",                 \
-                      "window restored", "what sliding layers keep: native, the window"),          \
-        OPTION_CHOICE("kv-full", "POLICY", offsetof(T, m.kv_full), "exact", "window restored",     \
-                      "what full layers keep: exact, everything"),                                 \
-        LOADER_FORMAT_OPTION(offsetof(T, m.kv_format)),                                            \
+        LOADER_KEEP_OPTIONS(T, m), LOADER_FORMAT_OPTION(offsetof(T, m.kv_format)),                 \
         OPTION_HEADING("Drafting (changes the speed, never the tokens)"),                          \
         OPTION_CHOICE("spec", "PROPOSER", offsetof(T, m.spec), "dflash ngram none", NULL,          \
                       "who drafts tokens: dflash (the drafter), ngram (what followed before in "   \

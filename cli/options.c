@@ -11,10 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Flags of the documented command line that this build does not have. */
-static const char *const later_flags[] = {"-mp", "--model-projection", "--sink", "--window",
-                                          "--chunk"};
-
 int options_wrong(const verb *v, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -64,9 +60,6 @@ const char *options_nearest(const char *word, const char *const *words, size_t n
 }
 
 static int unknown_option(const verb *v, const char *given) {
-    for (size_t i = 0; i < OPTION_COUNT(later_flags); i++)
-        if (strcmp(given, later_flags[i]) == 0)
-            return options_wrong(v, "%s is not part of this build yet", given);
     if (given[1] != '-') return options_wrong(v, "unknown option %s", given);
     const char *names[64];
     size_t n = 0;

@@ -60,6 +60,19 @@ json_t *output_memory(const int64_t bytes[KK_MEM_CATEGORIES]) {
     return o;
 }
 
+char *output_command(const char *start, int argc, char **argv) {
+    size_t n = strlen(start), cap = n + 1;
+    for (int i = 0; i < argc; i++) cap += strlen(argv[i]) + 3;
+    char *text = malloc(cap);
+    if (!text) return NULL;
+    memcpy(text, start, n + 1);
+    for (int i = 0; i < argc; i++) {
+        const char *quote = strpbrk(argv[i], " \t\n\"$&;|<>*?()") || !argv[i][0] ? "'" : "";
+        n += (size_t)snprintf(text + n, cap - n, " %s%s%s", quote, argv[i], quote);
+    }
+    return text;
+}
+
 int output_failed(const char *what, const char *next) {
     fflush(stdout);
     fprintf(stderr, "kakeya: %s\n", what);

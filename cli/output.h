@@ -14,6 +14,10 @@ json_t *output_text(const char *text, size_t len);
 json_t *output_real(double x);
 json_t *output_memory(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: bytes} */
 
+/* What was typed, for a report: start and the arguments, quoted where a shell would split them.
+ * Released with free; NULL without memory. */
+char *output_command(const char *start, int argc, char **argv);
+
 /* "kakeya: WHAT" and, on a line of its own, what to do about it; returns EXIT_FAILED.  next may
  * be NULL. */
 int output_failed(const char *what, const char *next);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/loader.h"
 #include "cli/term.h"
 
 bool stream_open(stream *s, int *code) {
@@ -98,8 +99,25 @@ static json_t *id_list(const stream *s) {
 static json_t *kv_object(const stream *s) {
     int64_t bytes[KK_MEM_CATEGORIES];
     kk_engine_memory(s->engine, bytes);
-    return json_pack("{s:s, s:s, s:s, s:o}", "sliding", "native", "full", "exact", "format",
-                     s->kv_format, "bytes", output_memory(bytes));
+    kk_session_opts o;
+    kk_session_options(s->session, &o);
+    json_t *kv =
+        json_pack("{s:s, s:s, s:s}", "sliding", loader_keep_name(o.kv_sliding, true), "full",
+                  loader_keep_name(o.kv_full, false), "format", loader_format_name(o.kv_format));
+    const bool all = o.kv_sliding == KK_KEEP_ALL && o.kv_full == KK_KEEP_ALL;
+    if (kv && !all)
+        json_object_update_new(kv,
+                               json_pack("{s:i, s:i, s:i}", "sink", o.sink > 0 ? o.sink : 0,
+                                         "window", o.window > 0 ? o.window : 0, "chunk", o.chunk));
+    if (kv && (o.kv_sliding == KK_KEEP_RESTORED || o.kv_full == KK_KEEP_RESTORED))
+        json_object_set_new(kv, "latents", json_string(loader_format_name(o.latents)));
+    if (kv) json_object_set_new(kv, "bytes", output_memory(bytes));
+    return kv;
+}
+
+static json_t *reach_object(const kk_reach *r) {
+    return json_pack("{s:I, s:I, s:I}", "queries", (json_int_t)r->queries, "keys_stored",
+                     (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
 
 /* Rounds by how many tokens, up to the last number that occurred; at least the rounds of 0. */
@@ -138,11 +156,14 @@ static bool print_json(const stream *s, json_t *more) {
         "{s:o, s:o, s:o, s:o, s:o}", "load_s", output_real(s->load_s), "prefill_s",
         output_real(s->prefill_s), "decode_s", output_real(res->decode_s), "prefill_tok_s",
         output_real(rate(n_prompt, s->prefill_s)), "decode_tok_s", output_real(decode_rate(res)));
-    json_t *all = json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:i, s:s}", "text",
+    kk_reach reach;
+    kk_session_reach(s->session, &reach);
+    json_t *all = json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:I, s:o, s:s}", "text",
                             output_text(s->text ? s->text : "", s->text_len), "tokens", id_list(s),
                             "stop", stop_name(res->stop), "prompt_tokens", (json_int_t)s->n_prompt,
                             "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
-                            "restored_rows", 0, "logits_hash", hash);
+                            "restored_rows", (json_int_t)reach.rows_rebuilt, "reach",
+                            reach_object(&reach), "logits_hash", hash);
     if (all && more) json_object_update(all, more);
     return output_json(all);
 }
@@ -161,6 +182,11 @@ void stream_loaded(const stream *s) {
         fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d%s\n", term_dim(stderr),
                 drafter.layers, term_bytes((double)drafter.weight_bytes).text, drafter.block,
                 term_reset(stderr));
+    kk_projection_info projection;
+    if (kk_engine_projection(s->engine, &projection))
+        fprintf(stderr, "%sprojection of rank %d from %s, %s%s\n", term_dim(stderr),
+                projection.rank, projection.source,
+                term_bytes((double)projection.weight_bytes).text, term_reset(stderr));
 }
 
 static void print_memory(const stream *s) {
@@ -193,6 +219,16 @@ static void print_drafting(const stream *s) {
             term_reset(stderr));
 }
 
+static void print_reach(const stream *s) {
+    kk_reach r;
+    kk_session_reach(s->session, &r);
+    if (!r.queries || !r.rows_rebuilt) return;
+    fprintf(stderr, "%s%.0f keys per query: %.0f stored, %.0f rebuilt; %lld rows rebuilt%s\n",
+            term_dim(stderr), (double)(r.keys_stored + r.keys_rebuilt) / (double)r.queries,
+            (double)r.keys_stored / (double)r.queries, (double)r.keys_rebuilt / (double)r.queries,
+            (long long)r.rows_rebuilt, term_reset(stderr));
+}
+
 int stream_report(stream *s, json_t *more) {
     const bool told = !s->json || print_json(s, more);
     json_decref(more);
@@ -201,6 +237,7 @@ int stream_report(stream *s, json_t *more) {
     if (s->verbose) {
         print_memory(s);
         print_drafting(s);
+        print_reach(s);
     }
     return term_signal() ? term_exit_code() : EXIT_DONE;
 }

@@ -11,9 +11,8 @@
 #include "kakeya.h"
 
 typedef struct {
-    kk_engine *engine;     /* borrowed */
-    kk_session *session;   /* borrowed */
-    const char *kv_format; /* its name */
+    kk_engine *engine;   /* borrowed */
+    kk_session *session; /* borrowed */
     bool json, quiet, verbose;
     double load_s;
 

@@ -4,7 +4,7 @@
 
 #include "cli/options.h"
 
-extern const verb verb_run, verb_chat, verb_info, verb_bench, verb_eval, verb_report, verb_parity,
-    verb_tokenize, verb_quantize, verb_session, verb_doctor, verb_version;
+extern const verb verb_run, verb_chat, verb_info, verb_bench, verb_eval, verb_train, verb_report,
+    verb_parity, verb_tokenize, verb_quantize, verb_session, verb_doctor, verb_version;
 
 #endif

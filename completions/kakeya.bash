@@ -4,9 +4,11 @@ _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
     local drafter="-md --model-draft --draft-type --draft-embed-scale"
-    local model="-m --model $drafter --synthetic"
+    local projection="-mp --model-projection --projection-type"
+    local model="-m --model $drafter $projection --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
-    local context="-c --ctx-size --kv-sliding --kv-full --kv-format --spec --draft-max --draft-fixed
+    local keep="--kv-sliding --kv-full --sink --window --chunk --latents"
+    local context="-c --ctx-size $keep --kv-format --spec --draft-max --draft-fixed
         --draft-ctx"
     local sampling="--temp --top-k --top-p --min-p --repeat-penalty --presence-penalty
         --frequency-penalty --repeat-last-n -s --seed"
@@ -20,7 +22,7 @@ _kakeya() {
 
     # The value of an option.
     case $prev in
-    -m | --model | -md | --model-draft | -f | --file | --jsonl | --prompts | --report)
+    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         return
@@ -29,9 +31,10 @@ _kakeya() {
     --type) words="q8_0 q4_0 bf16 f16" ;;
     --device) words="cpu" ;;
     --isa) words="avx512 avx2 neon reference" ;;
-    --kv-sliding) words="native" ;;
-    --kv-full) words="exact" ;;
-    --kv-format) words="bf16 f32 q8 q4" ;;
+    --kv-sliding) words="native window restored" ;;
+    --kv-full) words="exact window restored" ;;
+    --kv-format | --latents) words="bf16 f32 q8 q4" ;;
+    --projection-type) words="q8_0 file" ;;
     --spec) words="dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
     --draft-type) words="q8_0 q4_0 file" ;;

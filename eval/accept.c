@@ -123,6 +123,14 @@ static void count(kk_accept_figures *f, const kk_result *r, bool same) {
     kk_spec_stats_add(&f->spec, &r->spec);
 }
 
+static kk_status keep_row(accept *a, const kk_accept_row *row, kk_err *err) {
+    kk_accept_result *r = a->out;
+    if (!kk_grow((void **)&r->row, &r->cap_rows, r->n_rows + 1, sizeof *r->row))
+        return kk_fail(err, KK_ENOMEM, "no memory for a row");
+    r->row[r->n_rows++] = *row;
+    return KK_OK;
+}
+
 static kk_status continue_drafted(accept *a, int32_t set, const kk_prompt *p, const record *plain,
                                   int32_t arm, kk_err *err) {
     kk_session_opts how = a->opts->session;
@@ -132,12 +140,20 @@ static kk_status continue_drafted(accept *a, int32_t set, const kk_prompt *p, co
     kk_result result;
     got.ids = kk_calloc((size_t)got.cap, sizeof *got.ids);
     if (!got.ids) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", got.cap);
-    const kk_status st = go_on(a, p, &how, &got, &result, err);
+    kk_status st = go_on(a, p, &how, &got, &result, err);
     if (st == KK_OK) {
-        const bool same = got.n == plain->n && result.logits_hash == plain->hash &&
-                          memcmp(got.ids, plain->ids, (size_t)got.n * sizeof *got.ids) == 0;
-        count(&a->out->set[set].arm[arm], &result, same);
-        count(&a->out->all.arm[arm], &result, same);
+        const kk_accept_row row = {
+            .set = set,
+            .arm = arm,
+            .prompt = kk_prompt_hash(p),
+            .tokens = result.n_tokens,
+            .spec = result.spec,
+            .same_tokens = got.n == plain->n &&
+                           memcmp(got.ids, plain->ids, (size_t)got.n * sizeof *got.ids) == 0,
+            .same_hash = result.logits_hash == plain->hash};
+        count(&a->out->set[set].arm[arm], &result, row.same_tokens && row.same_hash);
+        count(&a->out->all.arm[arm], &result, row.same_tokens && row.same_hash);
+        st = keep_row(a, &row, err);
     }
     kk_free(got.ids);
     return st;
@@ -166,6 +182,7 @@ static kk_status open_arm(accept *a, int32_t arm, kk_err *err) {
     kk_engine_info(a->engine, &a->out->model);
     kk_engine_device(a->engine, &a->out->device);
     (void)kk_engine_drafter(a->engine, &a->out->drafter[arm]);
+    kk_engine_fingerprints(a->engine, &a->out->prints);
     return arm == 0 ? read_sets(a, kk_engine_tokenizer(a->engine), err) : KK_OK;
 }
 
@@ -214,5 +231,11 @@ kk_status kk_accept_run(const kk_accept_opts *opts, kk_accept_result *out, kk_er
         kk_promptset_free(&a.set[i]);
     }
     kk_engine_close(a.engine);
+    if (st != KK_OK) kk_accept_release(out);
     return st;
+}
+
+void kk_accept_release(kk_accept_result *r) {
+    kk_free(r->row);
+    *r = (kk_accept_result){0};
 }

@@ -27,11 +27,23 @@ typedef struct {
     kk_accept_figures arm[KK_ACCEPT_ARMS];
 } kk_accept_set;
 
+/* One prompt, drafted. */
+typedef struct {
+    int32_t set, arm;
+    uint64_t prompt; /* its hash */
+    int32_t tokens;
+    kk_spec_stats spec;
+    bool same_tokens, same_hash; /* as plain decoding */
+} kk_accept_row;
+
 typedef struct {
     kk_machine machine;
     kk_model_info model;
     kk_device_info device;
     kk_drafter_info drafter[KK_ACCEPT_ARMS]; /* of each arm; layers 0: none */
+    kk_fingerprints prints;
+    kk_accept_row *row;
+    size_t n_rows, cap_rows;
     kk_spec spec;
     int32_t ctx;
     kk_accept_set set[KK_ACCEPT_SETS], all;
@@ -54,7 +66,9 @@ typedef struct {
     void *user;
 } kk_accept_opts;
 
+/* On failure *out holds nothing; otherwise release it. */
 kk_status kk_accept_run(const kk_accept_opts *opts, kk_accept_result *out, kk_err *err);
+void kk_accept_release(kk_accept_result *r);
 /* command: what was typed; NULL: not known. */
 kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk_accept_result *r,
                           const char *command, kk_err *err);

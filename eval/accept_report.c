@@ -30,6 +30,22 @@ static json_t *settings_json(const kk_accept_opts *o, const kk_accept_result *r)
                      (json_int_t)s->seed);
 }
 
+static json_t *rows_json(const kk_accept_result *r) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < r->n_rows; i++) {
+        const kk_accept_row *w = &r->row[i];
+        const char *scale = r->spec == KK_SPEC_DFLASH ? r->drafter[w->arm].embed_scale : NULL;
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:s?, s:o, s:i, s:I, s:I, s:I, s:b, s:b}", "set",
+                            r->set[w->set].name, "arm", kk_spec_name(r->spec), "embed_scale", scale,
+                            "prompt", kk_report_hash(w->prompt), "tokens", w->tokens, "rounds",
+                            (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted,
+                            "accepted", (json_int_t)w->spec.accepted, "same_tokens", w->same_tokens,
+                            "same_hash", w->same_hash));
+    }
+    return list;
+}
+
 kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk_accept_result *r,
                           const char *command, kk_err *err) {
     json_t *sets = json_array(), *all = json_array();
@@ -38,10 +54,12 @@ kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk
             json_array_append_new(sets, figures_json(r, r->set[i].name, arm, &r->set[i].arm[arm]));
         json_array_append_new(all, figures_json(r, "all", arm, &r->all.arm[arm]));
     }
-    json_t *body = json_pack("{s:s?, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "command", command,
-                             "machine", kk_report_machine(&r->machine, &r->device), "model",
-                             kk_report_model(&opts->engine, &r->model), "drafter",
-                             kk_report_drafter(&r->drafter[0]), "settings", settings_json(opts, r),
-                             "lossless", r->lossless, "sets", sets, "all", all);
+    json_t *body = json_pack(
+        "{s:s?, s:o, s:o, s:o, s:n, s:o, s:b, s:o, s:o, s:o}", "command", command, "machine",
+        kk_report_machine(&r->machine, &r->device), "model",
+        kk_report_printed(kk_report_model(&opts->engine, &r->model), r->prints.model), "drafter",
+        kk_report_printed(kk_report_drafter(&r->drafter[0]), r->prints.drafter), "projection",
+        "settings", settings_json(opts, r), "lossless", r->lossless, "sets", sets, "all", all,
+        "rows", rows_json(r));
     return kk_report_write(path, kk_report_new("accept", body), err);
 }

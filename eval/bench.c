@@ -144,6 +144,7 @@ static kk_status time_decode(bench *b, kk_err *err) {
         round[i] = 1e3 * r.decode_s / (double)r.rounds;
         b->out->logits_hash = r.logits_hash;
     }
+    memcpy(b->out->decode_rate, rate, (size_t)o->repeat * sizeof *rate);
     b->out->decode_tok_s = kk_bench_spread_of(rate, o->repeat);
     b->out->round_ms = kk_bench_spread_of(round, o->repeat).median;
     note_memory(b);
@@ -163,6 +164,7 @@ static kk_status time_prefill(bench *b, kk_err *err) {
         KK_TRY(append_random(b, o->prefill, 3 + (uint64_t)n, err));
         rate[n] = (double)o->prefill / (kk_now() - begin);
     }
+    memcpy(b->out->prefill_rate, rate, (size_t)n * sizeof *rate);
     b->out->prefill_tok_s = kk_bench_spread_of(rate, n);
     note_memory(b);
     return KK_OK;
@@ -353,6 +355,7 @@ static kk_status open_engine(bench *b, kk_err *err) {
     kk_engine_info(b->engine, &b->out->model);
     kk_engine_device(b->engine, &b->out->device);
     (void)kk_engine_drafter(b->engine, &b->out->drafter);
+    kk_engine_fingerprints(b->engine, &b->out->prints);
 
     const int32_t decode = o->ctx + o->predict + 256;
     const int32_t need = decode > o->prefill ? decode : o->prefill;
@@ -423,6 +426,16 @@ kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *
     bench b = {.opts = opts, .out = out};
     const kk_status st = run(&b, err);
     close_engine(&b);
-    if (st == KK_OK) conclude(out);
+    if (st == KK_OK)
+        conclude(out);
+    else
+        kk_bench_release(out);
     return st;
+}
+
+void kk_bench_release(kk_bench_result *r) {
+    for (int32_t i = 0; i < KK_BENCH_SETS; i++) {
+        kk_free(r->set[i].row);
+        r->set[i].row = NULL;
+    }
 }

@@ -15,7 +15,13 @@
 #include "eval/trace.h"
 #include "kakeya.h"
 
-enum { KK_BENCH_ROWS = 16, KK_BENCH_ARMS = 3, KK_BENCH_SETS = 8, KK_BENCH_FORMATS = 4 };
+enum {
+    KK_BENCH_ROWS = 16,
+    KK_BENCH_ARMS = 3,
+    KK_BENCH_SETS = 8,
+    KK_BENCH_FORMATS = 4,
+    KK_BENCH_MAX_REPEAT = 64,
+};
 
 typedef struct {
     kk_engine_opts engine;
@@ -72,10 +78,22 @@ typedef struct {
     int32_t runs, different; /* generations, and of them not as plain decoding */
 } kk_bench_arm;
 
+/* One arm on one prompt. */
+typedef struct {
+    uint64_t prompt; /* its hash */
+    int32_t prompt_tokens, tokens;
+    double seconds, seconds_min, seconds_max; /* of the repeats; the first is the median one's */
+    double prefill_s;
+    kk_spec_stats spec;
+    int32_t runs, other_tokens, other_hash; /* generations, and of them unlike plain decoding */
+} kk_bench_row;
+
 typedef struct {
     char name[64];
     int32_t prompts;
     double prompt_tokens; /* on average */
+    uint64_t warm_up;     /* hash of the prompt that warmed up */
+    kk_bench_row *row;    /* [prompts, arms] */
     kk_bench_arm arm[KK_BENCH_ARMS];
     kk_bench_pass verify[KK_BENCH_ROWS]; /* a forward of so many rows with their logits */
     kk_bench_pass draft[KK_BENCH_ROWS];  /* a draft of so many tokens */
@@ -96,13 +114,15 @@ typedef struct {
     kk_model_info model;
     kk_drafter_info drafter; /* layers 0: none */
     kk_device_info device;
+    kk_fingerprints prints;
     double bandwidth_before, bandwidth_after; /* bytes per second */
     double bandwidth;                         /* the larger, which shares are of */
     double load_s;
     kk_bench_spread decode_tok_s, prefill_tok_s; /* prefill n 0: not timed */
-    double decode_bytes_s;                       /* weights read while decoding */
-    double decode_share;                         /* of the bandwidth */
-    double floor_share;                          /* of floor_bytes_s */
+    double decode_rate[KK_BENCH_MAX_REPEAT], prefill_rate[KK_BENCH_MAX_REPEAT]; /* in turn */
+    double decode_bytes_s; /* weights read while decoding */
+    double decode_share;   /* of the bandwidth */
+    double floor_share;    /* of floor_bytes_s */
     double round_ms;
     uint64_t logits_hash; /* of the last repeat */
     /* A forward of so many rows: of the whole model, its experts included, and of dense q4_0
@@ -122,11 +142,13 @@ typedef struct {
 /* What a synthetic model would be, without making it. */
 kk_status kk_bench_inspect(const char *synthetic, kk_model_info *out, kk_err *err);
 
+/* On failure *out holds nothing; otherwise release it. */
 kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *err);
+void kk_bench_release(kk_bench_result *r);
 
 /* Writes the result with its settings, machine, commit and date as one JSON object.  The file
- * appears whole or not at all. */
+ * appears whole or not at all.  command is what was typed; NULL: not known. */
 kk_status kk_bench_write(const char *path, const kk_bench_opts *opts, const kk_bench_result *r,
-                         kk_err *err);
+                         const char *command, kk_err *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "engine/session.h"
 #include "eval/accept.h"
 #include "eval/bench_parts.h"
@@ -15,7 +16,8 @@ typedef struct {
     kk_session *session;
     kk_trace *trace; /* NULL: drafts are the proposer's */
     kk_result run[KK_BENCH_MAX_REPEAT];
-    int32_t different;
+    int32_t different, other_tokens, other_hash;
+    double prefill_s;
     kk_acceptance begun; /* what the session knew of its drafts before any of its own */
 } lane;
 
@@ -49,7 +51,9 @@ static kk_status open_lane(arms *a, int32_t arm, const kk_prompt *p, kk_err *err
     l->begun = l->session->seen;
     if (o->arms[arm] == KK_SPEC_DFLASH && o->trace.p > 0)
         KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
+    const double begin = kk_now();
     KK_TRY(kk_session_append(l->session, p->ids, p->n, NULL, NULL, err));
+    l->prefill_s = kk_now() - begin;
     return kk_session_checkpoint(l->session, err);
 }
 
@@ -59,7 +63,7 @@ static void close_lanes(arms *a) {
         kk_trace_free(a->lane[i].trace);
         a->lane[i].session = NULL;
         a->lane[i].trace = NULL;
-        a->lane[i].different = 0;
+        a->lane[i].different = a->lane[i].other_tokens = a->lane[i].other_hash = 0;
     }
 }
 
@@ -75,9 +79,12 @@ static void keep_record(arms *a, uint64_t hash) {
     a->hash = hash;
 }
 
-static bool as_recorded(const arms *a, uint64_t hash) {
-    return a->n_got == a->n_record && hash == a->hash &&
-           memcmp(a->got, a->record, (size_t)a->n_got * sizeof *a->got) == 0;
+static void compare(const arms *a, lane *l, uint64_t hash) {
+    const bool tokens = a->n_got == a->n_record &&
+                        memcmp(a->got, a->record, (size_t)a->n_got * sizeof *a->got) == 0;
+    l->other_tokens += !tokens;
+    l->other_hash += hash != a->hash;
+    l->different += !tokens || hash != a->hash;
 }
 
 /* Decodes behind the prompt and goes back to it.  What the session learned of its drafts since it
@@ -106,7 +113,7 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
             if (l->trace) kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream);
             KK_TRY(run_once(a, arm, p, n, &l->run[r], err));
             if (r == 0 && k == 0) keep_record(a, l->run[r].logits_hash);
-            l->different += !as_recorded(a, l->run[r].logits_hash);
+            compare(a, l, l->run[r].logits_hash);
         }
     return KK_OK;
 }
@@ -122,10 +129,32 @@ static const kk_result *median_run(const lane *l, int32_t n) {
     return sorted[(n - 1) / 2];
 }
 
+static double seconds_of(const kk_result *r) { return r->decode_s + r->spec.commit_s; }
+
+static void keep_row(kk_bench_row *row, const kk_prompt *p, const lane *l, int32_t repeats) {
+    const kk_result *r = median_run(l, repeats);
+    *row = (kk_bench_row){.prompt = kk_prompt_hash(p),
+                          .prompt_tokens = (int32_t)p->n,
+                          .tokens = r->n_tokens - 1,
+                          .seconds = seconds_of(r),
+                          .seconds_min = seconds_of(r),
+                          .seconds_max = seconds_of(r),
+                          .prefill_s = l->prefill_s,
+                          .spec = r->spec,
+                          .runs = repeats,
+                          .other_tokens = l->other_tokens,
+                          .other_hash = l->other_hash};
+    for (int32_t i = 0; i < repeats; i++) {
+        const double s = seconds_of(&l->run[i]);
+        if (s < row->seconds_min) row->seconds_min = s;
+        if (s > row->seconds_max) row->seconds_max = s;
+    }
+}
+
 static void count(kk_bench_arm *to, const lane *l, int32_t repeats) {
     const kk_result *r = median_run(l, repeats);
     to->tokens += r->n_tokens - 1; /* the first comes from the prompt's own logits */
-    to->seconds += r->decode_s + r->spec.commit_s;
+    to->seconds += seconds_of(r);
     to->runs += repeats;
     to->different += l->different;
     kk_spec_stats_add(&to->spec, &r->spec);
@@ -138,8 +167,10 @@ static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uin
     kk_status st = KK_OK;
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
     if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, err);
-    for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++)
+    for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) {
         count(&set->arm[i], &a->lane[i], o->repeat);
+        keep_row(&set->row[(int32_t)(stream - 1) * o->n_arms + i], p, &a->lane[i], o->repeat);
+    }
     close_lanes(a);
     return st;
 }
@@ -245,6 +276,9 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     snprintf(set->name, sizeof set->name, "%s", prompts->name);
     snprintf(what, sizeof what, "warming up on %.60s", set->name);
     KK_TRY(kk_bench_step(o, what, err));
+    set->warm_up = kk_prompt_hash(&prompts->prompts[timed]);
+    set->row = kk_calloc(timed * (size_t)o->n_arms, sizeof *set->row);
+    if (!set->row) return kk_fail(err, KK_ENOMEM, "no memory for %zu rows", timed);
     KK_TRY(warm_up(a, &prompts->prompts[timed], err));
     kk_status st = kk_bench_costs_new(&costs, o, a->engine, &prompts->prompts[timed], err);
     if (st == KK_OK) st = time_prompts(a, prompts, timed, set, costs, err);

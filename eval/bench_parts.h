@@ -5,8 +5,6 @@
 #include "eval/bench.h"
 #include "eval/promptset.h"
 
-enum { KK_BENCH_MAX_REPEAT = 64 };
-
 /* Tells what happens next; KK_ESTOPPED when that is not wanted. */
 kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err);
 /* Sorts x. */

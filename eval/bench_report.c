@@ -1,15 +1,26 @@
 /* bench_report.c - a bench result as one JSON object in a file.
  *
  * "arms" holds every arm over all prompts, and of plain decoding also how it does on random tokens
- * at the given context; "sets" every arm on every set of prompts, with the costs of rounds. */
+ * at the given context; "sets" every arm on every set of prompts, row by row, with the costs of
+ * rounds.  A speed-up that rests on too little is withheld, with the reason. */
 #include <stdio.h>
 
-#include "eval/bench.h"
+#include "core/alloc.h"
+#include "eval/bench_parts.h"
+#include "eval/gate_rules.h"
 #include "eval/report.h"
 
 static json_t *spread_json(const kk_bench_spread *s) {
     return json_pack("{s:o, s:o, s:o, s:i}", "median", kk_report_real(s->median), "min",
                      kk_report_real(s->min), "max", kk_report_real(s->max), "n", s->n);
+}
+
+/* With what it is of. */
+static json_t *rates_json(const kk_bench_spread *s, const double *rate) {
+    json_t *o = spread_json(s), *list = json_array();
+    for (int32_t i = 0; i < s->n; i++) json_array_append_new(list, kk_report_real(rate[i]));
+    json_object_set_new(o, "samples", list);
+    return o;
 }
 
 static json_t *passes_json(const kk_bench_pass *p, int32_t n) {
@@ -83,15 +94,94 @@ static json_t *parts_json(const kk_bench_arm *m) {
                      "commit_s", kk_report_real(t->commit_s), "other_s", kk_report_real(rest));
 }
 
-static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec arm) {
+/* ---- rows -------------------------------------------------------------------------------- */
+
+/* The rows of one arm: of one set, or of all. */
+typedef struct {
+    const kk_bench_set *set;
+    int32_t n_sets, n_arms, arm;
+} rows_of;
+
+static int32_t count_rows(const rows_of *r) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < r->n_sets; i++) n += r->set[i].prompts;
+    return n;
+}
+
+typedef double (*row_figure)(const kk_bench_row *row);
+static double row_rate(const kk_bench_row *w) {
+    return w->seconds > 0 ? w->tokens / w->seconds : 0;
+}
+static double row_tokens(const kk_bench_row *w) { return w->tokens; }
+static double row_prefill(const kk_bench_row *w) { return w->prefill_s / w->prompt_tokens; }
+
+/* The spread of a figure of these rows; no rows or no memory: n 0. */
+static kk_bench_spread spread_rows(const rows_of *r, row_figure figure) {
+    const int32_t n = count_rows(r);
+    double *x = n ? kk_calloc((size_t)n, sizeof *x) : NULL;
+    int32_t at = 0;
+    if (!x) return (kk_bench_spread){.n = 0};
+    for (int32_t i = 0; i < r->n_sets; i++)
+        for (int32_t j = 0; j < r->set[i].prompts; j++)
+            x[at++] = figure(&r->set[i].row[j * r->n_arms + r->arm]);
+    const kk_bench_spread s = kk_bench_spread_of(x, n);
+    kk_free(x);
+    return s;
+}
+
+static json_t *row_json(const kk_bench_row *w) {
+    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b}",
+                     "prompt", kk_report_hash(w->prompt), "prompt_tokens", w->prompt_tokens,
+                     "tokens", w->tokens, "seconds", kk_report_real(w->seconds), "seconds_min",
+                     kk_report_real(w->seconds_min), "seconds_max", kk_report_real(w->seconds_max),
+                     "prefill_s", kk_report_real(w->prefill_s), "rounds",
+                     (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
+                     (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", w->runs,
+                     "same_tokens", w->other_tokens == 0, "same_hash", w->other_hash == 0);
+}
+
+static json_t *rows_json(const rows_of *r) {
+    json_t *list = json_array();
+    for (int32_t j = 0; j < r->set->prompts; j++)
+        json_array_append_new(list, row_json(&r->set->row[j * r->n_arms + r->arm]));
+    return list;
+}
+
+/* Why a speed-up may not be claimed; NULL: it may. */
+static const char *withheld(const rows_of *r, const kk_bench_arm *m) {
+    if (m->spec.drafted == 0) return "nothing was drafted";
+    if (count_rows(r) < KK_GATE_SAMPLES) return "fewer than 5 samples";
+    if (spread_rows(r, row_tokens).median < KK_GATE_TOKENS)
+        return "fewer than 32 tokens in the median sample";
+    for (int32_t i = 0; i < r->n_sets; i++)
+        for (int32_t arm = 0; arm < r->n_arms; arm++) {
+            const rows_of one = {&r->set[i], 1, r->n_arms, arm};
+            const kk_bench_spread s = spread_rows(&one, row_prefill);
+            if (s.max > KK_GATE_PREFILL_SPREAD * s.min) return "prefill varied more than 3x";
+        }
+    return NULL;
+}
+
+static void add_claim(json_t *a, const rows_of *r, const kk_bench_arm *m, kk_spec arm) {
+    const kk_bench_spread rates = spread_rows(r, row_rate);
+    const char *why = arm == KK_SPEC_NONE ? "it is the baseline" : withheld(r, m);
+    json_object_set_new(a, "timing", json_string("decode"));
+    json_object_set_new(a, "tok_s_spread", rates.n ? spread_json(&rates) : json_null());
+    json_object_set_new(a, "baseline", json_string("plain"));
+    json_object_set_new(a, "speedup", why ? json_null() : kk_report_real(m->speedup));
+    json_object_set_new(a, "withheld", why ? json_string(why) : json_null());
+}
+
+static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec arm,
+                        const rows_of *rows) {
     const double predicted = m->predicted_s > 0 ? (double)m->tokens / m->predicted_s : 0;
-    json_t *a =
-        json_pack("{s:I, s:o, s:o, s:o, s:b, s:i, s:i, s:o, s:o, s:o, s:o}", "tokens",
-                  (json_int_t)m->tokens, "seconds", kk_report_real(m->seconds), "tok_s",
-                  kk_report_real(m->tok_s), "speedup", kk_report_real(m->speedup), "lossless",
-                  m->different == 0, "runs", m->runs, "different", m->different, "parts",
-                  parts_json(m), "overhead", kk_report_real(m->overhead), "predicted_tok_s",
-                  kk_report_real(predicted), "of_predicted", kk_report_real(m->of_predicted));
+    json_t *a = json_pack("{s:I, s:o, s:o, s:b, s:i, s:i, s:o, s:o, s:o, s:o}", "tokens",
+                          (json_int_t)m->tokens, "seconds", kk_report_real(m->seconds), "tok_s",
+                          kk_report_real(m->tok_s), "lossless", m->different == 0, "runs", m->runs,
+                          "different", m->different, "parts", parts_json(m), "overhead",
+                          kk_report_real(m->overhead), "predicted_tok_s", kk_report_real(predicted),
+                          "of_predicted", kk_report_real(m->of_predicted));
+    add_claim(a, rows, m, arm);
     json_t *drafting = drafting_json(m);
     if (a && drafting) json_object_update(a, drafting);
     json_decref(drafting);
@@ -107,11 +197,16 @@ static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec a
 
 static json_t *set_json(const kk_bench_opts *o, const kk_bench_set *s) {
     json_t *arms = json_object();
-    for (int32_t i = 0; i < o->n_arms; i++)
-        json_object_set_new(arms, arm_name(o->arms[i]), arm_json(o, &s->arm[i], o->arms[i]));
-    return json_pack("{s:s, s:i, s:o, s:o, s:{s:o, s:o}}", "set", s->name, "prompts", s->prompts,
-                     "prompt_tokens", kk_report_real(s->prompt_tokens), "arms", arms, "costs",
-                     "verify", passes_json(s->verify, s->n_verify), "draft",
+    for (int32_t i = 0; i < o->n_arms; i++) {
+        const rows_of rows = {s, 1, o->n_arms, i};
+        json_t *arm = arm_json(o, &s->arm[i], o->arms[i], &rows);
+        json_object_set_new(arm, "rows", rows_json(&rows));
+        json_object_set_new(arms, arm_name(o->arms[i]), arm);
+    }
+    return json_pack("{s:s, s:i, s:o, s:[o], s:o, s:{s:o, s:o}}", "set", s->name, "prompts",
+                     s->prompts, "prompt_tokens", kk_report_real(s->prompt_tokens), "warm_up",
+                     kk_report_hash(s->warm_up), "arms", arms, "costs", "verify",
+                     passes_json(s->verify, s->n_verify), "draft",
                      passes_json(s->draft, s->n_draft));
 }
 
@@ -127,9 +222,11 @@ static json_t *attention_json(const kk_bench_opts *o, const kk_bench_result *r) 
     json_t *list = json_array();
     for (int32_t i = 0; i < r->n_attention; i++) {
         const kk_bench_attention *a = &r->attention[i];
-        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:I, s:o}", "kv_format",
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:o}", "kv_format",
                                               kk_report_kv_format(a->format), "ms",
-                                              kk_report_real(1e3 * a->seconds.median), "ratio",
+                                              kk_report_real(1e3 * a->seconds.median), "ms_min",
+                                              kk_report_real(1e3 * a->seconds.min), "ms_max",
+                                              kk_report_real(1e3 * a->seconds.max), "ratio",
                                               kk_report_real(a->ratio), "kv_bytes",
                                               (json_int_t)a->kv_bytes, "kv_ratio",
                                               kk_report_real(a->kv_ratio)));
@@ -142,19 +239,22 @@ static json_t *attention_json(const kk_bench_opts *o, const kk_bench_result *r) 
 static json_t *plain_json(const kk_bench_result *r) {
     char hash[20];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->logits_hash);
-    json_t *prefill = r->prefill_tok_s.n ? spread_json(&r->prefill_tok_s) : json_null();
-    return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "decode_tok_s", spread_json(&r->decode_tok_s),
-        "decode_gb_s", kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
-        kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share), "round_ms",
-        kk_report_real(r->round_ms), "prefill_tok_s", prefill, "logits_hash", hash);
+    json_t *prefill =
+        r->prefill_tok_s.n ? rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "decode_tok_s",
+                     rates_json(&r->decode_tok_s, r->decode_rate), "decode_gb_s",
+                     kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
+                     kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share),
+                     "round_ms", kk_report_real(r->round_ms), "prefill_tok_s", prefill,
+                     "logits_hash", hash);
 }
 
 /* Every arm over all sets; plain decoding also of random tokens at the given context. */
 static json_t *arms_json(const kk_bench_opts *o, const kk_bench_result *r) {
     json_t *arms = json_pack("{s:o}", "plain", plain_json(r));
     for (int32_t i = 0; arms && r->n_sets && i < o->n_arms; i++) {
-        json_t *one = arm_json(o, &r->all.arm[i], o->arms[i]);
+        const rows_of rows = {r->set, r->n_sets, o->n_arms, i};
+        json_t *one = arm_json(o, &r->all.arm[i], o->arms[i], &rows);
         if (i == 0) json_object_update(json_object_get(arms, "plain"), one);
         if (i > 0) json_object_set(arms, arm_name(o->arms[i]), one);
         json_decref(one);
@@ -168,22 +268,24 @@ static json_t *bandwidth_json(const kk_bench_result *r) {
                      kk_report_real(r->floor_bytes_s / 1e9));
 }
 
-static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r) {
+static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, const char *command) {
     json_t *rows =
         json_pack("{s:o, s:o, s:I}", "whole_model", passes_json(r->whole, r->n_whole), "dense_q4_0",
                   passes_json(r->dense, r->n_dense), "dense_bytes", (json_int_t)r->dense_bytes);
-    json_t *body = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "machine",
-        kk_report_machine(&r->machine, &r->device), "model", kk_report_model(&o->engine, &r->model),
-        "drafter", kk_report_drafter(&r->drafter), "settings", settings_json(o), "bandwidth",
-        bandwidth_json(r), "load_s", kk_report_real(r->load_s), "arms", arms_json(o, r), "rows",
-        rows, "attention", attention_json(o, r), "bytes", kk_report_bytes(r->bytes),
-        "resident_over_weights", (json_int_t)r->resident_over_weights);
+    json_t *body =
+        json_pack("{s:s?, s:o, s:o, s:o, s:n, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "command",
+                  command, "machine", kk_report_machine(&r->machine, &r->device), "model",
+                  kk_report_printed(kk_report_model(&o->engine, &r->model), r->prints.model),
+                  "drafter", kk_report_printed(kk_report_drafter(&r->drafter), r->prints.drafter),
+                  "projection", "settings", settings_json(o), "bandwidth", bandwidth_json(r),
+                  "load_s", kk_report_real(r->load_s), "arms", arms_json(o, r), "rows", rows,
+                  "attention", attention_json(o, r), "bytes", kk_report_bytes(r->bytes),
+                  "resident_over_weights", (json_int_t)r->resident_over_weights);
     add_sets(body, o, r);
     return kk_report_new("bench", body);
 }
 
 kk_status kk_bench_write(const char *path, const kk_bench_opts *opts, const kk_bench_result *r,
-                         kk_err *err) {
-    return kk_report_write(path, result_json(opts, r), err);
+                         const char *command, kk_err *err) {
+    return kk_report_write(path, result_json(opts, r, command), err);
 }

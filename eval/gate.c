@@ -90,7 +90,7 @@ static const entry rules[] = {
     ALWAYS("RATE_RECOUNT", NULL, kk_rule_rate_recount,
            "rates are tokens over seconds of all rows, not a mean of rates"),
     CLAIM("SPREAD_MISSING", NULL, kk_rule_spread_missing, "every rate comes with its spread"),
-    ALWAYS("SPREAD_ORDER", NULL, kk_rule_spread_order, "min <= median <= max"),
+    ALWAYS("SPREAD_ORDER", NULL, kk_rule_spread_order, "a spread is in order, and of its samples"),
     ALWAYS("DRAFTING_NEVER_RAN", "bench accept", kk_rule_drafting_never_ran,
            "an arm that drafts drafted"),
     ALWAYS("ACCEPT_RECOUNT", "accept bench", kk_rule_accept_recount,

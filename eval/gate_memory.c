@@ -53,6 +53,7 @@ static void visit_agreement(kk_gate *g, const char *where, const json_t *o) {
     const json_t *bytes = json_object_get(o, "bytes");
     const char *name;
     json_t *said;
+    if (!json_is_object(bytes)) return;
     json_object_foreach(json_object_get(o, "formula"), name, said) {
         const double measured = kk_gate_number_or(bytes, name, 0), is = json_number_value(said);
         if (fabs(is - measured) > 0.01 * measured)

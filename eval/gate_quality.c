@@ -186,9 +186,10 @@ static bool among(const json_t *list, const json_t *seed) {
 void kk_rule_seeds_overlap(kk_gate *g) {
     const json_t *train = json_object_get(json_object_get(g->report, "train"), "seeds");
     const json_t *held = json_object_get(json_object_get(g->report, "evaluation"), "seeds");
-    if (json_array_size(train) == 0 || json_array_size(held) == 0) {
+    /* An empty list says that nothing was drawn from a seed. */
+    if (!json_is_array(train) || !json_is_array(held)) {
         kk_gate_say(g, "it does not say the seeds of %s",
-                    json_array_size(train) ? "evaluation" : "training");
+                    json_is_array(train) ? "evaluation" : "training");
         return;
     }
     for (size_t i = 0; i < json_array_size(held); i++)

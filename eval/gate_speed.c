@@ -125,7 +125,26 @@ static void visit_order(kk_gate *g, const char *where, const json_t *o) {
         kk_gate_say(g, "%s: min %.6g, median %.6g, max %.6g", where, min, median, max);
 }
 
-void kk_rule_spread_order(kk_gate *g) { kk_gate_walk(g, visit_order); }
+static void visit_samples(kk_gate *g, const char *where, const json_t *o) {
+    const json_t *samples = json_object_get(o, "samples");
+    const size_t n = json_array_size(samples);
+    double low = 0, high = 0, said;
+    if (n == 0 || !is_spread(o)) return;
+    for (size_t i = 0; i < n; i++) {
+        const double x = json_number_value(json_array_get(samples, i));
+        if (i == 0 || x < low) low = x;
+        if (i == 0 || x > high) high = x;
+    }
+    compare(g, where, o, "min", low, "its samples");
+    compare(g, where, o, "max", high, "its samples");
+    if (kk_gate_number(o, "n", &said) && said != (double)n)
+        kk_gate_say(g, "%s: said to be of %.0f samples, and there are %zu", where, said, n);
+}
+
+void kk_rule_spread_order(kk_gate *g) {
+    kk_gate_walk(g, visit_order);
+    kk_gate_walk(g, visit_samples);
+}
 
 /* ---- drafting ----------------------------------------------------------------------------- */
 

@@ -82,6 +82,7 @@ static void recount(kk_gate *g, const claim *c) {
 static void recount_peer(kk_gate *g, const char *what, const char *spread) {
     const size_t n = kk_gate_size(g->report, "rows");
     double *ratio = n ? kk_calloc(n, sizeof *ratio) : NULL, said;
+    if (n && !ratio) g->status = KK_ENOMEM;
     for (size_t i = 0; ratio && i < n; i++) {
         const json_t *row = kk_gate_item(g->report, "rows", i);
         const double peer = kk_gate_number_or(json_object_get(row, "peer"), what, 0);
@@ -178,9 +179,10 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median_of(const json_t *rows, const char *key) {
+static double median_of(kk_gate *g, const json_t *rows, const char *key) {
     const size_t n = json_array_size(rows);
     double *x = n ? kk_calloc(n, sizeof *x) : NULL, median = 0;
+    if (n && !x) g->status = KK_ENOMEM;
     if (!x) return 0;
     for (size_t i = 0; i < n; i++) x[i] = kk_gate_number_or(json_array_get(rows, i), key, 0);
     qsort(x, n, sizeof *x, by_value);
@@ -193,7 +195,7 @@ static void long_enough(kk_gate *g, const claim *c) {
     const char *const names[] = {c->name, c->base_name};
     for (size_t i = 0; i < 2; i++) {
         json_t *rows = rows_of(g, c, names[i]);
-        const double median = median_of(rows, "tokens");
+        const double median = median_of(g, rows, "tokens");
         if (json_array_size(rows) && median < KK_GATE_TOKENS)
             kk_gate_say(g, "%s: %.4gx, and the median sample of %.30s has %.4g tokens", c->where,
                         c->speedup, names[i], median);

@@ -257,6 +257,8 @@ static kk_status open_engine(needle *n, kk_err *err) {
     n->out->load_s = kk_now() - begin;
     kk_engine_info(n->engine, &n->out->model);
     kk_engine_device(n->engine, &n->out->device);
+    (void)kk_engine_drafter(n->engine, &n->out->drafter);
+    kk_engine_fingerprints(n->engine, &n->out->prints);
     n->tok = kk_engine_tokenizer(n->engine);
     if (!n->tok)
         return kk_fail(err, KK_EINVAL,

@@ -39,7 +39,9 @@ typedef struct {
 typedef struct {
     kk_machine machine;
     kk_model_info model;
+    kk_drafter_info drafter; /* layers 0: none */
     kk_device_info device;
+    kk_fingerprints prints;
     double load_s;
     int32_t ctx;
     kk_needle_rung rung[KK_NEEDLE_RUNGS];

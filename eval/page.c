@@ -179,7 +179,7 @@ static const char style[] =
     "vertical-align:top}"
     "th:last-child,td:last-child{padding-right:0}.n{text-align:right}"
     "figure{margin:1.2rem 0 .2rem}figcaption{font-size:.875rem;margin-bottom:.2rem}"
-    "svg{display:block;width:100%;max-width:36rem;height:auto}"
+    "svg{display:block;width:100%;max-width:33rem;height:auto}"
     "svg text{font-size:10.5px;fill:var(--ink)}svg .end{text-anchor:end}"
     "svg .mid{text-anchor:middle}svg .dim{fill:var(--dim)}svg .on{fill:var(--page)}"
     ".grid{stroke:var(--rule);stroke-width:.8}"
@@ -190,6 +190,7 @@ static const char style[] =
     ".s0{color:var(--c0)}.s1{color:var(--c1)}.s2{color:var(--c2)}.s3{color:var(--c3)}"
     ".s4{color:var(--c4)}.s5{color:var(--c5)}"
     ".legend{font-size:.8rem;color:var(--dim)}.legend span{margin-right:1rem;white-space:nowrap}"
+    "@media(max-width:30rem){svg text{font-size:12px}}"
     ".legend i{display:inline-block;width:.65em;height:.65em;margin-right:.4em;"
     "background:currentColor}";
 
@@ -249,7 +250,8 @@ static void put_verdict(kk_page *p, const kk_verdict *v) {
         kk_page_put(p, "Legacy: written before schema 1. It contradicts nothing, and supports no "
                        "new claim.</p>\n");
     } else {
-        kk_page_put(p, "Holds: every figure was computed again from its rows.</p>\n");
+        kk_page_put(p, "Holds: figures were computed again from their rows, and every rule is "
+                       "met.</p>\n");
     }
 }
 
@@ -271,14 +273,16 @@ static void put_facts(kk_page *p, const json_t *r) {
              kk_gate_text(model, "fingerprint"));
     fact(p, "model", json_is_object(model) ? text : kk_gate_text(r, "model"));
     if (drafter) {
-        snprintf(text, sizeof text, "%.0f layers, block %.0f %.16s",
+        snprintf(text, sizeof text, "%.0f layers, block %.0f%s%.16s",
                  kk_gate_number_or(drafter, "layers", 0), kk_gate_number_or(drafter, "block", 0),
+                 *kk_gate_text(drafter, "fingerprint") ? ", " : "",
                  kk_gate_text(drafter, "fingerprint"));
         fact(p, "drafter", text);
     }
     if (projection) {
-        snprintf(text, sizeof text, "from %.24s, rank %.0f %.16s",
+        snprintf(text, sizeof text, "from %.24s, rank %.0f%s%.16s",
                  kk_gate_text(projection, "source"), kk_gate_number_or(projection, "rank", 0),
+                 *kk_gate_text(projection, "fingerprint") ? ", " : "",
                  kk_gate_text(projection, "fingerprint"));
         fact(p, "projection", text);
     }

@@ -25,6 +25,17 @@ static bool seen(const json_t *report, const char *list, const char *key, size_t
     return false;
 }
 
+/* The number of an arm among those of the rungs, for a colour that is the same in all plots. */
+static int32_t arm_number(const json_t *report, const char *arm) {
+    int32_t n = 0;
+    for (size_t i = 0; i < kk_gate_size(report, "rungs"); i++) {
+        if (seen(report, "rungs", "arm", i)) continue;
+        if (strcmp(kk_gate_text(kk_gate_item(report, "rungs", i), "arm"), arm) == 0) return n;
+        n++;
+    }
+    return n;
+}
+
 /* ---- needle ------------------------------------------------------------------------------- */
 
 static double mean_restored(const json_t *rung) {
@@ -131,7 +142,8 @@ static void put_quality(kk_page *p, const json_t *report) {
         const json_t *s = kk_gate_item(report, "sums", i);
         const double mean = kk_gate_number_or(s, "mean_kl", 0);
         if (mean <= 0) continue;
-        rows[n] = (kk_page_range){.colour = (int32_t)n % 6, .low = mean, .mid = mean};
+        rows[n] = (kk_page_range){.low = mean, .mid = mean};
+        rows[n].colour = arm_number(report, kk_gate_text(s, "arm"));
         rows[n].high = kk_gate_number_or(s, "worst_kl", mean);
         snprintf(rows[n++].label, sizeof rows->label, "%.20s", kk_gate_text(s, "arm"));
     }

@@ -9,7 +9,7 @@
 
 #include "eval/page_parts.h"
 
-enum { WIDTH = 400, LABELS = 128, RIGHT = 14, ROW = 19, COLOURS = 6, MOST_TICKS = 7 };
+enum { WIDTH = 400, LABELS = 128, RIGHT = 20, ROW = 19, COLOURS = 6, MOST_TICKS = 7 };
 
 static void open_figure(kk_page *p, const char *title, double height) {
     kk_page_put(p, "<figure><figcaption>");
@@ -195,7 +195,7 @@ void kk_page_bars(kk_page *p, const char *title, const char *unit, const char *c
 
 /* ---- lines -------------------------------------------------------------------------------- */
 
-enum { TOP = 10, LEFT = 58, BOTTOM = 190 };
+enum { TOP = 20, LEFT = 58, BOTTOM = 196 };
 
 static void draw_axes(kk_page *p, const kk_page_axes *axes, const scale *sx, const scale *sy) {
     double at[16];
@@ -209,7 +209,12 @@ static void draw_axes(kk_page *p, const kk_page_axes *axes, const scale *sx, con
     for (size_t i = 0; i < n; i++)
         label(p, place(sx, at[i]), BOTTOM + 14, "mid", tick_text(at[i], false).text);
     label(p, WIDTH - RIGHT, BOTTOM + 28, "end dim", axes->x);
-    if (axes->y) label(p, LEFT, BOTTOM + 28, "dim", axes->y);
+    if (axes->y) label(p, LEFT - 6, TOP - 9, "end dim", axes->y);
+}
+
+/* A logarithmic axis has no place for 0. */
+static bool drawn(const scale *sy, double x, double y) {
+    return usable(x) && usable(y) && (!sy->log || y > 0);
 }
 
 static void draw_series(kk_page *p, const scale *sx, const scale *sy, const kk_page_series *s,
@@ -218,11 +223,11 @@ static void draw_series(kk_page *p, const scale *sx, const scale *sy, const kk_p
     kk_page_put(p, "<g class=\"s%zu\"><polyline class=\"line%s\" points=\"", number % COLOURS,
                 number >= COLOURS ? " dashed" : "");
     for (size_t i = 0; i < n; i++)
-        if (usable(s->x[i]) && usable(s->y[i]))
+        if (drawn(sy, s->x[i], s->y[i]))
             kk_page_put(p, "%.1f,%.1f ", place(sx, s->x[i]), place(sy, s->y[i]));
     kk_page_put(p, "\"/>");
     for (size_t i = 0; n <= 24 && i < n; i++)
-        if (usable(s->x[i]) && usable(s->y[i]))
+        if (drawn(sy, s->x[i], s->y[i]))
             kk_page_put(p, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\" class=\"dot\"/>",
                         place(sx, s->x[i]), place(sy, s->y[i]));
     kk_page_put(p, "</g>");
@@ -247,15 +252,15 @@ void kk_page_lines(kk_page *p, const kk_page_axes *axes, const kk_page_series *s
     draw_axes(p, axes, &sx, &sy);
     for (size_t i = 0; i < n; i++) draw_series(p, &sx, &sy, &series[i], i);
     close_figure(p);
-    legend(p, names, n);
+    if (n > 1) legend(p, names, n);
 }
 
 /* ---- a grid of shares --------------------------------------------------------------------- */
 
-enum { CELL = 22, HEAT_LEFT = 92 };
+enum { CELL = 22, HEAT_LEFT = 92, HEAT_TOP = 4 };
 
 static void draw_cell(kk_page *p, const kk_page_grid *g, size_t r, size_t c, double width) {
-    const double x = HEAT_LEFT + (double)c * width, y = TOP + (double)r * CELL;
+    const double x = HEAT_LEFT + (double)c * width, y = HEAT_TOP + (double)r * CELL;
     const double share = g->share[r][c];
     if (!(share >= 0)) {
         kk_page_put(p, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" class=\"none\"/>",
@@ -277,10 +282,10 @@ void kk_page_heat(kk_page *p, const kk_page_grid *g) {
     const size_t columns = g->n_columns < KK_PAGE_SERIES ? g->n_columns : KK_PAGE_SERIES;
     if (rows == 0 || columns == 0) return;
     const double width = (double)(WIDTH - HEAT_LEFT - RIGHT) / (double)columns;
-    const double bottom = TOP + (double)rows * CELL;
+    const double bottom = HEAT_TOP + (double)rows * CELL;
     open_figure(p, g->title, bottom + 34);
     for (size_t r = 0; r < rows; r++) {
-        label(p, HEAT_LEFT - 8, TOP + (double)r * CELL + CELL / 2.0 + 4, "end", g->row[r]);
+        label(p, HEAT_LEFT - 8, HEAT_TOP + (double)r * CELL + CELL / 2.0 + 4, "end", g->row[r]);
         for (size_t c = 0; c < columns; c++) draw_cell(p, g, r, c, width);
     }
     for (size_t c = 0; c < columns; c++)

@@ -49,7 +49,10 @@ static void arm_row(kk_page *p, const char *set, const char *name, const json_t 
     kk_page_cell_of(p, arm, "tok_s");
     kk_page_cell_of(p, spread, "min");
     kk_page_cell_of(p, spread, "max");
-    kk_page_cell_of(p, arm, "speedup");
+    if (kk_gate_get(arm, "speedup") || strcmp(name, "plain") == 0)
+        kk_page_cell_of(p, arm, "speedup");
+    else
+        kk_page_cell(p, kk_gate_text(arm, "withheld"));
     kk_page_cell_of(p, arm, "accept_len");
     kk_page_cell(p, json_is_true(lossless) ? "yes" : json_is_false(lossless) ? "no" : "-");
     kk_page_put(p, "</tr>");

@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "decode/hash.h"
 #include "eval/haystack.h"
 
 enum {
@@ -232,4 +233,8 @@ kk_status kk_promptset_random(kk_promptset *out, int32_t vocab, size_t n, int32_
     }
     if (st != KK_OK) kk_promptset_free(out);
     return st;
+}
+
+uint64_t kk_prompt_hash(const kk_prompt *p) {
+    return kk_hash_bytes(KK_HASH_START, p->ids, p->n * sizeof *p->ids);
 }

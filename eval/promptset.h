@@ -43,5 +43,7 @@ int32_t kk_promptset_reach(const kk_promptset *s, int32_t predict);
 /* How many tokens to generate after a prompt: what it says itself (else 128), but no more than
  * predict; 0: no limit of the caller's. */
 int32_t kk_prompt_predict(const kk_prompt *p, int32_t predict);
+/* Of its ids, to name it in a report. */
+uint64_t kk_prompt_hash(const kk_prompt *p);
 
 #endif

@@ -12,6 +12,7 @@
 #include "core/alloc.h"
 #include "core/file.h"
 #include "core/utf8.h"
+#include "engine/engine.h"
 
 json_t *kk_report_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
@@ -90,6 +91,11 @@ json_t *kk_report_hash(uint64_t hash) {
     return json_string(text);
 }
 
+json_t *kk_report_printed(json_t *object, uint64_t fingerprint) {
+    if (fingerprint) json_object_set_new(object, "fingerprint", kk_report_hash(fingerprint));
+    return object;
+}
+
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -104,6 +110,30 @@ json_t *kk_report_spread(double *values, size_t n) {
                      (json_int_t)n);
 }
 
+/* The layers it can rebuild, and whose rows those are. */
+static json_t *projection_json(const kk_projection_info *i, const kk_projection_config *c,
+                               uint64_t model) {
+    json_t *taps = json_array();
+    for (int32_t t = 0; t < i->n_taps; t++) json_array_append_new(taps, json_integer(i->taps[t]));
+    json_t *o =
+        json_pack("{s:s, s:o, s:i, s:{s:i, s:i}, s:I, s:I, s:o}", "source", i->source, "taps", taps,
+                  "rank", i->rank, "layers", "sliding", i->sliding_layers, "full", i->full_layers,
+                  "params", (json_int_t)i->params, "weight_bytes", (json_int_t)i->weight_bytes,
+                  "model", kk_report_hash(c->verifier ? c->verifier : model));
+    if (o && c->drafter) json_object_set_new(o, "drafter", kk_report_hash(c->drafter));
+    return o;
+}
+
+json_t *kk_report_projection(kk_engine *e) {
+    kk_projection_info info;
+    kk_fingerprints prints;
+    if (!kk_engine_projection(e, &info)) return json_null();
+    kk_engine_fingerprints(e, &prints);
+    return kk_report_printed(
+        projection_json(&info, kk_projection_config_of(e->projection), prints.model),
+        prints.projection);
+}
+
 json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command) {
     kk_machine machine;
     kk_device_info device;
@@ -115,15 +145,11 @@ json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command
     kk_engine_info(e, &model);
     (void)kk_engine_drafter(e, &drafter);
     kk_engine_fingerprints(e, &prints);
-    json_t *run =
-        json_pack("{s:s?, s:o, s:o, s:o, s:n}", "command", command, "machine",
-                  kk_report_machine(&machine, &device), "model", kk_report_model(o, &model),
-                  "drafter", kk_report_drafter(&drafter), "projection");
-    json_object_set_new(json_object_get(run, "model"), "fingerprint", kk_report_hash(prints.model));
-    if (prints.drafter)
-        json_object_set_new(json_object_get(run, "drafter"), "fingerprint",
-                            kk_report_hash(prints.drafter));
-    return run;
+    return json_pack("{s:s?, s:o, s:o, s:o, s:o}", "command", command, "machine",
+                     kk_report_machine(&machine, &device), "model",
+                     kk_report_printed(kk_report_model(o, &model), prints.model), "drafter",
+                     kk_report_printed(kk_report_drafter(&drafter), prints.drafter), "projection",
+                     kk_report_projection(e));
 }
 
 json_t *kk_report_join(json_t *run, json_t *body) {

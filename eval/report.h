@@ -21,8 +21,13 @@ const char *kk_report_kv_format(kk_kv_format f);     /* "bf16", "q4", ... */
 json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]);
 json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: bytes} */
 json_t *kk_report_hash(uint64_t hash); /* 16 hexadecimal digits; null when it is 0 */
+/* An object with the fingerprint of what it describes; unchanged when that is 0. */
+json_t *kk_report_printed(json_t *object, uint64_t fingerprint);
 /* {median, min, max, n} of values, which are sorted; null when there are none. */
 json_t *kk_report_spread(double *values, size_t n);
+/* The projection of an open engine, with its fingerprint and that of the model it was made for; null
+ * when there is none. */
+json_t *kk_report_projection(kk_engine *e);
 /* What was run: command (NULL: not known), machine, model, drafter and projection of an open
  * engine, with their fingerprints.  NULL without memory. */
 json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command);

@@ -28,6 +28,8 @@ enum {
 
 static const char *const prompt_sets[] = {"code", "chat", "edit", "json", "prose"};
 
+uint64_t kk_corpus_seed(uint64_t seed) { return seed + OTHER_SEEDS; }
+
 const char *kk_text_kind_name(kk_text_kind k) {
     static const char *const names[] = {"file", "prompt", "needle"};
     return names[k];
@@ -260,8 +262,6 @@ static kk_status add_all_prompts(builder *b, kk_err *err) {
 
 /* ---- needles ----------------------------------------------------------------------------- */
 
-void kk_corpus_needle_seed(kk_twister *t, uint64_t seed) { kk_twister_seed(t, seed + OTHER_SEEDS); }
-
 kk_haystack kk_corpus_needle(kk_twister *t, int32_t most_lines) {
     static const char *const words[] = {"CEDAR", "LOTUS",  "SIGMA", "OMEGA", "WILLOW", "ASPEN",
                                         "TULIP", "LAMBDA", "FERN",  "PHI",   "HAZEL",  "RHO"};
@@ -293,7 +293,7 @@ static kk_status encode_needle(const builder *b, const kk_haystack *doc, int32_t
 static kk_status add_needles(builder *b, kk_err *err) {
     const kk_sampling greedy = {0};
     kk_twister t;
-    kk_corpus_needle_seed(&t, b->opts->seed);
+    kk_twister_seed(&t, kk_corpus_seed(b->opts->seed));
     for (int32_t i = 0; i < b->opts->needles; i++) {
         const kk_haystack doc = kk_corpus_needle(&t, b->opts->most_lines);
         int32_t *ids;
@@ -313,7 +313,7 @@ static kk_status build(builder *b, kk_err *err) {
     const kk_corpus_opts *o = b->opts;
     b->tok = kk_engine_tokenizer(o->engine);
     if (!b->tok) return kk_fail(err, KK_EINVAL, "this model has no tokenizer to read texts with");
-    kk_twister_seed(&b->random, o->seed + OTHER_SEEDS);
+    kk_twister_seed(&b->random, kk_corpus_seed(o->seed));
     if (o->n_paths)
         KK_TRY(add_files(b, err));
     else if (o->prompts)

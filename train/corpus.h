@@ -49,8 +49,9 @@ void kk_corpus_free(kk_corpus *c); /* zero value is fine; leaves it zero */
 /* Tokens of the longest sequence. */
 int32_t kk_corpus_longest(const kk_corpus *c);
 
-/* The i-th document of a seed to train on; each call draws the next. */
-void kk_corpus_needle_seed(kk_twister *t, uint64_t seed);
+/* What draws are seeded with: never an evaluation's seed, as long as those are small. */
+uint64_t kk_corpus_seed(uint64_t seed);
+/* The next document to train on. */
 kk_haystack kk_corpus_needle(kk_twister *t, int32_t most_lines);
 
 #endif

@@ -31,7 +31,7 @@ def kakeya(a):
     plain = r["arms"]["plain"]
     return {"decode": plain["decode_tok_s"]["median"], "prefill": plain["prefill_tok_s"]["median"],
             "share": plain["bandwidth_share"], "bandwidth": max(r["bandwidth"].values()),
-            "machine": r["machine"], "version": r["version"]}
+            "machine": r["machine"], "model": r["model"], "version": r["version"]}
 
 
 def llama(a):
@@ -66,20 +66,26 @@ def main():
         theirs.append(l)
         print(f"turn {turn}: kakeya {k['decode']:.2f} decode, {k['prefill']:.1f} prefill; "
               f"llama.cpp {l['decode']:.2f}, {l['prefill']:.1f}; bandwidth {k['bandwidth']:.1f} GB/s", flush=True)
+    rows = [{"turn": i + 1, "kakeya": {"decode": k["decode"], "prefill": k["prefill"]},
+             "peer": {"decode": l["decode"], "prefill": l["prefill"]},
+             "bandwidth_gb_s": k["bandwidth"], "share_of_bandwidth": k["share"]}
+            for i, (k, l) in enumerate(zip(ours, theirs))]
+    settings = {"threads": a.threads, "predict": a.predict, "prefill": a.prefill, "repeat": a.repeat, "inner": a.inner}
     report = {
-        "kind": "compare", "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": " ".join(["compare.py", "--threads", str(a.threads), "--predict", str(a.predict),
-                             "--prefill", str(a.prefill), "--repeat", str(a.repeat), "--inner", str(a.inner)]),
-        "model": os.path.basename(a.model), "machine": ours[0]["machine"], "version": ours[0]["version"],
-        "llama_cpp": theirs[0]["build"], "threads": a.threads,
+        "schema": 1, "kind": "compare", "version": ours[0]["version"],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(["compare.py"] + [f"--{name} {value}" for name, value in settings.items()]),
+        "machine": ours[0]["machine"], "model": ours[0]["model"], "drafter": None, "projection": None,
+        "settings": settings, "peer": {"name": "llama.cpp", "build": theirs[0]["build"]},
         "bandwidth_gb_s": spread([k["bandwidth"] for k in ours]),
         "share_of_bandwidth": spread([k["share"] for k in ours]),
         "decode_tok_s": {"kakeya": spread([k["decode"] for k in ours]),
-                         "llama_cpp": spread([l["decode"] for l in theirs])},
+                         "peer": spread([l["decode"] for l in theirs])},
         "prefill_tok_s": {"kakeya": spread([k["prefill"] for k in ours]),
-                          "llama_cpp": spread([l["prefill"] for l in theirs])},
+                          "peer": spread([l["prefill"] for l in theirs])},
         "decode_ratio": spread([k["decode"] / l["decode"] for k, l in zip(ours, theirs)]),
         "prefill_ratio": spread([k["prefill"] / l["prefill"] for k, l in zip(ours, theirs)]),
+        "rows": rows,
     }
     print(f"decode {report['decode_ratio']['median']:.2f}x, prefill {report['prefill_ratio']['median']:.2f}x llama.cpp; "
           f"{100 * report['share_of_bandwidth']['median']:.0f} % of the bandwidth")

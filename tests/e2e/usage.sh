@@ -47,7 +47,7 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in serve train bridge pull; do
+for verb in serve bridge pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
@@ -58,11 +58,18 @@ exits 2 run --thread 2
 has "$err" "--threads"
 exits 2 run --zzzzzz
 has "$err" "unknown option --zzzzzz" "kakeya help run"
-exits 2 run -mp x
-has "$err" "-mp is not part of this build yet"
-exits 2 run --kv-sliding window
-exits 2 run --kv-full restored
-exits 2 run --kv-format e8
+exits 1 run -p x -mp /nowhere
+has "$err" "cannot open projection" "kakeya train projection"
+exits 2 run -p x --kv-sliding exact
+exits 2 run -p x --kv-full native
+exits 2 run -p x -m "$root/models/tiny/verifier" --kv-full restored
+has "$err" "restoring full layers needs a projection" "-mp"
+exits 2 run -p x --kv-full window --sink 0 --window 0
+has "$err" "sink and window are both 0"
+exits 2 run -p x --kv-sliding window --window 513
+has "$err" "window of 513 rows" "512"
+exits 2 run -p x --kv-full window --sink 65
+exits 2 run -p x --kv-format e8
 has "$err" "not part of this build yet" "q4"
 exits 2 run --device cuda
 

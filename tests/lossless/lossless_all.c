@@ -149,29 +149,22 @@ static json_t *axes(void) {
     return o;
 }
 
-static kk_status report(const char *path, double seconds, int workers, kk_err *err) {
+static kk_status report(const char *path, double seconds, int workers, const char *command,
+                        kk_err *err) {
     kk_engine *e;
-    kk_machine machine;
-    kk_device_info device;
-    kk_model_info model;
-    kk_drafter_info drafter;
     KK_TRY(kk_engine_open(&e, &pair, err));
-    kk_machine_info(&machine);
-    kk_engine_device(e, &device);
-    kk_engine_info(e, &model);
-    kk_engine_drafter(e, &drafter);
+    json_t *run = kk_report_run(e, &pair, command);
     kk_engine_close(e);
     int64_t rows = 0;
     for (int i = 0; i < n_prompts; i++) rows += prompts[i].n;
     json_t *body = json_pack(
-        "{s:o, s:o, s:o, s:i, s:I, s:I, s:I, s:[s,s,s,s,s,s,s], s:o, s:f, s:i}", "machine",
-        kk_report_machine(&machine, &device), "model", kk_report_model(&pair, &model), "drafter",
-        kk_report_drafter(&drafter), "prompts", n_prompts, "prompt_tokens", (json_int_t)rows,
-        "cases", (json_int_t)atomic_load(&all->cases), "mismatches",
+        "{s:{s:i, s:i}, s:i, s:I, s:I, s:I, s:[s,s,s,s,s,s,s], s:o, s:f, s:i}", "settings",
+        "tokens", TOKENS, "draft_most", MOST_BLOCK, "prompts", n_prompts, "prompt_tokens",
+        (json_int_t)rows, "cases", (json_int_t)atomic_load(&all->cases), "mismatches",
         (json_int_t)atomic_load(&all->mismatches), "compared", "tokens", "logits hash",
         "reason of the end", "lengths and anchor", "cache rows, byte for byte", "bytes of pages",
         "the next turn", "cases_by", axes(), "seconds", seconds, "processes", workers);
-    return kk_report_write(path, kk_report_new("lossless", body), err);
+    return kk_report_write(path, kk_report_new("lossless", kk_report_join(run, body)), err);
 }
 
 /* ---- main --------------------------------------------------------------------------------- */
@@ -193,11 +186,11 @@ static void thin_out(int wanted) {
             free(prompts[i].ids);
 }
 
-static int finish(const char *path, double seconds, int workers, bool good) {
+static int finish(const char *path, double seconds, int workers, const char *command, bool good) {
     kk_err err = {0};
     for (int i = 0; i < MOST_SAID && i < atomic_load(&all->n_said); i++)
         fprintf(stderr, "%s\n", all->said[i]);
-    if (path && report(path, seconds, workers, &err) != KK_OK) {
+    if (path && report(path, seconds, workers, command, &err) != KK_OK) {
         fprintf(stderr, "lossless-all: %s\n", err.msg);
         return 1;
     }
@@ -237,7 +230,10 @@ int main(int argc, char **argv) {
         if (child == 0) _exit(work());
     }
     const bool good = wait_for(workers, from);
-    const int code = finish(path, kk_now() - from, workers, good);
+    char command[120];
+    snprintf(command, sizeof command, "lossless_all --prompts %d --processes %d", n_prompts,
+             workers);
+    const int code = finish(path, kk_now() - from, workers, command, good);
     for (int i = 0; i < n_prompts; i++) free(prompts[i].ids);
     return code;
 }

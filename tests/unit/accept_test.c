@@ -185,6 +185,7 @@ static void test_drafter(void **state) {
     assert_string_equal(json_string_value(json_object_get(last, "set")), "json");
     assert_string_equal(json_string_value(json_object_get(last, "embed_scale")), "1");
     json_decref(report);
+    kk_accept_release(r);
     free(r);
 }
 
@@ -199,6 +200,7 @@ static void test_ngram(void **state) {
     assert_ok(kk_accept_run(&o, r, why));
     check_figures(&r->all.arm[0]);
     assert_true(r->all.arm[0].length > 1.2); /* a file is mostly copied */
+    kk_accept_release(r);
     free(r);
 }
 
@@ -211,6 +213,7 @@ static void refused(const kk_accept_opts *o, const char *says) {
     assert_int_not_equal(kk_accept_run(o, r, &err), KK_OK);
     if (!strstr(err.msg, says)) fail_msg("instead of '%s': %s", says, err.msg);
     assert_int_equal(kk_live_bytes(), live);
+    kk_accept_release(r);
     free(r);
 }
 

@@ -198,13 +198,14 @@ static void test_arms(void **state) {
     assert_true(r->attention[3].kv_ratio < r->attention[2].kv_ratio);
 
     const char *path = scratch_path(s, "bench.json");
-    assert_ok(kk_bench_write(path, &o, r, why));
+    assert_ok(kk_bench_write(path, &o, r, "a command", why));
     json_t *report = json_load_file(path, 0, NULL);
     const json_t *arm = json_object_get(json_object_get(report, "arms"), "dflash");
     assert_true(json_is_true(json_object_get(arm, "lossless")));
     assert_true(json_is_object(json_object_get(arm, "accept_trace"))); /* said beside the figures */
     assert_int_equal(json_array_size(json_object_get(report, "sets")), 1);
     json_decref(report);
+    kk_bench_release(r);
     free(r);
 }
 

@@ -64,6 +64,7 @@ typedef struct {
     const uint8_t *at[BATCH_MOST];    /* its pages, from where the slot begins */
     int32_t made[BATCH_MOST], n_made; /* which of them are put together */
     bool starts, ends;
+    float freq[KK_MAX_HEAD_DIM / 2];
 } segment;
 
 typedef struct {
@@ -100,6 +101,13 @@ static kk_act_block *batch_acts(const segment *s, int32_t i) {
 
 /* ---- putting pages together ------------------------------------------------------------- */
 
+static void turn_page(const segment *s, int32_t i) {
+    const int32_t n_rot = s->a->n_rot;
+    float *row = batch_turns(s, i);
+    for (int64_t j = 0; j < KK_PAGE_ROWS; j++, row += 2 * n_rot)
+        s->dev->k->turn(row, s->freq, n_rot, (s->page + i) * KK_PAGE_ROWS + j);
+}
+
 /* What a page of the batch needs once for all its heads: angles, and latents to multiply. */
 static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
@@ -109,8 +117,7 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const int64_t page = s->page + i;
         const span_of_rows gone = gone_rows(s, page);
         const int32_t n = gone.hi - gone.lo;
-        if (s->a->slot.k_eq_v || n > 0)
-            kk_cpu_turns(&e->rope, NULL, page * KK_PAGE_ROWS, KK_PAGE_ROWS, batch_turns(s, i));
+        if (s->a->slot.k_eq_v || n > 0) turn_page(s, i);
         if (n <= 0) continue;
         const size_t rank = rank_of(s);
         float *z = batch_latents(s, i) + (size_t)gone.lo * rank;
@@ -325,6 +332,7 @@ void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a) {
         s.heads /= 2;
         s.parts *= 2;
     }
+    if (a->evicted) kk_cpu_frequencies(&a->evicted->rope, s.freq);
     for (int32_t g = 0; g < a->rows->n_groups; g++) {
         s.g = &a->rows->group[g];
         for (int32_t row = 0; row < s.g->n_rows; row += s.n_rows) {

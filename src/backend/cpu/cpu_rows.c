@@ -1,5 +1,4 @@
 /* cpu_rows.c - operations that touch each row on its own: embedding, norms, activations. */
-#include "backend/cpu/angles.h"
 #include "backend/cpu/device.h"
 
 enum { GRAIN = 4 }; /* rows a thread takes at a time */
@@ -47,25 +46,21 @@ kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
     return KK_OK;
 }
 
-/* Angles are products of floats, as in the reference implementation: at long positions a more
- * exact angle would be a different model. */
-void kk_cpu_turns(const kk_rope *p, const int64_t *pos, int64_t pos0, int64_t n, float *table) {
-    for (int32_t i = 0; i < p->n_rot; i++) {
-        const double exponent = -2.0 * i / p->head_dim;
-        const float freq = (float)pow((double)p->theta, exponent) / p->factor;
-        float *cosines = table + i, *sines = cosines + p->n_rot;
-        for (int64_t r = 0; r < n; r++) {
-            const int64_t at = r * 2 * p->n_rot;
-            kk_cos_sin((float)(pos ? pos[r] : pos0 + r) * freq, cosines + at, sines + at);
-        }
-    }
+void kk_cpu_frequencies(const kk_rope *p, float *freq) {
+    for (int32_t i = 0; i < p->n_rot; i++)
+        freq[i] = (float)pow((double)p->theta, -2.0 * i / p->head_dim) / p->factor;
 }
 
 static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
-    const kk_rope_args *a = ((const rows_job *)arg)->args;
-    kk_cpu_turns(&a->rope, a->pos ? a->pos + begin : NULL, a->pos0 + begin, end - begin,
-                 kk_buf_f(a->table) + (size_t)((a->first + begin) * 2 * a->rope.n_rot));
+    const rows_job *j = arg;
+    const kk_rope_args *a = j->args;
+    const int32_t n = a->rope.n_rot;
+    float freq[KK_MAX_HEAD_DIM / 2];
+    kk_cpu_frequencies(&a->rope, freq);
+    for (int64_t r = begin; r < end; r++)
+        j->dev->k->turn(kk_buf_f(a->table) + (size_t)((a->first + r) * 2 * n), freq, n,
+                        a->pos ? a->pos[r] : a->pos0 + r);
 }
 
 kk_status kk_cpu_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {

@@ -52,8 +52,7 @@ static inline const uint8_t *kk_weight_row(const kk_weight *w, int64_t mat, int6
  * both views of them. */
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round);
 
-/* Cosines, then sines, of n positions (pos0 on, when pos is NULL): [n][2][n_rot]. */
-void kk_cpu_turns(const kk_rope *p, const int64_t *pos, int64_t pos0, int64_t n, float *table);
+void kk_cpu_frequencies(const kk_rope *p, float *freq); /* [n_rot] */
 /* A row of a head, rounded to the slot's format; page: where the slot's offsets count from. */
 void kk_cpu_put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
                     int32_t head, int64_t row, const float *x);

@@ -176,6 +176,8 @@ typedef struct {
     void (*norm)(float *y, const float *x, const float *w, int32_t n, float eps);
     /* Pairs (i, i + n / 2), i < n_rot, turned; cs: cosines, then sines. */
     void (*rotate)(float *x, const float *cs, int32_t n, int32_t n_rot);
+    /* cs: cosines, then sines, of position * freq[i], i < n_rot. */
+    void (*turn)(float *cs, const float *freq, int32_t n_rot, int64_t position);
     void (*glu)(float *y, const float *gate, const float *up, int32_t n, kk_activation act);
     /* y = (x + a) * scale, with a already normed;  y += w * x;  y = cap * tanh(x / cap) */
     void (*add_scale)(float *y, const float *a, int32_t n, float scale);

@@ -9,6 +9,7 @@
  * weight rows so that a lane belongs to an output; a block of 32 weights is then eight vi whose
  * lanes hold four weights each, and every row of activations costs eight dot4 with the same
  * four activations in all lanes.  One row (decode) and many (prefill) run the same code. */
+#include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/mathf.h"
 
@@ -576,6 +577,7 @@ const kk_kernels KK_KERNELS = {
     .widen = widen,
     .norm = norm,
     .rotate = rotate,
+    .turn = kk_turn_row,
     .glu = glu,
     .add_scale = add_scale,
     .axpy = axpy,

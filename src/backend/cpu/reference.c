@@ -2,6 +2,7 @@
  *
  * Nothing here is tuned.  The vector kernels are tested against these functions for equality of
  * bits, and fall back to them for shapes off their tiles, which changes no result. */
+#include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/mathf.h"
 #include "core/span.h"
@@ -325,6 +326,7 @@ const kk_kernels kk_kernels_reference = {
     .widen = widen,
     .norm = norm,
     .rotate = rotate,
+    .turn = kk_turn_row,
     .glu = glu,
     .add_scale = add_scale,
     .axpy = axpy,

@@ -1,0 +1,186 @@
+/* arith.cuh - the arithmetic that every CUDA kernel shares, so that a row has the same bits
+ * whichever kernel works on it.
+ *
+ * The rules, in the order in which they matter:
+ *   - a dot product with a weight is a chain of m16n8k16 bf16 products with float32 sums.  Rows
+ *     are the 16, outputs the 8.  A step takes 32 inputs with two of them.  K steps are cut into
+ *     eight slices at floor(steps * i / 8) where there are 48 or more; a slice starts from zero,
+ *     and slices are added in order.  Whether slices run side by side in eight warps or one after the other in one
+ *     changes nothing;
+ *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
+ *     tree within 32 lanes, then a tree over the sixteen parts;
+ *   - a head's sum has 32 lanes and the tree;
+ *   - exp, gelu and the soft-cap are the sequences of the CPU's mathf.h. */
+#ifndef KK_CUDA_ARITH_CUH
+#define KK_CUDA_ARITH_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+enum {
+    KK_WARP = 32,
+    KK_BLOCK_WARPS = 8,
+    KK_BLOCK_THREADS = 256,
+    KK_SLICES = 8,        /* of the K steps of a weight */
+    KK_STEP = 32,         /* inputs of a step */
+    KK_STRIP_OUT = 8,     /* outputs of a strip */
+    KK_ROWS_MAX = 16,     /* rows of one decode kernel */
+};
+
+/* Short rows are one slice: there a warp takes a strip alone. */
+enum { KK_SHORT_STEPS = 48 };
+__host__ __device__ __forceinline__ int kk_slices(int steps) {
+    return steps < KK_SHORT_STEPS ? 1 : KK_SLICES;
+}
+__host__ __device__ __forceinline__ int kk_slice(int steps, int i) {
+    if (steps < KK_SHORT_STEPS) return i == 0 ? 0 : steps;
+    return steps * i / KK_SLICES;
+}
+
+/* ---- scalars ---------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float kk_dexp(float x) {
+    x = x > -86.0f ? x : -86.0f;
+    x = x < 88.0f ? x : 88.0f;
+    const float n = rintf(__fmul_rn(x, 1.44269504088896341f));
+    float r = __fmaf_rn(n, -0.693359375f, x);
+    r = __fmaf_rn(n, 2.12194440054690583e-4f, r);
+    float p = 1.0f / 5040;
+    p = __fmaf_rn(p, r, 1.0f / 720);
+    p = __fmaf_rn(p, r, 1.0f / 120);
+    p = __fmaf_rn(p, r, 1.0f / 24);
+    p = __fmaf_rn(p, r, 1.0f / 6);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fmaf_rn(p, r, 1.0f);
+    p = __fmaf_rn(p, r, 1.0f);
+    return __uint_as_float(__float_as_uint(p) + ((uint32_t)(int32_t)n << 23));
+}
+
+__device__ __forceinline__ float kk_dgelu(float x) {
+    const float t = __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f);
+    const float u = __fmul_rn(__fmul_rn(x, t), -1.59576912160573071f);
+    return __fdiv_rn(x, __fadd_rn(1.0f, kk_dexp(u)));
+}
+__device__ __forceinline__ float kk_dsilu(float x) {
+    return __fdiv_rn(x, __fadd_rn(1.0f, kk_dexp(-x)));
+}
+__device__ __forceinline__ float kk_dsoftcap(float x, float cap) {
+    const float z = __fdiv_rn(x, cap);
+    const float e = kk_dexp(__fmul_rn(z, 2.0f));
+    return __fmul_rn(cap, __fsub_rn(1.0f, __fdiv_rn(2.0f, __fadd_rn(e, 1.0f))));
+}
+
+__device__ __forceinline__ uint16_t kk_dbf16(float f) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(f));
+}
+__device__ __forceinline__ float kk_dfloat(uint16_t h) { return __uint_as_float((uint32_t)h << 16); }
+__device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
+    return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
+}
+
+/* ---- sums ------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ float kk_warp_sum(float v) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+
+/* Rows are worked on by blocks of 512 threads that hold them in registers: thread t has the
+ * values 4 t .. 4 t + 3 of every 2048. */
+enum { KK_ROW_THREADS = 512, KK_ROW_SPAN = 4 * KK_ROW_THREADS, KK_ROW_MOST = 4 * KK_ROW_SPAN };
+
+template <int V> struct kk_row {
+    float v[4 * V];
+};
+
+template <int V>
+__device__ __forceinline__ kk_row<V> kk_row_load(const float *p, int dim) {
+    kk_row<V> r;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        if (dim % 4 == 0) {
+            const float4 f = at < dim ? *(const float4 *)(p + at) : make_float4(0, 0, 0, 0);
+            r.v[4 * i] = f.x;
+            r.v[4 * i + 1] = f.y;
+            r.v[4 * i + 2] = f.z;
+            r.v[4 * i + 3] = f.w;
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; k++) r.v[4 * i + k] = at + k < dim ? p[at + k] : 0;
+        }
+    }
+    return r;
+}
+
+template <int V>
+__device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int dim) {
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        if (dim % 4 == 0) {
+            if (at < dim)
+                *(float4 *)(p + at) =
+                    make_float4(r.v[4 * i], r.v[4 * i + 1], r.v[4 * i + 2], r.v[4 * i + 3]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (at + k < dim) p[at + k] = r.v[4 * i + k];
+        }
+    }
+}
+
+/* As bf16, p's rows 8-byte aligned. */
+template <int V>
+__device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim) {
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        if (dim % 4 == 0) {
+            if (at < dim)
+                *(uint2 *)(p + at) = make_uint2(kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]),
+                                                kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]));
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (at + k < dim) p[at + k] = kk_dbf16(r.v[4 * i + k]);
+        }
+    }
+}
+
+/* 1 / rms; room: 16 floats of shared memory, used by nobody else and not again before the next
+ * barrier. */
+template <int V>
+__device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float eps, float *room) {
+    float s = 0;
+#pragma unroll
+    for (int i = 0; i < 4 * V; i++) s = __fmaf_rn(r.v[i], r.v[i], s);
+    s = kk_warp_sum(s);
+    if (threadIdx.x % KK_WARP == 0) room[threadIdx.x / KK_WARP] = s;
+    __syncthreads();
+    s = room[threadIdx.x % 16];
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)dim), eps)));
+}
+
+/* ---- order between kernels of a graph ----------------------------------------------------- */
+
+/* Launched early where the launch allows it: what a kernel does before kk_wait may only read
+ * weights, and what kernels before the last one wrote if the last one said kk_next after its own
+ * kk_wait. */
+__device__ __forceinline__ void kk_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void kk_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif

@@ -1,0 +1,447 @@
+/* decode.cuh - the kernels of a forward over 1 to 16 rows: plain products, gated ones, experts.
+ *
+ * All are one block of 256 threads per multiprocessor, so that the next kernel's block can lie
+ * beside and fetch its first weights while this one ends.  See stream.cuh for how. */
+#ifndef KK_CUDA_DECODE_CUH
+#define KK_CUDA_DECODE_CUH
+
+#include "stream.cuh"
+
+enum { KK_MAX_PARTS = 4, KK_MAX_EXPERTS = 256, KK_MAX_USED = 16 };
+
+/* Rows of float sums from a matrix; or, of a gate and an up matrix, rows of bf16 activations. */
+struct kk_part {
+    const uint4 *w, *up; /* up not NULL: out = act(w x) * (up x), as bf16 */
+    void *out;
+    int n_out, units, steps; /* units: strips, or pairs of strips */
+    int pitch;               /* of out's rows, in values */
+    float cap;               /* not 0: soft-cap */
+};
+
+struct kk_linear_job_args {
+    kk_part part[KK_MAX_PARTS];
+    int n_parts, units;
+    const uint16_t *x; /* [n_rows][n_in] */
+    int n_rows, n_in, silu;
+    bool early; /* the next kernel may start before this one's wait is over */
+};
+
+__device__ __forceinline__ float kk_glu_of(float gate, float up, int silu) {
+    return __fmul_rn(silu ? kk_dsilu(gate) : kk_dgelu(gate), up);
+}
+
+/* NS 2: a unit is a gate's and an up's strip, or two neighbours of a plain matrix. */
+template <bool HIGH, int NS> struct kk_linear_job {
+    const kk_linear_job_args &a;
+    char *stage;
+
+    __device__ kk_linear_job(const kk_linear_job_args &args, char *room) : a(args), stage(room) {}
+    struct at {
+        int unit, left, part; /* of all parts; of its part */
+    };
+    __device__ __forceinline__ void settle(at &p) const {
+        while (p.part < a.n_parts && p.left >= a.part[p.part].units)
+            p.left -= a.part[p.part++].units;
+    }
+    __device__ __forceinline__ at first() const {
+        at p = {(int)blockIdx.x, (int)blockIdx.x, 0};
+        settle(p);
+        return p;
+    }
+    __device__ __forceinline__ void next(at &p) const {
+        p.unit += (int)gridDim.x;
+        p.left += (int)gridDim.x;
+        settle(p);
+    }
+    __device__ __forceinline__ bool done(const at &p) const { return p.unit >= a.units; }
+    __device__ __forceinline__ bool known(const at &) const { return true; }
+    __device__ __forceinline__ kk_staged acts(const at &) const {
+        return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
+    }
+    __device__ __forceinline__ int steps(const at &p) const { return a.part[p.part].steps; }
+    __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
+        const kk_part &m = a.part[p.part];
+        const bool pair = NS > 1 && !m.up;
+        const uint4 *w = i && m.up ? m.up : m.w;
+        return w + (size_t)(pair ? 2 * p.left + i : p.left) * m.steps * KK_WARP;
+    }
+    __device__ __forceinline__ int row(const at &, int i) const { return i < a.n_rows ? i : 0; }
+    __device__ __forceinline__ void ready() {
+        if (a.early) kk_next();
+        kk_wait();
+        if (!a.early) kk_next();
+        kk_stage(stage, a.x, a.n_rows, a.n_in);
+        __syncthreads();
+    }
+    __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
+        const kk_part &m = a.part[p.part];
+        for (int i = lane; i < a.n_rows * 8; i += KK_WARP) {
+            const int r = i / 8;
+            float v[NS];
+#pragma unroll
+            for (int s = 0; s < NS; s++) v[s] = kk_slices_sum<HIGH>(part, s, i);
+            if (NS > 1 && m.up) {
+                const int o = p.left * 8 + i % 8;
+                if (o < m.n_out)
+                    ((uint16_t *)m.out)[(size_t)r * m.pitch + o] =
+                        kk_dbf16(kk_glu_of(v[0], v[NS - 1], a.silu));
+                continue;
+            }
+#pragma unroll
+            for (int s = 0; s < NS; s++) {
+                const int o = (p.left * NS + s) * 8 + i % 8;
+                if (o < m.n_out)
+                    ((float *)m.out)[(size_t)r * m.pitch + o] =
+                        m.cap != 0 ? kk_dsoftcap(v[s], m.cap) : v[s];
+            }
+        }
+    }
+};
+
+template <bool HIGH, int NS>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+    kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
+    extern __shared__ __align__(128) char room[];
+    kk_ring ring;
+    ring.open(room);
+    float *part = (float *)(room + KK_RINGS_BYTES);
+    kk_linear_job<HIGH, NS> job(a, (char *)(part + kk_part_floats(HIGH)));
+    kk_stream<HIGH, NS>(job, part, ring);
+}
+
+/* ---- experts ------------------------------------------------------------------------------ */
+
+/* Which rows chose which expert, made anew by every block from the router's sums: that costs
+ * less than a kernel of its own. */
+struct kk_choice {
+    int n_active;
+    short active[KK_MAX_EXPERTS];            /* expert ids, ascending */
+    short first[KK_MAX_EXPERTS + 1];         /* into pair, by active expert */
+    short pair[KK_ROWS_MAX * KK_MAX_USED];   /* row * n_used + slot */
+    short pair_row[KK_ROWS_MAX * KK_MAX_USED];
+    short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
+    float weight[KK_ROWS_MAX * KK_MAX_USED], logit[KK_ROWS_MAX * KK_MAX_USED];
+};
+
+/* The n_used largest of each row's logits, ties to the lower id: an expert's slot is the number
+ * of experts before it.  Then a softmax over the chosen alone, times the expert's scale. */
+__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, const float *scale,
+                                          int n_rows, int n_used, int n_expert) {
+    __shared__ float logit[KK_MAX_EXPERTS];
+    const int e = (int)threadIdx.x;
+    for (int r = 0; r < n_rows; r++) {
+        const float mine = e < n_expert ? logits[r * n_expert + e] : -INFINITY;
+        logit[e] = mine;
+        if (e < n_used) c->chosen[r * n_used + e] = (short)e; /* where logits are no numbers */
+        __syncthreads();
+        int before = 0;
+        if (e < n_expert)
+            for (int i = 0; i < n_expert; i++)
+                before += logit[i] > mine || (logit[i] == mine && i < e);
+        else
+            before = n_used;
+        if (before < n_used) {
+            c->chosen[r * n_used + before] = (short)e;
+            c->logit[r * n_used + before] = mine;
+        }
+        __syncthreads();
+    }
+    for (int i = e; i < n_rows * n_used; i += KK_BLOCK_THREADS) {
+        const float *of = c->logit + i / n_used * n_used;
+        float sum = 0;
+        for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, kk_dexp(__fsub_rn(of[s], of[0])));
+        const float w = kk_dexp(__fsub_rn(c->logit[i], of[0]));
+        c->weight[i] = __fmul_rn(__fdiv_rn(w, sum), scale[c->chosen[i]]);
+    }
+}
+
+/* Lists of rows by expert from `chosen`; all threads of the block. */
+__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used, int n_expert) {
+    __shared__ int total[KK_BLOCK_WARPS], actives[KK_BLOCK_WARPS];
+    const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, e = (int)threadIdx.x;
+    const int pairs = n_rows * n_used;
+    __syncthreads();
+    int n = 0;
+    if (e < n_expert)
+        for (int i = 0; i < pairs; i++) n += c->chosen[i] == e;
+    int before = n;
+    for (int d = 1; d < KK_WARP; d <<= 1) {
+        const int up = __shfl_up_sync(0xffffffffu, before, d);
+        if (lane >= d) before += up;
+    }
+    const unsigned some = __ballot_sync(0xffffffffu, n > 0);
+    if (lane == KK_WARP - 1) total[warp] = before;
+    if (lane == 0) actives[warp] = __popc(some);
+    __syncthreads();
+    before -= n;
+    int index = __popc(some & ((1u << lane) - 1)), all = 0;
+    for (int i = 0; i < KK_BLOCK_WARPS; i++) {
+        if (i < warp) {
+            before += total[i];
+            index += actives[i];
+        }
+        all += actives[i];
+    }
+    if (n > 0) {
+        c->active[index] = (short)e;
+        c->first[index] = (short)before;
+        for (int i = 0; i < pairs; i++)
+            if (c->chosen[i] == e) {
+                c->pair[before] = (short)i;
+                c->pair_row[before++] = (short)(i / n_used);
+            }
+    }
+    if (e == 0) {
+        c->n_active = all;
+        c->first[all] = (short)pairs;
+    }
+    __syncthreads();
+}
+
+struct kk_choice_args {
+    const float *logits;      /* NULL: the choice lies in expert and weight already */
+    const float *scale;       /* per expert */
+    int *expert;              /* [n_rows][n_used] */
+    float *weight;
+    int n_rows, n_used, n_expert;
+};
+
+__device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_args &a, bool write) {
+    if (a.logits) {
+        kk_choose(c, a.logits, a.scale, a.n_rows, a.n_used, a.n_expert);
+    } else {
+        for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += KK_BLOCK_THREADS) {
+            c->chosen[i] = (short)a.expert[i];
+            c->weight[i] = a.weight[i];
+        }
+    }
+    kk_list_rows(c, a.n_rows, a.n_used, a.n_expert);
+    if (write && a.logits)
+        for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += KK_BLOCK_THREADS) {
+            a.expert[i] = c->chosen[i];
+            a.weight[i] = c->weight[i];
+        }
+}
+
+/* act[pair][ffn] = gelu(gate_e x) * (up_e x), and beside it the dense layer's second matrix,
+ * which balances the blocks and gives memory something to do while experts are being chosen. */
+struct kk_gate_args {
+    kk_choice_args choice;
+    const uint4 *gate, *up;
+    size_t gate_mat, up_mat; /* from one expert to the next */
+    int strips, steps;      /* of ffn outputs; of hidden inputs */
+    uint16_t *act;          /* [pairs][act_pitch] */
+    int ffn, act_pitch;
+    const uint16_t *x; /* [n_rows][n_in] */
+    int n_in;
+    /* the dense matrix; units 0: none */
+    const uint4 *dense;
+    const uint16_t *dense_x;
+    float *dense_out;
+    int dense_n_out, dense_units, dense_steps, dense_in; /* units: pairs of strips */
+};
+
+template <bool HIGH> struct kk_gate_job {
+    const kk_gate_args &a;
+    kk_choice *c;
+    char *stage, *dense_stage;
+    int begin, by; /* this block's units of the dense matrix */
+
+    __device__ kk_gate_job(const kk_gate_args &args, kk_choice *choice, char *room)
+        : a(args), c(choice), stage(room),
+          dense_stage(room + args.choice.n_rows * kk_stage_stride(args.n_in)) {
+        /* For one row the number of pairs is known beforehand, and so who has fewer. */
+        const int grid = (int)gridDim.x, n = a.choice.n_used * a.strips;
+        const int extra = a.choice.n_rows == 1 ? n % grid : 0;
+        begin = (int)blockIdx.x - extra;
+        by = grid - extra;
+        if (begin < 0) begin = a.dense_units;
+    }
+    struct at {
+        int k, strip; /* active expert, of its strips; or k -1: a unit of the dense matrix */
+    };
+    __device__ __forceinline__ void settle(at &p) const {
+        if (p.k < 0 && p.strip >= a.dense_units) p = at{0, (int)blockIdx.x};
+        while (p.k >= 0 && p.strip >= a.strips) {
+            p.strip -= a.strips;
+            p.k++;
+        }
+    }
+    __device__ __forceinline__ at first() const {
+        at p = {-1, begin};
+        settle(p);
+        return p;
+    }
+    __device__ __forceinline__ void next(at &p) const {
+        p.strip += p.k < 0 ? by : (int)gridDim.x;
+        settle(p);
+    }
+    __device__ __forceinline__ bool known(const at &p) const { return p.k < 0; }
+    __device__ __forceinline__ bool done(const at &p) const { return p.k >= c->n_active; }
+    __device__ __forceinline__ int steps(const at &p) const {
+        return p.k < 0 ? a.dense_steps : a.steps;
+    }
+    __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
+        if (p.k < 0) return a.dense + (size_t)(2 * p.strip + i) * a.dense_steps * KK_WARP;
+        const size_t e = (size_t)c->active[p.k];
+        return (i ? a.up + e * a.up_mat : a.gate + e * a.gate_mat) +
+               (size_t)p.strip * a.steps * KK_WARP;
+    }
+    __device__ __forceinline__ kk_staged acts(const at &p) const {
+        if (p.k < 0)
+            return kk_staged{dense_stage, kk_stage_stride(a.dense_in), a.dense_in / KK_STEP};
+        return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
+    }
+    __device__ __forceinline__ int row(const at &p, int i) const {
+        if (p.k < 0) return i < a.choice.n_rows ? i : 0;
+        const int at = c->first[p.k] + i;
+        return c->pair_row[at < c->first[p.k + 1] ? at : at - i];
+    }
+    __device__ __forceinline__ void ready() {
+        kk_wait();
+        kk_next();
+        kk_stage(stage, a.x, a.choice.n_rows, a.n_in);
+        if (a.dense_units) kk_stage(dense_stage, a.dense_x, a.choice.n_rows, a.dense_in);
+        kk_make_choice(c, a.choice, blockIdx.x == 0); /* ends with a barrier */
+    }
+    __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
+        if (p.k < 0) {
+            for (int i = lane; i < a.choice.n_rows * 8; i += KK_WARP)
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    const int o = (p.strip * 2 + s) * 8 + i % 8;
+                    if (o < a.dense_n_out)
+                        a.dense_out[(size_t)(i / 8) * a.dense_n_out + o] =
+                            kk_slices_sum<HIGH>(part, s, i);
+                }
+            return;
+        }
+        const int from = c->first[p.k], n = c->first[p.k + 1] - from;
+        for (int i = lane; i < n * 8; i += KK_WARP) {
+            const int o = p.strip * 8 + i % 8;
+            if (o >= a.ffn) continue;
+            const float y =
+                kk_glu_of(kk_slices_sum<HIGH>(part, 0, i), kk_slices_sum<HIGH>(part, 1, i), 0);
+            a.act[(size_t)c->pair[from + i / 8] * a.act_pitch + o] = kk_dbf16(y);
+        }
+    }
+};
+
+template <bool HIGH>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+    kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
+    extern __shared__ __align__(128) char room[];
+    __shared__ kk_choice choice;
+    kk_ring ring;
+    ring.open(room);
+    float *part = (float *)(room + KK_RINGS_BYTES);
+    if (threadIdx.x == 0) choice.n_active = 1; /* until they are known: no unit is the last */
+    __syncthreads();
+    kk_gate_job<HIGH> job(a, &choice, (char *)(part + kk_part_floats(HIGH)));
+    kk_stream<HIGH, 2>(job, part, ring);
+}
+
+/* out[r] = sum over slots, in order, of weight * down_e act.  A block takes a strip of outputs
+ * for all experts, a warp an expert at a time, its K slices one after the other. */
+struct kk_down_args {
+    kk_choice_args choice;
+    const uint4 *down;
+    int strips, steps, wrap; /* of one expert; wrap: steps after which activations repeat */
+    const uint16_t *act;     /* [pairs][act_pitch] */
+    int act_pitch;
+    float *out; /* [n_rows][n_out] */
+    int n_out;
+};
+
+template <bool HIGH>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+    kk_down_kernel(const __grid_constant__ kk_down_args a) {
+    extern __shared__ __align__(128) char room[];
+    __shared__ kk_choice choice;
+    kk_ring ring;
+    ring.open(room);
+    float *result = (float *)(room + KK_RINGS_BYTES); /* [2][pairs][8] */
+    const int pairs = a.choice.n_rows * a.choice.n_used;
+    const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
+    /* The kernel before said kk_next after its wait, so the router's sums are there. */
+    kk_make_choice(&choice, a.choice, false);
+    const int b = (int)blockIdx.x, grid = (int)gridDim.x;
+    const int slices = kk_slices(a.steps);
+    enum { STEPS = kk_acts<1>::STEPS };
+    int strip_in = b, k_in = warp, slice_in = 0, left = 0; /* the next copy */
+    const uint4 *one = 0;
+    bool more = b < a.strips && warp < choice.n_active;
+    auto refill = [&]() {
+        if (left == 0 && more) {
+            const size_t strip = (size_t)choice.active[k_in] * a.strips + strip_in;
+            const int from = kk_slice(a.steps, slice_in);
+            one = a.down + (strip * a.steps + from) * KK_WARP;
+            left = kk_slice(a.steps, slice_in + 1) - from;
+            if (++slice_in == slices) {
+                slice_in = 0;
+                if ((k_in += KK_BLOCK_WARPS) >= choice.n_active) {
+                    k_in = warp;
+                    more = (strip_in += grid) < a.strips;
+                }
+            }
+        }
+        if (left == 0) return ring.skip();
+        const int n = min((int)STEPS, left);
+        ring.fetch(one, 0, n);
+        one += n * KK_WARP;
+        left -= n;
+    };
+    for (int u = 0; u < KK_SLOTS; u++) refill();
+    kk_wait();
+    kk_next();
+    int turn = 0;
+    for (int strip = b; strip < a.strips; strip += grid, turn++) {
+        float *to = result + (turn & 1) * pairs * 8;
+        for (int k = warp; k < choice.n_active; k += KK_BLOCK_WARPS) {
+            const int from = choice.first[k], rows = choice.first[k + 1] - from;
+            const int one_row = choice.pair[from + (g < rows ? g : 0)];
+            const int two_row = choice.pair[from + (g + 8 < rows ? g + 8 : 0)];
+            const uint16_t *lo = a.act + (size_t)one_row * a.act_pitch + (lane & 3) * 8;
+            const uint16_t *hi = a.act + (size_t)two_row * a.act_pitch + (lane & 3) * 8;
+            float sum[4] = {0, 0, 0, 0};
+            int step = 0;
+            for (int slice = 0; slice < slices; slice++) {
+                float c[1][4] = {};
+                const int end = kk_slice(a.steps, slice + 1);
+                for (int n = end - kk_slice(a.steps, slice); n > 0; n -= STEPS) {
+                    kk_acts<1> x;
+#pragma unroll
+                    for (int i = 0; i < STEPS; i++) {
+                        const int at = step + i < a.wrap ? step + i : step + i - a.wrap;
+                        x.a[i] = *(const uint4 *)(lo + at * 32);
+                        if (HIGH) x.b[i] = *(const uint4 *)(hi + at * 32);
+                    }
+                    kk_chunk<HIGH, 1>(c, ring.wait(), n, x);
+                    ring.release();
+                    refill();
+                    step += min((int)STEPS, n);
+                    if (step >= a.wrap) step -= a.wrap;
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sum[i] = slice == 0 ? c[0][i] : __fadd_rn(sum[i], c[0][i]);
+            }
+            const int t = lane % 4;
+            if (g < rows) *(float2 *)(to + one_row * 8 + 2 * t) = make_float2(sum[0], sum[1]);
+            if (HIGH && g + 8 < rows)
+                *(float2 *)(to + two_row * 8 + 2 * t) = make_float2(sum[2], sum[3]);
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < a.choice.n_rows * 8; i += KK_BLOCK_THREADS) {
+            const int r = i / 8, o = strip * 8 + i % 8;
+            float s = 0;
+            for (int k = 0; k < a.choice.n_used; k++) {
+                const int p = r * a.choice.n_used + k;
+                s = __fmaf_rn(choice.weight[p], to[p * 8 + i % 8], s);
+            }
+            if (o < a.n_out) a.out[(size_t)r * a.n_out + o] = s;
+        }
+    }
+}
+
+#endif

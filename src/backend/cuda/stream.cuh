@@ -1,0 +1,283 @@
+/* stream.cuh - weights streamed once into tensor-core products.
+ *
+ * A weight lies in strips of 8 outputs.  A strip's K step is 512 bytes: lane l holds the inputs
+ * 8 (l % 4) .. 8 (l % 4) + 7 of output l / 4, which are the operands of two products.  A warp's
+ * slice of a strip is therefore one run of memory.  Every warp has a ring of its own in shared
+ * memory, filled by bulk copies that it asks for itself: no barrier between warps, and copies
+ * run on across strips and across the wait for the kernel before, so that memory is never idle
+ * while something is being summed.  (A ring in registers was tried first and reached 1.4 TB/s:
+ * branches between loads make the compiler wait for each.) */
+#ifndef KK_CUDA_STREAM_CUH
+#define KK_CUDA_STREAM_CUH
+
+#include "arith.cuh"
+
+#ifndef KK_RING_CHUNK /* set by experiments only */
+#define KK_RING_CHUNK 3
+#define KK_RING_SLOTS 3
+#endif
+
+enum {
+    KK_CHUNK = KK_RING_CHUNK, /* steps of a slot with two strips; with one, twice as many */
+    KK_SLOTS = KK_RING_SLOTS,
+    KK_SLOT_BYTES = 2 * KK_CHUNK * 512,
+    KK_RING_BYTES = KK_SLOTS * KK_SLOT_BYTES, /* of one warp */
+    KK_RINGS_BYTES = KK_BLOCK_WARPS * (KK_RING_BYTES + KK_SLOTS * 8),
+};
+
+__device__ __forceinline__ uint32_t kk_shared(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* One warp's ring of slots.  Copies are asked for and used in the same order. */
+struct kk_ring {
+    char *data;
+    uint32_t bars; /* shared address of the slots' barriers */
+    int put, get;
+    uint32_t phase;
+
+    /* room: KK_RINGS_BYTES of shared memory, 128-byte aligned, for all warps of the block */
+    __device__ __forceinline__ void open(char *room) {
+        const int warp = threadIdx.x / KK_WARP;
+        data = room + warp * KK_RING_BYTES;
+        bars = kk_shared(room + KK_BLOCK_WARPS * KK_RING_BYTES) + warp * KK_SLOTS * 8;
+        put = get = 0;
+        phase = 0;
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x % KK_WARP == 0) {
+            for (int i = 0; i < KK_SLOTS; i++)
+                asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bars + i * 8));
+            asm volatile("fence.mbarrier_init.release.cluster;");
+            asm volatile("fence.proxy.async.shared::cta;");
+        }
+        __syncwarp();
+#endif
+    }
+    /* Begins to fill the next slot with n steps of one strip, or of two. */
+    __device__ __forceinline__ void fetch(const uint4 *one, const uint4 *two, int n) {
+        char *to = data + put * KK_SLOT_BYTES;
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x % KK_WARP == 0) {
+            const uint32_t bar = bars + put * 8;
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                         "r"(n * (two ? 1024 : 512))
+                         : "memory");
+            copy(to, one, n, bar);
+            if (two) copy(to + KK_CHUNK * 512, two, n, bar);
+        }
+#else
+        const int lane = threadIdx.x % KK_WARP;
+        for (int i = 0; i < n; i++) {
+            copy(to + i * 512 + lane * 16, one + i * KK_WARP + lane);
+            if (two) copy(to + (KK_CHUNK + i) * 512 + lane * 16, two + i * KK_WARP + lane);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+        put = put + 1 == KK_SLOTS ? 0 : put + 1;
+    }
+#if __CUDA_ARCH__ >= 900
+    static __device__ __forceinline__ void copy(char *to, const uint4 *from, int n, uint32_t bar) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1], %2, [%3];" ::"r"(kk_shared(to)),
+                     "l"(from), "r"(n * 512), "r"(bar)
+                     : "memory");
+    }
+#else
+    static __device__ __forceinline__ void copy(char *to, const uint4 *from) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(kk_shared(to)), "l"(from)
+                     : "memory");
+    }
+#endif
+    /* Keeps the count of copies in step where there is nothing left to fetch. */
+    __device__ __forceinline__ void skip() {
+#if __CUDA_ARCH__ < 900
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+    }
+    /* The oldest slot, once it is there; this lane's part of each step is 512 bytes apart. */
+    __device__ __forceinline__ const uint4 *wait() {
+#if __CUDA_ARCH__ >= 900
+        const uint32_t bar = bars + get * 8;
+        asm volatile("{\n .reg .pred p;\n"
+                     "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
+                     "@p bra done;\n bra again;\n done:\n}" ::"r"(bar),
+                     "r"(phase)
+                     : "memory");
+#else
+        asm volatile("cp.async.wait_group %0;" ::"n"(KK_SLOTS - 1) : "memory");
+        __syncwarp();
+#endif
+        return (const uint4 *)(data + get * KK_SLOT_BYTES) + threadIdx.x % KK_WARP;
+    }
+    /* All lanes are done with the oldest slot. */
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (++get == KK_SLOTS) {
+            get = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ void kk_mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                       uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* One step: rows g and g + 8 of the activations against a strip's 32 inputs. */
+template <bool HIGH>
+__device__ __forceinline__ void kk_step(float c[4], const uint4 &w, const uint4 &lo,
+                                        const uint4 &hi) {
+    kk_mma(c, lo.x, HIGH ? hi.x : 0, lo.y, HIGH ? hi.y : 0, w.x, w.y);
+    kk_mma(c, lo.z, HIGH ? hi.z : 0, lo.w, HIGH ? hi.w : 0, w.z, w.w);
+}
+
+/* Rows of bf16 activations in shared memory, 16 bytes further apart than they are long, so that
+ * the eight rows of a load lie in different banks.  They repeat after `wrap` steps, for weights
+ * of several planes. */
+struct kk_staged {
+    const char *base;
+    int stride, wrap; /* bytes; steps */
+};
+
+__host__ __device__ __forceinline__ int kk_stage_stride(int n_in) { return n_in * 2 + 16; }
+
+/* Copies rows of n_in (a multiple of 32) bf16 values from x to shared memory. */
+__device__ __forceinline__ void kk_stage(char *to, const uint16_t *x, int n_rows, int n_in) {
+    const int per = n_in / 8, stride = kk_stage_stride(n_in);
+    for (int i = (int)threadIdx.x; i < n_rows * per; i += KK_BLOCK_THREADS) {
+        const int r = i / per, c = i - r * per;
+        *(uint4 *)(to + r * stride + c * 16) = ((const uint4 *)x)[i];
+    }
+}
+
+/* All steps of a slot, the first n of them real: the others count as zeros.  Straight-line, so
+ * that all loads are under way before the first product.  a, b: activations of rows g, g + 8. */
+template <int NS> struct kk_acts {
+    enum { STEPS = NS > 1 ? KK_CHUNK : 2 * KK_CHUNK };
+    uint4 a[STEPS], b[STEPS];
+};
+
+template <bool HIGH, int NS>
+__device__ __forceinline__ void kk_chunk(float c[NS][4], const uint4 *slot, int n,
+                                         const kk_acts<NS> &x) {
+    constexpr int STEPS = kk_acts<NS>::STEPS;
+    uint4 w[NS][STEPS];
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+#pragma unroll
+        for (int s = 0; s < NS; s++) {
+            w[s][i] = slot[(s * KK_CHUNK + i) * KK_WARP];
+            if (i > 0 && i >= n) w[s][i] = make_uint4(0, 0, 0, 0);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+#pragma unroll
+        for (int s = 0; s < NS; s++) kk_step<HIGH>(c[s], w[s][i], x.a[i], x.b[i]);
+}
+
+/* Room for the sums of a unit's strips, twice: [2][NS][slice][rows][8]. */
+__host__ __device__ constexpr int kk_part_floats(bool high) {
+    return 2 * 2 * KK_SLICES * (high ? 128 : 64);
+}
+
+/* Eight warps on one unit of work at a time, a K slice each.  A unit is one strip or two.  Job:
+ *   struct at;  at first();  void next(at &);  bool done(const at &);
+ *   bool known(const at &);                   whether its place is known before ready()
+ *   int steps(const at &);                    K steps of the unit's strips
+ *   const uint4 *strip(const at &, int i);    where strip i starts
+ *   kk_staged acts(const at &);               the activations it takes
+ *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
+ *   void ready();                             waits for the kernel before, stages activations
+ *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; one warp calls it */
+template <bool HIGH, int NS, class Job>
+__device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) {
+    constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS>::STEPS;
+    const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
+    auto in = job.first(); /* the next copy */
+    const uint4 *one = 0, *two = 0;
+    int left = 0;
+    auto seek = [&]() { /* the next unit in which this warp has a step */
+        for (; !job.done(in); job.next(in)) {
+            const int steps = job.steps(in), from = kk_slice(steps, warp);
+            left = kk_slice(steps, warp + 1) - from;
+            if (left == 0) continue;
+            one = job.strip(in, 0) + from * KK_WARP;
+            if (NS > 1) two = job.strip(in, 1) + from * KK_WARP;
+            return;
+        }
+    };
+    auto fetch = [&]() {
+        const int n = min(STEPS, left);
+        ring.fetch(one, two, n);
+        one += n * KK_WARP;
+        if (NS > 1) two += n * KK_WARP;
+        left -= n;
+        if (left == 0) job.next(in);
+    };
+    int asked = 0;
+    for (; asked < KK_SLOTS; asked++) {
+        if (left == 0) {
+            if (!job.known(in)) break;
+            seek();
+            if (left == 0) break;
+        }
+        fetch();
+    }
+    job.ready();
+    auto refill = [&]() {
+        if (left == 0) seek();
+        if (left == 0) return ring.skip();
+        fetch();
+    };
+    for (; asked < KK_SLOTS; asked++) refill();
+    int turn = 0;
+    for (auto at = job.first(); !job.done(at); job.next(at), turn++) {
+        float c[NS][4] = {};
+        const int steps = job.steps(at), from = kk_slice(steps, warp);
+        const kk_staged acts = job.acts(at);
+        const char *lo = acts.base + job.row(at, g) * acts.stride + (lane & 3) * 16, *hi = lo;
+        if (HIGH) hi = acts.base + job.row(at, g + 8) * acts.stride + (lane & 3) * 16;
+        int step = from;
+        while (step >= acts.wrap) step -= acts.wrap;
+        for (int n = kk_slice(steps, warp + 1) - from; n > 0; n -= STEPS) {
+            kk_acts<NS> x;
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                const int k = step + i < acts.wrap ? step + i : step + i - acts.wrap;
+                x.a[i] = *(const uint4 *)(lo + k * 64);
+                if (HIGH) x.b[i] = *(const uint4 *)(hi + k * 64);
+            }
+            kk_chunk<HIGH, NS>(c, ring.wait(), n, x);
+            ring.release();
+            refill();
+            step += STEPS;
+            if (step >= acts.wrap) step -= acts.wrap;
+        }
+        float *mine = part + (turn & 1) * (NS * KK_SLICES * PART);
+#pragma unroll
+        for (int s = 0; s < NS; s++) {
+            float *to = mine + (s * KK_SLICES + warp) * PART + g * 8 + 2 * (lane % 4);
+            *(float2 *)to = make_float2(c[s][0], c[s][1]);
+            if (HIGH) *(float2 *)(to + 64) = make_float2(c[s][2], c[s][3]);
+        }
+        __syncthreads();
+        if (turn % KK_BLOCK_WARPS == warp) job.sums(at, mine, lane);
+    }
+}
+
+/* Sum i (row i / 8, output i % 8) of strip s, slices in order. */
+template <bool HIGH> __device__ __forceinline__ float kk_slices_sum(const float *part, int s, int i) {
+    constexpr int PART = HIGH ? 128 : 64;
+    part += s * KK_SLICES * PART + i;
+    float v = part[0];
+#pragma unroll
+    for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k * PART]);
+    return v;
+}
+
+#endif

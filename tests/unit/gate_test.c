@@ -1,0 +1,437 @@
+/* gate_test.c - every rule of `kakeya report check` fires for the fault it is about.
+ *
+ * tests/data/reports holds one good report of each kind, all of which pass.  A doctored one is made
+ * from it by the least change that tells the lie, and must be refused with exactly the codes that
+ * stand beside it.  Most are lies that reports of inference engines have told. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/alloc.h"
+#include "eval/gate.h"
+#include "eval/report.h"
+#include "support/ok.h"
+
+static json_t *good(const char *kind) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/reports/%s.json", KK_TEST_DATA, kind);
+    json_t *report = json_load_file(path, 0, NULL);
+    if (!report) fail_msg("cannot read %s", path);
+    return report;
+}
+
+static kk_verdict judge(const json_t *report) {
+    char *text = json_dumps(report, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6));
+    kk_verdict v;
+    assert_ok(kk_gate_check(text, strlen(text), &v, why));
+    free(text);
+    return v;
+}
+
+static kk_verdict judge_text(const char *text) {
+    kk_verdict v;
+    assert_ok(kk_gate_check(text, strlen(text), &v, why));
+    return v;
+}
+
+/* ---- doctoring ---------------------------------------------------------------------------- */
+
+static json_t *at(json_t *from, const char *path) {
+    char step[80];
+    while (*path && from) {
+        const size_t len = strcspn(path, "/");
+        snprintf(step, sizeof step, "%.*s", (int)len, path);
+        from = json_is_array(from) ? json_array_get(from, (size_t)atoi(step))
+                                   : json_object_get(from, step);
+        path += len + (path[len] == '/');
+    }
+    return from;
+}
+
+/* Puts value in place of what the path leads to, or takes that away when there is none.  A '*' is
+ * every entry of a list. */
+static void put(json_t *in, const char *path, json_t *value) {
+    char step[80];
+    const size_t len = strcspn(path, "/");
+    const bool last = path[len] == 0;
+    snprintf(step, sizeof step, "%.*s", (int)len, path);
+    if (strcmp(step, "*") == 0) {
+        for (size_t i = 0; i < json_array_size(in); i++) {
+            char deeper[120];
+            snprintf(deeper, sizeof deeper, "%zu%s%s", i, last ? "" : "/", path + len + !last);
+            put(in, deeper, value);
+        }
+    } else if (!last) {
+        put(at(in, step), path + len + 1, value);
+    } else if (json_is_array(in)) {
+        const size_t i = (size_t)atoi(step);
+        assert_int_equal(value ? json_array_set(in, i, value) : json_array_remove(in, i), 0);
+    } else {
+        assert_true(json_is_object(in));
+        assert_int_equal(value ? json_object_set(in, step, value) : json_object_del(in, step), 0);
+    }
+}
+
+/* One edit: "path = JSON", "path = @other/path" (a copy), or "path" alone (taken away). */
+static void edit(json_t *report, const char *text, size_t len) {
+    char line[400], *value = NULL;
+    snprintf(line, sizeof line, "%.*s", (int)len, text);
+    char *sign = strstr(line, " = ");
+    if (sign) {
+        *sign = 0;
+        value = sign + 3;
+    }
+    json_t *v = !value          ? NULL
+                : *value == '@' ? json_deep_copy(at(report, value + 1))
+                                : json_loads(value, JSON_DECODE_ANY, NULL);
+    if (value && !v) fail_msg("'%s' is no JSON", value);
+    put(report, line, v);
+    json_decref(v);
+}
+
+static json_t *doctored(const char *kind, const char *edits) {
+    json_t *report = good(kind);
+    while (*edits) {
+        const size_t len = strcspn(edits, ";");
+        edit(report, edits, len);
+        edits += len;
+        edits += strspn(edits, "; ");
+    }
+    return report;
+}
+
+/* ---- the lies ------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *kind, *edits, *codes;
+} lies[] = {
+    /* what was run */
+    {"needle", "command", "MISSING_ENVELOPE"},
+    {"kv", "machine = null", "MISSING_ENVELOPE"},
+    {"bench", "version = \"0.1.0\"", "MISSING_COMMIT"},
+    {"needle", "model/fingerprint", "FINGERPRINT_MISSING"},
+    {"bench", "drafter/fingerprint = \"?\"", "FINGERPRINT_MISSING"},
+    {"sweep", "projection/fingerprint", "FINGERPRINT_MISSING"},
+    {"needle", "projection/model = \"aaaaaaaaaaaaaaaa\"", "FINGERPRINT_MISMATCH"},
+    /* trained on one drafter, run with another */
+    {"needle", "projection/drafter = \"bbbbbbbbbbbbbbbb\"", "FINGERPRINT_MISMATCH"},
+    {"needle",
+     "arms/restored/projection = {\"fingerprint\": \"cccccccccccccccc\", \"model\": "
+     "\"dddddddddddddddd\"}",
+     "FINGERPRINT_MISMATCH"},
+    {"bench", "load_s = \"NaN\"", "NOT_FINITE"},
+    {"needle", "rungs/0/rows/0/prefill_s = null", "NOT_FINITE"},
+    {"bench", "model/format = \"synthetic\"", "SYNTHETIC_UNLABELLED"},
+    {"bench", "command = \"kakeya bench --synthetic tiny:f32\"", "SYNTHETIC_UNLABELLED"},
+    {"bench", "settings/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
+    {"bench", "arms/dflash/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
+    {"bench", "command = \"kakeya bench --accept-trace geom:0.7:1\"", "TRACE_UNLABELLED"},
+    {"accept", "rows = []; lossless = null; sets/*/lossless = null; all/*/lossless = null",
+     "MISSING_ROWS"},
+    {"memory", "rows/0/recall = 1.0", "MISSING_ROWS"},
+
+    /* the "restored" arm ran the native model: nothing was rebuilt */
+    {"needle", "rungs/*/rows/*/restored_rows = 0; rungs/*/rows/*/reach/keys_rebuilt = 0",
+     "RESTORED_NOTHING GATE_RECOUNT"},
+    {"sweep", "rows/0/answers/*/restored_rows = 0; rows/0/answers/*/reach/keys_rebuilt = 0",
+     "RESTORED_NOTHING"},
+    {"memory", "rows/*/restored_rows = 0", "RESTORED_NOTHING"},
+    {"bench", "sets/0/arms/dflash/kv_full = \"restored\"", "RESTORED_NOTHING"},
+    /* it only says that it restored */
+    {"needle", "rungs/4/rows/0/restored_rows; rungs/4/rows/0/restoration_active = true",
+     "RESTORED_UNCOUNTED GATE_RECOUNT"},
+    {"needle", "rungs/4/bytes/kv.latents = 0", "RESTORED_NO_LATENTS"},
+    {"memory", "rows/7/bytes/kv.latents = 0; rows/7/formula", "RESTORED_NO_LATENTS"},
+    {"needle", "rungs/4/rows/2/restored_rows = 0; rungs/4/rows/2/reach/keys_rebuilt = 0",
+     "MIXED_PATHS GATE_RECOUNT"},
+    {"memory", "rows/7/restored_rows = 0", "MIXED_PATHS"},
+    {"bench", "sets/0/arms/plain/rows/1/restored_rows = 5", "MIXED_PATHS"},
+    {"bench", "sets/0/arms/plain/rows/*/restored_rows = 5", "BASELINE_RESTORED"},
+    /* the baseline stands in for what is under test */
+    {"needle", "arms/restored = @arms/exact", "BASELINE_AS_SUT"},
+    {"needle", "gate/checks/1/arm = \"exact\"", "BASELINE_AS_SUT"},
+    {"memory", "rows/3/kv_format = \"bf16\"", "BASELINE_AS_SUT"},
+    {"needle", "rungs/4/rows/0/reach/keys_rebuilt = 0", "REACH_MISMATCH"},
+    {"needle", "rungs/0/rows/0/reach/queries = 0", "REACH_MISMATCH"},
+
+    /* recall of nothing is always perfect */
+    {"sweep", "rows/*/answers/*/expected = \"\"", "EMPTY_NEEDLE RECALL_RECOUNT"},
+    {"needle", "rungs/2/rows/0/hit = true", "RECALL_RECOUNT"},
+    {"needle", "rungs/4/rows/0/answer = \"The code is ALPHA-55061.\"", "RECALL_RECOUNT"},
+    {"needle", "rungs/2/hits = 5", "RECALL_RECOUNT"},
+    {"kv", "rows/2/samples = 50", "RECALL_RECOUNT"},
+    {"sweep", "rows/1/recall = 0.9", "RECALL_RECOUNT"},
+    {"needle", "settings/ladder = [20, 60, 280]", "RECALL_SCOPE"},
+    {"needle", "rungs/4/rows/0/expected = \"OAK-1000\"; rungs/4/rows/0/answer = \"OAK-1000\"",
+     "RECALL_SCOPE"},
+    /* judged by recall, which is blind to everything else */
+    {"needle", "quality = []; sums = []; gate/checks/3", "RECALL_ALONE"},
+
+    {"needle", "sums/1/mean_kl = 0.002", "KL_RECOUNT"},
+    {"needle", "sums/1/worst_kl = 0.05", "KL_RECOUNT"},
+    {"needle", "sums/0/loss_change = 0.0", "KL_RECOUNT"},
+    {"sweep", "rows/0/mean_kl = 0.1", "KL_RECOUNT"},
+    {"memory", "rows/7/mean_kl = 0.01", "KL_RECOUNT KL_ROWS"},
+    {"kv", "rows/1/quality/0/rows = 20; rows/1/quality/1/rows = 15", "KL_ROWS"},
+    {"needle", "quality/0/worst_kl = 0.5", "KL_RANGE"},
+    /* the identity changes something */
+    {"kv",
+     "rows/0/quality = @rows/1/quality; rows/0/mean_kl = @rows/1/mean_kl; rows/0/worst_kl = "
+     "@rows/1/worst_kl",
+     "KL_RANGE"},
+    /* the ratio of a training report is of something else */
+    {"projection", "stages/1/layers/0/rel_mse = 0.001", "REL_MSE_RECOUNT"},
+    {"projection", "stages/1/rel_mse/full = 0.001", "REL_MSE_RECOUNT"},
+    {"sweep", "rows/0/layers", "REL_MSE_RECOUNT"},
+    {"kv", "rows/2/layers/1/power", "REL_MSE_RECOUNT"},
+    {"kv", "rows/2/bits = 4.0", "BITS_RECOUNT"},
+    {"kv", "rows/2/stored_bytes", "BITS_RECOUNT"},
+    {"sweep", "knee = 0.5", "KNEE_RECOUNT"},
+    {"projection", "evaluation/seeds = [42, 1002]", "SEEDS_OVERLAP"},
+    {"projection", "train/seeds", "SEEDS_OVERLAP"},
+    /* a lambda that does nothing */
+    {"projection", "curve/*/weights/cos = 0.0", "LOSS_RECOUNT"},
+
+    /* gates that cannot fail */
+    {"needle", "gate/architectural_correctness = true", "GATE_CONSTANT"},
+    {"needle", "gate/checks = []", "GATE_CONSTANT"},
+    {"needle", "gate/checks/3/limit = 0.001", "GATE_RECOUNT"},
+    {"needle", "gate/checks/4/value = 43.9", "GATE_RECOUNT"},
+    {"needle", "gate/holds = false", "GATE_RECOUNT"},
+    {"needle", "gate/checks/0/figure = \"vibes\"", "GATE_RECOUNT"},
+    {"memory", "gate/checks/0/limit = 10", "GATE_RECOUNT"},
+
+    /* a mean of rates, with one sample that was warm */
+    {"bench", "sets/0/arms/dflash/tok_s = 2600.0", "RATE_RECOUNT SPEEDUP_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/0/seconds = 9.0", "RATE_RECOUNT"},
+    {"bench", "arms/plain/tokens = 9000", "RATE_RECOUNT"},
+    {"needle", "rungs/0/decode_tok_s = 2000.0", "RATE_RECOUNT"},
+    {"bench", "sets/0/arms/dflash/tok_s_spread", "SPREAD_MISSING"},
+    {"needle", "rungs/3/prefill_tok_s_spread = {\"median\": 1.0}", "SPREAD_MISSING"},
+    {"bench", "sets/1/arms/plain/tok_s_spread/min = 99999.0", "SPREAD_ORDER"},
+    {"bench", "arms/plain/decode_tok_s/samples = [1800.0, 1801.0, 1802.0]", "SPREAD_ORDER"},
+    /* the speed-up of a path that never ran */
+    {"bench",
+     "arms/dflash/drafted = 0; arms/dflash/accepted = 0; arms/dflash/accept_len = 1; "
+     "arms/dflash/histogram",
+     "DRAFTING_NEVER_RAN SPEEDUP_SELF"},
+    {"accept", "all/0/drafted = 0; all/0/accepted = 0; all/0/length; all/0/histogram",
+     "DRAFTING_NEVER_RAN"},
+    {"accept", "all/0/rate = 0.9", "ACCEPT_RECOUNT"},
+    {"accept", "sets/0/histogram/0 = 99", "ACCEPT_RECOUNT"},
+    /* lossless by the look of the text */
+    {"bench", "sets/0/arms/dflash/rows/0/same_hash", "LOSSLESS_UNPROVEN"},
+    {"accept", "rows/*/same_tokens", "LOSSLESS_UNPROVEN"},
+    {"lossless", "compared = [\"tokens\"]", "LOSSLESS_UNPROVEN"},
+    {"accept", "rows/0/same_tokens = false", "LOSSLESS_CONTRADICTED"},
+    {"bench", "sets/0/arms/dflash/different = 1", "LOSSLESS_CONTRADICTED"},
+    {"lossless", "mismatches = 2", "LOSSLESS_CONTRADICTED"},
+    {"lossless", "cases_by/format/bf16 = 31", "LOSSLESS_CONTRADICTED"},
+
+    {"bench", "arms/dflash/speedup = 1.5", "SPEEDUP_RECOUNT"},
+    {"compare", "decode_ratio/median = 1.13", "SPEEDUP_RECOUNT"},
+    /* native against native: the noise of a machine */
+    {"bench", "arms/plain/speedup = 2.18", "SPEEDUP_RECOUNT SPEEDUP_SELF"},
+    {"bench", "arms/dflash/baseline = \"dflash\"; arms/dflash/speedup = 1.27",
+     "SPEEDUP_RECOUNT SPEEDUP_SELF SPEEDUP_BASELINE"},
+    /* a baseline that could have been faster */
+    {"bench",
+     "sets/0/arms/fused = {\"tok_s\": 9000.0, \"tok_s_spread\": {\"median\": 9000.0, "
+     "\"min\": 9000.0, \"max\": 9000.0, \"n\": 1}}",
+     "SPEEDUP_BASELINE"},
+    {"bench", "sets/0/arms/plain/rows; sets/0/arms/plain/lossless = null", "SPEEDUP_ROWS"},
+    {"compare", "decode_ratio/n = 3", "SPEEDUP_SAMPLES"},
+    {"bench", "sets/0/arms/plain/rows/5; sets/0/arms/plain/rows/4", "RATE_RECOUNT SPEEDUP_SAMPLES"},
+    /* half of the answers are seven tokens long */
+    {"bench", "sets/0/arms/dflash/rows/*/tokens = 7", "RATE_RECOUNT SPEEDUP_TOKENS"},
+    {"bench", "sets/0/warm_up/0 = @sets/0/arms/plain/rows/0/prompt", "SPEEDUP_WARM_UP"},
+    {"bench", "sets/1/warm_up", "SPEEDUP_WARM_UP"},
+    {"bench", "sets/0/arms/plain/rows/3/prefill_s = 5.0", "SPEEDUP_PREFILL"},
+    {"bench", "sets/0/arms/plain/timing = \"all\"", "SPEEDUP_SCOPE"},
+
+    /* bytes that leave out what is resident */
+    {"needle", "rungs/0/bytes/kv.drafter", "BYTES_CATEGORY"},
+    {"needle", "rungs/0/bytes/kv.mirror = 16711680", "BYTES_CATEGORY"},
+    {"bench", "bytes = 16711680", "BYTES_CATEGORY"},
+    {"kv", "rows/1/bytes/kv.full = -1", "BYTES_CATEGORY"},
+    {"memory", "settings/formula = {\"kv.full\": 1024}", "FORMULA_ALONE"},
+    {"memory", "rows/1/formula/kv.full = 69632", "FORMULA_MISMATCH"},
+    {"needle", "savings_vs_naive_pct = 89.8", "MEMORY_CLAIM"},
+    {"bench", "resident_kv_bytes = 16711680", "MEMORY_CLAIM"},
+    {"bench", "attention/formats/1/kv_ratio = 0.25", "MEMORY_CLAIM"},
+    {"memory", "growth/1/ratio = 43.9; gate/checks/0/value = 43.9", "GROWTH_RECOUNT"},
+    {"memory", "growth/0/bytes_per_token = 5.0", "GROWTH_RECOUNT"},
+    {"memory", "growth/0/to = 131072", "GROWTH_RECOUNT"},
+};
+enum { LIES = sizeof lies / sizeof *lies };
+
+static bool has(const kk_verdict *v, const char *code) {
+    for (size_t i = 0; i < v->n; i++)
+        if (!v->finding[i].note && strcmp(v->finding[i].code, code) == 0) return true;
+    return false;
+}
+
+/* Whether the word stands in the list of words. */
+static bool listed(const char *list, const char *word) {
+    const size_t len = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)); p += len)
+        if ((p == list || p[-1] == ' ') && (p[len] == ' ' || !p[len])) return true;
+    return false;
+}
+
+static void print_findings(const kk_verdict *v) {
+    for (size_t i = 0; i < v->n; i++)
+        print_message("  %s%s: %s\n", v->finding[i].note ? "(note) " : "", v->finding[i].code,
+                      v->finding[i].text);
+}
+
+static void test_good(void **state) {
+    static const char *const kinds[] = {"bench",  "needle",  "accept",   "sweep",     "kv",
+                                        "memory", "compare", "lossless", "projection"};
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        json_t *report = good(kinds[i]);
+        kk_verdict v = judge(report);
+        if (v.n) print_findings(&v);
+        assert_int_equal(v.n, 0);
+        assert_string_equal(v.kind, kinds[i]);
+        assert_string_equal(kk_verdict_word(&v), "holds");
+        kk_verdict_release(&v);
+        json_decref(report);
+    }
+}
+
+static void check_lie(size_t i) {
+    json_t *report = doctored(lies[i].kind, lies[i].edits);
+    kk_verdict v = judge(report);
+    bool as_expected = v.violations > 0;
+    for (size_t k = 0; k < v.n; k++) as_expected &= listed(lies[i].codes, v.finding[k].code);
+    for (size_t r = 0; r < kk_gate_count(); r++) {
+        const char *code = kk_gate_rule_at(r).code;
+        if (listed(lies[i].codes, code)) as_expected &= has(&v, code);
+    }
+    if (!as_expected) {
+        print_message("%s: %s\n  should give: %s\n", lies[i].kind, lies[i].edits, lies[i].codes);
+        print_findings(&v);
+        fail();
+    }
+    kk_verdict_release(&v);
+    json_decref(report);
+}
+
+static void test_lies(void **state) {
+    (void)state;
+    for (size_t i = 0; i < LIES; i++) check_lie(i);
+}
+
+/* No rule is without a lie that it catches. */
+static void test_every_rule(void **state) {
+    (void)state;
+    for (size_t r = 0; r < kk_gate_count(); r++) {
+        const kk_gate_rule rule = kk_gate_rule_at(r);
+        bool caught = false;
+        for (size_t i = 0; i < LIES; i++) caught |= listed(lies[i].codes, rule.code);
+        if (!caught) fail_msg("no doctored report is refused with %s", rule.code);
+        assert_true(strlen(rule.text) > 10);
+    }
+}
+
+/* ---- what is no report of ours ------------------------------------------------------------- */
+
+static void refused_text(const char *text, const char *code, const char *says) {
+    kk_verdict v = judge_text(text);
+    assert_int_equal(v.violations, 1);
+    assert_string_equal(v.finding[0].code, code);
+    if (!strstr(v.finding[0].text, says)) fail_msg("'%s' is not in '%s'", says, v.finding[0].text);
+    kk_verdict_release(&v);
+}
+
+static void test_no_report(void **state) {
+    (void)state;
+    refused_text("", "EMPTY_FILE", "nothing");
+    refused_text(" \n", "EMPTY_FILE", "nothing");
+    refused_text("{\"kind\":\n  oops}", "NOT_JSON", "line 2, column 6");
+    refused_text("{\"kind\": 1e999}", "NOT_JSON", "line 1");
+    refused_text("{\"kind\": \"kv\", \"kind\": \"kv\"}", "NOT_JSON", "kind");
+    refused_text("[1]", "NOT_A_REPORT", "object");
+    refused_text("{\"vocab_size\": 3}", "NOT_A_REPORT", "kind");
+    refused_text("{\"schema\": 2, \"kind\": \"needle\"}", "FUTURE_SCHEMA", "schema 2 is newer");
+    refused_text("{\"schema\": \"1\", \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
+    refused_text("{\"schema\": 0, \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
+    refused_text("{\"schema\": 1, \"kind\": \"horoscope\"}", "UNKNOWN_KIND", "horoscope");
+    kk_verdict v = judge_text("{\"vocab_size\": 3}");
+    assert_true(v.other); /* in a folder it is passed over */
+    kk_verdict_release(&v);
+    v = judge_text("{\"schema\": 1, \"vocab_size\": 3}");
+    assert_false(v.other);
+    kk_verdict_release(&v);
+}
+
+/* Without a schema: lacks are notes, contradictions are not. */
+static void test_legacy(void **state) {
+    (void)state;
+    json_t *report = doctored("needle", "schema; command; model/fingerprint");
+    kk_verdict v = judge(report);
+    assert_true(v.legacy);
+    assert_int_equal(v.violations, 0);
+    assert_true(v.n >= 2);
+    assert_string_equal(kk_verdict_word(&v), "legacy");
+    kk_verdict_release(&v);
+    json_decref(report);
+    report = doctored("needle", "schema; rungs/2/rows/0/hit = true");
+    v = judge(report);
+    assert_true(v.legacy && has(&v, "RECALL_RECOUNT"));
+    assert_string_equal(kk_verdict_word(&v), "refused");
+    kk_verdict_release(&v);
+    json_decref(report);
+}
+
+/* Many faults of one rule are counted, not listed. */
+static void test_many(void **state) {
+    (void)state;
+    json_t *report = doctored("needle", "rungs/*/rows/*/hit = false");
+    kk_verdict v = judge(report);
+    size_t recounts = 0;
+    for (size_t i = 0; i < v.n; i++) recounts += strcmp(v.finding[i].code, "RECALL_RECOUNT") == 0;
+    assert_in_range(recounts, 2, 9);
+    assert_non_null(strstr(v.finding[v.n - 1].text, "more of these"));
+    kk_verdict_release(&v);
+    json_decref(report);
+}
+
+/* Any taking that fails is said, and nothing leaks. */
+static void test_no_memory(void **state) {
+    (void)state;
+    json_t *report = doctored("bench", "schema; arms/dflash/speedup = 7.0");
+    char *text = json_dumps(report, 0);
+    const int64_t live = kk_live_bytes();
+    bool whole = false;
+    for (int64_t n = 1; !whole; n++) {
+        kk_verdict v;
+        kk_err err = {0};
+        kk_fault_after(n, true);
+        const kk_status st = kk_gate_check(text, strlen(text), &v, &err);
+        kk_fault_after(0, false);
+        whole = st == KK_OK && v.violations > 0;
+        if (st == KK_OK) kk_verdict_release(&v);
+        assert_true(st == KK_OK || st == KK_ENOMEM);
+        assert_int_equal(kk_live_bytes(), live);
+    }
+    free(text);
+    json_decref(report);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_good),       cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_every_rule), cmocka_unit_test(test_no_report),
+        cmocka_unit_test(test_legacy),     cmocka_unit_test(test_many),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
