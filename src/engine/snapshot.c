@@ -237,25 +237,30 @@ static kk_status get_pages(kk_reader *r, int p, kk_cache *c, kk_kind kind, kk_er
     return check_seal(r, p, seal, err);
 }
 
-/* The pages that the head promises must be those that this cache needs for as many rows. */
+/* The rows that the head promises must be those that this cache keeps of as many. */
 static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, const kk_reader *r,
                              kk_err *err) {
     kk_saved_cache is;
     kk_saved_describe(&is, c);
     for (int k = 0; k < KK_KINDS; k++) {
-        if (strcmp(said->kind[k].policy, is.kind[k].policy) != 0 ||
-            said->kind[k].reach.window != is.kind[k].reach.window ||
-            said->kind[k].reach.sink != is.kind[k].reach.sink ||
-            said->kind[k].reach.chunk != is.kind[k].reach.chunk ||
-            said->kind[k].sink_bytes != is.kind[k].sink_bytes ||
-            said->kind[k].pages != is.kind[k].pages ||
-            said->kind[k].page_bytes != is.kind[k].page_bytes)
+        const kk_kv_reach *a = &said->kind[k].reach, *b = &is.kind[k].reach;
+        if (strcmp(said->kind[k].policy, is.kind[k].policy) != 0 || a->window != b->window ||
+            a->sink != b->sink || a->chunk != b->chunk)
             return kk_fail(err, KK_EFORMAT,
-                           PATH_FMT " holds %lld K/V pages of %lld bytes where %lld of %lld are "
-                                    "needed: it was saved with other cache settings",
+                           PATH_FMT " was saved with other cache settings: '%s', window %d, sink "
+                                    "%d, chunk %d, and not '%s', %d, %d, %d",
+                           kk_reader_path(r), said->kind[k].policy, a->window, a->sink, a->chunk,
+                           is.kind[k].policy, b->window, b->sink, b->chunk);
+        if (said->kind[k].pages != is.kind[k].pages ||
+            said->kind[k].page_bytes != is.kind[k].page_bytes ||
+            said->kind[k].sink_bytes != is.kind[k].sink_bytes)
+            return kk_fail(err, KK_EFORMAT,
+                           PATH_FMT " holds %lld K/V pages of %lld bytes and a sink of %lld, where "
+                                    "%lld, %lld and %lld are needed",
                            kk_reader_path(r), (long long)said->kind[k].pages,
-                           (long long)said->kind[k].page_bytes, (long long)is.kind[k].pages,
-                           (long long)is.kind[k].page_bytes);
+                           (long long)said->kind[k].page_bytes, (long long)said->kind[k].sink_bytes,
+                           (long long)is.kind[k].pages, (long long)is.kind[k].page_bytes,
+                           (long long)is.kind[k].sink_bytes);
     }
     return KK_OK;
 }
@@ -326,7 +331,9 @@ static kk_status check_model(kk_engine *e, const kk_saved_head *h, const char *p
     return KK_OK;
 }
 
-static const char *layers_name(int kind) { return kind == KK_SLIDING ? "sliding" : "full"; }
+static const char *layers_name(kk_layer_kind kind) {
+    return kind == KK_SLIDING ? "sliding" : "full";
+}
 
 /* What is rebuilt is rebuilt by the projection that made its latents, or not at all. */
 static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const char *path,

@@ -2,7 +2,8 @@
  *
  * The pages of a kind lie side by side in its table, at [first, end) by absolute page index, so
  * residence is a comparison.  A table has two columns: the page, and its memory as attention wants
- * it.  A sink is copied from page 0 as its rows are committed; that page then goes like any other. */
+ * it.  A sink is copied from page 0 as its rows are committed; that page then goes like any
+ * other. */
 #include <assert.h>
 #include <string.h>
 

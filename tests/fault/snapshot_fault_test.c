@@ -11,18 +11,32 @@ enum { CTX = 200, TOKENS = 150 };
 
 static kk_engine *open_engine(void) {
     kk_engine *e = NULL;
-    const kk_engine_opts opts = {
-        .synthetic = "tiny:bf16:6", .drafter = "synthetic", .threads = 1, .no_pin = true};
+    const kk_engine_opts opts = {.synthetic = "tiny:bf16:9",
+                                 .drafter = "synthetic",
+                                 .projection = "synthetic:64",
+                                 .threads = 1,
+                                 .no_pin = true};
     assert_ok(kk_engine_open(&e, &opts, why));
     return e;
 }
 
-static kk_session *open_session(kk_engine *e, kk_spec spec) {
+/* Without a drafter, with one, and with one over rows that are restored. */
+static const kk_session_opts ways[] = {
+    {.ctx = CTX, .spec = KK_SPEC_NONE},
+    {.ctx = CTX, .spec = KK_SPEC_DFLASH},
+    {.ctx = CTX,
+     .spec = KK_SPEC_DFLASH,
+     .draft_ctx = 40,
+     .kv_sliding = KK_KEEP_WINDOW,
+     .kv_full = KK_KEEP_RESTORED},
+};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+static kk_session *open_session(kk_engine *e, const kk_session_opts *how) {
     kk_session *s = NULL;
-    const kk_session_opts opts = {.ctx = CTX, .spec = spec};
     int32_t tokens[TOKENS];
     tiny_prompt(tokens, TOKENS, 3);
-    assert_ok(kk_session_new(&s, e, &opts, why));
+    assert_ok(kk_session_new(&s, e, how, why));
     tiny_append(s, tokens, TOKENS);
     return s;
 }
@@ -38,8 +52,8 @@ static void saving_fails_cleanly(void **state) {
     char path[600];
     snprintf(path, sizeof path, "%s/saved.kks", w->dir);
     kk_engine *e = open_engine();
-    for (int with = 0; with < 2; with++) {
-        kk_session *s = open_session(e, with ? KK_SPEC_DFLASH : KK_SPEC_NONE), *again;
+    for (int with = 0; with < WAYS; with++) {
+        kk_session *s = open_session(e, &ways[with]), *again;
         assert_ok(kk_session_save(s, path, why));
         kk_session_free(s);
         assert_ok(kk_session_load(&s, e, path, NULL, NULL, why));
@@ -79,8 +93,8 @@ static void loading_fails_cleanly(void **state) {
     char path[600];
     snprintf(path, sizeof path, "%s/load.kks", ((scratch *)*state)->dir);
     kk_engine *e = open_engine();
-    for (int with = 0; with < 2; with++) {
-        kk_session *s = open_session(e, with ? KK_SPEC_DFLASH : KK_SPEC_NONE), *again;
+    for (int with = 0; with < WAYS; with++) {
+        kk_session *s = open_session(e, &ways[with]), *again;
         int64_t before[KK_MEM_CATEGORIES], after[KK_MEM_CATEGORIES];
         assert_ok(kk_session_save(s, path, why));
         assert_ok(kk_session_load(&again, e, path, NULL, NULL, why)); /* pools grow once */
@@ -115,7 +129,7 @@ static void a_memory_limit_is_kept(void **state) {
     char path[600];
     snprintf(path, sizeof path, "%s/limit.kks", ((scratch *)*state)->dir);
     kk_engine *e = open_engine();
-    kk_session *s = open_session(e, KK_SPEC_DFLASH);
+    kk_session *s = open_session(e, &ways[2]);
     int64_t before[KK_MEM_CATEGORIES], after[KK_MEM_CATEGORIES];
     assert_ok(kk_session_save(s, path, why));
     kk_session_free(s);

@@ -19,7 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { LARGEST = 1 << 20 };
 
 typedef struct {
-    kk_engine *engine;
+    kk_engine *engine;    /* with a drafter */
+    kk_engine *restoring; /* with a projection */
     char path[64];
     int fd;
 } rig;
@@ -28,21 +29,33 @@ static rig one;
 
 static void remove_file(void) { unlink(one.path); }
 
+static kk_engine *open_engine(const char *model, const char *drafter, const char *projection) {
+    kk_engine *e;
+    const kk_engine_opts opts = {.synthetic = model,
+                                 .drafter = drafter,
+                                 .projection = projection,
+                                 .threads = 1,
+                                 .no_pin = true};
+    if (kk_engine_open(&e, &opts, NULL) != KK_OK) abort();
+    return e;
+}
+
 static rig *the_rig(void) {
     if (one.engine) return &one;
-    const kk_engine_opts opts = {
-        .synthetic = "tiny:f32:1", .drafter = "synthetic", .threads = 1, .no_pin = true};
     memcpy(one.path, "/tmp/kakeya-fuzz-XXXXXX", 24);
     one.fd = mkstemp(one.path);
     atexit(remove_file);
-    if (one.fd < 0 || kk_engine_open(&one.engine, &opts, NULL) != KK_OK) abort();
+    if (one.fd < 0) abort();
+    one.engine = open_engine("tiny:f32:1", "synthetic", NULL);
+    one.restoring = open_engine("tiny:f32:3", NULL, "synthetic:32");
     return &one;
 }
 
 static int64_t kv_bytes(const kk_engine *e) {
     int64_t bytes[KK_MEM_CATEGORIES];
     kk_engine_memory(e, bytes);
-    return bytes[KK_MEM_KV_SLIDING] + bytes[KK_MEM_KV_FULL] + bytes[KK_MEM_KV_DRAFTER];
+    return bytes[KK_MEM_KV_SLIDING] + bytes[KK_MEM_KV_FULL] + bytes[KK_MEM_KV_DRAFTER] +
+           bytes[KK_MEM_KV_LATENTS];
 }
 
 static void go_on(kk_session *s) {
@@ -53,7 +66,7 @@ static void go_on(kk_session *s) {
     if (kk_session_logits(s, &row, NULL) != KK_OK) abort();
 }
 
-static void try_file(rig *r, const uint8_t *data, size_t size) {
+static void try_file(rig *r, kk_engine *e, const uint8_t *data, size_t size) {
     kk_session *s;
     kk_saved_info info;
     kk_err err = {0};
@@ -62,12 +75,12 @@ static void try_file(rig *r, const uint8_t *data, size_t size) {
     const kk_status seen = kk_saved_inspect(r->path, &info, &err);
     if (seen != KK_OK && err.msg[0] == '\0') abort();
     err.msg[0] = '\0';
-    const kk_status st = kk_session_load(&s, r->engine, r->path, NULL, &exact, &err);
+    const kk_status st = kk_session_load(&s, e, r->path, NULL, &exact, &err);
     if ((st == KK_OK) != (s != NULL) || (st != KK_OK && err.msg[0] == '\0')) abort();
     if (st == KK_OK && seen != KK_OK) abort();
     if (s) go_on(s);
     kk_session_free(s);
-    if (kv_bytes(r->engine) != 0) abort();
+    if (kv_bytes(e) != 0) abort();
 }
 
 /* Puts one part and its seal at *at; its bytes come from the input while there are any. */
@@ -85,11 +98,22 @@ static void put_part(uint8_t *file, size_t *at, int part, size_t chunk, size_t n
 static size_t part_sum(const kk_saved_cache *c) {
     size_t sum = 0;
     for (int k = 0; k < KK_KINDS; k++) {
-        const int64_t pages = c->kind[k].pages, bytes = c->kind[k].page_bytes;
-        if (pages < 0 || bytes < 0 || pages > LARGEST || bytes > LARGEST) return LARGEST;
-        sum += (size_t)(pages * bytes) + 8;
+        const int64_t pages = c->kind[k].pages, bytes = c->kind[k].page_bytes,
+                      sink = c->kind[k].sink_bytes;
+        if (pages < 0 || bytes < 0 || pages > LARGEST || bytes > LARGEST || sink < 0 ||
+            sink > LARGEST)
+            return LARGEST;
+        sum += (size_t)(pages * bytes) + 8 + (size_t)sink + 8;
     }
     return sum;
+}
+
+static void put_cache(uint8_t *file, size_t *at, int part, const kk_saved_cache *c, kk_span *from) {
+    for (int k = 0; k < KK_KINDS; k++) {
+        put_part(file, at, part + 2 * k, (size_t)c->kind[k].page_bytes, (size_t)c->kind[k].pages,
+                 from);
+        put_part(file, at, part + 2 * k + 1, (size_t)c->kind[k].sink_bytes, 1, from);
+    }
 }
 
 static void try_mended(rig *r, const uint8_t *data, size_t size) {
@@ -98,7 +122,9 @@ static void try_mended(rig *r, const uint8_t *data, size_t size) {
     if (size < kk_saved_bytes() || !kk_saved_decode(&h, data)) return;
     const size_t rest = part_sum(&h.verifier) + part_sum(&h.context);
     if (h.len > 8192 || h.vocab > 8192 || rest >= LARGEST) return;
-    h.fingerprint = kk_engine_fingerprint(r->engine);
+    kk_engine *e = h.keeps.projection ? r->restoring : r->engine;
+    h.fingerprint = kk_engine_fingerprint(e);
+    if (h.keeps.projection) h.keeps.projection = kk_engine_projection_fingerprint(e);
     if (h.drafter) h.drafter = kk_engine_drafter_fingerprint(r->engine);
     size_t at = kk_saved_encode(&h, head);
     uint8_t *file = calloc(1, at + rest + (size_t)h.len * 4 + (size_t)h.vocab * 4 + 16);
@@ -107,19 +133,15 @@ static void try_mended(rig *r, const uint8_t *data, size_t size) {
     kk_span from = {data + kk_saved_bytes(), size - kk_saved_bytes()};
     put_part(file, &at, 0, (size_t)h.len * 4, 1, &from);
     put_part(file, &at, 1, h.settled ? (size_t)h.vocab * 4 : 0, 1, &from);
-    for (int k = 0; k < KK_KINDS; k++)
-        put_part(file, &at, 2 + k, (size_t)h.verifier.kind[k].page_bytes,
-                 (size_t)h.verifier.kind[k].pages, &from);
-    for (int k = 0; k < KK_KINDS; k++)
-        put_part(file, &at, 2 + KK_KINDS + k, (size_t)h.context.kind[k].page_bytes,
-                 (size_t)h.context.kind[k].pages, &from);
-    try_file(r, file, at);
+    put_cache(file, &at, 2, &h.verifier, &from);
+    put_cache(file, &at, 2 + 2 * KK_KINDS, &h.context, &from);
+    try_file(r, e, file, at);
     free(file);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     rig *r = the_rig();
-    try_file(r, data, size);
+    try_file(r, r->engine, data, size);
     try_mended(r, data, size);
     return 0;
 }

@@ -385,7 +385,7 @@ static void other_cache_settings_are_refused(void **state) {
         }
         const size_t n = kk_saved_encode(&lie, head);
         memcpy(v.good, head, n);
-        assert_refused(&v, v.good, v.n, "other cache settings");
+        assert_refused(&v, v.good, v.n, i == 3 ? "pages of" : "other cache settings");
     }
     memcpy(v.good, head, kk_saved_encode(&h, head));
     victim_close(&v);
