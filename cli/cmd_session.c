@@ -304,7 +304,9 @@ static bool sample_as_saved(work *w, session_args *args, int argc, char **argv, 
 
 static int load_all(work *w, session_args *args, int argc, char **argv) {
     int code;
-    if (!find_saved(w, &code) || !open_engine(w, &code)) return code;
+    if (!find_saved(w, &code)) return code;
+    args->load.restores = w->saved.projection != 0;
+    if (!open_engine(w, &code)) return code;
     if (!load_session(w, &code)) return code;
     if (!sample_as_saved(w, args, argc, argv, &code)) return code;
     args->prompt.goes_on = kk_session_len(w->stream.session) > 0;
@@ -381,11 +383,12 @@ static json_t *entry_object(const sessions_entry *e) {
         return json_pack("{s:o, s:o}", "name", output_text(e->name, strlen(e->name)), "error",
                          output_text(e->err.msg, strlen(e->err.msg)));
     snprintf(print, sizeof print, "%016llx", (unsigned long long)i->fingerprint);
-    return json_pack("{s:o, s:i, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I}", "name",
+    return json_pack("{s:o, s:i, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I}", "name",
                      output_text(e->name, strlen(e->name)), "tokens", i->tokens, "ctx", i->ctx,
                      "bytes", (json_int_t)i->bytes, "model", i->model, "fingerprint", print,
-                     "format", loader_format_name(i->kv_format), "spec", kk_spec_name(i->spec),
-                     "device", i->device, "build", i->build, "saved", (json_int_t)e->saved);
+                     "format", loader_format_name(i->kv_format), "sliding", i->kv_sliding, "full",
+                     i->kv_full, "spec", kk_spec_name(i->spec), "device", i->device, "build",
+                     i->build, "saved", (json_int_t)e->saved);
 }
 
 static bool list_as_json(const sessions_entry *entries, size_t n) {
