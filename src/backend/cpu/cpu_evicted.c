@@ -82,6 +82,12 @@ static span_of_rows gone_rows(const segment *s, int64_t page) {
     return cut(page * KK_PAGE_ROWS, s->a->sink, s->stored, kk_sight_page(s->all, page));
 }
 
+/* Rows that are read from the sink: those at hand get there only when they are committed. */
+static int64_t sink_rows(const segment *s) {
+    if (!s->g->sink) return 0;
+    return s->a->sink < s->g->pos ? s->a->sink : s->g->pos;
+}
+
 static uint8_t *batch_page(const segment *s, int32_t i) {
     return (uint8_t *)s->dev->batch.data + (size_t)i * s->room.slot_bytes;
 }
@@ -208,11 +214,12 @@ static void make_parts(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const kk_page_sight see = kk_sight_page(s->all, page);
         const size_t off = keys ? slot->k_off : slot->v_off, at = (size_t)head * head_bytes;
         uint8_t *to = batch_page(s, s->made[i]) + (off - slot->k_off) + at;
-        if (s->g->sink)
+        const int64_t sink = sink_rows(s);
+        if (sink)
             copy_rows(slot, to, s->g->sink + (off + at) / KK_PAGE_ROWS * (size_t)s->a->sink,
-                      s->a->sink, cut(base, 0, s->a->sink, see));
+                      s->a->sink, cut(base, 0, sink, see));
         rebuild_rows(s, i, head, keys, gone_rows(s, page), thread);
-        const int64_t from = s->stored > s->a->sink ? s->stored : s->a->sink;
+        const int64_t from = s->stored > sink ? s->stored : sink;
         const span_of_rows rest = cut(base, from, base + KK_PAGE_ROWS, see);
         if (rest.lo < rest.hi)
             copy_rows(slot, to, s->g->pages[page] + off + at, KK_PAGE_ROWS, rest);

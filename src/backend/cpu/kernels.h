@@ -107,7 +107,8 @@ typedef struct {
     bool starts, ends;
 } kk_attend_tile;
 
-/* The keys a row sees: [first, sink) and [from, to).  Where the two meet, first and sink are 0. */
+/* The keys a row sees: [first, sink) and [from, to).  Where the two overlap, first and sink are 0;
+ * where they only touch they stay two, for the sink's page may be gone. */
 typedef struct {
     int64_t first, sink, from, to;
 } kk_sight;
@@ -122,7 +123,7 @@ static inline kk_sight kk_attend_sight(const kk_attend_tile *t, int32_t row) {
         if (kept > s.from) s.from = kept;
         if (s.first >= s.sink) s.first = s.sink = 0;
     }
-    if (s.sink >= s.from) {
+    if (s.sink > s.from) {
         s.from = s.first;
         s.first = s.sink = 0;
     }

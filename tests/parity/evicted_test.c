@@ -1,0 +1,233 @@
+/* evicted_test.c - attention over rows that are gone from their pages: rebuilt from latents, or not
+ * seen, with the first rows kept apart.
+ *
+ * Every shape is held to three things: the plain formula in double arithmetic, the same bits on
+ * every device and number of threads, and the same bits for a row that comes alone.  What attention
+ * says it has read is compared with a count of every key.
+ *
+ * ctest: threads */
+#include "support/op_evicted.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static const rig_device reference = {.backend = "cpu", .isa = "reference", .threads = 1};
+
+static const rig_device devices[] = {
+    {.backend = "cpu", .isa = "reference", .threads = 2},
+    {.backend = "cpu", .isa = "avx2", .threads = 1},
+    {.backend = "cpu", .isa = "avx2", .threads = 2},
+    {.backend = "cpu", .isa = "avx2", .threads = 4},
+    {.backend = "cpu", .isa = "avx512", .threads = 1},
+    {.backend = "cpu", .isa = "avx512", .threads = 2},
+    {.backend = "cpu", .isa = "avx512", .threads = 4},
+    {.backend = "cpu", .isa = "neon", .threads = 1},
+    {.backend = "cpu", .isa = "neon", .threads = 4},
+};
+
+enum { MOST_ROWS = 128 };
+
+/* ---- a shape ------------------------------------------------------------------------------ */
+
+/* How far one value may be off, and their mean: one on the border between two codes may be rounded
+ * to either, but few are. */
+typedef struct {
+    double most, mean;
+} tolerance;
+
+static tolerance tolerance_of(const evicted_shape *s) {
+    if (s->hides || s->format == KK_F32) return (tolerance){3e-5, 3e-6};
+    if (s->format == KK_BF16) return (tolerance){2e-2, 1e-4};
+    return s->format == KK_KV8 ? (tolerance){4e-2, 3e-4} : (tolerance){5e-1, 3e-3};
+}
+
+static void check_truth(evicted_world *w, const float *got, const char *label) {
+    const evicted_shape *s = &w->s;
+    const tolerance t = tolerance_of(s);
+    double *want = rig_memory(w->r, (size_t)s->head_dim * sizeof *want), sum = 0;
+    for (int32_t i = 0; i < s->sessions; i++) {
+        for (int32_t n = 0; n < s->n_rows[i] * s->n_head; n++) {
+            const int32_t head = n % s->n_head, row = w->rows->group[i].row;
+            const size_t at = (size_t)(row * s->n_head + n) * (size_t)s->head_dim;
+            const int64_t pos = s->pos[i] + n / s->n_head;
+            evicted_attend(w, i, pos, head / (s->n_head / s->n_kv), w->q + at, want);
+            for (int32_t k = 0; k < s->head_dim; k++) {
+                const double off = fabs((double)got[at + (size_t)k] - want[k]);
+                if (!(off <= t.most))
+                    fail_msg("%s: session %d at %d, head %d, value %d is %.9g, want %.9g", label, i,
+                             (int)pos, head, k, (double)got[at + (size_t)k], want[k]);
+                sum += off;
+            }
+        }
+    }
+    if (sum / (double)w->n_out > t.mean)
+        fail_msg("%s: values are off by %.3g", label, sum / (double)w->n_out);
+}
+
+static void check_reach(const evicted_world *w, const char *label) {
+    for (int32_t i = 0; i < w->s.sessions; i++) {
+        const kk_reach want = evicted_count(&w->s, i), *got = &w->reach[i];
+        if (memcmp(&want, got, sizeof want) != 0)
+            fail_msg("%s: session %d: %d queries, keys %d stored %d rebuilt, %d rows; want %d, %d "
+                     "%d, %d",
+                     label, i, (int)got->queries, (int)got->keys_stored, (int)got->keys_rebuilt,
+                     (int)got->rows_rebuilt, (int)want.queries, (int)want.keys_stored,
+                     (int)want.keys_rebuilt, (int)want.rows_rebuilt);
+    }
+}
+
+/* Some rows again, each in a forward of its own. */
+static void check_alone(evicted_world *w, const float *together, const char *label) {
+    const size_t row = (size_t)(w->s.n_head * w->s.head_dim);
+    float *got = rig_memory(w->r, row * sizeof *got);
+    for (int32_t i = 0; i < w->s.sessions; i++) {
+        for (int32_t n = 0; n < w->s.n_rows[i]; n += 1 + n / 3) {
+            kk_group g = w->rows->group[i];
+            const size_t at = (size_t)(g.row + n) * row;
+            g.row = 0;
+            g.n_rows = 1;
+            g.pos += n;
+            g.reach = NULL;
+            if (g.sink && g.pages[0]) g.sink = evicted_sink(w, i, g.pos);
+            const kk_rows rows = {&g, 1, 1};
+            kk_attend_args a = w->args;
+            a.out = rig_random_buf(w->r, row, 1);
+            a.q = rig_buf(w->r, w->q + at, row);
+            a.rows = &rows;
+            RIG_RUN(w->r, attend, &a);
+            rig_read(w->r, a.out, got, row);
+            if (memcmp(got, together + at, row * sizeof *got) != 0)
+                fail_msg("%s: session %d, row %d differs alone", label, i, n);
+        }
+    }
+}
+
+static void run_shape(rig *r, const evicted_shape *s, bool first) {
+    char label[112];
+    evicted_label(s, label, sizeof label);
+    evicted_world *w = evicted_open(r, s, first);
+    RIG_RUN(r, attend, &w->args);
+    float *got = rig_memory(r, w->n_out * sizeof *got);
+    rig_read(r, w->out, got, w->n_out);
+    rig_record_values(r, RIG_FLOATS, got, w->n_out, "%s", label);
+    check_reach(w, label);
+    if (!first) return;
+    check_truth(w, got, label);
+    check_alone(w, got, label);
+}
+
+/* The shape on the reference, and on every other device against it. */
+static void compare_shape(const evicted_shape *s, uint64_t seed) {
+    static rig r;
+    rig_records want = {0};
+    assert_true(rig_open(&r, &reference, MOST_ROWS, &want, seed));
+    run_shape(&r, s, true);
+    rig_close(&r);
+    for (size_t i = 0; i < COUNT(devices); i++) {
+        rig_records got = {0};
+        char name[64];
+        if (!rig_open(&r, &devices[i], MOST_ROWS, &got, seed)) continue;
+        snprintf(name, sizeof name, "%s, %d threads", devices[i].isa, devices[i].threads);
+        run_shape(&r, s, false);
+        rig_close(&r);
+        rig_compare(name, &want, &got, devices[i].rule);
+        rig_records_free(&got);
+    }
+    rig_records_free(&want);
+}
+
+/* ---- drawn shapes ------------------------------------------------------------------------- */
+
+/* splitmix64 */
+static uint64_t bits_at(uint64_t *random) {
+    uint64_t z = *random += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static size_t below(uint64_t *random, size_t n) { return (size_t)(bits_at(random) % n); }
+#define PICK(random, list) (list)[below(random, COUNT(list))]
+
+/* Rows of a session that may come in one forward: none of them may need the latent of another. */
+static void draw_rows(evicted_shape *s, int32_t session, uint64_t *random) {
+    static const int32_t counts[] = {1, 1, 2, 3, 7, 8, 9, 17, 33, 40};
+    static const int64_t places[] = {0,   1,   3,   5,   31,  32,  60,  63,  64,  65,  100,
+                                     127, 128, 129, 160, 191, 192, 250, 256, 300, 319, 343};
+    int64_t pos = PICK(random, places);
+    int32_t n = PICK(random, counts);
+    while (!s->hides && evicted_stored(s, pos + n - 1) > pos) n--;
+    s->pos[session] = pos;
+    s->n_rows[session] = n;
+}
+
+static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, int32_t chunk) {
+    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+    static const kk_dtype decoders[] = {KK_F32, KK_BF16, KK_Q8_0};
+    static const int32_t ranks[] = {32, 64, 96, 128}, dims[] = {64, 64, 128};
+    static const int32_t heads[][2] = {{1, 1}, {2, 2}, {2, 1}, {4, 2}, {6, 2}, {3, 3}, {4, 4}};
+    static const int32_t sights[] = {0, 0, 0, 1, 20, 64, 90, 130, 200};
+    evicted_shape s = {.format = PICK(random, formats),
+                       .latents = PICK(random, formats),
+                       .decoders = PICK(random, decoders),
+                       .k_eq_v = below(random, 2) == 1,
+                       .scale = below(random, 2) ? 0.25f : 0.05f,
+                       .sink = sink,
+                       .window = window,
+                       .chunk = chunk,
+                       .sessions = 1 + (int32_t)below(random, 3)};
+    const int32_t *h = PICK(random, heads);
+    s.n_head = h[0];
+    s.n_kv = h[1];
+    s.head_dim =
+        kk_dtype_is_packed(s.format) ? PICK(random, dims) : 40 + 24 * (int32_t)below(random, 2);
+    s.n_rot = below(random, 2) ? s.head_dim / 2 : s.head_dim / 8;
+    s.rank =
+        kk_dtype_is_packed(s.latents) ? 64 * (1 + (int32_t)below(random, 2)) : PICK(random, ranks);
+    s.sight = PICK(random, sights);
+    return s;
+}
+
+static const int32_t sinks[] = {0, 1, 4, 64}, windows[] = {0, 1, 5, 31, 32, 64, 100},
+                     chunks[] = {1, 7, 32, 64};
+
+/* Every sink with every window and every chunk; the rest by lot. */
+static void each_reach(bool hides, int mixing, uint64_t seed) {
+    uint64_t random = seed;
+    for (size_t i = 0; i < COUNT(sinks) * COUNT(windows) * COUNT(chunks); i++) {
+        const int32_t sink = sinks[i % COUNT(sinks)],
+                      chunk = chunks[i / COUNT(sinks) % COUNT(chunks)];
+        const int32_t window = windows[i / COUNT(sinks) / COUNT(chunks)];
+        if (sink + window == 0) continue;
+        if (mixing && i % 3) continue;
+        evicted_shape s = draw_shape(&random, sink, window, chunk);
+        static const float mixes[] = {0, 1, 0.25f, 0.7f};
+        s.hides = hides;
+        s.mixes = mixing;
+        s.mix = mixing ? PICK(&random, mixes) : 0;
+        for (int32_t k = 0; k < s.sessions; k++) draw_rows(&s, k, &random);
+        compare_shape(&s, bits_at(&random));
+    }
+}
+
+static void gone_rows_are_rebuilt(void **state) {
+    (void)state;
+    each_reach(false, 0, 1);
+}
+
+static void hidden_rows_are_not_seen(void **state) {
+    (void)state;
+    each_reach(true, 0, 2);
+}
+
+static void true_rows_are_mixed_in(void **state) {
+    (void)state;
+    each_reach(false, 1, 3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gone_rows_are_rebuilt),
+        cmocka_unit_test(hidden_rows_are_not_seen),
+        cmocka_unit_test(true_rows_are_mixed_in),
+    };
+    return cmocka_run_group_tests_name("evicted", tests, NULL, NULL);
+}
