@@ -11,8 +11,8 @@
 
 char *eval_command(int argc, char **argv) { return output_command("kakeya eval", argc, argv); }
 
-static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep};
-static const char *const later_kinds[] = {"kv"};
+static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep, &eval_kv,
+                                    &eval_memory};
 
 static const char *kind_name(const verb *kind) { return kind->name + strlen("eval "); }
 
@@ -32,13 +32,11 @@ static int run(int argc, char **argv) {
     }
     for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
         if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
-    for (size_t i = 0; i < OPTION_COUNT(later_kinds); i++)
-        if (strcmp(argv[0], later_kinds[i]) == 0)
-            return options_wrong(&verb_eval, "'eval %s' is not part of this build yet", argv[0]);
     if (argv[0][0] == '-')
         return options_wrong(&verb_eval, "the kind comes first, as in 'kakeya eval needle %s'",
                              argv[0]);
-    return options_wrong(&verb_eval, "there is no kind '%s'; the kinds are: needle, accept, sweep",
+    return options_wrong(&verb_eval,
+                         "there is no kind '%s'; the kinds are: needle, accept, sweep, kv, memory",
                          argv[0]);
 }
 
@@ -48,7 +46,9 @@ const verb verb_eval = {
     .usage = "KIND [options]",
     .about = "needle      recall of a code hidden in a long document, and what a cache costs\n"
              "accept      how much of what is drafted is right, and whether it changed anything\n"
-             "sweep       how good rebuilt K/V rows must be\n\n"
+             "sweep       how good rebuilt K/V rows must be\n"
+             "kv          what storing K/V rows in fewer bits costs\n"
+             "memory      bytes of a session against its context\n\n"
              "'kakeya help eval KIND' lists the options of a kind.",
     .examples = "  kakeya eval needle --ladder 60,150,300 --samples 50 --report needle.json\n"
                 "  kakeya eval accept --set code,needle,edit --report accept.json\n",
