@@ -14,12 +14,12 @@ static json_t *settings_json(const kk_training *t) {
     for (size_t i = 0; i < o->n_paths; i++)
         json_array_append_new(paths, kk_report_text(o->paths[i], strlen(o->paths[i])));
     json_t *s = json_pack(
-        "{s:s, s:o, s:i, s:s, s:o, s:I, s:i, s:i, s:i, s:s, s:s, s:s?, s:i, s:i, s:i, s:I}",
+        "{s:s, s:o, s:i, s:s, s:o, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s?, s:i, s:i, s:i, s:I}",
         "source", o->source, "taps", taps, "rank", o->rank, "layers", o->layers, "data", paths,
-        "tokens", (json_int_t)o->tokens, "length", o->length, "needles", o->needles, "needle_lines",
-        o->needle_lines, "ridge_targets", o->normed_targets ? "normed" : "raw", "loss", o->loss,
-        "init_from", o->init_from, "sink", o->sink, "window", o->window, "chunk", o->chunk, "seed",
-        (json_int_t)o->seed);
+        "tokens", (json_int_t)o->tokens, "length", o->length, "predict", o->predict, "needles",
+        o->needles, "needle_lines", o->needle_lines, "ridge_targets",
+        o->normed_targets ? "normed" : "raw", "loss", o->loss, "init_from", o->init_from, "sink",
+        o->sink, "window", o->window, "chunk", o->chunk, "seed", (json_int_t)o->seed);
     json_object_set_new(s, "ridge_full", kk_report_real(o->full_weight > 0 ? o->full_weight : 1));
     if (t->loss == KK_LOSS_RIDGE) return s;
     json_object_set_new(s, "optimiser",
