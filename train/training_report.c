@@ -127,7 +127,8 @@ static json_t *stages_json(const kk_training *t) {
 static json_t *named(const double *x, const double *weight) {
     json_t *o = json_object();
     for (int p = 0; p < KK_LOSS_PARTS; p++)
-        if (weight[p] > 0) json_object_set_new(o, kk_loss_part_name(p), kk_report_real(x[p]));
+        if (weight[p] > 0)
+            json_object_set_new(o, kk_loss_part_name((kk_loss_part)p), kk_report_real(x[p]));
     return o;
 }
 
@@ -178,7 +179,7 @@ static json_t *texts_json(const kk_training *t, bool held) {
     }
     json_t *kinds = json_object();
     for (int k = 0; k < KK_TEXT_KINDS; k++)
-        json_object_set_new(kinds, kk_text_kind_name(k), json_integer(texts[k]));
+        json_object_set_new(kinds, kk_text_kind_name((kk_text_kind)k), json_integer(texts[k]));
     return json_pack("{s:i, s:I, s:o}", held ? "texts" : "sequences", n, held ? "rows" : "tokens",
                      (json_int_t)rows, "kinds", kinds);
 }
