@@ -17,7 +17,7 @@ typedef struct {
     const char *out, *source, *taps, *layers, *data, *loss, *schedule, *init_from, *report;
     const char *targets;
     uint64_t seed;
-    int32_t rank, tokens, length, needles, needle_lines, steps, warmup, log_every;
+    int32_t rank, tokens, length, predict, needles, needle_lines, steps, warmup, log_every;
     int32_t checkpoint_every, sink, window, chunk;
     float lr, weight_decay, clip, k_dir, v_dir, k_mag, v_mag, ridge, full_weight;
     bool resume, quiet;
@@ -48,6 +48,8 @@ static const option train_options[] = {
                "tokens to train on, documents with a code apart (default: 60000)"),
     OPTION_INT(NULL, "length", "N", AT(length), 16, 1 << 20,
                "most tokens of a text (default: 1024)"),
+    OPTION_INT(NULL, "predict", "N", AT(predict), 0, 1 << 20,
+               "tokens the model says to a prompt (default: 256)"),
     OPTION_INT(NULL, "needles", "N", AT(needles), 0, 100000,
                "documents with a code to find (default: 12)"),
     OPTION_INT(NULL, "needle-lines", "N", AT(needle_lines), 20, 100000,
@@ -220,6 +222,7 @@ static kk_train_opts to_opts(const train_args *a) {
         .layers = a->layers,
         .tokens = a->tokens,
         .length = a->length,
+        .predict = a->predict,
         .needles = a->needles,
         .needle_lines = a->needle_lines,
         .normed_targets = strcmp(a->targets, "normed") == 0,
@@ -276,6 +279,7 @@ static int run_projection(int argc, char **argv) {
                     .full_weight = 1,
                     .tokens = 60000,
                     .length = 1024,
+                    .predict = 256,
                     .needles = 12,
                     .needle_lines = 120,
                     .steps = 500,

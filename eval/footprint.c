@@ -11,8 +11,20 @@
 
 /* ---- ways to keep rows -------------------------------------------------------------------- */
 
+/* Packed formats take heads and latents of whole groups; other models do without them. */
+static bool fits(const kk_footprint *f, const kk_session_opts *s, int32_t rank) {
+    const bool packs = kk_dtype_is_packed(kk_engine_stored_as(s->latents));
+    return f->engine->pages.fits[s->kv_format] &&
+           (!f->has_drafter || f->engine->draft_pages.fits[s->kv_format]) &&
+           (!packs || rank % KK_KV_GROUP == 0);
+}
+
 static kk_status add_policy(kk_footprint *f, const char *name, kk_session_opts session,
                             int32_t engine, int32_t rank, kk_err *err) {
+    if (!fits(f, &session, rank)) {
+        json_array_append_new(f->left_out, json_string(name));
+        return KK_OK;
+    }
     if (f->n_policies == KK_FOOTPRINT_POLICIES)
         return kk_fail(err, KK_EINVAL, "more than %d ways to keep rows", KK_FOOTPRINT_POLICIES);
     kk_footprint_policy *p = &f->policy[f->n_policies++];
@@ -260,7 +272,8 @@ static kk_status run(kk_footprint *f, kk_err *err) {
     f->out->row = kk_calloc(rows, sizeof *f->out->row);
     f->asked = kk_calloc(rows, sizeof *f->asked);
     f->projections = json_array();
-    if (!f->out->row || !f->asked || !f->projections)
+    f->left_out = json_array();
+    if (!f->out->row || !f->asked || !f->projections || !f->left_out)
         return kk_fail(err, KK_ENOMEM, "no memory for %zu rows", rows);
     f->total = 1 + f->opts->n_projections;
     for (f->done = 0; f->done < f->total; f->done++) KK_TRY(on_engine(f, f->done, err));

@@ -24,6 +24,7 @@ typedef struct {
     kk_ask_set set[KK_FOOTPRINT_LENGTHS];
     kk_ask_result *asked; /* [length][KK_FOOTPRINT_POLICIES] */
     json_t *run, *projections;
+    json_t *left_out; /* names of policies whose format this model does not fit */
 } kk_footprint;
 
 bool kk_footprint_go_on(const void *of);

@@ -18,9 +18,10 @@ void kk_footprint_forget(kk_footprint *f) {
     kk_free(f->text.ids);
     json_decref(f->run);
     json_decref(f->projections);
+    json_decref(f->left_out);
     f->asked = NULL;
     f->text.ids = NULL;
-    f->run = f->projections = NULL;
+    f->run = f->projections = f->left_out = NULL;
 }
 
 /* One text after the other, and all of them again, until there are enough tokens. */

@@ -53,11 +53,11 @@ static json_t *settings_json(const kk_footprint *f) {
     json_t *tokens = json_array();
     for (int32_t i = 0; i < o->n_lengths; i++)
         json_array_append_new(tokens, json_integer(o->tokens[i]));
-    json_t *s = json_pack("{s:o, s:i, s:i, s:i, s:o, s:b, s:b}", "tokens", tokens, "sink",
+    json_t *s = json_pack("{s:o, s:i, s:i, s:i, s:o, s:b, s:b, s:O}", "tokens", tokens, "sink",
                           chosen(o->session.sink, 4), "window", chosen(o->session.window, 64),
                           "chunk", chosen(o->session.chunk, 64), "draft_ctx",
                           o->draft_ctx ? json_integer(o->draft_ctx) : json_null(), "filled",
-                          f->fill, "quality", o->quality);
+                          f->fill, "quality", o->quality, "left_out", f->left_out);
     if (!s || !o->quality) return s;
     json_object_set_new(s, "samples", json_integer(o->samples));
     json_object_set_new(s, "seed", json_integer((json_int_t)o->seed));

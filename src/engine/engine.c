@@ -91,9 +91,11 @@ static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
         p->fits[f] = st == KK_OK;
         if (st != KK_OK && !packed) return st;
         for (int k = 0; p->fits[f] && k < KK_KINDS; k++)
-            if (p->layout[f].page_bytes[k])
+            if (p->layout[f].page_bytes[k]) {
                 KK_TRY(kk_pool_new(&p->pool[f][k], &e->mem, category[k], p->layout[f].page_bytes[k],
                                    err));
+                kk_pool_place(p->pool[f][k], e->backend, e->dev);
+            }
     }
     return KK_OK;
 }

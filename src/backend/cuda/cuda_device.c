@@ -314,8 +314,8 @@ static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, k
     const size_t in = (size_t)w->w.wrap * 32;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     if (n_used > 1) KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * in * 2, err));
-    /* Three kinds of rounded rows of a fused layer. */
-    return fit(dev, &dev->z.data, &dev->z.bytes, (size_t)KK_CU_ROWS * in * 2 * 4, err);
+    /* Rows between the kernels of a fused layer. */
+    return fit(dev, &dev->z.data, &dev->z.bytes, (size_t)KK_CU_ROWS * in * 2 * KK_CUDA_FLOWS, err);
 }
 
 static kk_status cuda_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head,
@@ -337,6 +337,36 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
     KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
     return fit(dev, &dev->logits.data, &dev->logits.bytes, rows * (size_t)n_expert * 4, err);
+}
+
+/* ---- pages --------------------------------------------------------------------------------- */
+
+/* Counted by the pool, as its pages are taken. */
+static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
+    void *p = NULL;
+    *out = NULL;
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes);
+    *out = p;
+    return KK_OK;
+}
+
+static void cuda_pages_free(kk_dev *dev, uint8_t *base, size_t bytes) {
+    (void)bytes;
+    kk_cuda_sync(dev, NULL);
+    if (base) cudaFree(base);
+}
+
+/* An error shows at the next synchronisation. */
+static void cuda_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
+    if (kk_cuda_flush(dev, NULL) == KK_OK)
+        cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, dev->stream);
+}
+
+static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err) {
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, dev->stream), "moving a page", err);
+    return kk_cuda_sync(dev, err);
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */
@@ -373,6 +403,10 @@ static const kk_backend cuda_backend = {
     .softcap = kk_cuda_softcap,
     .argmax = kk_cuda_argmax,
     .sync = kk_cuda_sync,
+    .pages_new = cuda_pages_new,
+    .pages_free = cuda_pages_free,
+    .page_copy = cuda_page_copy,
+    .page_move = cuda_page_move,
 };
 
 /* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another

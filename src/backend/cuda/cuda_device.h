@@ -16,6 +16,7 @@ enum {
     KK_CUDA_CONTROL = 8 << 20,       /* bytes of one */
     KK_CUDA_OPS = 4096,              /* queued before they are run anyway */
     KK_CUDA_VIEWS = 64,              /* rows that queued operations speak of */
+    KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
     KK_CUDA_STAGE = 64 << 20,        /* bytes of weights on their way */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
 };

@@ -21,7 +21,9 @@ int32_t kk_cu_linear_rows(int32_t n_in) {
 }
 
 cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
-    if (linear_shared(a->n_rows, a->n_in) > SHARED_MOST) return cudaErrorInvalidValue;
+    const size_t shared = linear_shared(a->n_rows, a->n_in) +
+                          (a->x2 ? (size_t)a->n_rows * (size_t)kk_stage_stride(a->n_in) : 0);
+    if (shared > SHARED_MOST) return cudaErrorInvalidValue;
     kk_linear_job_args j = {};
     bool pair = false;
     int strips = 0;
@@ -41,10 +43,12 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
         p.units = two && !p.up ? a->part[i].w.strips / 2 : a->part[i].w.strips;
         p.pitch = a->part[i].pitch;
         p.cap = a->part[i].cap;
+        p.other = a->part[i].other;
         j.units += p.units;
     }
     j.n_parts = a->n_parts;
     j.x = a->x;
+    j.x2 = a->x2;
     j.n_rows = a->n_rows;
     j.n_in = a->n_in;
     j.silu = a->silu;
@@ -55,7 +59,7 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
         k = two ? kk_linear_kernel<true, 2> : kk_linear_kernel<true, 1>;
     else
         k = two ? kk_linear_kernel<false, 2> : kk_linear_kernel<false, 1>;
-    return kk_launch(at, k, j, grid, KK_BLOCK_THREADS, linear_shared(a->n_rows, a->n_in));
+    return kk_launch(at, k, j, grid, KK_BLOCK_THREADS, shared);
 }
 
 static kk_choice_args choice_of(const kk_cu_choice *c) {

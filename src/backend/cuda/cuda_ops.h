@@ -138,10 +138,11 @@ typedef struct {
         kk_cu_weight w, up; /* up.data NULL: none */
         void *out;
         int32_t pitch;
-        float cap; /* not 0: soft-cap */
+        float cap;  /* not 0: soft-cap */
+        bool other; /* takes x2 instead of x */
     } part[KK_CU_PARTS];
     int32_t n_parts;
-    const uint16_t *x;
+    const uint16_t *x, *x2;
     int32_t n_rows, n_in; /* n_in padded: x's pitch */
     int32_t silu;
 } kk_cu_linear;

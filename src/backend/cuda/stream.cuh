@@ -13,7 +13,7 @@
 #include "arith.cuh"
 
 #ifndef KK_RING_CHUNK /* set by experiments only */
-#define KK_RING_CHUNK 3
+#define KK_RING_CHUNK 4
 #define KK_RING_SLOTS 3
 #endif
 
