@@ -132,7 +132,7 @@ void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r) {
         printf("; sink %d, window %d, chunk %d", how->sink > 0 ? how->sink : 0,
                how->window > 0 ? how->window : 0, how->chunk);
     if (r->restores.rank) printf("; rank %d", r->restores.rank);
-    printf("\n  %-16s  %8s  %18s  %7s  %8s  %8s  %17s  %9s%s\n", "", "ms/token", "range", "exact",
+    printf("\n  %-16s  %8s  %18s  %7s  %8s  %8s  %17s  %9s%s\n", "", "ms/token", "range", "x exact",
            "prefill", "rebuilt", "keys/query", "K/V", drafts ? "   with dflash" : "");
     for (int32_t i = 0; i < r->n_policies; i++) print_policy(&r->policy[i]);
 }
