@@ -2,7 +2,7 @@
 
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
-    local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
+    local verbs="run chat info bench eval report parity tokenize quantize session doctor version help"
     local drafter="-md --model-draft --draft-type --draft-embed-scale"
     local projection="-mp --model-projection --projection-type"
     local model="-m --model $drafter $projection --synthetic"
@@ -22,7 +22,7 @@ _kakeya() {
 
     # The value of an option.
     case $prev in
-    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report)
+    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report | -o | --output)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         return
@@ -80,6 +80,10 @@ _kakeya() {
         esac
         [ "$COMP_CWORD" -eq 2 ] && words="needle accept"
         ;;
+    report)
+        words="--json -q --quiet -v --verbose -o --output"
+        [ "$COMP_CWORD" -eq 2 ] && words="check html rules"
+        ;;
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;
     quantize) words="--type --force -q --quiet" ;;
@@ -102,7 +106,9 @@ _kakeya() {
         ;;
     esac
     case $verb:$cur in
-    quantize:[!-]* | quantize: | parity:[!-]* | parity:)
+    quantize:[!-]* | quantize: | parity:[!-]* | parity: | report:[!-]* | report:)
+        [ "$verb:$COMP_CWORD" = report:2 ] &&
+            mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur") && return
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         ;;

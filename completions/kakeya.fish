@@ -5,12 +5,12 @@ function __kakeya_of
     test (count $words) -ge 2; and contains -- $words[2] $argv
 end
 
-set -l verbs run chat info bench eval parity tokenize quantize session doctor version help
+set -l verbs run chat info bench eval report parity tokenize quantize session doctor version help
 complete -c kakeya -f
 for verb in \
     "run\tcontinue a text, or answer a question" "chat\ttalk with a model at the terminal" \
     "info\tshow what a model is" "bench\tmeasure speed" \
-    "eval\tmeasure what a model can do" "parity\tcompare with a dumped reference" \
+    "eval\tmeasure what a model can do" "report\thold reports to their rules" "parity\tcompare with a dumped reference" \
     "tokenize\tturn text into token ids" \
     "quantize\twrite a GGUF file" "session\tsave a session and go on with it later" \
     "doctor\tshow what this machine can run" \
@@ -71,7 +71,7 @@ complete -c kakeya -n '__kakeya_of run chat session' -l system -x -d instruction
 complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -s n -l predict -x -d 'tokens to generate'
 complete -c kakeya -n '__kakeya_of run session' -l ignore-eos -d 'do not stop where the model ends'
-complete -c kakeya -n '__kakeya_of run info parity doctor session' -l json -d 'print one JSON object'
+complete -c kakeya -n '__kakeya_of run info parity doctor session report' -l json -d 'print one JSON object'
 complete -c kakeya -n '__kakeya_of run chat bench quantize eval session' -s q -l quiet -d 'no progress'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'say more'
 
@@ -94,7 +94,9 @@ complete -c kakeya -n '__kakeya_of bench eval' -l samples -x -d 'prompts of each
 complete -c kakeya -n '__kakeya_of eval' -l raw -d 'continue the document as it is'
 complete -c kakeya -n '__kakeya_of eval' -l print -d 'print the first document'
 complete -c kakeya -n '__kakeya_of eval' -l min-recall -x -d 'fail under this share'
-complete -c kakeya -n '__kakeya_of parity quantize' -F
+complete -c kakeya -n '__kakeya_of report' -a 'check html rules' -d 'JSON reports'
+complete -c kakeya -n '__kakeya_of report' -s o -l output -rF -d 'the page to write'
+complete -c kakeya -n '__kakeya_of parity quantize report' -F
 complete -c kakeya -n '__kakeya_of parity' -l tol -x -d 'largest logit difference'
 complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-state difference'
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'

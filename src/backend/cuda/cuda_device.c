@@ -336,7 +336,9 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
     KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
-    return fit(dev, &dev->logits.data, &dev->logits.bytes, rows * (size_t)n_expert * 4, err);
+    /* A router's logits come in up to eight parts where rows are few. */
+    const size_t parts = rows > 8 * KK_CU_ROWS ? rows : 8 * KK_CU_ROWS;
+    return fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err);
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */
