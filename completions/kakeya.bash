@@ -38,6 +38,7 @@ _kakeya() {
     --spec) words="dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
     --draft-type) words="q8_0 q4_0 file" ;;
+    --policies) words="all exact,window exact,restored --ctx" ;;
     --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram" ;;
     --set) words="code chat needle json edit prose" ;;
     --accept-trace) words="geom:0.744:1" ;;
@@ -69,6 +70,7 @@ _kakeya() {
     info) words="$model --check --json" ;;
     bench)
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
+            --policies --sink --window --chunk --latents
             --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
             --accept-trace --report -q --quiet"
         ;;
