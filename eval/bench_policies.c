@@ -224,7 +224,7 @@ static kk_status add_file_or_random(const policies *p, text *t, size_t need, kk_
 static kk_status lay_out(policies *p, const text *t, kk_err *err) {
     const size_t pieces = (size_t)p->piece * ((size_t)p->opts->repeat + 1);
     const size_t shared = (size_t)p->shared;
-    if (t->n < pieces)
+    if (t->n == 0 || t->n < pieces)
         return kk_fail(err, KK_EINVAL,
                        "the prompts have %zu tokens, and %d turns and a warm-up take %zu", t->n,
                        p->opts->repeat, pieces);
@@ -418,8 +418,8 @@ static kk_status turn_of(policies *p, int32_t at, int32_t turn, kk_bench_turns *
 
 static kk_status warm_up(policies *p, kk_err *err) {
     kk_bench_turns *ignored = kk_calloc(2, sizeof *ignored);
-    kk_status st = ignored ? kk_bench_step(p->opts, "warming up", err)
-                           : kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    if (!ignored) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    kk_status st = kk_bench_step(p->opts, "warming up", err);
     for (int32_t at = 0; st == KK_OK && at < p->out->n_policies; at++) {
         ignored[0].n = ignored[1].n = 0;
         st = turn_of(p, at, 0, &ignored[0], &ignored[1], err);
