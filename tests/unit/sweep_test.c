@@ -1,5 +1,5 @@
-/* sweep_test.c - what `kakeya eval sweep` sums up: errors of rebuilt rows, computed again from what the
- * model shows of itself, their ratios by kinds of layers, the knee; and what it refuses. */
+/* sweep_test.c - what `kakeya eval sweep` sums up: errors of rebuilt rows, computed again from what
+ * the model shows of itself, their ratios by kinds of layers, the knee; and what it refuses. */
 #include "support/tiny.h"
 
 #include <math.h>
