@@ -54,13 +54,13 @@ static const option train_options[] = {
                "documents with a code to find (default: 12)"),
     OPTION_INT(NULL, "needle-lines", "N", AT(needle_lines), 20, 100000,
                "most lines of one (default: 120)"),
-    OPTION_SEED("s", "seed", "N", AT(seed),
-                "names texts and draws (default: 0; an evaluation of seed N + 1000 would meet "
-                "the same numbers)"),
+    OPTION_SEED("s", "seed", "N", AT(seed), "names texts and draws (default: 0)"),
     OPTION_HEADING("Loss"),
-    OPTION_CHOICE("loss", "NAME", AT(loss),
-                  "ridge mse cos_mag combined attn_distill attn_distill_hybrid", NULL,
-                  "ridge: closed form, no steps (default); the others take steps from there"),
+    OPTION_CHOICE(
+        "loss", "NAME", AT(loss), "ridge mse cos_mag combined attn_distill attn_distill_hybrid",
+        NULL,
+        "ridge: closed form, no steps (default); mse, cos_mag, combined, attn_distill and "
+        "attn_distill_hybrid take steps from there"),
     OPTION_CHOICE("ridge-targets", "KIND", AT(targets), "raw normed", NULL,
                   "rows as they are (default), or normalised head by head"),
     OPTION_REAL("ridge", "X", AT(ridge), 0, 1,

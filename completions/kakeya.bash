@@ -2,7 +2,7 @@
 
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
-    local verbs="run chat info bench eval report parity tokenize quantize session doctor version help"
+    local verbs="run chat info bench eval train report parity tokenize quantize session doctor version help"
     local drafter="-md --model-draft --draft-type --draft-embed-scale"
     local projection="-mp --model-projection --projection-type"
     local model="-m --model $drafter $projection --synthetic"
@@ -85,6 +85,14 @@ _kakeya() {
     report)
         words="--json -q --quiet -v --verbose -o --output"
         [ "$COMP_CWORD" -eq 2 ] && words="check html rules"
+        ;;
+    train)
+        words="-m --model $drafter $device -o --out --source --taps --rank --layers --data --tokens
+            --length --predict --needles --needle-lines -s --seed --loss --ridge --ridge-targets
+            --ridge-full --lambda-k-dir --lambda-v-dir --lambda-k-mag --lambda-v-mag --sink --window
+            --chunk --steps --lr --lr-schedule --warmup --weight-decay --clip --init-from
+            --checkpoint-every --resume --log-every --report -q --quiet"
+        [ "$COMP_CWORD" -eq 2 ] && words="projection"
         ;;
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;

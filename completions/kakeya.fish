@@ -21,8 +21,8 @@ complete -c kakeya -n '__kakeya_of help' -a "$verbs"
 complete -c kakeya -l help -s h -d 'show help'
 
 # Model
-complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval session' -s m -l model -rF -d 'folder or GGUF file'
-complete -c kakeya -n '__kakeya_of run chat info bench eval session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
+complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval train session' -s m -l model -rF -d 'folder or GGUF file'
+complete -c kakeya -n '__kakeya_of run chat info bench eval train session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-type -x -a 'q8_0 q4_0 file' -d 'weights of the drafter in memory'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-embed-scale -x -a '1 once twice' -d 'embedding scale of the drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
@@ -86,7 +86,7 @@ complete -c kakeya -n '__kakeya_of bench eval' -l prompts -rF -d 'prompts of a J
 complete -c kakeya -n '__kakeya_of bench' -l prefill -x -d 'tokens of the timed prefill'
 complete -c kakeya -n '__kakeya_of bench' -l rows -x -a none -d 'rows to compare'
 complete -c kakeya -n '__kakeya_of bench' -l repeat -x -d repeats
-complete -c kakeya -n '__kakeya_of bench eval' -l report -rF -d 'write a JSON report'
+complete -c kakeya -n '__kakeya_of bench eval train' -l report -rF -d 'write a JSON report'
 complete -c kakeya -n '__kakeya_of eval' -a needle -d 'a code hidden in a long document'
 complete -c kakeya -n '__kakeya_of eval' -a accept -d 'how much of what is drafted is right'
 complete -c kakeya -n '__kakeya_of eval' -l embed-scale -x -a '1 once twice' -d 'compare with this embedding scale'
@@ -98,6 +98,21 @@ complete -c kakeya -n '__kakeya_of eval' -l min-recall -x -d 'fail under this sh
 complete -c kakeya -n '__kakeya_of report' -a 'check html rules' -d 'JSON reports'
 complete -c kakeya -n '__kakeya_of report' -s o -l output -rF -d 'the page to write'
 complete -c kakeya -n '__kakeya_of parity quantize report' -F
+complete -c kakeya -n '__kakeya_of train' -a projection -d 'rebuilds K/V rows'
+complete -c kakeya -n '__kakeya_of train' -s o -l out -rF -d 'folder to write to'
+complete -c kakeya -n '__kakeya_of train' -l source -x -a 'taps context embed drafter-kv' -d 'what it reads'
+complete -c kakeya -n '__kakeya_of train' -l taps -x -d 'layers to read'
+complete -c kakeya -n '__kakeya_of train' -l rank -x -d 'values kept per position'
+complete -c kakeya -n '__kakeya_of train' -l layers -x -a 'all sliding full' -d 'layers it rebuilds'
+complete -c kakeya -n '__kakeya_of train' -l data -rF -d 'file or folder to train on'
+complete -c kakeya -n '__kakeya_of train' -l loss -x -a 'ridge mse cos_mag combined attn_distill attn_distill_hybrid' -d 'what is made small'
+complete -c kakeya -n '__kakeya_of train' -l ridge-targets -x -a 'raw normed' -d 'rows as they are, or normalised'
+complete -c kakeya -n '__kakeya_of train' -l lr-schedule -x -a 'cosine const' -d 'how the rate falls'
+for flag in tokens length predict needles needle-lines seed ridge ridge-full lambda-k-dir lambda-v-dir lambda-k-mag lambda-v-mag sink window chunk steps lr warmup weight-decay clip checkpoint-every log-every
+    complete -c kakeya -n '__kakeya_of train' -l $flag -x
+end
+complete -c kakeya -n '__kakeya_of train' -l init-from -rF -d 'a projection to start from'
+complete -c kakeya -n '__kakeya_of train' -l resume -d 'go on from the last state'
 complete -c kakeya -n '__kakeya_of parity' -l tol -x -d 'largest logit difference'
 complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-state difference'
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'

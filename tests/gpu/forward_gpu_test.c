@@ -258,7 +258,7 @@ static int bench(const char *spec, int n, char **contexts) {
     must(kk_checkpoint_synthetic(&ckpt, spec, &mem, &err), &err, spec);
     printf("%s: random weights made in %.1f s\n", spec, kk_now() - t);
     t = kk_now();
-    open_world(&w, ckpt, "cuda", NULL, 8192);
+    open_world(&w, ckpt, "cuda", getenv("KK_TEST_ISA"), 8192);
     printf("loaded in %.1f s on %s\n", kk_now() - t, w.be->isa(w.dev));
     fflush(stdout);
     for (int i = 0; i < n; i++) {

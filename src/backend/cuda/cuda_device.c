@@ -114,7 +114,10 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
     dev->max_rows = opts->max_rows;
+    /* For tests and measurements: "plain" launches operations one by one, "late" fuses them but
+     * lets no kernel begin before the one before it has ended. */
     dev->fuse = !opts->isa || strcmp(opts->isa, "plain") != 0;
+    dev->early = !opts->isa;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
     kk_status st = KK_OK;

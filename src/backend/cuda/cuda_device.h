@@ -108,7 +108,7 @@ struct kk_dev {
     kk_cuda_graph graphs[KK_CUDA_GRAPHS];
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
-    bool fuse;
+    bool fuse, early;
     void *stage; /* device; while weights are being loaded */
     /* scratch that operations share; they run one after the other */
     struct {

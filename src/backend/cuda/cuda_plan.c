@@ -4,7 +4,7 @@
  * a row has the same bits in a chunk of a prompt as on its own. */
 #include "backend/cuda/cuda_device.h"
 
-kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->fuse}; }
+kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->early}; }
 
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
     const int32_t format = s->format == KK_F32    ? KK_CU_F32
