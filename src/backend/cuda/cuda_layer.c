@@ -17,7 +17,7 @@
  * look at them reads them right after the operation, which ends the queue there. */
 #include "backend/cuda/cuda_device.h"
 
-enum { LAYER_OPS = 16, HEAD_OPS = 4 };
+enum { LAYER_OPS = 16, HEAD_OPS = 4, CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */ };
 
 /* Rows between kernels: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -203,14 +203,18 @@ static kk_status experts(kk_dev *dev, const kk_cuda_op *op, int32_t slices, kk_e
     const kk_route_args *r = &op[11].a.route;
     const kk_weight *dense = op[9].a.linear.w[0];
     const int32_t rows = e->n_rows;
-    const kk_cu_choice c = {.logits = dev->logits.data,
-                            .slices = slices,
-                            .scale = kk_cuda_f(r->per_expert_scale),
-                            .expert = r->expert->data,
-                            .weight = kk_cuda_f(r->weight),
-                            .n_rows = rows,
-                            .n_used = e->n_used,
-                            .n_expert = (int32_t)r->proj->w.n_out};
+    kk_cu_choice c = {.logits = dev->logits.data,
+                      .slices = slices,
+                      .scale = kk_cuda_f(r->per_expert_scale),
+                      .expert = r->expert->data,
+                      .weight = kk_cuda_f(r->weight),
+                      .n_rows = rows,
+                      .n_used = e->n_used,
+                      .n_expert = (int32_t)r->proj->w.n_out};
+    if (rows >= CHOOSE_ROWS) {
+        KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
+        c.logits = NULL;
+    }
     kk_cu_gate g = {.choice = c,
                     .gate = e->gate->w,
                     .x = flow_at(dev, FLOW_Z2),

@@ -213,7 +213,7 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     const size_t pairs = (size_t)rows * (size_t)d.choice.n_used;
     const size_t acts = pairs * (size_t)kk_stage_stride(a->act_pitch);
     size_t shared = KK_RINGS_BYTES + 2 * pairs * 8 * sizeof(float);
-    d.staged = acts <= 48 * 1024;
+    d.staged = shared + acts <= SHARED_MOST;
     if (d.staged) shared += acts;
     const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
     return kk_launch(at, rows > 8 ? kk_down_kernel<true> : kk_down_kernel<false>, d, grid,

@@ -179,7 +179,7 @@ struct kk_choice {
 __device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int slices,
                                           int slice_stride, const float *scale, int n_rows,
                                           int n_used, int n_expert) {
-    __shared__ float logit[KK_MAX_EXPERTS];
+    __shared__ __align__(16) float logit[KK_MAX_EXPERTS]; /* -inf beyond the experts there are */
     const int e = (int)threadIdx.x;
     for (int r = 0; r < n_rows; r++) {
         float mine = -INFINITY;
@@ -197,11 +197,17 @@ __device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int
         if (e < n_used) c->chosen[r * n_used + e] = (short)e; /* where logits are no numbers */
         __syncthreads();
         int before = 0;
-        if (e < n_expert)
-            for (int i = 0; i < n_expert; i++)
-                before += logit[i] > mine || (logit[i] == mine && i < e);
-        else
+        if (e < n_expert) {
+            for (int i = 0; i < n_expert; i += 4) {
+                const float4 v = *(const float4 *)(logit + i);
+                before += v.x > mine || (v.x == mine && i < e);
+                before += v.y > mine || (v.y == mine && i + 1 < e);
+                before += v.z > mine || (v.z == mine && i + 2 < e);
+                before += v.w > mine || (v.w == mine && i + 3 < e);
+            }
+        } else {
             before = n_used;
+        }
         if (before < n_used) {
             c->chosen[r * n_used + before] = (short)e;
             c->logit[r * n_used + before] = mine;
@@ -418,7 +424,7 @@ struct kk_down_args {
 };
 
 template <bool HIGH>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
     extern __shared__ __align__(128) char room[];
     __shared__ kk_choice choice;
@@ -478,22 +484,29 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
             const uint16_t *hi = act + (size_t)two_row * pitch + (lane & 3) * 8;
             float sum[4] = {0, 0, 0, 0};
             int step = 0;
+            /* Many rows' activations come from memory: they are asked for a chunk ahead. */
+            kk_acts<1> x, later;
+            auto bring = [&](kk_acts<1> &v, int from_step) {
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    const int at = from_step + i < a.wrap ? from_step + i : from_step + i - a.wrap;
+                    v.a[i] = *(const uint4 *)(lo + at * 32);
+                    if (HIGH) v.b[i] = *(const uint4 *)(hi + at * 32);
+                }
+            };
+            if (HIGH) bring(x, 0);
             for (int slice = 0; slice < slices; slice++) {
                 float c[1][4] = {};
                 const int end = kk_slice(a.steps, slice + 1);
                 for (int n = end - kk_slice(a.steps, slice); n > 0; n -= STEPS) {
-                    kk_acts<1> x;
-#pragma unroll
-                    for (int i = 0; i < STEPS; i++) {
-                        const int at = step + i < a.wrap ? step + i : step + i - a.wrap;
-                        x.a[i] = *(const uint4 *)(lo + at * 32);
-                        if (HIGH) x.b[i] = *(const uint4 *)(hi + at * 32);
-                    }
+                    if (!HIGH) bring(x, step);
+                    step += min((int)STEPS, n);
+                    if (step >= a.wrap) step -= a.wrap;
+                    if (HIGH) bring(later, step);
                     kk_chunk<HIGH, 1>(c, ring.wait(), n, x);
                     ring.release();
                     refill();
-                    step += min((int)STEPS, n);
-                    if (step >= a.wrap) step -= a.wrap;
+                    if (HIGH) x = later;
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++)
