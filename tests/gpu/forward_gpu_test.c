@@ -82,7 +82,8 @@ static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits
     const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
     must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
     for (int32_t i = 0; to && i < n_logits; i++)
-        must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->vocab, &err), &err, "logits");
+        must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->vocab, &err), &err,
+             "logits");
     if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
 }
 
@@ -119,7 +120,8 @@ static float *layer_outputs(const kk_checkpoint *ckpt, const char *device, const
     float *out = calloc((size_t)(n_layer + 2) * (size_t)(n * hidden), sizeof *out);
     open_world(&w, ckpt, device, NULL, 256);
     must(kk_cache_reserve(w.cache, n, &err), &err, "reserve");
-    const kk_gemma4_group g = {.cache = w.cache, .layout = &w.layout, .tokens = tokens, .n_rows = n};
+    const kk_gemma4_group g = {
+        .cache = w.cache, .layout = &w.layout, .tokens = tokens, .n_rows = n};
     const kk_gemma4_forward_args a = {
         .groups = &g, .n_groups = 1, .tap_layers = layers, .n_taps = n_layer + 2, .tap_out = out};
     must(kk_gemma4_forward(w.model, &a, &err), &err, "forward");
@@ -170,7 +172,7 @@ static int check(const char *spec) {
     static const struct {
         const char *isa;
         int32_t chunk, group;
-    } arms[] = {{NULL, 64, 2}, {NULL, 150, 8},  {NULL, 16, 16},
+    } arms[] = {{NULL, 64, 2}, {NULL, 150, 8},   {NULL, 16, 16},
                 {NULL, 37, 5}, {"plain", 64, 1}, {"plain", 64, 24}};
     int bad = 0;
     compare_layers(ckpt, tokens);
