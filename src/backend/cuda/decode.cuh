@@ -125,9 +125,9 @@ struct kk_router_args {
 };
 
 template <bool HIGH>
-__global__ void __launch_bounds__(KK_WARP, 8)
+__global__ void __launch_bounds__(KK_WARP, 4)
     kk_router_kernel(const __grid_constant__ kk_router_args a) {
-    enum { AT_ONCE = 6 };
+    enum { AT_ONCE = 12 };
     const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4, wrap = a.n_in / KK_STEP;
     const int slices = kk_slices(a.steps), slice = (int)blockIdx.x % slices;
     const int strip = (int)blockIdx.x / slices;
