@@ -92,8 +92,12 @@ INLINE void finish_sums(float out[KK_CHAINS], const vf acc[KK_CHAINS]) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
+static float inv_rms(const float *x, int32_t n, float eps) {
+    return 1.0f / sqrtf(dot_lanes(x, x, n) / (float)n + eps);
+}
+
 static void norm(float *y, const float *x, const float *w, int32_t n, float eps) {
-    const vf inv = vf_set1(1.0f / sqrtf(dot_lanes(x, x, n) / (float)n + eps));
+    const vf inv = vf_set1(inv_rms(x, n, eps));
     if (w)
         EACH_LANES(n, { SET(y, vf_mul(vf_mul(V(x), inv), V(w))); });
     else
@@ -568,6 +572,7 @@ static void strip(const kk_strip *s) {
 }
 
 #include "backend/cpu/attend_body.h"
+#include "backend/cpu/latent_body.h"
 
 const kk_kernels KK_KERNELS = {
     .name = KK_KERNELS_NAME,
@@ -575,6 +580,12 @@ const kk_kernels KK_KERNELS = {
     .strip = strip,
     .attend = attend,
     .widen = widen,
+    .dots = dots,
+    .weigh = weigh,
+    .sums = sums,
+    .keys = keys,
+    .inv_rms = inv_rms,
+    .floats = floats,
     .norm = norm,
     .rotate = rotate,
     .turn = kk_turn_row,
