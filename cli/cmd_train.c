@@ -19,7 +19,7 @@ typedef struct {
     uint64_t seed;
     int32_t rank, tokens, length, needles, needle_lines, steps, warmup, log_every;
     int32_t checkpoint_every, sink, window, chunk;
-    float lr, weight_decay, clip, k_dir, v_dir, k_mag, v_mag, ridge;
+    float lr, weight_decay, clip, k_dir, v_dir, k_mag, v_mag, ridge, full_weight;
     bool resume, quiet;
 } train_args;
 
@@ -63,6 +63,8 @@ static const option train_options[] = {
                   "rows as they are (default), or normalised head by head"),
     OPTION_REAL("ridge", "X", AT(ridge), 0, 1,
                 "regularisation, of the mean square of a feature (default: 1e-5)"),
+    OPTION_REAL("ridge-full", "X", AT(full_weight), 0, 1e6,
+                "how much full layers count beside sliding ones (default: 1)"),
     OPTION_REAL("lambda-k-dir", "X", AT(k_dir), 0, 1e6, "hybrid: weight of K's direction (1)"),
     OPTION_REAL("lambda-v-dir", "X", AT(v_dir), 0, 1e6, "hybrid: weight of V's direction (1)"),
     OPTION_REAL("lambda-k-mag", "X", AT(k_mag), 0, 1e6, "hybrid: weight of K's size (0.1)"),
@@ -222,6 +224,7 @@ static kk_train_opts to_opts(const train_args *a) {
         .needle_lines = a->needle_lines,
         .normed_targets = strcmp(a->targets, "normed") == 0,
         .lambda = (double)a->ridge,
+        .full_weight = (double)a->full_weight,
         .loss = a->loss,
         .adamw = {.lr = (double)a->lr,
                   .weight_decay = (double)a->weight_decay,
@@ -270,6 +273,7 @@ static int run_projection(int argc, char **argv) {
                     .schedule = "cosine",
                     .targets = "raw",
                     .rank = 256,
+                    .full_weight = 1,
                     .tokens = 60000,
                     .length = 1024,
                     .needles = 12,

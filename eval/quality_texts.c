@@ -100,8 +100,8 @@ static kk_status add_text(list *l, const char *path, const char *text, size_t le
         long_enough(l, n)
             ? add(l, last_part(path), ids, n, err)
             : kk_fail(err, KK_EINVAL,
-                      "the text '%.150s' has %zu tokens, and the first %d are kept in full by "
-                      "sink and window: nothing would be compared",
+                      "the text '%.150s' has %zu tokens, and to the first %d all rows are kept: "
+                      "nothing would be compared",
                       path, n, l->from->from);
     kk_free(ids);
     return st;
@@ -206,7 +206,7 @@ json_t *kk_quality_sum_json(const char *arm, const kk_quality_sum *s) {
 }
 
 json_t *kk_quality_texts_json(const kk_quality_texts *t, const kk_quality_source *from) {
-    const char *what = from->n_paths ? "files" : "prompts that training holds out";
+    const char *what = from->n_paths ? "files" : "held out of the shipped prompts";
     return json_pack("{s:s, s:i, s:i, s:i, s:I, s:i}", "source", what, "texts", (int)t->n,
                      "too_short", t->too_short, "from", from->from, "rows", (json_int_t)t->rows,
                      "most_tokens", from->most);

@@ -19,6 +19,7 @@ typedef struct {
 
 struct kk_ridge {
     kk_ridge_opts opts;
+    double weight[KK_MAX_LAYERS];    /* by layer */
     kk_theta shape;                  /* without parameters */
     int32_t column[KK_THETA_BLOCKS]; /* where a block begins in its path's xy */
     path path[2];
@@ -55,6 +56,9 @@ kk_status kk_ridge_new(kk_ridge **out, const kk_theta *shape, const kk_ridge_opt
     if (!r) return kk_fail(err, KK_ENOMEM, "no memory for a regression");
     r->opts = *opts;
     if (r->opts.lambda <= 0) r->opts.lambda = standard_lambda;
+    for (int32_t i = 0; i < shape->config.n_layer; i++)
+        r->weight[i] = opts->layer_weight ? opts->layer_weight[i] : 1;
+    r->opts.layer_weight = NULL; /* the caller's */
     r->shape = *shape;
     r->shape.params = NULL;
     for (int32_t i = 0; i < shape->n_blocks; i++) {
@@ -130,14 +134,15 @@ void kk_ridge_add(kk_ridge *r, const kk_captured *rows) {
 
 /* ---- solving ----------------------------------------------------------------------------- */
 
-/* What a column of a block is multiplied with so that all blocks count alike; a raw key stands for
- * K and for V. */
+/* What a column of a block is multiplied with so that all blocks count alike, but for their layers'
+ * weights; a raw key stands for K and for V. */
 static double block_weight(const kk_ridge *r, int32_t i) {
     const kk_theta_block *b = &r->shape.block[i];
     double energy = 0;
     for (int32_t h = 0; h < b->n_head; h++) energy += r->energy[i][h];
     if (!r->opts.raw) energy = (double)r->rows * b->width;
-    return energy > 0 ? sqrt((b->both ? 2.0 : 1.0) * (double)r->rows / energy) : 0;
+    return energy > 0 ? sqrt((b->both ? 2.0 : 1.0) * r->weight[b->layer] * (double)r->rows / energy)
+                      : 0;
 }
 
 /* The scale that normalised targets have lost. */

@@ -21,6 +21,8 @@ typedef struct {
     double lambda; /* of the mean of X^T X's diagonal; 0: 1e-5 */
     float eps;     /* of the model's norms */
     bool raw;      /* targets as they are, not normalised */
+    /* How much each layer counts beside the others; NULL: alike. */
+    const double *layer_weight;
 } kk_ridge_opts;
 
 /* theta says what is to be rebuilt and from what; its shape is borrowed. */

@@ -183,9 +183,15 @@ static kk_status collect(kk_training *t, kk_ridge *ridge, kk_err *err) {
 
 /* Rows, and from them the start: the regression, or another projection. */
 static kk_status begin_from(kk_training *t, kk_err *err) {
+    const kk_config *c = kk_engine_config(t->engine);
+    double weight[KK_MAX_LAYERS];
+    for (int32_t i = 0; i < c->n_layer; i++)
+        weight[i] =
+            c->layer[i].kind == KK_FULL && t->opts->full_weight > 0 ? t->opts->full_weight : 1;
     const kk_ridge_opts how = {.lambda = t->opts->lambda,
-                               .eps = kk_engine_config(t->engine)->eps,
-                               .raw = !t->opts->normed_targets};
+                               .eps = c->eps,
+                               .raw = !t->opts->normed_targets,
+                               .layer_weight = weight};
     kk_ridge *ridge = NULL;
     if (t->opts->init_from)
         KK_TRY(kk_theta_read(&t->theta, t->opts->init_from, err));

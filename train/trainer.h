@@ -41,7 +41,8 @@ typedef struct {
     int32_t length, needles, needle_lines; /* of a text; documents with a code, and their lines */
     bool normed_targets;                   /* ridge.h */
     double lambda;                         /* ridge.h; 0: its own */
-    const char *loss;                      /* "ridge", or one of losses.h */
+    double full_weight; /* ridge: how much full layers count beside sliding ones; 0: alike */
+    const char *loss;   /* "ridge", or one of losses.h */
     kk_adamw_opts adamw;
     double k_dir, v_dir, k_mag, v_mag;
     int32_t sink, window, chunk;

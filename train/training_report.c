@@ -20,6 +20,7 @@ static json_t *settings_json(const kk_training *t) {
         o->needle_lines, "ridge_targets", o->normed_targets ? "normed" : "raw", "loss", o->loss,
         "init_from", o->init_from, "sink", o->sink, "window", o->window, "chunk", o->chunk, "seed",
         (json_int_t)o->seed);
+    json_object_set_new(s, "ridge_full", kk_report_real(o->full_weight > 0 ? o->full_weight : 1));
     if (t->loss == KK_LOSS_RIDGE) return s;
     json_object_set_new(s, "optimiser",
                         json_pack("{s:s, s:i, s:o, s:s, s:i, s:o, s:o, s:i, s:i}", "name", "adamw",

@@ -31,8 +31,8 @@ static uint64_t hash_text(uint64_t h, const char *s) { return s ? hash(h, s, str
 static uint64_t belongs(const kk_training *t) {
     const kk_train_opts *o = t->opts;
     const kk_adamw_opts *a = &o->adamw;
-    const double reals[] = {a->lr,    a->weight_decay, a->clip,  o->k_dir,
-                            o->v_dir, o->k_mag,        o->v_mag, o->lambda};
+    const double reals[] = {a->lr,    a->weight_decay, a->clip,   o->k_dir,      o->v_dir,
+                            o->k_mag, o->v_mag,        o->lambda, o->full_weight};
     const int64_t ints[] = {a->steps,         a->warmup, a->constant,         o->sink,
                             o->window,        o->chunk,  o->log_every,        o->normed_targets,
                             (int64_t)o->seed, t->loss,   t->theta.config.rank};

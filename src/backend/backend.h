@@ -301,6 +301,14 @@ typedef struct {
     kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
     kk_status (*argmax)(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
     kk_status (*sync)(kk_dev *dev, kk_err *err);
+
+    /* Where K/V pages lie; all NULL: in ordinary memory.  Elsewhere only the device may look at
+     * them: page_copy copies between pages in the order of operations, page_move between a page
+     * and host memory, done when it returns. */
+    kk_status (*pages_new)(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err);
+    void (*pages_free)(kk_dev *dev, uint8_t *base, size_t bytes);
+    void (*page_copy)(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n);
+    kk_status (*page_move)(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err);
 } kk_backend;
 
 /* "cpu"; NULL: the fastest built.  NULL when there is none of that name. */

@@ -91,9 +91,11 @@ static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
         p->fits[f] = st == KK_OK;
         if (st != KK_OK && !packed) return st;
         for (int k = 0; p->fits[f] && k < KK_KINDS; k++)
-            if (p->layout[f].page_bytes[k])
+            if (p->layout[f].page_bytes[k]) {
                 KK_TRY(kk_pool_new(&p->pool[f][k], &e->mem, category[k], p->layout[f].page_bytes[k],
                                    err));
+                kk_pool_place(p->pool[f][k], e->backend, e->dev);
+            }
     }
     return KK_OK;
 }
@@ -174,15 +176,14 @@ static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err
 
 /* ---- projection ------------------------------------------------------------------------- */
 
+/* Three layers spread over the model, none twice. */
 static kk_status make_projection(kk_engine *e, int32_t rank, kk_err *err) {
-    enum { TAPS = 3 };
     const kk_config *c = kk_engine_config(e);
-    const int32_t last = c->n_layer - 1;
-    const int32_t spread[TAPS] = {last / 6, last / 2, last - last / 6};
-    const int32_t *taps = e->dflash ? kk_dflash_config(e->dflash)->taps : spread;
-    return kk_projection_synthetic(&e->projection, c, rank, taps,
-                                   e->dflash ? kk_dflash_config(e->dflash)->n_taps : TAPS, &e->mem,
-                                   err);
+    const int32_t last = c->n_layer - 1, wanted[] = {last / 6, last / 2, last - last / 6};
+    int32_t taps[3], n = 0;
+    for (int i = 0; i < 3; i++)
+        if (n == 0 || wanted[i] > taps[n - 1]) taps[n++] = wanted[i];
+    return kk_projection_synthetic(&e->projection, c, rank, taps, n, &e->mem, err);
 }
 
 static kk_status open_projection_files(kk_engine *e, const kk_engine_opts *o, kk_err *err) {

@@ -61,6 +61,12 @@ static kk_status put_part(kk_writer *w, int p, const void *data, size_t n, kk_er
     return kk_writer_put(w, &seal, sizeof seal, err);
 }
 
+/* Pages on another device are not written down yet. */
+static kk_status check_near(const kk_cache *c, kk_kind kind, kk_err *err) {
+    if (!kk_pool_is_remote(kk_cache_how(c)->pool[kind])) return KK_OK;
+    return kk_fail(err, KK_EDEVICE, "sessions on a GPU cannot be saved or loaded yet");
+}
+
 /* scratch: room for one page. */
 static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *scratch,
                            kk_err *err) {
@@ -68,6 +74,7 @@ static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind,
     const int64_t n = kk_cache_page_count(c, kind);
     uint64_t seal = seal_of(p);
     if (n == 0) return KK_OK;
+    KK_TRY(check_near(c, kind, err));
     for (int64_t i = 0; i < n; i++) {
         const kk_cache_page page = kk_cache_page_at(c, kind, i);
         const uint8_t *data = page.data;
@@ -232,6 +239,7 @@ static kk_status get_pages(kk_reader *r, int p, kk_cache *c, kk_kind kind, kk_er
     const int64_t n = kk_cache_page_count(c, kind);
     uint64_t seal = seal_of(p);
     if (n == 0) return KK_OK;
+    KK_TRY(check_near(c, kind, err));
     for (int64_t i = 0; i < n; i++)
         KK_TRY(get(r, &seal, kk_cache_page_at(c, kind, i).data, bytes, err));
     return check_seal(r, p, seal, err);

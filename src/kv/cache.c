@@ -178,7 +178,7 @@ static void own_page(table *t, kk_pool *pool, int64_t i, int64_t len) {
     kk_page *mine = kk_pool_take(pool);
     if (i < t->held.end) {
         if (i * KK_PAGE_ROWS < len)
-            memcpy(mine->data, t->page[i]->data, (size_t)kk_pool_page_bytes(pool));
+            kk_pool_copy(pool, mine->data, t->page[i]->data);
         kk_pool_drop(pool, t->page[i]);
     } else {
         t->held.end = i + 1;

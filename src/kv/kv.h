@@ -78,6 +78,10 @@ typedef struct kk_pool kk_pool;
 kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page_bytes,
                       kk_err *err);
 void kk_pool_free(kk_pool *p); /* all pages must be back */
+/* Pages are to lie where the device has them; before the first is promised. */
+void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev);
+/* Whether they lie where only the device may look. */
+bool kk_pool_is_remote(const kk_pool *p);
 
 /* How far back a kind keeps rows, besides the first `sink`. */
 typedef struct {

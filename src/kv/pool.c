@@ -29,6 +29,8 @@ struct slab {
 struct kk_pool {
     kk_mem *mem;
     kk_mem_category category;
+    const kk_backend *be; /* NULL: ordinary memory */
+    kk_dev *dev;
     size_t stride;              /* page_bytes, rounded up to pages of the system */
     int64_t capacity, promised; /* pages */
     int64_t booked, taken;
@@ -61,10 +63,29 @@ void kk_pool_free(kk_pool *p) {
     assert(p->taken == 0 && p->booked == 0 && p->promised == 0 && p->side == 0);
     for (slab *s = p->slabs, *older; s; s = older) {
         older = s->older;
-        kk_mem_unreserve(s->base, s->bytes);
+        if (p->be)
+            p->be->pages_free(p->dev, s->base, s->bytes);
+        else
+            kk_mem_unreserve(s->base, s->bytes);
         kk_free(s);
     }
     kk_free(p);
+}
+
+void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev) {
+    assert(p->capacity == 0);
+    if (!be->pages_new) return;
+    p->be = be;
+    p->dev = dev;
+}
+
+bool kk_pool_is_remote(const kk_pool *p) { return p->be != NULL; }
+
+void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from) {
+    if (p->be)
+        p->be->page_copy(p->dev, to, from, p->stride);
+    else
+        memcpy(to, from, p->stride);
 }
 
 int64_t kk_pool_page_bytes(const kk_pool *p) { return (int64_t)p->stride; }
@@ -88,7 +109,16 @@ static kk_status add_slab(kk_pool *p, int64_t pages, kk_err *err) {
         return kk_fail(err, KK_ENOMEM, "%lld K/V pages of %zu bytes overflow memory",
                        (long long)pages, p->stride);
     slab *s = kk_zalloc(meta);
-    uint8_t *base = s ? kk_mem_reserve(bytes) : NULL;
+    uint8_t *base = NULL;
+    if (s && p->be) {
+        const kk_status st = p->be->pages_new(p->dev, bytes, &base, err);
+        if (st != KK_OK) {
+            kk_free(s);
+            return st;
+        }
+    } else if (s) {
+        base = kk_mem_reserve(bytes);
+    }
     if (!base) {
         kk_free(s);
         return kk_fail(err, KK_ENOMEM,
@@ -153,6 +183,7 @@ kk_page *kk_pool_take(kk_pool *p) {
 
 /* Best effort: where the system does not take it back, the memory is merely kept for reuse. */
 static void return_memory(const kk_pool *p, kk_page *page) {
+    if (p->be) return;
 #ifdef __linux__
     madvise(page->data, p->stride, MADV_DONTNEED);
 #else

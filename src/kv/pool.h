@@ -27,6 +27,8 @@ void kk_pool_drop(kk_pool *p, kk_page *); /* one reference less; the last frees 
 kk_status kk_pool_side_take(kk_pool *p, size_t bytes, uint8_t **out, kk_err *err);
 void kk_pool_side_give(kk_pool *p, uint8_t *side, size_t bytes); /* side NULL is fine */
 
+/* Copies a whole page, wherever pages lie. */
+void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from);
 int64_t kk_pool_page_bytes(const kk_pool *p); /* as counted: whole pages of the system */
 
 #endif

@@ -1,5 +1,5 @@
-/* restorer.h - the projection f_theta on a device: makes latents of the rows of a forward, and lends
- * its decoders to attention.
+/* restorer.h - the projection f_theta on a device: makes latents of a forward's rows, and lends its
+ * decoders to attention.
  *
  * The verifier's forward shows it the outputs of every layer; it keeps those that its source
  * names, and at the end turns them into one latent per row, which goes into the cache. */

@@ -51,7 +51,7 @@ same "$err" ""
 has "$(cat "$work/none.json")" '"recall": 0.0' '"gate": null' '"hit": false'
 exits 1 eval needle -m "$model" --ladder 10 --samples 1 -t 1 -n 4 --min-recall 0.5 \
     --report "$work/gate.json"
-has "$err" "0 of 1 needles found" "--min-recall 0.5"
+has "$err" "exact: 0 of 1 needles found" "--min-recall 0.5"
 has "$(cat "$work/gate.json")" '"holds": false'
 
 # What cannot be is said before anything is computed.
@@ -71,6 +71,60 @@ drafter=$(dirname "$shipped")/drafter
 exits 0 eval needle -m "$shipped" -md "$drafter" --ladder 10,30 --samples 2 --kv-format q8 -q \
     --min-recall 1 --report "$work/drafted.json"
 has "$(cat "$work/drafted.json")" '"kv_format": "q8"' '"kv.drafter"'
+
+# Arms: rows that a projection rebuilds answer where dropped ones do not, and text shows the cost.
+projection=$work/projection
+readme=$(dirname "$shipped")/README.md
+exits 0 train projection -m "$shipped" -md none --taps 1,4,10 --rank 256 --out "$projection" -t 1 -q \
+    --data "$readme" --length 600 --tokens 600 --needles 2 --needle-lines 40
+arms="eval needle -m $shipped -mp $projection --ladder 20 --samples 1 -t 1 -q"
+exits 0 $arms --text "$readme" --text-tokens 400 --min-recall 1 --max-kl 0.1 --min-kv-ratio 3 \
+    --report "$work/arms.json"
+same "$err" ""
+has "$out" "kv.latents" "rebuilt" "mean KL" "271 positions of 1 texts given" "by depth and tokens"
+same "$(printf '%s\n' "$out" | awk '$2 == 20 && NF > 8 { print $1, $5, ($NF > 0) }')" \
+    $'exact 1.00 0\nwindow 0.00 0\nrestored 1.00 1'
+same "$(printf '%s\n' "$out" | awk '$1 == "80-100" { print NF }')" 5
+report=$(cat "$work/arms.json")
+json "$report" projection fingerprint arms sink window chunk rank latents texts quality sums gate \
+    checks figure limit value restored_rows reach keys_rebuilt mean_kl worst_kl loss_change \
+    loss_exact loss_arm same_prefix same_of
+has "$report" '"figure": "recall_drop"' '"figure": "kv_ratio"' '"figure": "mean_kl"' \
+    '"text": "README.md"' '"rank": 256' '"kv_full": "restored"' '"holds": true'
+lacks "$report" '"holds": false'
+exits 0 report check "$work/arms.json"
+# Limits that are not met; sliding layers alone; two texts.
+exits 1 $arms --arms restored --kv-sliding restored --window 32 --chunk 32 --text "$readme" \
+    --text "$(dirname "$shipped")/prompts/code.jsonl" --text-tokens 90 --max-kl 0.000001 \
+    --min-kv-ratio 50 --report "$work/limits.json"
+has "$err" "restored: mean_kl is " "the limit is 1e-06"
+same "$(printf '%s\n' "$out" | grep -c '^window')" 0 "rows of an arm that was not asked for"
+has "$out" "of 51 texts given (sink 4, window 32, chunk 32; taps, rank 256)"
+report=$(cat "$work/limits.json")
+has "$report" '"kv_sliding": "restored"' '"kv_full": "exact"' '"holds": false'
+same "$(grep -c '"holds": false' "$work/limits.json")" 3 "two checks and the gate"
+exits 0 report check "$work/limits.json"
+# What cannot be compared is said at once.
+exits 2 $arms --arms exact,oracle
+has "$err" "no arm 'oracle'"
+exits 2 $arms --arms window --max-kl 1
+has "$err" "--max-kl is about the arm restored"
+exits 1 eval needle -m "$shipped" --arms restored --ladder 10
+has "$err" "needs a projection"
+exits 1 eval needle -m "$model" -mp "$projection" --ladder 10
+has "$err" "projection"
+exits 1 eval needle -m "$shipped" -mp "$work/none" --ladder 10
+has "$err" "$work/none"
+: >"$work/empty.txt"
+exits 1 $arms --text "$work/empty.txt"
+has "$err" "empty.txt' is empty"
+printf 'x = 1\n' >"$work/short.txt"
+exits 1 $arms --text "$readme" --text "$work/short.txt"
+has "$err" "short.txt' has " "nothing would be compared"
+exits 1 $arms --text "$readme" --text-tokens 200
+has "$err" "256 are the least"
+exits 1 $arms --text "$work/none.txt"
+has "$err" "none.txt"
 
 # Acceptance: a trained drafter is mostly right, and the copies of an edit are found by n-grams.
 pair="-m $shipped -md $drafter -t 1 -q"

@@ -71,7 +71,7 @@ has "$err" "window of 513 rows" "512"
 exits 2 run -p x --kv-full window --sink 65
 exits 2 run -p x --kv-format e8
 has "$err" "not part of this build yet" "q4"
-exits 2 run --device cuda
+exits 2 run --device mlx
 
 # Who drafts, how much, and with what.
 exits 2 run --spec wrong
@@ -136,8 +136,8 @@ exits 2 eval
 has "$err" "needle"
 exits 2 eval haystack
 has "$err" "no kind 'haystack'" "needle"
-exits 2 eval sweep
-has "$err" "not part of this build yet"
+exits 2 eval sweep --alphas 0,2
+has "$err" "from 0 to 1" "'2'"
 exits 2 eval --samples 2 needle
 has "$err" "the kind comes first"
 exits 2 eval accept --set code,verse

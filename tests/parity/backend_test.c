@@ -530,6 +530,30 @@ static void case_store(rig *r) {
                           i * 7 + d + (size_t)way);
 }
 
+/* Latents, one head of any width, and rows as they were projected. */
+static void case_keep(rig *r) {
+    static const int32_t ranks[] = {16, 24, 32, 64, 192, 768};
+    for (size_t i = 0; i < COUNT(ranks) * 4; i++) {
+        const int32_t rank = ranks[i / 4], heads = i % 3 == 2 ? 2 : 1;
+        const bool keys = i % 2 == 1;
+        char label[96];
+        rig_cache *c = draw_cache(r, format_at(i, rank), !keys, heads, rank, i);
+        for (int32_t s = 0; s < c->rows.n_groups; s++) {
+            c->group[s].latents = c->group[s].pages;
+            c->group[s].pages = NULL;
+        }
+        const kk_keep_args a = {.x = rig_random_buf(r, (size_t)(c->rows.n_rows * heads * rank), 3),
+                                .slot = c->slot,
+                                .keys = keys,
+                                .rows = &c->rows};
+        RIG_RUN(r, keep, &a);
+        snprintf(label, sizeof label, "keep, %s, %d rows, %d of %d%s",
+                 kk_dtype_get(c->slot.format)->name, c->rows.n_rows, heads, rank,
+                 keys ? ", keys" : "");
+        record_pages(r, c, label);
+    }
+}
+
 /* Groups that are hard to pack: constant, nearly so, far from zero, too large for f16, with zeros
  * of both signs, subnormal, or not numbers. */
 static void case_store_hard(rig *r) {
@@ -696,6 +720,7 @@ static const op_case cases[] = {
     {"rope", case_rope, 33},
     {"store", case_store, 99},
     {"store, hard rows", case_store_hard, 12},
+    {"keep", case_keep, 99},
     {"attend", case_attend, 99},
     {"attend, sinks and blocks", case_attend_sight, 99},
     {"attend, blocks on a border", case_attend_blocks, 17},

@@ -223,11 +223,105 @@ static void true_rows_are_mixed_in(void **state) {
     each_reach(false, 1, 3);
 }
 
+/* Heads so wide that a page or a few fill the room in which rows are put together, more rows than
+ * a tile holds, many heads on one, and latents wider than any head. */
+static void pages_come_in_batches(void **state) {
+    (void)state;
+    static const struct {
+        kk_dtype format, latents, decoders;
+        bool k_eq_v;
+        int32_t n_kv, n_head, head_dim, rank, n_rows;
+    } wide[] = {
+        {KK_F32, KK_F32, KK_F32, false, 8, 8, 512, 32, 2},
+        {KK_F32, KK_BF16, KK_Q8_0, true, 4, 8, 512, 64, 3},
+        {KK_F32, KK_KV8, KK_BF16, false, 3, 3, 512, 64, 9},
+        {KK_BF16, KK_KV4, KK_Q8_0, true, 2, 4, 512, 64, 40},
+        {KK_KV4, KK_F32, KK_Q8_0, false, 1, 16, 64, 768, 33},
+        {KK_F32, KK_F32, KK_F32, false, 1, 2, 64, 4128, 2},
+        {KK_BF16, KK_KV8, KK_F32, true, 1, 1, 64, 4160, 1},
+    };
+    for (size_t i = 0; i < COUNT(wide); i++) {
+        evicted_shape s = {.format = wide[i].format,
+                           .latents = wide[i].latents,
+                           .decoders = wide[i].decoders,
+                           .k_eq_v = wide[i].k_eq_v,
+                           .scale = 0.1f,
+                           .n_kv = wide[i].n_kv,
+                           .n_head = wide[i].n_head,
+                           .head_dim = wide[i].head_dim,
+                           .n_rot = wide[i].head_dim / 2,
+                           .rank = wide[i].rank,
+                           .sink = i % 2 ? 4 : 0,
+                           .window = 70,
+                           .chunk = 32,
+                           .sight = i == 3 ? 230 : 0,
+                           .sessions = 1,
+                           .n_rows = {wide[i].n_rows},
+                           .pos = {330}};
+        compare_shape(&s, 40 + i);
+    }
+}
+
+/* Without evicted rows, a sink that lies apart changes nothing, also when its page has gone. */
+static void apart_one(rig *r, kk_dtype format, int32_t sink, int32_t window, bool block) {
+    enum { D = 64, KV = 2, HEADS = 4 };
+    static const int32_t n_rows[] = {9, 1, 3};
+    static const int64_t pos[] = {300, 64, 30};
+    evicted_world w = {.r = r, .s = {.n_kv = KV, .head_dim = D, .sink = sink}};
+    rig_cache *c = w.rows = rig_cache_new(r, format, false, KV, D, 3, n_rows, pos);
+    rig_cache_hide(c, window, sink);
+    const size_t all = (size_t)(c->rows.n_rows * HEADS * D);
+    kk_attend_args a = {.out = rig_random_buf(r, all, 1),
+                        .q = rig_random_buf(r, all, 1),
+                        .n_head = HEADS,
+                        .window = window,
+                        .sink = sink,
+                        .block = block,
+                        .slot = c->slot,
+                        .rows = &c->rows,
+                        .scale = 0.3f};
+    RIG_RUN(r, prepare_evicted, &c->slot, HEADS, 0);
+    float *want = rig_memory(r, 2 * all * sizeof *want), *got = want + all;
+    kk_reach reach[2][3] = {0};
+    for (int i = 0; i < 3; i++) c->group[i].reach = &reach[0][i];
+    RIG_RUN(r, attend, &a);
+    rig_read(r, a.out, want, all);
+    for (int32_t i = 0; i < 3; i++) {
+        const int64_t from = pos[i] - window + 1;
+        c->group[i].sink = evicted_sink(&w, i, pos[i]);
+        c->group[i].reach = &reach[1][i];
+        if (from >= KK_PAGE_ROWS) c->page[i][0] = NULL;
+    }
+    a.out = rig_random_buf(r, all, 1);
+    RIG_RUN(r, attend, &a);
+    rig_read(r, a.out, got, all);
+    if (memcmp(want, got, all * sizeof *got) != 0)
+        fail_msg("%s, sink %d, window %d%s: a sink apart is read otherwise",
+                 kk_dtype_get(format)->name, sink, window, block ? ", block" : "");
+    assert_memory_equal(reach[0], reach[1], sizeof reach[0]);
+}
+
+static void sinks_lie_apart(void **state) {
+    (void)state;
+    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+    static const int32_t looks[] = {1, 5, 31, 64, 100, 236, 237, 250, 300};
+    static rig r;
+    rig_records none = {0};
+    for (size_t d = 0; d < COUNT(devices); d++) {
+        if (!rig_open(&r, &devices[d], MOST_ROWS, &none, d)) continue;
+        for (size_t i = 0; i < COUNT(looks) * COUNT(sinks); i++)
+            if (sinks[i % COUNT(sinks)])
+                apart_one(&r, formats[(i / 2 + d) % COUNT(formats)], sinks[i % COUNT(sinks)],
+                          looks[i / COUNT(sinks)], i % 3 == 0);
+        rig_close(&r);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gone_rows_are_rebuilt),
-        cmocka_unit_test(hidden_rows_are_not_seen),
-        cmocka_unit_test(true_rows_are_mixed_in),
+        cmocka_unit_test(gone_rows_are_rebuilt),  cmocka_unit_test(hidden_rows_are_not_seen),
+        cmocka_unit_test(true_rows_are_mixed_in), cmocka_unit_test(pages_come_in_batches),
+        cmocka_unit_test(sinks_lie_apart),
     };
     return cmocka_run_group_tests_name("evicted", tests, NULL, NULL);
 }

@@ -267,7 +267,7 @@ static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float 
     }
 }
 
-/* Pages in several calls, from a table that begins at the first of each, must come out as in one. */
+/* Pages in several calls, each with a table of its own, must come out as in one. */
 static void check_calls(const kk_kernels *k, kk_attend_tile t, const float *all, const char *what) {
     const kk_sight sees = kk_attend_sights(&t);
     const int64_t end = (sees.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;

@@ -621,6 +621,56 @@ static void storing_nan(void **state) {
     }
 }
 
+/* How far a value between -3 and 3 may lie from what is kept of it. */
+static double kept_within(kk_dtype format, double x) {
+    if (format == KK_F32) return 0;
+    return format == KK_BF16 ? fabs(x) / 256 : format == KK_KV8 ? 0.02 : 0.21;
+}
+
+static void check_kept(const rig_cache *c, const rig_cache *before, bool keys, const float *x,
+                       int32_t s, int64_t pos) {
+    const kk_group *g = &c->group[s];
+    const int32_t heads = c->slot.n_kv_head, d = c->slot.head_dim;
+    const bool written = pos >= g->pos && pos < g->pos + g->n_rows;
+    for (int32_t i = 0; i < 2 * heads * d; i++) {
+        const bool k = i < heads * d;
+        const int32_t at = i % (heads * d);
+        const size_t off = k ? c->slot.k_off : c->slot.v_off;
+        const double got = (double)rig_cache_get(c, s, off, at / d, pos, at % d);
+        const bool here = written && k == keys;
+        const double want = here ? (double)x[(g->row + pos - g->pos) * heads * d + at]
+                                 : (double)rig_cache_get(before, s, off, at / d, pos, at % d);
+        if (!(fabs(got - want) <= (here ? kept_within(c->slot.format, want) : 0)))
+            fail_msg("%s: session %d, row %d, value %d is %.9g, want %.9g",
+                     kk_dtype_get(c->slot.format)->name, s, (int)pos, i, got, want);
+    }
+}
+
+/* Rows are kept as they are, rounded, where their positions say, and nothing else is touched. */
+static void keeping(void **state) {
+    (void)state;
+    enum { D = 64, HEADS = 2 };
+    for (size_t i = 0; i < 2 * COUNT(formats); i++) {
+        const kk_dtype f = formats[i / 2];
+        const bool keys = i % 2 == 1;
+        rig_cache *c = rig_cache_new(&r, f, false, HEADS, D, 3, group_rows, group_pos);
+        rig_cache before = *c;
+        const size_t n = (size_t)c->rows.n_rows * HEADS * D;
+        float *x = rig_floats(&r, n, 3);
+        for (int32_t s = 0; s < 3; s++) {
+            c->group[s].latents = c->group[s].pages;
+            c->group[s].pages = NULL;
+            for (int p = 0; p < RIG_PAGES; p++)
+                before.page[s][p] =
+                    memcpy(rig_memory(&r, c->page_bytes), c->page[s][p], c->page_bytes);
+        }
+        RIG_RUN(&r, keep, &(kk_keep_args){rig_buf(&r, x, n), c->slot, keys, &c->rows});
+        for (int32_t s = 0; s < 3; s++)
+            for (int64_t pos = 0; pos < RIG_PAGES * KK_PAGE_ROWS; pos++)
+                check_kept(c, &before, keys, x, s, pos);
+    }
+}
+
 static bool sees(const kk_attend_args *a, const kk_group *g, int64_t pos, int64_t j) {
     const int64_t window_from = a->block ? g->pos : pos;
     if (j > (a->block ? g->pos + g->n_rows - 1 : pos)) return false;
@@ -713,7 +763,7 @@ int main(void) {
         TRUTH(routing),        TRUTH(routing_ties),    TRUTH(experts),
         TRUTH(slots_in_order), TRUTH(angles),          TRUTH(storing),
         TRUTH(storing_nan),    TRUTH(attending),       TRUTH(attending_with_sink_or_block),
-        TRUTH(gathered_apart), TRUTH(largest_values),
+        TRUTH(gathered_apart), TRUTH(largest_values),  TRUTH(keeping),
     };
     return cmocka_run_group_tests_name("truth", tests, NULL, NULL);
 }

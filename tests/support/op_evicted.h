@@ -9,7 +9,7 @@
 
 #include "support/op_pages.h"
 
-enum { EVICTED_KEYS = RIG_PAGES * KK_PAGE_ROWS };
+enum { EVICTED_KEYS = RIG_PAGES * KK_PAGE_ROWS, EVICTED_RANK = 4352 };
 
 typedef struct {
     kk_dtype format, latents, decoders;
@@ -104,8 +104,8 @@ static inline void evicted_raw(const evicted_world *w, int32_t session, int64_t 
     const kk_matrix *m = keys ? &w->k : &w->v;
     const rig_cache *t = w->truth;
     size_t row_bytes;
-    float d[1024];
-    assert_true(kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes) && m->n_in <= 1024);
+    float d[EVICTED_RANK];
+    assert_true(kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes) && m->n_in <= EVICTED_RANK);
     for (int32_t i = 0; i < s->head_dim; i++) {
         const size_t at = (size_t)(head * s->head_dim + i) * row_bytes;
         kk_dequantize(m->dtype, (const uint8_t *)m->data + at, d, (size_t)m->n_in);
@@ -131,7 +131,7 @@ static inline void evicted_key_of(const evicted_world *w, double *k, const doubl
 static inline void evicted_expect_row(evicted_world *w, int32_t session, int64_t pos) {
     const evicted_shape *s = &w->s;
     const rig_cache *c = w->rows;
-    double z[1024], raw[512];
+    double z[EVICTED_RANK], raw[512];
     if (!s->hides) evicted_latent(w, session, pos, z);
     for (int32_t h = 0; h < s->n_kv; h++) {
         double *k = evicted_at(w, w->stored[session].k, pos, h);

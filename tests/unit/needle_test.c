@@ -1,15 +1,12 @@
 /* needle_test.c - the documents of `kakeya eval needle` are those a seed means in Python, and an
  * answer counts only when it names the code. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#define _GNU_SOURCE
+#include <math.h>
 
 #include "core/alloc.h"
 #include "eval/haystack.h"
 #include "eval/needle.h"
+#include "support/projection_folder.h"
 
 /* ---- the generator ----------------------------------------------------------------------- */
 
@@ -192,7 +189,7 @@ static void refused(kk_needle_opts o, kk_status want, const char *why) {
     kk_err err;
     assert_int_equal(kk_needle_run(&o, &r, &err), want);
     if (!strstr(err.msg, why)) fail_msg("'%s' is not in: %s", why, err.msg);
-    assert_int_equal(r.n_rungs, 0);
+    assert_int_equal(r.n_arms, 0);
 }
 
 static void test_refused(void **state) {
@@ -217,7 +214,7 @@ static void test_refused(void **state) {
     o.engine.model = KK_TEST_DATA "/chat";
     refused(o, KK_EINVAL, "no tokenizer");
     o = small;
-    o.ctx = 100;
+    o.session.ctx = 100;
     refused(o, KK_ECONTEXT, "take -c ");
     o = small;
     o.ladder[0] = 100000;
@@ -251,18 +248,20 @@ static void test_run(void **state) {
     o.user = &s;
     kk_needle_result r;
     assert_int_equal(kk_needle_run(&o, &r, NULL), KK_OK);
-    const kk_needle_sample *one = &r.rung[0].samples[0];
+    assert_int_equal(r.n_arms, 1);
+    const kk_needle_rung *rung = &r.arm[0].rung[0];
+    const kk_needle_sample *one = &rung->samples[0];
     assert_int_equal(s.begun, 1);
     assert_int_equal(s.judged, 1);
     assert_string_equal(s.text, one->answer);
     assert_int_equal(one->hit, strstr(one->answer, one->doc.code) != NULL);
-    assert_int_equal(r.n_rungs, 1);
-    assert_int_equal(r.rung[0].n_samples, 1);
-    assert_int_equal(r.rung[0].hits, one->hit);
-    assert_true(r.rung[0].tokens == one->tokens);
+    assert_int_equal(r.arm[0].n_rungs, 1);
+    assert_int_equal(rung->n_samples, 1);
+    assert_int_equal(rung->hits, one->hit);
+    assert_true(rung->tokens == one->tokens);
     assert_int_equal(r.ctx, one->tokens + o.predict);
-    assert_true(r.rung[0].prefill_tok_s > 0 && r.rung[0].decode_tok_s > 0);
-    assert_true(r.rung[0].bytes[KK_MEM_KV_SLIDING] > 0 && r.rung[0].bytes[KK_MEM_KV_FULL] > 0);
+    assert_true(rung->prefill_tok_s > 0 && rung->decode_tok_s > 0);
+    assert_true(rung->bytes[KK_MEM_KV_SLIDING] > 0 && rung->bytes[KK_MEM_KV_FULL] > 0);
     kk_needle_release(&r);
     assert_int_equal(kk_live_blocks(), blocks);
 }
@@ -299,23 +298,194 @@ static void test_faults(void **state) {
     }
 }
 
+/* ---- arms -------------------------------------------------------------------------------- */
+
+static const char *const texts[] = {KK_TEST_DATA "/../../models/tiny/prompts/code.jsonl"};
+
+/* Needles in 10 lines, some 300 tokens, of which 4 + 32 and a chunk are kept. */
+static kk_needle_opts with_arms(const char *projection) {
+    kk_needle_opts o = small;
+    o.engine.projection = projection;
+    o.session = (kk_session_opts){.sink = 4, .window = 32, .chunk = 32};
+    o.arms[0] = KK_NEEDLE_EXACT;
+    o.arms[1] = KK_NEEDLE_WINDOW;
+    o.arms[2] = KK_NEEDLE_RESTORED;
+    o.n_arms = projection ? 3 : 2;
+    o.texts = texts;
+    o.n_texts = 1;
+    o.text_tokens = 80;
+    return o;
+}
+
+/* A projection of the shipped model that has learned nothing. */
+static void write_projection(const char *folder, uint64_t model) {
+    kk_checkpoint *ckpt;
+    assert_ok(kk_checkpoint_open(&ckpt, small.engine.model, NULL, why));
+    kk_projection_config c = projection_for(kk_checkpoint_config(ckpt), true);
+    c.verifier = model;
+    projection_values p = projection_values_of(&c);
+    assert_ok(kk_projection_write(folder, &c, &p.values, KK_BF16, why));
+    free(p.all);
+    kk_checkpoint_close(ckpt);
+}
+
+static void check_arm(const kk_needle_result *r, int32_t a, kk_keep keep) {
+    const kk_needle_arm *arm = &r->arm[a];
+    const kk_needle_sample *s = &arm->rung[0].samples[0], *first = &r->arm[0].rung[0].samples[0];
+    assert_int_equal(arm->how.kv_sliding, keep);
+    assert_int_equal(arm->how.kv_full, keep);
+    assert_string_equal(s->doc.code, first->doc.code);
+    assert_int_equal(s->tokens, first->tokens);
+    assert_true(s->reach.queries > 0 && s->reach.keys_stored > 0);
+    const bool rebuilds = keep == KK_KEEP_RESTORED;
+    assert_int_equal(s->reach.rows_rebuilt > 0, rebuilds);
+    assert_int_equal(s->reach.keys_rebuilt > 0, rebuilds);
+    assert_int_equal(arm->rung[0].bytes[KK_MEM_KV_LATENTS] > 0, rebuilds);
+    if (a == 0) return;
+    assert_true(s->reach.keys_stored < first->reach.keys_stored);
+    assert_true(kk_needle_kv_bytes(&arm->rung[0]) < kk_needle_kv_bytes(&r->arm[0].rung[0]));
+    assert_true(arm->sum.rows == r->texts.rows && arm->sum.rows >= KK_QUALITY_LEAST_ROWS);
+    assert_true(arm->sum.mean_kl > 0 && arm->sum.worst_kl >= arm->sum.mean_kl);
+}
+
+static void test_arms(void **state) {
+    const int64_t blocks = kk_live_blocks();
+    scratch *dir = *state;
+    kk_engine *e;
+    kk_fingerprints prints;
+    assert_ok(kk_engine_open(&e, &small.engine, why));
+    kk_engine_fingerprints(e, &prints);
+    kk_engine_close(e);
+    const char *folder = scratch_path(dir, "projection");
+    write_projection(folder, prints.model);
+    kk_needle_opts o = with_arms(folder);
+    kk_needle_result r;
+    assert_ok(kk_needle_run(&o, &r, why));
+    assert_int_equal(r.n_arms, 3);
+    assert_int_equal(r.projection.rank, 32);
+    check_arm(&r, 0, KK_KEEP_ALL);
+    check_arm(&r, 1, KK_KEEP_WINDOW);
+    check_arm(&r, 2, KK_KEEP_RESTORED);
+    kk_needle_release(&r);
+    /* Of sliding layers alone: the others stay as they are. */
+    o.session.kv_sliding = KK_KEEP_RESTORED;
+    assert_ok(kk_needle_run(&o, &r, why));
+    assert_int_equal(r.arm[1].how.kv_sliding, KK_KEEP_WINDOW);
+    assert_int_equal(r.arm[1].how.kv_full, KK_KEEP_ALL);
+    assert_int_equal(r.arm[2].how.kv_sliding, KK_KEEP_RESTORED);
+    assert_int_equal(r.arm[2].how.kv_full, KK_KEEP_ALL);
+    kk_needle_release(&r);
+    assert_int_equal(kk_live_blocks(), blocks);
+}
+
+static void test_arms_refused(void **state) {
+    const int64_t blocks = kk_live_blocks();
+    scratch *dir = *state;
+    kk_needle_opts o = with_arms(NULL);
+    o.arms[1] = KK_NEEDLE_RESTORED;
+    refused(o, KK_EINVAL, "needs a projection");
+    o = with_arms(NULL);
+    o.arms[0] = KK_NEEDLE_WINDOW;
+    refused(o, KK_EINVAL, "exact comes first");
+    o = with_arms(NULL);
+    o.arms[2] = KK_NEEDLE_WINDOW;
+    o.n_arms = 3;
+    refused(o, KK_EINVAL, "twice");
+    o = with_arms(NULL);
+    o.session.sink = o.session.window = -1;
+    refused(o, KK_EINVAL, "sink and window are both 0");
+    o = with_arms(NULL);
+    o.session.window = 513;
+    refused(o, KK_EINVAL, "window of 513");
+    const char *folder = scratch_path(dir, "other");
+    write_projection(folder, 0x1234);
+    refused(with_arms(folder), KK_EFORMAT, "another model");
+    o = with_arms(NULL);
+    o.text_tokens = 66; /* 1 position each */
+    refused(o, KK_EINVAL, "256 are the least");
+    assert_int_equal(kk_live_blocks(), blocks);
+}
+
+/* ---- the gate ---------------------------------------------------------------------------- */
+
+static const kk_needle_limits nothing = {-1, -1, -1};
+
+/* Two rungs of exact, window and restored with the given recalls. */
+static kk_needle_result result_of(kk_needle_sample *one, double exact, double restored) {
+    kk_needle_result r = {.n_arms = 3};
+    for (int32_t a = 0; a < 3; a++) {
+        kk_needle_arm *arm = &r.arm[a];
+        arm->way = (kk_needle_way)a;
+        arm->n_rungs = 2;
+        for (int i = 0; i < 2; i++) {
+            arm->rung[i].recall = a == 2 ? restored : a == 1 ? 0 : exact;
+            arm->rung[i].bytes[KK_MEM_KV_FULL] = a == 2 ? 100 : 400 - 100 * i;
+            arm->rung[i].samples = one;
+            arm->rung[i].n_samples = 1;
+        }
+    }
+    r.arm[0].rung[0].recall = 1;
+    r.arm[2].rung[0].recall = 1;
+    r.arm[2].sum.mean_kl = 0.04;
+    return r;
+}
+
+static const kk_needle_check *named(const kk_needle_check *c, int32_t n, const char *figure) {
+    for (int32_t i = n - 1; i >= 0; i--)
+        if (strcmp(c[i].figure, figure) == 0) return &c[i];
+    fail_msg("no check of %s", figure);
+    return NULL;
+}
+
 static void test_gate(void **state) {
     (void)state;
-    const kk_needle_result r = {.rung = {{.recall = 1}, {.recall = 49 / 50.0}}, .n_rungs = 2};
-    assert_true(kk_needle_holds(&r, 0.98f));
-    assert_true(kk_needle_holds(&r, 0));
-    assert_false(kk_needle_holds(&r, 0.99f));
+    kk_needle_check c[KK_NEEDLE_CHECKS];
+    kk_needle_sample one = {.reach = {.rows_rebuilt = 1}};
+    kk_needle_result r = result_of(&one, 1, 0.95);
+    assert_int_equal(kk_needle_judge(&r, &nothing, c), 2);
+    assert_true(named(c, 2, "recall_drop")->holds && named(c, 2, "restored_rows")->holds);
+    assert_true(fabs(named(c, 2, "recall_drop")->value - 0.05) < 1e-12);
+    const kk_needle_limits all = {0.96f, 0.04f, 3};
+    const int32_t n = kk_needle_judge(&r, &all, c);
+    assert_int_equal(n, 6);
+    assert_string_equal(c[0].arm, "exact");
+    assert_true(c[0].holds);
+    assert_false(named(c, n, "recall")->holds); /* of restored, the second rung */
+    assert_true(named(c, n, "mean_kl")->holds && named(c, n, "kv_ratio")->holds);
+    assert_true(named(c, n, "kv_ratio")->value == 3);
+    const kk_needle_limits more = {-1, 0.0399f, 3.01f};
+    assert_int_equal(kk_needle_judge(&r, &more, c), 4);
+    assert_false(named(c, 4, "mean_kl")->holds);
+    assert_false(named(c, 4, "kv_ratio")->holds);
+    one.reach.rows_rebuilt = 0;
+    r = result_of(&one, 1, 0.94);
+    assert_int_equal(kk_needle_judge(&r, &nothing, c), 2);
+    assert_false(named(c, 2, "recall_drop")->holds);
+    assert_false(named(c, 2, "restored_rows")->holds);
+    r.n_arms = 1;
+    assert_int_equal(kk_needle_judge(&r, &nothing, c), 0);
+    r.n_arms = 2; /* window is not asked to recall anything */
+    assert_int_equal(kk_needle_judge(&r, &all, c), 1);
+    assert_true(c[0].holds);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),    cmocka_unit_test(test_between),
-        cmocka_unit_test(test_samples), cmocka_unit_test(test_margins),
-        cmocka_unit_test(test_rungs),   cmocka_unit_test(test_text),
-        cmocka_unit_test(test_longest), cmocka_unit_test(test_found),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_run),
-        cmocka_unit_test(test_stopped), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_between),
+        cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_margins),
+        cmocka_unit_test(test_rungs),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_longest),
+        cmocka_unit_test(test_found),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_faults),
         cmocka_unit_test(test_gate),
+        cmocka_unit_test_setup_teardown(test_arms, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_arms_refused, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests_name("needle", tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static void a_session_goes_on_with_what_it_kept(void **state) {
         restored,
         {.kv_full = KK_KEEP_RESTORED},
         {.kv_sliding = KK_KEEP_RESTORED, .sink = -1, .window = 8, .chunk = 4},
-        {.kv_full = KK_KEEP_WINDOW, .window = -1, .sink = 60, .chunk = 64},
+        {.kv_full = KK_KEEP_WINDOW, .window = -1, .sink = 64, .chunk = 64},
         {.kv_sliding = KK_KEEP_WINDOW, .kv_full = KK_KEEP_WINDOW, .window = 30, .chunk = 7},
         {.kv_sliding = KK_KEEP_WINDOW, .kv_full = KK_KEEP_RESTORED, .latents = KK_KV_Q8},
         {.kv_sliding = KK_KEEP_RESTORED,

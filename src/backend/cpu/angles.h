@@ -13,7 +13,7 @@
 
 enum { KK_TURN_LANES = 8 };
 
-/* c, s = cos, sin of angle, for |angle| up to 2^30. */
+/* c, s = cos, sin of angle, for |angle| up to 2^21, past any context. */
 static inline void kk_turn_lanes(float *c, float *s, const float *angle) {
     typedef float vec_f __attribute__((vector_size(4 * KK_TURN_LANES)));
     typedef double vec_d __attribute__((vector_size(8 * KK_TURN_LANES)));
@@ -24,7 +24,8 @@ static inline void kk_turn_lanes(float *c, float *s, const float *angle) {
     /* The nearest multiple n of pi / 2; adding a number so large leaves no room for a fraction. */
     const double big = 0x1.8p52;
     const vec_d n = (x * 0x1.45f306dc9c883p-1 + big) - big;
-    /* What is left, with pi / 2 in three parts, the first two short enough for exact products. */
+    /* What is left, with pi / 2 in three parts, the first two short enough for exact products
+     * with n up to 2^21. */
     const vec_d r = ((x - n * 0x1.921fb544p+0) - n * 0x1.0b4611a6p-34) - n * 0x1.3198a2e037073p-69;
     const vec_d z = r * r;
     vec_d p = z * (-1.0 / 1307674368000.0) + 1.0 / 6227020800.0;

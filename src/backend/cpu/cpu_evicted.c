@@ -272,7 +272,8 @@ static int64_t gather_batch(segment *s) {
     s->n_made = 0;
     for (s->end = s->page; s->end < end && s->end - s->page < s->room.pages; s->end++) {
         const int32_t i = (int32_t)(s->end - s->page);
-        const bool whole = s->end * KK_PAGE_ROWS >= s->stored;
+        /* A sink that reaches up to the window is in sight with it, though its page may be gone. */
+        const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];
         s->at[i] = whole ? s->g->pages[s->end] + s->a->slot.k_off : batch_page(s, i);
         if (!whole) s->made[s->n_made++] = i;
         after = kk_sight_next(s->all, s->end);

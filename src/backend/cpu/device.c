@@ -186,7 +186,7 @@ static kk_status cpu_sync(kk_dev *dev, kk_err *err) {
     return KK_OK;
 }
 
-static const kk_backend cpu_backend = {
+const kk_backend kk_cpu_backend = {
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
@@ -220,7 +220,3 @@ static const kk_backend cpu_backend = {
     .argmax = kk_cpu_argmax,
     .sync = cpu_sync,
 };
-
-const kk_backend *kk_backend_named(const char *name) {
-    return !name || strcmp(name, cpu_backend.name) == 0 ? &cpu_backend : NULL;
-}

@@ -41,6 +41,8 @@ struct kk_dev {
     kk_scratch pairs;                        /* its rows and query heads in latent space */
 };
 
+extern const kk_backend kk_cpu_backend;
+
 static inline float *kk_buf_f(const kk_buf *b) { return b->data; }
 static inline void *kk_thread_scratch(const kk_dev *dev, int32_t thread) {
     return (uint8_t *)dev->thread.data + (size_t)thread * dev->thread_stride;

@@ -16,12 +16,13 @@ struct kk_part {
     int n_out, units, steps; /* units: strips, or pairs of strips */
     int pitch;               /* of out's rows, in values */
     float cap;               /* not 0: soft-cap */
+    bool other;              /* takes x2 */
 };
 
 struct kk_linear_job_args {
     kk_part part[KK_MAX_PARTS];
     int n_parts, units;
-    const uint16_t *x; /* [n_rows][n_in] */
+    const uint16_t *x, *x2; /* [n_rows][n_in]; x2 NULL: none */
     int n_rows, n_in, silu;
     bool early; /* the next kernel may start before this one's wait is over */
 };
@@ -55,8 +56,10 @@ template <bool HIGH, int NS> struct kk_linear_job {
     }
     __device__ __forceinline__ bool done(const at &p) const { return p.unit >= a.units; }
     __device__ __forceinline__ bool known(const at &) const { return true; }
-    __device__ __forceinline__ kk_staged acts(const at &) const {
-        return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
+    __device__ __forceinline__ kk_staged acts(const at &p) const {
+        const int stride = kk_stage_stride(a.n_in);
+        return kk_staged{a.part[p.part].other ? stage + a.n_rows * stride : stage, stride,
+                         a.n_in / KK_STEP};
     }
     __device__ __forceinline__ int steps(const at &p) const { return a.part[p.part].steps; }
     __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
@@ -71,6 +74,7 @@ template <bool HIGH, int NS> struct kk_linear_job {
         kk_wait();
         if (!a.early) kk_next();
         kk_stage(stage, a.x, a.n_rows, a.n_in);
+        if (a.x2) kk_stage(stage + a.n_rows * kk_stage_stride(a.n_in), a.x2, a.n_rows, a.n_in);
         __syncthreads();
     }
     __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {

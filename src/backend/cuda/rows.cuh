@@ -1,19 +1,9 @@
-/* rows.cuh - the kernels between the products: a block per row, norms and residuals fused. */
+/* rows.cuh - the kernel between the products: a block per row, norms and residuals fused. */
 #ifndef KK_CUDA_ROWS_CUH
 #define KK_CUDA_ROWS_CUH
 
 #include "arith.cuh"
-
-/* Row r of: y2 = norm(a; wa) + norm(b; wb), or y2 = a;  x = (x + norm(y2; w)) * scale;
- * z1 = norm(x; w1), z2 = norm(x; w2), z3 = norm(x; w3) * root, as bf16.  Any may be absent. */
-struct kk_between_args {
-    float *x;
-    const float *a, *b, *wa, *wb, *w; /* a NULL: x as it is; b NULL: y2 = a */
-    float scale, eps, root;
-    uint16_t *z1, *z2, *z3;
-    const float *w1, *w2, *w3;
-    int dim, pitch; /* values of a row of x; of z */
-};
+#include "cuda_ops.h"
 
 template <int V>
 __device__ __forceinline__ void kk_scale(kk_row<V> &to, const kk_row<V> &x, float inv,
@@ -24,7 +14,7 @@ __device__ __forceinline__ void kk_scale(kk_row<V> &to, const kk_row<V> &x, floa
 
 template <int V>
 __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
-    kk_between_kernel(const __grid_constant__ kk_between_args a) {
+    kk_between_kernel(const __grid_constant__ kk_cu_between a) {
     __shared__ float room[4][16];
     const size_t row = blockIdx.x;
     const float *weight[] = {a.wa, a.wb, a.w, a.w1, a.w2, a.w3};
@@ -50,9 +40,10 @@ __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
         kk_row_store(a.x + row * a.dim, x, a.dim);
     }
     const float inv = kk_inv_rms(x, a.dim, a.eps, room[3]);
-    if (a.z1) {
+    if (a.z1 || a.zf) {
         kk_scale(z, x, inv, w[3]);
-        kk_row_store_bf16(a.z1 + row * a.pitch, z, a.dim);
+        if (a.z1) kk_row_store_bf16(a.z1 + row * a.pitch, z, a.dim);
+        if (a.zf) kk_row_store(a.zf + row * a.dim, z, a.dim);
     }
     if (a.z2) {
         kk_scale(z, x, inv, w[4]);

@@ -13,7 +13,7 @@
 #include "arith.cuh"
 
 #ifndef KK_RING_CHUNK /* set by experiments only */
-#define KK_RING_CHUNK 3
+#define KK_RING_CHUNK 4
 #define KK_RING_SLOTS 3
 #endif
 
@@ -135,15 +135,17 @@ __device__ __forceinline__ void kk_step(float c[4], const uint4 &w, const uint4 
     kk_mma(c, lo.z, HIGH ? hi.z : 0, lo.w, HIGH ? hi.w : 0, w.z, w.w);
 }
 
-/* Rows of bf16 activations in shared memory, 16 bytes further apart than they are long, so that
- * the eight rows of a load lie in different banks.  They repeat after `wrap` steps, for weights
- * of several planes. */
+/* Rows of bf16 activations in shared memory.  A quarter of a warp reads 64 bytes of each of two
+ * rows, which lie an odd number of those apart, in different banks.  They repeat after `wrap`
+ * steps, for weights of several planes. */
 struct kk_staged {
     const char *base;
     int stride, wrap; /* bytes; steps */
 };
 
-__host__ __device__ __forceinline__ int kk_stage_stride(int n_in) { return n_in * 2 + 16; }
+__host__ __device__ __forceinline__ int kk_stage_stride(int n_in) {
+    return n_in * 2 % 128 ? n_in * 2 : n_in * 2 + 64;
+}
 
 /* Copies rows of n_in (a multiple of 32) bf16 values from x to shared memory. */
 __device__ __forceinline__ void kk_stage(char *to, const uint16_t *x, int n_rows, int n_in) {

@@ -1,0 +1,131 @@
+/* eval_kv.c - `kakeya eval kv`: what storing K/V rows in fewer bits costs. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/eval_accept.h"
+#include "cli/eval_sweep.h"
+#include "cli/loader.h"
+#include "cli/output.h"
+#include "cli/term.h"
+#include "eval/kvformats.h"
+
+typedef struct {
+    loader_args load;
+    eval_texts_args texts;
+    const char *formats, *report;
+    bool quiet;
+} kv_args;
+
+#define AT(field) offsetof(kv_args, field)
+static const option kv_options[] = {
+    OPTION_HEADING("Model"),
+    OPTION_STRING("m", "model", "MODEL", AT(load.model),
+                  "Hugging Face folder or GGUF file (default: the small one shipped with the "
+                  "program)"),
+    OPTION_HEADING("Formats"),
+    OPTION_STRING(NULL, "formats", "LIST", AT(formats),
+                  "how K/V rows are stored: f32, bf16, q8, q4 (default: all; f32, the identity, is "
+                  "always among them)"),
+    EVAL_TEXTS_OPTIONS(kv_args, texts),
+    OPTION_HEADING("Output"),
+    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
+    LOADER_DEVICE_OPTIONS(kv_args, load),
+};
+
+static bool read_formats(const char *text, kk_kvformats_opts *o, int *code) {
+    eval_names list;
+    if (!eval_split(text ? text : "f32,bf16,q8,q4", &list) || list.n >= KK_KVFORMATS) {
+        eval_names_free(&list);
+        *code = options_wrong(&eval_kv, "--formats takes 1 to %d names with commas between",
+                              KK_KVFORMATS - 1);
+        return false;
+    }
+    bool good = true;
+    for (size_t i = 0; i < list.n && good; i++) {
+        const kk_kv_codec *codec = kk_kv_codec_named(list.name[i]);
+        good = codec != NULL;
+        o->codec[o->n_codecs++] = codec;
+        if (!good)
+            *code = options_wrong(&eval_kv,
+                                  "--formats: there is no format '%.20s'; f32, bf16, q8 "
+                                  "and q4 are",
+                                  list.name[i]);
+        for (int32_t j = 0; j + 1 < o->n_codecs && good; j++) {
+            good = o->codec[j] != codec;
+            if (!good) *code = options_wrong(&eval_kv, "--formats names %s twice", codec->name);
+        }
+    }
+    eval_names_free(&list);
+    return good;
+}
+
+static void print_table(const kk_kvformats_result *r) {
+    printf("%-7s %6s %10s %10s %10s %7s %10s %10s %11s %11s\n", "format", "bits", "rel. mse",
+           "sliding", "full", "recall", "mean KL", "worst KL", "kv.sliding", "kv.full");
+    for (int32_t i = 0; i < r->n_rows; i++) {
+        const kk_kvformats_row *w = &r->row[i];
+        printf("%-7s %6.4g %10.3g %10.3g %10.3g %7.2f %10.3g %10.3g %11s %11s\n", w->format,
+               w->bits, w->rel_mse[0], w->rel_mse[1], w->rel_mse[2], w->recall, w->mean_kl,
+               w->worst_kl, term_bytes((double)w->bytes[KK_MEM_KV_SLIDING]).text,
+               term_bytes((double)w->bytes[KK_MEM_KV_FULL]).text);
+    }
+}
+
+static bool tell(void *user, int32_t done, int32_t total) {
+    const kv_args *a = user;
+    eval_progress(a->quiet, "formats", done, total);
+    return term_signal() == 0;
+}
+
+static int measure(const kv_args *a, const kk_kvformats_opts *o) {
+    kk_kvformats_result r;
+    kk_err err;
+    term_on_signal(TERM_ASK);
+    const kk_status st = kk_kvformats_run(o, &r, &err);
+    eval_progress(a->quiet, "", 0, 0);
+    if (st != KK_OK)
+        return err.code == KK_ECONTEXT || err.code == KK_EINVAL ? output_failed(err.msg, NULL)
+                                                                : loader_failed(&a->load, &err);
+    print_table(&r);
+    fflush(stdout);
+    const int code = !a->report || kk_kvformats_write(a->report, &r, &err) == KK_OK
+                         ? EXIT_DONE
+                         : output_error(&err);
+    kk_kvformats_release(&r);
+    return code;
+}
+
+static int run(int argc, char **argv) {
+    kv_args a = {.load = {.drafter = "none"}, .texts = EVAL_TEXTS_DEFAULTS};
+    kk_kvformats_opts o = {.tell = tell, .user = &a};
+    loader_path path;
+    eval_names files = {.n = 0};
+    char folder[4096];
+    int code;
+    if (!options_parse(&eval_kv, argc - 1, argv + 1, &a, NULL, &code)) return code;
+    if (!read_formats(a.formats, &o, &code)) return code;
+    if (!eval_read_texts(&eval_kv, &a.texts, &o.draw, &o.source, &files, folder, &code))
+        return code;
+    o.predict = a.texts.predict;
+    char *command = eval_command(argc, argv);
+    o.command = command;
+    if (loader_options(&eval_kv, &a.load, &path, &o.engine, &code)) code = measure(&a, &o);
+    free(command);
+    eval_names_free(&files);
+    return code;
+}
+
+const verb eval_kv = {
+    .name = "eval kv",
+    .summary = "what storing K/V rows in fewer bits costs",
+    .usage = "[-m MODEL] [options]",
+    .about = "Stores the K/V rows of documents in every format and shows the bits of a value, the\n"
+             "mean square error, and what it does to the model: needles found, and the KL of\n"
+             "next-token distributions against float32; and the bytes the context took.",
+    .examples = "  kakeya eval kv --report kv.json\n"
+                "  kakeya eval kv --formats q8,q4 --ladder 70,280 --samples 10\n",
+    .options = kv_options,
+    .n_options = OPTION_COUNT(kv_options),
+    .run = run,
+};

@@ -1,0 +1,417 @@
+/* cuda_device.c - opens and closes the CUDA device, its buffers and weights, and lists its
+ * operations for whoever loads this module.
+ *
+ * All work goes to one stream.  Weights are copied in pieces and laid out anew on the device, in
+ * the order in which the kernels read them (stream.cuh); in bf16 they take the same room. */
+#include "backend/cuda/cuda_device.h"
+
+#include <stdio.h>
+
+/* ---- errors and memory --------------------------------------------------------------------- */
+
+kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what) {
+    (void)cudaGetLastError();
+    return kk_fail(err, e == cudaErrorMemoryAllocation ? KK_ENOMEM : KK_EDEVICE,
+                   "the GPU failed at %s: %s", what, cudaGetErrorString(e));
+}
+
+static kk_status take(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, kk_err *err) {
+    size_t free = 0, total = 0;
+    *out = NULL;
+    if (!kk_mem_try_count(dev->mem, c, (int64_t)bytes))
+        return kk_fail(err, KK_ENOMEM, "%zu bytes more on the GPU pass the memory limit", bytes);
+    const cudaError_t e =
+        kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(out, bytes ? bytes : 1);
+    if (e == cudaSuccess) return KK_OK;
+    (void)cudaGetLastError();
+    kk_mem_count(dev->mem, c, -(int64_t)bytes);
+    cudaMemGetInfo(&free, &total);
+    return kk_fail(err, KK_ENOMEM,
+                   "the GPU has no room for %zu bytes more: %zu of its %zu bytes are free", bytes,
+                   free, total);
+}
+
+static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
+    if (!p) return;
+    cudaFree(p);
+    kk_mem_count(dev->mem, c, -(int64_t)bytes);
+}
+
+static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err) {
+    void *p;
+    if (bytes <= *have) return KK_OK;
+    KK_TRY(kk_cuda_sync(dev, err)); /* what is queued may use the old one */
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    give(dev, KK_MEM_WORKSPACE, *data, *have);
+    *data = p;
+    *have = bytes;
+    return KK_OK;
+}
+
+/* ---- device -------------------------------------------------------------------------------- */
+
+static void graph_free(kk_cuda_graph *g) {
+    if (g->exec) cudaGraphExecDestroy(g->exec);
+    kk_free(g->ops);
+    kk_free(g->views);
+    *g = (kk_cuda_graph){0};
+}
+
+static void cuda_close(kk_dev *dev) {
+    if (!dev) return;
+    if (dev->stream) cudaStreamSynchronize(dev->stream);
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_free(&dev->graphs[i]);
+    give(dev, KK_MEM_WORKSPACE, dev->x.data, dev->x.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->z.data, dev->z.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->act.data, dev->act.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->logits.data, dev->logits.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
+    give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
+    for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
+        if (dev->control_host[i]) cudaFreeHost(dev->control_host[i]);
+        if (dev->control_free[i]) cudaEventDestroy(dev->control_free[i]);
+    }
+    if (dev->stream) cudaStreamDestroy(dev->stream);
+    kk_free(dev->q.ops);
+    kk_free(dev->q.views);
+    kk_free(dev);
+}
+
+static kk_status open_gpu(kk_dev *dev, kk_err *err) {
+    struct cudaDeviceProp prop;
+    int n = 0;
+    const cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+        (void)cudaGetLastError();
+        return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
+                       e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
+    }
+    KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
+    KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "asking for its properties", err);
+    snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
+    dev->sms = prop.multiProcessorCount;
+    KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
+    KK_CUDA_TRY(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream",
+                err);
+    for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
+        void *p;
+        KK_CUDA_TRY(cudaMallocHost(&p, KK_CUDA_CONTROL), "taking pinned memory", err);
+        dev->control_host[i] = p;
+        KK_CUDA_TRY(cudaEventCreateWithFlags(&dev->control_free[i], cudaEventDisableTiming),
+                    "making an event", err);
+    }
+    void *p;
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, KK_CUDA_CONTROL, &p, err));
+    dev->control = p;
+    return fit(dev, &dev->parts.data, &dev->parts.bytes, KK_CUDA_PARTS_BYTES, err);
+}
+
+static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
+    *out = NULL;
+    kk_dev *dev = kk_zalloc(sizeof *dev);
+    if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
+    dev->mem = opts->mem;
+    dev->max_rows = opts->max_rows;
+    dev->fuse = !opts->isa || strcmp(opts->isa, "plain") != 0;
+    dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
+    dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
+    kk_status st = KK_OK;
+    if (!dev->q.ops || !dev->q.views)
+        st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
+    if (st == KK_OK) st = open_gpu(dev, err);
+    if (st != KK_OK) {
+        cuda_close(dev);
+        return st;
+    }
+    *out = dev;
+    return KK_OK;
+}
+
+static const char *cuda_isa(const kk_dev *dev) { return dev->name; }
+static int32_t cuda_threads(const kk_dev *dev) { return dev->sms; }
+
+/* ---- buffers ------------------------------------------------------------------------------- */
+
+static kk_status buf_make(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out, kk_err *err) {
+    *out = NULL;
+    kk_buf *b = kk_zalloc(sizeof *b);
+    if (!b) return kk_fail(err, KK_ENOMEM, "no memory for a buffer");
+    b->bytes = bytes;
+    b->category = c;
+    kk_status st = take(dev, c, bytes, &b->data, err);
+    if (st == KK_OK) {
+        const cudaError_t e = cudaMemsetAsync(b->data, 0, bytes, dev->stream);
+        if (e != cudaSuccess) st = kk_cuda_fail(err, e, "clearing a buffer");
+    }
+    if (st != KK_OK) {
+        give(dev, c, b->data, bytes);
+        kk_free(b);
+        return st;
+    }
+    *out = b;
+    return KK_OK;
+}
+
+static kk_status cuda_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out,
+                              kk_err *err) {
+    return buf_make(dev, c, bytes, out, err);
+}
+
+/* Device memory is taken at once: the tables that grow are small beside weights. */
+static kk_status cuda_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
+    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, bytes, out, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes); /* counted by use */
+    (*out)->counted = true;
+    return KK_OK;
+}
+
+static void cuda_buf_free(kk_dev *dev, kk_buf *b) {
+    if (!b) return;
+    kk_cuda_sync(dev, NULL);
+    if (b->counted) kk_mem_count(dev->mem, b->category, (int64_t)b->bytes);
+    give(dev, b->category, b->data, b->bytes);
+    kk_free(b);
+}
+
+static kk_status check_range(const kk_buf *b, size_t off, size_t n, kk_err *err) {
+    if (off <= b->bytes && n <= b->bytes - off) return KK_OK;
+    return kk_fail(err, KK_EINVAL, "bytes %zu..%zu are outside a buffer of %zu", off, off + n,
+                   b->bytes);
+}
+
+static kk_status cuda_write(kk_dev *dev, kk_buf *b, size_t off, const void *src, size_t n,
+                            kk_err *err) {
+    KK_TRY(check_range(b, off, n, err));
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(
+        cudaMemcpyAsync((uint8_t *)b->data + off, src, n, cudaMemcpyHostToDevice, dev->stream),
+        "writing a buffer", err);
+    return kk_cuda_sync(dev, err);
+}
+
+static kk_status cuda_read(kk_dev *dev, const kk_buf *b, size_t off, void *dst, size_t n,
+                           kk_err *err) {
+    KK_TRY(check_range(b, off, n, err));
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaMemcpyAsync(dst, (const uint8_t *)b->data + off, n, cudaMemcpyDeviceToHost,
+                                dev->stream),
+                "reading a buffer", err);
+    return kk_cuda_sync(dev, err);
+}
+
+/* ---- weights ------------------------------------------------------------------------------- */
+
+/* Planes of bf16 that hold a type's values exactly. */
+static int32_t planes_of(kk_dtype t) {
+    return t == KK_BF16 ? 1 : t == KK_F16 || t == KK_Q4_0 ? 2 : 3;
+}
+
+/* Copies rows [row, row + n) of matrix mat through the stage. */
+static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, int64_t mat,
+                          int64_t row, int64_t n, float *floats, kk_err *err) {
+    size_t row_bytes;
+    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
+    const uint8_t *from = (const uint8_t *)m->data + (size_t)(mat * m->n_out + row) * row_bytes;
+    const bool bf16 = m->dtype == KK_BF16;
+    const void *src = from;
+    size_t bytes = (size_t)n * row_bytes;
+    if (!bf16) {
+        for (int64_t r = 0; r < n; r++)
+            kk_dequantize(m->dtype, from + (size_t)r * row_bytes, floats + r * m->n_in,
+                          (size_t)m->n_in);
+        src = floats;
+        bytes = (size_t)(n * m->n_in) * sizeof *floats;
+    }
+    KK_CUDA_TRY(cudaMemcpyAsync(dev->stage, src, bytes, cudaMemcpyHostToDevice, dev->stream),
+                "copying weights", err);
+    const kk_cu_lay lay = {(void *)(uintptr_t)w->w.data, w->w, dev->stage, bf16, mat, row, n};
+    KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){dev->stream, dev->sms, false}, &lay), "laying out weights",
+                err);
+    if (!bf16) KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "copying weights", err);
+    return KK_OK;
+}
+
+static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w, kk_err *err) {
+    const size_t width = m->dtype == KK_BF16 ? 2 : 4;
+    int64_t most = (int64_t)(KK_CUDA_STAGE / ((size_t)m->n_in * width));
+    if (most < 1)
+        return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
+    if (most > m->n_out) most = m->n_out;
+    float *floats = NULL;
+    if (m->dtype != KK_BF16) {
+        floats = kk_calloc((size_t)(most * m->n_in), sizeof *floats);
+        if (!floats) return kk_fail(err, KK_ENOMEM, "no memory to unpack weights");
+    }
+    kk_status st = KK_OK;
+    for (int64_t mat = 0; mat < m->n_mat && st == KK_OK; mat++)
+        for (int64_t row = 0; row < m->n_out && st == KK_OK; row += most) {
+            const int64_t left = m->n_out - row;
+            st = lay_rows(dev, m, w, mat, row, left < most ? left : most, floats, err);
+        }
+    if (st == KK_OK) st = kk_cuda_sync(dev, err); /* the caller's memory is free again */
+    kk_free(floats);
+    return st;
+}
+
+static kk_status cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
+    *out = NULL;
+    size_t row_bytes;
+    if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes))
+        return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
+                       (long long)m->n_in, kk_dtype_get(m->dtype)->name);
+    kk_weight *w = kk_zalloc(sizeof *w);
+    if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
+    const int64_t steps = (m->n_in + 31) / 32;
+    w->w = (kk_cu_weight){.n_mat = m->n_mat,
+                          .n_out = m->n_out,
+                          .n_in = m->n_in,
+                          .strips = (int32_t)((m->n_out + 15) / 16 * 2),
+                          .wrap = (int32_t)(steps < 8 ? 8 : steps),
+                          .planes = planes_of(m->dtype)};
+    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) * 512;
+    void *data = NULL;
+    kk_status st = KK_OK;
+    if (!dev->stage) st = take(dev, KK_MEM_WORKSPACE, KK_CUDA_STAGE, &dev->stage, err);
+    /* Weights are counted by who opened the file. */
+    if (st == KK_OK) {
+        const cudaError_t e =
+            kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(&data, w->bytes);
+        size_t free = 0, total = 0;
+        if (e != cudaSuccess) {
+            (void)cudaGetLastError();
+            cudaMemGetInfo(&free, &total);
+            st = kk_fail(err, KK_ENOMEM,
+                         "the GPU has no room for %zu bytes of weights: %zu of its %zu bytes are "
+                         "free",
+                         w->bytes, free, total);
+        }
+    }
+    w->w.data = data;
+    if (st == KK_OK) {
+        const cudaError_t e = cudaMemsetAsync(data, 0, w->bytes, dev->stream);
+        st = e == cudaSuccess ? fill_weight(dev, m, w, err) : kk_cuda_fail(err, e, "clearing");
+    }
+    if (st != KK_OK) {
+        if (data) cudaFree(data);
+        kk_free(w);
+        return st;
+    }
+    *out = w;
+    return KK_OK;
+}
+
+static void cuda_weight_free(kk_dev *dev, kk_weight *w) {
+    if (!w) return;
+    kk_cuda_sync(dev, NULL);
+    cudaFree((void *)(uintptr_t)w->w.data);
+    kk_free(w);
+}
+
+static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
+    const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
+    const size_t in = (size_t)w->w.wrap * 32;
+    KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
+    if (n_used > 1) KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * in * 2, err));
+    /* Rows between the kernels of a fused layer. */
+    return fit(dev, &dev->z.data, &dev->z.bytes, (size_t)KK_CU_ROWS * in * 2 * KK_CUDA_FLOWS, err);
+}
+
+static kk_status cuda_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head,
+                                      int32_t rank, kk_err *err) {
+    (void)dev;
+    (void)slot;
+    (void)n_head;
+    (void)rank;
+    return kk_fail(err, KK_EDEVICE, "K/V rows are not rebuilt on the GPU yet: use --device cpu");
+}
+
+static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
+                                      int64_t hidden, kk_err *err) {
+    const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)n_used;
+    size_t wide = ((size_t)ffn + 31) / 32 * 32, in = ((size_t)hidden + 31) / 32 * 32;
+    wide = wide < 256 ? 256 : wide;
+    in = in < 256 ? 256 : in;
+    KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
+    KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
+    KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
+    return fit(dev, &dev->logits.data, &dev->logits.bytes, rows * (size_t)n_expert * 4, err);
+}
+
+/* ---- pages --------------------------------------------------------------------------------- */
+
+/* Counted by the pool, as its pages are taken. */
+static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
+    void *p = NULL;
+    *out = NULL;
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes);
+    *out = p;
+    return KK_OK;
+}
+
+static void cuda_pages_free(kk_dev *dev, uint8_t *base, size_t bytes) {
+    (void)bytes;
+    kk_cuda_sync(dev, NULL);
+    if (base) cudaFree(base);
+}
+
+/* An error shows at the next synchronisation. */
+static void cuda_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
+    if (kk_cuda_flush(dev, NULL) == KK_OK)
+        cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, dev->stream);
+}
+
+static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err) {
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, dev->stream), "moving a page", err);
+    return kk_cuda_sync(dev, err);
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static const kk_backend cuda_backend = {
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .isa = cuda_isa,
+    .threads = cuda_threads,
+    .buf_new = cuda_buf_new,
+    .buf_reserve = cuda_buf_reserve,
+    .buf_free = cuda_buf_free,
+    .write = cuda_write,
+    .read = cuda_read,
+    .weight_new = cuda_weight_new,
+    .weight_free = cuda_weight_free,
+    .prepare = cuda_prepare,
+    .prepare_evicted = cuda_prepare_evicted,
+    .prepare_experts = cuda_prepare_experts,
+    .embed = kk_cuda_embed,
+    .norm = kk_cuda_norm,
+    .linear = kk_cuda_linear,
+    .rope = kk_cuda_rope,
+    .store = kk_cuda_store,
+    .keep = kk_cuda_keep,
+    .attend = kk_cuda_attend,
+    .residual = kk_cuda_residual,
+    .glu = kk_cuda_glu,
+    .route = kk_cuda_route,
+    .experts = kk_cuda_experts,
+    .ple = kk_cuda_ple,
+    .gather = kk_cuda_gather,
+    .softcap = kk_cuda_softcap,
+    .argmax = kk_cuda_argmax,
+    .sync = kk_cuda_sync,
+    .pages_new = cuda_pages_new,
+    .pages_free = cuda_pages_free,
+    .page_copy = cuda_page_copy,
+    .page_move = cuda_page_move,
+};
+
+/* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another
+ * build's. */
+__attribute__((visibility("default"))) const kk_backend *kk_cuda_module(size_t bytes);
+const kk_backend *kk_cuda_module(size_t bytes) {
+    return bytes == sizeof cuda_backend ? &cuda_backend : NULL;
+}

@@ -1,0 +1,162 @@
+/* cuda_device.h - the CUDA device: its memory, and the queue of operations that a forward fills.
+ *
+ * Operations are recorded and run when somebody looks at a result (read, argmax, sync) or writes
+ * (write).  What changes from token to token (ids, positions, page tables) goes to a control
+ * block, which one copy brings to the device; the rest of a decode step is the same every time,
+ * is recognised by comparing the queue with earlier ones, and is replayed as a CUDA graph. */
+#ifndef KK_CUDA_DEVICE_H
+#define KK_CUDA_DEVICE_H
+
+#include "backend/backend.h"
+#include "backend/cuda/cuda_ops.h"
+
+enum {
+    KK_CUDA_GRAPHS = 16,             /* kept */
+    KK_CUDA_CONTROLS = 4,            /* control blocks in flight */
+    KK_CUDA_CONTROL = 8 << 20,       /* bytes of one */
+    KK_CUDA_OPS = 4096,              /* queued before they are run anyway */
+    KK_CUDA_VIEWS = 64,              /* rows that queued operations speak of */
+    KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
+    KK_CUDA_STAGE = 64 << 20,        /* bytes of weights on their way */
+    KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
+};
+
+struct kk_buf {
+    void *data; /* on the device */
+    size_t bytes;
+    kk_mem_category category;
+    bool counted;
+};
+
+struct kk_weight {
+    kk_cu_weight w;
+    size_t bytes;
+};
+
+typedef enum {
+    KK_CUDA_EMBED,
+    KK_CUDA_NORM,
+    KK_CUDA_LINEAR,
+    KK_CUDA_ROPE,
+    KK_CUDA_STORE,
+    KK_CUDA_ATTEND,
+    KK_CUDA_RESIDUAL,
+    KK_CUDA_GLU,
+    KK_CUDA_ROUTE,
+    KK_CUDA_EXPERTS,
+    KK_CUDA_PLE,
+    KK_CUDA_GATHER,
+    KK_CUDA_SOFTCAP,
+    KK_CUDA_ARGMAX,
+} kk_cuda_kind;
+
+/* A recorded operation: its arguments, with host memory replaced by places in the control block.
+ * Zeroed before it is filled, so that equal operations have equal bytes. */
+typedef struct {
+    kk_cuda_kind kind;
+    int32_t view;   /* of the rows it speaks of */
+    size_t control; /* offset of its ids, positions or row numbers */
+    union {
+        kk_embed_args embed;
+        kk_norm_args norm;
+        kk_linear_args linear;
+        kk_rope_args rope;
+        kk_store_args store;
+        kk_attend_args attend;
+        kk_residual_args residual;
+        kk_glu_args glu;
+        kk_route_args route;
+        kk_experts_args experts;
+        kk_ple_args ple;
+        kk_gather_args gather;
+        kk_softcap_args softcap;
+        kk_argmax_args argmax;
+    } a;
+} kk_cuda_op;
+
+/* A forward's rows as they lie in the control block. */
+typedef struct {
+    int32_t n_rows, n_groups, tiles, tile_most, page_cap;
+    size_t pos, group, group_pos, group_row, group_rows, group_pages, tile_row, tile_rows, pages;
+} kk_cuda_view;
+
+typedef struct {
+    int32_t n_ops, n_views;
+    kk_cuda_op *ops;     /* [KK_CUDA_OPS] */
+    kk_cuda_view *views; /* [KK_CUDA_VIEWS] */
+    size_t control;      /* bytes used */
+} kk_cuda_queue;
+
+typedef struct {
+    int32_t n_ops, n_views;
+    kk_cuda_op *ops;
+    kk_cuda_view *views;
+    cudaGraphExec_t exec; /* NULL: seen once, not captured */
+    int64_t used;         /* when last */
+} kk_cuda_graph;
+
+struct kk_dev {
+    kk_mem *mem;
+    int32_t max_rows, sms;
+    char name[64];
+    cudaStream_t stream;
+    kk_cuda_queue q;
+    uint8_t *control_host[KK_CUDA_CONTROLS]; /* pinned */
+    cudaEvent_t control_free[KK_CUDA_CONTROLS];
+    int32_t control_at;
+    uint8_t *control; /* on the device */
+    kk_cuda_graph graphs[KK_CUDA_GRAPHS];
+    int64_t clock;
+    int64_t replays, runs; /* flushes that replayed a graph, and others */
+    bool fuse;
+    void *stage; /* device; while weights are being loaded */
+    /* scratch that operations share; they run one after the other */
+    struct {
+        void *data;
+        size_t bytes;
+    } x, act, logits, parts, chosen, z;
+};
+
+kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);
+/* Runs what is queued.  Errors of the work itself show at the next synchronisation. */
+kk_status kk_cuda_flush(kk_dev *dev, kk_err *err);
+kk_status kk_cuda_sync(kk_dev *dev, kk_err *err);
+
+/* Launches recorded operations, neighbours fused where that changes no bit. */
+kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
+                       kk_err *err);
+/* Launches a layer that starts at ops[0]; *used 0: it is none that we know. */
+kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                             const kk_cuda_view *views, int32_t *used, kk_err *err);
+kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
+kk_cu_slot kk_cuda_slot(const kk_kv_slot *s);
+kk_cu_at kk_cuda_at(const kk_dev *dev);
+kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
+
+kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);
+kk_status kk_cuda_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err);
+kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err);
+kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err);
+kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err);
+kk_status kk_cuda_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err);
+kk_status kk_cuda_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err);
+kk_status kk_cuda_route(kk_dev *dev, const kk_route_args *a, kk_err *err);
+kk_status kk_cuda_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err);
+kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
+kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
+kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
+kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+
+static inline float *kk_cuda_f(const kk_buf *b) { return b ? b->data : NULL; }
+
+#define KK_CUDA_TRY(call, what, err)                                                               \
+    do {                                                                                           \
+        const cudaError_t e_ = (call);                                                             \
+        if (e_ != cudaSuccess) return kk_cuda_fail(err, e_, what);                                 \
+    } while (0)
+
+#endif

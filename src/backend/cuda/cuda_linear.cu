@@ -1,0 +1,215 @@
+/* cuda_linear.cu - launches of the kernels in decode.cuh. */
+#include "decode.cuh"
+#include "launch.cuh"
+
+enum { SHARED_MOST = 220 * 1024 };
+
+static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
+static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte pieces */
+    return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
+}
+
+static size_t linear_shared(int rows, int n_in) {
+    return KK_RINGS_BYTES + (size_t)kk_part_floats(rows > 8) * sizeof(float) +
+           (size_t)rows * (size_t)kk_stage_stride(n_in);
+}
+
+int32_t kk_cu_linear_rows(int32_t n_in) {
+    int32_t rows = KK_CU_ROWS;
+    while (rows > 1 && linear_shared(rows, n_in) > SHARED_MOST) rows /= 2;
+    return rows;
+}
+
+cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
+    const size_t shared = linear_shared(a->n_rows, a->n_in) +
+                          (a->x2 ? (size_t)a->n_rows * (size_t)kk_stage_stride(a->n_in) : 0);
+    if (shared > SHARED_MOST) return cudaErrorInvalidValue;
+    kk_linear_job_args j = {};
+    bool pair = false;
+    int strips = 0;
+    for (int i = 0; i < a->n_parts; i++) {
+        pair |= a->part[i].up.data != NULL;
+        strips += a->part[i].w.strips;
+    }
+    /* Two strips at a time stream best; one at a time shares few strips out more evenly. */
+    const bool two = pair || (strips + at.sms - 1) / at.sms >= 4;
+    for (int i = 0; i < a->n_parts; i++) {
+        kk_part &p = j.part[i];
+        p.w = (const uint4 *)a->part[i].w.data;
+        p.up = (const uint4 *)a->part[i].up.data;
+        p.out = a->part[i].out;
+        p.n_out = (int)a->part[i].w.n_out;
+        p.steps = steps_of(a->part[i].w);
+        p.units = two && !p.up ? a->part[i].w.strips / 2 : a->part[i].w.strips;
+        p.pitch = a->part[i].pitch;
+        p.cap = a->part[i].cap;
+        p.other = a->part[i].other;
+        j.units += p.units;
+    }
+    j.n_parts = a->n_parts;
+    j.x = a->x;
+    j.x2 = a->x2;
+    j.n_rows = a->n_rows;
+    j.n_in = a->n_in;
+    j.silu = a->silu;
+    j.early = true;
+    const unsigned grid = (unsigned)(j.units < at.sms ? j.units : at.sms);
+    void (*k)(kk_linear_job_args);
+    if (a->n_rows > 8)
+        k = two ? kk_linear_kernel<true, 2> : kk_linear_kernel<true, 1>;
+    else
+        k = two ? kk_linear_kernel<false, 2> : kk_linear_kernel<false, 1>;
+    return kk_launch(at, k, j, grid, KK_BLOCK_THREADS, shared);
+}
+
+static kk_choice_args choice_of(const kk_cu_choice *c) {
+    kk_choice_args a = {};
+    a.logits = c->logits;
+    a.scale = c->scale;
+    a.expert = c->expert;
+    a.weight = c->weight;
+    a.n_rows = c->n_rows;
+    a.n_used = c->n_used;
+    a.n_expert = c->n_expert;
+    return a;
+}
+
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
+    choose_kernel(const __grid_constant__ kk_choice_args a) {
+    __shared__ kk_choice choice;
+    kk_next();
+    kk_wait();
+    kk_choice_args row = a;
+    const int r = (int)blockIdx.x;
+    row.logits += (size_t)r * a.n_expert;
+    row.n_rows = 1;
+    kk_choose(&choice, row.logits, a.scale, 1, a.n_used, a.n_expert);
+    __syncthreads();
+    if ((int)threadIdx.x < a.n_used) {
+        a.expert[r * a.n_used + (int)threadIdx.x] = choice.chosen[threadIdx.x];
+        a.weight[r * a.n_used + (int)threadIdx.x] = choice.weight[threadIdx.x];
+    }
+}
+
+static bool choice_fits(const kk_cu_choice *c) {
+    return c->n_expert <= KK_MAX_EXPERTS && c->n_used <= KK_MAX_USED && c->n_used <= c->n_expert;
+}
+
+cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
+    if (!choice_fits(a)) return cudaErrorInvalidValue;
+    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_BLOCK_THREADS, 0);
+}
+
+/* Gate and up of any shape: a warp per output of a pair, one lane chain each.  For widths that do
+ * not fill strips and for matrices of different planes; always the same arithmetic for them. */
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+    odd_gate_kernel(const __grid_constant__ kk_cu_gate a) {
+    const int lane = threadIdx.x % KK_WARP;
+    const size_t warp = ((size_t)blockIdx.x * KK_BLOCK_THREADS + threadIdx.x) / KK_WARP;
+    kk_wait();
+    kk_next();
+    const size_t pair = warp / (size_t)a.ffn;
+    const int o = (int)(warp % (size_t)a.ffn);
+    if (pair >= (size_t)a.choice.n_rows * (size_t)a.choice.n_used) return;
+    const int e = a.choice.expert[pair], n_in = a.gate.wrap * KK_STEP;
+    const uint16_t *x = a.x + pair / (size_t)a.choice.n_used * (size_t)n_in;
+    float sum[2];
+    for (int m = 0; m < 2; m++) {
+        const kk_cu_weight &w = m && a.up.data ? a.up : a.gate;
+        const int row = m && !a.up.data ? o + a.ffn : o, steps = w.wrap * w.planes;
+        const uint16_t *at = (const uint16_t *)w.data +
+                             ((size_t)e * w.strips + (size_t)(row / 8)) * (size_t)steps * 256 +
+                             (size_t)(row % 8) * 32;
+        float s = 0;
+        for (int p = 0; p < w.planes; p++)
+            for (int k = 0; k < w.wrap; k++)
+                s = __fmaf_rn(kk_dfloat(x[k * 32 + lane]),
+                              kk_dfloat(at[(size_t)(p * w.wrap + k) * 256 + lane]), s);
+        sum[m] = kk_warp_sum(s);
+    }
+    if (lane == 0)
+        a.act[pair * (size_t)a.act_pitch + o] = kk_dbf16(kk_glu_of(sum[0], sum[1], 0));
+}
+
+static bool odd_gate(const kk_cu_gate *a) {
+    if (a->up.data) return a->up.planes != a->gate.planes;
+    return a->ffn % 8 != 0;
+}
+
+static cudaError_t run_odd_gate(kk_cu_at at, const kk_cu_gate *a) {
+    cudaError_t e = cudaSuccess;
+    if (a->choice.logits) e = kk_cu_run_choose(at, &a->choice);
+    if (e != cudaSuccess) return e;
+    const size_t warps = (size_t)a->choice.n_rows * (size_t)a->choice.n_used * (size_t)a->ffn;
+    return kk_launch(at, odd_gate_kernel, *a, (unsigned)((warps + 7) / 8), KK_BLOCK_THREADS, 0);
+}
+
+cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
+    if (odd_gate(a)) return a->dense.data ? cudaErrorInvalidValue : run_odd_gate(at, a);
+    kk_gate_args g = {};
+    const int rows = a->choice.n_rows;
+    g.choice = choice_of(&a->choice);
+    g.gate = (const uint4 *)a->gate.data;
+    g.gate_mat = matrix_size(a->gate);
+    g.steps = steps_of(a->gate);
+    g.strips = (a->ffn + 7) / 8;
+    if (a->up.data) {
+        g.up = (const uint4 *)a->up.data;
+        g.up_mat = matrix_size(a->up);
+    } else {
+        g.up = g.gate + (size_t)g.strips * (size_t)g.steps * KK_WARP;
+        g.up_mat = g.gate_mat;
+    }
+    g.act = a->act;
+    g.ffn = a->ffn;
+    g.act_pitch = a->act_pitch;
+    g.x = a->x;
+    g.n_in = a->gate.wrap * KK_STEP;
+    size_t shared = linear_shared(rows, g.n_in);
+    if (a->dense.data) {
+        g.dense = (const uint4 *)a->dense.data;
+        g.dense_x = a->dense_x;
+        g.dense_out = a->dense_out;
+        g.dense_n_out = (int)a->dense.n_out;
+        g.dense_units = a->dense.strips / 2;
+        g.dense_steps = steps_of(a->dense);
+        g.dense_in = a->dense.wrap * KK_STEP;
+        shared += (size_t)rows * (size_t)kk_stage_stride(g.dense_in);
+    }
+    if (shared > SHARED_MOST || !choice_fits(&a->choice)) return cudaErrorInvalidValue;
+    return kk_launch(at, rows > 8 ? kk_gate_kernel<true> : kk_gate_kernel<false>, g,
+                     (unsigned)at.sms, KK_BLOCK_THREADS, shared);
+}
+
+cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
+    kk_down_args d = {};
+    const int rows = a->choice.n_rows;
+    d.choice = choice_of(&a->choice);
+    d.down = (const uint4 *)a->down.data;
+    d.strips = a->down.strips;
+    d.steps = steps_of(a->down);
+    d.wrap = a->down.wrap;
+    d.act = a->act;
+    d.act_pitch = a->act_pitch;
+    d.out = a->out;
+    d.n_out = (int)a->down.n_out;
+    const size_t shared =
+        KK_RINGS_BYTES + 2 * (size_t)rows * (size_t)d.choice.n_used * 8 * sizeof(float);
+    const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
+    return kk_launch(at, rows > 8 ? kk_down_kernel<true> : kk_down_kernel<false>, d, grid,
+                     KK_BLOCK_THREADS, shared);
+}
+
+cudaError_t kk_cu_setup(void) {
+    const void *kernels[] = {
+        (const void *)kk_linear_kernel<false, 1>, (const void *)kk_linear_kernel<false, 2>,
+        (const void *)kk_linear_kernel<true, 1>,  (const void *)kk_linear_kernel<true, 2>,
+        (const void *)kk_gate_kernel<false>,      (const void *)kk_gate_kernel<true>,
+        (const void *)kk_down_kernel<false>,      (const void *)kk_down_kernel<true>};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        const cudaError_t e = cudaFuncSetAttribute(
+            kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}

@@ -1,0 +1,256 @@
+/* cuda_ops.h - what the C side of the CUDA backend asks of its kernels: plain structs of device
+ * pointers, one launcher each.
+ *
+ * Both languages read this file.  Launchers return the launch's error; work is done in the
+ * order of the stream.  `early` marks launches that may begin before the one before has ended,
+ * which every kernel here is written for. */
+#ifndef KK_CUDA_OPS_H
+#define KK_CUDA_OPS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A weight as the kernels read it: n_mat matrices in strips of 8 outputs (stream.cuh), n_out
+ * padded to 16 and n_in to whole steps, as one to three bf16 planes whose sum is the weight. */
+typedef struct {
+    const void *data;
+    int64_t n_mat, n_out, n_in;
+    int32_t strips, wrap, planes; /* wrap: steps of one plane */
+} kk_cu_weight;
+
+typedef struct {
+    cudaStream_t stream;
+    int32_t sms;
+    bool early;
+} kk_cu_at;
+
+/* ---- rows -------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *out;
+    kk_cu_weight table;
+    const int32_t *token; /* device */
+    int32_t n_rows;
+    float scale;
+} kk_cu_embed;
+cudaError_t kk_cu_run_embed(kk_cu_at at, const kk_cu_embed *a);
+
+/* x = (x + norm(y2; w)) * scale with y2 = norm(a; wa) + norm(b; wb), or y2 = a where b is NULL;
+ * x as it is where a is NULL.  Then z = norm(x; w1) as float (zf) and bf16 (z1), and norms with
+ * other weights as bf16: z2, and z3 times root.  Any output may be NULL. */
+typedef struct {
+    float *x;
+    const float *a, *b, *wa, *wb, *w;
+    float scale, eps, root;
+    float *zf;
+    uint16_t *z1, *z2, *z3;
+    const float *w1, *w2, *w3;
+    int32_t n_rows, dim, pitch;
+} kk_cu_between;
+cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a);
+
+typedef struct {
+    float *out;
+    const float *x, *w; /* w NULL: none */
+    int32_t n_rows, dim;
+    float eps;
+} kk_cu_norm;
+cudaError_t kk_cu_run_norm(kk_cu_at at, const kk_cu_norm *a);
+
+typedef struct {
+    float *x;
+    const float *a, *w;
+    int32_t n_rows, dim;
+    float eps, scale;
+} kk_cu_residual;
+cudaError_t kk_cu_run_residual(kk_cu_at at, const kk_cu_residual *a);
+
+typedef struct {
+    float *out;
+    const float *gate, *up;
+    int32_t n_rows, dim, up_stride, up_offset, silu;
+} kk_cu_glu;
+cudaError_t kk_cu_run_glu(kk_cu_at at, const kk_cu_glu *a);
+
+typedef struct {
+    float *table;
+    int64_t n;
+    const int64_t *pos; /* device: the table's first row, then n positions */
+    float theta, factor;
+    int32_t n_rot, head_dim;
+} kk_cu_rope;
+cudaError_t kk_cu_run_rope(kk_cu_at at, const kk_cu_rope *a);
+
+typedef struct {
+    float *out;
+    const float *proj, *w;
+    kk_cu_weight table;
+    const int32_t *token;
+    int32_t n_rows, n_layer, dim;
+    float proj_scale, scale, eps;
+} kk_cu_ple;
+cudaError_t kk_cu_run_ple(kk_cu_at at, const kk_cu_ple *a);
+
+typedef struct {
+    float *out;
+    const float *x;
+    const int32_t *row; /* device; NULL: first, first + 1, ... */
+    int32_t n, dim, first;
+    size_t out_at, out_stride;
+} kk_cu_gather;
+cudaError_t kk_cu_run_gather(kk_cu_at at, const kk_cu_gather *a);
+
+typedef struct {
+    float *x;
+    size_t n;
+    float cap;
+} kk_cu_softcap;
+cudaError_t kk_cu_run_softcap(kk_cu_at at, const kk_cu_softcap *a);
+
+typedef struct {
+    int32_t *out; /* device */
+    const float *x;
+    int32_t n_rows, dim, banned;
+} kk_cu_argmax;
+cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a);
+
+/* Rows of floats as bf16, with zeros from dim to pitch. */
+typedef struct {
+    uint16_t *out;
+    const float *x;
+    int32_t n_rows, dim, pitch;
+} kk_cu_round;
+cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
+
+/* ---- products ---------------------------------------------------------------------------- */
+
+enum { KK_CU_PARTS = 4, KK_CU_ROWS = 16 };
+
+/* out[i] = w[i] x, for up to 16 rows of bf16; or out[i] = act(w[i] x) * (up[i] x) as bf16. */
+typedef struct {
+    struct {
+        kk_cu_weight w, up; /* up.data NULL: none */
+        void *out;
+        int32_t pitch;
+        float cap;  /* not 0: soft-cap */
+        bool other; /* takes x2 instead of x */
+    } part[KK_CU_PARTS];
+    int32_t n_parts;
+    const uint16_t *x, *x2;
+    int32_t n_rows, n_in; /* n_in padded: x's pitch */
+    int32_t silu;
+} kk_cu_linear;
+cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a);
+/* Rows that one launch can take at this width. */
+int32_t kk_cu_linear_rows(int32_t n_in);
+
+/* The router's choice, from logits, or as it lies in expert and weight already. */
+typedef struct {
+    const float *logits; /* NULL: already there */
+    const float *scale;
+    int32_t *expert;
+    float *weight;
+    int32_t n_rows, n_used, n_expert;
+} kk_cu_choice;
+cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a);
+
+typedef struct {
+    kk_cu_choice choice;
+    kk_cu_weight gate, up; /* up.data NULL: gate holds gate rows, then up rows */
+    const uint16_t *x;     /* [n_rows][n_in] */
+    uint16_t *act;         /* [n_rows * n_used][act_pitch] */
+    int32_t ffn, act_pitch;
+    /* the dense layer's second matrix beside them; dense.data NULL: none */
+    kk_cu_weight dense;
+    const uint16_t *dense_x;
+    float *dense_out;
+} kk_cu_gate;
+cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a);
+
+typedef struct {
+    kk_cu_choice choice;
+    kk_cu_weight down;
+    const uint16_t *act;
+    int32_t act_pitch;
+    float *out;
+} kk_cu_down;
+cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a);
+
+/* Lays a matrix out in strips: rows of n_in floats or bf16 values in device memory, first row
+ * `row` of matrix `mat`.  Planes beyond the first take what the ones before left. */
+typedef struct {
+    void *to;
+    kk_cu_weight w;
+    const void *from;
+    bool bf16;
+    int64_t mat, row, n_rows;
+} kk_cu_lay;
+cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a);
+
+/* ---- attention ---------------------------------------------------------------------------- */
+
+enum { KK_CU_F32, KK_CU_BF16, KK_CU_KV8, KK_CU_KV4 };
+
+/* A forward's rows: what changes from one to the next lies in device memory. */
+typedef struct {
+    const int64_t *pos;       /* of each row */
+    const int32_t *group;     /* of each row: its session */
+    const int64_t *group_pos; /* first position of a session's rows, */
+    const int32_t *group_row; /* first row, and number of rows */
+    const int32_t *group_rows;
+    const int32_t *group_pages; /* where its table starts in pages */
+    uint8_t *const *pages;
+    int32_t n_rows, n_groups;
+    int32_t tiles; /* of some rows of one session */
+    const int32_t *tile_row, *tile_rows;
+    int32_t tile_most;  /* rows of a tile at most */
+    int32_t most_pages; /* that a tile sees at most */
+} kk_cu_rows;
+
+typedef struct {
+    int32_t format;
+    bool k_eq_v;
+    int32_t n_kv_head, head_dim;
+    size_t k_off, v_off, head_bytes, code_bytes;
+} kk_cu_slot;
+
+typedef struct {
+    float *q;
+    const float *k, *v, *q_norm, *k_norm, *rope_rows;
+    int32_t n_rot, n_head;
+    kk_cu_slot slot;
+    kk_cu_rows rows;
+    float eps;
+    bool v_raw;
+} kk_cu_store;
+cudaError_t kk_cu_run_store(kk_cu_at at, const kk_cu_store *a);
+
+typedef struct {
+    float *out;         /* NULL: not wanted */
+    uint16_t *out_bf16; /* NULL: not wanted */
+    const float *q, *k_norm, *rope_pos;
+    int32_t n_rot, n_head, window, sink;
+    bool block;
+    kk_cu_slot slot;
+    kk_cu_rows rows;
+    float scale;
+    float *parts; /* room for the sums of pages */
+    int32_t bf16_pitch;
+    int32_t first_tile, n_tiles;
+} kk_cu_attend;
+/* Bytes of parts that a row needs where a tile sees this many pages. */
+size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages);
+cudaError_t kk_cu_run_attend(kk_cu_at at, const kk_cu_attend *a);
+
+cudaError_t kk_cu_setup(void); /* shared-memory limits of all kernels, once per device */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,308 @@
+/* cuda_plan.c - launches recorded operations one by one; whole layers go to cuda_layer.c.
+ *
+ * Matrices take up to 16 rows at a time.  More rows are more launches, with the same arithmetic:
+ * a row has the same bits in a chunk of a prompt as on its own. */
+#include "backend/cuda/cuda_device.h"
+
+kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->fuse}; }
+
+kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
+    const int32_t format = s->format == KK_F32    ? KK_CU_F32
+                           : s->format == KK_BF16 ? KK_CU_BF16
+                           : s->format == KK_KV8  ? KK_CU_KV8
+                                                  : KK_CU_KV4;
+    return (kk_cu_slot){.format = format,
+                        .k_eq_v = s->k_eq_v,
+                        .n_kv_head = s->n_kv_head,
+                        .head_dim = s->head_dim,
+                        .k_off = s->k_off,
+                        .v_off = s->v_off,
+                        .head_bytes = kk_kv_head_bytes(s->format, s->head_dim),
+                        .code_bytes = kk_kv_code_bytes(s->format, s->head_dim)};
+}
+
+kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {
+    uint8_t *c = dev->control;
+    return (kk_cu_rows){.pos = (const int64_t *)(const void *)(c + v->pos),
+                        .group = (const int32_t *)(const void *)(c + v->group),
+                        .group_pos = (const int64_t *)(const void *)(c + v->group_pos),
+                        .group_row = (const int32_t *)(const void *)(c + v->group_row),
+                        .group_rows = (const int32_t *)(const void *)(c + v->group_rows),
+                        .group_pages = (const int32_t *)(const void *)(c + v->group_pages),
+                        .pages = (uint8_t *const *)(const void *)(c + v->pages),
+                        .n_rows = v->n_rows,
+                        .n_groups = v->n_groups,
+                        .tiles = v->tiles,
+                        .tile_row = (const int32_t *)(const void *)(c + v->tile_row),
+                        .tile_rows = (const int32_t *)(const void *)(c + v->tile_rows),
+                        .tile_most = v->tile_most,
+                        .most_pages = v->page_cap};
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static kk_status round_rows(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
+                            kk_err *err) {
+    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch};
+    if ((size_t)n_rows * (size_t)pitch * 2 > dev->x.bytes)
+        return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, dim);
+    KK_CUDA_TRY(kk_cu_run_round(kk_cuda_at(dev), &r), "rounding rows", err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    const kk_cu_weight *w0 = &a->w[0]->w;
+    const int32_t pitch = w0->wrap * 32, most = kk_cu_linear_rows(pitch);
+    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch, err));
+    for (int32_t r = 0; r < a->n_rows; r += most) {
+        kk_cu_linear l = {.n_parts = a->n,
+                          .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
+                          .n_rows = a->n_rows - r < most ? a->n_rows - r : most,
+                          .n_in = pitch};
+        for (int32_t i = 0; i < a->n; i++) {
+            const kk_cu_weight *w = &a->w[i]->w;
+            l.part[i].w = *w;
+            l.part[i].out = kk_cuda_f(a->out[i]) + (size_t)r * (size_t)w->n_out;
+            l.part[i].pitch = (int32_t)w->n_out;
+        }
+        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "a product", err);
+    }
+    return KK_OK;
+}
+
+static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
+    const kk_cu_weight *w = &a->proj->w;
+    const int32_t dim = (int32_t)w->n_in, pitch = w->wrap * 32, n_expert = (int32_t)w->n_out;
+    const int32_t most = kk_cu_linear_rows(pitch);
+    if ((size_t)a->n_rows * (size_t)pitch * 2 > dev->x.bytes ||
+        (size_t)a->n_rows * (size_t)n_expert * 4 > dev->logits.bytes)
+        return kk_fail(err, KK_EINVAL, "a router of %d rows was not prepared for", a->n_rows);
+    if (pitch != dim)
+        KK_CUDA_TRY(
+            cudaMemsetAsync(dev->x.data, 0, (size_t)a->n_rows * (size_t)pitch * 2, dev->stream),
+            "clearing rows", err);
+    const kk_cu_between b = {.x = kk_cuda_f(a->x),
+                             .eps = a->eps,
+                             .root = 1.0f / sqrtf((float)dim),
+                             .z3 = dev->x.data,
+                             .w3 = kk_cuda_f(a->scale),
+                             .n_rows = a->n_rows,
+                             .dim = dim,
+                             .pitch = pitch};
+    kk_cu_at at = kk_cuda_at(dev);
+    if (pitch != dim) at.early = false;
+    KK_CUDA_TRY(kk_cu_run_between(at, &b), "the router's norm", err);
+    for (int32_t r = 0; r < a->n_rows; r += most) {
+        kk_cu_linear l = {.n_parts = 1,
+                          .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
+                          .n_rows = a->n_rows - r < most ? a->n_rows - r : most,
+                          .n_in = pitch};
+        l.part[0].w = *w;
+        l.part[0].out = (float *)dev->logits.data + (size_t)r * (size_t)n_expert;
+        l.part[0].pitch = n_expert;
+        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "the router", err);
+    }
+    const kk_cu_choice c = {dev->logits.data, kk_cuda_f(a->per_expert_scale),
+                            a->expert->data,  kk_cuda_f(a->weight),
+                            a->n_rows,        a->n_used,
+                            n_expert};
+    KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
+    return KK_OK;
+}
+
+static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
+    const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
+    int32_t most = kk_cu_linear_rows(pitch);
+    const size_t act = (size_t)KK_CU_ROWS * (size_t)a->n_used * (size_t)act_pitch * 2;
+    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch, err));
+    if (act > dev->act.bytes &&
+        (size_t)a->n_rows * (size_t)a->n_used * (size_t)act_pitch * 2 > dev->act.bytes)
+        return kk_fail(err, KK_EINVAL, "experts of %d rows were not prepared for", a->n_rows);
+    for (int32_t r = 0; r < a->n_rows; r += most) {
+        const int32_t n = a->n_rows - r < most ? a->n_rows - r : most;
+        const size_t slot = (size_t)r * (size_t)a->n_used;
+        const kk_cu_choice c = {.expert = (int32_t *)a->expert->data + slot,
+                                .weight = kk_cuda_f(a->weight) + slot,
+                                .n_rows = n,
+                                .n_used = a->n_used,
+                                .n_expert = (int32_t)a->gate->w.n_mat};
+        kk_cu_gate g = {.choice = c,
+                        .gate = a->gate->w,
+                        .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
+                        .act = dev->act.data,
+                        .ffn = a->ffn,
+                        .act_pitch = act_pitch};
+        if (a->up) g.up = a->up->w;
+        kk_cu_at at = kk_cuda_at(dev);
+        if (act_pitch !=
+            a->ffn) { /* what lies between rows meets weights of 0, and must be finite */
+            const size_t bytes = (size_t)n * (size_t)a->n_used * (size_t)act_pitch * 2;
+            KK_CUDA_TRY(cudaMemsetAsync(dev->act.data, 0, bytes, dev->stream), "clearing rows",
+                        err);
+            at.early = false;
+        }
+        KK_CUDA_TRY(kk_cu_run_gate(at, &g), "experts", err);
+        const kk_cu_down d = {c, a->down->w, dev->act.data, act_pitch,
+                              kk_cuda_f(a->out) + (size_t)r * (size_t)a->down->w.n_out};
+        KK_CUDA_TRY(kk_cu_run_down(kk_cuda_at(dev), &d), "experts", err);
+    }
+    return KK_OK;
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+static kk_status store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
+                           kk_err *err) {
+    const kk_cu_store s = {.q = kk_cuda_f(a->q),
+                           .k = kk_cuda_f(a->k),
+                           .v = kk_cuda_f(a->v),
+                           .q_norm = kk_cuda_f(a->q_norm),
+                           .k_norm = kk_cuda_f(a->k_norm),
+                           .rope_rows = kk_cuda_f(a->rope_rows),
+                           .n_rot = a->n_rot,
+                           .n_head = a->n_head,
+                           .slot = kk_cuda_slot(&a->slot),
+                           .rows = kk_cuda_rows(dev, v),
+                           .eps = a->eps,
+                           .v_raw = a->v_raw};
+    KK_CUDA_TRY(kk_cu_run_store(kk_cuda_at(dev), &s), "storing K/V rows", err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
+    kk_cu_attend t = {.out = out,
+                      .out_bf16 = out_bf16,
+                      .bf16_pitch = pitch,
+                      .q = kk_cuda_f(a->q),
+                      .k_norm = kk_cuda_f(a->k_norm),
+                      .rope_pos = kk_cuda_f(a->rope_pos),
+                      .n_rot = a->n_rot,
+                      .n_head = a->n_head,
+                      .window = a->window,
+                      .sink = a->sink,
+                      .block = a->block,
+                      .slot = kk_cuda_slot(&a->slot),
+                      .rows = kk_cuda_rows(dev, v),
+                      .scale = a->scale,
+                      .parts = dev->parts.data};
+    if (a->window) { /* a tile sees no more than this, however long the session is */
+        int32_t most_group = 1;
+        most_group = a->block ? v->n_rows : v->tile_most;
+        const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
+        const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
+        if (seen < t.rows.most_pages) t.rows.most_pages = seen;
+    }
+    const size_t tile = (size_t)v->tile_most *
+                        kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
+    if (tile > dev->parts.bytes)
+        return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
+                       t.rows.most_pages);
+    const int32_t most = (int32_t)(dev->parts.bytes / tile < 4096 ? dev->parts.bytes / tile : 4096);
+    for (int32_t i = 0; i < v->tiles; i += most) {
+        t.first_tile = i;
+        t.n_tiles = v->tiles - i < most ? v->tiles - i : most;
+        KK_CUDA_TRY(kk_cu_run_attend(kk_cuda_at(dev), &t), "attention", err);
+    }
+    return KK_OK;
+}
+
+/* ---- one by one ----------------------------------------------------------------------------- */
+
+static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_cu_at at = kk_cuda_at(dev);
+    const void *control = dev->control + op->control;
+    switch (op->kind) {
+    case KK_CUDA_EMBED: {
+        const kk_embed_args *a = &op->a.embed;
+        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, control, a->n_rows, a->scale};
+        return kk_cu_run_embed(at, &e);
+    }
+    case KK_CUDA_NORM: {
+        const kk_norm_args *a = &op->a.norm;
+        const kk_cu_norm e = {kk_cuda_f(a->out), kk_cuda_f(a->x), kk_cuda_f(a->w),
+                              a->n_rows,         a->dim,          a->eps};
+        return kk_cu_run_norm(at, &e);
+    }
+    case KK_CUDA_ROPE: {
+        const kk_rope_args *a = &op->a.rope;
+        const kk_cu_rope e = {kk_cuda_f(a->table), a->n,          control,         a->rope.theta,
+                              a->rope.factor,      a->rope.n_rot, a->rope.head_dim};
+        return kk_cu_run_rope(at, &e);
+    }
+    case KK_CUDA_RESIDUAL: {
+        const kk_residual_args *a = &op->a.residual;
+        const kk_cu_residual e = {kk_cuda_f(a->x), kk_cuda_f(a->a), kk_cuda_f(a->w), a->n_rows,
+                                  a->dim,          a->eps,          a->scale};
+        return kk_cu_run_residual(at, &e);
+    }
+    case KK_CUDA_GLU: {
+        const kk_glu_args *a = &op->a.glu;
+        const kk_cu_glu e = {
+            kk_cuda_f(a->out), kk_cuda_f(a->gate), kk_cuda_f(a->up), a->n_rows, a->dim,
+            a->up_stride,      a->up_offset,       a->act == KK_SILU};
+        return kk_cu_run_glu(at, &e);
+    }
+    case KK_CUDA_PLE: {
+        const kk_ple_args *a = &op->a.ple;
+        const kk_cu_ple e = {kk_cuda_f(a->out), kk_cuda_f(a->proj), kk_cuda_f(a->w), a->table->w,
+                             control,           a->n_rows,          a->n_layer,      a->dim,
+                             a->proj_scale,     a->scale,           a->eps};
+        return kk_cu_run_ple(at, &e);
+    }
+    case KK_CUDA_GATHER: {
+        const kk_gather_args *a = &op->a.gather;
+        const kk_cu_gather e = {kk_cuda_f(a->out),
+                                kk_cuda_f(a->x),
+                                a->first < 0 ? control : NULL,
+                                a->n,
+                                a->dim,
+                                a->first,
+                                a->out_at,
+                                a->out_stride};
+        return kk_cu_run_gather(at, &e);
+    }
+    case KK_CUDA_SOFTCAP: {
+        const kk_softcap_args *a = &op->a.softcap;
+        const kk_cu_softcap e = {kk_cuda_f(a->x), (size_t)a->n_rows * (size_t)a->dim, a->cap};
+        return kk_cu_run_softcap(at, &e);
+    }
+    case KK_CUDA_ARGMAX: {
+        const kk_argmax_args *a = &op->a.argmax;
+        const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
+                                a->n_rows, a->dim, a->banned};
+        return kk_cu_run_argmax(at, &e);
+    }
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *views, kk_err *err) {
+    switch (op->kind) {
+    case KK_CUDA_LINEAR: return kk_cuda_linear_now(dev, &op->a.linear, err);
+    case KK_CUDA_ROUTE: return route_now(dev, &op->a.route, err);
+    case KK_CUDA_EXPERTS: return experts_now(dev, &op->a.experts, err);
+    case KK_CUDA_STORE: return store_now(dev, &op->a.store, &views[op->view], err);
+    case KK_CUDA_ATTEND:
+        return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
+                                  NULL, 0, err);
+    default: {
+        const cudaError_t e = run_rows_op(dev, op);
+        return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");
+    }
+    }
+}
+
+kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
+                       kk_err *err) {
+    for (int32_t i = 0; i < n;) {
+        int32_t used = 0;
+        if (dev->fuse) KK_TRY(kk_cuda_plan_layer(dev, ops + i, n - i, views, &used, err));
+        if (!used) {
+            KK_TRY(run_op(dev, &ops[i], views, err));
+            used = 1;
+        }
+        i += used;
+    }
+    return KK_OK;
+}

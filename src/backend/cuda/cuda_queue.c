@@ -1,0 +1,524 @@
+/* cuda_queue.c - recording operations, and running what was recorded.
+ *
+ * A recorded queue is compared with those seen before: what is seen for the second time is
+ * captured as a graph, and replayed from then on.  Only the control block differs. */
+#include "backend/cuda/cuda_device.h"
+
+enum { ALIGN = 16, LEAST_PAGES = 32 };
+
+/* ---- control blocks ------------------------------------------------------------------------ */
+
+static uint8_t *control(kk_dev *dev) { return dev->control_host[dev->control_at]; }
+
+/* Room in the control block; its content is the caller's to write. */
+static void *reserve(kk_dev *dev, size_t bytes, size_t *off) {
+    const size_t at = (dev->q.control + ALIGN - 1) / ALIGN * ALIGN;
+    if (bytes > KK_CUDA_CONTROL || at > KK_CUDA_CONTROL - bytes) return NULL;
+    dev->q.control = at + bytes;
+    *off = at;
+    return control(dev) + at;
+}
+
+static kk_status put(kk_dev *dev, const void *src, size_t bytes, size_t *off, kk_err *err) {
+    void *to = reserve(dev, bytes, off);
+    if (!to)
+        return kk_fail(err, KK_EINVAL, "a forward's ids and page tables pass %d bytes",
+                       KK_CUDA_CONTROL);
+    memcpy(to, src, bytes);
+    return KK_OK;
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+static bool same(const kk_cuda_graph *g, const kk_cuda_queue *q) {
+    return g->n_ops == q->n_ops && g->n_views == q->n_views && g->n_ops > 0 &&
+           memcmp(g->ops, q->ops, (size_t)q->n_ops * sizeof *q->ops) == 0 &&
+           memcmp(g->views, q->views, (size_t)q->n_views * sizeof *q->views) == 0;
+}
+
+static kk_cuda_graph *find_graph(kk_dev *dev) {
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++)
+        if (same(&dev->graphs[i], &dev->q)) return &dev->graphs[i];
+    return NULL;
+}
+
+/* Remembers the queue in the place of what was not used for longest.  Not finding memory for it
+ * only costs speed. */
+static void remember(kk_dev *dev) {
+    kk_cuda_graph *g = &dev->graphs[0];
+    for (int i = 1; i < KK_CUDA_GRAPHS; i++)
+        if (dev->graphs[i].used < g->used) g = &dev->graphs[i];
+    if (g->exec) cudaGraphExecDestroy(g->exec);
+    kk_free(g->ops);
+    kk_free(g->views);
+    *g = (kk_cuda_graph){.n_ops = dev->q.n_ops, .n_views = dev->q.n_views, .used = dev->clock};
+    g->ops = kk_calloc((size_t)g->n_ops, sizeof *g->ops);
+    g->views = kk_calloc((size_t)g->n_views + 1, sizeof *g->views);
+    if (!g->ops || !g->views) {
+        kk_free(g->ops);
+        kk_free(g->views);
+        *g = (kk_cuda_graph){0};
+        return;
+    }
+    memcpy(g->ops, dev->q.ops, (size_t)g->n_ops * sizeof *g->ops);
+    memcpy(g->views, dev->q.views, (size_t)g->n_views * sizeof *g->views);
+}
+
+static kk_status capture(kk_dev *dev, kk_cuda_graph *g, kk_err *err) {
+    cudaGraph_t graph = NULL;
+    KK_CUDA_TRY(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal),
+                "capturing a graph", err);
+    const kk_status st = kk_cuda_plan(dev, dev->q.ops, dev->q.n_ops, dev->q.views, err);
+    const cudaError_t e = cudaStreamEndCapture(dev->stream, &graph);
+    if (st != KK_OK) {
+        if (graph) cudaGraphDestroy(graph);
+        return st;
+    }
+    if (e != cudaSuccess) return kk_cuda_fail(err, e, "capturing a graph");
+    const cudaError_t i = cudaGraphInstantiate(&g->exec, graph, 0);
+    cudaGraphDestroy(graph);
+    if (i == cudaSuccess) return KK_OK;
+    g->exec = NULL;
+    return kk_cuda_fail(err, i, "building a graph");
+}
+
+static kk_status run_queue(kk_dev *dev, kk_err *err) {
+    kk_cuda_queue *q = &dev->q;
+    if (q->control)
+        KK_CUDA_TRY(cudaMemcpyAsync(dev->control, control(dev), q->control, cudaMemcpyHostToDevice,
+                                    dev->stream),
+                    "copying a control block", err);
+    KK_CUDA_TRY(cudaEventRecord(dev->control_free[dev->control_at], dev->stream),
+                "recording an event", err);
+    kk_cuda_graph *g = q->n_ops > 4 ? find_graph(dev) : NULL;
+    dev->clock++;
+    if (!g) {
+        if (q->n_ops > 4) remember(dev);
+        dev->runs++;
+        return kk_cuda_plan(dev, q->ops, q->n_ops, q->views, err);
+    }
+    g->used = dev->clock;
+    if (!g->exec) KK_TRY(capture(dev, g, err));
+    dev->replays++;
+    KK_CUDA_TRY(cudaGraphLaunch(g->exec, dev->stream), "launching a graph", err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_flush(kk_dev *dev, kk_err *err) {
+    kk_cuda_queue *q = &dev->q;
+    if (q->n_ops == 0) return KK_OK;
+    const kk_status st = run_queue(dev, err);
+    dev->control_at = (dev->control_at + 1) % KK_CUDA_CONTROLS;
+    q->n_ops = q->n_views = 0;
+    q->control = 0;
+    KK_TRY(st);
+    KK_CUDA_TRY(cudaEventSynchronize(dev->control_free[dev->control_at]), "waiting for a copy",
+                err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_sync(kk_dev *dev, kk_err *err) {
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "an operation", err);
+    return KK_OK;
+}
+
+/* ---- recording ------------------------------------------------------------------------------ */
+
+static kk_status record(kk_dev *dev, kk_cuda_kind kind, kk_cuda_op **out, kk_err *err) {
+    if (dev->q.n_ops == KK_CUDA_OPS || dev->q.n_views == KK_CUDA_VIEWS)
+        KK_TRY(kk_cuda_flush(dev, err));
+    kk_cuda_op *op = &dev->q.ops[dev->q.n_ops++];
+    memset(op, 0, sizeof *op);
+    op->kind = kind;
+    *out = op;
+    return KK_OK;
+}
+
+/* Takes the operation back: its arguments could not be recorded. */
+static kk_status unrecord(kk_dev *dev, kk_status st) {
+    if (st != KK_OK) dev->q.n_ops--;
+    return st;
+}
+
+static int32_t page_capacity(int32_t pages) {
+    int32_t cap = LEAST_PAGES;
+    while (cap < pages) cap *= 2;
+    return cap;
+}
+
+/* Pages that group g's rows may speak of. */
+static int32_t group_pages(const kk_group *g) {
+    return (int32_t)((g->pos + g->n_rows - 1) / KK_PAGE_ROWS + 1);
+}
+
+typedef struct {
+    int64_t *pos, *group_pos;
+    int32_t *group, *group_row, *group_rows, *group_pages, *tile_row, *tile_rows;
+    uint8_t **pages;
+} view_data;
+
+static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_data *d) {
+    int32_t tile = 0;
+    for (int32_t i = 0; i < rows->n_groups; i++) {
+        const kk_group *g = &rows->group[i];
+        d->group_pos[i] = g->pos;
+        d->group_row[i] = g->row;
+        d->group_rows[i] = g->n_rows;
+        d->group_pages[i] = i * v->page_cap;
+        memcpy(d->pages + (size_t)i * (size_t)v->page_cap, g->pages,
+               (size_t)group_pages(g) * sizeof *g->pages);
+        for (int32_t r = 0; r < g->n_rows; r++) {
+            d->pos[g->row + r] = g->pos + r;
+            d->group[g->row + r] = i;
+            if (r % v->tile_most == 0) {
+                const int32_t left = g->n_rows - r;
+                d->tile_row[tile] = g->row + r;
+                d->tile_rows[tile++] = left < v->tile_most ? left : v->tile_most;
+            }
+        }
+    }
+}
+
+/* Rows of a tile, so that the sums of all its pages fit their room even for the widest heads. */
+static int32_t tile_rows_of(const kk_rows *rows, int32_t cap) {
+    int32_t most = 1;
+    for (int32_t i = 0; i < rows->n_groups; i++)
+        most = rows->group[i].n_rows > most ? rows->group[i].n_rows : most;
+    if (most > KK_CU_ROWS) most = KK_CU_ROWS;
+    while (most > 1 &&
+           (size_t)most * kk_cu_attend_row_bytes(32, 512, cap) > (size_t)KK_CUDA_PARTS_BYTES)
+        most /= 2;
+    return most;
+}
+
+static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_err *err) {
+    kk_cuda_view v;
+    memset(&v, 0, sizeof v);
+    int32_t pages = 1;
+    v.n_rows = rows->n_rows;
+    v.n_groups = rows->n_groups;
+    for (int32_t i = 0; i < rows->n_groups; i++)
+        if (group_pages(&rows->group[i]) > pages) pages = group_pages(&rows->group[i]);
+    v.page_cap = page_capacity(pages);
+    v.tile_most = tile_rows_of(rows, v.page_cap);
+    for (int32_t i = 0; i < rows->n_groups; i++)
+        v.tiles += (rows->group[i].n_rows + v.tile_most - 1) / v.tile_most;
+    const size_t n = (size_t)v.n_rows, g = (size_t)v.n_groups, t = (size_t)v.tiles;
+    view_data d;
+    d.pos = reserve(dev, n * 8, &v.pos);
+    d.group = reserve(dev, n * 4, &v.group);
+    d.group_pos = reserve(dev, g * 8, &v.group_pos);
+    d.group_row = reserve(dev, g * 4, &v.group_row);
+    d.group_rows = reserve(dev, g * 4, &v.group_rows);
+    d.group_pages = reserve(dev, g * 4, &v.group_pages);
+    d.tile_row = reserve(dev, t * 4, &v.tile_row);
+    d.tile_rows = reserve(dev, t * 4, &v.tile_rows);
+    d.pages = reserve(dev, g * (size_t)v.page_cap * sizeof *d.pages, &v.pages);
+    if (!d.pages)
+        return kk_fail(err, KK_EINVAL, "page tables of %d sessions pass %d bytes", v.n_groups,
+                       KK_CUDA_CONTROL);
+    fill_view(rows, &v, &d);
+    *index = dev->q.n_views;
+    dev->q.views[dev->q.n_views++] = v;
+    return KK_OK;
+}
+
+/* Whether a recorded view shows these very rows and pages. */
+static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
+    if (v->n_rows != rows->n_rows || v->n_groups != rows->n_groups) return false;
+    const uint8_t *base = control(dev);
+    for (int32_t i = 0; i < rows->n_groups; i++) {
+        const kk_group *g = &rows->group[i];
+        int64_t pos;
+        int32_t row, n;
+        memcpy(&pos, base + v->group_pos + 8 * (size_t)i, sizeof pos);
+        memcpy(&row, base + v->group_row + 4 * (size_t)i, sizeof row);
+        memcpy(&n, base + v->group_rows + 4 * (size_t)i, sizeof n);
+        const uint8_t *pages = base + v->pages + (size_t)i * (size_t)v->page_cap * sizeof g->pages;
+        if (pos != g->pos || row != g->row || n != g->n_rows ||
+            memcmp(pages, g->pages, (size_t)group_pages(g) * sizeof *g->pages) != 0)
+            return false;
+    }
+    return true;
+}
+
+static kk_status view_of(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_err *err) {
+    for (int32_t i = 0; i < rows->n_groups; i++)
+        if (rows->group[i].sink || rows->group[i].latents)
+            return kk_fail(err, KK_EDEVICE,
+                           "rows kept apart or rebuilt are not on the GPU yet: use --device cpu");
+    for (int32_t i = dev->q.n_views - 1; i >= 0; i--)
+        if (shows(dev, &dev->q.views[i], rows)) {
+            *index = i;
+            return KK_OK;
+        }
+    return add_view(dev, rows, index, err);
+}
+
+/* Field by field into zeroed memory: bytes between fields would make equal operations differ.
+ * Host memory is left out. */
+static void copy_slot(kk_kv_slot *to, const kk_kv_slot *a) {
+    to->format = a->format;
+    to->k_eq_v = a->k_eq_v;
+    to->n_kv_head = a->n_kv_head;
+    to->head_dim = a->head_dim;
+    to->k_off = a->k_off;
+    to->v_off = a->v_off;
+}
+
+static void copy_embed(kk_embed_args *to, const kk_embed_args *a) {
+    to->out = a->out;
+    to->table = a->table;
+    to->n_rows = a->n_rows;
+    to->scale = a->scale;
+}
+
+static void copy_norm(kk_norm_args *to, const kk_norm_args *a) {
+    to->out = a->out;
+    to->x = a->x;
+    to->w = a->w;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+    to->eps = a->eps;
+}
+
+static void copy_linear(kk_linear_args *to, const kk_linear_args *a) {
+    for (int32_t i = 0; i < a->n; i++) {
+        to->out[i] = a->out[i];
+        to->w[i] = a->w[i];
+    }
+    to->n = a->n;
+    to->x = a->x;
+    to->n_rows = a->n_rows;
+}
+
+static void copy_rope(kk_rope_args *to, const kk_rope_args *a) {
+    to->table = a->table;
+    to->n = a->n;
+    to->rope.theta = a->rope.theta;
+    to->rope.factor = a->rope.factor;
+    to->rope.n_rot = a->rope.n_rot;
+    to->rope.head_dim = a->rope.head_dim;
+}
+
+static void copy_store(kk_store_args *to, const kk_store_args *a) {
+    to->q = a->q;
+    to->k = a->k;
+    to->v = a->v;
+    to->q_norm = a->q_norm;
+    to->k_norm = a->k_norm;
+    to->rope_rows = a->rope_rows;
+    to->n_rot = a->n_rot;
+    to->n_head = a->n_head;
+    to->eps = a->eps;
+    to->v_raw = a->v_raw;
+    copy_slot(&to->slot, &a->slot);
+}
+
+static void copy_attend(kk_attend_args *to, const kk_attend_args *a) {
+    to->out = a->out;
+    to->q = a->q;
+    to->k_norm = a->k_norm;
+    to->rope_pos = a->rope_pos;
+    to->n_rot = a->n_rot;
+    to->n_head = a->n_head;
+    to->window = a->window;
+    to->sink = a->sink;
+    to->block = a->block;
+    to->scale = a->scale;
+    copy_slot(&to->slot, &a->slot);
+}
+
+static void copy_residual(kk_residual_args *to, const kk_residual_args *a) {
+    to->x = a->x;
+    to->a = a->a;
+    to->w = a->w;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+    to->eps = a->eps;
+    to->scale = a->scale;
+}
+
+static void copy_glu(kk_glu_args *to, const kk_glu_args *a) {
+    to->out = a->out;
+    to->gate = a->gate;
+    to->up = a->up;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+    to->up_stride = a->up_stride;
+    to->up_offset = a->up_offset;
+    to->act = a->act;
+}
+
+static void copy_route(kk_route_args *to, const kk_route_args *a) {
+    to->expert = a->expert;
+    to->weight = a->weight;
+    to->x = a->x;
+    to->scale = a->scale;
+    to->per_expert_scale = a->per_expert_scale;
+    to->proj = a->proj;
+    to->n_rows = a->n_rows;
+    to->n_used = a->n_used;
+    to->eps = a->eps;
+}
+
+static void copy_experts(kk_experts_args *to, const kk_experts_args *a) {
+    to->out = a->out;
+    to->x = a->x;
+    to->expert = a->expert;
+    to->weight = a->weight;
+    to->gate = a->gate;
+    to->up = a->up;
+    to->down = a->down;
+    to->n_rows = a->n_rows;
+    to->n_used = a->n_used;
+    to->ffn = a->ffn;
+}
+
+static void copy_ple(kk_ple_args *to, const kk_ple_args *a) {
+    to->out = a->out;
+    to->proj = a->proj;
+    to->w = a->w;
+    to->table = a->table;
+    to->n_rows = a->n_rows;
+    to->n_layer = a->n_layer;
+    to->dim = a->dim;
+    to->proj_scale = a->proj_scale;
+    to->scale = a->scale;
+    to->eps = a->eps;
+}
+
+static void copy_gather(kk_gather_args *to, const kk_gather_args *a) {
+    to->out = a->out;
+    to->x = a->x;
+    to->n = a->n;
+    to->dim = a->dim;
+    to->first = a->first;
+    to->out_at = a->out_at;
+    to->out_stride = a->out_stride;
+}
+
+static void copy_softcap(kk_softcap_args *to, const kk_softcap_args *a) {
+    to->x = a->x;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+    to->cap = a->cap;
+}
+
+static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
+    to->x = a->x;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+    to->banned = a->banned;
+}
+
+#define RECORD(dev, KIND, field, args, op, err)                                                    \
+    kk_cuda_op *op;                                                                                \
+    KK_TRY(record(dev, KIND, &op, err));                                                           \
+    copy_##field(&op->a.field, args)
+
+kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
+    return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));
+}
+
+kk_status kk_cuda_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_NORM, norm, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_LINEAR, linear, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_ROPE, rope, a, op, err);
+    /* A table that grows by a row at a time would be another operation every time: its first
+     * row travels with the positions. */
+    int64_t *to = reserve(dev, ((size_t)a->n + 1) * 8, &op->control);
+    if (!to) {
+        dev->q.n_ops--;
+        return kk_fail(err, KK_EINVAL, "angles of %lld positions at once", (long long)a->n);
+    }
+    to[0] = a->first;
+    for (int64_t i = 0; i < a->n; i++) to[1 + i] = a->pos ? a->pos[i] : a->pos0 + i;
+    return KK_OK;
+}
+
+kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_STORE, store, a, op, err);
+    return unrecord(dev, view_of(dev, a->rows, &op->view, err));
+}
+
+kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
+    (void)dev;
+    (void)a;
+    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use --device cpu");
+}
+
+kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    if (a->evicted)
+        return kk_fail(err, KK_EDEVICE,
+                       "K/V rows are not rebuilt on the GPU yet: use --device cpu");
+    if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
+        return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
+                       a->slot.head_dim);
+    RECORD(dev, KK_CUDA_ATTEND, attend, a, op, err);
+    return unrecord(dev, view_of(dev, a->rows, &op->view, err));
+}
+
+kk_status kk_cuda_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_RESIDUAL, residual, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_GLU, glu, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_ROUTE, route, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_EXPERTS, experts, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_PLE, ple, a, op, err);
+    return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));
+}
+
+kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_GATHER, gather, a, op, err);
+    if (!a->row) return KK_OK;
+    op->a.gather.first = -1; /* the rows lie in the control block */
+    return unrecord(dev, put(dev, a->row, (size_t)a->n * 4, &op->control, err));
+}
+
+kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_SOFTCAP, softcap, a, op, err);
+    return KK_OK;
+}
+
+/* Results come back through the device's own control block. */
+kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_ARGMAX, argmax, a, op, err);
+    const size_t bytes = (size_t)a->n_rows * 4;
+    size_t off;
+    if (!reserve(dev, bytes, &off)) {
+        dev->q.n_ops--;
+        return kk_fail(err, KK_EINVAL, "choices of %d rows at once", a->n_rows);
+    }
+    op->control = off;
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(
+        cudaMemcpyAsync(a->out, dev->control + off, bytes, cudaMemcpyDeviceToHost, dev->stream),
+        "reading choices", err);
+    return kk_cuda_sync(dev, err);
+}

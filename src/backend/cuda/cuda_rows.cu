@@ -1,0 +1,270 @@
+/* cuda_rows.cu - operations that touch each row on its own, and the laying out of weights. */
+#include "launch.cuh"
+#include "rows.cuh"
+
+enum { THREADS = 256 };
+
+#define EACH(i, n)                                                                                 \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n);                        \
+         i += (size_t)gridDim.x * blockDim.x)
+
+/* ---- weights ------------------------------------------------------------------------------ */
+
+/* Where input k of output o of matrix m lies, in bf16 values; add plane * wrap steps of 256. */
+__device__ __forceinline__ size_t weight_at(const kk_cu_weight &w, int64_t m, int64_t o, int k) {
+    const size_t steps = (size_t)w.wrap * w.planes;
+    const size_t strip = (size_t)m * w.strips + (size_t)(o / 8);
+    const int lane = (int)(o % 8) * 4 + k % 32 / 8;
+    return (strip * steps + (size_t)(k / 32)) * 256 + (size_t)lane * 8 + (size_t)(k % 8);
+}
+
+__device__ __forceinline__ float weight_value(const kk_cu_weight &w, int64_t m, int64_t o, int k) {
+    const uint16_t *p = (const uint16_t *)w.data + weight_at(w, m, o, k);
+    float v = kk_dfloat(p[0]);
+    for (int i = 1; i < w.planes; i++) v = __fadd_rn(v, kk_dfloat(p[(size_t)i * w.wrap * 256]));
+    return v;
+}
+
+__global__ void lay_kernel(const __grid_constant__ kk_cu_lay a) {
+    const int n_in = (int)a.w.n_in;
+    uint16_t *to = (uint16_t *)a.to;
+    EACH(i, (size_t)a.n_rows * (size_t)n_in) {
+        const int64_t r = (int64_t)(i / (size_t)n_in);
+        const int k = (int)(i % (size_t)n_in);
+        const size_t at = weight_at(a.w, a.mat, a.row + r, k);
+        if (a.bf16) {
+            to[at] = ((const uint16_t *)a.from)[i];
+            continue;
+        }
+        float left = ((const float *)a.from)[i];
+        for (int p = 0; p < a.w.planes; p++) {
+            const uint16_t h = kk_dbf16(left);
+            to[at + (size_t)p * a.w.wrap * 256] = h;
+            left = __fsub_rn(left, kk_dfloat(h));
+        }
+    }
+}
+
+cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a) {
+    return kk_launch(at, lay_kernel, *a, kk_blocks((size_t)a->n_rows * (size_t)a->w.n_in, THREADS),
+                     THREADS, 0);
+}
+
+/* ---- rows --------------------------------------------------------------------------------- */
+
+__global__ void embed_kernel(const __grid_constant__ kk_cu_embed a) {
+    kk_next();
+    kk_wait();
+    const int n = (int)a.table.n_in;
+    EACH(i, (size_t)a.n_rows * (size_t)n) {
+        const int r = (int)(i / (size_t)n), k = (int)(i % (size_t)n);
+        a.out[i] = __fmul_rn(weight_value(a.table, 0, a.token[r], k), a.scale);
+    }
+}
+cudaError_t kk_cu_run_embed(kk_cu_at at, const kk_cu_embed *a) {
+    return kk_launch(at, embed_kernel, *a,
+                     kk_blocks((size_t)a->n_rows * (size_t)a->table.n_in, THREADS), THREADS, 0);
+}
+
+cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a) {
+    if (a->dim > KK_ROW_MOST) return cudaErrorInvalidValue;
+    void (*k)(kk_cu_between) = a->dim <= KK_ROW_SPAN       ? kk_between_kernel<1>
+                               : a->dim <= 2 * KK_ROW_SPAN ? kk_between_kernel<2>
+                                                           : kk_between_kernel<4>;
+    return kk_launch(at, k, *a, (unsigned)a->n_rows, KK_ROW_THREADS, 0);
+}
+
+template <int V>
+__global__ void __launch_bounds__(KK_ROW_THREADS, 1)
+    norm_kernel(const __grid_constant__ kk_cu_norm a) {
+    __shared__ float room[16];
+    const size_t at = (size_t)blockIdx.x * (size_t)a.dim;
+    kk_next();
+    kk_wait();
+    kk_row<V> x = kk_row_load<V>(a.x + at, a.dim), w;
+    if (a.w) w = kk_row_load<V>(a.w, a.dim);
+    const float inv = kk_inv_rms(x, a.dim, a.eps, room);
+#pragma unroll
+    for (int i = 0; i < 4 * V; i++) {
+        x.v[i] = __fmul_rn(x.v[i], inv);
+        if (a.w) x.v[i] = __fmul_rn(x.v[i], w.v[i]);
+    }
+    kk_row_store(a.out + at, x, a.dim);
+}
+cudaError_t kk_cu_run_norm(kk_cu_at at, const kk_cu_norm *a) {
+    if (a->dim > KK_ROW_MOST) return cudaErrorInvalidValue;
+    void (*k)(kk_cu_norm) = a->dim <= KK_ROW_SPAN       ? norm_kernel<1>
+                            : a->dim <= 2 * KK_ROW_SPAN ? norm_kernel<2>
+                                                        : norm_kernel<4>;
+    return kk_launch(at, k, *a, (unsigned)a->n_rows, KK_ROW_THREADS, 0);
+}
+
+template <int V>
+__global__ void __launch_bounds__(KK_ROW_THREADS, 1)
+    residual_kernel(const __grid_constant__ kk_cu_residual a) {
+    __shared__ float room[16];
+    const size_t at = (size_t)blockIdx.x * (size_t)a.dim;
+    kk_next();
+    kk_wait();
+    kk_row<V> y = kk_row_load<V>(a.a + at, a.dim), x = kk_row_load<V>(a.x + at, a.dim);
+    if (a.w) {
+        const kk_row<V> w = kk_row_load<V>(a.w, a.dim);
+        kk_scale(y, y, kk_inv_rms(y, a.dim, a.eps, room), w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * V; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), a.scale);
+    kk_row_store(a.x + at, x, a.dim);
+}
+cudaError_t kk_cu_run_residual(kk_cu_at at, const kk_cu_residual *a) {
+    if (a->dim > KK_ROW_MOST) return cudaErrorInvalidValue;
+    void (*k)(kk_cu_residual) = a->dim <= KK_ROW_SPAN       ? residual_kernel<1>
+                                : a->dim <= 2 * KK_ROW_SPAN ? residual_kernel<2>
+                                                            : residual_kernel<4>;
+    return kk_launch(at, k, *a, (unsigned)a->n_rows, KK_ROW_THREADS, 0);
+}
+
+__global__ void glu_kernel(const __grid_constant__ kk_cu_glu a) {
+    kk_next();
+    kk_wait();
+    EACH(i, (size_t)a.n_rows * (size_t)a.dim) {
+        const size_t r = i / (size_t)a.dim, c = i % (size_t)a.dim;
+        const float up = a.up[r * (size_t)a.up_stride + (size_t)a.up_offset + c], g = a.gate[i];
+        a.out[i] = __fmul_rn(a.silu ? kk_dsilu(g) : kk_dgelu(g), up);
+    }
+}
+cudaError_t kk_cu_run_glu(kk_cu_at at, const kk_cu_glu *a) {
+    return kk_launch(at, glu_kernel, *a, kk_blocks((size_t)a->n_rows * (size_t)a->dim, THREADS),
+                     THREADS, 0);
+}
+
+/* Angles are products of floats, as in the reference. */
+__global__ void rope_kernel(const __grid_constant__ kk_cu_rope a) {
+    kk_next();
+    kk_wait();
+    EACH(i, (size_t)a.n * (size_t)a.n_rot) {
+        const int64_t r = (int64_t)(i / (size_t)a.n_rot);
+        const int k = (int)(i % (size_t)a.n_rot);
+        const double exponent = -2.0 * k / a.head_dim;
+        const float freq = __fdiv_rn((float)pow((double)a.theta, exponent), a.factor);
+        const double angle = (double)__fmul_rn((float)a.pos[1 + r], freq);
+        float *row = a.table + (size_t)((a.pos[0] + r) * 2 * a.n_rot);
+        row[k] = (float)cos(angle);
+        row[a.n_rot + k] = (float)sin(angle);
+    }
+}
+cudaError_t kk_cu_run_rope(kk_cu_at at, const kk_cu_rope *a) {
+    if (a->n * a->n_rot == 0) return cudaSuccess;
+    return kk_launch(at, rope_kernel, *a, kk_blocks((size_t)(a->n * a->n_rot), 64), 64, 0);
+}
+
+/* A block per piece of dim values. */
+__global__ void __launch_bounds__(KK_ROW_THREADS, 1) ple_kernel(const __grid_constant__ kk_cu_ple a) {
+    __shared__ float room[16];
+    const size_t r = blockIdx.y, l = blockIdx.x, at = (r * gridDim.x + l) * (size_t)a.dim;
+    kk_next();
+    kk_wait();
+    kk_row<1> c = kk_row_load<1>(a.proj + at, a.dim);
+    const kk_row<1> w = kk_row_load<1>(a.w, a.dim);
+#pragma unroll
+    for (int i = 0; i < 4; i++) c.v[i] = __fmul_rn(c.v[i], a.proj_scale);
+    kk_scale(c, c, kk_inv_rms(c, a.dim, a.eps, room), w);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int k = 4 * (int)threadIdx.x + i;
+        if (k >= a.dim) continue;
+        const float t = weight_value(a.table, 0, a.token[r], (int)l * a.dim + k);
+        c.v[i] = __fmul_rn(__fadd_rn(c.v[i], __fmul_rn(t, a.scale)), 0.70710678118654752f);
+    }
+    kk_row_store(a.out + at, c, a.dim);
+}
+cudaError_t kk_cu_run_ple(kk_cu_at at, const kk_cu_ple *a) {
+    if (a->dim > KK_ROW_SPAN) return cudaErrorInvalidValue;
+    return kk_launch(at, ple_kernel, *a, dim3((unsigned)a->n_layer, (unsigned)a->n_rows),
+                     KK_ROW_THREADS, 0);
+}
+
+__global__ void gather_kernel(const __grid_constant__ kk_cu_gather a) {
+    kk_next();
+    kk_wait();
+    const size_t dim = (size_t)a.dim, stride = a.out_stride ? a.out_stride : dim;
+    EACH(i, (size_t)a.n * dim) {
+        const size_t r = i / dim, c = i % dim;
+        const size_t from = (size_t)(a.row ? a.row[r] : a.first + (int)r);
+        a.out[a.out_at + r * stride + c] = a.x[from * dim + c];
+    }
+}
+cudaError_t kk_cu_run_gather(kk_cu_at at, const kk_cu_gather *a) {
+    return kk_launch(at, gather_kernel, *a, kk_blocks((size_t)a->n * (size_t)a->dim, THREADS),
+                     THREADS, 0);
+}
+
+__global__ void softcap_kernel(const __grid_constant__ kk_cu_softcap a) {
+    kk_next();
+    kk_wait();
+    EACH(i, a.n) a.x[i] = kk_dsoftcap(a.x[i], a.cap);
+}
+cudaError_t kk_cu_run_softcap(kk_cu_at at, const kk_cu_softcap *a) {
+    return kk_launch(at, softcap_kernel, *a, kk_blocks(a->n, 4 * THREADS), THREADS, 0);
+}
+
+__global__ void round_kernel(const __grid_constant__ kk_cu_round a) {
+    kk_next();
+    kk_wait();
+    EACH(i, (size_t)a.n_rows * (size_t)a.pitch) {
+        const size_t r = i / (size_t)a.pitch, c = i % (size_t)a.pitch;
+        a.out[i] = c < (size_t)a.dim ? kk_dbf16(a.x[r * (size_t)a.dim + c]) : (uint16_t)0;
+    }
+}
+cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a) {
+    return kk_launch(at, round_kernel, *a, kk_blocks((size_t)a->n_rows * (size_t)a->pitch, THREADS),
+                     THREADS, 0);
+}
+
+/* ---- choice ------------------------------------------------------------------------------- */
+
+/* Whether a comes before b: numbers before what is none, larger first, then the lower index. */
+__device__ __forceinline__ bool before(float a, int i, float b, int j) {
+    const bool na = isnan(a), nb = isnan(b);
+    if (na != nb) return nb;
+    if (!na && a != b) return a > b;
+    return i < j;
+}
+
+__global__ void __launch_bounds__(1024, 1) argmax_kernel(const __grid_constant__ kk_cu_argmax a) {
+    __shared__ float value[32];
+    __shared__ int index[32];
+    kk_next();
+    kk_wait();
+    const float *x = a.x + (size_t)blockIdx.x * (size_t)a.dim;
+    float best = NAN;
+    int at = 0x7fffffff;
+    for (int i = (int)threadIdx.x; i < a.dim; i += (int)blockDim.x) {
+        if (i == a.banned && a.dim > 1) continue;
+        if (at == 0x7fffffff || before(x[i], i, best, at)) {
+            best = x[i];
+            at = i;
+        }
+    }
+    for (int round = 0; round < 2; round++) {
+        for (int d = 16; d > 0; d >>= 1) {
+            const float b = __shfl_xor_sync(0xffffffffu, best, d);
+            const int j = __shfl_xor_sync(0xffffffffu, at, d);
+            if (before(b, j, best, at)) {
+                best = b;
+                at = j;
+            }
+        }
+        if (round) break;
+        if (threadIdx.x % 32 == 0) {
+            value[threadIdx.x / 32] = best;
+            index[threadIdx.x / 32] = at;
+        }
+        __syncthreads();
+        best = value[threadIdx.x % 32];
+        at = index[threadIdx.x % 32];
+    }
+    if (threadIdx.x == 0) a.out[blockIdx.x] = at;
+}
+cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a) {
+    return kk_launch(at, argmax_kernel, *a, (unsigned)a->n_rows, 1024, 0);
+}

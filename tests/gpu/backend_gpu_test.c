@@ -1,0 +1,291 @@
+/* backend_gpu_test.c - the cases of tests/parity/backend_test.c on the GPU, and what only a GPU
+ * could get wrong: that a row's bits do not depend on the rows beside it.
+ *
+ * The GPU rounds activations to bf16 where they meet a matrix, so products are compared by the
+ * relative size of the whole error; what is float32 on both sides must agree to rounding.  All
+ * memory of the rig is pinned, which the GPU reaches at the same address: pages need no copy.
+ * Prints a line per case.  An argument runs only the cases that contain it. */
+#include <cuda_runtime_api.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    char *base;
+    size_t used, size;
+} arena;
+
+static void *arena_take(size_t n) {
+    const size_t at = (arena.used + 255) / 256 * 256;
+    if (at + n > arena.size) {
+        fprintf(stderr, "the arena is too small\n");
+        exit(2);
+    }
+    arena.used = at + n;
+    return arena.base + at;
+}
+static void arena_give(void *p) {
+    const char *c = p;
+    if (c < arena.base || c >= arena.base + arena.size) free(p);
+}
+
+#define malloc arena_take
+#define free arena_give
+#define main cpu_main
+#include "../parity/backend_test.c"
+#undef main
+#undef free
+#undef malloc
+
+static const rig_device gpu = {.backend = "cuda"};
+static int failures;
+
+static void complain(const char *what, const char *label, double a, double b) {
+    if (failures++ < 40) printf("  FAIL %s: %s (%g, limit %g)\n", what, label, a, b);
+}
+
+/* ---- against the CPU ----------------------------------------------------------------------- */
+
+static double limit_of(const char *label) {
+    static const char *const quantised[] = {" q8_0", " q4_0", " q5_0", " q5_1",
+                                            " q4_k", " q5_k", " q6_k", " of set "};
+    const bool product = !strncmp(label, "linear", 6) || !strncmp(label, "experts", 7);
+    /* Beside these the CPU rounds activations to 8 bits; few outputs may nearly cancel. */
+    for (size_t i = 0; product && i < COUNT(quantised); i++)
+        if (strstr(label, quantised[i])) return 1e-1;
+    if (product) return 1e-2;
+    if (!strncmp(label, "weights", 7)) return 2e-1; /* a softmax over large logits of rounded rows */
+    return 2e-5;
+}
+
+static void compare(const char *name, const rig_records *want, const rig_records *got) {
+    double worst = 0;
+    if (want->n != got->n) complain("records", name, (double)got->n, (double)want->n);
+    for (size_t k = 0; k < want->n && k < got->n; k++) {
+        const rig_record *w = &want->items[k], *g = &got->items[k];
+        if (w->n == 0) continue;
+        if (w->kind == RIG_INTS || w->kind == RIG_BYTES) {
+            size_t differ = 0;
+            for (size_t i = 0; i < w->n; i++)
+                differ += memcmp((const char *)w->data + i * rig_width(w->kind),
+                                 (const char *)g->data + i * rig_width(w->kind),
+                                 rig_width(w->kind)) != 0;
+            const double share = (double)differ / (double)w->n;
+            const double limit = w->kind == RIG_BYTES ? 0.002 : strstr(w->label, "ties") ? 0.35 : 0.34;
+            if (share > limit) complain(name, w->label, share, limit);
+            continue;
+        }
+        double d2 = 0, w2 = 0;
+        bool nans = true;
+        for (size_t i = 0; i < w->n; i++) {
+            const double a = rig_value(w, i), b = rig_value(g, i);
+            if (isfinite(a) != isfinite(b)) nans = false;
+            if (!isfinite(a) || !isfinite(b)) continue;
+            d2 += (a - b) * (a - b);
+            w2 += a * a;
+        }
+        const double e = w2 > 0 ? sqrt(d2 / w2) : sqrt(d2);
+        double limit = limit_of(w->label);
+        if (w->kind == RIG_BF16) limit = 1e-3;
+        if (!nans && !strstr(w->label, "hard")) complain(name, w->label, NAN, limit);
+        if (!(e <= limit) && !strstr(w->label, "hard")) complain(name, w->label, e, limit);
+        if (e > worst && !strstr(w->label, "hard")) worst = e;
+    }
+    printf("%-28s %5zu records, worst relative error %.2e\n", name, want->n, worst);
+    fflush(stdout);
+}
+
+static void clear(rig_records *r) {
+    for (size_t i = 0; i < r->n; i++) arena_give(r->items[i].data);
+    *r = (rig_records){0};
+}
+
+static bool run_on(const rig_device *d, size_t i, rig_records *out) {
+    static rig r;
+    if (!rig_open(&r, d, cases[i].max_rows, out, 1000 + i)) return false;
+    cases[i].fn(&r);
+    rig_sync(&r);
+    rig_close(&r);
+    return true;
+}
+
+/* ---- row invariance ------------------------------------------------------------------------ */
+
+enum { MOST = 37 };
+
+/* Rows [first, first + n) of x through a weight. */
+static void some_rows(rig *r, const float *x, int32_t first, int32_t n, int32_t in, kk_weight *w,
+                      int32_t out, float *to) {
+    kk_buf *b = rig_buf(r, x + (size_t)first * (size_t)in, (size_t)(n * in));
+    kk_buf *y = rig_random_buf(r, (size_t)(n * out), 1);
+    const kk_linear_args a = {.out = {y}, .w = {w}, .n = 1, .x = b, .n_rows = n};
+    RIG_RUN(r, linear, &a);
+    rig_read(r, y, to, (size_t)(n * out));
+}
+
+static void linear_rows_are_alone(void) {
+    static const int32_t shapes[][2] = {{2816, 200}, {704, 2816}, {2112, 264}, {4096, 88}, {40, 24},
+                                        {8192, 48},  {1536, 1072}};
+    static const int32_t cuts[] = {1, 2, 7, 8, 9, 16, 17, MOST};
+    for (size_t s = 0; s < COUNT(shapes); s++) {
+        static rig r;
+        rig_records none = {0};
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, MOST, &none, 7 + s)) return;
+        const int32_t in = shapes[s][0], out = shapes[s][1];
+        kk_weight *w = rig_weight(&r, KK_BF16, out, in);
+        const float *x = rig_floats(&r, (size_t)(MOST * in), 1);
+        float *all = rig_memory(&r, (size_t)(MOST * out) * 4), *part = rig_memory(&r, (size_t)(MOST * out) * 4);
+        some_rows(&r, x, 0, MOST, in, w, out, all);
+        for (size_t c = 0; c < COUNT(cuts); c++) {
+            for (int32_t f = 0; f < MOST; f += cuts[c]) {
+                const int32_t n = MOST - f < cuts[c] ? MOST - f : cuts[c];
+                some_rows(&r, x, f, n, in, w, out, part + (size_t)f * (size_t)out);
+            }
+            if (memcmp(all, part, (size_t)(MOST * out) * 4) != 0)
+                complain("rows alone", "linear", (double)cuts[c], (double)in);
+        }
+        rig_close(&r);
+        printf("linear [%d, %d]: rows alone and together, %d failures so far\n", out, in, failures);
+    }
+}
+
+static void experts_rows_are_alone(void) {
+    enum { H = 2816, F = 704, E = 16, U = 8, R = 20 };
+    static rig r;
+    rig_records none = {0};
+    arena.used = 0;
+    if (!rig_open(&r, &gpu, R, &none, 99)) return;
+    kk_weight *gate = rig_load(&r, rig_matrix(&r, KK_BF16, E, 2 * F, H), 1);
+    kk_weight *down = rig_load(&r, rig_matrix(&r, KK_BF16, E, H, F), U);
+    RIG_RUN(&r, prepare_experts, E, U, F, H);
+    const float *x = rig_floats(&r, (size_t)R * H, 1), *weight = rig_floats(&r, (size_t)R * U, 1);
+    int32_t expert[R * U];
+    for (int i = 0; i < R; i++) {
+        const int first = rig_below(&r, E);
+        for (int k = 0; k < U; k++) expert[i * U + k] = (first + 3 * k) % E;
+    }
+    float *got[2] = {rig_memory(&r, (size_t)R * H * 4), rig_memory(&r, (size_t)R * H * 4)};
+    static const int32_t cuts[] = {R, 1, 3, 8, 9, 16};
+    for (size_t c = 0; c < COUNT(cuts); c++) {
+        for (int32_t f = 0; f < R; f += cuts[c]) {
+            const int32_t n = R - f < cuts[c] ? R - f : cuts[c];
+            kk_buf *out = rig_random_buf(&r, (size_t)n * H, 1);
+            const kk_experts_args a = {.out = out,
+                                       .x = rig_buf(&r, x + (size_t)f * H, (size_t)n * H),
+                                       .expert = rig_buf(&r, expert + f * U, (size_t)n * U),
+                                       .weight = rig_buf(&r, weight + f * U, (size_t)n * U),
+                                       .gate = gate,
+                                       .down = down,
+                                       .n_rows = n,
+                                       .n_used = U,
+                                       .ffn = F};
+            RIG_RUN(&r, experts, &a);
+            rig_read(&r, out, got[c > 0] + (size_t)f * H, (size_t)n * H);
+        }
+        if (c && memcmp(got[0], got[1], (size_t)R * H * 4) != 0)
+            complain("rows alone", "experts", (double)cuts[c], 0);
+    }
+    rig_close(&r);
+    printf("experts: rows alone and together, %d failures so far\n", failures);
+}
+
+static void attend_rows_are_alone(void) {
+    static const struct {
+        int32_t d, n_kv, n_head, window;
+        bool k_eq_v;
+        kk_dtype format;
+    } shapes[] = {{256, 8, 16, 100, false, KK_BF16}, {512, 2, 16, 0, true, KK_BF16},
+                  {256, 2, 4, 0, false, KK_KV8},     {64, 4, 4, 70, false, KK_BF16},
+                  {128, 4, 4, 0, true, KK_KV4}};
+    enum { R = 19, AT = 250 };
+    for (size_t s = 0; s < COUNT(shapes); s++) {
+        static rig r;
+        rig_records none = {0};
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, R, &none, 50 + s)) return;
+        const int32_t d = shapes[s].d, rows = R;
+        const int64_t pos = AT;
+        rig_cache *c = rig_cache_new(&r, shapes[s].format, shapes[s].k_eq_v, shapes[s].n_kv, d, 1,
+                                     &rows, &pos);
+        const size_t width = (size_t)(shapes[s].n_head * d);
+        const float *q = rig_floats(&r, R * width, 0.3f);
+        kk_buf *angles = rig_all_angles(&r, (kk_rope){1e4f, 1, d / 8, d});
+        kk_buf *k_norm = rig_random_buf(&r, (size_t)d, 1);
+        float *got[2] = {rig_memory(&r, R * width * 4), rig_memory(&r, R * width * 4)};
+        static const int32_t cuts[] = {R, 1, 5, 16};
+        for (size_t k = 0; k < COUNT(cuts); k++) {
+            for (int32_t f = 0; f < R; f += cuts[k]) {
+                const int32_t n = R - f < cuts[k] ? R - f : cuts[k];
+                const kk_group g = {.row = 0, .n_rows = n, .pos = AT + f, .pages = c->group[0].pages};
+                const kk_rows all = {&g, 1, n};
+                kk_buf *out = rig_random_buf(&r, (size_t)n * width, 1);
+                const kk_attend_args a = {.out = out,
+                                          .q = rig_buf(&r, q + (size_t)f * width, (size_t)n * width),
+                                          .k_norm = k_norm,
+                                          .rope_pos = angles,
+                                          .n_rot = d / 8,
+                                          .n_head = shapes[s].n_head,
+                                          .window = shapes[s].window,
+                                          .slot = c->slot,
+                                          .rows = &all,
+                                          .scale = 1};
+                RIG_RUN(&r, attend, &a);
+                rig_read(&r, out, got[k > 0] + (size_t)f * width, (size_t)n * width);
+            }
+            if (k && memcmp(got[0], got[1], R * width * 4) != 0)
+                complain("rows alone", "attend", (double)cuts[k], (double)d);
+        }
+        rig_close(&r);
+        printf("attend, heads of %d: rows alone and together, %d failures so far\n", d, failures);
+    }
+}
+
+static void run_gpu_case(void **state) {
+    const size_t i = (size_t)((const op_case *)*state - cases);
+    const int before = failures;
+    rig_records want = {0}, got = {0};
+    arena.used = 0;
+    assert_true(run_on(&reference, i, &want));
+    assert_true(run_on(&gpu, i, &got));
+    compare(cases[i].name, &want, &got);
+    clear(&want);
+    clear(&got);
+    assert_int_equal(failures, before);
+}
+
+static void rows_are_alone(void **state) {
+    static void (*const checks[])(void) = {linear_rows_are_alone, experts_rows_are_alone,
+                                           attend_rows_are_alone};
+    const int before = failures;
+    checks[(size_t)*state]();
+    assert_int_equal(failures, before);
+}
+
+int main(int argc, char **argv) {
+    void *base;
+    arena.size = (size_t)1 << 30;
+    if (cudaMallocHost(&base, arena.size) != cudaSuccess) {
+        printf("no GPU here\n");
+        return 77;
+    }
+    arena.base = base;
+    struct CMUnitTest tests[COUNT(cases) + 3];
+    size_t n = 0;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        /* Rows that are gone are not rebuilt on the GPU yet. */
+        if ((argc < 2 || strstr(cases[i].name, argv[1])) && strcmp(cases[i].name, "keep") != 0)
+            tests[n++] = (struct CMUnitTest){cases[i].name, run_gpu_case, NULL, NULL,
+                                             (void *)(uintptr_t)&cases[i]};
+    static const char *const alone[] = {"linear rows alone", "experts rows alone",
+                                        "attend rows alone"};
+    for (size_t i = 0; i < COUNT(alone); i++)
+        if (argc < 2 || strstr(alone[i], argv[1]))
+            tests[n++] = (struct CMUnitTest){alone[i], rows_are_alone, NULL, NULL, (void *)i};
+    (void)cpu_main;
+    return _cmocka_run_group_tests("gpu", tests, n, NULL, NULL);
+}

@@ -1,0 +1,255 @@
+/* forward_gpu_test.c - whole forwards on the GPU: fused and replayed as graphs, against the same
+ * operations one by one (equal bits), against other groupings of rows (equal bits), and against
+ * the CPU (near).  With `bench`, times decoding instead.
+ *
+ *   forward_gpu_test check SPEC [SPEC...]
+ *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...] */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/clock.h"
+#include "format/format.h"
+#include "model/model.h"
+
+enum { PROMPT = 150, TAIL = 24, MAX_ROWS = 256, MAX_LOGITS = 32 };
+
+typedef struct {
+    kk_mem mem;
+    const kk_backend *be;
+    kk_dev *dev;
+    kk_gemma4 *model;
+    kk_kv_layout layout;
+    kk_pool *pool[KK_KINDS];
+    kk_cache *cache;
+    int32_t vocab;
+} world;
+
+static void must(kk_status st, const kk_err *err, const char *what) {
+    if (st == KK_OK) return;
+    printf("%s: %s\n", what, err->msg);
+    exit(1);
+}
+
+static void open_world(world *w, const kk_checkpoint *ckpt, const char *device, const char *isa,
+                       int64_t max_len) {
+    kk_err err = {0};
+    memset(w, 0, sizeof *w);
+    w->be = kk_backend_named(device);
+    if (!w->be) {
+        printf("no device '%s'\n", device);
+        exit(1);
+    }
+    const kk_dev_opts dev = {.isa = isa, .mem = &w->mem, .max_rows = MAX_ROWS};
+    must(w->be->open(&w->dev, &dev, &err), &err, "open");
+    const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, MAX_ROWS, MAX_LOGITS};
+    must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
+    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_BF16, NULL, &err), &err,
+         "layout");
+    for (int k = 0; k < KK_KINDS; k++) {
+        if (!w->layout.page_bytes[k]) continue;
+        must(kk_pool_new(&w->pool[k], &w->mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
+                         w->layout.page_bytes[k], &err),
+             &err, "pool");
+        kk_pool_place(w->pool[k], w->be, w->dev);
+    }
+    w->vocab = kk_gemma4_config(w->model)->vocab;
+    const kk_cache_opts c = {.layout = &w->layout,
+                             .pool = {w->pool[0], w->pool[1]},
+                             .policy = {&kk_kv_native, &kk_kv_exact},
+                             .reach = {{.window = w->layout.shape.window}},
+                             .max_len = max_len};
+    must(kk_cache_new(&w->cache, &c, &err), &err, "cache");
+}
+
+static void close_world(world *w) {
+    kk_cache_free(w->cache);
+    for (int k = 0; k < KK_KINDS; k++) kk_pool_free(w->pool[k]);
+    kk_gemma4_free(w->model);
+    w->be->close(w->dev);
+}
+
+/* The next n tokens; logits of the last n_logits of them go to `to` unless it is NULL. */
+static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits, float *to,
+                    bool keep) {
+    kk_err err = {0};
+    must(kk_cache_reserve(w->cache, n, &err), &err, "reserve");
+    const kk_gemma4_group g = {.cache = w->cache,
+                               .layout = &w->layout,
+                               .tokens = tokens,
+                               .n_rows = n,
+                               .n_logits = n_logits};
+    const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
+    must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
+    for (int32_t i = 0; to && i < n_logits; i++)
+        must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->vocab, &err), &err, "logits");
+    if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
+}
+
+/* A prompt in chunks of so many rows, then TAIL tokens in groups of so many. */
+static void run(const kk_checkpoint *ckpt, const char *device, const char *isa,
+                const int32_t *tokens, int32_t chunk, int32_t group, float *logits) {
+    world w;
+    open_world(&w, ckpt, device, isa, PROMPT + TAIL + MAX_ROWS);
+    for (int32_t i = 0; i < PROMPT; i += chunk)
+        forward(&w, tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
+    for (int32_t i = 0; i < TAIL; i += group) {
+        const int32_t n = TAIL - i < group ? TAIL - i : group;
+        forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.vocab, true);
+    }
+    close_world(&w);
+}
+
+static double distance(const float *a, const float *b, size_t n) {
+    double d = 0, s = 0;
+    for (size_t i = 0; i < n; i++) {
+        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        s += (double)b[i] * (double)b[i];
+    }
+    return sqrt(d / s);
+}
+
+static size_t differing(const float *a, const float *b, size_t rows, size_t width) {
+    size_t n = 0;
+    for (size_t r = 0; r < rows; r++) n += memcmp(a + r * width, b + r * width, width * 4) != 0;
+    return n;
+}
+
+static int check(const char *spec) {
+    kk_err err = {0};
+    kk_mem mem = {0};
+    kk_checkpoint *ckpt;
+    must(kk_checkpoint_synthetic(&ckpt, spec, &mem, &err), &err, spec);
+    const int32_t vocab = kk_checkpoint_config(ckpt)->vocab;
+    const size_t all = (size_t)TAIL * (size_t)vocab;
+    int32_t tokens[PROMPT + TAIL];
+    uint64_t z = 12345;
+    for (int i = 0; i < PROMPT + TAIL; i++) {
+        z = z * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((z >> 33) % (uint64_t)vocab);
+    }
+    float *want = calloc(all, 4), *got = calloc(all, 4), *cpu = calloc(all, 4);
+    static const struct {
+        const char *isa;
+        int32_t chunk, group;
+    } arms[] = {{NULL, 64, 2}, {NULL, 150, 8},  {NULL, 16, 16},
+                {NULL, 37, 5}, {"plain", 64, 1}, {"plain", 64, 24}};
+    int bad = 0;
+    run(ckpt, "cuda", NULL, tokens, 64, 1, want);
+    for (size_t i = 0; i < sizeof arms / sizeof *arms; i++) {
+        run(ckpt, "cuda", arms[i].isa, tokens, arms[i].chunk, arms[i].group, got);
+        const size_t n = differing(got, want, TAIL, (size_t)vocab);
+        printf("%s: %s, chunks of %d, %d rows at a time: %zu of %d rows differ (distance %.2e)\n",
+               spec, arms[i].isa ? arms[i].isa : "fused", arms[i].chunk, arms[i].group, n, TAIL,
+               distance(got, want, all));
+        fflush(stdout);
+        bad += n != 0;
+    }
+    run(ckpt, "cpu", NULL, tokens, 64, 8, cpu);
+    const double d = distance(want, cpu, all);
+    printf("%s: logits against the CPU: relative error %.2e\n", spec, d);
+    bad += !(d < 0.05);
+    free(want);
+    free(got);
+    free(cpu);
+    kk_checkpoint_close(ckpt);
+    return bad;
+}
+
+/* ---- speed ---------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int distinct_experts(world *w, int32_t rows) {
+    const int32_t used = kk_gemma4_config(w->model)->n_expert_used;
+    int32_t id[64 * 16];
+    bool seen[512] = {false};
+    int n = 0;
+    kk_err err;
+    if (!used || rows * used > 1024) return 0;
+    w->be->read(w->dev, w->model->expert, 0, id, (size_t)(rows * used) * 4, &err);
+    for (int32_t i = 0; i < rows * used; i++) {
+        n += !seen[id[i] & 511];
+        seen[id[i] & 511] = true;
+    }
+    return n;
+}
+
+static void time_rows(world *w, int64_t ctx, int32_t rows, int32_t reps, uint64_t *z) {
+    double took[256], host = 0;
+    kk_err err = {0};
+    float *row = calloc((size_t)w->vocab, 4);
+    for (int32_t i = -4; i < reps; i++) {
+        int32_t t[MAX_ROWS];
+        for (int32_t r = 0; r < rows; r++) {
+            *z = *z * 6364136223846793005u + 1442695040888963407u;
+            t[r] = (int32_t)((*z >> 33) % (uint64_t)w->vocab);
+        }
+        const double a = kk_now();
+        forward(w, t, rows, rows < MAX_LOGITS ? rows : MAX_LOGITS, NULL, false);
+        const double b = kk_now();
+        must(w->be->sync(w->dev, &err), &err, "sync");
+        if (i >= 0) took[i] = kk_now() - a;
+        if (i >= 0) host += b - a;
+    }
+    qsort(took, (size_t)reps, sizeof *took, compare_doubles);
+    const double ms = 1e3 * took[reps / 2];
+    const double a = kk_now();
+    must(kk_gemma4_logits(w->model, 0, row, &err), &err, "logits");
+    printf("context %lld, %2d rows: median %.3f ms (least %.3f, most %.3f) = %.1f forwards/s; "
+           "recording %.3f ms; %d distinct experts in the last layer; reading a row of logits "
+           "%.3f ms\n",
+           (long long)ctx, rows, ms, 1e3 * took[0], 1e3 * took[reps - 1], 1e3 / ms,
+           1e3 * host / reps, distinct_experts(w, rows), 1e3 * (kk_now() - a));
+    fflush(stdout);
+    free(row);
+}
+
+static int bench(const char *spec, int n, char **contexts) {
+    kk_err err = {0};
+    kk_mem mem = {0};
+    kk_checkpoint *ckpt;
+    world w;
+    uint64_t z = 7;
+    double t = kk_now();
+    must(kk_checkpoint_synthetic(&ckpt, spec, &mem, &err), &err, spec);
+    printf("%s: random weights made in %.1f s\n", spec, kk_now() - t);
+    t = kk_now();
+    open_world(&w, ckpt, "cuda", NULL, 8192);
+    printf("loaded in %.1f s on %s\n", kk_now() - t, w.be->isa(w.dev));
+    fflush(stdout);
+    for (int i = 0; i < n; i++) {
+        const int64_t ctx = atoll(contexts[i]), from = kk_cache_len(w.cache);
+        t = kk_now();
+        for (int64_t at = from; at < ctx; at = kk_cache_len(w.cache)) {
+            int32_t tokens[MAX_ROWS];
+            const int32_t rows = (int32_t)(ctx - at < MAX_ROWS ? ctx - at : MAX_ROWS);
+            for (int32_t r = 0; r < rows; r++) {
+                z = z * 6364136223846793005u + 1442695040888963407u;
+                tokens[r] = (int32_t)((z >> 33) % (uint64_t)w.vocab);
+            }
+            forward(&w, tokens, rows, 0, NULL, true);
+        }
+        must(w.be->sync(w.dev, &err), &err, "sync");
+        t = kk_now() - t;
+        printf("%lld rows of prompt in %.3f s = %.0f tok/s\n", (long long)(ctx - from), t,
+               (double)(ctx - from) / t);
+        static const int32_t rows[] = {1, 2, 4, 8, 16};
+        for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+            time_rows(&w, ctx, rows[k], rows[k] == 1 ? 100 : 20, &z);
+    }
+    close_world(&w);
+    kk_checkpoint_close(ckpt);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    int bad = 0;
+    if (argc > 3 && strcmp(argv[1], "bench") == 0) return bench(argv[2], argc - 3, argv + 3);
+    for (int i = 2; i < argc; i++) bad += check(argv[i]);
+    printf("%d failures\n", bad);
+    return bad != 0;
+}
