@@ -17,7 +17,7 @@
 enum {
     ROOM_BYTES = 1 << 20,  /* of a batch of pages, or one page where that is more */
     PAIRS_BYTES = 8 << 20, /* of what pairs have in latent space, or a tile of rows */
-    MOST_PAGES = 16,       /* of a batch */
+    MOST_PAGES = 8,       /* of a batch */
     MOST_ROWS = 64,        /* of a pass */
     TASK_PAIRS = 64,       /* of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
