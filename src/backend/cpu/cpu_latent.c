@@ -17,7 +17,7 @@
 enum {
     ROOM_BYTES = 1 << 20,  /* of a batch of pages, or one page where that is more */
     PAIRS_BYTES = 8 << 20, /* of what pairs have in latent space, or a tile of rows */
-    MOST_PAGES = 8,       /* of a batch */
+    MOST_PAGES = 8,        /* of a batch */
     MOST_ROWS = 64,        /* of a pass */
     TASK_PAIRS = 64,       /* of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
@@ -31,7 +31,7 @@ static size_t whole_lines(size_t n) { return (n + 63) / 64 * 64; }
 typedef struct {
     size_t z;       /* [KK_PAGE_ROWS][rank] latents as floats, */
     size_t acts;    /* and as rounded activations */
-    size_t turns;   /* [KK_PAGE_ROWS][2][n_rot] */
+    size_t turns;   /* [KK_PAGE_ROWS][2][n_rot], unless they are kept elsewhere */
     size_t keys;    /* [n_kv][KK_PAGE_ROWS][2 * half] what is rebuilt of them */
     size_t factors; /* [2][n_kv][KK_PAGE_ROWS] of keys, of values */
     size_t bytes;
@@ -92,6 +92,9 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, one > ROOM_BYTES ? one : ROOM_BYTES, err));
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->pairs,
                               pair_room_for(pairs, rank, d).floats * sizeof(float), err));
+    memset(dev->turned, 0, sizeof dev->turned);
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->turns, KK_TURNED_PAGES * page * (size_t)d * sizeof(float),
+                              err));
     KK_TRY(kk_cpu_fit_threads(dev, panel_bytes(rank) + page * (size_t)d * sizeof(float), err));
     const size_t weights = rows * (size_t)(n_head / slot->n_kv_head) * page;
     KK_TRY(kk_cpu_fit_threads(dev, (slice + weights + pairs) * sizeof(float), err));
@@ -118,6 +121,7 @@ typedef struct {
     pair_room pair;
     int64_t first; /* page of the batch */
     int32_t n_pages, task_pairs;
+    bool keeps_turns;
     float freq[KK_MAX_HEAD_DIM / 2];
 } pass;
 
@@ -238,6 +242,34 @@ static void start_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
+/* Angles depend on nothing but positions.  Where all pages in sight fit, layers of the same kind
+ * find those of the layer before. */
+static float *page_turns(const pass *s, int32_t i) {
+    if (!s->keeps_turns) return page_floats(s, i, s->page.turns);
+    const size_t slot = s->dev->turns.bytes / KK_TURNED_PAGES / sizeof(float);
+    return (float *)s->dev->turns.data + (size_t)((s->first + i) % KK_TURNED_PAGES) * slot;
+}
+
+static bool same_rope(const kk_rope *a, const kk_rope *b) {
+    return a->n_rot == b->n_rot && a->head_dim == b->head_dim &&
+           kk_f32_bits(a->theta) == kk_f32_bits(b->theta) &&
+           kk_f32_bits(a->factor) == kk_f32_bits(b->factor);
+}
+
+static void turn_page(const pass *s, int32_t i, page_rows rows) {
+    const int64_t page = s->first + i, n = page % KK_TURNED_PAGES;
+    const kk_rope *rope = &s->e->rope;
+    if (s->keeps_turns) {
+        if (s->dev->turned[n].page == page && same_rope(&s->dev->turned[n].rope, rope)) return;
+        s->dev->turned[n].page = page;
+        s->dev->turned[n].rope = *rope;
+        rows = (page_rows){0, KK_PAGE_ROWS};
+    }
+    for (int32_t j = rows.lo; j < rows.hi; j++)
+        s->dev->k->turn(page_turns(s, i) + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
+                        page * KK_PAGE_ROWS + j);
+}
+
 /* What a page of the batch needs once for all its heads: latents, angles, kept scales. */
 static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
@@ -253,9 +285,8 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
                          gone.hi - gone.lo);
         if (kk_dtype_is_quant(e->v->m.dtype))
             s->dev->k->quantize(z, n * rank, page_acts(s, i) + lo * (rank / KK_BLOCK));
+        turn_page(s, i, gone);
         for (int32_t j = gone.lo; j < gone.hi; j++) {
-            s->dev->k->turn(page_floats(s, i, s->page.turns) + (size_t)(j * 2 * s->a->n_rot),
-                            s->freq, s->a->n_rot, page * KK_PAGE_ROWS + j);
             const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
             for (int32_t h = 0; h < s->n_kv; h++) {
                 const float inv = kk_bf16_f32(kk_le16(row + 2 * h));
@@ -295,7 +326,7 @@ static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) 
         const kk_keys keys = {.x = x,
                               .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
                               .w = pair_at(s, s->pair.norm, 0, 0),
-                              .cs = page_floats(s, i, s->page.turns) + lo * 2 * (size_t)s->a->n_rot,
+                              .cs = page_turns(s, i) + lo * 2 * (size_t)s->a->n_rot,
                               .n = gone.hi - gone.lo,
                               .dim = 2 * s->half,
                               .n_rot = s->a->n_rot,
@@ -477,6 +508,7 @@ void kk_cpu_attend_latents(const kk_latent_rows *rows) {
     const size_t fit = s.dev->batch.bytes / s.page.bytes;
     const int64_t most = fit < MOST_PAGES ? (int64_t)fit : MOST_PAGES;
     const int64_t tasks = (s.pairs + s.task_pairs - 1) / s.task_pairs;
+    s.keeps_turns = end - first_gone(&s, 0) / KK_PAGE_ROWS <= KK_TURNED_PAGES;
     kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
     for (s.first = first_gone(&s, 0) / KK_PAGE_ROWS; s.first < end; s.first += s.n_pages) {
         s.n_pages = (int32_t)(end - s.first < most ? end - s.first : most);

@@ -20,6 +20,8 @@ struct kk_weight {
     size_t row_bytes;
 };
 
+enum { KK_TURNED_PAGES = 16 };
+
 /* Memory that only grows, while being prepared. */
 typedef struct {
     void *data;
@@ -39,6 +41,11 @@ struct kk_dev {
     kk_scratch attend_state;                 /* of all rows and query heads of an attention */
     kk_scratch batch;                        /* pages put together by attention; see evicted.h */
     kk_scratch pairs;                        /* its rows and query heads in latent space */
+    kk_scratch turns;                        /* angles of some pages, kept from layer to layer: */
+    struct {
+        kk_rope rope;
+        int64_t page;
+    } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
 };
 
 extern const kk_backend kk_cpu_backend;

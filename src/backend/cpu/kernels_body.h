@@ -189,8 +189,7 @@ static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
-        const float sound = vf_sum(vf_add(vf_sub(lo, lo), vf_sub(hi, hi))); /* 0, or NaN */
-        const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) + sound;
+        const float amax = vf_finite(lo, hi) ? vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) : (float)NAN;
         if (!(amax >= KK_ACT_LEAST)) {
             kk_act_empty(b, amax);
             continue;
@@ -200,8 +199,8 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
         vi_store8(b->q, qlo);
         vi_store8(b->q + KK_LANES, qhi);
         b->d = amax / 127.0f;
-        b->minus_low = -vi_sum(qlo);
-        b->minus = b->minus_low - vi_sum(qhi);
+        b->minus_low = -bytes_sum(b->q);
+        b->minus = b->minus_low - bytes_sum(b->q + KK_LANES);
     }
 }
 

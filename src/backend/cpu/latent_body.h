@@ -72,12 +72,26 @@ static void sums(const kk_sums *s) {
     for (; p < s->n_acc; p++) sum_accs(s, p, 1);
 }
 
+/* One row of keys, times w and turned in one go. */
+INLINE void turn_key(float *x, const float *w, const float *cs, int32_t half, int32_t n_rot) {
+    float *y = x + half, *x_rest = x + n_rot, *y_rest = y + n_rot;
+    const float *v = w + half, *sn = cs + n_rot, *w_rest = w + n_rot, *v_rest = v + n_rot;
+    EACH_LANES(n_rot, {
+        const vf a = vf_mul(V(x), V(w)), b = vf_mul(V(y), V(v)), c = V(cs), s = V(sn);
+        SET(x, vf_fnma(b, s, vf_mul(a, c)));
+        SET(y, vf_fma(a, s, vf_mul(b, c)));
+    });
+    EACH_LANES(half - n_rot, {
+        SET(x_rest, vf_mul(V(x_rest), V(w_rest)));
+        SET(y_rest, vf_mul(V(y_rest), V(v_rest)));
+    });
+}
+
 static void keys(const kk_keys *k) {
     float *x = k->x;
     for (int32_t j = 0; j < k->n; j++, x += k->dim) {
-        if (k->inv) k->inv[j] = inv_rms(x, k->dim, k->eps);
-        EACH_LANES(k->dim, { SET(x, vf_mul(V(x), V(k->w))); });
-        rotate(x, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim, k->n_rot);
+        if (k->inv) k->inv[j] = 1.0f / sqrtf(dot_lanes(x, x, k->dim) / (float)k->dim + k->eps);
+        turn_key(x, k->w, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim / 2, k->n_rot);
     }
 }
 
