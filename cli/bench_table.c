@@ -1,4 +1,5 @@
-/* bench_table.c - what each arm did on each set of prompts, and what attention costs by format. */
+/* bench_table.c - what each arm did on each set of prompts, what attention costs by format, and
+ * what decoding costs by what layers keep. */
 #include "cli/bench_table.h"
 
 #include <stdio.h>
@@ -91,4 +92,47 @@ void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r) {
                i ? "" : "attention", names[a->format], 1e3 * a->seconds.median, o->ctx, a->ratio,
                term_bytes((double)a->kv_bytes).text, a->kv_ratio);
     }
+}
+
+/* ---- policies ---------------------------------------------------------------------------- */
+
+static int64_t kept_bytes(const kk_bench_policy *p) {
+    return p->bytes[KK_MEM_KV_SLIDING] + p->bytes[KK_MEM_KV_FULL] + p->bytes[KK_MEM_KV_LATENTS];
+}
+
+static void print_drafted(const kk_bench_turns *t) {
+    if (t->n == 0) return;
+    printf("   %.2f ms, %.2fx, %.2f a round, %.0f rows; lossless: %s", t->ms.median, t->speedup,
+           t->accept_len, t->rows_per_token, t->different ? "NO" : "yes");
+}
+
+static void print_policy(const kk_bench_policy *p) {
+    const kk_bench_turns *t = &p->plain;
+    char range[40];
+    snprintf(range, sizeof range, "%.2f to %.2f", t->ms.min, t->ms.max);
+    printf("  %-16s  %8.2f  %18s  %6.2fx  %8.1f  %8.0f  %7.0f + %-7.0f  %9s",
+           kk_bench_way_name(p->way), t->ms.median, range, p->ratio, p->prefill_tok_s.median,
+           t->rows_per_token, t->stored_keys, t->rebuilt_keys,
+           term_bytes((double)kept_bytes(p)).text);
+    print_drafted(&p->dflash);
+    printf("\n");
+}
+
+void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r) {
+    bool drafts = false;
+    const kk_session_opts *how = NULL;
+    for (int32_t i = 0; i < r->n_policies; i++) {
+        drafts |= r->policy[i].dflash.n > 0;
+        if (r->policy[i].way != KK_BENCH_EXACT) how = &r->policy[i].how;
+    }
+    if (r->n_policies == 0) return;
+    printf("policies      %d turns of %d tokens at context %d of %s", o->repeat, o->predict, o->ctx,
+           r->policy_text);
+    if (how)
+        printf("; sink %d, window %d, chunk %d", how->sink > 0 ? how->sink : 0,
+               how->window > 0 ? how->window : 0, how->chunk);
+    if (r->restores.rank) printf("; rank %d", r->restores.rank);
+    printf("\n  %-16s  %8s  %18s  %7s  %8s  %8s  %17s  %9s%s\n", "", "ms/token", "range", "x exact",
+           "prefill", "rebuilt", "keys/query", "K/V", drafts ? "   with dflash" : "");
+    for (int32_t i = 0; i < r->n_policies; i++) print_policy(&r->policy[i]);
 }

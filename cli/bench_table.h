@@ -1,4 +1,4 @@
-/* bench_table.h - the parts of the bench's table that compare: arms, and K/V formats. */
+/* bench_table.h - the parts of the bench's table that compare: arms, K/V formats, policies. */
 #ifndef KAKEYA_CLI_BENCH_TABLE_H
 #define KAKEYA_CLI_BENCH_TABLE_H
 
@@ -6,5 +6,6 @@
 
 void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r);
 void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r);
+void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r);
 
 #endif

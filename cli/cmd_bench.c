@@ -15,7 +15,8 @@
 
 typedef struct {
     loader_args load;
-    const char *arms, *sets, *prompts, *trace, *rows, *report, *kv_format;
+    loader_cache_args keep; /* of the policies */
+    const char *arms, *policies, *sets, *prompts, *trace, *rows, *report, *kv_format;
     int32_t ctx, predict, prefill, repeat, samples, draft_max, draft_ctx;
     bool draft_fixed, attention, quiet;
 } bench_args;
@@ -35,7 +36,7 @@ static const option bench_options[] = {
      .offset = AT(ctx),
      .min = 1,
      .max = 1 << 24,
-     .help = "tokens in the context when decoding begins (default: 64)"},
+     .help = "tokens in the context when decoding begins (default: 64; 1024 with --policies)"},
     OPTION_INT("n", "predict", "N", AT(predict), 1, 1 << 20,
                "tokens decoded in each repeat (default: 32; of arms on texts: what the prompt "
                "says)"),
@@ -47,10 +48,20 @@ static const option bench_options[] = {
                 "compare attention for one row over the K/V formats at context --ctx"),
     OPTION_INT(NULL, "repeat", "N", AT(repeat), 1, 64, "repeats; medians are shown (default: 5)"),
     LOADER_FORMAT_OPTION(AT(kv_format)),
+    OPTION_HEADING("What layers keep"),
+    {.kind = OPT_STRING,
+     .name = "policies",
+     .arg = "LIST",
+     .alone = "all",
+     .offset = AT(policies),
+     .help = "compare decoding at --ctx by what layers keep of their rows: exact, window, "
+             "restored-sliding, restored-full, restored (default: all that the projection can "
+             "do)"},
+    LOADER_ROWS_OPTIONS(bench_args, keep),
     OPTION_HEADING("Arms"),
     OPTION_STRING(NULL, "set", "LIST", AT(sets),
-                  "prompts by name: code, chat, needle, json, edit, prose (default: code; random "
-                  "ids for models without a tokenizer)"),
+                  "prompts of arms and text of policies by name: code, chat, needle, json, edit, "
+                  "prose (default: code; random ids for models without a tokenizer)"),
     OPTION_STRING(NULL, "prompts", "FILE", AT(prompts),
                   "instead: a JSONL file with text, prompt, messages or ids on each line"),
     OPTION_INT(NULL, "samples", "N", AT(samples), 1, KK_PROMPTSET_MOST - 1,
@@ -126,8 +137,8 @@ static bool read_arms(const bench_args *a, kk_bench_opts *o, int *code) {
         if (!there) o->arms[o->n_arms++] = arm;
         at += len + (at[len] == ',');
     }
-    /* Plain decoding alone is measured on random tokens, unless prompts are given. */
-    if (o->n_arms == 1 && !a->sets && !a->prompts) o->n_arms = 0;
+    /* Plain decoding alone is measured on random tokens, unless prompts are given for it. */
+    if (o->n_arms == 1 && (a->policies || (!a->sets && !a->prompts))) o->n_arms = 0;
     return true;
 }
 
@@ -135,6 +146,36 @@ static bool has_arm(const kk_bench_opts *o, kk_spec arm) {
     for (int32_t i = 0; i < o->n_arms; i++)
         if (o->arms[i] == arm) return true;
     return false;
+}
+
+static bool add_policy(kk_bench_opts *o, const char *name, size_t len) {
+    for (kk_bench_way w = 0; w < KK_BENCH_WAYS; w++) {
+        const char *is = kk_bench_way_name(w);
+        if (strlen(is) != len || strncmp(is, name, len) != 0) continue;
+        o->ways[w] = true;
+        return true;
+    }
+    return false;
+}
+
+static bool read_policies(bench_args *a, kk_bench_opts *o, int *code) {
+    if (!a->policies) return true;
+    o->ways_possible = strcmp(a->policies, "all") == 0;
+    for (int w = 0; w < KK_BENCH_WAYS; w++) o->ways[w] = o->ways_possible;
+    for (const char *at = o->ways_possible ? "" : a->policies; *at;) {
+        const size_t len = strcspn(at, ",");
+        if (!add_policy(o, at, len)) {
+            *code = options_wrong(&verb_bench,
+                                  "--policies takes exact, window, restored-sliding, "
+                                  "restored-full, restored or all; '%.*s' is none of them",
+                                  len < 40 ? (int)len : 40, at);
+            return false;
+        }
+        at += len + (at[len] == ',');
+    }
+    a->load.restores = o->ways[KK_BENCH_RESTORED] || o->ways[KK_BENCH_RESTORED_SLIDING] ||
+                       o->ways[KK_BENCH_RESTORED_FULL];
+    return true;
 }
 
 /* Random weights get a drafter of random weights where one is timed. */
@@ -150,7 +191,8 @@ static bool open_options(bench_args *a, kk_bench_opts *o, loader_path *path, int
 static bool read_trace(const bench_args *a, kk_bench_opts *o, int *code) {
     kk_err err;
     if (!a->trace) return true;
-    if (!has_arm(o, KK_SPEC_DFLASH) || !a->load.synthetic)
+    const bool drafts = has_arm(o, KK_SPEC_DFLASH) || (a->policies && a->load.drafter);
+    if (!drafts || !a->load.synthetic)
         *code = options_wrong(&verb_bench, "--accept-trace is for the dflash arm on --synthetic "
                                            "weights");
     else if (kk_trace_parse(&o->trace, a->trace, &err) != KK_OK)
@@ -173,8 +215,9 @@ static bool read_prompts(const bench_args *a, kk_bench_opts *o, char *folder, si
     }
     if (a->sets && !eval_check_sets(&verb_bench, a->sets, code)) return false;
     o->prompts = a->prompts;
-    o->sets = !text || o->n_arms == 0 ? NULL : a->sets ? a->sets : "code";
     o->folder = loader_shipped("prompts", folder, cap) ? folder : NULL;
+    const bool wanted = text && (o->n_arms || a->policies);
+    o->sets = !wanted ? NULL : a->sets ? a->sets : o->folder || o->n_arms ? "code" : "needle";
     const bool random = !o->sets && !o->prompts;
     o->samples = a->samples ? a->samples : random ? 3 : 8;
     o->arm_predict = random ? o->predict + 1 : a->predict; /* the first takes no round */
@@ -226,17 +269,18 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     print_passes("rows, dense", r->dense, r->n_dense, r->dense_bytes);
     bench_print_sets(o, r);
     bench_print_attention(o, r);
+    bench_print_policies(o, r);
     print_memory(r);
 }
 
 /* An arm that does not give the tokens of plain decoding is a failure, whatever its speed. */
 static int judge(const kk_bench_opts *o, const kk_bench_result *r) {
-    for (int32_t i = 0; i < o->n_arms; i++)
-        if (r->all.arm[i].different)
-            return output_failed("drafting changed what was generated",
-                                 "This is a fault of the program: please report it with the "
-                                 "command.");
-    return EXIT_DONE;
+    int32_t different = 0;
+    for (int32_t i = 0; i < o->n_arms; i++) different += r->all.arm[i].different;
+    for (int32_t i = 0; i < r->n_policies; i++) different += r->policy[i].dflash.different;
+    if (different == 0) return EXIT_DONE;
+    return output_failed("drafting changed what was generated",
+                         "This is a fault of the program: please report it with the command.");
 }
 
 static int measure(const bench_args *a, const kk_bench_opts *o, const char *command) {
@@ -256,12 +300,14 @@ static int measure(const bench_args *a, const kk_bench_opts *o, const char *comm
 }
 
 static int run(int argc, char **argv) {
-    bench_args a = {.ctx = 64, .prefill = 512, .repeat = 5};
+    bench_args a = {.prefill = 512, .repeat = 5, .keep = LOADER_CACHE_DEFAULTS};
     loader_path path;
     char folder[4096];
     int code;
     if (!options_parse(&verb_bench, argc, argv, &a, NULL, &code)) return code;
-    kk_bench_opts o = {.ctx = a.ctx,
+    kk_bench_opts o = {.ctx = a.ctx        ? a.ctx
+                              : a.policies ? 1024
+                                           : 64,
                        .predict = a.predict ? a.predict : 32,
                        .prefill = a.prefill,
                        .repeat = a.repeat,
@@ -270,9 +316,11 @@ static int run(int argc, char **argv) {
                        .draft_ctx = a.draft_ctx,
                        .draft_fixed = a.draft_fixed,
                        .attention = a.attention,
+                       .keep = loader_session_opts(&a.keep),
                        .on_step = on_step,
                        .user = &a};
     if (!read_arms(&a, &o, &code) || !read_rows(&a, &o, &code)) return code;
+    if (!read_policies(&a, &o, &code)) return code;
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
     if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
     char *command = output_command("kakeya bench", argc, argv);
@@ -285,17 +333,22 @@ const verb verb_bench = {
     .name = "bench",
     .summary = "measure speed beside this machine's bandwidth, and what drafting gains",
     .usage = "[-m MODEL | --synthetic SPEC] [options]",
-    .about = "Measures how fast a model decodes and prefills, how much of the memory bandwidth\n"
-             "(measured in the same run) that is, and what more rows in a forward cost: of the\n"
-             "whole model, and of dense q4_0 matrices alone.  --synthetic needs no weights.\n\n"
-             "--arms compares ways to decode on the same prompts, in turns, warmed up on others:\n"
-             "tokens per second and per round, where the time went, and what a table of measured\n"
-             "costs predicts.  Every arm must give the tokens and logits of plain decoding.",
+    .about =
+        "Measures how fast a model decodes and prefills, how much of the memory bandwidth\n"
+        "(measured in the same run) that is, and what more rows in a forward cost: of the\n"
+        "whole model, and of dense q4_0 matrices alone.  --synthetic needs no weights.\n\n"
+        "--arms compares ways to decode on the same prompts, in turns, warmed up on others:\n"
+        "tokens per second and per round, where the time went, and what a table of measured\n"
+        "costs predicts.  Every arm must give the tokens and logits of plain decoding.\n\n"
+        "--policies compares what layers keep of their rows, in turns at the same length of\n"
+        "context: time of a token, rows that were rebuilt for it, keys that were read, memory,\n"
+        "and with a drafter what drafting gains where rows are rebuilt once for a round.",
     .examples = "  kakeya bench --arms plain,dflash,ngram --set code,needle,json,edit,prose\n"
                 "  kakeya bench --arms plain,dflash --draft-max 4 --draft-fixed --set code\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 --arms plain,dflash \\\n"
                 "      --accept-trace geom:0.744:1 --prefill 0 --rows none --report bench.json\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0 --ctx 4096 --attention\n"
+                "  kakeya bench --policies --ctx 3000 -mp projection --prefill 0 --rows none\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 -n 64 --report bench.json\n"
                 "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n",
     .options = bench_options,

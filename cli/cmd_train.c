@@ -17,7 +17,7 @@ typedef struct {
     const char *out, *source, *taps, *layers, *data, *loss, *schedule, *init_from, *report;
     const char *targets;
     uint64_t seed;
-    int32_t rank, tokens, length, needles, needle_lines, steps, warmup, log_every;
+    int32_t rank, tokens, length, predict, needles, needle_lines, steps, warmup, log_every;
     int32_t checkpoint_every, sink, window, chunk;
     float lr, weight_decay, clip, k_dir, v_dir, k_mag, v_mag, ridge, full_weight;
     bool resume, quiet;
@@ -48,17 +48,19 @@ static const option train_options[] = {
                "tokens to train on, documents with a code apart (default: 60000)"),
     OPTION_INT(NULL, "length", "N", AT(length), 16, 1 << 20,
                "most tokens of a text (default: 1024)"),
+    OPTION_INT(NULL, "predict", "N", AT(predict), 0, 1 << 20,
+               "tokens the model says to a prompt (default: 256)"),
     OPTION_INT(NULL, "needles", "N", AT(needles), 0, 100000,
                "documents with a code to find (default: 12)"),
     OPTION_INT(NULL, "needle-lines", "N", AT(needle_lines), 20, 100000,
                "most lines of one (default: 120)"),
-    OPTION_SEED("s", "seed", "N", AT(seed),
-                "names texts and draws (default: 0; an evaluation of seed N + 1000 would meet "
-                "the same numbers)"),
+    OPTION_SEED("s", "seed", "N", AT(seed), "names texts and draws (default: 0)"),
     OPTION_HEADING("Loss"),
-    OPTION_CHOICE("loss", "NAME", AT(loss),
-                  "ridge mse cos_mag combined attn_distill attn_distill_hybrid", NULL,
-                  "ridge: closed form, no steps (default); the others take steps from there"),
+    OPTION_CHOICE(
+        "loss", "NAME", AT(loss), "ridge mse cos_mag combined attn_distill attn_distill_hybrid",
+        NULL,
+        "ridge: closed form, no steps (default); mse, cos_mag, combined, attn_distill and "
+        "attn_distill_hybrid take steps from there"),
     OPTION_CHOICE("ridge-targets", "KIND", AT(targets), "raw normed", NULL,
                   "rows as they are (default), or normalised head by head"),
     OPTION_REAL("ridge", "X", AT(ridge), 0, 1,
@@ -220,6 +222,7 @@ static kk_train_opts to_opts(const train_args *a) {
         .layers = a->layers,
         .tokens = a->tokens,
         .length = a->length,
+        .predict = a->predict,
         .needles = a->needles,
         .needle_lines = a->needle_lines,
         .normed_targets = strcmp(a->targets, "normed") == 0,
@@ -276,6 +279,7 @@ static int run_projection(int argc, char **argv) {
                     .full_weight = 1,
                     .tokens = 60000,
                     .length = 1024,
+                    .predict = 256,
                     .needles = 12,
                     .needle_lines = 120,
                     .steps = 500,

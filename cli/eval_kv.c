@@ -100,19 +100,17 @@ static int run(int argc, char **argv) {
     kv_args a = {.load = {.drafter = "none"}, .texts = EVAL_TEXTS_DEFAULTS};
     kk_kvformats_opts o = {.tell = tell, .user = &a};
     loader_path path;
-    eval_names files = {.n = 0};
-    char folder[4096];
+    eval_files files;
     int code;
     if (!options_parse(&eval_kv, argc - 1, argv + 1, &a, NULL, &code)) return code;
     if (!read_formats(a.formats, &o, &code)) return code;
-    if (!eval_read_texts(&eval_kv, &a.texts, &o.draw, &o.source, &files, folder, &code))
+    if (!eval_read_texts(&eval_kv, &a.texts, argc, argv, &o.draw, &o.source, &files, &code))
         return code;
     o.predict = a.texts.predict;
     char *command = eval_command(argc, argv);
     o.command = command;
     if (loader_options(&eval_kv, &a.load, &path, &o.engine, &code)) code = measure(&a, &o);
     free(command);
-    eval_names_free(&files);
     return code;
 }
 

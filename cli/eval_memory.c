@@ -190,13 +190,13 @@ static int run(int argc, char **argv) {
     kk_footprint_opts o = {.tell = tell, .user = &a};
     kk_ask_draw unused;
     loader_path path;
-    eval_names names = {.n = 0}, files = {.n = 0};
-    char folder[4096];
+    eval_names names = {.n = 0};
+    eval_files files;
     int code;
     if (!options_parse(&eval_memory, argc - 1, argv + 1, &a, NULL, &code)) return code;
     char *command = eval_command(argc, argv);
     if (read_all(&a, &o, &path, &names, &code) &&
-        eval_read_texts(&eval_memory, &a.texts, &unused, &o.source, &files, folder, &code)) {
+        eval_read_texts(&eval_memory, &a.texts, argc, argv, &unused, &o.source, &files, &code)) {
         o.session = session_of(&a);
         o.draft_ctx = a.cache.draft_ctx;
         o.fill = a.fill;
@@ -209,7 +209,6 @@ static int run(int argc, char **argv) {
     }
     free(command);
     eval_names_free(&names);
-    eval_names_free(&files);
     return code;
 }
 

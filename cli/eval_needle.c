@@ -314,7 +314,8 @@ static int run_needle(int argc, char **argv) {
                         .user = &a};
     if (!read_ladder(&a, &o, &code)) return code;
     if (a.print) return print_document(&o);
-    if (!read_arms(&a, &o, &code) || !read_texts(argc, argv, texts, &o.n_texts, &code)) return code;
+    if (!read_arms(&a, &o, &code)) return code;
+    if (a.text && !read_texts(argc, argv, texts, &o.n_texts, &code)) return code;
     if (!loader_options(&eval_needle, &a.load, &path, &o.engine, &code)) return code;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
     char *command = eval_command(argc, argv);

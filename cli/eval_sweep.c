@@ -53,19 +53,37 @@ static bool read_ladder(const verb *v, const char *text, kk_ask_draw *draw, int 
     return fits;
 }
 
-bool eval_read_texts(const verb *v, const eval_texts_args *a, kk_ask_draw *draw,
-                     kk_quality_source *source, eval_names *files, char *folder, int *code) {
+/* The table of options knows the last one alone. */
+static bool collect_texts(const verb *v, int argc, char **argv, eval_files *out, size_t *n,
+                          int *code) {
+    *n = 0;
+    for (int i = 0; i < argc; i++) {
+        const char *file = NULL;
+        if (strcmp(argv[i], "--text") == 0 && i + 1 < argc)
+            file = argv[++i];
+        else if (strncmp(argv[i], "--text=", 7) == 0)
+            file = argv[i] + 7;
+        if (!file) continue;
+        if (*n == EVAL_NAMES) {
+            *code = options_wrong(v, "--text is given more than %d times", EVAL_NAMES);
+            return false;
+        }
+        out->file[(*n)++] = file;
+    }
+    return true;
+}
+
+bool eval_read_texts(const verb *v, const eval_texts_args *a, int argc, char **argv,
+                     kk_ask_draw *draw, kk_quality_source *source, eval_files *files, int *code) {
+    size_t n;
     *draw = (kk_ask_draw){.samples = a->samples, .seed = a->seed};
     if (!read_ladder(v, a->ladder, draw, code)) return false;
-    if (!eval_split(a->text, files)) {
-        *code = options_wrong(v, "--text takes 1 to %d files with commas between", EVAL_NAMES);
-        return false;
-    }
-    *source =
-        (kk_quality_source){.paths = files->name,
-                            .n_paths = files->n,
-                            .prompts = loader_shipped("prompts", folder, 4096) ? folder : NULL,
-                            .most = a->text_tokens};
+    if (!collect_texts(v, argc, argv, files, &n, code)) return false;
+    const bool shipped = loader_shipped("prompts", files->folder, sizeof files->folder);
+    *source = (kk_quality_source){.paths = files->file,
+                                  .n_paths = n,
+                                  .prompts = shipped ? files->folder : NULL,
+                                  .most = a->text_tokens};
     return true;
 }
 
@@ -205,13 +223,12 @@ static int run(int argc, char **argv) {
     sweep_args a = {.cache = LOADER_CACHE_DEFAULTS, .texts = EVAL_TEXTS_DEFAULTS};
     kk_sweep_opts o = {.tell = tell, .user = &a};
     loader_path path;
-    eval_names files = {.n = 0};
-    char folder[4096];
+    eval_files files;
     int code;
     if (!options_parse(&eval_sweep, argc - 1, argv + 1, &a, NULL, &code)) return code;
     a.load.restores = true;
     if (!read_alphas(a.alphas, &o, &code)) return code;
-    if (!eval_read_texts(&eval_sweep, &a.texts, &o.draw, &o.source, &files, folder, &code))
+    if (!eval_read_texts(&eval_sweep, &a.texts, argc, argv, &o.draw, &o.source, &files, &code))
         return code;
     o.session = loader_session_opts(&a.cache);
     o.predict = a.texts.predict;
@@ -219,7 +236,6 @@ static int run(int argc, char **argv) {
     o.command = command;
     if (loader_options(&eval_sweep, &a.load, &path, &o.engine, &code)) code = measure(&a, &o);
     free(command);
-    eval_names_free(&files);
     return code;
 }
 

@@ -31,9 +31,10 @@ typedef struct {
         OPTION_SEED("s", "seed", "N", offsetof(T, m.seed), "names the documents (default: 42)"),   \
         OPTION_INT("n", "predict", "N", offsetof(T, m.predict), 1, 1 << 20,                        \
                    "most tokens of an answer (default: 32)"),                                      \
-        OPTION_STRING(NULL, "text", "LIST", offsetof(T, m.text),                                   \
-                      "files whose next-token distributions are compared, with commas between "    \
-                      "(default: the shipped prompts that training holds out)")
+        OPTION_STRING(NULL, "text", "FILE", offsetof(T, m.text),                                   \
+                      "a text to compare next-token distributions on, or prompts where it ends "   \
+                      "in .jsonl; may be given several times (default: the shipped prompts that "  \
+                      "training holds out)")
 
 /* Names in a list with commas between; they point into *copy. */
 enum { EVAL_NAMES = 32 };
@@ -46,10 +47,15 @@ typedef struct {
 bool eval_split(const char *list, eval_names *out);
 void eval_names_free(eval_names *n);
 
-/* Documents and texts of these arguments; folder, of 4096 bytes, and files hold what the source
- * points to.  False after saying what is wrong. */
-bool eval_read_texts(const verb *v, const eval_texts_args *a, kk_ask_draw *draw,
-                     kk_quality_source *source, eval_names *files, char *folder, int *code);
+/* What the source of texts points to. */
+typedef struct {
+    const char *file[EVAL_NAMES];
+    char folder[4096];
+} eval_files;
+/* Documents and texts of these arguments, every --text of argv among them; false after saying what
+ * is wrong. */
+bool eval_read_texts(const verb *v, const eval_texts_args *a, int argc, char **argv,
+                     kk_ask_draw *draw, kk_quality_source *source, eval_files *files, int *code);
 /* "NAME 40 %" on the terminal's last line; erased when total is 0. */
 void eval_progress(bool quiet, const char *name, int32_t done, int32_t total);
 

@@ -107,6 +107,16 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                 "that; ngram 15)"                                                                  \
     }
 
+#define LOADER_ROWS_OPTIONS(T, m)                                                                  \
+    OPTION_INT(NULL, "sink", "N", offsetof(T, m.sink), 0, 64,                                      \
+               "rows kept of the start by window and restored (default: 4)"),                      \
+        OPTION_INT(NULL, "window", "N", offsetof(T, m.window), 0, 1 << 30,                         \
+                   "rows kept before the present chunk (default: 64)"),                            \
+        OPTION_INT(NULL, "chunk", "N", offsetof(T, m.chunk), 1, 4096,                              \
+                   "rows go so many at a time (default: 64)"),                                     \
+        OPTION_CHOICE("latents", "TYPE", offsetof(T, m.latents), "bf16 f32 q8 q4", NULL,           \
+                      "how what rows are restored from is stored: bf16 (default), f32, q8 or q4")
+
 #define LOADER_KEEP_OPTIONS(T, m)                                                                  \
     OPTION_CHOICE("kv-sliding", "POLICY", offsetof(T, m.kv_sliding), "native window restored",     \
                   NULL,                                                                            \
@@ -115,14 +125,7 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                   "by the projection"),                                                            \
         OPTION_CHOICE("kv-full", "POLICY", offsetof(T, m.kv_full), "exact window restored", NULL,  \
                       "the same of full layers: exact (default), window or restored"),             \
-        OPTION_INT(NULL, "sink", "N", offsetof(T, m.sink), 0, 64,                                  \
-                   "rows kept of the start by window and restored (default: 4)"),                  \
-        OPTION_INT(NULL, "window", "N", offsetof(T, m.window), 0, 1 << 30,                         \
-                   "rows kept before the present chunk (default: 64)"),                            \
-        OPTION_INT(NULL, "chunk", "N", offsetof(T, m.chunk), 1, 4096,                              \
-                   "rows go so many at a time (default: 64)"),                                     \
-        OPTION_CHOICE("latents", "TYPE", offsetof(T, m.latents), "bf16 f32 q8 q4", NULL,           \
-                      "how what rows are restored from is stored: bf16 (default), f32, q8 or q4")
+        LOADER_ROWS_OPTIONS(T, m)
 
 #define LOADER_CACHE_OPTIONS(T, m)                                                                 \
     OPTION_HEADING("Context"),                                                                     \

@@ -179,6 +179,7 @@ static bool take_option(const verb *v, int argc, char **argv, int *i, void *args
         return false;
     }
     if (value) return store(v, o, value + 1, args);
+    if (o->alone && (*i + 1 >= argc || argv[*i + 1][0] == '-')) return store(v, o, o->alone, args);
     if (*i + 1 >= argc) {
         options_wrong(v, "%s needs a value: %s", text, o->arg);
         return false;
@@ -277,7 +278,7 @@ static void print_option(const option *o) {
     int at = o->brief ? printf("  -%s, ", o->brief) : printf("  ");
     at += printf("--%s", o->name);
     if (o->alias) at += printf(", --%s", o->alias);
-    if (o->kind != OPT_FLAG) at += printf(" %s", o->arg);
+    if (o->kind != OPT_FLAG) at += printf(o->alone ? " [%s]" : " %s", o->arg);
     print_wrapped(o->help, at);
 }
 

@@ -34,6 +34,7 @@ typedef struct {
     const char *choices; /* words with a space between */
     const char *later;   /* values that this build does not have, so that it can say so */
     const char *hint;    /* added to the complaint about a number out of range; NULL: nothing */
+    const char *alone;   /* the value where none follows, but an option or nothing; NULL: it must */
 } option;
 
 typedef struct {

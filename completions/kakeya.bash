@@ -2,7 +2,7 @@
 
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
-    local verbs="run chat info bench eval parity tokenize quantize session doctor version help"
+    local verbs="run chat info bench eval train report parity tokenize quantize session doctor version help"
     local drafter="-md --model-draft --draft-type --draft-embed-scale"
     local projection="-mp --model-projection --projection-type"
     local model="-m --model $drafter $projection --synthetic"
@@ -22,7 +22,7 @@ _kakeya() {
 
     # The value of an option.
     case $prev in
-    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report)
+    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report | -o | --output)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         return
@@ -38,6 +38,7 @@ _kakeya() {
     --spec) words="dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
     --draft-type) words="q8_0 q4_0 file" ;;
+    --policies) words="all exact,window exact,restored --ctx" ;;
     --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram" ;;
     --set) words="code chat needle json edit prose" ;;
     --accept-trace) words="geom:0.744:1" ;;
@@ -69,6 +70,7 @@ _kakeya() {
     info) words="$model --check --json" ;;
     bench)
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
+            --policies --sink --window --chunk --latents
             --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
             --accept-trace --report -q --quiet"
         ;;
@@ -79,6 +81,18 @@ _kakeya() {
         accept) words="$words $sampling --set --prompts --spec --draft-max --draft-ctx --embed-scale" ;;
         esac
         [ "$COMP_CWORD" -eq 2 ] && words="needle accept"
+        ;;
+    report)
+        words="--json -q --quiet -v --verbose -o --output"
+        [ "$COMP_CWORD" -eq 2 ] && words="check html rules"
+        ;;
+    train)
+        words="-m --model $drafter $device -o --out --source --taps --rank --layers --data --tokens
+            --length --predict --needles --needle-lines -s --seed --loss --ridge --ridge-targets
+            --ridge-full --lambda-k-dir --lambda-v-dir --lambda-k-mag --lambda-v-mag --sink --window
+            --chunk --steps --lr --lr-schedule --warmup --weight-decay --clip --init-from
+            --checkpoint-every --resume --log-every --report -q --quiet"
+        [ "$COMP_CWORD" -eq 2 ] && words="projection"
         ;;
     parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;
@@ -102,7 +116,9 @@ _kakeya() {
         ;;
     esac
     case $verb:$cur in
-    quantize:[!-]* | quantize: | parity:[!-]* | parity:)
+    quantize:[!-]* | quantize: | parity:[!-]* | parity: | report:[!-]* | report:)
+        [ "$verb:$COMP_CWORD" = report:2 ] &&
+            mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur") && return
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         ;;

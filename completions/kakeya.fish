@@ -5,12 +5,12 @@ function __kakeya_of
     test (count $words) -ge 2; and contains -- $words[2] $argv
 end
 
-set -l verbs run chat info bench eval parity tokenize quantize session doctor version help
+set -l verbs run chat info bench eval report parity tokenize quantize session doctor version help
 complete -c kakeya -f
 for verb in \
     "run\tcontinue a text, or answer a question" "chat\ttalk with a model at the terminal" \
     "info\tshow what a model is" "bench\tmeasure speed" \
-    "eval\tmeasure what a model can do" "parity\tcompare with a dumped reference" \
+    "eval\tmeasure what a model can do" "report\thold reports to their rules" "parity\tcompare with a dumped reference" \
     "tokenize\tturn text into token ids" \
     "quantize\twrite a GGUF file" "session\tsave a session and go on with it later" \
     "doctor\tshow what this machine can run" \
@@ -21,8 +21,8 @@ complete -c kakeya -n '__kakeya_of help' -a "$verbs"
 complete -c kakeya -l help -s h -d 'show help'
 
 # Model
-complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval session' -s m -l model -rF -d 'folder or GGUF file'
-complete -c kakeya -n '__kakeya_of run chat info bench eval session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
+complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval train session' -s m -l model -rF -d 'folder or GGUF file'
+complete -c kakeya -n '__kakeya_of run chat info bench eval train session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-type -x -a 'q8_0 q4_0 file' -d 'weights of the drafter in memory'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-embed-scale -x -a '1 once twice' -d 'embedding scale of the drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'
@@ -41,10 +41,10 @@ complete -c kakeya -n '__kakeya_of run chat info bench eval session' -s mp -l mo
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l projection-type -x -a 'q8_0 file' -d 'decoders of the projection in memory'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l kv-sliding -x -a 'native window restored' -d 'what sliding layers keep'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l kv-full -x -a 'exact window restored' -d 'what full layers keep'
-complete -c kakeya -n '__kakeya_of run chat eval session' -l sink -x -d 'rows kept of the start'
-complete -c kakeya -n '__kakeya_of run chat eval session' -l window -x -d 'rows kept before the present chunk'
-complete -c kakeya -n '__kakeya_of run chat eval session' -l chunk -x -d 'rows go so many at a time'
-complete -c kakeya -n '__kakeya_of run chat eval session' -l latents -x -a 'bf16 f32 q8 q4' -d 'how latents are stored'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l sink -x -d 'rows kept of the start'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l window -x -d 'rows kept before the present chunk'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l chunk -x -d 'rows go so many at a time'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l latents -x -a 'bf16 f32 q8 q4' -d 'how latents are stored'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a 'bf16 f32 q8 q4' -d 'how K/V rows are stored'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l spec -x -a 'dflash ngram none' -d 'who drafts tokens'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l draft-max -x -d 'most tokens drafted'
@@ -71,13 +71,14 @@ complete -c kakeya -n '__kakeya_of run chat session' -l system -x -d instruction
 complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -s n -l predict -x -d 'tokens to generate'
 complete -c kakeya -n '__kakeya_of run session' -l ignore-eos -d 'do not stop where the model ends'
-complete -c kakeya -n '__kakeya_of run info parity doctor session' -l json -d 'print one JSON object'
+complete -c kakeya -n '__kakeya_of run info parity doctor session report' -l json -d 'print one JSON object'
 complete -c kakeya -n '__kakeya_of run chat bench quantize eval session' -s q -l quiet -d 'no progress'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'say more'
 
 # One verb each
 complete -c kakeya -n '__kakeya_of info' -l check -d 'look for values that are not finite'
 complete -c kakeya -n '__kakeya_of bench' -l arms -x -a 'plain plain,dflash plain,dflash,ngram' -d 'ways to decode'
+complete -c kakeya -n '__kakeya_of bench' -l policies -a 'all exact,window exact,restored' -d 'compare what layers keep'
 complete -c kakeya -n '__kakeya_of bench' -l attention -d 'compare the K/V formats'
 complete -c kakeya -n '__kakeya_of bench' -l accept-trace -x -a geom:0.744:1 -d 'acceptance on random weights'
 complete -c kakeya -n '__kakeya_of bench eval' -l set -x -a 'code chat needle json edit prose' -d 'prompts by name'
@@ -85,7 +86,7 @@ complete -c kakeya -n '__kakeya_of bench eval' -l prompts -rF -d 'prompts of a J
 complete -c kakeya -n '__kakeya_of bench' -l prefill -x -d 'tokens of the timed prefill'
 complete -c kakeya -n '__kakeya_of bench' -l rows -x -a none -d 'rows to compare'
 complete -c kakeya -n '__kakeya_of bench' -l repeat -x -d repeats
-complete -c kakeya -n '__kakeya_of bench eval' -l report -rF -d 'write a JSON report'
+complete -c kakeya -n '__kakeya_of bench eval train' -l report -rF -d 'write a JSON report'
 complete -c kakeya -n '__kakeya_of eval' -a needle -d 'a code hidden in a long document'
 complete -c kakeya -n '__kakeya_of eval' -a accept -d 'how much of what is drafted is right'
 complete -c kakeya -n '__kakeya_of eval' -l embed-scale -x -a '1 once twice' -d 'compare with this embedding scale'
@@ -94,7 +95,24 @@ complete -c kakeya -n '__kakeya_of bench eval' -l samples -x -d 'prompts of each
 complete -c kakeya -n '__kakeya_of eval' -l raw -d 'continue the document as it is'
 complete -c kakeya -n '__kakeya_of eval' -l print -d 'print the first document'
 complete -c kakeya -n '__kakeya_of eval' -l min-recall -x -d 'fail under this share'
-complete -c kakeya -n '__kakeya_of parity quantize' -F
+complete -c kakeya -n '__kakeya_of report' -a 'check html rules' -d 'JSON reports'
+complete -c kakeya -n '__kakeya_of report' -s o -l output -rF -d 'the page to write'
+complete -c kakeya -n '__kakeya_of parity quantize report' -F
+complete -c kakeya -n '__kakeya_of train' -a projection -d 'rebuilds K/V rows'
+complete -c kakeya -n '__kakeya_of train' -s o -l out -rF -d 'folder to write to'
+complete -c kakeya -n '__kakeya_of train' -l source -x -a 'taps context embed drafter-kv' -d 'what it reads'
+complete -c kakeya -n '__kakeya_of train' -l taps -x -d 'layers to read'
+complete -c kakeya -n '__kakeya_of train' -l rank -x -d 'values kept per position'
+complete -c kakeya -n '__kakeya_of train' -l layers -x -a 'all sliding full' -d 'layers it rebuilds'
+complete -c kakeya -n '__kakeya_of train' -l data -rF -d 'file or folder to train on'
+complete -c kakeya -n '__kakeya_of train' -l loss -x -a 'ridge mse cos_mag combined attn_distill attn_distill_hybrid' -d 'what is made small'
+complete -c kakeya -n '__kakeya_of train' -l ridge-targets -x -a 'raw normed' -d 'rows as they are, or normalised'
+complete -c kakeya -n '__kakeya_of train' -l lr-schedule -x -a 'cosine const' -d 'how the rate falls'
+for flag in tokens length predict needles needle-lines seed ridge ridge-full lambda-k-dir lambda-v-dir lambda-k-mag lambda-v-mag sink window chunk steps lr warmup weight-decay clip checkpoint-every log-every
+    complete -c kakeya -n '__kakeya_of train' -l $flag -x
+end
+complete -c kakeya -n '__kakeya_of train' -l init-from -rF -d 'a projection to start from'
+complete -c kakeya -n '__kakeya_of train' -l resume -d 'go on from the last state'
 complete -c kakeya -n '__kakeya_of parity' -l tol -x -d 'largest logit difference'
 complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-state difference'
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "engine/machine.h"
 #include "eval/bench_parts.h"
+#include "eval/report.h"
 #include "format/checkpoint.h"
 
 enum { MAX_REPEAT = KK_BENCH_MAX_REPEAT, WARM_TOKENS = 4, WARM_PROMPT = 192 };
@@ -355,6 +356,8 @@ static kk_status open_engine(bench *b, kk_err *err) {
     kk_engine_info(b->engine, &b->out->model);
     kk_engine_device(b->engine, &b->out->device);
     (void)kk_engine_drafter(b->engine, &b->out->drafter);
+    (void)kk_engine_projection(b->engine, &b->out->restores);
+    b->out->projection = kk_report_projection(b->engine);
     kk_engine_fingerprints(b->engine, &b->out->prints);
 
     const int32_t decode = o->ctx + o->predict + 256;
@@ -397,6 +400,7 @@ static void conclude(kk_bench_result *r) {
 static kk_status run(bench *b, kk_err *err) {
     KK_TRY(open_engine(b, err));
     if (b->opts->n_arms) KK_TRY(kk_bench_arms_check(b->opts, b->engine, err));
+    if (kk_bench_compares(b->opts)) KK_TRY(kk_bench_policies_check(b->opts, b->engine, err));
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));
@@ -405,6 +409,9 @@ static kk_status run(bench *b, kk_err *err) {
     KK_TRY(time_prefill(b, err));
     if (b->opts->n_arms) KK_TRY(kk_bench_arms(b->opts, b->engine, b->out, err));
     note_memory(b);
+    kk_session_free(b->session);
+    b->session = NULL;
+    if (kk_bench_compares(b->opts)) KK_TRY(kk_bench_policies(b->opts, b->engine, b->out, err));
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_after, err));
     close_engine(b); /* its memory may be needed now */
     if (b->opts->attention) KK_TRY(kk_bench_attend(b->opts, b->out, err));
@@ -434,6 +441,8 @@ kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *
 }
 
 void kk_bench_release(kk_bench_result *r) {
+    json_decref(r->projection);
+    r->projection = NULL;
     for (int32_t i = 0; i < KK_BENCH_SETS; i++) {
         kk_free(r->set[i].row);
         r->set[i].row = NULL;

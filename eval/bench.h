@@ -8,7 +8,9 @@
  * Arms are ways to decode: plainly, or with someone who drafts.  They take turns on the same
  * prompts, and every one must give the tokens and logits of plain decoding.  What their rounds
  * should cost is measured apart from them, forward by forward, and stands beside what they did
- * cost. */
+ * cost.
+ *
+ * Policies are what layers keep of their rows: bench_policies.c. */
 #ifndef KK_EVAL_BENCH_H
 #define KK_EVAL_BENCH_H
 
@@ -22,6 +24,18 @@ enum {
     KK_BENCH_FORMATS = 4,
     KK_BENCH_MAX_REPEAT = 64,
 };
+
+/* What layers keep of their rows: all; what their window leaves, and the rest is lost; or the rest
+ * is rebuilt, in sliding layers, in full ones, in all. */
+typedef enum {
+    KK_BENCH_EXACT,
+    KK_BENCH_WINDOW,
+    KK_BENCH_RESTORED_SLIDING,
+    KK_BENCH_RESTORED_FULL,
+    KK_BENCH_RESTORED,
+    KK_BENCH_WAYS
+} kk_bench_way;
+const char *kk_bench_way_name(kk_bench_way w); /* "exact", "restored-full", ... */
 
 typedef struct {
     kk_engine_opts engine;
@@ -44,6 +58,10 @@ typedef struct {
     bool draft_fixed;
     kk_trace_opts trace; /* of the dflash arm */
     bool attention;      /* compare attention over the K/V formats */
+
+    bool ways[KK_BENCH_WAYS]; /* policies to compare at ctx; none: nothing is */
+    bool ways_possible;       /* of these, what the engine's projection can do; else all or none */
+    kk_session_opts keep;     /* sink, window, chunk and latents of them */
     /* Told what happens next; false stops the bench with KK_ESTOPPED.  May be NULL. */
     bool (*on_step)(void *user, const char *what);
     void *user;
@@ -109,10 +127,47 @@ typedef struct {
     double kv_ratio;
 } kk_bench_attention;
 
+/* Tokens decoded behind a piece of text, at the same length of context in every turn. */
+typedef struct {
+    uint64_t prompt;  /* hash of the piece */
+    int32_t tokens;   /* that took a round */
+    double seconds;   /* of these rounds */
+    double prefill_s; /* of the piece */
+    int64_t rounds, drafted, accepted;
+    kk_reach reach;              /* of these rounds */
+    bool same_tokens, same_hash; /* as plain decoding of the same policy */
+} kk_bench_turn;
+
+/* One policy, decoding in one way. */
+typedef struct {
+    kk_bench_turn turn[KK_BENCH_MAX_REPEAT];
+    int32_t n; /* 0: it was not timed */
+    int64_t tokens;
+    double seconds, tok_s;
+    kk_bench_spread ms; /* per token, of turns */
+    kk_spec_stats spec;
+    double accept_len; /* tokens of a round */
+    double speedup;    /* over plain decoding of the same policy */
+    kk_reach reach;
+    double rows_per_token;            /* pairs of layer and position that were rebuilt */
+    double stored_keys, rebuilt_keys; /* that a query read */
+    int32_t different;                /* turns unlike plain decoding */
+} kk_bench_turns;
+
+typedef struct {
+    kk_bench_way way;
+    kk_session_opts how; /* with the defaults filled in */
+    kk_bench_turns plain, dflash;
+    double ratio; /* plain time of a token to that of exact */
+    kk_bench_spread prefill_tok_s;
+    int64_t bytes[KK_MEM_CATEGORIES]; /* with one such session, and no other */
+} kk_bench_policy;
+
 typedef struct {
     kk_machine machine;
     kk_model_info model;
-    kk_drafter_info drafter; /* layers 0: none */
+    kk_drafter_info drafter;     /* layers 0: none */
+    kk_projection_info restores; /* rank 0: none */
     kk_device_info device;
     kk_fingerprints prints;
     double bandwidth_before, bandwidth_after; /* bytes per second */
@@ -135,6 +190,12 @@ typedef struct {
     int32_t n_sets; /* 0: no arms were compared */
     kk_bench_attention attention[KK_BENCH_FORMATS];
     int32_t n_attention;
+    kk_bench_policy policy[KK_BENCH_WAYS];
+    int32_t n_policies;        /* 0: none were compared */
+    char policy_text[64];      /* where the text came from */
+    int32_t policy_piece;      /* tokens of a turn's own text */
+    uint64_t policy_warm_up;   /* hash of the piece that warmed up */
+    struct json_t *projection; /* kk_report_projection */
     int64_t bytes[KK_MEM_CATEGORIES];
     int64_t resident_over_weights; /* anonymous memory of the process, less weights; -1: unknown */
 } kk_bench_result;

@@ -9,6 +9,7 @@
 kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err);
 /* Sorts x. */
 kk_bench_spread kk_bench_spread_of(double *x, int32_t n);
+struct json_t *kk_bench_spread_json(const kk_bench_spread *s);
 
 /* Whether every set has prompts that fit, before anything is measured. */
 kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
@@ -30,5 +31,17 @@ double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ctx);
 /* Compares attention over K/V formats at the shapes of the model. */
 kk_status kk_bench_attend(const kk_bench_opts *o, kk_bench_result *out, kk_err *err);
+/* Whether policies are to be compared; whether they can be, before anything is measured; the
+ * comparison, of sessions beside which the engine has no other. */
+bool kk_bench_compares(const kk_bench_opts *o);
+kk_status kk_bench_policies_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
+kk_status kk_bench_policies(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out,
+                            kk_err *err);
+/* The acceptance that is replayed, or null: a trace is said to be one wherever its figures
+ * stand. */
+struct json_t *kk_bench_trace_json(const kk_bench_opts *o);
+/* The `policies` of a report, and what they add to its settings; NULL: none were compared. */
+struct json_t *kk_bench_policies_settings(const kk_bench_opts *o, const kk_bench_result *r);
+struct json_t *kk_bench_policies_json(const kk_bench_opts *o, const kk_bench_result *r);
 
 #endif

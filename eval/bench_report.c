@@ -10,14 +10,14 @@
 #include "eval/gate_rules.h"
 #include "eval/report.h"
 
-static json_t *spread_json(const kk_bench_spread *s) {
+json_t *kk_bench_spread_json(const kk_bench_spread *s) {
     return json_pack("{s:o, s:o, s:o, s:i}", "median", kk_report_real(s->median), "min",
                      kk_report_real(s->min), "max", kk_report_real(s->max), "n", s->n);
 }
 
 /* With what it is of. */
 static json_t *rates_json(const kk_bench_spread *s, const double *rate) {
-    json_t *o = spread_json(s), *list = json_array();
+    json_t *o = kk_bench_spread_json(s), *list = json_array();
     for (int32_t i = 0; i < s->n; i++) json_array_append_new(list, kk_report_real(rate[i]));
     json_object_set_new(o, "samples", list);
     return o;
@@ -48,29 +48,31 @@ static json_t *arm_names(const kk_bench_opts *o) {
     return list;
 }
 
-/* A trace is said to be one wherever its figures stand. */
-static json_t *trace_json(const kk_bench_opts *o) {
+json_t *kk_bench_trace_json(const kk_bench_opts *o) {
     if (o->trace.p <= 0) return json_null();
     return json_pack("{s:s, s:o, s:I}", "kind", "geom", "p", kk_report_real(o->trace.p), "seed",
                      (json_int_t)o->trace.seed);
 }
 
-static json_t *settings_json(const kk_bench_opts *o) {
+static json_t *settings_json(const kk_bench_opts *o, const kk_bench_result *r) {
     json_t *s = json_pack("{s:o, s:i, s:i, s:i, s:i, s:s, s:b, s:b}", "arms", arm_names(o), "ctx",
                           o->ctx, "predict", o->predict, "prefill", o->prefill, "repeat", o->repeat,
                           "kv_format", kk_report_kv_format(o->kv_format), "mlock", o->engine.mlock,
                           "huge_pages", o->engine.huge_pages);
-    json_t *more = o->n_arms
-                       ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
-                                   o->sets      ? o->sets
-                                   : o->prompts ? "file"
-                                                : "random ids",
-                                   "samples", o->samples, "arm_predict", o->arm_predict,
-                                   "draft_max", o->draft_max, "draft_ctx", o->draft_ctx,
-                                   "draft_fixed", o->draft_fixed, "accept_trace", trace_json(o))
-                       : NULL;
+    json_t *more =
+        o->n_arms ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
+                              o->sets      ? o->sets
+                              : o->prompts ? "file"
+                                           : "random ids",
+                              "samples", o->samples, "arm_predict", o->arm_predict, "draft_max",
+                              o->draft_max, "draft_ctx", o->draft_ctx, "draft_fixed",
+                              o->draft_fixed, "accept_trace", kk_bench_trace_json(o))
+                  : NULL;
     if (s && more) json_object_update(s, more);
     json_decref(more);
+    json_t *keeps = kk_bench_policies_settings(o, r);
+    if (s && keeps) json_object_update(s, keeps);
+    json_decref(keeps);
     return s;
 }
 
@@ -166,7 +168,7 @@ static void add_claim(json_t *a, const rows_of *r, const kk_bench_arm *m, kk_spe
     const kk_bench_spread rates = spread_rows(r, row_rate);
     const char *why = arm == KK_SPEC_NONE ? "it is the baseline" : withheld(r, m);
     json_object_set_new(a, "timing", json_string("decode"));
-    json_object_set_new(a, "tok_s_spread", rates.n ? spread_json(&rates) : json_null());
+    json_object_set_new(a, "tok_s_spread", rates.n ? kk_bench_spread_json(&rates) : json_null());
     json_object_set_new(a, "baseline", json_string("plain"));
     json_object_set_new(a, "speedup", why ? json_null() : kk_report_real(m->speedup));
     json_object_set_new(a, "withheld", why ? json_string(why) : json_null());
@@ -186,7 +188,7 @@ static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec a
     if (a && drafting) json_object_update(a, drafting);
     json_decref(drafting);
     if (arm == KK_SPEC_NONE) json_object_set_new(a, "floor_share", kk_report_real(m->floor_share));
-    if (arm == KK_SPEC_DFLASH) json_object_set_new(a, "accept_trace", trace_json(o));
+    if (arm == KK_SPEC_DFLASH) json_object_set_new(a, "accept_trace", kk_bench_trace_json(o));
     if (m->best_tok_s > 0) {
         json_object_set_new(a, "best_draft", json_integer(m->best_draft));
         json_object_set_new(a, "best_tok_s", kk_report_real(m->best_tok_s));
@@ -272,16 +274,18 @@ static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, con
     json_t *rows =
         json_pack("{s:o, s:o, s:I}", "whole_model", passes_json(r->whole, r->n_whole), "dense_q4_0",
                   passes_json(r->dense, r->n_dense), "dense_bytes", (json_int_t)r->dense_bytes);
-    json_t *body =
-        json_pack("{s:s?, s:o, s:o, s:o, s:n, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "command",
-                  command, "machine", kk_report_machine(&r->machine, &r->device), "model",
-                  kk_report_printed(kk_report_model(&o->engine, &r->model), r->prints.model),
-                  "drafter", kk_report_printed(kk_report_drafter(&r->drafter), r->prints.drafter),
-                  "projection", "settings", settings_json(o), "bandwidth", bandwidth_json(r),
-                  "load_s", kk_report_real(r->load_s), "arms", arms_json(o, r), "rows", rows,
-                  "attention", attention_json(o, r), "bytes", kk_report_bytes(r->bytes),
-                  "resident_over_weights", (json_int_t)r->resident_over_weights);
+    json_t *body = json_pack(
+        "{s:s?, s:o, s:o, s:o, s:O, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "command", command,
+        "machine", kk_report_machine(&r->machine, &r->device), "model",
+        kk_report_printed(kk_report_model(&o->engine, &r->model), r->prints.model), "drafter",
+        kk_report_printed(kk_report_drafter(&r->drafter), r->prints.drafter), "projection",
+        r->projection, "settings", settings_json(o, r), "bandwidth", bandwidth_json(r), "load_s",
+        kk_report_real(r->load_s), "arms", arms_json(o, r), "rows", rows, "attention",
+        attention_json(o, r), "bytes", kk_report_bytes(r->bytes), "resident_over_weights",
+        (json_int_t)r->resident_over_weights);
     add_sets(body, o, r);
+    json_t *policies = body ? kk_bench_policies_json(o, r) : NULL;
+    if (policies) json_object_set_new(body, "policies", policies);
     return kk_report_new("bench", body);
 }
 

@@ -3,8 +3,8 @@
  * Ways (policies): exact in bf16, q8 and q4; window, which drops rows; and for each projection
  * restored, its latents in bf16 and in q8.  For each length a session of that many tokens is made,
  * and the allocator says what it holds.  How fast bytes grow is what lies between the first and the
- * last length.  With a drafter its context is counted too, and with a bound on that (draft_ctx) once
- * more within it.
+ * last length.  With a drafter its context is counted too, and with a bound on that (draft_ctx)
+ * once more within it.
  *
  * A session may be filled instead of evaluated: its caches take the pages that so many rows need,
  * and only the last token is really computed.  Its bytes are the same, and a model whose shapes are

@@ -30,7 +30,7 @@ static kk_status join(kk_footprint *f, const kk_quality_texts *t, int32_t n, kk_
     if (!f->text.ids) return kk_fail(err, KK_ENOMEM, "no memory for a text of %d tokens", n);
     int64_t once = 0;
     for (size_t i = 0; i < t->n; i++) once += t->texts[i].n;
-    for (size_t i = 0; f->text.n < n; i = (i + 1) % t->n) {
+    for (size_t i = 0; f->text.n < n; i = i + 1 < t->n ? i + 1 : 0) {
         const kk_quality_text *one = &t->texts[i];
         const int32_t left = n - f->text.n, take = one->n < left ? one->n : left;
         memcpy(f->text.ids + f->text.n, one->ids, (size_t)take * sizeof *one->ids);

@@ -130,9 +130,9 @@ void kk_rule_trace_unlabelled(kk_gate *g) {
     const bool traced = said || commanded(g, "--accept-trace");
     if (traced && !said) kk_gate_say(g, "--accept-trace was given, and the settings do not say so");
     check_trace(g, "arms", json_object_get(g->report, "arms"), traced);
-    for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++)
-        check_trace(g, "a set", json_object_get(kk_gate_item(g->report, "sets", i), "arms"),
-                    traced);
+    const json_t *set;
+    for (size_t i = 0; (set = kk_gate_timed(g, i)); i++)
+        check_trace(g, kk_gate_timed_name(set), json_object_get(set, "arms"), traced);
     if (traced && !kk_gate_true(json_object_get(g->report, "model"), "synthetic"))
         kk_gate_say(g, "a trace was replayed on weights that are not said to be random");
 }

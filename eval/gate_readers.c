@@ -123,3 +123,14 @@ bool kk_gate_same_cache(const json_t *a, const json_t *b) {
     }
     return true;
 }
+
+const json_t *kk_gate_timed(const kk_gate *g, size_t i) {
+    const size_t sets = kk_gate_size(g->report, "sets");
+    return i < sets ? kk_gate_item(g->report, "sets", i)
+                    : kk_gate_item(g->report, "policies", i - sets);
+}
+
+const char *kk_gate_timed_name(const json_t *timed) {
+    const char *set = kk_gate_text(timed, "set");
+    return *set ? set : kk_gate_text(timed, "policy");
+}

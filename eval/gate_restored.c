@@ -79,13 +79,14 @@ static void each_alpha(kk_gate *g, path_fn fn) {
 }
 
 static void each_timed(kk_gate *g, path_fn fn) {
-    for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
-        const json_t *set = kk_gate_item(g->report, "sets", i);
+    const json_t *set;
+    for (size_t i = 0; (set = kk_gate_timed(g, i)); i++) {
         const char *name;
         json_t *arm;
         json_object_foreach(json_object_get(set, "arms"), name, arm) {
-            path p = {.restored = strncmp(name, "restored", 8) == 0 || kk_gate_restored(g, arm)};
-            snprintf(p.name, sizeof p.name, "%.20s on %.30s", name, kk_gate_text(set, "set"));
+            path p = {.restored = strncmp(name, "restored", 8) == 0 || kk_gate_restored(g, arm) ||
+                                  kk_gate_restored(g, set)};
+            snprintf(p.name, sizeof p.name, "%.20s on %.30s", name, kk_gate_timed_name(set));
             tally_list(&p, json_object_get(arm, "rows"));
             fn(g, &p);
         }
@@ -131,7 +132,9 @@ void kk_rule_baseline_restored(kk_gate *g) { each_path(g, baseline); }
 /* ---- bytes -------------------------------------------------------------------------------- */
 
 void kk_rule_restored_no_latents(kk_gate *g) {
-    const char *list = kk_gate_is(g, "needle") ? "rungs" : "rows";
+    const char *list = kk_gate_is(g, "needle")  ? "rungs"
+                       : kk_gate_is(g, "bench") ? "policies"
+                                                : "rows";
     for (size_t i = 0; i < kk_gate_size(g->report, list); i++) {
         const json_t *o = kk_gate_item(g->report, list, i);
         const char *name = kk_gate_text(o, kk_gate_is(g, "needle") ? "arm" : "policy");
@@ -181,6 +184,13 @@ static const json_t *policy_row(const kk_gate *g, const char *policy) {
 
 void kk_rule_baseline_as_sut(kk_gate *g) {
     if (kk_gate_is(g, "needle")) check_needle_arms(g);
+    const json_t *exact = kk_gate_item(g->report, "policies", 0);
+    for (size_t i = 1; i < kk_gate_size(g->report, "policies"); i++) {
+        const json_t *policy = kk_gate_item(g->report, "policies", i);
+        if (kk_gate_same_cache(policy, exact))
+            kk_gate_say(g, "the policy %.40s keeps its rows as exact does",
+                        kk_gate_text(policy, "policy"));
+    }
     for (size_t i = 0; i < kk_gate_size(g->report, "growth"); i++) {
         const json_t *growth = kk_gate_item(g->report, "growth", i);
         const char *policy = kk_gate_text(growth, "policy"), *of = kk_gate_text(growth, "against");

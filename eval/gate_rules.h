@@ -54,6 +54,10 @@ bool kk_gate_restored(const kk_gate *g, const json_t *row); /* whether they say 
 /* Whether two arms keep their rows in the same way. */
 bool kk_gate_same_cache(const json_t *a, const json_t *b);
 
+/* The entries of a bench that hold arms with rows: its sets, then its policies.  NULL: no more. */
+const json_t *kk_gate_timed(const kk_gate *g, size_t i);
+const char *kk_gate_timed_name(const json_t *timed);
+
 /* ---- the rules ----------------------------------------------------------------------------- */
 
 typedef void (*kk_gate_check_fn)(kk_gate *g);
@@ -75,6 +79,8 @@ void kk_rule_mixed_paths(kk_gate *g);
 void kk_rule_baseline_restored(kk_gate *g);
 void kk_rule_baseline_as_sut(kk_gate *g);
 void kk_rule_reach_mismatch(kk_gate *g);
+/* gate_policies.c */
+void kk_rule_policy_recount(kk_gate *g);
 /* gate_recall.c */
 void kk_rule_empty_needle(kk_gate *g);
 void kk_rule_recall_recount(kk_gate *g);

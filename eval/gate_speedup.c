@@ -10,7 +10,7 @@
 typedef struct {
     char where[96];
     const json_t *arms; /* all of them, on this set */
-    const json_t *set;  /* NULL: over all sets */
+    const json_t *set;  /* or policy; NULL: over all sets */
     const char *name, *base_name;
     const json_t *arm, *base;
     double speedup;
@@ -33,17 +33,16 @@ static void each_of(kk_gate *g, const json_t *arms, const json_t *set, claim_fn 
         if (!kk_gate_number(arm, "speedup", &c.speedup)) continue;
         if (arm == c.base && c.speedup == 1) continue; /* it says that it is the baseline */
         snprintf(c.where, sizeof c.where, "%.30s%s%.40s", name, set ? " on " : "",
-                 kk_gate_text(set, "set"));
+                 kk_gate_timed_name(set));
         fn(g, &c);
     }
 }
 
 static void each_claim(kk_gate *g, claim_fn fn) {
     each_of(g, json_object_get(g->report, "arms"), NULL, fn);
-    for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
-        const json_t *set = kk_gate_item(g->report, "sets", i);
+    const json_t *set;
+    for (size_t i = 0; (set = kk_gate_timed(g, i)); i++)
         each_of(g, json_object_get(set, "arms"), set, fn);
-    }
 }
 
 /* The rows of an arm that a claim is of, borrowed by a list of the caller's. */
@@ -218,13 +217,13 @@ static void check_warm_up(kk_gate *g, const json_t *set) {
     const char *name;
     json_t *arm;
     if (!kk_gate_get(set, "warm_up"))
-        kk_gate_say(g, "%.40s does not say what warmed up", kk_gate_text(set, "set"));
+        kk_gate_say(g, "%.40s does not say what warmed up", kk_gate_timed_name(set));
     json_object_foreach(json_object_get(set, "arms"), name,
                         arm) for (size_t i = 0; i < kk_gate_size(arm, "rows"); i++) {
         const char *prompt = kk_gate_text(kk_gate_item(arm, "rows", i), "prompt");
         if (warmed(set, prompt))
             kk_gate_say(g, "%.30s on %.30s: prompt %.20s was timed, and warmed up on", name,
-                        kk_gate_text(set, "set"), prompt);
+                        kk_gate_timed_name(set), prompt);
     }
 }
 
@@ -237,8 +236,8 @@ void kk_rule_speedup_warm_up(kk_gate *g) {
     each_claim(g, count_claim);
     const size_t claims = g->said;
     g->said = 0;
-    for (size_t i = 0; claims && i < kk_gate_size(g->report, "sets"); i++)
-        check_warm_up(g, kk_gate_item(g->report, "sets", i));
+    const json_t *set;
+    for (size_t i = 0; claims && (set = kk_gate_timed(g, i)); i++) check_warm_up(g, set);
 }
 
 /* By token where the prompt's length is known: prompts of a set differ. */

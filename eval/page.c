@@ -21,14 +21,15 @@ static bool room(kk_page *p, size_t more) {
 }
 
 void kk_page_put(kk_page *p, const char *fmt, ...) {
-    va_list args, again;
+    va_list args;
     va_start(args, fmt);
-    va_copy(again, args);
     const int n = vsnprintf(NULL, 0, fmt, args);
-    if (n > 0 && room(p, (size_t)n))
-        p->len += (size_t)vsnprintf(p->text + p->len, (size_t)n + 1, fmt, again);
-    va_end(again);
     va_end(args);
+    if (n <= 0 || !room(p, (size_t)n)) return;
+    va_start(args, fmt);
+    vsnprintf(p->text + p->len, (size_t)n + 1, fmt, args);
+    va_end(args);
+    p->len += (size_t)n;
 }
 
 void kk_page_text(kk_page *p, const char *text) {

@@ -61,7 +61,7 @@ static void arm_row(kk_page *p, const char *set, const char *name, const json_t 
 static void arm_rows(kk_page *p, const char *set, const json_t *arms) {
     const char *name;
     json_t *arm;
-    json_object_foreach((json_t *)arms, name, arm) arm_row(p, set, name, arm);
+    json_object_foreach((json_t *)arms, name, arm) { arm_row(p, set, name, arm); }
 }
 
 static void put_arms(kk_page *p, const json_t *report) {
@@ -83,11 +83,12 @@ static size_t range_of(kk_page_range *out, size_t n, const char *set, const json
         double rate;
         if (n >= KK_PAGE_BARS || !kk_gate_number(arm, "tok_s", &rate)) continue;
         const json_t *spread = json_object_get(arm, "tok_s_spread");
-        out[n] = (kk_page_range){.colour = colour++,
+        out[n] = (kk_page_range){.colour = colour,
                                  .mid = rate,
                                  .low = kk_gate_number_or(spread, "min", rate),
                                  .high = kk_gate_number_or(spread, "max", rate)};
         snprintf(out[n++].label, sizeof out->label, "%.12s, %.8s", set, name);
+        colour++;
     }
     return n;
 }
@@ -234,13 +235,14 @@ void kk_page_lossless(kk_page *p, const json_t *report) {
                 kk_page_figure(kk_gate_number_or(report, "cases", 0)).text,
                 kk_page_figure(kk_gate_number_or(report, "mismatches", 0)).text);
     kk_page_table(p, "axis|value|#cases");
-    json_object_foreach(json_object_get(report, "cases_by"), axis, values)
+    json_object_foreach(json_object_get(report, "cases_by"), axis, values) {
         json_object_foreach(values, name, count) {
-        kk_page_row(p);
-        kk_page_cell(p, axis);
-        kk_page_cell(p, name);
-        kk_page_cell_number(p, kk_page_figure(json_number_value(count)));
-        kk_page_put(p, "</tr>");
+            kk_page_row(p);
+            kk_page_cell(p, axis);
+            kk_page_cell(p, name);
+            kk_page_cell_number(p, kk_page_figure(json_number_value(count)));
+            kk_page_put(p, "</tr>");
+        }
     }
     kk_page_table_end(p);
 }
@@ -261,11 +263,12 @@ static size_t compare_ranges(kk_page_range *rows, size_t n, const json_t *report
     int32_t colour = 0;
     json_object_foreach(json_object_get(report, key), name, spread) {
         if (n == KK_PAGE_BARS) break;
-        rows[n] = (kk_page_range){.colour = colour++,
+        rows[n] = (kk_page_range){.colour = colour,
                                   .low = kk_gate_number_or(spread, "min", 0),
                                   .mid = kk_gate_number_or(spread, "median", 0),
                                   .high = kk_gate_number_or(spread, "max", 0)};
         snprintf(rows[n++].label, sizeof rows->label, "%.7s, %.12s", key, name);
+        colour++;
     }
     return n;
 }

@@ -12,12 +12,13 @@
 
 /* ---- two rows ----------------------------------------------------------------------------- */
 
-/* log of the sum of exponentials. */
+/* log of the sum of exponentials; not finite when a value is not. */
 static double log_sum(const float *x, int32_t n) {
-    double most = -INFINITY, sum = 0;
-    for (int32_t i = 0; i < n; i++)
+    double most = (double)x[0];
+    for (int32_t i = 1; i < n; i++)
         if ((double)x[i] > most) most = (double)x[i];
-    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - most);
+    double sum = exp((double)x[0] - most);
+    for (int32_t i = 1; i < n; i++) sum += exp((double)x[i] - most);
     return most + log(sum);
 }
 

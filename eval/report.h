@@ -25,8 +25,8 @@ json_t *kk_report_hash(uint64_t hash); /* 16 hexadecimal digits; null when it is
 json_t *kk_report_printed(json_t *object, uint64_t fingerprint);
 /* {median, min, max, n} of values, which are sorted; null when there are none. */
 json_t *kk_report_spread(double *values, size_t n);
-/* The projection of an open engine, with its fingerprint and that of the model it was made for; null
- * when there is none. */
+/* The projection of an open engine, with its fingerprint and that of the model it was made for;
+ * null when there is none. */
 json_t *kk_report_projection(kk_engine *e);
 /* What was run: command (NULL: not known), machine, model, drafter and projection of an open
  * engine, with their fingerprints.  NULL without memory. */

@@ -117,7 +117,7 @@ static kk_status draw(sweep *s, kk_err *err) {
 /* ---- one alpha --------------------------------------------------------------------------- */
 
 typedef struct {
-    sweep *sweep;
+    sweep *of;
     found *found;
 } asking;
 
@@ -126,7 +126,7 @@ static kk_status after_read(void *user, kk_session *session, kk_err *err) {
     return kk_session_errors(session, &a->found->raw, &a->found->normed, err);
 }
 
-static bool keep_on(void *user) { return go_on(((const asking *)user)->sweep); }
+static bool keep_on(void *user) { return go_on(((const asking *)user)->of); }
 
 static kk_status ask(sweep *s, int32_t i, kk_err *err) {
     asking a = {s, &s->found[i]};

@@ -69,8 +69,8 @@ kk_status kk_ask_documents(kk_ask_set *out, kk_engine *e, const kk_ask_draw *dra
     KK_TRY(check(e, draw, err));
     const size_t n = (size_t)draw->n_rungs * (size_t)draw->samples;
     out->document = kk_calloc(n, sizeof *out->document);
-    kk_status st =
-        out->document ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu documents", n);
+    if (!out->document) return kk_fail(err, KK_ENOMEM, "no memory for %zu documents", n);
+    kk_status st = KK_OK;
     for (int32_t r = 0; r < draw->n_rungs && st == KK_OK; r++)
         st = draw_rung(out, e, draw, draw->ladder[r], err);
     if (st != KK_OK) kk_ask_free(out);
@@ -78,7 +78,7 @@ kk_status kk_ask_documents(kk_ask_set *out, kk_engine *e, const kk_ask_draw *dra
 }
 
 void kk_ask_free(kk_ask_set *set) {
-    for (int32_t i = 0; i < set->n; i++) kk_free(set->document[i].ids);
+    for (int32_t i = 0; set->document && i < set->n; i++) kk_free(set->document[i].ids);
     kk_free(set->document);
     *set = (kk_ask_set){.n = 0};
 }

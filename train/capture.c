@@ -75,12 +75,12 @@ kk_status kk_captured_copy(kk_captured *to, const kk_captured *from, const kk_co
         return st;
     }
     for (int i = 0; i < 2; i++)
-        if (to->x[i]) memcpy(to->x[i], from->x[i], n * (size_t)from->n_in * sizeof(float));
+        if (from->x[i]) memcpy(to->x[i], from->x[i], n * (size_t)from->n_in * sizeof(float));
     for (int32_t i = 0; i < config->n_layer; i++) {
-        if (to->k[i]) memcpy(to->k[i], from->k[i], n * kv_width(config, i) * sizeof(float));
-        if (to->v[i]) memcpy(to->v[i], from->v[i], n * kv_width(config, i) * sizeof(float));
-        if (to->q[i]) memcpy(to->q[i], from->q[i], n * q_width(config, i) * sizeof(float));
-        if (to->o[i]) memcpy(to->o[i], from->o[i], n * (size_t)config->hidden * sizeof(float));
+        if (from->k[i]) memcpy(to->k[i], from->k[i], n * kv_width(config, i) * sizeof(float));
+        if (from->v[i]) memcpy(to->v[i], from->v[i], n * kv_width(config, i) * sizeof(float));
+        if (from->q[i]) memcpy(to->q[i], from->q[i], n * q_width(config, i) * sizeof(float));
+        if (from->o[i]) memcpy(to->o[i], from->o[i], n * (size_t)config->hidden * sizeof(float));
     }
     return KK_OK;
 }

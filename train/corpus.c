@@ -135,12 +135,16 @@ static kk_status list_path(file_list *l, const char *path, int depth, kk_err *er
         char *copy = kk_strndup(path, strlen(path));
         return copy ? list_file(l, copy, err) : kk_fail(err, KK_ENOMEM, "no memory for a path");
     }
-    DIR *d = opendir(path);
-    if (!d) return kk_fail(err, KK_EIO, "the folder '%.150s' cannot be read", path);
+    struct dirent **entry;
+    const int n = scandir(path, &entry, NULL, alphasort);
+    if (n < 0) return kk_fail(err, KK_EIO, "the folder '%.150s' cannot be read", path);
     kk_status st = KK_OK;
-    for (const struct dirent *e; st == KK_OK && (e = readdir(d));)
-        if (e->d_name[0] != '.') st = list_entry(l, path, e->d_name, depth, err);
-    closedir(d);
+    for (int i = 0; i < n; i++) {
+        const char *name = entry[i]->d_name;
+        if (st == KK_OK && name[0] != '.') st = list_entry(l, path, name, depth, err);
+        free(entry[i]);
+    }
+    free(entry);
     return st;
 }
 
@@ -150,6 +154,7 @@ static int by_name(const void *a, const void *b) {
 
 /* Sorted, because folders come in no order, then mixed by the seed. */
 static void shuffle(builder *b, file_list *l) {
+    if (!l->n) return;
     qsort(l->path, l->n, sizeof *l->path, by_name);
     for (size_t i = l->n; i > 1; i--) {
         const size_t j = (size_t)kk_twister_between(&b->random, 0, (int32_t)i - 1);

@@ -3,6 +3,7 @@
  * one whole text at a time. */
 #include "train/prototype.h"
 
+#include <assert.h>
 #include <cblas.h>
 #include <math.h>
 #include <stdio.h>
@@ -185,6 +186,7 @@ static void softmax(float *x, int32_t rows, int32_t n) {
 
 /* Every position sees every other. */
 static void attend(kk_prototype *p, int32_t n) {
+    assert(p->cfg.n_kv_head > 0); /* a checked configuration's */
     const int32_t dim = p->cfg.head_dim, heads = p->cfg.n_head, group = heads / p->cfg.n_kv_head;
     const int32_t nq = heads * dim, nkv = p->cfg.n_kv_head * dim;
     const float scale = 1.0f / sqrtf((float)dim);

@@ -2,7 +2,8 @@
  *
  * The drafter runs over the whole text with nothing of the verifier but its token table: embedding
  * rows enter as hidden states, no context, and every position sees every other, later ones too.
- * Its features are the keys, and for V the values, of all layers as projected (before norms and RoPE).  They change when the text grows, so no cache can keep them. */
+ * Features are the keys, and for V the values, of all layers as projected (before norms and RoPE).
+ * They change when the text grows, so no cache can keep them. */
 #ifndef KK_TRAIN_PROTOTYPE_H
 #define KK_TRAIN_PROTOTYPE_H
 

@@ -1,6 +1,7 @@
 /* theta.c - see theta.h. */
 #include "train/theta.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,10 +34,12 @@ static void describe_source(kk_projection_config *c, const kk_capture_opts *s) {
         memcpy(c->taps, s->taps, sizeof c->taps);
     }
     if (s->source == KK_SOURCE_CONTEXT) {
+        assert(d); /* kk_capture_new has refused to go without */
         c->n_taps = d->n_taps;
         memcpy(c->taps, d->taps, sizeof c->taps);
     }
     if (s->source == KK_SOURCE_DRAFTER_KV) {
+        assert(d);
         c->draft.n_layer = d->n_layer;
         c->draft.n_kv_head = d->n_kv_head;
         c->draft.head_dim = d->head_dim;

@@ -12,7 +12,7 @@
 #include "train/ridge.h"
 #include "train/training.h"
 
-enum { ROWS = 256, PREDICT = 256 };                /* of a forward; said after a prompt */
+enum { ROWS = 256 };                               /* of a forward */
 static const size_t most_stored = (size_t)3 << 30; /* bytes of rows kept for steps */
 
 kk_status kk_training_tell(const kk_training *t, kk_train_event e, kk_err *err) {
@@ -84,7 +84,7 @@ static kk_status read_texts(kk_training *t, kk_err *err) {
                                 .n_paths = o->n_paths,
                                 .prompts = o->prompts,
                                 .length = o->length,
-                                .predict = PREDICT,
+                                .predict = o->predict,
                                 .needles = o->needles,
                                 .most_lines = o->needle_lines,
                                 .tokens = o->tokens,

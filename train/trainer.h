@@ -38,6 +38,7 @@ typedef struct {
     size_t n_paths;
     const char *prompts;                   /* folder of prompt sets; NULL: none */
     int64_t tokens;                        /* trained on, needles apart; 0: all */
+    int32_t predict;                       /* tokens the model says to a prompt */
     int32_t length, needles, needle_lines; /* of a text; documents with a code, and their lines */
     bool normed_targets;                   /* ridge.h */
     double lambda;                         /* ridge.h; 0: its own */

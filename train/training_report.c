@@ -14,12 +14,12 @@ static json_t *settings_json(const kk_training *t) {
     for (size_t i = 0; i < o->n_paths; i++)
         json_array_append_new(paths, kk_report_text(o->paths[i], strlen(o->paths[i])));
     json_t *s = json_pack(
-        "{s:s, s:o, s:i, s:s, s:o, s:I, s:i, s:i, s:i, s:s, s:s, s:s?, s:i, s:i, s:i, s:I}",
+        "{s:s, s:o, s:i, s:s, s:o, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s?, s:i, s:i, s:i, s:I}",
         "source", o->source, "taps", taps, "rank", o->rank, "layers", o->layers, "data", paths,
-        "tokens", (json_int_t)o->tokens, "length", o->length, "needles", o->needles, "needle_lines",
-        o->needle_lines, "ridge_targets", o->normed_targets ? "normed" : "raw", "loss", o->loss,
-        "init_from", o->init_from, "sink", o->sink, "window", o->window, "chunk", o->chunk, "seed",
-        (json_int_t)o->seed);
+        "tokens", (json_int_t)o->tokens, "length", o->length, "predict", o->predict, "needles",
+        o->needles, "needle_lines", o->needle_lines, "ridge_targets",
+        o->normed_targets ? "normed" : "raw", "loss", o->loss, "init_from", o->init_from, "sink",
+        o->sink, "window", o->window, "chunk", o->chunk, "seed", (json_int_t)o->seed);
     json_object_set_new(s, "ridge_full", kk_report_real(o->full_weight > 0 ? o->full_weight : 1));
     if (t->loss == KK_LOSS_RIDGE) return s;
     json_object_set_new(s, "optimiser",
@@ -127,7 +127,8 @@ static json_t *stages_json(const kk_training *t) {
 static json_t *named(const double *x, const double *weight) {
     json_t *o = json_object();
     for (int p = 0; p < KK_LOSS_PARTS; p++)
-        if (weight[p] > 0) json_object_set_new(o, kk_loss_part_name(p), kk_report_real(x[p]));
+        if (weight[p] > 0)
+            json_object_set_new(o, kk_loss_part_name((kk_loss_part)p), kk_report_real(x[p]));
     return o;
 }
 
@@ -178,7 +179,7 @@ static json_t *texts_json(const kk_training *t, bool held) {
     }
     json_t *kinds = json_object();
     for (int k = 0; k < KK_TEXT_KINDS; k++)
-        json_object_set_new(kinds, kk_text_kind_name(k), json_integer(texts[k]));
+        json_object_set_new(kinds, kk_text_kind_name((kk_text_kind)k), json_integer(texts[k]));
     return json_pack("{s:i, s:I, s:o}", held ? "texts" : "sequences", n, held ? "rows" : "tokens",
                      (json_int_t)rows, "kinds", kinds);
 }

@@ -69,6 +69,34 @@ exits 0 bench --synthetic tiny:q4_0 --attention --ctx 200 -n 2 --prefill 0 --row
 has "$out" "attention     bf16" "f32 " "q8 " "q4 " "for one row at context 200"
 json "$(cat "$work/attention.json")" attention formats kv_format ratio kv_bytes kv_ratio
 
+# Decoding by what layers keep.
+random="--synthetic tiny:q4_0 --prefill 0 --rows none -t 1 -q"
+exits 0 bench --policies $random -mp synthetic:64 -md synthetic --ctx 200 -n 8 --repeat 2 --sink 2 \
+    --window 16 --chunk 16 --latents q8 --kv-format q8 --draft-max 3 --draft-fixed \
+    --report "$work/policies.json"
+has "$out" "policies      2 turns of 8 tokens at context 200 of random ids; sink 2, window 16" \
+    "rank 64" "  exact  " "  window  " "  restored-sliding  " "  restored-full  " "  restored  " \
+    "1.00x" "a round" "lossless: yes"
+lacks "$out" "lossless: NO"
+report=$(cat "$work/policies.json")
+json "$report" policies policy kv_sliding kv_full rank latents sink window chunk ratio token_ms \
+    prefill_tok_s bytes warm_up arms plain dflash rows_per_token keys_per_query restored_rows reach \
+    same_tokens same_hash projection fingerprint policy_text policy_piece
+has "$report" '"latents": "q8"' '"policy": "restored-full"' '"withheld": "fewer than 5 turns"'
+# Without a projection there is nothing to restore from; a list is taken at its word.
+exits 0 bench $random --ctx 150 -n 2 --repeat 1 --policies
+has "$out" "  exact  " "  window  "
+lacks "$out" "restored"
+exits 1 bench $random --ctx 150 -n 2 --policies restored-full
+has "$err" "needs a projection"
+exits 1 bench $random --ctx 100 -n 2 --policies window
+has "$err" "nothing of it would be gone"
+exits 2 bench $random --policies exact,best
+has "$err" "'best' is none of them"
+# Real text, from prompts.
+exits 0 bench $pair --policies=exact,window --set needle --ctx 200 -n 4
+has "$out" "at context 200 of needle"
+
 # What cannot be.
 exits 0 doctor --json
 free=$(printf '%s\n' "$out" | sed -n 's/.*"memory_free": \([0-9]*\).*/\1/p')

@@ -40,6 +40,8 @@ check_help() { # check_help VERB [KIND]
 for verb in $verbs; do check_help "$verb"; done
 check_help eval needle
 check_help eval accept
+check_help report check
+check_help report html
 
 # Verbs and flags that are slips of the finger, or not there yet.
 exits 2 rnu

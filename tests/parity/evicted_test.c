@@ -24,7 +24,7 @@ static const rig_device devices[] = {
     {.backend = "cpu", .isa = "neon", .threads = 4},
 };
 
-enum { MOST_ROWS = 128 };
+enum { MOST_ROWS = 3 * 90 };
 
 /* ---- a shape ------------------------------------------------------------------------------ */
 
@@ -149,11 +149,12 @@ static size_t below(uint64_t *random, size_t n) { return (size_t)(bits_at(random
 
 /* Rows of a session that may come in one forward: none of them may need the latent of another. */
 static void draw_rows(evicted_shape *s, int32_t session, uint64_t *random) {
-    static const int32_t counts[] = {1, 1, 2, 3, 7, 8, 9, 17, 33, 40};
+    static const int32_t counts[] = {1, 1, 2, 3, 7, 8, 9, 17, 33, 40, 90};
     static const int64_t places[] = {0,   1,   3,   5,   31,  32,  60,  63,  64,  65,  100,
                                      127, 128, 129, 160, 191, 192, 250, 256, 300, 319, 343};
     int64_t pos = PICK(random, places);
     int32_t n = PICK(random, counts);
+    if (pos + n > EVICTED_KEYS) n = (int32_t)(EVICTED_KEYS - pos);
     while (!s->hides && evicted_stored(s, pos + n - 1) > pos) n--;
     s->pos[session] = pos;
     s->n_rows[session] = n;

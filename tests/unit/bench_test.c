@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "engine/session.h"
 #include "eval/bench_parts.h"
+#include "eval/gate.h"
 #include "support/scratch.h"
 
 /* cmocka's own compares floats. */
@@ -209,6 +210,162 @@ static void test_arms(void **state) {
     free(r);
 }
 
+/* ---- policies ---------------------------------------------------------------------------- */
+
+static kk_bench_opts by_policy(void) {
+    kk_bench_opts o = options();
+    o.engine.projection = "synthetic:64";
+    o.ctx = 150;
+    o.predict = 33;
+    o.repeat = 3;
+    o.n_arms = 0;
+    o.draft_max = 4;
+    o.draft_fixed = true;
+    for (int w = 0; w < KK_BENCH_WAYS; w++) o.ways[w] = true;
+    o.ways_possible = true;
+    o.keep = (kk_session_opts){.window = 16, .chunk = 16, .latents = KK_KV_Q8};
+    return o;
+}
+
+static void check_turns(const kk_bench_turns *t, const kk_bench_opts *o, bool rebuilds) {
+    int64_t tokens = 0, rounds = 0, accepted = 0, rows = 0;
+    double seconds = 0;
+    assert_int_equal(t->n, o->repeat);
+    for (int32_t i = 0; i < t->n; i++) {
+        const kk_bench_turn *one = &t->turn[i];
+        assert_int_equal(one->tokens, o->predict);
+        assert_int_equal(one->tokens, one->rounds + one->accepted);
+        assert_int_equal(one->reach.rows_rebuilt > 0, rebuilds);
+        assert_int_equal(one->reach.keys_rebuilt > 0, rebuilds);
+        assert_true(one->reach.keys_rebuilt >= one->reach.rows_rebuilt);
+        for (int32_t k = 0; k < i; k++) assert_int_not_equal(one->prompt, t->turn[k].prompt);
+        assert_true(1e3 * one->seconds / one->tokens >= t->ms.min * 0.999999);
+        assert_true(1e3 * one->seconds / one->tokens <= t->ms.max * 1.000001);
+        tokens += one->tokens;
+        rounds += one->rounds;
+        accepted += one->accepted;
+        rows += one->reach.rows_rebuilt;
+        seconds += one->seconds;
+    }
+    assert_int_equal(t->tokens, tokens);
+    assert_int_equal(t->spec.rounds, rounds);
+    assert_int_equal(t->reach.rows_rebuilt, rows);
+    near(t->seconds, seconds, 1e-9);
+    near(t->tok_s, (double)tokens / seconds, 1e-6 * t->tok_s);
+    near(t->accept_len, (double)(rounds + accepted) / (double)rounds, 1e-9);
+    near(t->rows_per_token, (double)rows / (double)tokens, 1e-9);
+    assert_true(t->ms.min > 0 && t->ms.min <= t->ms.median && t->ms.median <= t->ms.max);
+}
+
+/* Keys that a query of a plain turn reads, by kind of layer: rows that it sees, and of them kept.
+ * Positions are those of the turn; a is the start of a row's chunk. */
+static double keys_expected(const kk_bench_opts *o, int32_t window, bool evicts, bool rebuilt) {
+    double sum = 0;
+    for (int32_t p = o->ctx; p < o->ctx + o->predict; p++) {
+        const int32_t first = window && p >= window ? p - window + 1 : 0;
+        const int32_t gone = p / 16 * 16 - 16;
+        for (int32_t j = first; j <= p; j++) sum += (evicts && j >= 4 && j < gone) == rebuilt;
+    }
+    return sum / o->predict;
+}
+
+static int64_t kv_bytes(const kk_bench_policy *p) {
+    return p->bytes[KK_MEM_KV_SLIDING] + p->bytes[KK_MEM_KV_FULL];
+}
+
+static void check_policies(const kk_bench_opts *o, const kk_bench_result *r) {
+    const double sliding = r->model.sliding_layers, full = r->model.full_layers;
+    assert_int_equal(r->n_policies, KK_BENCH_WAYS);
+    for (int32_t i = 0; i < r->n_policies; i++) {
+        const kk_bench_policy *p = &r->policy[i];
+        const bool s = p->how.kv_sliding == KK_KEEP_RESTORED,
+                   f = p->how.kv_full == KK_KEEP_RESTORED;
+        const bool window = p->way == KK_BENCH_WINDOW;
+        assert_int_equal(p->way, i);
+        check_turns(&p->plain, o, s || f);
+        near(p->ratio, p->plain.ms.median / r->policy[0].plain.ms.median, 1e-9);
+        near(p->plain.rebuilt_keys,
+             (s * sliding * keys_expected(o, r->model.window, true, true) +
+              f * full * keys_expected(o, 0, true, true)) /
+                 (sliding + full),
+             1e-9);
+        near(p->plain.stored_keys,
+             (sliding * keys_expected(o, r->model.window, s || window, false) +
+              full * keys_expected(o, 0, f || window, false)) /
+                 (sliding + full),
+             1e-9);
+        assert_int_equal(p->prefill_tok_s.n, 2);
+        /* Latents where rows are rebuilt, and fewer bytes of rows where they are not kept. */
+        assert_int_equal(p->bytes[KK_MEM_KV_LATENTS] > 0, s || f);
+        assert_true(i == 0 || kv_bytes(p) < kv_bytes(&r->policy[0]));
+        if (window) {
+            assert_int_equal(p->dflash.n, 0);
+            continue;
+        }
+        check_turns(&p->dflash, o, s || f);
+        assert_int_equal(p->dflash.different, 0);
+        assert_true(p->dflash.spec.accepted > 0); /* by the trace */
+        near(p->dflash.speedup, p->dflash.tok_s / p->plain.tok_s, 1e-9);
+        /* What a round rebuilds serves all its rows. */
+        if (s || f) assert_true(p->dflash.rows_per_token < 0.8 * p->plain.rows_per_token);
+    }
+}
+
+static void test_policies(void **state) {
+    scratch *s = *state;
+    kk_bench_opts o = by_policy();
+    kk_bench_result *r = calloc(1, sizeof *r);
+    const int64_t live = kk_live_bytes();
+    assert_ok(kk_bench_run(&o, r, why));
+    check_policies(&o, r);
+    assert_string_equal(r->policy_text, "random ids");
+
+    const char *path = scratch_path(s, "policies.json");
+    assert_ok(kk_bench_write(path, &o, r, "kakeya bench --synthetic --accept-trace", why));
+    json_t *report = json_load_file(path, 0, NULL);
+    const json_t *list = json_object_get(report, "policies");
+    const json_t *settings = json_object_get(report, "settings");
+    assert_int_equal(json_array_size(list), KK_BENCH_WAYS);
+    const json_t *restored = json_array_get(list, KK_BENCH_RESTORED);
+    assert_string_equal(json_string_value(json_object_get(restored, "kv_full")), "restored");
+    assert_string_equal(json_string_value(json_object_get(restored, "latents")), "q8");
+    assert_int_equal(json_integer_value(json_object_get(restored, "rank")), 64);
+    assert_int_equal(json_integer_value(json_object_get(settings, "window")), 16);
+    const json_t *dflash = json_object_get(json_object_get(restored, "arms"), "dflash");
+    assert_true(json_is_true(json_object_get(dflash, "lossless")));
+    assert_true(json_is_null(json_object_get(dflash, "speedup"))); /* of 3 turns */
+    assert_true(json_is_object(json_object_get(report, "projection")));
+    json_decref(report);
+    /* The rules find nothing but what a version without a commit lacks. */
+    kk_verdict v;
+    assert_ok(kk_gate_file(path, &v, why));
+    for (size_t i = 0; i < v.n; i++)
+        if (strcmp(v.finding[i].code, "MISSING_COMMIT") != 0)
+            fail_msg("%s: %s", v.finding[i].code, v.finding[i].text);
+    kk_verdict_release(&v);
+    kk_bench_release(r);
+    assert_int_equal(kk_live_bytes(), live);
+    free(r);
+}
+
+/* Policies that the engine cannot do are left out where all are asked for, and refused by name. */
+static void test_possible_policies(void **state) {
+    (void)state;
+    kk_bench_opts o = by_policy();
+    kk_bench_result *r = calloc(1, sizeof *r);
+    o.engine.projection = NULL;
+    o.engine.drafter = NULL;
+    o.trace.p = 0;
+    o.repeat = 1;
+    o.predict = 2;
+    assert_ok(kk_bench_run(&o, r, why));
+    assert_int_equal(r->n_policies, 2);
+    assert_int_equal(r->policy[1].way, KK_BENCH_WINDOW);
+    assert_int_equal(r->policy[0].dflash.n, 0);
+    kk_bench_release(r);
+    free(r);
+}
+
 static void refused(const kk_bench_opts *o, const char *says) {
     kk_bench_result *r = calloc(1, sizeof *r);
     kk_err err;
@@ -235,6 +392,21 @@ static void test_refused(void **state) {
     o.prompts = scratch_path(s, "one.jsonl");
     scratch_write(o.prompts, "{\"ids\": [1, 2, 3]}", 18);
     refused(&o, "warm up");
+    /* Policies that would lose nothing, or have nothing to restore from. */
+    o = by_policy();
+    o.ctx = 36;
+    refused(&o, "nothing of it would be gone");
+    o = by_policy();
+    o.ways_possible = false;
+    o.keep.window = 48;
+    refused(&o, "sliding layers of this model see 64 rows");
+    o = by_policy();
+    o.ways_possible = false;
+    o.engine.projection = NULL;
+    refused(&o, "needs a projection");
+    o = by_policy();
+    o.prompts = scratch_path(s, "one.jsonl");
+    refused(&o, "turns and a warm-up");
 }
 
 int main(void) {
@@ -244,6 +416,8 @@ int main(void) {
         cmocka_unit_test(test_trace_accepts),
         cmocka_unit_test(test_trace_needs_drafter),
         cmocka_unit_test_setup_teardown(test_arms, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_policies, scratch_setup, scratch_teardown),
+        cmocka_unit_test(test_possible_policies),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,7 @@
 #include "cli/term.c"
 
 typedef struct {
-    const char *text, *choice;
+    const char *text, *choice, *list;
     int32_t count;
     float share;
     uint64_t number;
@@ -30,6 +30,7 @@ static const option table[] = {
     OPTION_REAL("share", "X", AT(share), 0, 1, "a share"),
     OPTION_SEED(NULL, "number", "N", AT(number), "a number"),
     OPTION_FLAG("md", "flag", AT(flag), "a flag"),
+    {.kind = OPT_STRING, .name = "list", .arg = "LIST", .alone = "all", .offset = AT(list)},
 };
 static const verb sample = {.name = "sample",
                             .usage = "WORD",
@@ -49,7 +50,7 @@ static bool parse(args *a, option_words *words, const char *const *list) {
         argv[n] = copy[n];
     }
     static args kept; /* strings point into copy: look at them before the next call */
-    static char text[64], choice[64];
+    static char text[64], choice[64], listed[64];
     kept = (args){.count = 7};
     const int own = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDERR_FILENO); /* what is said about wrong values */
@@ -62,6 +63,7 @@ static bool parse(args *a, option_words *words, const char *const *list) {
     *a = kept;
     if (a->text) a->text = strcpy(text, a->text);
     if (a->choice) a->choice = strcpy(choice, a->choice);
+    if (a->list) a->list = strcpy(listed, a->list);
     if (words)
         for (int i = 0; i < words->n; i++)
             for (int k = 0; list[k]; k++)
@@ -89,6 +91,16 @@ static void values(void **unused) {
     assert_true(a.number == UINT64_MAX);
     assert_true(PARSE(&a, &w, "--text="));
     assert_string_equal(a.text, "");
+    /* A value that may be left out. */
+    assert_true(PARSE(&a, &w, "--list", "a,b", "--count", "3"));
+    assert_string_equal(a.list, "a,b");
+    assert_true(PARSE(&a, &w, "--list", "--count", "3"));
+    assert_string_equal(a.list, "all");
+    assert_int_equal(a.count, 3);
+    assert_true(PARSE(&a, &w, "--list"));
+    assert_string_equal(a.list, "all");
+    assert_true(PARSE(&a, &w, "--list=c", "word"));
+    assert_string_equal(a.list, "c");
 }
 
 static void wrong_values(void **unused) {

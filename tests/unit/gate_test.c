@@ -159,6 +159,26 @@ static const struct {
     {"needle", "rungs/4/rows/0/reach/keys_rebuilt = 0", "REACH_MISMATCH"},
     {"needle", "rungs/0/rows/0/reach/queries = 0", "REACH_MISMATCH"},
 
+    /* decoding by policy: the restored one rebuilt nothing, or stands for another */
+    {"bench",
+     "policies/2/arms/plain/rows/*/restored_rows = 0; "
+     "policies/2/arms/plain/rows/*/reach/keys_rebuilt = 0",
+     "RESTORED_NOTHING POLICY_RECOUNT"},
+    {"bench", "policies/2/arms/plain/rows/0/restored_rows", "RESTORED_UNCOUNTED POLICY_RECOUNT"},
+    {"bench", "policies/2/bytes/kv.latents = 0", "RESTORED_NO_LATENTS"},
+    {"bench", "policies/0/arms/plain/rows/*/restored_rows = 5",
+     "BASELINE_RESTORED REACH_MISMATCH POLICY_RECOUNT"},
+    {"bench", "policies/1 = @policies/0", "BASELINE_AS_SUT"},
+    {"bench", "policies/0", "POLICY_RECOUNT"},
+    {"bench", "policies/2/ratio = 1.5", "POLICY_RECOUNT"},
+    {"bench", "policies/2/arms/plain/token_ms/max = 99.0", "POLICY_RECOUNT"},
+    {"bench", "policies/2/arms/dflash/rows_per_token = 100.0", "POLICY_RECOUNT"},
+    {"bench", "policies/1/arms/plain/keys_per_query/stored = 929.0", "POLICY_RECOUNT"},
+    {"bench", "policies/2/arms/dflash/rows/1/same_hash = false", "LOSSLESS_CONTRADICTED"},
+    {"bench", "policies/2/arms/dflash/speedup = 8.0", "SPEEDUP_RECOUNT"},
+    {"bench", "policies/0/warm_up/0 = @policies/0/arms/plain/rows/2/prompt", "SPEEDUP_WARM_UP"},
+    {"bench", "policies/2/arms/dflash/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
+
     /* recall of nothing is always perfect */
     {"sweep", "rows/*/answers/*/expected = \"\"", "EMPTY_NEEDLE RECALL_RECOUNT"},
     {"needle", "rungs/2/rows/0/hit = true", "RECALL_RECOUNT"},

@@ -4,10 +4,12 @@
 #include <math.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "eval/promptset.h"
 #include "eval/quality.h"
 #include "support/scratch.h"
 #include "support/tiny.h"
+#include "train/corpus.h"
 
 /* ---- two rows ---------------------------------------------------------------------------- */
 
@@ -361,15 +363,38 @@ static void test_held_out(void **state) {
     kk_quality_free(&t);
 }
 
-/* The rule by which texts are held out is what projections were trained by: it may not change. */
-static void test_held_out_rule(void **state) {
-    (void)state;
-    int held = 0;
-    for (int i = 0; i < 1000; i++) {
-        char name[16];
-        held += kk_quality_held_out(name, (size_t)snprintf(name, sizeof name, "text %d", i));
+/* What training holds out is what is compared on: one rule, told in two places. */
+static void test_held_out_of_training(void **state) {
+    static const char *const sets[] = {"code", "chat", "edit", "json", "prose"};
+    enum { SETS = 5, PROMPTS = 20 };
+    world *w = *state;
+    char *folder = kk_path_join(w->dir->dir, "sets"), name[64], line[64];
+    assert_ok(kk_dir_make(folder, why));
+    for (int i = 0; i < SETS; i++) {
+        snprintf(name, sizeof name, "sets/%s.jsonl", sets[i]);
+        FILE *f = fopen(scratch_path(w->dir, name), "w");
+        for (int j = 0; j < PROMPTS; j++) fprintf(f, "{\"text\": \"%s %d is it\"}\n", sets[i], j);
+        assert_int_equal(fclose(f), 0);
     }
-    assert_in_range(held, 70, 130);
+    kk_engine *e;
+    const kk_engine_opts opts = {.model = SHIPPED "/verifier", .threads = 1, .no_pin = true};
+    assert_ok(kk_engine_open(&e, &opts, why));
+    kk_corpus c;
+    const kk_corpus_opts how = {.engine = e, .prompts = folder, .length = 100};
+    assert_ok(kk_corpus_new(&c, &how, why));
+    assert_int_equal(c.n, SETS * PROMPTS);
+    int held = 0;
+    for (size_t i = 0; i < c.n; i++) {
+        const kk_text *t = &c.texts[i];
+        snprintf(line, sizeof line, "%s %zu", sets[i / PROMPTS], i % PROMPTS);
+        if (t->held != kk_quality_held_out(t->ids, (size_t)t->n * sizeof *t->ids))
+            fail_msg("'%s' is %sheld out of training", line, t->held ? "" : "not ");
+        held += t->held;
+    }
+    assert_in_range(held, 2, 25);
+    kk_corpus_free(&c);
+    kk_engine_close(e);
+    kk_free(folder);
 }
 
 int main(void) {
@@ -384,7 +409,7 @@ int main(void) {
         cmocka_unit_test(test_bad_texts),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_held_out),
-        cmocka_unit_test(test_held_out_rule),
+        cmocka_unit_test(test_held_out_of_training),
     };
     return cmocka_run_group_tests_name("quality", tests, setup, teardown);
 }

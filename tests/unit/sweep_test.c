@@ -1,4 +1,4 @@
-/* sweep_test.c - what `kakeya eval sweep` sums up: errors of rebuilt rows, recomputed here from what
+/* sweep_test.c - what `kakeya eval sweep` sums up: errors of rebuilt rows, computed again from what
  * the model shows of itself, their ratios by kinds of layers, the knee; and what it refuses. */
 #include "support/tiny.h"
 

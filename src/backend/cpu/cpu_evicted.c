@@ -225,15 +225,17 @@ static void make_parts(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const kk_page_sight see = kk_sight_page(s->all, page);
         const size_t off = keys ? slot->k_off : slot->v_off, at = (size_t)head * head_bytes;
         uint8_t *to = batch_page(s, s->made[i]) + (off - slot->k_off) + at;
-        const int64_t sink = sink_rows(s);
-        if (sink)
-            copy_rows(slot, to, s->g->sink + (off + at) / KK_PAGE_ROWS * (size_t)s->a->sink,
-                      s->a->sink, cut(base, 0, sink, see));
+        const int64_t sink = s->g->sink ? s->a->sink : 0, kept = sink_rows(s);
+        if (kept)
+            copy_rows(slot, to, s->g->sink + (off + at) / KK_PAGE_ROWS * (size_t)sink,
+                      (int32_t)sink, cut(base, 0, kept, see));
         rebuild_rows(s, i, head, keys, gone_rows(s, page), thread);
         const int64_t from = s->stored > sink ? s->stored : sink;
-        const span_of_rows rest = cut(base, from, base + KK_PAGE_ROWS, see);
-        if (rest.lo < rest.hi)
-            copy_rows(slot, to, s->g->pages[page] + off + at, KK_PAGE_ROWS, rest);
+        const span_of_rows here[] = {cut(base, kept, sink, see),
+                                     cut(base, from, base + KK_PAGE_ROWS, see)};
+        for (int k = 0; k < 2; k++)
+            if (here[k].lo < here[k].hi)
+                copy_rows(slot, to, s->g->pages[page] + off + at, KK_PAGE_ROWS, here[k]);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "arith.cuh"
 #include "launch.cuh"
 
-enum { THREADS = 256, PAGE = 64, BATCH = 8, HEAD_MOST = 512, STORE_MOST = 1024 };
+enum { THREADS = 256, PAGE = 64, HEAD_MOST = 512, STORE_MOST = 1024 };
 
 /* ---- store -------------------------------------------------------------------------------- */
 
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, 2) store_kernel(const __grid_constant
     if (value) h -= n_kv;
     if (!value && a.slot.k_eq_v) return;
     const int64_t pos = a.rows.pos[r];
-    uint8_t *page = a.rows.pages[a.rows.group_pages[a.rows.group[r]] + pos / PAGE];
+    uint8_t *page = a.rows.pages[a.rows.table[r] + pos / PAGE];
     const size_t at = ((size_t)r * (size_t)n_kv + (size_t)h) * (size_t)d;
     const float *x = (value && a.v ? a.v : a.k) + at;
     if (!value) {
@@ -174,10 +174,9 @@ struct sight {
     int64_t sink, from, to;
 };
 
-__device__ __forceinline__ sight sight_of(const kk_cu_attend &a, int row) {
-    const int g = a.rows.group[row];
-    const int64_t at = a.block ? a.rows.group_pos[g] : a.rows.pos[row];
-    sight s = {a.sink, 0, a.block ? a.rows.group_pos[g] + a.rows.group_rows[g] : at + 1};
+__device__ __forceinline__ sight sight_of(const kk_cu_attend &a, const kk_cu_tile &t, int row) {
+    const int64_t at = a.block ? t.group_pos : t.pos + row;
+    sight s = {a.sink, 0, a.block ? t.group_end : at + 1};
     if (a.window && at >= a.window) s.from = at - a.window + 1;
     if (s.sink >= s.from) s.sink = s.from = 0;
     return s;
@@ -189,21 +188,17 @@ struct tile_pages {
     __device__ __forceinline__ int at(int u) const { return u < sinks ? u : window + u - sinks; }
 };
 
-__device__ __forceinline__ tile_pages pages_of(const kk_cu_attend &a, int tile) {
-    const int row = a.rows.tile_row[tile], n = a.rows.tile_rows[tile];
-    const sight first = sight_of(a, row), last = sight_of(a, row + n - 1);
+__device__ __forceinline__ tile_pages pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
+    const sight first = sight_of(a, t, 0), last = sight_of(a, t, t.rows - 1);
     tile_pages p;
     p.window = (int)(first.from / PAGE);
-    const int64_t sink = last.sink; /* a row further on may have a sink apart from its window */
-    p.sinks = first.from == 0 ? 0 : (int)((sink + PAGE - 1) / PAGE);
+    /* A row further on may have a sink apart from its window. */
+    p.sinks = first.from == 0 ? 0 : (int)((last.sink + PAGE - 1) / PAGE);
     if (p.sinks > p.window) p.sinks = p.window;
     p.n = p.sinks + (int)((last.to + PAGE - 1) / PAGE) - p.window;
     return p;
 }
 
-struct part_place {
-    size_t stride, at; /* in floats: of one query head of one row */
-};
 /* parts[tile][row][head][unit]: maximum, sum, then the values. */
 __device__ __forceinline__ float *part_of(const kk_cu_attend &a, int tile, int row, int head,
                                           int unit) {
@@ -211,61 +206,6 @@ __device__ __forceinline__ float *part_of(const kk_cu_attend &a, int tile, int r
     const size_t index =
         (((size_t)tile * a.rows.tile_most + row) * a.n_head + head) * a.rows.most_pages + unit;
     return a.parts + index * d2;
-}
-
-/* Turns pairs of a rebuilt key; x holds eight chunks, t + tpk * i, of one row. */
-__device__ __forceinline__ void rebuild(float (&k)[8][8], const float *k_norm, const float *cs,
-                                        int n_rot, int t, int tpk) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            k[i][e] = __fmul_rn(k[i][e], k_norm[(t + tpk * i) * 8 + e]);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const int p = (t + tpk * i) * 8 + e;
-            if (p >= n_rot) continue;
-            const float x = k[i][e], y = k[i + 4][e], c = cs[p], s = cs[n_rot + p];
-            k[i][e] = __fmaf_rn(-y, s, __fmul_rn(x, c));
-            k[i + 4][e] = __fmaf_rn(x, s, __fmul_rn(y, c));
-        }
-}
-
-/* Scores of a batch of queries for heads of 64, 128, 256 or 512 values: tpk threads share a key,
- * with 64 values each. */
-__device__ void scores_wide(const kk_cu_attend &a, const uint8_t *head, const float *q, int n,
-                            float (*score)[PAGE], int64_t base) {
-    const int d = a.slot.head_dim, tpk = d / 64, t = threadIdx.x % tpk, per = THREADS / tpk;
-    for (int j = (int)threadIdx.x / tpk; j < PAGE; j += per) {
-        float k[8][8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) load8(k[i], a.slot, head, j, t + tpk * i);
-        if (a.slot.k_eq_v)
-            rebuild(k, a.k_norm, a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, t,
-                    tpk);
-        for (int i = 0; i < n; i++) {
-            const float *x = q + i * d;
-            float s = 0;
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                const float4 u = *(const float4 *)(x + (t + tpk * c) * 8);
-                const float4 v = *(const float4 *)(x + (t + tpk * c) * 8 + 4);
-                s = __fmaf_rn(u.x, k[c][0], s);
-                s = __fmaf_rn(u.y, k[c][1], s);
-                s = __fmaf_rn(u.z, k[c][2], s);
-                s = __fmaf_rn(u.w, k[c][3], s);
-                s = __fmaf_rn(v.x, k[c][4], s);
-                s = __fmaf_rn(v.y, k[c][5], s);
-                s = __fmaf_rn(v.z, k[c][6], s);
-                s = __fmaf_rn(v.w, k[c][7], s);
-            }
-            for (int o = tpk / 2; o > 0; o >>= 1)
-                s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, o));
-            if (t == 0) score[i][j] = __fmul_rn(s, a.scale);
-        }
-    }
 }
 
 /* Heads of any other size: keys are laid out in shared memory, a thread has a key. */
@@ -296,7 +236,9 @@ __device__ void scores_any(const kk_cu_attend &a, const uint8_t *head, const flo
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constant__ kk_cu_attend a) {
+/* Heads of sizes that no real model has: slow, and nothing is known beforehand. */
+enum { BATCH = 8 };
+__global__ void __launch_bounds__(THREADS, 2) attend_any_kernel(const __grid_constant__ kk_cu_attend a) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float score[BATCH][PAGE];
     const int d = a.slot.head_dim, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
@@ -304,14 +246,20 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     kk_next();
     kk_wait();
-    const tile_pages pages = pages_of(a, tile);
+    const kk_cu_tile info = a.rows.tile[tile];
+    const tile_pages pages = pages_of(a, info);
     if (unit >= pages.n) return;
-    const int page = pages.at(unit), row0 = a.rows.tile_row[tile], rows = a.rows.tile_rows[tile];
+    const int page = pages.at(unit), row0 = info.row, rows = info.rows;
     const int64_t base = (int64_t)page * PAGE;
-    const uint8_t *mem = a.rows.pages[a.rows.group_pages[a.rows.group[row0]] + page];
+    const uint8_t *mem = a.rows.pages[info.pages + page];
     const size_t head_off = (size_t)kv * a.slot.head_bytes;
     const uint8_t *keys = mem + (a.slot.k_eq_v ? a.slot.v_off : a.slot.k_off) + head_off;
     const uint8_t *values = mem + a.slot.v_off + head_off;
+    if (!a.slot.k_eq_v) { /* the values come after the scores, but may already be under way */
+        const uint8_t *line = values + (size_t)threadIdx.x * 128;
+        for (size_t off = 0; off + threadIdx.x * 128 < a.slot.head_bytes; off += THREADS * 128)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(line + off));
+    }
     float *q = shared, *red = shared + BATCH * d; /* [BATCH][d]; [groups][BATCH][d], or keys */
     const int chunks = d / 8, most = THREADS / chunks;
     const int groups = most >= PAGE ? PAGE : most >= 32 ? 32 : most >= 16 ? 16 : most >= 8 ? 8 : 4;
@@ -323,14 +271,11 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
             q[i] = a.q[((size_t)(row0 + r) * a.n_head + h) * d + i % d];
         }
         __syncthreads();
-        if (d % 64 == 0 && (d & (d - 1)) == 0)
-            scores_wide(a, keys, q, n, score, base);
-        else
-            scores_any(a, keys, q, n, score, base, red);
+        scores_any(a, keys, q, n, score, base, red);
         __syncthreads();
         for (int i = warp; i < n; i += THREADS / 32) { /* softmax within the page */
             const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
-            const sight s = sight_of(a, row0 + r);
+            const sight s = sight_of(a, info, r);
             const int64_t j = base + lane, k = j + 32;
             const bool sj = j < s.sink || (j >= s.from && j < s.to);
             const bool sk = k < s.sink || (k >= s.from && k < s.to);
@@ -359,15 +304,22 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
             for (int i = 0; i < BATCH; i++)
 #pragma unroll
                 for (int e = 0; e < 8; e++) acc[i][e] = 0;
-            for (int j = g * per; j < (g + 1) * per; j++) {
-                float v[8];
-                load8(v, a.slot, values, j, c);
+            /* Four keys at a time, so that their loads are under way together. */
+            for (int j0 = g * per; j0 < (g + 1) * per; j0 += 4) {
+                float v[4][8];
 #pragma unroll
-                for (int i = 0; i < BATCH; i++) {
-                    const float p = i < n ? score[i][j] : 0.0f;
-                    if (p == 0.0f) continue;
+                for (int k = 0; k < 4; k++)
+                    load8(v[k], a.slot, values, j0 + (k < per ? k : 0), c);
 #pragma unroll
-                    for (int e = 0; e < 8; e++) acc[i][e] = __fmaf_rn(p, v[e], acc[i][e]);
+                for (int k = 0; k < 4; k++) {
+                    if (k >= per) break;
+#pragma unroll
+                    for (int i = 0; i < BATCH; i++) {
+                        const float p = i < n ? score[i][j0 + k] : 0.0f;
+#pragma unroll
+                        for (int e = 0; e < 8; e++) /* a row with no weight may hold anything */
+                            acc[i][e] = __fmaf_rn(p, p == 0.0f ? 0.0f : v[k][e], acc[i][e]);
+                    }
                 }
             }
 #pragma unroll
@@ -387,6 +339,208 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
     }
 }
 
+/* ---- heads of 64, 128, 256 or 512 values ---------------------------------------------------- */
+
+__device__ __forceinline__ void widen(float *to, const uint4 &v) {
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[2 * i] = __uint_as_float(w[i] << 16);
+        to[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+    }
+}
+
+/* One page, one K/V head, a tile of rows.  D threads: for scores D / 64 of them share a key, with
+ * 64 values each; for the sums of values, eight groups of eight keys, 8 values a thread.  All
+ * loads of a bf16 page are asked for before anything is computed.  NQ queries at a time; how many
+ * changes nothing but speed. */
+template <int D, int NQ, bool BF16>
+__global__ void __launch_bounds__(D, 1) attend_kernel(const __grid_constant__ kk_cu_attend a) {
+    constexpr int TPK = D / 64, CHUNKS = D / 8;
+    extern __shared__ __align__(16) float shared[];
+    float *q = shared, *red = shared + NQ * D; /* [NQ][D]; [8][NQ][D] */
+    __shared__ float score[NQ][PAGE];
+    __shared__ float norm[D];
+    const int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int group = a.n_head / a.slot.n_kv_head;
+    const int unit = (int)blockIdx.x, kv = (int)blockIdx.y, tile = (int)blockIdx.z + a.first_tile;
+    kk_next();
+    if (a.slot.k_eq_v) norm[tid] = a.k_norm[tid];
+    kk_wait();
+    const kk_cu_tile info = a.rows.tile[tile];
+    const tile_pages pages = pages_of(a, info);
+    if (unit >= pages.n) return;
+    const int page = pages.at(unit), total = info.rows * group;
+    const int64_t base = (int64_t)page * PAGE;
+    const uint8_t *mem = a.rows.pages[info.pages + page] + (size_t)kv * a.slot.head_bytes;
+    const uint8_t *keys = mem + (a.slot.k_eq_v ? a.slot.v_off : a.slot.k_off);
+    const uint8_t *values = mem + a.slot.v_off;
+    const int j = tid / TPK, t = tid % TPK;    /* the key of this thread, its part of it */
+    const int c = tid % CHUNKS, g = tid / CHUNKS; /* its values, its keys */
+    uint4 kraw[8], vraw[8];
+    if (BF16) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) kraw[i] = *(const uint4 *)(keys + (j * D + (t + TPK * i) * 8) * 2);
+#pragma unroll
+        for (int i = 0; i < 8; i++) vraw[i] = *(const uint4 *)(values + ((g * 8 + i) * D + c * 8) * 2);
+    }
+    for (int b0 = 0; b0 < total; b0 += NQ) {
+        const int n = min(NQ, total - b0);
+        for (int i = warp; i < n; i += D / 32) { /* a warp brings a query */
+            const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
+            const float4 *from = (const float4 *)(a.q + ((size_t)(info.row + r) * a.n_head + h) * D);
+#pragma unroll
+            for (int k = 0; k < (D + 127) / 128; k++)
+                if (k * 32 + lane < D / 4) ((float4 *)(q + i * D))[k * 32 + lane] = from[k * 32 + lane];
+        }
+        __syncthreads();
+        {
+            float s[NQ];
+#pragma unroll
+            for (int i = 0; i < NQ; i++) s[i] = 0;
+            const float *cs = a.slot.k_eq_v ? a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot
+                                            : NULL;
+            /* Chunk i and its partner half a head on, so that pairs can be turned. */
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float k[2][8];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    if (BF16)
+                        widen(k[half], kraw[i + 4 * half]);
+                    else
+                        load8(k[half], a.slot, keys, j, t + TPK * (i + 4 * half));
+                }
+                const int first = (t + TPK * i) * 8;
+                if (a.slot.k_eq_v) {
+#pragma unroll
+                    for (int e = 0; e < 8; e++) {
+                        k[0][e] = __fmul_rn(k[0][e], norm[first + e]);
+                        k[1][e] = __fmul_rn(k[1][e], norm[first + D / 2 + e]);
+                        if (first + e >= a.n_rot) continue;
+                        const float x = k[0][e], y = k[1][e];
+                        const float co = cs[first + e], si = cs[a.n_rot + first + e];
+                        k[0][e] = __fmaf_rn(-y, si, __fmul_rn(x, co));
+                        k[1][e] = __fmaf_rn(x, si, __fmul_rn(y, co));
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < NQ; u++) {
+                    if (u >= n) break;
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const float *x = q + u * D + first + half * (D / 2);
+                        const float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
+                        s[u] = __fmaf_rn(lo.x, k[half][0], s[u]);
+                        s[u] = __fmaf_rn(lo.y, k[half][1], s[u]);
+                        s[u] = __fmaf_rn(lo.z, k[half][2], s[u]);
+                        s[u] = __fmaf_rn(lo.w, k[half][3], s[u]);
+                        s[u] = __fmaf_rn(hi.x, k[half][4], s[u]);
+                        s[u] = __fmaf_rn(hi.y, k[half][5], s[u]);
+                        s[u] = __fmaf_rn(hi.z, k[half][6], s[u]);
+                        s[u] = __fmaf_rn(hi.w, k[half][7], s[u]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < NQ; u++) {
+                if (u >= n) break;
+#pragma unroll
+                for (int o = TPK / 2; o > 0; o >>= 1)
+                    s[u] = __fadd_rn(s[u], __shfl_xor_sync(0xffffffffu, s[u], o));
+                if (t == 0) score[u][j] = __fmul_rn(s[u], a.scale);
+            }
+        }
+        __syncthreads();
+        for (int i = warp; i < n; i += D / 32) { /* softmax within the page */
+            const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
+            const sight see = sight_of(a, info, r);
+            const int64_t p0 = base + lane, p1 = p0 + 32;
+            const bool s0 = p0 < see.sink || (p0 >= see.from && p0 < see.to);
+            const bool s1 = p1 < see.sink || (p1 >= see.from && p1 < see.to);
+            const float x = s0 ? score[i][lane] : -INFINITY;
+            const float y = s1 ? score[i][lane + 32] : -INFINITY;
+            float m = fmaxf(x, y);
+            for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
+            const float w0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
+            const float w1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
+            const float l = kk_warp_sum(__fadd_rn(w0, w1));
+            const bool any = __any_sync(0xffffffffu, s0 || s1);
+            score[i][lane] = w0;
+            score[i][lane + 32] = w1;
+            float *to = part_of(a, tile - a.first_tile, r, h, unit);
+            if (lane == 0) *(float2 *)to = make_float2(any ? m : -INFINITY, l);
+        }
+        __syncthreads();
+        {
+            float acc[NQ][8];
+#pragma unroll
+            for (int i = 0; i < NQ; i++)
+#pragma unroll
+                for (int e = 0; e < 8; e++) acc[i][e] = 0;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float v[8];
+                if (BF16)
+                    widen(v, vraw[k]);
+                else
+                    load8(v, a.slot, values, g * 8 + k, c);
+#pragma unroll
+                for (int i = 0; i < NQ; i++) {
+                    if (i >= n) break;
+                    const float p = score[i][g * 8 + k];
+                    if (p == 0.0f) continue; /* a row that is not seen may hold anything */
+#pragma unroll
+                    for (int e = 0; e < 8; e++) acc[i][e] = __fmaf_rn(p, v[e], acc[i][e]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < NQ; i++) {
+                if (i >= n) break;
+                float4 *to = (float4 *)(red + (g * NQ + i) * D + c * 8);
+                to[0] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+                to[1] = make_float4(acc[i][4], acc[i][5], acc[i][6], acc[i][7]);
+            }
+        }
+        __syncthreads();
+        for (int i = 0; i < n; i++) {
+            const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
+            float s = red[i * D + tid];
+#pragma unroll
+            for (int k = 1; k < 8; k++) s = __fadd_rn(s, red[(k * NQ + i) * D + tid]);
+            part_of(a, tile - a.first_tile, r, h, unit)[4 + tid] = s;
+        }
+        if (b0 + NQ < total) __syncthreads();
+    }
+}
+
+template <int D> static cudaError_t run_pages(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
+    const int most = a->rows.tile_most * (a->n_head / a->slot.n_kv_head);
+    const bool bf16 = a->slot.format == KK_CU_BF16;
+    void (*kernel)(kk_cu_attend);
+    const int nq = most <= 2 ? 2 : 8;
+    if (nq == 2)
+        kernel = bf16 ? attend_kernel<D, 2, true> : attend_kernel<D, 2, false>;
+    else
+        kernel = bf16 ? attend_kernel<D, 8, true> : attend_kernel<D, 8, false>;
+    const cudaError_t e = cudaFuncSetAttribute(
+        (const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 160 * 1024);
+    if (e != cudaSuccess) return e;
+    return kk_launch(at, kernel, *a, grid, D, (size_t)9 * (size_t)nq * D * sizeof(float));
+}
+
+static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
+    const int d = a->slot.head_dim, chunks = d / 8, most = THREADS / chunks;
+    const int groups = most >= PAGE ? PAGE : most >= 32 ? 32 : most >= 16 ? 16 : most >= 8 ? 8 : 4;
+    size_t room = (size_t)groups * BATCH * (size_t)d;
+    if (room < (size_t)PAGE * (size_t)d) room = (size_t)PAGE * (size_t)d;
+    const size_t shared = ((size_t)BATCH * (size_t)d + room) * sizeof(float);
+    const cudaError_t e = cudaFuncSetAttribute(
+        (const void *)attend_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 160 * 1024);
+    if (e != cudaSuccess) return e;
+    return kk_launch(at, attend_any_kernel, *a, grid, THREADS, shared);
+}
+
 /* A block per query head of a row: its pages in ascending order. */
 __global__ void __launch_bounds__(THREADS, 2) combine_kernel(const __grid_constant__ kk_cu_attend a) {
     extern __shared__ float weight[]; /* [pages] */
@@ -395,8 +549,9 @@ __global__ void __launch_bounds__(THREADS, 2) combine_kernel(const __grid_consta
     const int tile = (int)blockIdx.z + a.first_tile, r = (int)blockIdx.y;
     kk_next();
     kk_wait();
-    if (r >= a.rows.tile_rows[tile]) return;
-    const tile_pages pages = pages_of(a, tile);
+    const kk_cu_tile info = a.rows.tile[tile];
+    if (r >= info.rows) return;
+    const tile_pages pages = pages_of(a, info);
     const float *part = part_of(a, tile - a.first_tile, r, head, 0);
     const size_t stride = (size_t)d + 4;
     const int lane = (int)threadIdx.x;
@@ -428,7 +583,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine_kernel(const __grid_consta
         if (lane == 0) total = __fdiv_rn(1.0f, l);
     }
     __syncthreads();
-    const size_t row = (size_t)(a.rows.tile_row[tile] + r);
+    const size_t row = (size_t)(info.row + r);
     for (int i = (int)threadIdx.x; i < d; i += THREADS) {
         float s = 0;
 #pragma unroll 4
@@ -449,16 +604,12 @@ size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages) {
 cudaError_t kk_cu_run_attend(kk_cu_at at, const kk_cu_attend *a) {
     const int d = a->slot.head_dim;
     if (d > HEAD_MOST || d % 8) return cudaErrorInvalidValue;
-    const int chunks = d / 8, most = THREADS / chunks;
-    const int groups = most >= PAGE ? PAGE : most >= 32 ? 32 : most >= 16 ? 16 : most >= 8 ? 8 : 4;
-    size_t room = (size_t)groups * BATCH * (size_t)d;
-    if (room < (size_t)PAGE * (size_t)d && (d % 64 || d & (d - 1))) room = (size_t)PAGE * (size_t)d;
-    const size_t shared = ((size_t)BATCH * (size_t)d + room) * sizeof(float);
-    cudaError_t e = cudaFuncSetAttribute(attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(160 * 1024));
-    if (e != cudaSuccess) return e;
     const dim3 grid((unsigned)a->rows.most_pages, (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
-    e = kk_launch(at, attend_kernel, *a, grid, THREADS, shared);
+    const cudaError_t e = d == 64    ? run_pages<64>(at, a, grid)
+                          : d == 128 ? run_pages<128>(at, a, grid)
+                          : d == 256 ? run_pages<256>(at, a, grid)
+                          : d == 512 ? run_pages<512>(at, a, grid)
+                                     : run_any(at, a, grid);
     if (e != cudaSuccess) return e;
     const dim3 heads((unsigned)a->n_head, (unsigned)a->rows.tile_most, (unsigned)a->n_tiles);
     return kk_launch(at, combine_kernel, *a, heads, THREADS,

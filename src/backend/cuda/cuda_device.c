@@ -114,7 +114,10 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
     dev->max_rows = opts->max_rows;
+    /* For tests and measurements: "plain" launches operations one by one, "late" fuses them but
+     * lets no kernel begin before the one before it has ended. */
     dev->fuse = !opts->isa || strcmp(opts->isa, "plain") != 0;
+    dev->early = !opts->isa;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
     kk_status st = KK_OK;
@@ -336,7 +339,9 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
     KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
-    return fit(dev, &dev->logits.data, &dev->logits.bytes, rows * (size_t)n_expert * 4, err);
+    /* A router's logits come in up to eight parts where rows are few. */
+    const size_t parts = rows > 8 * KK_CU_ROWS ? rows : 8 * KK_CU_ROWS;
+    return fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err);
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */

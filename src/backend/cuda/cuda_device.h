@@ -77,7 +77,7 @@ typedef struct {
 /* A forward's rows as they lie in the control block. */
 typedef struct {
     int32_t n_rows, n_groups, tiles, tile_most, page_cap;
-    size_t pos, group, group_pos, group_row, group_rows, group_pages, tile_row, tile_rows, pages;
+    size_t pos, table, groups, tile, pages; /* in the control block */
 } kk_cuda_view;
 
 typedef struct {
@@ -108,7 +108,7 @@ struct kk_dev {
     kk_cuda_graph graphs[KK_CUDA_GRAPHS];
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
-    bool fuse;
+    bool fuse, early;
     void *stage; /* device; while weights are being loaded */
     /* scratch that operations share; they run one after the other */
     struct {

@@ -1,12 +1,13 @@
 /* cuda_layer.c - recognises layers of mixed experts among recorded operations, and the head, and
- * launches them fused: ten kernels a layer instead of some thirty, the same bits.
+ * launches them fused: eleven kernels a layer instead of some thirty, the same bits.
  *
  *   between   tail of the layer before, norm                      (a block per row)
  *   linear    q, k, v
  *   store, attend, combine
  *   linear    the output projection
  *   between   residual, three norms of the sum
- *   linear    router; gate and up with their activation
+ *   router
+ *   linear    gate and up with their activation
  *   gate      experts chosen, their gate and up; the dense second matrix beside them
  *   down      experts' second matrices, summed by slot
  *
@@ -16,7 +17,7 @@
  * look at them reads them right after the operation, which ends the queue there. */
 #include "backend/cuda/cuda_device.h"
 
-enum { LAYER_OPS = 16, HEAD_OPS = 4 };
+enum { LAYER_OPS = 16, HEAD_OPS = 4, CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */ };
 
 /* Rows between kernels: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -83,7 +84,7 @@ static bool is_layer(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
     const int32_t rows = first->n_rows;
     return rows <= KK_CU_ROWS && attention_matches(op) && ffn_matches(op, first->x) && first->w &&
            flows(dev, rows, op[4].a.linear.w[0]->w.n_in) &&
-           (size_t)rows * (size_t)op[11].a.route.proj->w.n_out * 4 <= dev->logits.bytes &&
+           (size_t)rows * (size_t)op[11].a.route.proj->w.n_out * 4 * 8 <= dev->logits.bytes &&
            (size_t)rows * (size_t)op[13].a.experts.n_used * (size_t)op[13].a.experts.ffn * 2 <=
                dev->act.bytes;
 }
@@ -189,40 +190,31 @@ static kk_status middle(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
     return KK_OK;
 }
 
-/* The router beside gate and up; where two kinds of rows do not fit, one after the other. */
 static kk_status gate_up(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
     const kk_linear_args *gu = &op[7].a.linear;
-    const kk_weight *router = op[11].a.route.proj;
-    const int32_t rows = gu->n_rows, n_in = (int32_t)gu->w[0]->w.n_in;
-    const bool together = kk_cu_linear_rows(2 * n_in) >= rows;
-    kk_cu_linear l = {.x = flow_at(dev, FLOW_Z3), .n_in = n_in};
-    set_part(&l, router, dev->logits.data);
-    if (together) {
-        l.x = flow_at(dev, FLOW_Z1);
-        l.x2 = flow_at(dev, FLOW_Z3);
-        l.part[0].other = true;
-    } else {
-        KK_TRY(linear(dev, l, rows, err));
-        l = (kk_cu_linear){.x = flow_at(dev, FLOW_Z1), .n_in = n_in};
-    }
-    const int32_t i = l.n_parts;
+    kk_cu_linear l = {.x = flow_at(dev, FLOW_Z1), .n_in = (int32_t)gu->w[0]->w.n_in};
     set_part(&l, gu->w[0], flow_at(dev, FLOW_ACT));
-    l.part[i].up = gu->w[1]->w;
-    return linear(dev, l, rows, err);
+    l.part[0].up = gu->w[1]->w;
+    return linear(dev, l, gu->n_rows, err);
 }
 
-static kk_status experts(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
+static kk_status experts(kk_dev *dev, const kk_cuda_op *op, int32_t slices, kk_err *err) {
     const kk_experts_args *e = &op[13].a.experts;
     const kk_route_args *r = &op[11].a.route;
     const kk_weight *dense = op[9].a.linear.w[0];
     const int32_t rows = e->n_rows;
-    const kk_cu_choice c = {.logits = dev->logits.data,
-                            .scale = kk_cuda_f(r->per_expert_scale),
-                            .expert = r->expert->data,
-                            .weight = kk_cuda_f(r->weight),
-                            .n_rows = rows,
-                            .n_used = e->n_used,
-                            .n_expert = (int32_t)r->proj->w.n_out};
+    kk_cu_choice c = {.logits = dev->logits.data,
+                      .slices = slices,
+                      .scale = kk_cuda_f(r->per_expert_scale),
+                      .expert = r->expert->data,
+                      .weight = kk_cuda_f(r->weight),
+                      .n_rows = rows,
+                      .n_used = e->n_used,
+                      .n_expert = (int32_t)r->proj->w.n_out};
+    if (rows >= CHOOSE_ROWS) {
+        KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
+        c.logits = NULL;
+    }
     kk_cu_gate g = {.choice = c,
                     .gate = e->gate->w,
                     .x = flow_at(dev, FLOW_Z2),
@@ -290,8 +282,13 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         KK_TRY(enter(dev, op, before, err));
         KK_TRY(attention(dev, op, views, err));
         KK_TRY(middle(dev, op, err));
+        const kk_route_args *route = &op[11].a.route;
+        const kk_cu_router r = {route->proj->w, flow_at(dev, FLOW_Z3), dev->logits.data,
+                                route->n_rows};
+        int32_t slices;
+        KK_CUDA_TRY(kk_cu_run_router(kk_cuda_at(dev), &r, &slices), "the router", err);
         KK_TRY(gate_up(dev, op, err));
-        KK_TRY(experts(dev, op, err));
+        KK_TRY(experts(dev, op, slices, err));
         before = op;
         *used += LAYER_OPS;
     }

@@ -65,6 +65,8 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
 static kk_choice_args choice_of(const kk_cu_choice *c) {
     kk_choice_args a = {};
     a.logits = c->logits;
+    a.slices = c->slices > 1 ? c->slices : 1;
+    a.slice_stride = c->n_rows * c->n_expert;
     a.scale = c->scale;
     a.expert = c->expert;
     a.weight = c->weight;
@@ -83,12 +85,27 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
     const int r = (int)blockIdx.x;
     row.logits += (size_t)r * a.n_expert;
     row.n_rows = 1;
-    kk_choose(&choice, row.logits, a.scale, 1, a.n_used, a.n_expert);
+    kk_choose(&choice, row.logits, a.slices, a.slice_stride, a.scale, 1, a.n_used, a.n_expert);
     __syncthreads();
     if ((int)threadIdx.x < a.n_used) {
         a.expert[r * a.n_used + (int)threadIdx.x] = choice.chosen[threadIdx.x];
         a.weight[r * a.n_used + (int)threadIdx.x] = choice.weight[threadIdx.x];
     }
+}
+
+cudaError_t kk_cu_run_router(kk_cu_at at, const kk_cu_router *a, int32_t *slices) {
+    kk_router_args r = {};
+    r.w = (const uint4 *)a->w.data;
+    r.x = a->x;
+    r.out = a->out;
+    r.n_rows = a->n_rows;
+    r.n_in = a->w.wrap * KK_STEP;
+    r.n_out = (int)a->w.n_out;
+    r.steps = steps_of(a->w);
+    *slices = kk_slices(r.steps);
+    const unsigned grid = (unsigned)(((r.n_out + 7) / 8) * *slices);
+    return kk_launch(at, a->n_rows > 8 ? kk_router_kernel<true> : kk_router_kernel<false>, r, grid,
+                     KK_WARP, 0);
 }
 
 static bool choice_fits(const kk_cu_choice *c) {
@@ -193,8 +210,11 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     d.act_pitch = a->act_pitch;
     d.out = a->out;
     d.n_out = (int)a->down.n_out;
-    const size_t shared =
-        KK_RINGS_BYTES + 2 * (size_t)rows * (size_t)d.choice.n_used * 8 * sizeof(float);
+    const size_t pairs = (size_t)rows * (size_t)d.choice.n_used;
+    const size_t acts = pairs * (size_t)kk_stage_stride(a->act_pitch);
+    size_t shared = KK_RINGS_BYTES + 2 * pairs * 8 * sizeof(float);
+    d.staged = shared + acts <= SHARED_MOST;
+    if (d.staged) shared += acts;
     const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
     return kk_launch(at, rows > 8 ? kk_down_kernel<true> : kk_down_kernel<false>, d, grid,
                      KK_BLOCK_THREADS, shared);

@@ -153,11 +153,20 @@ int32_t kk_cu_linear_rows(int32_t n_in);
 /* The router's choice, from logits, or as it lies in expert and weight already. */
 typedef struct {
     const float *logits; /* NULL: already there */
+    int32_t slices;      /* parts of the logits, [n_rows][n_expert] each, still to be summed */
     const float *scale;
     int32_t *expert;
     float *weight;
     int32_t n_rows, n_used, n_expert;
 } kk_cu_choice;
+/* Parts of the router's logits, as many as it returns in *slices. */
+typedef struct {
+    kk_cu_weight w;
+    const uint16_t *x; /* [n_rows][n_in padded] */
+    float *out;
+    int32_t n_rows;
+} kk_cu_router;
+cudaError_t kk_cu_run_router(kk_cu_at at, const kk_cu_router *a, int32_t *slices);
 cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a);
 
 typedef struct {
@@ -197,18 +206,22 @@ cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a);
 
 enum { KK_CU_F32, KK_CU_BF16, KK_CU_KV8, KK_CU_KV4 };
 
+/* Some rows of one session, one after the other. */
+typedef struct {
+    int64_t pos;                  /* of its first row */
+    int64_t group_pos, group_end; /* positions of all of the session's rows */
+    int32_t row, rows;
+    int32_t pages; /* where the session's table starts in pages */
+    int32_t unused;
+} kk_cu_tile;
+
 /* A forward's rows: what changes from one to the next lies in device memory. */
 typedef struct {
-    const int64_t *pos;       /* of each row */
-    const int32_t *group;     /* of each row: its session */
-    const int64_t *group_pos; /* first position of a session's rows, */
-    const int32_t *group_row; /* first row, and number of rows */
-    const int32_t *group_rows;
-    const int32_t *group_pages; /* where its table starts in pages */
+    const int64_t *pos;   /* of each row */
+    const int32_t *table; /* of each row: where its session's table starts in pages */
     uint8_t *const *pages;
-    int32_t n_rows, n_groups;
-    int32_t tiles; /* of some rows of one session */
-    const int32_t *tile_row, *tile_rows;
+    const kk_cu_tile *tile;
+    int32_t n_rows, tiles;
     int32_t tile_most;  /* rows of a tile at most */
     int32_t most_pages; /* that a tile sees at most */
 } kk_cu_rows;

@@ -4,7 +4,7 @@
  * a row has the same bits in a chunk of a prompt as on its own. */
 #include "backend/cuda/cuda_device.h"
 
-kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->fuse}; }
+kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->early}; }
 
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
     const int32_t format = s->format == KK_F32    ? KK_CU_F32
@@ -24,17 +24,11 @@ kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {
     uint8_t *c = dev->control;
     return (kk_cu_rows){.pos = (const int64_t *)(const void *)(c + v->pos),
-                        .group = (const int32_t *)(const void *)(c + v->group),
-                        .group_pos = (const int64_t *)(const void *)(c + v->group_pos),
-                        .group_row = (const int32_t *)(const void *)(c + v->group_row),
-                        .group_rows = (const int32_t *)(const void *)(c + v->group_rows),
-                        .group_pages = (const int32_t *)(const void *)(c + v->group_pages),
+                        .table = (const int32_t *)(const void *)(c + v->table),
                         .pages = (uint8_t *const *)(const void *)(c + v->pages),
+                        .tile = (const kk_cu_tile *)(const void *)(c + v->tile),
                         .n_rows = v->n_rows,
-                        .n_groups = v->n_groups,
                         .tiles = v->tiles,
-                        .tile_row = (const int32_t *)(const void *)(c + v->tile_row),
-                        .tile_rows = (const int32_t *)(const void *)(c + v->tile_rows),
                         .tile_most = v->tile_most,
                         .most_pages = v->page_cap};
 }
@@ -102,10 +96,13 @@ static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
         l.part[0].pitch = n_expert;
         KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "the router", err);
     }
-    const kk_cu_choice c = {dev->logits.data, kk_cuda_f(a->per_expert_scale),
-                            a->expert->data,  kk_cuda_f(a->weight),
-                            a->n_rows,        a->n_used,
-                            n_expert};
+    const kk_cu_choice c = {.logits = dev->logits.data,
+                            .scale = kk_cuda_f(a->per_expert_scale),
+                            .expert = a->expert->data,
+                            .weight = kk_cuda_f(a->weight),
+                            .n_rows = a->n_rows,
+                            .n_used = a->n_used,
+                            .n_expert = n_expert};
     KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
     return KK_OK;
 }

@@ -153,29 +153,31 @@ static int32_t group_pages(const kk_group *g) {
 }
 
 typedef struct {
-    int64_t *pos, *group_pos;
-    int32_t *group, *group_row, *group_rows, *group_pages, *tile_row, *tile_rows;
+    int64_t *pos;
+    int32_t *table;
+    kk_group *groups; /* as they were given, to know them again */
+    kk_cu_tile *tile;
     uint8_t **pages;
 } view_data;
 
 static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_data *d) {
-    int32_t tile = 0;
+    kk_cu_tile *tile = d->tile;
+    memcpy(d->groups, rows->group, (size_t)rows->n_groups * sizeof *d->groups);
     for (int32_t i = 0; i < rows->n_groups; i++) {
         const kk_group *g = &rows->group[i];
-        d->group_pos[i] = g->pos;
-        d->group_row[i] = g->row;
-        d->group_rows[i] = g->n_rows;
-        d->group_pages[i] = i * v->page_cap;
         memcpy(d->pages + (size_t)i * (size_t)v->page_cap, g->pages,
                (size_t)group_pages(g) * sizeof *g->pages);
         for (int32_t r = 0; r < g->n_rows; r++) {
             d->pos[g->row + r] = g->pos + r;
-            d->group[g->row + r] = i;
-            if (r % v->tile_most == 0) {
-                const int32_t left = g->n_rows - r;
-                d->tile_row[tile] = g->row + r;
-                d->tile_rows[tile++] = left < v->tile_most ? left : v->tile_most;
-            }
+            d->table[g->row + r] = i * v->page_cap;
+            if (r % v->tile_most) continue;
+            const int32_t left = g->n_rows - r;
+            *tile++ = (kk_cu_tile){.pos = g->pos + r,
+                                   .group_pos = g->pos,
+                                   .group_end = g->pos + g->n_rows,
+                                   .row = g->row + r,
+                                   .rows = left < v->tile_most ? left : v->tile_most,
+                                   .pages = i * v->page_cap};
         }
     }
 }
@@ -207,13 +209,9 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
     const size_t n = (size_t)v.n_rows, g = (size_t)v.n_groups, t = (size_t)v.tiles;
     view_data d;
     d.pos = reserve(dev, n * 8, &v.pos);
-    d.group = reserve(dev, n * 4, &v.group);
-    d.group_pos = reserve(dev, g * 8, &v.group_pos);
-    d.group_row = reserve(dev, g * 4, &v.group_row);
-    d.group_rows = reserve(dev, g * 4, &v.group_rows);
-    d.group_pages = reserve(dev, g * 4, &v.group_pages);
-    d.tile_row = reserve(dev, t * 4, &v.tile_row);
-    d.tile_rows = reserve(dev, t * 4, &v.tile_rows);
+    d.table = reserve(dev, n * 4, &v.table);
+    d.groups = reserve(dev, g * sizeof *d.groups, &v.groups);
+    d.tile = reserve(dev, t * sizeof *d.tile, &v.tile);
     d.pages = reserve(dev, g * (size_t)v.page_cap * sizeof *d.pages, &v.pages);
     if (!d.pages)
         return kk_fail(err, KK_EINVAL, "page tables of %d sessions pass %d bytes", v.n_groups,
@@ -230,13 +228,10 @@ static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
     const uint8_t *base = control(dev);
     for (int32_t i = 0; i < rows->n_groups; i++) {
         const kk_group *g = &rows->group[i];
-        int64_t pos;
-        int32_t row, n;
-        memcpy(&pos, base + v->group_pos + 8 * (size_t)i, sizeof pos);
-        memcpy(&row, base + v->group_row + 4 * (size_t)i, sizeof row);
-        memcpy(&n, base + v->group_rows + 4 * (size_t)i, sizeof n);
+        kk_group was;
+        memcpy(&was, base + v->groups + (size_t)i * sizeof was, sizeof was);
         const uint8_t *pages = base + v->pages + (size_t)i * (size_t)v->page_cap * sizeof g->pages;
-        if (pos != g->pos || row != g->row || n != g->n_rows ||
+        if (was.pos != g->pos || was.row != g->row || was.n_rows != g->n_rows ||
             memcmp(pages, g->pages, (size_t)group_pages(g) * sizeof *g->pages) != 0)
             return false;
     }

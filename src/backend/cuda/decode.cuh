@@ -115,6 +115,53 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
 
 /* ---- experts ------------------------------------------------------------------------------ */
 
+/* A router is a small matrix that everything waits for: a warp for each slice of each strip, all
+ * over the chip.  out[slice][row][n_out]: who chooses adds the slices up. */
+struct kk_router_args {
+    const uint4 *w;
+    const uint16_t *x; /* [n_rows][n_in] */
+    float *out;
+    int n_rows, n_in, n_out, steps;
+};
+
+template <bool HIGH>
+__global__ void __launch_bounds__(KK_WARP, 8)
+    kk_router_kernel(const __grid_constant__ kk_router_args a) {
+    enum { AT_ONCE = 6 };
+    const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4, wrap = a.n_in / KK_STEP;
+    const int slices = kk_slices(a.steps), slice = (int)blockIdx.x % slices;
+    const int strip = (int)blockIdx.x / slices;
+    const int from = kk_slice(a.steps, slice), to = kk_slice(a.steps, slice + 1);
+    const uint4 *w = a.w + (size_t)strip * a.steps * KK_WARP + lane;
+    const uint16_t *lo = a.x + (size_t)(g < a.n_rows ? g : 0) * a.n_in + t * 8;
+    const uint16_t *hi = a.x + (size_t)(g + 8 < a.n_rows ? g + 8 : 0) * a.n_in + t * 8;
+    float c[4] = {0, 0, 0, 0};
+    kk_next();
+    for (int s = from; s < to; s++) /* on its way while the kernel before still runs */
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(w + (size_t)s * KK_WARP));
+    kk_wait();
+    for (int s0 = from; s0 < to; s0 += AT_ONCE) {
+        uint4 ws[AT_ONCE], as[AT_ONCE], bs[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int s = min(s0 + i, to - 1), k = s % wrap;
+            ws[i] = w[(size_t)s * KK_WARP];
+            as[i] = *(const uint4 *)(lo + k * KK_STEP);
+            if (HIGH) bs[i] = *(const uint4 *)(hi + k * KK_STEP);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (s0 + i < to) kk_step<HIGH>(c, ws[i], as[i], bs[i]);
+    }
+    const int o = strip * 8 + 2 * t;
+    float *out = a.out + (size_t)slice * a.n_rows * a.n_out;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int r = i < 2 ? g : g + 8;
+        if (r < a.n_rows && o + i % 2 < a.n_out) out[(size_t)r * a.n_out + o + i % 2] = c[i];
+    }
+}
+
 /* Which rows chose which expert, made anew by every block from the router's sums: that costs
  * less than a kernel of its own. */
 struct kk_choice {
@@ -129,21 +176,38 @@ struct kk_choice {
 
 /* The n_used largest of each row's logits, ties to the lower id: an expert's slot is the number
  * of experts before it.  Then a softmax over the chosen alone, times the expert's scale. */
-__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, const float *scale,
-                                          int n_rows, int n_used, int n_expert) {
-    __shared__ float logit[KK_MAX_EXPERTS];
+__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int slices,
+                                          int slice_stride, const float *scale, int n_rows,
+                                          int n_used, int n_expert) {
+    __shared__ __align__(16) float logit[KK_MAX_EXPERTS]; /* -inf beyond the experts there are */
     const int e = (int)threadIdx.x;
     for (int r = 0; r < n_rows; r++) {
-        const float mine = e < n_expert ? logits[r * n_expert + e] : -INFINITY;
+        float mine = -INFINITY;
+        if (e < n_expert) { /* K slices in order */
+            float part[KK_SLICES];
+#pragma unroll
+            for (int k = 0; k < KK_SLICES; k++)
+                part[k] = k < slices ? logits[k * slice_stride + r * n_expert + e] : 0;
+            mine = part[0];
+#pragma unroll
+            for (int k = 1; k < KK_SLICES; k++)
+                if (k < slices) mine = __fadd_rn(mine, part[k]);
+        }
         logit[e] = mine;
         if (e < n_used) c->chosen[r * n_used + e] = (short)e; /* where logits are no numbers */
         __syncthreads();
         int before = 0;
-        if (e < n_expert)
-            for (int i = 0; i < n_expert; i++)
-                before += logit[i] > mine || (logit[i] == mine && i < e);
-        else
+        if (e < n_expert) {
+            for (int i = 0; i < n_expert; i += 4) {
+                const float4 v = *(const float4 *)(logit + i);
+                before += v.x > mine || (v.x == mine && i < e);
+                before += v.y > mine || (v.y == mine && i + 1 < e);
+                before += v.z > mine || (v.z == mine && i + 2 < e);
+                before += v.w > mine || (v.w == mine && i + 3 < e);
+            }
+        } else {
             before = n_used;
+        }
         if (before < n_used) {
             c->chosen[r * n_used + before] = (short)e;
             c->logit[r * n_used + before] = mine;
@@ -204,6 +268,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
 
 struct kk_choice_args {
     const float *logits;      /* NULL: the choice lies in expert and weight already */
+    int slices, slice_stride; /* logits are still to be summed over these */
     const float *scale;       /* per expert */
     int *expert;              /* [n_rows][n_used] */
     float *weight;
@@ -212,7 +277,7 @@ struct kk_choice_args {
 
 __device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_args &a, bool write) {
     if (a.logits) {
-        kk_choose(c, a.logits, a.scale, a.n_rows, a.n_used, a.n_expert);
+        kk_choose(c, a.logits, a.slices, a.slice_stride, a.scale, a.n_rows, a.n_used, a.n_expert);
     } else {
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += KK_BLOCK_THREADS) {
             c->chosen[i] = (short)a.expert[i];
@@ -355,10 +420,11 @@ struct kk_down_args {
     int act_pitch;
     float *out; /* [n_rows][n_out] */
     int n_out;
+    bool staged; /* activations are brought to shared memory first */
 };
 
 template <bool HIGH>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
     extern __shared__ __align__(128) char room[];
     __shared__ kk_choice choice;
@@ -398,6 +464,15 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     for (int u = 0; u < KK_SLOTS; u++) refill();
     kk_wait();
     kk_next();
+    const uint16_t *act = a.act;
+    int pitch = a.act_pitch;
+    if (a.staged) {
+        char *stage = (char *)(result + 2 * pairs * 8);
+        kk_stage(stage, a.act, pairs, a.act_pitch);
+        act = (const uint16_t *)stage;
+        pitch = kk_stage_stride(a.act_pitch) / 2;
+        __syncthreads();
+    }
     int turn = 0;
     for (int strip = b; strip < a.strips; strip += grid, turn++) {
         float *to = result + (turn & 1) * pairs * 8;
@@ -405,26 +480,33 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
             const int from = choice.first[k], rows = choice.first[k + 1] - from;
             const int one_row = choice.pair[from + (g < rows ? g : 0)];
             const int two_row = choice.pair[from + (g + 8 < rows ? g + 8 : 0)];
-            const uint16_t *lo = a.act + (size_t)one_row * a.act_pitch + (lane & 3) * 8;
-            const uint16_t *hi = a.act + (size_t)two_row * a.act_pitch + (lane & 3) * 8;
+            const uint16_t *lo = act + (size_t)one_row * pitch + (lane & 3) * 8;
+            const uint16_t *hi = act + (size_t)two_row * pitch + (lane & 3) * 8;
             float sum[4] = {0, 0, 0, 0};
             int step = 0;
+            /* Many rows' activations come from memory: they are asked for a chunk ahead. */
+            kk_acts<1> x, later;
+            auto bring = [&](kk_acts<1> &v, int from_step) {
+#pragma unroll
+                for (int i = 0; i < STEPS; i++) {
+                    const int at = from_step + i < a.wrap ? from_step + i : from_step + i - a.wrap;
+                    v.a[i] = *(const uint4 *)(lo + at * 32);
+                    if (HIGH) v.b[i] = *(const uint4 *)(hi + at * 32);
+                }
+            };
+            if (HIGH) bring(x, 0);
             for (int slice = 0; slice < slices; slice++) {
                 float c[1][4] = {};
                 const int end = kk_slice(a.steps, slice + 1);
                 for (int n = end - kk_slice(a.steps, slice); n > 0; n -= STEPS) {
-                    kk_acts<1> x;
-#pragma unroll
-                    for (int i = 0; i < STEPS; i++) {
-                        const int at = step + i < a.wrap ? step + i : step + i - a.wrap;
-                        x.a[i] = *(const uint4 *)(lo + at * 32);
-                        if (HIGH) x.b[i] = *(const uint4 *)(hi + at * 32);
-                    }
+                    if (!HIGH) bring(x, step);
+                    step += min((int)STEPS, n);
+                    if (step >= a.wrap) step -= a.wrap;
+                    if (HIGH) bring(later, step);
                     kk_chunk<HIGH, 1>(c, ring.wait(), n, x);
                     ring.release();
                     refill();
-                    step += min((int)STEPS, n);
-                    if (step >= a.wrap) step -= a.wrap;
+                    if (HIGH) x = later;
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++)

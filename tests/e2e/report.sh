@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# `kakeya report`: the reports of this repository hold, doctored ones are refused, the page is whole.
+. "$(dirname "$0")/lib.sh"
+root=$KK_TEST_DATA/../..
+reports=$KK_TEST_DATA/reports
+
+# Every report in the tree: none says what it may not say.
+trees=()
+for folder in bench/results models/tiny docs; do
+    [ -d "$root/$folder" ] && trees+=("$root/$folder")
+done
+exits 0 report check "${trees[@]}"
+has "$out" "arms-tiny.json: " "0 refused" "other JSON file"
+exits 0 report check "$reports"
+has "$out" "needle.json: ok needle" "9 reports: 9 hold, 0 legacy, 0 refused"
+exits 0 report check -q "$reports"
+same "$out" "" "-q of reports that hold"
+
+# A lie, told with its file, code and value; as JSON; and by the exit status.
+sed 's/"speedup": 1.2[0-9]*/"speedup": 2.58/' "$reports/bench.json" >"$work/bench.json"
+exits 1 report check "$work/bench.json" "$reports"
+has "$out" "$work/bench.json: SPEEDUP_RECOUNT: " "2.58x" "10 reports: 9 hold, 0 legacy, 1 refused"
+exits 1 report check "$work/bench.json" --json
+json "$out" holds reports file kind verdict legacy supports_claims findings code note text
+has "$out" '"holds": false' '"verdict": "refused"' '"code": "SPEEDUP_RECOUNT"'
+exits 0 report check "$reports/kv.json" --json
+has "$out" '"holds": true' '"verdict": "holds"' '"supports_claims": true'
+
+# Without a schema: checked, named, and no ground for a claim.
+grep -v '"schema": 1' "$reports/lossless.json" >"$work/old.json"
+exits 0 report check "$work/old.json"
+has "$out" "old.json: legacy lossless" "no new claim"
+exits 0 report check "$work/old.json" --json
+has "$out" '"supports_claims": false'
+sed -i 's/"mismatches": 0/"mismatches": 3/' "$work/old.json"
+exits 1 report check "$work/old.json"
+has "$out" "LOSSLESS_CONTRADICTED: 3 of 64 cases differ"
+
+# What is no report.
+printf '{"schema": 7, "kind": "needle"}' >"$work/future.json"
+exits 1 report check "$work/future.json"
+has "$out" "FUTURE_SCHEMA: schema 7 is newer"
+printf '{"kind": "needle",\n "rungs": [}' >"$work/broken.json"
+exits 1 report check "$work/broken.json"
+has "$out" "NOT_JSON: not JSON at line 2, column 12"
+: >"$work/empty.json"
+exits 1 report check "$work/empty.json"
+has "$out" "EMPTY_FILE"
+exits 1 report check "$model/config.json"
+has "$out" "NOT_A_REPORT"
+exits 1 report check "$model"
+has "$err" "no report in $model"
+exits 1 report check "$work/none.json"
+has "$err" "$work/none.json"
+
+# What the program writes holds, but for the commit where the build knows none.
+exits 0 bench --synthetic tiny:q4_0 --arms plain,ngram -n 40 --prefill 64 --rows 1,2 --repeat 2 \
+    --samples 5 -t 1 -q --report "$work/made.json"
+kakeya report check "$work/made.json"
+same "$(printf '%s\n' "$out" | grep -v MISSING_COMMIT | grep -c '^/.*: [A-Z_]*: ')" 0 "$out"
+
+# The page.
+exits 0 report html "$reports" "${trees[0]}" "$work/broken.json" -o "$work/page.html"
+page=$(cat "$work/page.html")
+has "$page" "<!doctype html>" "</html>" "<svg " "random weights" "Refused by the gate" "NOT_JSON" \
+    "supports no" "Recall in percent"
+lacks "$page" "http"
+lacks "$page" "<script"
+exits 1 report html "$reports" -o "$work/none/page.html"
+has "$err" "$work/none/page.html"
+
+# The rules, and that the documentation has them all.
+exits 0 report rules
+has "$out" SPEEDUP_SELF RESTORED_NOTHING "* not asked"
+for rule in $(printf '%s\n' "$out" | sed -n 's/^\([A-Z][A-Z_]*\) .*/\1/p'); do
+    grep -q "\`$rule\`" "$root/docs/reports.md" || fail "docs/reports.md does not have $rule"
+done
+
+# Usage.
+exits 2 report
+has "$err" check html rules
+exits 2 report chek
+has "$err" "check, html, rules"
+exits 2 report check
+exits 2 report html "$reports"
+has "$err" "-o FILE"
+exits 2 report -q
+exits 0 help report check
+has "$out" "usage: kakeya report check"
+finish

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# `kakeya train projection`: from texts to a projection with a report; what is refused, and why.
+. "$(dirname "$0")/lib.sh"
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny/verifier
+
+mkdir "$work/texts"
+for i in $(seq 30); do
+    printf 'def number_%d():\n    """The number %d, and %d more words."""\n    return %d\n' \
+        "$i" "$i" "$i" "$i" >"$work/texts/file$i.py"
+done
+train=(train projection -m "$shipped" -md none --taps 4 --layers full --rank 8 --needles 1
+    --needle-lines 20 -t 1)
+
+exits 0 "${train[@]}" --out "$work/p" --report "$work/report.json" --data "$work/texts"
+has "$out" "rank 8 of 256 features" "held out" "ridge"
+lacks "$err" $'\033'
+[ -s "$work/p/projection.json" ] && [ -s "$work/p/projection.safetensors" ] ||
+    fail "there is no projection"
+report=$(cat "$work/report.json")
+json "$report" schema kind version command machine model projection settings train evaluation \
+    stages rel_mse layers blocks n_params collect_seconds
+has "$report" '"kind": "projection"' '"loss": "ridge"'
+
+# Steps: the curve on stderr, a state to go on from.
+exits 0 "${train[@]}" --out "$work/s" --loss attn_distill --steps 4 --log-every 2 \
+    --checkpoint-every 2 --window 16 --chunk 16 --data "$work/texts"
+has "$err" "step      2" "step      4" "of its square"
+has "$out" "at first" "attn_distill"
+[ -s "$work/s/training.state" ] || fail "no state was kept"
+
+# What cannot be.
+exits 2 train
+has "$err" "projection"
+exits 2 train drafter
+has "$err" "there is no kind 'drafter'"
+exits 2 train projection
+has "$err" "--out"
+exits 2 "${train[@]}" --out "$work/x" --rank 0
+exits 2 "${train[@]}" --out "$work/x" --loss huber
+exits 2 "${train[@]}" --out "$work/x" --taps 1,two
+has "$err" "two"
+exits 2 "${train[@]}" --out "$work/x" "$work/texts"
+has "$err" "--data"
+exits 1 "${train[@]}" --out "$work/x" --data "$work/nothing"
+has "$err" "$work/nothing"
+mkdir "$work/empty"
+exits 1 "${train[@]}" --out "$work/x" --needles 0 --data "$work/empty"
+has "$err" "no text to train on"
+exits 1 "${train[@]}" --out "$work/x" --needles 0 --window 4000 --data "$work/texts"
+has "$err" "nothing is left to rebuild"
+exits 1 "${train[@]}" --out "$work/x" --source context --data "$work/texts"
+has "$err" "drafter"
+exits 1 "${train[@]}" --out "$work/x" --loss mse --resume --data "$work/texts"
+has "$err" "training.state"
+exits 0 help train projection
+has "$out" "--rank" "attn_distill_hybrid"
+finish
