@@ -77,6 +77,8 @@ typedef struct {
     bool rebuilds;
     const kk_weight *k, *v; /* [n_kv_head * head_dim, rank]; K = V: v alone */
     kk_kv_slot latent;
+    kk_kv_slot scales; /* 1 / rms(D_v z) of this layer's heads from scale_at on, as kept */
+    int32_t scale_at;
     kk_rope rope; /* of the layer's kind */
     float eps;
     /* For diagnosis: mix * the true rows, kept at this slot of the latents' pages, + (1 - mix) *
@@ -147,6 +149,17 @@ typedef struct {
     bool keys; /* at k_off instead */
     const kk_rows *rows;
 } kk_keep_args;
+
+/* Keeps 1 / rms(D_v z) of each head of each row, z the latents that were kept of them, rounded to
+ * the scales' format, KK_BF16, at [at, at + n_kv_head) of their rows. */
+typedef struct {
+    const kk_weight *v; /* [n_kv_head * head_dim, rank] */
+    int32_t n_kv_head;
+    kk_kv_slot latent, scales;
+    int32_t at;
+    const kk_rows *rows;
+    float eps;
+} kk_scales_args;
 
 /* out = softmax(scale q K^T) V over the keys that a row at pos sees: j <= pos, and of these
  * j < sink or j > pos - window (window 0: all), less what `evicted` hides.  With block, the rows
@@ -277,6 +290,7 @@ typedef struct {
     kk_status (*rope)(kk_dev *dev, const kk_rope_args *a, kk_err *err);
     kk_status (*store)(kk_dev *dev, const kk_store_args *a, kk_err *err);
     kk_status (*keep)(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+    kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
     kk_status (*attend)(kk_dev *dev, const kk_attend_args *a, kk_err *err);
     kk_status (*residual)(kk_dev *dev, const kk_residual_args *a, kk_err *err);
     kk_status (*glu)(kk_dev *dev, const kk_glu_args *a, kk_err *err);

@@ -315,7 +315,7 @@ void kk_engine_close(kk_engine *e) {
     kk_mem_give(&e->mem, KK_MEM_WORKSPACE, e->row, e->row ? row_bytes(e) : 0);
     kk_sampler_free(e->rounds.sampler);
     for (int f = 0; f < KK_KV_FORMATS; f++)
-        for (int truth = 0; truth < 2; truth++) kk_pool_free(e->latent_pools[f][truth]);
+        for (int what = 0; what < KK_LATENTS; what++) kk_pool_free(e->latent_pools[f][what]);
     close_pages(&e->draft_pages);
     close_pages(&e->pages);
     kk_restorer_free(e->restorer);

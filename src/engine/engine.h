@@ -14,6 +14,10 @@
 
 enum { KK_KV_FORMATS = 4 };
 
+/* What pages of latents hold beside them: scales of sliding layers, of full ones, of both, or, for
+ * diagnosis, true rows. */
+enum { KK_LATENTS_SLIDING, KK_LATENTS_FULL, KK_LATENTS_ALL, KK_LATENTS_TRUTH, KK_LATENTS };
+
 /* One model's K/V pages in every format; a format its heads do not fit has no pools. */
 typedef struct {
     kk_kv_layout layout[KK_KV_FORMATS];
@@ -40,8 +44,8 @@ struct kk_engine {
 
     kk_projection *projection; /* NULL: none, and all of this empty */
     kk_restorer *restorer;
-    kk_pool *latent_pools[KK_KV_FORMATS][2]; /* by format; with true rows, for diagnosis */
-    int64_t mapped_projection;               /* as mapped */
+    kk_pool *latent_pools[KK_KV_FORMATS][KK_LATENTS]; /* by format */
+    int64_t mapped_projection;                        /* as mapped */
 
     kk_rounds rounds;
     kk_acceptance known[KK_SPEC_NGRAM + 1]; /* by proposer: what sessions saw of their drafts */

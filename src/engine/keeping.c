@@ -45,10 +45,21 @@ static kk_status check_restored(const kk_engine *e, kk_layer_kind kind, kk_err *
     return KK_OK;
 }
 
+/* What is kept of a position.  True rows, for diagnosis, are mixed in before their norms, where
+ * nothing can be done with scales. */
+static kk_kv_latents latents_of(const kk_engine *e, const kk_session_keeps *k) {
+    const kk_kv_shape *shape = kk_gemma4_kv_shape(e->model);
+    bool kinds[KK_KINDS] = {0};
+    for (int i = 0; i < KK_LAYER_KINDS; i++) kinds[i] = k->kind[i] == KK_KEEP_RESTORED;
+    return (kk_kv_latents){.rank = kk_restorer_config(e->restorer)->rank,
+                           .format = kk_engine_stored_as(k->latents),
+                           .n_scales = k->mixes ? 0 : kk_kv_scale_at(shape, kinds, shape->n_layer),
+                           .truth = k->mixes};
+}
+
 static kk_status check_latents(const kk_engine *e, const kk_session_keeps *k, kk_err *err) {
     const kk_kv_shape *shape = kk_gemma4_kv_shape(e->model);
-    const kk_kv_latents latents = {.rank = kk_restorer_config(e->restorer)->rank,
-                                   .format = kk_engine_stored_as(k->latents)};
+    const kk_kv_latents latents = latents_of(e, k);
     kk_kv_layout *tried = kk_malloc(sizeof *tried);
     if (!tried) return kk_fail(err, KK_ENOMEM, "no memory for the places of K/V rows");
     const kk_status st = kk_kv_layout_init(tried, shape, KK_BF16, &latents, err);
@@ -114,15 +125,20 @@ static kk_status prepare_window(kk_session *s, kk_err *err) {
     return KK_OK;
 }
 
+/* Pages of latents of a format differ by what is kept beside these. */
+static int pages_of_latents(const kk_session_keeps *k) {
+    if (k->mixes) return KK_LATENTS_TRUTH;
+    if (k->kind[KK_FULL] != KK_KEEP_RESTORED) return KK_LATENTS_SLIDING;
+    return k->kind[KK_SLIDING] == KK_KEEP_RESTORED ? KK_LATENTS_ALL : KK_LATENTS_FULL;
+}
+
 /* Latents take pages of their own, of which an engine has a pool for each format it was asked
  * for. */
 static kk_status add_latents(kk_session *s, kk_cache_opts *how, kk_err *err) {
     kk_engine *e = s->engine;
     const kk_session_keeps *k = &s->keeps;
-    const kk_kv_latents latents = {.rank = kk_restorer_config(e->restorer)->rank,
-                                   .format = kk_engine_stored_as(k->latents),
-                                   .truth = k->mixes};
-    kk_pool **pool = &e->latent_pools[k->latents][k->mixes];
+    const kk_kv_latents latents = latents_of(e, k);
+    kk_pool **pool = &e->latent_pools[k->latents][pages_of_latents(k)];
     s->own_layout = kk_malloc(sizeof *s->own_layout);
     if (!s->own_layout) return kk_fail(err, KK_ENOMEM, "no memory for the places of K/V rows");
     KK_TRY(kk_kv_layout_init(s->own_layout, &s->layout->shape, s->layout->format, &latents, err));

@@ -48,7 +48,7 @@ typedef struct {
 typedef struct {
     int32_t rank;     /* values of a latent; 0: none is kept */
     kk_dtype format;  /* of these */
-    int32_t n_scales; /* floats kept beside it; may be 0 */
+    int32_t n_scales; /* factors kept beside it; may be 0 */
     bool truth;       /* for diagnosis: also K and V as projected, in float32, of all layers */
 } kk_kv_latents;
 
@@ -60,13 +60,17 @@ typedef struct {
     size_t page_bytes[KK_KINDS]; /* 0: no layer of that kind */
     kk_kv_latents latents;
     kk_kv_slot latent;     /* one head of rank values, at v_off */
-    kk_kv_slot scales;     /* one head of n_scales values in KK_F32, at v_off */
+    kk_kv_slot scales;     /* one head of n_scales values in KK_BF16, at v_off */
     kk_kv_slot truth[256]; /* by layer, as slot, in KK_F32 */
 } kk_kv_layout;
 
 /* latents NULL: none. */
 kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,
                             const kk_kv_latents *latents, kk_err *err);
+
+/* Where the scales of a layer's heads begin, where all layers of these kinds that store have one
+ * for each head, in order; layer n_layer: how many there are. */
+int32_t kk_kv_scale_at(const kk_kv_shape *shape, const bool kinds[KK_KINDS], int32_t layer);
 
 /* Pages of one kind and format.  Grows by address space, so that taking a page touches no
  * allocator; freed pages are kept for reuse and stop being counted. */

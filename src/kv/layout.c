@@ -69,11 +69,18 @@ static kk_status place_latents(kk_kv_layout *out, const kk_kv_latents *l, kk_err
     out->latent =
         (kk_kv_slot){.format = l->format, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->rank};
     out->scales =
-        (kk_kv_slot){.format = KK_F32, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->n_scales};
+        (kk_kv_slot){.format = KK_BF16, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->n_scales};
     if (!place(out, KK_KIND_LATENT, &out->latent) || !place(out, KK_KIND_LATENT, &out->scales))
         return kk_fail(err, KK_EINVAL, "latents of %d values and %d scales overflow a page",
                        l->rank, l->n_scales);
     return KK_OK;
+}
+
+int32_t kk_kv_scale_at(const kk_kv_shape *shape, const bool kinds[KK_KINDS], int32_t layer) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < layer; i++)
+        if (shape->layer[i].stores && kinds[shape->layer[i].kind]) n += shape->layer[i].n_kv_head;
+    return n;
 }
 
 kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,

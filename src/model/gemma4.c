@@ -323,6 +323,12 @@ static kk_status show_rows(const kk_gemma4 *m, const kk_gemma4_forward_args *a, 
 
 /* ---- rows that are no longer stored ----------------------------------------------------- */
 
+/* Of which kinds rows are rebuilt. */
+static void restored_kinds(const kk_gemma4_forward_args *a, bool kinds[KK_KINDS]) {
+    for (int k = 0; k < KK_KINDS; k++)
+        kinds[k] = kk_cache_how(a->groups[0].cache)->policy[k] == &kk_kv_restored;
+}
+
 /* What layer i's attention does about them; false: all its rows are stored. */
 static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
                    kk_evicted *out) {
@@ -342,6 +348,10 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     out->k = kk_restorer_k(a->restorer, lc->kv_source);
     out->v = kk_restorer_v(a->restorer, lc->kv_source);
     out->latent = layout->latent;
+    out->scales = layout->scales;
+    bool kinds[KK_KINDS];
+    restored_kinds(a, kinds);
+    out->scale_at = kk_kv_scale_at(&m->kv, kinds, lc->kv_source);
     out->mixes = a->mixes;
     out->mix = a->mix;
     out->truth = layout->truth[lc->kv_source];
@@ -360,10 +370,26 @@ static kk_status keep_truth(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32
     return m->be->keep(m->dev, &keep, err);
 }
 
+/* Latents of these rows, and the scales of what will be rebuilt from them. */
 static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     const kk_rows rows = {m->groups[0], a->n_groups, m->n_rows};
-    if (!a->groups[0].layout->latents.rank) return KK_OK;
-    return kk_restorer_keep(a->restorer, a->groups[0].layout, &rows, err);
+    const kk_kv_layout *layout = a->groups[0].layout;
+    bool kinds[KK_KINDS];
+    if (!layout->latents.rank) return KK_OK;
+    KK_TRY(kk_restorer_keep(a->restorer, layout, &rows, err));
+    restored_kinds(a, kinds);
+    for (int32_t i = 0; layout->latents.n_scales && i < m->cfg.n_layer; i++) {
+        const kk_scales_args s = {.v = kk_restorer_v(a->restorer, i),
+                                  .n_kv_head = m->kv.layer[i].n_kv_head,
+                                  .latent = layout->latent,
+                                  .scales = layout->scales,
+                                  .at = kk_kv_scale_at(&m->kv, kinds, i),
+                                  .rows = &rows,
+                                  .eps = m->cfg.eps};
+        if (m->kv.layer[i].stores && kinds[m->kv.layer[i].kind])
+            KK_TRY(m->be->keep_scales(m->dev, &s, err));
+    }
+    return KK_OK;
 }
 
 static kk_status show_restorer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,

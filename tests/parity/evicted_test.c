@@ -35,7 +35,7 @@ typedef struct {
 } tolerance;
 
 static tolerance tolerance_of(const evicted_shape *s) {
-    if (s->hides || s->format == KK_F32) return (tolerance){3e-5, 3e-6};
+    if (!s->mixes || s->format == KK_F32) return (tolerance){3e-5, 3e-6};
     if (s->format == KK_BF16) return (tolerance){2e-2, 1e-4};
     return s->format == KK_KV8 ? (tolerance){4e-2, 3e-4} : (tolerance){5e-1, 3e-3};
 }

@@ -419,6 +419,132 @@ static void check_attend(const kk_kernels *k) {
                                               .block = n / 5 % 2 == 1});
 }
 
+/* ---- attention over latents -------------------------------------------------------------- */
+
+static void check_dots(const kk_kernels *k) {
+    for (int n = 0; n < 60; n++) {
+        const int32_t dim = 1 + below(n % 3 ? 100 : 300), n_q = 1 + below(11);
+        const int32_t n_k = 1 + below(KK_PAGE_ROWS);
+        const size_t all = (size_t)n_q * KK_PAGE_ROWS;
+        float *q = floats((size_t)(n_q * dim), 1), *x = floats((size_t)(n_k * dim), 1);
+        float *want = floats(all, 1), *got = room(all * 4);
+        memcpy(got, want, all * 4);
+        ref->dots(want, q, x, dim, n_q, n_k);
+        k->dots(got, q, x, dim, n_q, n_k);
+        CHECK_SAY(same(want, got, all), "%s dots %d by %d of %d", k->name, n_q, n_k, dim);
+        free(q), free(x), free(want), free(got);
+    }
+}
+
+/* Rows that are not seen hold no numbers, and nothing comes of it. */
+static void check_weigh(const kk_kernels *k) {
+    for (int n = 0; n < 300; n++) {
+        const int32_t lo = below(KK_PAGE_ROWS), hi = lo + 1 + below(KK_PAGE_ROWS - lo);
+        const size_t rows = KK_PAGE_ROWS;
+        float *score = floats(rows, 3), *more = floats(rows, 3), *other = room(rows * 4);
+        float *key = floats(rows, 2), *value = floats(rows, 2);
+        float *lane = floats(KK_LANES, 1), lane2[KK_LANES];
+        for (int32_t j = 0; j < KK_PAGE_ROWS; j++)
+            if (j < lo || j >= hi) score[j] = key[j] = value[j] = NAN;
+        memcpy(other, score, rows * 4);
+        memcpy(lane2, lane, sizeof lane2);
+        float m = n % 5 ? uniform() * 4 : -INFINITY, m2 = m, c = 0, c2 = 0;
+        kk_weighing w = {.score = score,
+                         .more = n % 2 ? more : NULL,
+                         .key = key,
+                         .value = value,
+                         .scale = 0.7f,
+                         .lo = lo,
+                         .hi = hi,
+                         .m = &m,
+                         .c = &c,
+                         .lane = lane};
+        ref->weigh(&w);
+        w.score = other, w.m = &m2, w.c = &c2, w.lane = lane2;
+        k->weigh(&w);
+        const bool sums = same(&m, &m2, 1) && same(&c, &c2, 1) && same(lane, lane2, KK_LANES);
+        CHECK_SAY(sums && same(score + lo, other + lo, (size_t)(hi - lo)), "%s weigh [%d, %d)",
+                  k->name, lo, hi);
+        free(score), free(more), free(other), free(key), free(value), free(lane);
+    }
+}
+
+static void check_sums(const kk_kernels *k) {
+    for (int n = 0; n < 80; n++) {
+        const int32_t dim = 1 + below(n % 2 ? 60 : 300), n_acc = 1 + below(11);
+        const int32_t n_x = 1 + below(KK_PAGE_ROWS), gap = below(3);
+        const size_t all = (size_t)(n_acc * (dim + gap));
+        float *want = floats(all, 1), *got = room(all * 4), *c = floats((size_t)n_acc, 1);
+        float *w = floats((size_t)n_acc * KK_PAGE_ROWS, 1);
+        float *x = floats((size_t)(n_x * (dim + 1)), 1);
+        memcpy(got, want, all * 4);
+        kk_sums s = {.acc = want,
+                     .acc_stride = (size_t)(dim + gap),
+                     .c = c,
+                     .w = w,
+                     .x = x,
+                     .x_stride = (size_t)(dim + 1),
+                     .n = dim,
+                     .n_acc = n_acc,
+                     .n_x = n_x};
+        ref->sums(&s);
+        s.acc = got;
+        k->sums(&s);
+        CHECK_SAY(same(want, got, all), "%s %d sums of %d by %d", k->name, n_acc, n_x, dim);
+        free(want), free(got), free(c), free(w), free(x);
+    }
+}
+
+static void check_keys(const kk_kernels *k) {
+    for (int n = 0; n < 60; n++) {
+        const int32_t half = 1 + below(70), rows = 1 + below(20), n_rot = 1 + below(half);
+        const size_t dim = 2 * (size_t)half, all = (size_t)rows * dim;
+        float *want = floats(all, 3), *got = room(all * 4), *w = floats(dim, 2);
+        float *cs = floats((size_t)(rows * 2 * n_rot), 1), inv[2][20] = {0};
+        memcpy(got, want, all * 4);
+        kk_keys keys = {.x = want,
+                        .inv = n % 3 ? inv[0] : NULL,
+                        .w = w,
+                        .cs = cs,
+                        .n = rows,
+                        .dim = 2 * half,
+                        .n_rot = n_rot,
+                        .eps = 1e-6f};
+        const float alone = ref->inv_rms(want, 2 * half, 1e-6f);
+        CHECK_SAY(k->inv_rms(want, 2 * half, 1e-6f) == alone, "%s inverse of %d", k->name, half);
+        ref->keys(&keys);
+        CHECK_SAY(!keys.inv || inv[0][0] == alone, "%s inverse of %d differs", k->name, half);
+        keys.x = got;
+        keys.inv = keys.inv ? inv[1] : NULL;
+        k->keys(&keys);
+        CHECK_SAY(same(want, got, all) && same(inv[0], inv[1], 20), "%s keys %d of %d", k->name,
+                  rows, 2 * half);
+        free(want), free(got), free(w), free(cs);
+    }
+}
+
+static void check_floats(const kk_kernels *k) {
+    static const kk_dtype types[] = {KK_F32, KK_F16, KK_BF16, KK_Q8_0, KK_Q4_0, KK_Q6_K};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        enum { N = 768 };
+        size_t stride;
+        float want[N], got[N];
+        uint8_t *stored = weights(types[i], 1, N, &stride);
+        kk_dequantize(types[i], stored, want, N);
+        k->floats(types[i], stored, got, N);
+        CHECK_SAY(same(want, got, N), "%s floats of %s", k->name, kk_dtype_get(types[i])->name);
+        free(stored);
+    }
+}
+
+static void check_latents(const kk_kernels *k) {
+    check_dots(k);
+    check_weigh(k);
+    check_sums(k);
+    check_keys(k);
+    check_floats(k);
+}
+
 int main(void) {
     static const char *const names[] = {"reference", "avx2", "avx512", "neon"};
     check_reference_meaning();
@@ -432,6 +558,7 @@ int main(void) {
         check_pack(k);
         check_attend(k);
         check_widen(k);
+        check_latents(k);
         printf("%s: checked\n", k->name);
     }
     return check_summary("kernels");

@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     evicted_shape s;
     rig *r;
-    rig_cache *rows, *latents, *truth;
+    rig_cache *rows, *latents, *truth, *scales;
     kk_matrix k, v;
     float *k_norm, *q;
     kk_evicted evicted;
@@ -83,12 +83,15 @@ static inline void evicted_turn(double *x, kk_rope rope, int64_t pos) {
     }
 }
 
-/* The latent at pos; as quantised decoders meet it, in 127 steps of the largest of each 32. */
-static inline void evicted_latent(const evicted_world *w, int32_t session, int64_t pos, double *z) {
+/* The latent at pos; `rounded` as quantised decoders meet it, in 127 steps of the largest of each
+ * 32. */
+static inline void evicted_latent(const evicted_world *w, int32_t session, int64_t pos, double *z,
+                                  bool rounded) {
     const rig_cache *l = w->latents;
+    rounded = rounded && kk_dtype_is_quant(w->s.decoders);
     for (int32_t i = 0; i < w->s.rank; i++)
         z[i] = (double)rig_cache_get(l, session, l->slot.v_off, 0, pos, i);
-    for (int32_t b = 0; kk_dtype_is_quant(w->s.decoders) && b < w->s.rank; b += 32) {
+    for (int32_t b = 0; rounded && b < w->s.rank; b += 32) {
         float most = 0;
         for (int32_t i = b; i < b + 32; i++) most = fmaxf(most, fabsf((float)z[i]));
         const float steps = most > 0 ? 127 / most : 0;
@@ -128,11 +131,59 @@ static inline void evicted_key_of(const evicted_world *w, double *k, const doubl
     evicted_turn(k, w->evicted.rope, pos);
 }
 
+/* Rows put together in the cache's own format, as they are where true ones are mixed in. */
+static inline void evicted_expect_mixed(evicted_world *w, int32_t session, int64_t pos, int32_t h,
+                                        double *k, double *v) {
+    const evicted_shape *s = &w->s;
+    double z[EVICTED_RANK], raw[512];
+    evicted_latent(w, session, pos, z, true);
+    evicted_raw(w, session, pos, h, false, z, raw);
+    evicted_norm(v, raw, NULL, s->head_dim);
+    evicted_round(s->format, v, s->head_dim);
+    if (s->k_eq_v) {
+        evicted_key_of(w, k, v, pos);
+        return;
+    }
+    evicted_raw(w, session, pos, h, true, z, raw);
+    evicted_norm(k, raw, w->k_norm, s->head_dim);
+    evicted_turn(k, w->evicted.rope, pos);
+    evicted_round(s->format, k, s->head_dim);
+}
+
+/* Rows read in latent space: V, and what is not turned of a K that is V, from the latent as it is,
+ * times the scale that was kept, which is that of D_v z; the rest of K from the latent as decoders
+ * meet it. */
+static inline void evicted_expect_latent(evicted_world *w, int32_t session, int64_t pos, int32_t h,
+                                         double *k, double *v) {
+    const evicted_shape *s = &w->s;
+    const int32_t half = s->head_dim / 2, turned = (s->n_rot + 15) / 16 * 16;
+    double z[EVICTED_RANK], raw[512], other[512];
+    evicted_latent(w, session, pos, z, true);
+    evicted_raw(w, session, pos, h, false, z, raw);
+    evicted_norm(v, raw, NULL, s->head_dim);
+    const double kept = (double)rig_cache_get(w->scales, session, w->scales->slot.v_off, 0, pos,
+                                              w->evicted.scale_at + h);
+    for (int32_t i = 0; i < s->head_dim; i++)
+        if (fabs(v[i] - raw[i] * kept) > fabs(v[i]) * 0.0041 + 1e-6)
+            fail_msg("scale %g of %d, head %d: %g becomes %g", kept, (int)pos, h, raw[i], v[i]);
+    if (s->k_eq_v) memcpy(other, raw, sizeof other);
+    evicted_latent(w, session, pos, z, false);
+    evicted_raw(w, session, pos, h, false, z, raw);
+    for (int32_t i = 0; i < s->head_dim; i++) {
+        v[i] = raw[i] * kept;
+        k[i] = (i % half < turned ? other[i] : raw[i]) * kept * (double)w->k_norm[i];
+    }
+    if (!s->k_eq_v) {
+        evicted_latent(w, session, pos, z, true);
+        evicted_raw(w, session, pos, h, true, z, raw);
+        evicted_norm(k, raw, w->k_norm, s->head_dim);
+    }
+    evicted_turn(k, w->evicted.rope, pos);
+}
+
 static inline void evicted_expect_row(evicted_world *w, int32_t session, int64_t pos) {
     const evicted_shape *s = &w->s;
     const rig_cache *c = w->rows;
-    double z[EVICTED_RANK], raw[512];
-    if (!s->hides) evicted_latent(w, session, pos, z);
     for (int32_t h = 0; h < s->n_kv; h++) {
         double *k = evicted_at(w, w->stored[session].k, pos, h);
         double *v = evicted_at(w, w->stored[session].v, pos, h);
@@ -144,17 +195,10 @@ static inline void evicted_expect_row(evicted_world *w, int32_t session, int64_t
         if (s->hides) continue;
         k = evicted_at(w, w->rebuilt[session].k, pos, h);
         v = evicted_at(w, w->rebuilt[session].v, pos, h);
-        evicted_raw(w, session, pos, h, false, z, raw);
-        evicted_norm(v, raw, NULL, s->head_dim);
-        evicted_round(s->format, v, s->head_dim);
-        if (s->k_eq_v) {
-            evicted_key_of(w, k, v, pos);
-            continue;
-        }
-        evicted_raw(w, session, pos, h, true, z, raw);
-        evicted_norm(k, raw, w->k_norm, s->head_dim);
-        evicted_turn(k, w->evicted.rope, pos);
-        evicted_round(s->format, k, s->head_dim);
+        if (s->mixes)
+            evicted_expect_mixed(w, session, pos, h, k, v);
+        else
+            evicted_expect_latent(w, session, pos, h, k, v);
     }
 }
 
@@ -219,23 +263,56 @@ static inline rig_cache *evicted_cache(evicted_world *w, kk_dtype format, bool k
     return rig_cache_new(w->r, format, k_eq_v, n_kv, d, w->s.sessions, w->s.n_rows, w->s.pos);
 }
 
-/* Latents and, behind them in the same pages, the true rows. */
+/* Puts what is kept beside latents behind them, in the same pages; returns where it begins. */
+static inline size_t evicted_beside(evicted_world *w, rig_cache *other) {
+    const size_t first = (w->latents->page_bytes + 63) / 64 * 64;
+    for (int32_t i = 0; i < w->s.sessions; i++) {
+        for (int p = 0; p < RIG_PAGES; p++) {
+            uint8_t *both = rig_memory(w->r, first + other->page_bytes);
+            memcpy(both, w->latents->page[i][p], w->latents->page_bytes);
+            memcpy(both + first, other->page[i][p], other->page_bytes);
+            w->latents->page[i][p] = both;
+            other->page[i][p] = both + first;
+        }
+    }
+    return first;
+}
+
+/* The scales of all rows, as they are kept when their latents are. */
+static inline void evicted_keep_scales(evicted_world *w) {
+    const evicted_shape *s = &w->s;
+    kk_group all[RIG_SESSIONS];
+    kk_rows rows = {all, s->sessions, 0};
+    for (int32_t i = 0; i < s->sessions; i++) {
+        const int32_t n = (int32_t)s->pos[i] + s->n_rows[i];
+        all[i] = (kk_group){.row = rows.n_rows, .n_rows = n, .latents = w->latents->page[i]};
+        rows.n_rows += n;
+    }
+    const kk_scales_args keep = {.v = w->evicted.v,
+                                 .n_kv_head = s->n_kv,
+                                 .latent = w->evicted.latent,
+                                 .scales = w->evicted.scales,
+                                 .at = w->evicted.scale_at,
+                                 .rows = &rows,
+                                 .eps = evicted_eps};
+    RIG_RUN(w->r, keep_scales, &keep);
+}
+
+/* Latents and, behind them, their scales, among those of other layers, or the true rows. */
 static inline void evicted_open_latents(evicted_world *w) {
     const evicted_shape *s = &w->s;
     w->latents = evicted_cache(w, s->latents, true, 1, s->rank);
     w->evicted.latent = w->latents->slot;
-    if (!s->mixes) return;
-    w->truth = evicted_cache(w, KK_F32, s->k_eq_v, s->n_kv, s->head_dim);
-    const size_t first = (w->latents->page_bytes + 63) / 64 * 64;
-    for (int32_t i = 0; i < s->sessions; i++) {
-        for (int p = 0; p < RIG_PAGES; p++) {
-            uint8_t *both = rig_memory(w->r, first + w->truth->page_bytes);
-            memcpy(both, w->latents->page[i][p], w->latents->page_bytes);
-            memcpy(both + first, w->truth->page[i][p], w->truth->page_bytes);
-            w->latents->page[i][p] = both;
-            w->truth->page[i][p] = both + first;
-        }
+    if (!s->mixes) {
+        w->evicted.scale_at = s->chunk % 3;
+        w->scales = evicted_cache(w, KK_BF16, true, 1, w->evicted.scale_at + s->n_kv + 1);
+        w->evicted.scales = w->scales->slot;
+        w->evicted.scales.k_off += evicted_beside(w, w->scales);
+        w->evicted.scales.v_off = w->evicted.scales.k_off;
+        return;
     }
+    w->truth = evicted_cache(w, KK_F32, s->k_eq_v, s->n_kv, s->head_dim);
+    const size_t first = evicted_beside(w, w->truth);
     w->evicted.truth = w->truth->slot;
     w->evicted.truth.k_off += first;
     w->evicted.truth.v_off += first;
@@ -304,6 +381,7 @@ static inline void evicted_hide(evicted_world *w) {
         if (s->hides) continue;
         const int64_t lo = behind > s->sink ? behind : s->sink, hi = to > lo ? to : lo;
         if (w->truth) evicted_blot(w->truth, i, lo, hi, 0, 0);
+        if (w->scales) evicted_blot(w->scales, i, lo, hi, 0, 0);
         evicted_blot(w->latents, i, lo, hi, 0, 0);
         w->rows->group[i].latents = w->latents->page[i];
     }
@@ -333,6 +411,8 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
         }
         evicted_open_latents(w);
     }
+    RIG_RUN(r, prepare_evicted, &w->rows->slot, s->n_head, s->hides ? 0 : s->rank);
+    if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);
     for (int32_t i = 0; i < s->sessions; i++) w->rows->group[i].reach = &w->reach[i];
@@ -347,7 +427,6 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
                                .rows = &w->rows->rows,
                                .scale = s->scale,
                                .evicted = &w->evicted};
-    RIG_RUN(r, prepare_evicted, &w->rows->slot, s->n_head, s->hides ? 0 : s->rank);
     return w;
 }
 

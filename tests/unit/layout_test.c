@@ -108,9 +108,9 @@ static void a_page_of_latents(void **state) {
         assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &how, NULL), KK_OK);
         assert_int_equal(l.latent.v_off, 0);
         assert_int_equal(l.scales.v_off, rows);
-        assert_int_equal(l.scales.format, KK_F32);
+        assert_int_equal(l.scales.format, KK_BF16);
         assert_int_equal(l.truth[0].format, KK_F32);
-        assert_int_equal(l.truth[0].k_off, rows + 64 * 3 * 4);
+        assert_int_equal(l.truth[0].k_off, rows + 64 * 3 * 2);
         assert_int_equal(l.truth[0].v_off, l.truth[0].k_off + 8 * 256 * 64 * 4);
         assert_int_equal(l.truth[2].v_off, l.truth[0].v_off + 8 * 256 * 64 * 4);
         assert_int_equal(l.page_bytes[KK_KIND_LATENT], l.truth[2].v_off + 2 * 512 * 64 * 4);
@@ -119,6 +119,22 @@ static void a_page_of_latents(void **state) {
             assert_int_equal(l.page_bytes[k], plain.page_bytes[k]);
         assert_memory_equal(l.slot, plain.slot, sizeof l.slot);
     }
+}
+
+/* One for each head of a layer that stores rows of its own, of the kinds asked for. */
+static void scales_follow_layers(void **state) {
+    (void)state;
+    const kk_kv_shape s = three_layers(256, 512);
+    const bool sliding[KK_KINDS] = {[KK_KIND_SLIDING] = true};
+    const bool full[KK_KINDS] = {[KK_KIND_FULL] = true};
+    const bool both[KK_KINDS] = {true, true, false}, none[KK_KINDS] = {0};
+    assert_int_equal(kk_kv_scale_at(&s, both, 0), 0);
+    assert_int_equal(kk_kv_scale_at(&s, both, 2), 8);
+    assert_int_equal(kk_kv_scale_at(&s, both, 3), 10);
+    assert_int_equal(kk_kv_scale_at(&s, sliding, 3), 8);
+    assert_int_equal(kk_kv_scale_at(&s, full, 2), 0);
+    assert_int_equal(kk_kv_scale_at(&s, full, 3), 2);
+    assert_int_equal(kk_kv_scale_at(&s, none, 3), 0);
 }
 
 static void latents_that_fit_no_page_are_refused(void **state) {
@@ -156,6 +172,7 @@ int main(void) {
         cmocka_unit_test(packed_heads_are_whole_groups),
         cmocka_unit_test(other_formats_are_refused),
         cmocka_unit_test(a_page_of_latents),
+        cmocka_unit_test(scales_follow_layers),
         cmocka_unit_test(latents_that_fit_no_page_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

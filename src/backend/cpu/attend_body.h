@@ -190,7 +190,7 @@ INLINE void blank(float *p, kk_page_sight see) {
 }
 
 /* The scores of a pair become weights, and its largest score and sums are brought up to date. */
-static void weigh(float *s, float *m, float *c, float *lane, kk_page_sight see) {
+static void weigh_row(float *s, float *m, float *c, float *lane, kk_page_sight see) {
     vf top = vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
     const float before = *m, page_top = vf_hmax(top), now = page_top > before ? page_top : before;
     float shrink[KK_LANES];
@@ -263,8 +263,8 @@ static void weigh_page(const attend_work *w, int64_t page) {
         const kk_page_sight see = kk_sight_page(kk_attend_sight(t, r), page);
         if (see.lo >= see.hi) continue;
         for (int32_t p = r * t->n_group; p < (r + 1) * t->n_group; p++)
-            weigh(w->s + (size_t)p * KK_PAGE_ROWS, w->m + p, w->c + p,
-                  w->lane + (size_t)p * KK_LANES, see);
+            weigh_row(w->s + (size_t)p * KK_PAGE_ROWS, w->m + p, w->c + p,
+                      w->lane + (size_t)p * KK_LANES, see);
     }
 }
 

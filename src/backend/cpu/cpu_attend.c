@@ -122,7 +122,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
     const size_t stride = (size_t)(a->n_head * d);
     const size_t at =
         (size_t)(g->row + row) * stride + (size_t)((kv_head * group + first_head) * d);
-    const bool hides = a->evicted && !a->evicted->rebuilds;
+    const bool hides = a->evicted && (!a->evicted->rebuilds || kk_in_latents(a->evicted));
     return (kk_attend_tile){
         .q = kk_buf_f(a->q) + at,
         .out = kk_buf_f(a->out) + at,
@@ -131,7 +131,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
         .n_group = n_heads,
         .head_dim = d,
         .window = a->window,
-        .sink = a->evicted && !hides ? 0 : a->sink, /* whole in sight where rows are rebuilt */
+        .sink = a->evicted && !hides ? 0 : a->sink, /* whole in sight where pages are rebuilt */
         .hide_chunk = hides ? a->evicted->chunk : 0,
         .hide_window = hides ? a->evicted->window : 0,
         .pos = g->pos + row,

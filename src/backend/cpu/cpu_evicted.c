@@ -6,8 +6,11 @@
  * sink's rows from where they are kept, rows that are gone from their latents, the rest copied.
  * From there on attention knows no difference, and its sums go on from one batch to the next.
  *
- * So a row is rebuilt once for all queries and heads of its batch, the products are strips of
- * ordinary matrices shared out among threads, and no room depends on the length of the context. */
+ * Rows are rebuilt whole only where true ones are mixed in, for diagnosis.  Otherwise what is gone
+ * is left out here, as if it were not seen, and cpu_latent.c adds it without rebuilding most of it.
+ *
+ * A row is rebuilt once for all queries and heads of its batch, the products are strips of ordinary
+ * matrices shared out among threads, and no room depends on the length of the context. */
 #include "backend/cpu/evicted.h"
 
 enum { BATCH_BYTES = 2 << 20, BATCH_MOST = 16 };
@@ -45,8 +48,9 @@ kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
     const size_t head = (size_t)(KK_PAGE_ROWS + 1) * (size_t)slot->head_dim;
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, room_for(slot, rank).bytes, err));
     KK_TRY(kk_cpu_fit_threads(dev, panel_bytes(rank) + head * sizeof(float), err));
-    return kk_cpu_scratch_fit(dev, &dev->attend_state,
-                              rows * (size_t)n_head * KK_ATTEND_STATE * sizeof(float), err);
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->attend_state,
+                              rows * (size_t)n_head * KK_ATTEND_STATE * sizeof(float), err));
+    return rank ? kk_cpu_prepare_latents(dev, slot, n_head, rank, err) : KK_OK;
 }
 
 /* ---- a segment and its batches ---------------------------------------------------------- */
@@ -58,12 +62,15 @@ typedef struct {
     batch_room room;
     int32_t row, n_rows;              /* of the group: a segment */
     int32_t tile_rows, heads, parts;  /* of attention, as in cpu_attend.c */
+    int32_t most_rows;                /* of a segment */
     int64_t stored;                   /* rows from here on are read in their pages */
+    int64_t gone_to;                  /* in latent space: rows from the sink to here */
     kk_sight all;                     /* what its rows see between them */
     int64_t page, end;                /* the batch at hand */
     const uint8_t *at[BATCH_MOST];    /* its pages, from where the slot begins */
     int32_t made[BATCH_MOST], n_made; /* which of them are put together */
     bool starts, ends;
+    bool goes_on; /* with rows in latent space */
     float freq[KK_MAX_HEAD_DIM / 2];
 } segment;
 
@@ -76,9 +83,13 @@ static span_of_rows cut(int64_t base, int64_t lo, int64_t hi, kk_page_sight see)
     return (span_of_rows){a > see.lo ? a : see.lo, b < see.hi ? b : see.hi};
 }
 
+static bool rebuilds_pages(const segment *s) {
+    return s->a->evicted && s->a->evicted->rebuilds && !kk_in_latents(s->a->evicted);
+}
+
 /* Rows of a page that are rebuilt for the segment. */
 static span_of_rows gone_rows(const segment *s, int64_t page) {
-    if (!s->a->evicted || !s->a->evicted->rebuilds) return (span_of_rows){0, 0};
+    if (!rebuilds_pages(s)) return (span_of_rows){0, 0};
     return cut(page * KK_PAGE_ROWS, s->a->sink, s->stored, kk_sight_page(s->all, page));
 }
 
@@ -250,7 +261,7 @@ static void attend_tiles(void *arg, int64_t begin, int64_t end, int32_t thread) 
         t.state = (float *)s->dev->attend_state.data +
                   (size_t)task * (size_t)(s->tile_rows * s->heads) * KK_ATTEND_STATE;
         t.starts = s->starts;
-        t.ends = s->ends;
+        t.ends = s->ends && !s->goes_on;
         s->dev->k->attend(&t);
     }
 }
@@ -299,43 +310,64 @@ static void run_segment(segment *s) {
 
 /* ---- segments --------------------------------------------------------------------------- */
 
-static void count_reach(const segment *s, const kk_attend_tile *t) {
+/* all: what the rows see, whether it is stored or not. */
+static void count_reach(const segment *s, const kk_attend_tile *all, int64_t stored) {
     kk_reach *reach = s->g->reach;
     const bool rebuilds = s->a->evicted && s->a->evicted->rebuilds;
     if (!reach) return;
     reach->queries += s->n_rows;
     for (int32_t r = 0; r < s->n_rows; r++) {
-        const kk_sight see = kk_attend_sight(t, r);
+        const kk_sight see = kk_attend_sight(all, r);
         const int64_t from = see.from > s->a->sink ? see.from : s->a->sink;
-        const int64_t gone = rebuilds && s->stored > from ? s->stored - from : 0;
+        const int64_t gone = rebuilds && stored > from ? stored - from : 0;
         reach->keys_rebuilt += gone;
         reach->keys_stored += kk_sight_keys(see) - gone;
+        if (r == 0) reach->rows_rebuilt += gone; /* the first sees furthest back */
     }
-    const int64_t first = s->all.from > s->a->sink ? s->all.from : s->a->sink;
-    if (rebuilds && s->stored > first) reach->rows_rebuilt += s->stored - first;
 }
 
 /* Rows of the group from `row` on that share a chunk, and what of theirs is stored. */
 static void open_segment(segment *s, int32_t row) {
     const kk_evicted *e = s->a->evicted;
     const int64_t pos = s->g->pos + row;
+    int64_t stored = 0;
     s->row = row;
-    s->n_rows = s->g->n_rows - row;
+    s->n_rows = s->g->n_rows - row < s->most_rows ? s->g->n_rows - row : s->most_rows;
     if (e) {
         const int64_t left = (pos / e->chunk + 1) * e->chunk - pos;
         if (left < s->n_rows) s->n_rows = (int32_t)left;
+        stored = pos / e->chunk * e->chunk - e->window;
     }
-    const kk_attend_tile all = kk_cpu_tile(s->a, s->g, row, s->n_rows, 0, 0, 1);
+    kk_attend_tile all = kk_cpu_tile(s->a, s->g, row, s->n_rows, 0, 0, 1);
     s->all = kk_attend_sights(&all);
-    s->stored = e && e->rebuilds ? pos / e->chunk * e->chunk - e->window
-                                 : s->all.from / KK_PAGE_ROWS * KK_PAGE_ROWS;
-    count_reach(s, &all);
+    s->stored = rebuilds_pages(s) ? stored : s->all.from / KK_PAGE_ROWS * KK_PAGE_ROWS;
+    if (e && e->rebuilds) all.sink = all.hide_chunk = 0;
+    const int64_t from = kk_attend_sight(&all, 0).from;
+    s->gone_to = kk_in_latents(e) ? stored : 0;
+    s->goes_on = s->gone_to > (from > s->a->sink ? from : s->a->sink);
+    count_reach(s, &all, stored);
+}
+
+/* What the stored rows came to goes on in latent space. */
+static void add_latents(const segment *s) {
+    const kk_latent_rows rows = {.dev = s->dev,
+                                 .a = s->a,
+                                 .g = s->g,
+                                 .row = s->row,
+                                 .n_rows = s->n_rows,
+                                 .tile_rows = s->tile_rows,
+                                 .heads = s->heads,
+                                 .parts = s->parts,
+                                 .stored = s->gone_to};
+    kk_cpu_attend_latents(&rows);
 }
 
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a) {
     const int32_t group = a->n_head / a->slot.n_kv_head;
     segment s = {.dev = dev, .a = a, .heads = group, .parts = 1};
-    s.room = room_for(&a->slot, a->evicted && a->evicted->rebuilds ? (int32_t)rank_of(&s) : 0);
+    s.room = room_for(&a->slot, rebuilds_pages(&s) ? (int32_t)rank_of(&s) : 0);
+    s.most_rows =
+        kk_in_latents(a->evicted) ? kk_cpu_latent_rows(a->n_head, (int32_t)rank_of(&s)) : INT32_MAX;
     s.tile_rows =
         KK_ATTEND_PAIRS / group < KK_ATTEND_ROWS ? KK_ATTEND_PAIRS / group : KK_ATTEND_ROWS;
     while (s.heads % 2 == 0 && a->slot.n_kv_head * s.parts < kk_threads_count(dev->threads)) {
@@ -348,6 +380,7 @@ void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a) {
         for (int32_t row = 0; row < s.g->n_rows; row += s.n_rows) {
             open_segment(&s, row);
             run_segment(&s);
+            if (s.goes_on) add_latents(&s);
         }
     }
 }

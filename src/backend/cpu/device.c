@@ -33,6 +33,8 @@ static void cpu_close(kk_dev *dev) {
     scratch_free(dev, &dev->slot_list);
     scratch_free(dev, &dev->attend_state);
     scratch_free(dev, &dev->batch);
+    scratch_free(dev, &dev->pairs);
+    scratch_free(dev, &dev->turns);
     kk_threads_free(dev->threads);
     kk_free(dev);
 }
@@ -207,6 +209,7 @@ const kk_backend kk_cpu_backend = {
     .rope = kk_cpu_rope,
     .store = kk_cpu_store,
     .keep = kk_cpu_keep,
+    .keep_scales = kk_cpu_keep_scales,
     .attend = kk_cpu_attend,
     .residual = kk_cpu_residual,
     .glu = kk_cpu_glu,

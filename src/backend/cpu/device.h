@@ -20,6 +20,8 @@ struct kk_weight {
     size_t row_bytes;
 };
 
+enum { KK_TURNED_PAGES = 16 };
+
 /* Memory that only grows, while being prepared. */
 typedef struct {
     void *data;
@@ -38,6 +40,12 @@ struct kk_dev {
     kk_scratch slot_list;                    /* rows by expert */
     kk_scratch attend_state;                 /* of all rows and query heads of an attention */
     kk_scratch batch;                        /* pages put together by attention; see evicted.h */
+    kk_scratch pairs;                        /* its rows and query heads in latent space */
+    kk_scratch turns;                        /* angles of some pages, kept from layer to layer: */
+    struct {
+        kk_rope rope;
+        int64_t page;
+    } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
 };
 
 extern const kk_backend kk_cpu_backend;
@@ -64,6 +72,7 @@ kk_status kk_cpu_fit_threads(kk_dev *dev, size_t bytes, kk_err *err); /* of each
 kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
                                  kk_err *err);
 kk_status kk_cpu_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+kk_status kk_cpu_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err);
 kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err);

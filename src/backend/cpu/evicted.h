@@ -11,4 +11,24 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
 
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a);
 
+/* Whether rows that are gone are read in latent space: always, but for diagnosis. */
+static inline bool kk_in_latents(const kk_evicted *e) { return e && e->rebuilds && !e->mixes; }
+
+/* Rows [row, row + n_rows) of a group, which share a chunk, and how attention over stored rows was
+ * cut into tiles: what the sums came to is in out and, by tile, in the device's attend_state. */
+typedef struct {
+    kk_dev *dev;
+    const kk_attend_args *a;
+    const kk_group *g;
+    int32_t row, n_rows;
+    int32_t tile_rows, heads, parts;
+    int64_t stored; /* rows from the sink to here are gone */
+} kk_latent_rows;
+
+int32_t kk_cpu_latent_rows(int32_t n_head, int32_t rank); /* the most of them at a time */
+kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
+                                 kk_err *err);
+/* Adds the rows that are gone, and ends the sums. */
+void kk_cpu_attend_latents(const kk_latent_rows *rows);
+
 #endif

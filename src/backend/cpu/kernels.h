@@ -164,6 +164,48 @@ static inline kk_page_sight kk_sight_page(kk_sight s, int64_t page) {
     return (kk_page_sight){first, sink, from, to};
 }
 
+/* Scores of one query against rows of a page become the weights of what is summed: for j in
+ * [lo, hi)
+ *   s_j = ((score_j + more_j) * key_j) * scale;  m' = max(m, max_j s_j);  c = exp(m - m')
+ *   p_j = exp(s_j - m');  l = l * c + p, in 16 lanes by j mod 16;  score_j = p_j * value_j
+ * What other rows hold does not matter, and means nothing afterwards. */
+typedef struct {
+    float *score;             /* [KK_PAGE_ROWS] */
+    const float *more;        /* [KK_PAGE_ROWS]; NULL: nothing is added */
+    const float *key, *value; /* [KK_PAGE_ROWS] */
+    float scale;
+    int32_t lo, hi;
+    float *m, *c, *lane;
+} kk_weighing;
+
+/* acc[p] = acc[p] * c[p], then += w[p][j] * x[j] in order of j < n_x, for n values each. */
+typedef struct {
+    float *acc;
+    size_t acc_stride;
+    const float *c;
+    const float *w; /* [n_acc][KK_PAGE_ROWS] */
+    const float *x;
+    size_t x_stride;
+    int32_t n, n_acc, n_x;
+} kk_sums;
+
+/* Rows of keys [n][dim] as they come out of a decoder, in place: times w, then pairs
+ * (i, i + dim / 2), i < n_rot, turned by cs: [n][2][n_rot].  inv: 1 / rms of each row as it was. */
+typedef struct {
+    float *x, *inv; /* inv NULL: nobody asks */
+    const float *w, *cs;
+    int32_t n, dim, n_rot;
+    float eps;
+} kk_keys;
+
+/* The lanes of a sum, added as a tree. */
+static inline float kk_lanes_sum(const float *lane) {
+    float s8[8], s4[4];
+    for (int i = 0; i < 8; i++) s8[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
+    return (s4[0] + s4[2]) + (s4[1] + s4[3]);
+}
+
 typedef struct {
     const char *name;
     /* n a multiple of 32 */
@@ -173,6 +215,14 @@ typedef struct {
     /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
     void (*widen)(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
                   int32_t n);
+    /* s[p][j] = q[p] . k[j], s of KK_PAGE_ROWS values a row, q and k of n. */
+    void (*dots)(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k);
+    void (*weigh)(const kk_weighing *w);
+    void (*sums)(const kk_sums *s);
+    void (*keys)(const kk_keys *k);
+    float (*inv_rms)(const float *x, int32_t n, float eps); /* 1 / rms(x) */
+    /* As kk_dequantize. */
+    void (*floats)(kk_dtype t, const uint8_t *src, float *dst, size_t n);
     /* y = x / rms(x) * w;  w NULL: no weight;  y may be x */
     void (*norm)(float *y, const float *x, const float *w, int32_t n, float eps);
     /* Pairs (i, i + n / 2), i < n_rot, turned; cs: cosines, then sines. */

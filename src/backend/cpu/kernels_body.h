@@ -92,8 +92,12 @@ INLINE void finish_sums(float out[KK_CHAINS], const vf acc[KK_CHAINS]) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
+static float inv_rms(const float *x, int32_t n, float eps) {
+    return 1.0f / sqrtf(dot_lanes(x, x, n) / (float)n + eps);
+}
+
 static void norm(float *y, const float *x, const float *w, int32_t n, float eps) {
-    const vf inv = vf_set1(1.0f / sqrtf(dot_lanes(x, x, n) / (float)n + eps));
+    const vf inv = vf_set1(inv_rms(x, n, eps));
     if (w)
         EACH_LANES(n, { SET(y, vf_mul(vf_mul(V(x), inv), V(w))); });
     else
@@ -185,8 +189,7 @@ static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
-        const float sound = vf_sum(vf_add(vf_sub(lo, lo), vf_sub(hi, hi))); /* 0, or NaN */
-        const float amax = vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) + sound;
+        const float amax = vf_finite(lo, hi) ? vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) : (float)NAN;
         if (!(amax >= KK_ACT_LEAST)) {
             kk_act_empty(b, amax);
             continue;
@@ -196,8 +199,8 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
         vi_store8(b->q, qlo);
         vi_store8(b->q + KK_LANES, qhi);
         b->d = amax / 127.0f;
-        b->minus_low = -vi_sum(qlo);
-        b->minus = b->minus_low - vi_sum(qhi);
+        b->minus_low = -bytes_sum(b->q);
+        b->minus = b->minus_low - bytes_sum(b->q + KK_LANES);
     }
 }
 
@@ -568,6 +571,7 @@ static void strip(const kk_strip *s) {
 }
 
 #include "backend/cpu/attend_body.h"
+#include "backend/cpu/latent_body.h"
 
 const kk_kernels KK_KERNELS = {
     .name = KK_KERNELS_NAME,
@@ -575,6 +579,12 @@ const kk_kernels KK_KERNELS = {
     .strip = strip,
     .attend = attend,
     .widen = widen,
+    .dots = dots,
+    .weigh = weigh,
+    .sums = sums,
+    .keys = keys,
+    .inv_rms = inv_rms,
+    .floats = floats,
     .norm = norm,
     .rotate = rotate,
     .turn = kk_turn_row,

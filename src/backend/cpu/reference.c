@@ -7,17 +7,10 @@
 #include "backend/cpu/mathf.h"
 #include "core/span.h"
 
-static float lanes_sum(const float *lane) {
-    float s8[8], s4[4];
-    for (int i = 0; i < 8; i++) s8[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
-    return (s4[0] + s4[2]) + (s4[1] + s4[3]);
-}
-
 static float dot(const float *a, const float *b, int32_t n) {
     float lane[KK_LANES] = {0};
     for (int32_t i = 0; i < n; i++) lane[i % KK_LANES] = fmaf(a[i], b[i], lane[i % KK_LANES]);
-    return lanes_sum(lane);
+    return kk_lanes_sum(lane);
 }
 
 static void quantize(const float *x, size_t n, kk_act_block *b) {
@@ -154,7 +147,7 @@ static float dot_stored(const kk_strip *s, const uint8_t *w, const float *x) {
         }
         lane[i % KK_LANES] = fmaf(x[i], v, lane[i % KK_LANES]);
     }
-    return lanes_sum(lane);
+    return kk_lanes_sum(lane);
 }
 
 static void strip(const kk_strip *s) {
@@ -172,8 +165,12 @@ static void strip(const kk_strip *s) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
+static float inv_rms(const float *x, int32_t n, float eps) {
+    return 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
+}
+
 static void norm(float *y, const float *x, const float *w, int32_t n, float eps) {
-    const float inv = 1.0f / sqrtf(dot(x, x, n) / (float)n + eps);
+    const float inv = inv_rms(x, n, eps);
     for (int32_t i = 0; i < n; i++) y[i] = w ? (x[i] * inv) * w[i] : x[i] * inv;
 }
 
@@ -307,7 +304,7 @@ static void attend_pair(const kk_attend_tile *t, int32_t row, int32_t head, floa
         if (!t->page_to || (page >= t->page_from && page < t->page_to))
             attend_page(t, t->q + at, acc, m, lane, page, kk_sight_page(sight, page));
     if (!t->ends) return;
-    const float inv = 1.0f / lanes_sum(lane);
+    const float inv = 1.0f / kk_lanes_sum(lane);
     for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
 }
 
@@ -318,12 +315,65 @@ static void attend(const kk_attend_tile *t) {
             attend_pair(t, r, h, m, lane);
 }
 
+/* ---- attention over latents ------------------------------------------------------------- */
+
+static void dots(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k) {
+    for (int32_t p = 0; p < n_q; p++)
+        for (int32_t j = 0; j < n_k; j++)
+            s[p * KK_PAGE_ROWS + j] = dot(q + (size_t)p * (size_t)n, k + (size_t)j * (size_t)n, n);
+}
+
+static void weigh(const kk_weighing *w) {
+    float top = *w->m;
+    for (int32_t j = w->lo; j < w->hi; j++) {
+        const float s = w->more ? w->score[j] + w->more[j] : w->score[j];
+        w->score[j] = s * w->key[j] * w->scale;
+        top = w->score[j] > top ? w->score[j] : top;
+    }
+    *w->c = kk_exp(*w->m - top);
+    *w->m = top;
+    for (int i = 0; i < KK_LANES; i++) w->lane[i] *= *w->c;
+    for (int32_t j = w->lo; j < w->hi; j++) {
+        const float p = kk_exp(w->score[j] - top);
+        w->lane[j % KK_LANES] += p;
+        w->score[j] = p * w->value[j];
+    }
+}
+
+static void sums(const kk_sums *s) {
+    for (int32_t p = 0; p < s->n_acc; p++) {
+        float *acc = s->acc + (size_t)p * s->acc_stride;
+        for (int32_t i = 0; i < s->n; i++) acc[i] *= s->c[p];
+        for (int32_t j = 0; j < s->n_x; j++)
+            axpy(acc, s->w[p * KK_PAGE_ROWS + j], s->x + (size_t)j * s->x_stride, s->n);
+    }
+}
+
+static void keys(const kk_keys *k) {
+    float *x = k->x;
+    for (int32_t j = 0; j < k->n; j++, x += k->dim) {
+        if (k->inv) k->inv[j] = inv_rms(x, k->dim, k->eps);
+        for (int32_t i = 0; i < k->dim; i++) x[i] *= k->w[i];
+        rotate(x, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim, k->n_rot);
+    }
+}
+
+static void floats(kk_dtype t, const uint8_t *src, float *dst, size_t n) {
+    kk_dequantize(t, src, dst, n);
+}
+
 const kk_kernels kk_kernels_reference = {
     .name = "reference",
     .quantize = quantize,
     .strip = strip,
     .attend = attend,
     .widen = widen,
+    .dots = dots,
+    .weigh = weigh,
+    .sums = sums,
+    .keys = keys,
+    .inv_rms = inv_rms,
+    .floats = floats,
     .norm = norm,
     .rotate = rotate,
     .turn = kk_turn_row,

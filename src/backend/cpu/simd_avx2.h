@@ -91,6 +91,11 @@ static inline float vf_sum(vf x) {
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
+static inline bool vf_finite(vf x, vf y) { /* all of them: no infinity, no NaN */
+    const __m256 a = _mm256_add_ps(_mm256_sub_ps(x.a, x.a), _mm256_sub_ps(y.a, y.a));
+    const __m256 b = _mm256_add_ps(_mm256_sub_ps(x.b, x.b), _mm256_sub_ps(y.b, y.b));
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) == 0;
+}
 static inline float vf_hmax(vf x) {
     const __m256 s8 = _mm256_max_ps(x.a, x.b);
     const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
@@ -132,11 +137,11 @@ static inline vi vi_sext8(vi x) {
     return (vi){_mm256_srai_epi32(_mm256_slli_epi32(x.a, 24), 24),
                 _mm256_srai_epi32(_mm256_slli_epi32(x.b, 24), 24)};
 }
-static inline int32_t vi_sum(vi x) {
-    const __m256i s8 = _mm256_add_epi32(x.a, x.b);
-    __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
-    s4 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0xb1)));
+/* Of 16 signed bytes; as unsigned ones they can be added at once. */
+static inline int32_t bytes_sum(const int8_t *p) {
+    const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i s = _mm_sad_epu8(_mm_xor_si128(b, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
 }
 /* The low 16 bits of 8 lanes, in order. */
 static inline __m128i low16(__m256i x) {

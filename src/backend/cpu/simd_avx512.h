@@ -69,6 +69,9 @@ static inline vf vf_sums(const vf a[16]) {
     return FOLD(_mm512_shuffle_ps, v, w, 0x88, 0xdd);
 }
 #undef FOLD
+static inline bool vf_finite(vf a, vf b) { /* all of them; 0x99: NaNs and infinities */
+    return (_mm512_fpclass_ps_mask(a, 0x99) | _mm512_fpclass_ps_mask(b, 0x99)) == 0;
+}
 static inline float vf_hmax(vf a) { return _mm512_reduce_max_ps(a); }
 
 static inline vf vf_load_bf16(const uint8_t *p) {
@@ -95,7 +98,12 @@ static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 static inline vi vi_shr_var(vi a, int32_t n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
 static inline vi vi_shl_var(vi a, int32_t n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 static inline vi vi_sext8(vi a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
-static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+/* Of 16 signed bytes; as unsigned ones they can be added at once. */
+static inline int32_t bytes_sum(const int8_t *p) {
+    const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i s = _mm_sad_epu8(_mm_xor_si128(b, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_unpackhi_epi64(s, s))) - 16 * 128;
+}
 /* Low bytes of the 16 lanes. */
 static inline void vi_store8(int8_t *p, vi a) {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));

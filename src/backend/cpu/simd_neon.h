@@ -109,6 +109,14 @@ static inline float vf_sum(vf a) {
     const float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
     return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
 }
+static inline bool vf_finite(vf a, vf b) { /* all of them: no exponent is full */
+    uint32x4_t most = vdupq_n_u32(0);
+    for (int i = 0; i < 4; i++) {
+        most = vmaxq_u32(most, vreinterpretq_u32_f32(vabsq_f32(a.v[i])));
+        most = vmaxq_u32(most, vreinterpretq_u32_f32(vabsq_f32(b.v[i])));
+    }
+    return vmaxvq_u32(most) < 0x7f800000u;
+}
 static inline float vf_hmax(vf a) {
     return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
 }
@@ -158,9 +166,7 @@ static inline vi vi_sext8(vi a) {
     for (int i = 0; i < 4; i++) a.v[i] = vshrq_n_s32(vshlq_n_s32(a.v[i], 24), 24);
     return a;
 }
-static inline int32_t vi_sum(vi a) {
-    return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
-}
+static inline int32_t bytes_sum(const int8_t *p) { return vaddlvq_s8(vld1q_s8(p)); } /* of 16 */
 static inline void vi_store8(int8_t *p, vi a) {
     int32_t t[16];
     for (int i = 0; i < 4; i++) vst1q_s32(t + 4 * i, a.v[i]);

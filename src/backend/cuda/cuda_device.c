@@ -398,6 +398,7 @@ static const kk_backend cuda_backend = {
     .rope = kk_cuda_rope,
     .store = kk_cuda_store,
     .keep = kk_cuda_keep,
+    .keep_scales = kk_cuda_keep_scales,
     .attend = kk_cuda_attend,
     .residual = kk_cuda_residual,
     .glu = kk_cuda_glu,

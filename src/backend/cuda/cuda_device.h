@@ -141,6 +141,7 @@ kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err);
 kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err);
 kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err);
 kk_status kk_cuda_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err);
 kk_status kk_cuda_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err);

@@ -453,6 +453,12 @@ kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
     return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use --device cpu");
 }
 
+kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
+    (void)dev;
+    (void)a;
+    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use --device cpu");
+}
+
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     if (a->evicted)
         return kk_fail(err, KK_EDEVICE,

@@ -1,0 +1,607 @@
+/* cpu_latent.c - attention over rows of which only latents are left, mostly without rebuilding them.
+ *
+ * V_j = inv_j D_v z_j, inv_j kept beside the latent, is linear in it.  So a query's sum of values
+ * is D_v (sum_j p_j inv_j z_j): what is summed up are latents, and D_v comes once, at the end.
+ * Where K = V, so are the values of K that RoPE leaves alone: q . K_j = inv_j (q' . z_j), with
+ * q' = D_v^T (k_norm * q) over those values, made once.  What is turned is turned by another angle
+ * for every row, and has to be rebuilt: the turned values of K where K = V, all of them elsewhere.
+ *
+ * Stored rows come first, in the ordinary way (cpu_evicted.c); what they came to is gone on with
+ * here.  Pages are taken a few at a time, as many as a fixed room holds.  A pair is a (row, query
+ * head); pairs are numbered by K/V head, then row, so that those of one K/V head lie together.
+ * Pairs share nothing, and are shared out among threads anyhow. */
+#include "backend/cpu/evicted.h"
+#include "backend/cpu/mathf.h"
+#include "core/span.h"
+
+enum {
+    ROOM_BYTES = 1 << 20,  /* of a batch of pages, or one page where that is more */
+    PAIRS_BYTES = 8 << 20, /* of what pairs have in latent space, or a tile of rows */
+    MOST_PAGES = 8,        /* of a batch */
+    MOST_ROWS = 64,        /* of a pass */
+    TASK_PAIRS = 64,       /* of an attention task */
+    SLICE = 256,           /* latent values of a task that makes q' */
+};
+
+/* ---- room ------------------------------------------------------------------------------- */
+
+static size_t whole_lines(size_t n) { return (n + 63) / 64 * 64; }
+
+/* Where a page of the batch has what is made of it, in bytes. */
+typedef struct {
+    size_t z;       /* [KK_PAGE_ROWS][rank] latents as floats, */
+    size_t acts;    /* and as rounded activations */
+    size_t turns;   /* [KK_PAGE_ROWS][2][n_rot], unless they are kept elsewhere */
+    size_t keys;    /* [n_kv][KK_PAGE_ROWS][2 * half] what is rebuilt of them */
+    size_t factors; /* [2][n_kv][KK_PAGE_ROWS] of keys, of values */
+    size_t bytes;
+} page_room;
+
+static page_room page_room_for(int32_t n_kv, int32_t rank, int32_t half, int32_t n_rot) {
+    const size_t rows = KK_PAGE_ROWS, f = sizeof(float);
+    page_room r = {.acts = whole_lines(rows * (size_t)rank * f)};
+    r.turns = r.acts + whole_lines(rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block));
+    r.keys = r.turns + whole_lines(rows * 2 * (size_t)n_rot * f);
+    r.factors = r.keys + whole_lines((size_t)n_kv * rows * 2 * (size_t)half * f);
+    r.bytes = r.factors + whole_lines(2 * (size_t)n_kv * rows * f);
+    return r;
+}
+
+/* What pairs have, in floats from the room's start. */
+typedef struct {
+    size_t q;    /* [pairs][2 * half] of what is rebuilt of keys */
+    size_t qz;   /* [pairs][rank] q' */
+    size_t accz; /* [pairs][rank] sums of latents */
+    size_t y;    /* [pairs][head_dim] D_v of these */
+    size_t lane, m;
+    size_t before; /* the largest score of stored rows, then how later ones shrink their sums */
+    size_t inv;    /* 1 / sum of the lanes */
+    size_t norm;   /* [2 * half] k_norm of what is rebuilt */
+    size_t floats;
+} pair_room;
+
+static pair_room pair_room_for(size_t pairs, int32_t rank, int32_t d) {
+    pair_room r = {.qz = pairs * (size_t)d};
+    r.accz = r.qz + pairs * (size_t)rank;
+    r.y = r.accz + pairs * (size_t)rank;
+    r.lane = r.y + pairs * (size_t)d;
+    r.m = r.lane + pairs * KK_LANES;
+    r.before = r.m + pairs;
+    r.inv = r.before + pairs;
+    r.norm = r.inv + pairs;
+    r.floats = r.norm + (size_t)d;
+    return r;
+}
+
+static size_t panel_bytes(int32_t rank) {
+    return whole_lines(((size_t)rank / KK_BLOCK + 1) * KK_PANEL_BYTES);
+}
+
+int32_t kk_cpu_latent_rows(int32_t n_head, int32_t rank) {
+    const size_t fit = PAIRS_BYTES / ((size_t)n_head * (size_t)rank * 2 * sizeof(float));
+    return fit > MOST_ROWS ? MOST_ROWS : fit < KK_ATTEND_ROWS ? KK_ATTEND_ROWS : (int32_t)fit;
+}
+
+kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
+                                 kk_err *err) {
+    const int32_t d = slot->head_dim;
+    const size_t rows = (size_t)kk_cpu_latent_rows(n_head, rank), page = KK_PAGE_ROWS;
+    const size_t one = page_room_for(slot->n_kv_head, rank, (d + 1) / 2, (d + 1) / 2).bytes;
+    const size_t slice = page * SLICE, scores = 2 * TASK_PAIRS * page + TASK_PAIRS;
+    const size_t pairs = rows * (size_t)n_head;
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, one > ROOM_BYTES ? one : ROOM_BYTES, err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->pairs,
+                              pair_room_for(pairs, rank, d).floats * sizeof(float), err));
+    memset(dev->turned, 0, sizeof dev->turned);
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->turns, KK_TURNED_PAGES * page * (size_t)d * sizeof(float),
+                              err));
+    KK_TRY(kk_cpu_fit_threads(dev, panel_bytes(rank) + page * (size_t)d * sizeof(float), err));
+    const size_t weights = rows * (size_t)(n_head / slot->n_kv_head) * page;
+    KK_TRY(kk_cpu_fit_threads(dev, (slice + weights + pairs) * sizeof(float), err));
+    KK_TRY(kk_cpu_fit_threads(dev, KK_STRIP * (size_t)rank * sizeof(float), err));
+    return kk_cpu_fit_threads(dev, scores * sizeof(float), err);
+}
+
+/* ---- a pass ----------------------------------------------------------------------------- */
+
+typedef struct {
+    int32_t lo, hi;
+} page_rows;
+
+typedef struct {
+    const kk_latent_rows *rows;
+    kk_dev *dev;
+    const kk_attend_args *a;
+    const kk_evicted *e;
+    kk_attend_tile whole; /* the rows with all that the model lets them see */
+    int32_t d, rank, n_kv, group, per_kv, pairs;
+    int32_t half;   /* of each half of a head, the first so many values are rebuilt */
+    int32_t slices; /* tasks per K/V head that make q' */
+    page_room page;
+    pair_room pair;
+    int64_t first; /* page of the batch */
+    int32_t n_pages, task_pairs;
+    bool keeps_turns;
+    float freq[KK_MAX_HEAD_DIM / 2];
+} pass;
+
+static float *page_floats(const pass *s, int32_t i, size_t at) {
+    return (float *)(void *)((uint8_t *)s->dev->batch.data + (size_t)i * s->page.bytes + at);
+}
+static float *page_z(const pass *s, int32_t i) { return page_floats(s, i, s->page.z); }
+static kk_act_block *page_acts(const pass *s, int32_t i) {
+    return (kk_act_block *)(void *)page_floats(s, i, s->page.acts);
+}
+static float *page_keys(const pass *s, int32_t i, int32_t head) {
+    return page_floats(s, i, s->page.keys) + (size_t)(head * KK_PAGE_ROWS * 2 * s->half);
+}
+static float *key_factors(const pass *s, int32_t i, int32_t head) {
+    return page_floats(s, i, s->page.factors) + (size_t)(head * KK_PAGE_ROWS);
+}
+static float *value_factors(const pass *s, int32_t i, int32_t head) {
+    return key_factors(s, i, s->n_kv + head);
+}
+static float *pair_at(const pass *s, size_t of, int32_t pair, int32_t wide) {
+    return (float *)s->dev->pairs.data + of + (size_t)pair * (size_t)wide;
+}
+static int32_t row_of_pair(const pass *s, int32_t pair) { return pair % s->per_kv / s->group; }
+static size_t place_of_pair(const pass *s, int32_t pair) {
+    const int32_t head = pair / s->per_kv * s->group + pair % s->group;
+    const int32_t row = s->rows->g->row + s->rows->row + row_of_pair(s, pair);
+    return ((size_t)row * (size_t)s->a->n_head + (size_t)head) * (size_t)s->d;
+}
+
+/* The first row that row r of the pass sees and that is gone, if it comes before `stored`. */
+static int64_t first_gone(const pass *s, int32_t r) {
+    const int64_t from = kk_attend_sight(&s->whole, r).from;
+    return from > s->a->sink ? from : s->a->sink;
+}
+static page_rows gone_of_page(const pass *s, int32_t r, int64_t page) {
+    const int64_t base = page * KK_PAGE_ROWS;
+    return (page_rows){kk_in_page(first_gone(s, r) - base), kk_in_page(s->rows->stored - base)};
+}
+static bool none_gone(const pass *s, int32_t r) { return first_gone(s, r) >= s->rows->stored; }
+
+/* ---- queries in latent space ------------------------------------------------------------ */
+
+/* The lanes and the largest score that a pair has from the rows that are stored. */
+static void take_over(const pass *s, int32_t pair) {
+    const kk_latent_rows *in = s->rows;
+    const int32_t r = row_of_pair(s, pair), g = pair % s->group, kv = pair / s->per_kv;
+    const int32_t tile = r / in->tile_rows, left = in->n_rows - tile * in->tile_rows;
+    const int32_t n = (left < in->tile_rows ? left : in->tile_rows) * in->heads;
+    const int32_t task = (tile * s->n_kv + kv) * in->parts + g / in->heads;
+    const int32_t at = r % in->tile_rows * in->heads + g % in->heads;
+    const float *state = (const float *)s->dev->attend_state.data +
+                         (size_t)task * (size_t)(in->tile_rows * in->heads) * KK_ATTEND_STATE;
+    memcpy(pair_at(s, s->pair.lane, pair, KK_LANES), state + (size_t)at * KK_LANES,
+           KK_LANES * sizeof(float));
+    *pair_at(s, s->pair.m, pair, 1) = state[(size_t)n * KK_LANES + (size_t)at];
+    *pair_at(s, s->pair.before, pair, 1) = *pair_at(s, s->pair.m, pair, 1);
+}
+
+/* Of a head's values, those that are rebuilt. */
+static void copy_rebuilt(const pass *s, float *to, const float *from) {
+    memcpy(to, from, (size_t)s->half * sizeof *to);
+    memcpy(to + s->half, from + s->d / 2, (size_t)s->half * sizeof *to);
+}
+
+/* q' of a K/V head's pairs, `n` of its latent values from `at` on, over the values [lo, hi). */
+static void turn_back(const pass *s, int32_t kv, int32_t at, int32_t n, page_rows dims,
+                      int32_t thread) {
+    float *d = kk_thread_scratch(s->dev, thread), *w = d + KK_PAGE_ROWS * SLICE;
+    float *one = w + (size_t)s->per_kv * KK_PAGE_ROWS;
+    const float *norm = kk_buf_f(s->a->k_norm), *q = kk_buf_f(s->a->q);
+    const kk_dtype type = s->e->v->m.dtype;
+    const kk_dtype_info *info = kk_dtype_get(type);
+    const size_t skip = (size_t)(at / info->values) * (size_t)info->bytes;
+    for (int32_t o = dims.lo; o < dims.hi; o++)
+        s->dev->k->floats(type, kk_weight_row(s->e->v, 0, (int64_t)kv * s->d + o) + skip,
+                          d + (size_t)(o - dims.lo) * (size_t)n, (size_t)n);
+    for (int32_t p = 0; p < s->per_kv; p++) {
+        const float *from = q + place_of_pair(s, kv * s->per_kv + p);
+        one[p] = 1;
+        for (int32_t o = dims.lo; o < dims.hi; o++)
+            w[p * KK_PAGE_ROWS + o - dims.lo] = norm[o] * from[o];
+    }
+    const kk_sums sum = {.acc = pair_at(s, s->pair.qz, kv * s->per_kv, s->rank) + at,
+                         .acc_stride = (size_t)s->rank,
+                         .c = one,
+                         .w = w,
+                         .x = d,
+                         .x_stride = (size_t)n,
+                         .n = n,
+                         .n_acc = s->per_kv,
+                         .n_x = dims.hi - dims.lo};
+    s->dev->k->sums(&sum);
+}
+
+/* A task is a slice of a K/V head's latent values. */
+static void start_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    for (int64_t t = begin; t < end; t++) {
+        const int32_t kv = (int32_t)(t / s->slices), at = (int32_t)(t % s->slices) * SLICE;
+        const int32_t n = s->rank - at < SLICE ? s->rank - at : SLICE;
+        for (int32_t p = kv * s->per_kv; p < (kv + 1) * s->per_kv; p++) {
+            memset(pair_at(s, s->pair.accz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
+            memset(pair_at(s, s->pair.qz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
+            if (at > 0) continue;
+            take_over(s, p);
+            copy_rebuilt(s, pair_at(s, s->pair.q, p, 2 * s->half),
+                         kk_buf_f(s->a->q) + place_of_pair(s, p));
+        }
+        for (int32_t part = 0; part < 2; part++) {
+            const int32_t lo = part * (s->d / 2) + s->half, hi = (part + 1) * (s->d / 2);
+            for (int32_t o = lo; o < hi; o += KK_PAGE_ROWS) {
+                const int32_t to = o + KK_PAGE_ROWS < hi ? o + KK_PAGE_ROWS : hi;
+                turn_back(s, kv, at, n, (page_rows){o, to}, thread);
+            }
+        }
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+/* Angles depend on nothing but positions.  Where all pages in sight fit, layers of the same kind
+ * find those of the layer before. */
+static float *page_turns(const pass *s, int32_t i) {
+    if (!s->keeps_turns) return page_floats(s, i, s->page.turns);
+    const size_t slot = s->dev->turns.bytes / KK_TURNED_PAGES / sizeof(float);
+    return (float *)s->dev->turns.data + (size_t)((s->first + i) % KK_TURNED_PAGES) * slot;
+}
+
+static bool same_rope(const kk_rope *a, const kk_rope *b) {
+    return a->n_rot == b->n_rot && a->head_dim == b->head_dim &&
+           kk_f32_bits(a->theta) == kk_f32_bits(b->theta) &&
+           kk_f32_bits(a->factor) == kk_f32_bits(b->factor);
+}
+
+static void turn_page(const pass *s, int32_t i, page_rows rows) {
+    const int64_t page = s->first + i, n = page % KK_TURNED_PAGES;
+    const kk_rope *rope = &s->e->rope;
+    if (s->keeps_turns) {
+        if (s->dev->turned[n].page == page && same_rope(&s->dev->turned[n].rope, rope)) return;
+        s->dev->turned[n].page = page;
+        s->dev->turned[n].rope = *rope;
+        rows = (page_rows){0, KK_PAGE_ROWS};
+    }
+    for (int32_t j = rows.lo; j < rows.hi; j++)
+        s->dev->k->turn(page_turns(s, i) + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
+                        page * KK_PAGE_ROWS + j);
+}
+
+/* What a page of the batch needs once for all its heads: latents, angles, kept scales. */
+static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const pass *s = arg;
+    const kk_evicted *e = s->e;
+    for (int32_t i = (int32_t)begin; i < (int32_t)end; i++) {
+        const int64_t page = s->first + i;
+        const page_rows gone = gone_of_page(s, 0, page);
+        const uint8_t *from = s->rows->g->latents[page], *scales = from + e->scales.v_off;
+        const size_t lo = (size_t)gone.lo, n = (size_t)(gone.hi - gone.lo), rank = (size_t)s->rank;
+        float *z = page_z(s, i) + lo * rank;
+        s->dev->k->widen(z, e->latent.format, s->rank, from + e->latent.v_off, gone.lo,
+                         gone.hi - gone.lo);
+        if (kk_dtype_is_quant(e->v->m.dtype))
+            s->dev->k->quantize(z, n * rank, page_acts(s, i) + lo * (rank / KK_BLOCK));
+        turn_page(s, i, gone);
+        for (int32_t j = gone.lo; j < gone.hi; j++) {
+            const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
+            for (int32_t h = 0; h < s->n_kv; h++) {
+                const float inv = kk_bf16_f32(kk_le16(row + 2 * h));
+                value_factors(s, i, h)[j] = inv;
+                if (s->a->slot.k_eq_v) key_factors(s, i, h)[j] = inv;
+            }
+        }
+    }
+}
+
+/* What is rebuilt of the keys of one head of one page: a task is numbered (page, head). */
+static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    const bool k_eq_v = s->a->slot.k_eq_v;
+    const kk_weight *w = k_eq_v ? s->e->v : s->e->k;
+    for (int64_t t = begin; t < end; t++) {
+        const int32_t head = (int32_t)(t % s->n_kv), i = (int32_t)(t / s->n_kv);
+        const page_rows gone = gone_of_page(s, 0, s->first + i);
+        const size_t wide = 2 * (size_t)s->half, lo = (size_t)gone.lo, rank = (size_t)s->rank;
+        float *x = page_keys(s, i, head) + lo * wide;
+        kk_strip strip = {
+            .dtype = w->m.dtype,
+            .n_in = s->rank,
+            .n_rows = gone.hi - gone.lo,
+            .w_stride = w->row_bytes,
+            .x = {.f = page_z(s, i) + lo * rank, .b = page_acts(s, i) + lo * (rank / KK_BLOCK)},
+            .out_stride = wide,
+            .panel = kk_thread_scratch(s->dev, thread)};
+        for (int32_t part = 0; part < 2; part++) {
+            for (int32_t o = 0; o < s->half; o += KK_STRIP) {
+                strip.n_out = s->half - o < KK_STRIP ? s->half - o : KK_STRIP;
+                strip.w = kk_weight_row(w, 0, (int64_t)head * s->d + part * (s->d / 2) + o);
+                strip.out = x + part * s->half + o;
+                s->dev->k->strip(&strip);
+            }
+        }
+        const kk_keys keys = {.x = x,
+                              .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
+                              .w = pair_at(s, s->pair.norm, 0, 0),
+                              .cs = page_turns(s, i) + lo * 2 * (size_t)s->a->n_rot,
+                              .n = gone.hi - gone.lo,
+                              .dim = 2 * s->half,
+                              .n_rot = s->a->n_rot,
+                              .eps = s->e->eps};
+        s->dev->k->keys(&keys);
+    }
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+/* Pairs [from, to) against a page of the batch. */
+typedef struct {
+    const pass *s;
+    int32_t from, to, page;
+    float *score, *more, *c;
+    int32_t lo[TASK_PAIRS]; /* what each pair sees begins here */
+    int32_t hi;
+} meeting;
+
+static void score_pairs(const meeting *m, page_rows rows) {
+    const pass *s = m->s;
+    const size_t wide = 2 * (size_t)s->half, lo = (size_t)rows.lo;
+    const int32_t n = rows.hi - rows.lo;
+    for (int32_t p = m->from, next; p < m->to; p = next) {
+        const int32_t kv = p / s->per_kv, end = (kv + 1) * s->per_kv;
+        next = end < m->to ? end : m->to;
+        s->dev->k->dots(m->score + (size_t)(p - m->from) * KK_PAGE_ROWS + lo,
+                        pair_at(s, s->pair.q, p, (int32_t)wide),
+                        page_keys(s, m->page, kv) + lo * wide, (int32_t)wide, next - p, n);
+    }
+    if (m->more)
+        s->dev->k->dots(m->more + lo, pair_at(s, s->pair.qz, m->from, s->rank),
+                        page_z(s, m->page) + lo * (size_t)s->rank, s->rank, m->to - m->from, n);
+}
+
+static void weigh_pairs(meeting *m) {
+    const pass *s = m->s;
+    for (int32_t p = m->from; p < m->to; p++) {
+        const size_t at = (size_t)(p - m->from);
+        const page_rows gone = gone_of_page(s, row_of_pair(s, p), s->first + m->page);
+        const kk_weighing w = {.score = m->score + at * KK_PAGE_ROWS,
+                               .more = m->more ? m->more + at * KK_PAGE_ROWS : NULL,
+                               .key = key_factors(s, m->page, p / s->per_kv),
+                               .value = value_factors(s, m->page, p / s->per_kv),
+                               .scale = s->a->scale,
+                               .lo = gone.lo,
+                               .hi = gone.hi,
+                               .m = pair_at(s, s->pair.m, p, 1),
+                               .c = m->c + at,
+                               .lane = pair_at(s, s->pair.lane, p, KK_LANES)};
+        m->lo[at] = gone.lo;
+        if (gone.lo < gone.hi) s->dev->k->weigh(&w);
+    }
+}
+
+/* Pairs that see the same rows are taken together. */
+static void sum_pairs(const meeting *m) {
+    const pass *s = m->s;
+    const int32_t pairs = m->to - m->from;
+    for (int32_t p = 0, next; p < pairs; p = next) {
+        for (next = p + 1; next < pairs && m->lo[next] == m->lo[p];) next++;
+        const kk_sums sum = {.acc = pair_at(s, s->pair.accz, m->from + p, s->rank),
+                             .acc_stride = (size_t)s->rank,
+                             .c = m->c + p,
+                             .w = m->score + p * KK_PAGE_ROWS + m->lo[p],
+                             .x = page_z(s, m->page) + (size_t)m->lo[p] * (size_t)s->rank,
+                             .x_stride = (size_t)s->rank,
+                             .n = s->rank,
+                             .n_acc = next - p,
+                             .n_x = m->hi - m->lo[p]};
+        if (m->lo[p] < m->hi) s->dev->k->sums(&sum);
+    }
+}
+
+static void attend_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    meeting m = {.s = s, .score = kk_thread_scratch(s->dev, thread)};
+    m.more = s->half < s->d / 2 ? m.score + TASK_PAIRS * KK_PAGE_ROWS : NULL;
+    m.c = m.score + 2 * TASK_PAIRS * KK_PAGE_ROWS;
+    for (int64_t t = begin; t < end; t++) {
+        m.from = (int32_t)t * s->task_pairs;
+        m.to = m.from + s->task_pairs < s->pairs ? m.from + s->task_pairs : s->pairs;
+        for (m.page = 0; m.page < s->n_pages; m.page++) {
+            const page_rows rows = gone_of_page(s, 0, s->first + m.page);
+            m.hi = rows.hi;
+            score_pairs(&m, rows);
+            weigh_pairs(&m);
+            sum_pairs(&m);
+        }
+    }
+}
+
+/* ---- the end ---------------------------------------------------------------------------- */
+
+/* 1 / sum of the lanes, and what a new largest score made of the sums of stored rows. */
+static void close_pairs(const pass *s) {
+    for (int32_t p = 0; p < s->pairs; p++) {
+        float *before = pair_at(s, s->pair.before, p, 1);
+        *before = kk_exp(*before - *pair_at(s, s->pair.m, p, 1));
+        *pair_at(s, s->pair.inv, p, 1) = 1.0f / kk_lanes_sum(pair_at(s, s->pair.lane, p, KK_LANES));
+    }
+}
+
+/* out = (out * before + D_v accz) / sum of the lanes, for a strip of a K/V head's values.  Sums of latents
+ * are not rounded to int8 as other activations: that would be one error for all rows, where those
+ * of single rows even out. */
+static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    const kk_weight *w = s->e->v;
+    const int32_t strips = (s->d + KK_STRIP - 1) / KK_STRIP;
+    float *d = kk_thread_scratch(s->dev, thread);
+    for (int64_t t = begin; t < end; t++) {
+        const int32_t kv = (int32_t)(t / strips), o = (int32_t)(t % strips) * KK_STRIP;
+        const int32_t first = kv * s->per_kv;
+        const kk_strip strip = {.dtype = KK_F32,
+                                .n_out = s->d - o < KK_STRIP ? s->d - o : KK_STRIP,
+                                .n_in = s->rank,
+                                .n_rows = s->per_kv,
+                                .w = (const uint8_t *)d,
+                                .w_stride = (size_t)s->rank * sizeof *d,
+                                .x = {.f = pair_at(s, s->pair.accz, first, s->rank)},
+                                .out = pair_at(s, s->pair.y, first, s->d) + o,
+                                .out_stride = (size_t)s->d};
+        for (int32_t i = 0; i < strip.n_out; i++)
+            s->dev->k->floats(w->m.dtype, kk_weight_row(w, 0, (int64_t)kv * s->d + o + i),
+                              d + (size_t)i * (size_t)s->rank, (size_t)s->rank);
+        s->dev->k->strip(&strip);
+        for (int32_t p = first; p < first + s->per_kv; p++) {
+            float *out = kk_buf_f(s->a->out) + place_of_pair(s, p) + o;
+            const float inv = *pair_at(s, s->pair.inv, p, 1);
+            const float before = *pair_at(s, s->pair.before, p, 1);
+            const float *y = pair_at(s, s->pair.y, p, s->d) + o;
+            const bool none = none_gone(s, row_of_pair(s, p));
+            for (int32_t i = 0; i < strip.n_out; i++)
+                out[i] = (none ? out[i] : out[i] * before + y[i]) * inv;
+        }
+    }
+}
+
+/* ---- all of it -------------------------------------------------------------------------- */
+
+/* Values are rebuilt strip by strip: where the pairs that are turned fill none, some more are. */
+static int32_t rebuilt_half(const kk_attend_args *a) {
+    const int32_t half = a->slot.head_dim / 2;
+    const int32_t strips = (a->n_rot + KK_STRIP - 1) / KK_STRIP * KK_STRIP;
+    return a->slot.k_eq_v && strips < half ? strips : half;
+}
+
+static pass open_pass(const kk_latent_rows *rows) {
+    const kk_attend_args *a = rows->a;
+    pass s = {.rows = rows,
+              .dev = rows->dev,
+              .a = a,
+              .e = a->evicted,
+              .d = a->slot.head_dim,
+              .rank = a->evicted->latent.head_dim,
+              .n_kv = a->slot.n_kv_head,
+              .group = a->n_head / a->slot.n_kv_head,
+              .half = rebuilt_half(a)};
+    s.per_kv = rows->n_rows * s.group;
+    s.pairs = s.per_kv * s.n_kv;
+    s.slices = (s.rank + SLICE - 1) / SLICE;
+    s.page = page_room_for(s.n_kv, s.rank, s.half, a->n_rot);
+    s.pair = pair_room_for((size_t)s.pairs, s.rank, s.d);
+    s.whole = kk_cpu_tile(a, rows->g, rows->row, rows->n_rows, 0, 0, 1);
+    s.whole.sink = s.whole.hide_chunk = 0;
+    const int32_t threads = kk_threads_count(s.dev->threads);
+    const int32_t even = (s.pairs + threads - 1) / threads;
+    s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;
+    kk_cpu_frequencies(&a->evicted->rope, s.freq);
+    copy_rebuilt(&s, pair_at(&s, s.pair.norm, 0, 0), kk_buf_f(a->k_norm));
+    return s;
+}
+
+void kk_cpu_attend_latents(const kk_latent_rows *rows) {
+    pass s = open_pass(rows);
+    kk_threads *threads = s.dev->threads;
+    const int64_t end = (rows->stored + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
+    const size_t fit = s.dev->batch.bytes / s.page.bytes;
+    const int64_t most = fit < MOST_PAGES ? (int64_t)fit : MOST_PAGES;
+    const int64_t tasks = (s.pairs + s.task_pairs - 1) / s.task_pairs;
+    s.keeps_turns = end - first_gone(&s, 0) / KK_PAGE_ROWS <= KK_TURNED_PAGES;
+    kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
+    for (s.first = first_gone(&s, 0) / KK_PAGE_ROWS; s.first < end; s.first += s.n_pages) {
+        s.n_pages = (int32_t)(end - s.first < most ? end - s.first : most);
+        kk_threads_loop(threads, s.n_pages, 1, ready_pages, &s);
+        kk_threads_loop(threads, (int64_t)s.n_pages * s.n_kv, 1, rebuild_keys, &s);
+        kk_threads_loop(threads, tasks, 1, attend_pairs, &s);
+    }
+    close_pairs(&s);
+    kk_threads_loop(threads, (int64_t)s.n_kv * ((s.d + KK_STRIP - 1) / KK_STRIP), 1, finish_strips,
+                    &s);
+}
+
+/* ---- scales ----------------------------------------------------------------------------- */
+
+typedef struct {
+    kk_dev *dev;
+    const kk_scales_args *a;
+    int32_t first, n; /* rows at hand */
+    float *z;         /* [n][rank] */
+    kk_act_block *acts;
+} scales_job;
+
+typedef struct {
+    uint8_t *page;
+    int32_t row;
+} row_place;
+
+static row_place place_of_row(const kk_rows *rows, int32_t r) {
+    const kk_group *g = rows->group;
+    while (r >= g->row + g->n_rows) g++;
+    const int64_t pos = g->pos + r - g->row;
+    return (row_place){g->latents[pos / KK_PAGE_ROWS], (int32_t)(pos % KK_PAGE_ROWS)};
+}
+
+static void load_latents(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const scales_job *j = arg;
+    const kk_kv_slot *slot = &j->a->latent;
+    const size_t rank = (size_t)slot->head_dim;
+    for (int32_t r = (int32_t)begin; r < (int32_t)end; r++) {
+        const row_place at = place_of_row(j->a->rows, j->first + r);
+        float *z = j->z + (size_t)r * rank;
+        j->dev->k->widen(z, slot->format, slot->head_dim, at.page + slot->v_off, at.row, 1);
+        if (kk_dtype_is_quant(j->a->v->m.dtype))
+            j->dev->k->quantize(z, rank, j->acts + (size_t)r * (rank / KK_BLOCK));
+    }
+}
+
+/* A task is a K/V head. */
+static void keep_scales(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const scales_job *j = arg;
+    const kk_scales_args *a = j->a;
+    const int32_t d = (int32_t)(a->v->m.n_out / a->n_kv_head), rank = a->latent.head_dim;
+    uint8_t *panel = kk_thread_scratch(j->dev, thread);
+    float *raw = (float *)(void *)(panel + panel_bytes(rank));
+    kk_strip strip = {.dtype = a->v->m.dtype,
+                      .n_in = rank,
+                      .n_rows = j->n,
+                      .w_stride = a->v->row_bytes,
+                      .x = {j->z, j->acts},
+                      .out_stride = (size_t)d,
+                      .panel = panel};
+    for (int64_t h = begin; h < end; h++) {
+        for (int32_t o = 0; o < d; o += KK_STRIP) {
+            strip.n_out = d - o < KK_STRIP ? d - o : KK_STRIP;
+            strip.w = kk_weight_row(a->v, 0, h * d + o);
+            strip.out = raw + o;
+            j->dev->k->strip(&strip);
+        }
+        for (int32_t r = 0; r < j->n; r++) {
+            const row_place at = place_of_row(a->rows, j->first + r);
+            const uint16_t inv =
+                kk_f32_bf16(j->dev->k->inv_rms(raw + (size_t)r * (size_t)d, d, a->eps));
+            memcpy(at.page + a->scales.v_off +
+                       2 * (size_t)(at.row * a->scales.head_dim + a->at + (int32_t)h),
+                   &inv, sizeof inv);
+        }
+    }
+}
+
+kk_status kk_cpu_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
+    (void)err;
+    const page_room room = page_room_for(a->n_kv_head, a->latent.head_dim, 0, 0);
+    uint8_t *base = dev->batch.data;
+    scales_job j = {.dev = dev,
+                    .a = a,
+                    .z = (float *)(void *)(base + room.z),
+                    .acts = (kk_act_block *)(void *)(base + room.acts)};
+    for (; j.first < a->rows->n_rows; j.first += j.n) {
+        const int32_t left = a->rows->n_rows - j.first;
+        j.n = left < KK_PAGE_ROWS ? left : KK_PAGE_ROWS;
+        kk_threads_loop(dev->threads, j.n, 4, load_latents, &j);
+        kk_threads_loop(dev->threads, a->n_kv_head, 1, keep_scales, &j);
+    }
+    return KK_OK;
+}
