@@ -5,8 +5,8 @@
  *   - a dot product with a weight is a chain of m16n8k16 bf16 products with float32 sums.  Rows
  *     are the 16, outputs the 8.  A step takes 32 inputs with two of them.  K steps are cut into
  *     eight slices at floor(steps * i / 8) where there are 48 or more; a slice starts from zero,
- *     and slices are added in order.  Whether slices run side by side in eight warps or one after the other in one
- *     changes nothing;
+ *     and slices are added in order.  Whether slices run side by side in eight warps or one
+ *     after the other in one changes nothing;
  *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
  *     tree within 32 lanes, then a tree over the sixteen parts;
  *   - a head's sum has 32 lanes and the tree;

@@ -195,7 +195,7 @@ __host__ __device__ constexpr int kk_part_floats(bool high) {
  *   kk_staged acts(const at &);               the activations it takes
  *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
  *   void ready();                             waits for the kernel before, stages activations
- *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; one warp calls it */
+ *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; by one warp */
 template <bool HIGH, int NS, class Job>
 __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) {
     constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS>::STEPS;
