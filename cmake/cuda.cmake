@@ -19,4 +19,5 @@ set_target_properties(kakeya_cuda PROPERTIES
   PREFIX "lib" C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 target_link_libraries(kakeya_cuda PRIVATE Threads::Threads m)
+target_link_options(kakeya_cuda PRIVATE "LINKER:-Bsymbolic") # its own core, not the program's
 install(TARGETS kakeya_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -407,7 +407,9 @@ static kk_status take_turns(policies *p, int32_t at, int32_t turn, kk_bench_turn
 /* With the policy's own account of what rounds cost. */
 static kk_status turn_of(policies *p, int32_t at, int32_t turn, kk_bench_turns *plain,
                          kk_bench_turns *dflash, kk_err *err) {
-    kk_costs *costs = &p->engine->rounds.costs;
+    kk_rounds *rounds = &p->engine->rounds;
+    const bool rebuilds = p->pair[at].plain.session->layout->latents.rank > 0;
+    kk_costs *costs = rebuilds ? &rounds->costs_rebuilding : &rounds->costs;
     const kk_costs before = *costs;
     *costs = p->pair[at].costs;
     const kk_status st = take_turns(p, at, turn, plain, dflash, err);

@@ -56,7 +56,7 @@ static void linear(Ctx &c, int R, std::vector<kk_part> parts, const uint16_t *x,
     launch(c, R > 8 ? (two ? kk_linear_kernel<true, 2> : kk_linear_kernel<true, 1>) : (two ? kk_linear_kernel<false, 2> : kk_linear_kernel<false, 1>), a, c.grid, lin_smem(R, n_in));
 }
 static kk_part part(const uint4 *w, float *out, int n_out, int n_in) { kk_part p = {}; p.w = w; p.out = out; p.n_out = n_out; p.units = n_out / 8; p.steps = n_in / 32; p.pitch = n_out; return p; }
-static void between(Ctx &c, int R, kk_between_args a) { launch(c, kk_between_kernel<2>, a, R, 0, KK_ROW_THREADS); }
+static void between(Ctx &c, int R, kk_cu_between a) { launch(c, kk_between_kernel<2>, a, R, 0, KK_ROW_THREADS); }
 
 enum { QKV = 1, ATT = 2, OUT = 4, MID = 8, GU = 16, EXP = 32, DOWN = 64, NORM = 128, HEAD = 256, ALL = 511 };
 static void qkv(Ctx &c, int R, Layer &l) {
@@ -72,12 +72,12 @@ static void outp(Ctx &c, int R, Layer &l) {
     int K = l.full ? 8192 : 4096;
     for (int r = 0, n; r < R; r += n) { n = K == 8192 && R > 4 ? 4 : K == 4096 && R > 8 ? 8 : R; linear(c, n, {part(l.o, B.y + (size_t)r * H, H, K)}, B.att + (size_t)r * K, K, 1); }
 }
-static void mid(Ctx &c, int R) { kk_between_args a = {}; a.x = B.x; a.a = B.y; a.w = B.ones; a.scale = 1; a.eps = 1e-6f; a.root = 0.0188f; a.z1 = B.z1; a.z2 = B.z2; a.z3 = B.z3; a.w1 = a.w2 = a.w3 = B.ones; a.dim = H; a.pitch = H; between(c, R, a); }
+static void mid(Ctx &c, int R) { kk_cu_between a = {}; a.x = B.x; a.a = B.y; a.w = B.ones; a.scale = 1; a.eps = 1e-6f; a.root = 0.0188f; a.z1 = B.z1; a.z2 = B.z2; a.z3 = B.z3; a.w1 = a.w2 = a.w3 = B.ones; a.dim = H; a.pitch = H; between(c, R, a); }
 static void gu(Ctx &c, int R, Layer &l) {
     kk_part p = part(l.g, 0, F, H); p.up = l.u; p.out = B.act; 
     linear(c, R, {part(l.r, B.logit, NE, H), p}, B.z1, H, 1);
 }
-static kk_choice_args choice(int R) { kk_choice_args a = {}; a.logits = B.logit; a.scale = B.ones; a.expert = B.ex; a.weight = B.wgt; a.n_rows = R; a.n_used = NU; a.n_expert = NE; return a; }
+static kk_choice_args choice(int R) { kk_choice_args a = {}; a.logits = B.logit; a.slices = 1; a.scale = B.ones; a.expert = B.ex; a.weight = B.wgt; a.n_rows = R; a.n_used = NU; a.n_expert = NE; return a; }
 static void gate(Ctx &c, int R, Layer &l) {
     kk_gate_args a = {}; a.choice = choice(R); a.gate = l.eg; a.up = l.eg + (size_t)(EF / 8) * (H / 32) * 32; a.gate_mat = a.up_mat = (size_t)(2 * EF / 8) * (H / 32) * 32; a.strips = EF / 8; a.steps = H / 32; a.act = B.eact; a.ffn = EF; a.act_pitch = EF; a.x = B.z2; a.n_in = H;
     a.dense = l.d; a.dense_x = B.act; a.dense_out = B.yd; a.dense_n_out = H; a.dense_units = H / 16; a.dense_steps = F / 32; a.dense_in = F;
@@ -89,7 +89,7 @@ static void down(Ctx &c, int R, Layer &l) {
     kk_down_args a = {}; a.choice = choice(R); a.down = l.ed; a.strips = H / 8; a.steps = a.wrap = EF / 32; a.act = B.eact; a.act_pitch = EF; a.out = B.ye; a.n_out = H;
     launch(c, R > 8 ? kk_down_kernel<true> : kk_down_kernel<false>, a, c.grid, KK_RINGS_BYTES + 2 * R * NU * 8 * 4);
 }
-static void norm(Ctx &c, int R) { kk_between_args a = {}; a.x = B.x; a.a = B.yd; a.b = B.ye; a.wa = a.wb = a.w = B.ones; a.scale = 0.5f; a.eps = 1e-6f; a.z1 = B.z1; a.w1 = B.ones; a.dim = H; a.pitch = H; between(c, R, a); }
+static void norm(Ctx &c, int R) { kk_cu_between a = {}; a.x = B.x; a.a = B.yd; a.b = B.ye; a.wa = a.wb = a.w = B.ones; a.scale = 0.5f; a.eps = 1e-6f; a.z1 = B.z1; a.w1 = B.ones; a.dim = H; a.pitch = H; between(c, R, a); }
 static void head(Ctx &c, int R, const uint4 *e) { kk_part p = part(e, B.big, 262144, H); p.cap = 30; linear(c, R, {p}, B.z1, H, 1); }
 
 static float timed(Ctx &c, const std::vector<Layer> &ls, const uint4 *emb, int R, int what, int reps) {

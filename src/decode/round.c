@@ -20,6 +20,12 @@ typedef struct {
     double draft_s, verify_s;
 } step;
 
+/* Sessions of a round keep their rows alike. */
+static kk_costs *costs_of(const step *s) {
+    const bool rebuilds = s->rounds[0]->layout->latents.rank > 0;
+    return rebuilds ? &s->all->costs_rebuilding : &s->all->costs;
+}
+
 /* ---- drafts ----------------------------------------------------------------------------- */
 
 /* The most that neither the outcome's limit nor the context would cut. */
@@ -92,7 +98,7 @@ static void choose_lengths(step *s) {
             s->choice[i].max = to_be_had(r);
         asks |= r->proposer != &kk_propose_none && !r->draft_fixed;
     }
-    if (asks) kk_controller_choose(&s->all->costs, s->choice, s->n, left);
+    if (asks) kk_controller_choose(costs_of(s), s->choice, s->n, left);
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         if (r->draft_fixed) s->choice[i].n = least(to_be_had(r), share - 1);
@@ -222,7 +228,7 @@ static void learn(const step *s) {
                             .verify_s = s->verify_s,
                             .draft_s = s->draft_s,
                             .looking = looking};
-    kk_controller_spent(&s->all->costs, &spent);
+    kk_controller_spent(costs_of(s), &spent);
 }
 
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {

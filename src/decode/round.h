@@ -29,7 +29,9 @@ typedef struct {
     const int32_t *tapped; /* layers whose outputs go to contexts */
     int32_t n_tapped;
     kk_restorer *restorer; /* NULL: no session keeps latents */
-    kk_costs costs;        /* what rounds took so far */
+    /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
+     * some, whose rounds take several times as long. */
+    kk_costs costs, costs_rebuilding;
 } kk_rounds;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */

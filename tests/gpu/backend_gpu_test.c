@@ -58,7 +58,8 @@ static double limit_of(const char *label) {
     for (size_t i = 0; product && i < COUNT(quantised); i++)
         if (strstr(label, quantised[i])) return 1e-1;
     if (product) return 1e-2;
-    if (!strncmp(label, "weights", 7)) return 2e-1; /* a softmax over large logits of rounded rows */
+    if (!strncmp(label, "weights", 7))
+        return 2e-1; /* a softmax over large logits of rounded rows */
     return 2e-5;
 }
 
@@ -71,11 +72,13 @@ static void compare(const char *name, const rig_records *want, const rig_records
         if (w->kind == RIG_INTS || w->kind == RIG_BYTES) {
             size_t differ = 0;
             for (size_t i = 0; i < w->n; i++)
-                differ += memcmp((const char *)w->data + i * rig_width(w->kind),
-                                 (const char *)g->data + i * rig_width(w->kind),
-                                 rig_width(w->kind)) != 0;
+                differ +=
+                    memcmp((const char *)w->data + i * rig_width(w->kind),
+                           (const char *)g->data + i * rig_width(w->kind), rig_width(w->kind)) != 0;
             const double share = (double)differ / (double)w->n;
-            const double limit = w->kind == RIG_BYTES ? 0.002 : strstr(w->label, "ties") ? 0.35 : 0.34;
+            const double limit = w->kind == RIG_BYTES       ? 0.002
+                                 : strstr(w->label, "ties") ? 0.35
+                                                            : 0.34;
             if (share > limit) complain(name, w->label, share, limit);
             continue;
         }
@@ -128,8 +131,8 @@ static void some_rows(rig *r, const float *x, int32_t first, int32_t n, int32_t 
 }
 
 static void linear_rows_are_alone(void) {
-    static const int32_t shapes[][2] = {{2816, 200}, {704, 2816}, {2112, 264}, {4096, 88}, {40, 24},
-                                        {8192, 48},  {1536, 1072}};
+    static const int32_t shapes[][2] = {{2816, 200}, {704, 2816}, {2112, 264}, {4096, 88},
+                                        {40, 24},    {8192, 48},  {1536, 1072}};
     static const int32_t cuts[] = {1, 2, 7, 8, 9, 16, 17, MOST};
     for (size_t s = 0; s < COUNT(shapes); s++) {
         static rig r;
@@ -139,7 +142,8 @@ static void linear_rows_are_alone(void) {
         const int32_t in = shapes[s][0], out = shapes[s][1];
         kk_weight *w = rig_weight(&r, KK_BF16, out, in);
         const float *x = rig_floats(&r, (size_t)(MOST * in), 1);
-        float *all = rig_memory(&r, (size_t)(MOST * out) * 4), *part = rig_memory(&r, (size_t)(MOST * out) * 4);
+        float *all = rig_memory(&r, (size_t)(MOST * out) * 4),
+              *part = rig_memory(&r, (size_t)(MOST * out) * 4);
         some_rows(&r, x, 0, MOST, in, w, out, all);
         for (size_t c = 0; c < COUNT(cuts); c++) {
             for (int32_t f = 0; f < MOST; f += cuts[c]) {
@@ -199,8 +203,10 @@ static void attend_rows_are_alone(void) {
         int32_t d, n_kv, n_head, window;
         bool k_eq_v;
         kk_dtype format;
-    } shapes[] = {{256, 8, 16, 100, false, KK_BF16}, {512, 2, 16, 0, true, KK_BF16},
-                  {256, 2, 4, 0, false, KK_KV8},     {64, 4, 4, 70, false, KK_BF16},
+    } shapes[] = {{256, 8, 16, 100, false, KK_BF16},
+                  {512, 2, 16, 0, true, KK_BF16},
+                  {256, 2, 4, 0, false, KK_KV8},
+                  {64, 4, 4, 70, false, KK_BF16},
                   {128, 4, 4, 0, true, KK_KV4}};
     enum { R = 19, AT = 250 };
     for (size_t s = 0; s < COUNT(shapes); s++) {
@@ -221,11 +227,13 @@ static void attend_rows_are_alone(void) {
         for (size_t k = 0; k < COUNT(cuts); k++) {
             for (int32_t f = 0; f < R; f += cuts[k]) {
                 const int32_t n = R - f < cuts[k] ? R - f : cuts[k];
-                const kk_group g = {.row = 0, .n_rows = n, .pos = AT + f, .pages = c->group[0].pages};
+                const kk_group g = {
+                    .row = 0, .n_rows = n, .pos = AT + f, .pages = c->group[0].pages};
                 const kk_rows all = {&g, 1, n};
                 kk_buf *out = rig_random_buf(&r, (size_t)n * width, 1);
                 const kk_attend_args a = {.out = out,
-                                          .q = rig_buf(&r, q + (size_t)f * width, (size_t)n * width),
+                                          .q =
+                                              rig_buf(&r, q + (size_t)f * width, (size_t)n * width),
                                           .k_norm = k_norm,
                                           .rope_pos = angles,
                                           .n_rot = d / 8,

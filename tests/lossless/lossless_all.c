@@ -2,7 +2,8 @@
  * sampling: drafted decoding against plain, as support/lossless.h compares them.
  *
  * lossless_test draws some of these cases; this runs all of them, which takes a while: `make
- * lossless-all`.  Proposers take turns over the cases.  Prompts are shared out among processes,
+ * lossless-all`.  Proposers take turns over the cases, policies over prompts and formats; rows are
+ * restored by a projection that has learned nothing, which is all the same to what is compared.  Prompts are shared out among processes,
  * one per core; what they counted is written as a report.  Exit status 1 when a case differed. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,12 +15,16 @@
 #include "core/clock.h"
 #include "eval/report.h"
 #include "support/lossless_axes.h"
+#include "support/projection_folder.h"
+#include "support/scratch.h"
 
 #define TINY KK_MODELS "/tiny"
 
 enum { TOKENS = 12, MOST_WORKERS = 64, MOST_SAID = 8 };
 
-static const kk_engine_opts pair = {.model = TINY "/verifier", .drafter = TINY "/drafter"};
+static char folder[] = "/tmp/kakeya-lossless-XXXXXX"; /* of the projection */
+static const kk_engine_opts pair = {
+    .model = TINY "/verifier", .drafter = TINY "/drafter", .projection = folder};
 
 /* What the processes share. */
 typedef struct {
@@ -66,6 +71,7 @@ static void cross(lossless_stage *stage) {
     v[AXIS_KIND] = (int32_t)stage->prompt->kind;
     v[AXIS_LENGTH] = (int32_t)stage->prompt->length;
     v[AXIS_FORMAT] = (int32_t)stage->format;
+    v[AXIS_POLICY] = (int32_t)stage->policy;
     for (v[AXIS_THREADS] = 0; v[AXIS_THREADS] < 2; v[AXIS_THREADS]++)
         for (v[AXIS_SAMPLING] = 0; v[AXIS_SAMPLING] < SAMPLINGS; v[AXIS_SAMPLING]++)
             for (v[AXIS_BLOCK] = 0; v[AXIS_BLOCK] < MOST_BLOCK; v[AXIS_BLOCK]++) {
@@ -85,8 +91,9 @@ static int work(void) {
     }
     for (int i; (i = atomic_fetch_add(&all->next, 1)) < n_prompts;)
         for (int f = 0; f < KK_KV_FORMATS; f++) {
-            if (lossless_stage_open(&stage, &w, &prompts[i], (uint32_t)i, (kk_kv_format)f, TOKENS,
-                                    why))
+            const lossless_policy policy = (lossless_policy)((i + f) % POLICIES);
+            if (lossless_stage_open(&stage, &w, &prompts[i], (uint32_t)i, (kk_kv_format)f, policy,
+                                    TOKENS, why))
                 cross(&stage);
             else
                 differs("a prompt", why);
@@ -217,7 +224,9 @@ int main(int argc, char **argv) {
     if (all == MAP_FAILED) return 1;
     kk_model_info info;
     kk_err err;
-    if (kk_model_inspect(pair.model, &info, &err) != KK_OK) {
+    if (!mkdtemp(folder)) return 1;
+    if (kk_model_inspect(pair.model, &info, &err) != KK_OK ||
+        projection_unlearned(folder, pair.model, &err) != KK_OK) {
         fprintf(stderr, "lossless-all: %s\n", err.msg);
         return 1;
     }
@@ -234,6 +243,7 @@ int main(int argc, char **argv) {
     snprintf(command, sizeof command, "lossless_all --prompts %d --processes %d", n_prompts,
              workers);
     const int code = finish(path, kk_now() - from, workers, command, good);
+    nftw(folder, scratch_remove, 16, FTW_DEPTH | FTW_PHYS);
     for (int i = 0; i < n_prompts; i++) free(prompts[i].ids);
     return code;
 }

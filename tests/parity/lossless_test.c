@@ -13,13 +13,15 @@
 #include <cmocka.h>
 
 #include "support/lossless_axes.h"
+#include "support/projection_folder.h"
+#include "support/scratch.h"
 #include "support/slow.h"
 
 #define TINY KK_MODELS "/tiny"
 
 enum {
-    CASES_OF_A_PROMPT = 5,
-    CASES_OF_A_LONG_ONE = 12,
+    CASES_OF_A_PROMPT = 4,
+    CASES_OF_A_LONG_ONE = 10,
     LEAST_OF_A_VALUE = 50,
     LEAST_OF_A_PAIR = 5,
     TOKENS = 24,
@@ -44,26 +46,32 @@ static void assert_covered(void) {
     assert_true(slow() || rarest_pair >= LEAST_OF_A_PAIR);
 }
 
-/* The format that this kind and length of prompt has had least. */
-static kk_kv_format next_format(const lossless_prompt *p, uint32_t index) {
-    kk_kv_format best = KK_KV_BF16;
+/* The format and policy that this kind and length of prompt, and the two of them, have had least. */
+static void next_stage(const lossless_prompt *p, uint32_t index, kk_kv_format *format,
+                       lossless_policy *policy) {
     int64_t least = INT64_MAX;
-    for (uint32_t i = 0; i < KK_KV_FORMATS; i++) {
-        const uint32_t f = (index + i) % KK_KV_FORMATS;
+    for (uint32_t i = 0; i < KK_KV_FORMATS * POLICIES; i++) {
+        const uint32_t f = (index + i) % KK_KV_FORMATS, k = (index + i) % POLICIES;
         const int64_t had = counts.pair[AXIS_FORMAT][f][AXIS_KIND][p->kind] +
-                            counts.pair[AXIS_FORMAT][f][AXIS_LENGTH][p->length];
+                            counts.pair[AXIS_FORMAT][f][AXIS_LENGTH][p->length] +
+                            counts.pair[AXIS_POLICY][k][AXIS_KIND][p->kind] +
+                            counts.pair[AXIS_POLICY][k][AXIS_LENGTH][p->length] +
+                            counts.pair[AXIS_POLICY][k][AXIS_FORMAT][f];
         if (had >= least) continue;
         least = had;
-        best = (kk_kv_format)f;
+        *format = (kk_kv_format)f;
+        *policy = (lossless_policy)k;
     }
-    return best;
 }
 
 static void try_prompt(lossless_world *w, const lossless_prompt *p, uint32_t index,
                        uint64_t *random) {
     char why[SAY], name[SAY];
     lossless_stage stage;
-    if (!lossless_stage_open(&stage, w, p, index, next_format(p, index), TOKENS, why))
+    kk_kv_format format = KK_KV_BF16;
+    lossless_policy policy = KEEPS_ALL;
+    next_stage(p, index, &format, &policy);
+    if (!lossless_stage_open(&stage, w, p, index, format, policy, TOKENS, why))
         fail_msg("prompt %u: %s", index, why);
     const int32_t threads = 1 + (int32_t)(next_random(random) % 2); /* evaluated once */
     const int cases = p->length == WRAPPED_OFTEN ? CASES_OF_A_LONG_ONE : CASES_OF_A_PROMPT;
@@ -79,13 +87,15 @@ static void try_prompt(lossless_world *w, const lossless_prompt *p, uint32_t ind
 }
 
 static void drafting_changes_nothing(void **state) {
-    (void)state;
     static lossless_prompt prompts[PROMPTS];
-    char why[SAY];
     uint64_t random = 4;
     int tried = 0;
     lossless_world w;
-    const kk_engine_opts pair = {.model = TINY "/verifier", .drafter = TINY "/drafter"};
+    const kk_engine_opts pair = {.model = TINY "/verifier",
+                                 .drafter = TINY "/drafter",
+                                 .projection = scratch_path(*state, "projection")};
+    assert_ok(projection_unlearned(pair.projection, pair.model, why));
+    char why[SAY];
     if (!lossless_world_open(&w, &pair, why)) fail_msg("%s", why);
     lossless_prompts_make(prompts, TINY "/verifier", w.plain->rounds.vocab);
     for (uint32_t i = 0; i < PROMPTS; i++) {
@@ -119,7 +129,8 @@ static void try_model(const kk_engine_opts *how, uint64_t *random) {
         for (uint32_t f = 0; f < KK_KV_FORMATS; f++) {
             if (!w.plain->pages.fits[f] || !w.drafted[0]->draft_pages.fits[f]) continue;
             if (slow() && (i + f) % SHARE_IF_SLOW) continue;
-            if (!lossless_stage_open(&stage, &w, &p, i + f, (kk_kv_format)f, TOKENS, why))
+            const lossless_policy policy = (lossless_policy)((i + f) % POLICIES);
+            if (!lossless_stage_open(&stage, &w, &p, i + f, (kk_kv_format)f, policy, TOKENS, why))
                 fail_msg("%s", why);
             for (int n = 0; n < CASES_OF_A_PROMPT; n++) {
                 const int32_t threads = 1 + (int32_t)random_below(random, 2);
@@ -137,18 +148,26 @@ static void try_model(const kk_engine_opts *how, uint64_t *random) {
 }
 
 static void other_models_draft_as_well(void **state) {
-    (void)state;
     uint64_t random = 9;
+    const char *moe = scratch_path(*state, "moe");
+    assert_ok(projection_unlearned(moe, KK_TEST_DATA "/parity/moe", why));
     const kk_engine_opts models[] = {
-        {.synthetic = "tiny:q4_0:7", .drafter = "synthetic"},
-        {.synthetic = "tiny-ple:q8_0:6", .drafter = "synthetic", .max_rows = 24},
-        {.model = KK_TEST_DATA "/parity/moe", .drafter = KK_TEST_DATA "/parity/moe/dflash"},
+        {.synthetic = "tiny:q4_0:7", .drafter = "synthetic", .projection = "synthetic:32"},
+        {.synthetic = "tiny-ple:q8_0:6",
+         .drafter = "synthetic",
+         .projection = "synthetic:64",
+         .max_rows = 24},
+        {.model = KK_TEST_DATA "/parity/moe",
+         .drafter = KK_TEST_DATA "/parity/moe/dflash",
+         .projection = moe},
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) try_model(&models[i], &random);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(drafting_changes_nothing),
-                                       cmocka_unit_test(other_models_draft_as_well)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(other_models_draft_as_well, scratch_setup,
+                                        scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

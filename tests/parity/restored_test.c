@@ -423,11 +423,16 @@ static int64_t latent_bytes(const kk_session *s, int64_t pages) {
     return pages * ((page + 4095) / 4096 * 4096);
 }
 
-/* The row of a latent in each format, and nothing beside it. */
+/* The row of a latent in each format, and one bf16 scale for each K/V head that is rebuilt. */
 static void check_latent_page(const kk_session *s, int32_t rank) {
     static const int32_t bits[KK_KV_FORMATS] = {
         [KK_KV_BF16] = 32, [KK_KV_F32] = 64, [KK_KV_Q8] = 17, [KK_KV_Q4] = 9}; /* halves */
-    const int64_t want = KK_PAGE_ROWS * (int64_t)rank * bits[s->keeps.latents] / 16;
+    const kk_projection_config *c = kk_restorer_config(s->engine->restorer);
+    int64_t heads = 0;
+    for (int32_t i = 0; i < c->n_layer; i++)
+        if (c->layer[i].restored) heads += c->layer[i].n_kv_head;
+    const int64_t want =
+        KK_PAGE_ROWS * ((int64_t)rank * bits[s->keeps.latents] / 16 + heads * (int64_t)2);
     const int64_t got = (int64_t)s->layout->page_bytes[KK_KIND_LATENT];
     assert_true(got >= want && got < want + 64);
 }

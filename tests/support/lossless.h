@@ -1,6 +1,6 @@
 /* lossless.h - one drafted generation against a plain one, and everything that must be equal.
  *
- * A stage is one prompt in one cache format, evaluated once per engine: by one without a drafter
+ * A stage is one prompt in one cache format and under one policy, evaluated once per engine: by one without a drafter
  * and with one thread, whose sessions decode plainly, and by engines with a drafter and one or
  * two threads, whose sessions draft.  A reference is a plain generation and the turn after it,
  * with the sessions as they were left.  A case forks the evaluated prompt, drafts its way through
@@ -62,6 +62,28 @@ static inline lossless_ending lossless_ending_of(uint32_t prompt, int32_t sampli
 
 static const char *const lossless_formats[KK_KV_FORMATS] = {
     [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
+
+typedef enum { KEEPS_ALL, KEEPS_WINDOW, KEEPS_RESTORED, POLICIES } lossless_policy;
+static const char *const lossless_policies[POLICIES] = {"native", "window", "restored"};
+
+/* What a stage keeps: by turns sliding layers, full ones or both, with windows that hold the
+ * longest round, and chunks that rounds cross. */
+static inline kk_session_opts lossless_keeping(lossless_policy policy, uint32_t seed,
+                                               int32_t model_window) {
+    static const kk_session_opts reaches[] = {
+        {.sink = 4, .window = 32, .chunk = 32},  {.sink = 1, .window = 20, .chunk = 7},
+        {.sink = 64, .window = 16, .chunk = 64}, {.sink = -1, .window = 64, .chunk = 1},
+        {.sink = 4, .window = 64, .chunk = 64},
+    };
+    const kk_keep keep = policy == KEEPS_WINDOW ? KK_KEEP_WINDOW : KK_KEEP_RESTORED;
+    if (policy == KEEPS_ALL) return (kk_session_opts){0};
+    kk_session_opts o = reaches[seed / 3 % (sizeof reaches / sizeof *reaches)];
+    const bool narrow = o.window > model_window; /* a window of its own for full layers alone */
+    o.kv_sliding = seed % 3 != 1 && !narrow ? keep : KK_KEEP_ALL;
+    o.kv_full = seed % 3 != 2 || narrow ? keep : KK_KEEP_ALL;
+    o.latents = (kk_kv_format)(policy == KEEPS_RESTORED ? seed / 5 % 2 : 0); /* bf16, f32 */
+    return o;
+}
 
 typedef struct {
     int32_t block; /* rows of a round: 1 and the drafts */
@@ -242,15 +264,17 @@ typedef struct {
     kk_session *plain, *drafted[2]; /* with the prompt evaluated; drafted: when first used */
     lossless_reference ref[SAMPLINGS];
     kk_kv_format format;
+    lossless_policy policy;
     lossless_oracle oracle; /* of the case at hand */
 } lossless_stage;
 
 static inline bool lossless_evaluate(lossless_stage *st, kk_engine *e, kk_spec spec,
                                      kk_session **out, char why[SAY]) {
     const lossless_prompt *p = st->prompt;
-    const kk_session_opts opts = {.ctx = p->n + MOST_TOKENS + FORESIGHT + TURN + NEXT_TOKENS,
-                                  .kv_format = st->format,
-                                  .spec = spec};
+    kk_session_opts opts = lossless_keeping(st->policy, st->seed, kk_engine_config(e)->window);
+    opts.ctx = p->n + MOST_TOKENS + FORESIGHT + TURN + NEXT_TOKENS;
+    opts.kv_format = st->format;
+    opts.spec = spec;
     LOSSLESS_TRY(kk_session_new(out, e, &opts, err));
     LOSSLESS_TRY(kk_session_append(*out, p->ids, (size_t)p->n, NULL, NULL, err));
     return true;
@@ -320,9 +344,14 @@ static inline bool lossless_refer(lossless_stage *st, int32_t which, char why[SA
 /* index: of the prompt; it draws how generations end.  tokens: the longest of them. */
 static inline bool lossless_stage_open(lossless_stage *st, lossless_world *w,
                                        const lossless_prompt *p, uint32_t index,
-                                       kk_kv_format format, int32_t tokens, char why[SAY]) {
-    *st = (lossless_stage){
-        .world = w, .prompt = p, .seed = index, .tokens = tokens, .format = format};
+                                       kk_kv_format format, lossless_policy policy, int32_t tokens,
+                                       char why[SAY]) {
+    *st = (lossless_stage){.world = w,
+                           .prompt = p,
+                           .seed = index,
+                           .tokens = tokens,
+                           .format = format,
+                           .policy = policy};
     uint64_t random = index;
     const uint32_t vocab = (uint32_t)kk_engine_config(w->plain)->vocab;
     st->n_turn = 1 + (int32_t)random_below(&random, TURN);
@@ -387,7 +416,7 @@ static inline void lossless_world_close(lossless_world *w) {
     *w = (lossless_world){0};
 }
 
-/* how: the model and its drafter. */
+/* how: the model, its drafter and its projection. */
 static inline bool lossless_world_open(lossless_world *w, const kk_engine_opts *how,
                                        char why[SAY]) {
     kk_engine_opts opts = *how;
@@ -407,7 +436,8 @@ static inline bool lossless_world_empty(const lossless_world *w, char why[SAY]) 
     for (int i = 0; i < 3; i++) {
         int64_t b[KK_MEM_CATEGORIES];
         kk_engine_memory(all[i], b);
-        const int64_t kv = b[KK_MEM_KV_SLIDING] + b[KK_MEM_KV_FULL] + b[KK_MEM_KV_DRAFTER];
+        const int64_t kv =
+            b[KK_MEM_KV_SLIDING] + b[KK_MEM_KV_FULL] + b[KK_MEM_KV_DRAFTER] + b[KK_MEM_KV_LATENTS];
         if (kv) return lossless_say(why, "bytes of K/V left behind", kv, 0);
     }
     return true;

@@ -10,6 +10,7 @@ enum {
     AXIS_LENGTH,
     AXIS_BLOCK, /* value: block - 1 */
     AXIS_FORMAT,
+    AXIS_POLICY,
     AXIS_THREADS, /* value: threads - 1 */
     AXIS_SAMPLING,
     AXIS_PROPOSER,
@@ -27,6 +28,7 @@ static const struct {
     [AXIS_LENGTH] = {"length", LENGTHS, lossless_lengths},
     [AXIS_BLOCK] = {"block", MOST_BLOCK, NULL},
     [AXIS_FORMAT] = {"format", KK_KV_FORMATS, lossless_formats},
+    [AXIS_POLICY] = {"policy", POLICIES, lossless_policies},
     [AXIS_THREADS] = {"threads", 2, NULL},
     [AXIS_SAMPLING] = {"sampling", SAMPLINGS, lossless_samplings},
     [AXIS_PROPOSER] = {"proposer", PROPOSERS, lossless_proposers},
@@ -59,7 +61,7 @@ static inline double lossless_need(const lossless_counts *c, const lossless_poin
     return need;
 }
 
-/* The most needed of some random settings for a prompt, format and number of threads; *random
+/* The most needed of some random settings for a prompt, format, policy and number of threads; *random
  * goes on. */
 static inline lossless_point lossless_draw(const lossless_counts *c, const lossless_stage *stage,
                                            int32_t threads, uint64_t *random) {
@@ -73,6 +75,7 @@ static inline lossless_point lossless_draw(const lossless_counts *c, const lossl
         p.value[AXIS_KIND] = (int32_t)stage->prompt->kind;
         p.value[AXIS_LENGTH] = (int32_t)stage->prompt->length;
         p.value[AXIS_FORMAT] = (int32_t)stage->format;
+        p.value[AXIS_POLICY] = (int32_t)stage->policy;
         p.value[AXIS_THREADS] = threads - 1;
         p.value[AXIS_ENDING] = (int32_t)lossless_ending_of(stage->seed, p.value[AXIS_SAMPLING]);
         const double need = lossless_need(c, &p);

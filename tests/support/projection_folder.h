@@ -64,6 +64,19 @@ static inline projection_values projection_values_of(const kk_projection_config 
     return p;
 }
 
+/* Writes a projection of a model in a folder that has learned nothing; a status, not a failure. */
+static inline kk_status projection_unlearned(const char *path, const char *model, kk_err *err) {
+    kk_checkpoint *ckpt = NULL;
+    KK_TRY(kk_checkpoint_open(&ckpt, model, NULL, err));
+    kk_projection_config c = projection_for(kk_checkpoint_config(ckpt), true);
+    kk_checkpoint_close(ckpt);
+    c.verifier = 0; /* not said */
+    projection_values p = projection_values_of(&c);
+    const kk_status st = kk_projection_write(path, &c, &p.values, KK_BF16, err);
+    free(p.all);
+    return st;
+}
+
 static inline void same_config(const kk_projection_config *a, const kk_projection_config *b) {
     assert_int_equal(a->source, b->source);
     assert_int_equal(a->n_taps, b->n_taps);

@@ -5,8 +5,8 @@
  *   - a dot product with a weight is a chain of m16n8k16 bf16 products with float32 sums.  Rows
  *     are the 16, outputs the 8.  A step takes 32 inputs with two of them.  K steps are cut into
  *     eight slices at floor(steps * i / 8) where there are 48 or more; a slice starts from zero,
- *     and slices are added in order.  Whether slices run side by side in eight warps or one after the other in one
- *     changes nothing;
+ *     and slices are added in order.  Whether slices run side by side in eight warps or one
+ *     after the other in one changes nothing;
  *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
  *     tree within 32 lanes, then a tree over the sixteen parts;
  *   - a head's sum has 32 lanes and the tree;
@@ -23,10 +23,10 @@ enum {
     KK_WARP = 32,
     KK_BLOCK_WARPS = 8,
     KK_BLOCK_THREADS = 256,
-    KK_SLICES = 8,        /* of the K steps of a weight */
-    KK_STEP = 32,         /* inputs of a step */
-    KK_STRIP_OUT = 8,     /* outputs of a strip */
-    KK_ROWS_MAX = 16,     /* rows of one decode kernel */
+    KK_SLICES = 8,    /* of the K steps of a weight */
+    KK_STEP = 32,     /* inputs of a step */
+    KK_STRIP_OUT = 8, /* outputs of a strip */
+    KK_ROWS_MAX = 16, /* rows of one decode kernel */
 };
 
 /* Short rows are one slice: there a warp takes a strip alone. */
@@ -75,7 +75,9 @@ __device__ __forceinline__ float kk_dsoftcap(float x, float cap) {
 __device__ __forceinline__ uint16_t kk_dbf16(float f) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(f));
 }
-__device__ __forceinline__ float kk_dfloat(uint16_t h) { return __uint_as_float((uint32_t)h << 16); }
+__device__ __forceinline__ float kk_dfloat(uint16_t h) {
+    return __uint_as_float((uint32_t)h << 16);
+}
 __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
     return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
 }
@@ -92,12 +94,9 @@ __device__ __forceinline__ float kk_warp_sum(float v) {
  * values 4 t .. 4 t + 3 of every 2048. */
 enum { KK_ROW_THREADS = 512, KK_ROW_SPAN = 4 * KK_ROW_THREADS, KK_ROW_MOST = 4 * KK_ROW_SPAN };
 
-template <int V> struct kk_row {
-    float v[4 * V];
-};
+template <int V> struct kk_row { float v[4 * V]; };
 
-template <int V>
-__device__ __forceinline__ kk_row<V> kk_row_load(const float *p, int dim) {
+template <int V> __device__ __forceinline__ kk_row<V> kk_row_load(const float *p, int dim) {
     kk_row<V> r;
 #pragma unroll
     for (int i = 0; i < V; i++) {

@@ -144,8 +144,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
                               kk_dfloat(at[(size_t)(p * w.wrap + k) * 256 + lane]), s);
         sum[m] = kk_warp_sum(s);
     }
-    if (lane == 0)
-        a.act[pair * (size_t)a.act_pitch + o] = kk_dbf16(kk_glu_of(sum[0], sum[1], 0));
+    if (lane == 0) a.act[pair * (size_t)a.act_pitch + o] = kk_dbf16(kk_glu_of(sum[0], sum[1], 0));
 }
 
 static bool odd_gate(const kk_cu_gate *a) {

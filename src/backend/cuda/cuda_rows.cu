@@ -158,7 +158,8 @@ cudaError_t kk_cu_run_rope(kk_cu_at at, const kk_cu_rope *a) {
 }
 
 /* A block per piece of dim values. */
-__global__ void __launch_bounds__(KK_ROW_THREADS, 1) ple_kernel(const __grid_constant__ kk_cu_ple a) {
+__global__ void __launch_bounds__(KK_ROW_THREADS, 1)
+    ple_kernel(const __grid_constant__ kk_cu_ple a) {
     __shared__ float room[16];
     const size_t r = blockIdx.y, l = blockIdx.x, at = (r * gridDim.x + l) * (size_t)a.dim;
     kk_next();

@@ -125,9 +125,9 @@ struct kk_router_args {
 };
 
 template <bool HIGH>
-__global__ void __launch_bounds__(KK_WARP, 8)
+__global__ void __launch_bounds__(KK_WARP, 4)
     kk_router_kernel(const __grid_constant__ kk_router_args a) {
-    enum { AT_ONCE = 6 };
+    enum { AT_ONCE = 12 };
     const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4, wrap = a.n_in / KK_STEP;
     const int slices = kk_slices(a.steps), slice = (int)blockIdx.x % slices;
     const int strip = (int)blockIdx.x / slices;
@@ -166,9 +166,9 @@ __global__ void __launch_bounds__(KK_WARP, 8)
  * less than a kernel of its own. */
 struct kk_choice {
     int n_active;
-    short active[KK_MAX_EXPERTS];            /* expert ids, ascending */
-    short first[KK_MAX_EXPERTS + 1];         /* into pair, by active expert */
-    short pair[KK_ROWS_MAX * KK_MAX_USED];   /* row * n_used + slot */
+    short active[KK_MAX_EXPERTS];          /* expert ids, ascending */
+    short first[KK_MAX_EXPERTS + 1];       /* into pair, by active expert */
+    short pair[KK_ROWS_MAX * KK_MAX_USED]; /* row * n_used + slot */
     short pair_row[KK_ROWS_MAX * KK_MAX_USED];
     short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
     float weight[KK_ROWS_MAX * KK_MAX_USED], logit[KK_ROWS_MAX * KK_MAX_USED];
@@ -298,8 +298,8 @@ struct kk_gate_args {
     kk_choice_args choice;
     const uint4 *gate, *up;
     size_t gate_mat, up_mat; /* from one expert to the next */
-    int strips, steps;      /* of ffn outputs; of hidden inputs */
-    uint16_t *act;          /* [pairs][act_pitch] */
+    int strips, steps;       /* of ffn outputs; of hidden inputs */
+    uint16_t *act;           /* [pairs][act_pitch] */
     int ffn, act_pitch;
     const uint16_t *x; /* [n_rows][n_in] */
     int n_in;

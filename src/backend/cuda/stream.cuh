@@ -195,7 +195,7 @@ __host__ __device__ constexpr int kk_part_floats(bool high) {
  *   kk_staged acts(const at &);               the activations it takes
  *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
  *   void ready();                             waits for the kernel before, stages activations
- *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; one warp calls it */
+ *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; by one warp */
 template <bool HIGH, int NS, class Job>
 __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) {
     constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS>::STEPS;
@@ -204,14 +204,14 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
     const uint4 *one = 0, *two = 0;
     int left = 0;
     auto seek = [&]() { /* the next unit in which this warp has a step */
-        for (; !job.done(in); job.next(in)) {
-            const int steps = job.steps(in), from = kk_slice(steps, warp);
-            left = kk_slice(steps, warp + 1) - from;
-            if (left == 0) continue;
-            one = job.strip(in, 0) + from * KK_WARP;
-            if (NS > 1) two = job.strip(in, 1) + from * KK_WARP;
-            return;
-        }
+                        for (; !job.done(in); job.next(in)) {
+                            const int steps = job.steps(in), from = kk_slice(steps, warp);
+                            left = kk_slice(steps, warp + 1) - from;
+                            if (left == 0) continue;
+                            one = job.strip(in, 0) + from * KK_WARP;
+                            if (NS > 1) two = job.strip(in, 1) + from * KK_WARP;
+                            return;
+                        }
     };
     auto fetch = [&]() {
         const int n = min(STEPS, left);
@@ -273,7 +273,8 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
 }
 
 /* Sum i (row i / 8, output i % 8) of strip s, slices in order. */
-template <bool HIGH> __device__ __forceinline__ float kk_slices_sum(const float *part, int s, int i) {
+template <bool HIGH>
+__device__ __forceinline__ float kk_slices_sum(const float *part, int s, int i) {
     constexpr int PART = HIGH ? 128 : 64;
     part += s * KK_SLICES * PART + i;
     float v = part[0];
