@@ -165,6 +165,7 @@ static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, 
     static const kk_dtype decoders[] = {KK_F32, KK_BF16, KK_Q8_0};
     static const int32_t ranks[] = {32, 64, 96, 128}, dims[] = {64, 64, 128};
     static const int32_t heads[][2] = {{1, 1}, {2, 2}, {2, 1}, {4, 2}, {6, 2}, {3, 3}, {4, 4}};
+    static const int32_t odd_ranks[] = {1, 20, 33, 100};
     static const int32_t sights[] = {0, 0, 0, 1, 20, 64, 90, 130, 200};
     evicted_shape s = {.format = PICK(random, formats),
                        .latents = PICK(random, formats),
@@ -183,6 +184,8 @@ static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, 
     s.n_rot = below(random, 2) ? s.head_dim / 2 : s.head_dim / 8;
     s.rank =
         kk_dtype_is_packed(s.latents) ? 64 * (1 + (int32_t)below(random, 2)) : PICK(random, ranks);
+    if (!kk_dtype_is_packed(s.latents) && s.decoders != KK_Q8_0 && below(random, 3) == 0)
+        s.rank = PICK(random, odd_ranks);
     s.sight = PICK(random, sights);
     return s;
 }

@@ -6,9 +6,13 @@
  * (mix 1), the reference is a session that keeps everything.
  * ctest: threads */
 #define _GNU_SOURCE
+#include "support/projection_folder.h"
 #include "support/restored.h"
 #include "support/rounds.h"
+#include "support/scratch.h"
 #include "support/slow.h"
+
+#define SHIPPED KK_MODELS "/tiny/verifier"
 
 static int32_t prompt[TINY_CONTEXT];
 
@@ -78,6 +82,44 @@ static void true_rows_give_native_logits(void **state) {
         }
         kk_engine_close(e);
     }
+}
+
+/* The shipped model, whose sliding layers see 512 rows, past its windows twice. */
+static void true_rows_give_native_logits_of_the_shipped_model(void **state) {
+    enum { N = 1150, PIECE = 115 };
+    kk_engine *e = NULL;
+    scratch_setup(state);
+    const kk_engine_opts opts = {.model = SHIPPED,
+                                 .projection = scratch_path(*state, "projection"),
+                                 .threads = 2,
+                                 .no_pin = true};
+    assert_ok(projection_unlearned(opts.projection, SHIPPED, why));
+    assert_ok(kk_engine_open(&e, &opts, why));
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
+        if (slow() && f) continue;
+        kk_session_opts how = reach_at(f + 3);
+        how.ctx = 1200;
+        how.kv_format = (kk_kv_format)f;
+        kk_session *native = session_of(e, how);
+        how.kv_sliding = how.kv_full = KK_KEEP_RESTORED;
+        how.mixes = true;
+        how.mix = 1;
+        kk_session *other = session_of(e, how);
+        for (int32_t at = 0; at < N; at += PIECE) {
+            const float *x, *y;
+            tiny_append(native, prompt + at, PIECE);
+            tiny_append(other, prompt + at, PIECE);
+            assert_ok(kk_session_logits(native, &x, why));
+            assert_ok(kk_session_logits(other, &y, why));
+            if (memcmp(x, y, (size_t)e->rounds.vocab * sizeof *x) != 0)
+                fail_msg("format %d: logits differ after %d tokens", f, native->len);
+        }
+        assert_same_generation(native, other, 16);
+        kk_session_free(native);
+        kk_session_free(other);
+    }
+    kk_engine_close(e);
+    scratch_teardown(state);
 }
 
 /* ---- what is gone, and when --------------------------------------------------------------- */
@@ -500,6 +542,7 @@ static void latents_go_with_their_layers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(true_rows_give_native_logits),
+        cmocka_unit_test(true_rows_give_native_logits_of_the_shipped_model),
         cmocka_unit_test(short_prompts_are_native),
         cmocka_unit_test(passes_share_rebuilt_rows),
         cmocka_unit_test(pieces_change_nothing),
