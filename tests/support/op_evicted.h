@@ -1,4 +1,4 @@
-/* op_evicted.h - a layer whose rows are not all in their pages, for attention over them: latents and
+/* op_evicted.h - a layer whose rows are not all in their pages, for attention over them: latents,
  * decoders, sinks that lie apart, and what should come out, in plain double arithmetic.
  *
  * What is expected is worked out while everything is still there.  Then all that no row may read is

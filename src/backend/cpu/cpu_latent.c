@@ -1,4 +1,4 @@
-/* cpu_latent.c - attention over rows of which only latents are left, mostly without rebuilding them.
+/* cpu_latent.c - attention over rows of which only latents are left, with little rebuilding.
  *
  * V_j = inv_j D_v z_j, inv_j kept beside the latent, is linear in it.  So a query's sum of values
  * is D_v (sum_j p_j inv_j z_j): what is summed up are latents, and D_v comes once, at the end.
@@ -430,9 +430,9 @@ static void close_pairs(const pass *s) {
     }
 }
 
-/* out = (out * before + D_v accz) / sum of the lanes, for a strip of a K/V head's values.  Sums of latents
- * are not rounded to int8 as other activations: that would be one error for all rows, where those
- * of single rows even out. */
+/* out = (out * before + D_v accz) / sum of the lanes, for a strip of a K/V head's values.  Sums of
+ * latents are not rounded to int8 as other activations are: that would be one error for all rows,
+ * where those of single rows even out. */
 static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
     const kk_weight *w = s->e->v;
