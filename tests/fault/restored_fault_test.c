@@ -28,13 +28,12 @@ static int setup(void **state) {
     return projection_unlearned(scratch_path(*state, "p"), MOE, NULL) == KK_OK ? 0 : -1;
 }
 
-static kk_status open_engine(kk_engine **e, void *state, uint64_t limit, kk_err *err) {
+static kk_status open_engine(kk_engine **e, void *state, kk_err *err) {
     const kk_engine_opts opts = {.model = MOE,
                                  .projection = scratch_path(state, "p"),
                                  .threads = 2,
                                  .no_pin = true,
-                                 .max_rows = CHUNK,
-                                 .memory_limit = limit};
+                                 .max_rows = CHUNK};
     return kk_engine_open(e, &opts, err);
 }
 
@@ -53,7 +52,7 @@ static void opening_fails_cleanly(void **state) {
         kk_engine *e = NULL;
         kk_err err = {0};
         kk_fault_after(n, false);
-        const kk_status st = open_engine(&e, *state, 0, &err);
+        const kk_status st = open_engine(&e, *state, &err);
         kk_fault_after(0, false);
         kk_engine_close(e);
         assert_int_equal(kk_live_bytes(), bytes);
@@ -77,7 +76,7 @@ static void sessions_fail_cleanly(void **state) {
             kk_engine *e = NULL;
             kk_session *s = NULL;
             kk_err err = {0};
-            assert_ok(open_engine(&e, *state, 0, why));
+            assert_ok(open_engine(&e, *state, why));
             kk_engine_memory(e, before);
             kk_fault_after(n, false);
             const kk_status st = kk_session_new(&s, e, &how, &err);
@@ -139,7 +138,7 @@ static void steps_fail_cleanly(void **state) {
                                                           step_append};
     kk_engine *e = NULL;
     int64_t failures = 0;
-    assert_ok(open_engine(&e, *state, 0, why));
+    assert_ok(open_engine(&e, *state, why));
     kk_session *s = session_of(e, restored);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         for (int64_t n = 1;; n++) {
@@ -165,52 +164,63 @@ static void steps_fail_cleanly(void **state) {
 
 /* ---- the memory limit --------------------------------------------------------------------- */
 
-/* Limits from what an engine takes up to what a session needs: what does not fit is refused, and
- * what was there goes on. */
+static int64_t counted(const kk_engine *e) {
+    int64_t bytes[KK_MEM_CATEGORIES], sum = 0;
+    kk_engine_memory(e, bytes);
+    for (int c = KK_MEM_KV_SLIDING; c < KK_MEM_CATEGORIES; c++) sum += bytes[c];
+    return sum;
+}
+
+typedef struct {
+    int sessions, tokens;
+} refusals;
+
+/* A session that gets as far as the limit lets it; after a refusal it is as it was, and goes on
+ * when there is room again. */
+static void live_within(kk_engine *e, int64_t limit, refusals *n) {
+    kk_session *s = NULL;
+    kk_err err = {0};
+    e->mem.limit = limit;
+    const kk_status made = kk_session_new(&s, e, &restored, &err);
+    if (made != KK_OK) {
+        check_failure(made, &err);
+        n->sessions++;
+        return;
+    }
+    while (s->len < 2 * PROMPT) {
+        const int32_t len = s->len;
+        const int64_t cached = kk_cache_len(s->cache);
+        const kk_status st = kk_session_append(s, prompt + len % PROMPT, 10, NULL, NULL, &err);
+        assert_true(counted(e) <= limit || e->mem.limit == 0);
+        if (st == KK_OK) continue;
+        check_failure(st, &err);
+        assert_int_equal(s->len, len);
+        assert_int_equal(kk_cache_len(s->cache), cached);
+        n->tokens++;
+        e->mem.limit = 0;
+    }
+    e->mem.limit = 0;
+    assert_sound(s);
+    kk_session_free(s);
+}
+
+/* Limits from what an engine takes up to what a session needs. */
 static void limits_refuse_cleanly(void **state) {
     kk_engine *e = NULL;
-    int64_t opened[KK_MEM_CATEGORIES], used[KK_MEM_CATEGORIES], base = 0, full = 0;
-    int refused_sessions = 0, refused_tokens = 0;
-    assert_ok(open_engine(&e, *state, 0, why));
-    kk_engine_memory(e, opened);
+    refusals n = {0};
+    assert_ok(open_engine(&e, *state, why));
+    const int64_t base = counted(e);
     kk_session *s = session_of(e, restored);
     tiny_append(s, prompt, PROMPT);
     tiny_append(s, prompt, PROMPT);
-    kk_engine_memory(e, used);
-    for (int c = KK_MEM_KV_SLIDING; c < KK_MEM_CATEGORIES; c++) {
-        base += opened[c];
-        full += used[c];
-    }
+    const int64_t full = counted(e);
     kk_session_free(s);
-    kk_engine_close(e);
     for (int64_t limit = base; limit < full + 8192; limit += (full - base) / 24) {
-        kk_err err = {0};
-        assert_ok(open_engine(&e, *state, (uint64_t)limit, why));
-        kk_status st = kk_session_new(&s, e, &restored, &err);
-        if (st != KK_OK) {
-            check_failure(st, &err);
-            refused_sessions++;
-            kk_engine_close(e);
-            continue;
-        }
-        while (s->len < 2 * PROMPT) {
-            const int32_t len = s->len;
-            st = kk_session_append(s, prompt + len % PROMPT, 10, NULL, NULL, &err);
-            if (st == KK_OK) continue;
-            check_failure(st, &err);
-            assert_int_equal(s->len, len);
-            refused_tokens++;
-            break;
-        }
-        if (s->len == 2 * PROMPT) { /* and in one piece, which holds more meanwhile or fails */
-            assert_ok(kk_session_rewind(s, 0, NULL, why));
-            st = kk_session_append(s, prompt, PROMPT, NULL, NULL, &err);
-            assert_int_equal(s->len, st == KK_OK ? PROMPT : 0);
-        }
-        kk_session_free(s);
-        kk_engine_close(e);
+        live_within(e, limit, &n);
+        assert_int_equal(counted(e), base);
     }
-    assert_true(refused_sessions > 0 && refused_tokens > 2);
+    assert_true(n.sessions > 0 && n.tokens > 2);
+    kk_engine_close(e);
 }
 
 int main(void) {
