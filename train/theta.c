@@ -178,5 +178,5 @@ kk_status kk_theta_write(const kk_theta *t, const char *path, kk_err *err) {
         const kk_theta_block *b = &t->block[i];
         (b->value ? v.v : v.k)[b->layer] = t->params + b->at;
     }
-    return kk_projection_write(path, &t->config, &v, KK_F32, err);
+    return kk_projection_write(path, &t->config, &v, KK_BF16, err);
 }
