@@ -45,7 +45,7 @@ static const option train_options[] = {
                   "file or folder to train on; more may follow behind the options (default: the "
                   "shipped prompts and what the model says to them)"),
     OPTION_INT(NULL, "tokens", "N", AT(tokens), 1, 1 << 30,
-               "tokens to train on, documents with a code apart (default: 60000)"),
+               "tokens to train on, documents with a code apart (default: 40000)"),
     OPTION_INT(NULL, "length", "N", AT(length), 16, 1 << 20,
                "most tokens of a text (default: 1024)"),
     OPTION_INT(NULL, "predict", "N", AT(predict), 0, 1 << 20,
@@ -277,7 +277,7 @@ static int run_projection(int argc, char **argv) {
                     .targets = "raw",
                     .rank = 256,
                     .full_weight = 1,
-                    .tokens = 60000,
+                    .tokens = 40000,
                     .length = 1024,
                     .predict = 256,
                     .needles = 12,
