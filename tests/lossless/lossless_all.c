@@ -3,8 +3,9 @@
  *
  * lossless_test draws some of these cases; this runs all of them, which takes a while: `make
  * lossless-all`.  Proposers take turns over the cases, policies over prompts and formats; rows are
- * restored by a projection that has learned nothing, which is all the same to what is compared.  Prompts are shared out among processes,
- * one per core; what they counted is written as a report.  Exit status 1 when a case differed. */
+ * restored by a projection that has learned nothing, which is all the same to what is compared.
+ * Prompts are shared out among processes, one per core; what they counted is written as a report.
+ * Exit status 1 when a case differed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -46,7 +46,7 @@ static void assert_covered(void) {
     assert_true(slow() || rarest_pair >= LEAST_OF_A_PAIR);
 }
 
-/* The format and policy that this kind and length of prompt, and the two of them, have had least. */
+/* The format and policy that this kind and length of prompt, and both of them, have had least. */
 static void next_stage(const lossless_prompt *p, uint32_t index, kk_kv_format *format,
                        lossless_policy *policy) {
     int64_t least = INT64_MAX;

@@ -1,13 +1,12 @@
 /* lossless.h - one drafted generation against a plain one, and everything that must be equal.
  *
- * A stage is one prompt in one cache format and under one policy, evaluated once per engine: by one without a drafter
- * and with one thread, whose sessions decode plainly, and by engines with a drafter and one or
- * two threads, whose sessions draft.  A reference is a plain generation and the turn after it,
- * with the sessions as they were left.  A case forks the evaluated prompt, drafts its way through
- * the same, and is compared: tokens, hash of the logits, reason of the end, lengths, anchor, the
- * bytes of every cache row, bytes counted, and all of that again after the next turn.
- *
- * Nothing here fails a test by itself: a case says what differed. */
+ * A stage is one prompt in one cache format and under one policy, evaluated once per engine: by
+ * one without a drafter and with one thread, whose sessions decode plainly, and by engines with a
+ * drafter and one or two threads, whose sessions draft.  A reference is a plain generation and
+ * the turn after it, with the sessions as they were left.  A case forks the evaluated prompt,
+ * drafts its way through the same, and is compared: tokens, hash of the logits, reason of the
+ * end, lengths, anchor, the bytes of every cache row, bytes counted, and all of that again after
+ * the next turn.  Nothing here fails a test by itself: a case says what differed. */
 #ifndef KK_TESTS_LOSSLESS_H
 #define KK_TESTS_LOSSLESS_H
 

@@ -61,8 +61,8 @@ static inline double lossless_need(const lossless_counts *c, const lossless_poin
     return need;
 }
 
-/* The most needed of some random settings for a prompt, format, policy and number of threads; *random
- * goes on. */
+/* The most needed of some random settings for a prompt, format, policy and number of threads;
+ * *random goes on. */
 static inline lossless_point lossless_draw(const lossless_counts *c, const lossless_stage *stage,
                                            int32_t threads, uint64_t *random) {
     enum { CANDIDATES = 24 };
