@@ -1,5 +1,5 @@
-/* cmd_eval.c - `kakeya eval`: what a model can do, measured by asking it.  Each kind has its options
- * in a file of its own. */
+/* cmd_eval.c - `kakeya eval`: what a model can do, measured by asking it.  Each kind has its
+ * options in a file of its own. */
 #include <stdio.h>
 #include <string.h>
 

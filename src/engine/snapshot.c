@@ -1,9 +1,9 @@
 /* snapshot.c - writes a session to a file and makes one of a file; see saved.h for the format.
  *
- * Saving copies nothing but a cache's last page and its sink: pages go to the file from where they lie.  That
- * needs no lock, because a page that others share is written by nobody.  Loading reads pages into
- * a new session's own, checks each part against its checksum, and hands the session out only when
- * all of it was read: until then a failure leaves nothing behind. */
+ * Saving copies nothing but a cache's last page and its sink: pages go to the file from where they
+ * lie.  That needs no lock, because a page that others share is written by nobody.  Loading reads
+ * pages into a new session's own, checks each part against its checksum, and hands the session out
+ * only when all of it was read: until then a failure leaves nothing behind. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>

@@ -177,8 +177,7 @@ static int64_t pages_lacking(const table *t, int64_t from, int64_t to) {
 static void own_page(table *t, kk_pool *pool, int64_t i, int64_t len) {
     kk_page *mine = kk_pool_take(pool);
     if (i < t->held.end) {
-        if (i * KK_PAGE_ROWS < len)
-            kk_pool_copy(pool, mine->data, t->page[i]->data);
+        if (i * KK_PAGE_ROWS < len) kk_pool_copy(pool, mine->data, t->page[i]->data);
         kk_pool_drop(pool, t->page[i]);
     } else {
         t->held.end = i + 1;
