@@ -33,6 +33,8 @@ static const kk_backend *load(const char *name) {
     snprintf(symbol, sizeof symbol, "kk_%s_module", name);
     module_fn open;
     *(void **)&open = dlsym(module, symbol);
+    if (!open) dlclose(module);
+    /* cppcheck-suppress resourceLeak */
     return open ? open(sizeof(kk_backend)) : NULL;
 }
 

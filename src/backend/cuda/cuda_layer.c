@@ -15,6 +15,8 @@
  * follows.  The model's own buffers for them (z, y, gate, up and so on) are not written: within a
  * recorded sequence that overwrites them before anyone reads, nobody can tell.  Whoever wants to
  * look at them reads them right after the operation, which ends the queue there. */
+#include <assert.h>
+
 #include "backend/cuda/cuda_device.h"
 
 enum { LAYER_OPS = 16, HEAD_OPS = 4, CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */ };
@@ -120,7 +122,10 @@ static void set_part(kk_cu_linear *l, const kk_weight *w, void *out) {
 static kk_status enter(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_op *before, kk_err *err) {
     const kk_norm_args *n = op ? &op[0].a.norm : NULL;
     const kk_residual_args *tail = before ? &before[15].a.residual : NULL;
+    assert(n || tail);
+    /* cppcheck-suppress nullPointerRedundantCheck */
     const int32_t dim = n ? n->dim : tail->dim;
+    /* cppcheck-suppress nullPointerRedundantCheck */
     kk_cu_between b = {.x = kk_cuda_f(n ? n->x : tail->x),
                        .eps = n ? n->eps : tail->eps,
                        .n_rows = n ? n->n_rows : tail->n_rows,
