@@ -77,10 +77,10 @@ _kakeya() {
     eval)
         words="-m --model $drafter $device --samples -n --predict --report -q --quiet --kv-format"
         case ${COMP_WORDS[2]} in
-        needle) words="$words --ladder -s --seed --raw --print --min-recall -v --verbose -c --ctx-size" ;;
+        needle) words="$words --ladder -s --seed --raw --print --min-recall --max-kl --min-kv-ratio --text --text-tokens -v --verbose -c --ctx-size" ;;
         accept) words="$words $sampling --set --prompts --spec --draft-max --draft-ctx --embed-scale" ;;
         esac
-        [ "$COMP_CWORD" -eq 2 ] && words="needle accept"
+        [ "$COMP_CWORD" -eq 2 ] && words="needle accept sweep kv memory"
         ;;
     report)
         words="--json -q --quiet -v --verbose -o --output"
