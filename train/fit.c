@@ -42,6 +42,7 @@ kk_status kk_fit_add(kk_fit *f, const kk_theta *t, const kk_captured *rows, floa
     int32_t most = 0;
     for (int32_t i = 0; i < t->n_blocks; i++)
         most = t->block[i].width > most ? t->block[i].width : most;
+    if (n < 1 || most < 1) return KK_OK; /* nothing to judge */
     float *z = kk_malloc(2 * (size_t)n * (size_t)rank * sizeof *z);
     float *p = kk_malloc((size_t)n * (size_t)most * sizeof *p);
     const size_t latents = (size_t)n * (size_t)rank;
