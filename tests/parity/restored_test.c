@@ -3,8 +3,7 @@
  * What a row sees follows from its position alone.  So the reference is a session that was given
  * the same tokens at once, and everything else must equal it to the bit: tokens in pieces, threads,
  * sizes of passes, drafts, forks, rewinds, company in a forward.  With the true rows mixed in whole
- * (mix 1), the reference is a session that keeps everything.
- * ctest: threads */
+ * (mix 1), the reference is a session that keeps everything. */
 #define _GNU_SOURCE
 #include "support/projection_folder.h"
 #include "support/restored.h"
