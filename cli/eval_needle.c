@@ -2,6 +2,7 @@
  * ways to keep K/V rows.  Tables go to stdout, the answers as they come (-v) and the progress to
  * stderr. */
 #include "cli/eval_needle.h"
+#include "cli/eval_sweep.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +14,6 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "eval/needle.h"
-
-enum { MOST_TEXTS = 64 };
 
 typedef struct {
     loader_args load;
@@ -76,26 +75,6 @@ static const option needle_options[] = {
 
 /* ---- what is asked ----------------------------------------------------------------------- */
 
-static bool read_ladder(const needle_args *a, kk_needle_opts *o, int *code) {
-    int32_t *list;
-    size_t n;
-    const char *bad, *text = a->ladder ? a->ladder : "70,280";
-    if (!options_int_list(text, 1, KK_HAYSTACK_MOST_LINES, &list, &n, &bad)) {
-        *code = options_wrong(&eval_needle, "--ladder takes lines from 1 to %d; '%.20s' is not one",
-                              KK_HAYSTACK_MOST_LINES, bad);
-        return false;
-    }
-    const bool fits = n > 0 && n <= KK_NEEDLE_RUNGS;
-    if (fits) {
-        memcpy(o->ladder, list, n * sizeof *list);
-        o->n_rungs = (int32_t)n;
-    } else {
-        *code = options_wrong(&eval_needle, "--ladder takes 1 to %d rungs", KK_NEEDLE_RUNGS);
-    }
-    free(list);
-    return fits;
-}
-
 /* The arms that are asked for, in words or by what else was given. */
 static bool wanted_arms(const needle_args *a, bool wanted[KK_NEEDLE_ARMS], int *code) {
     const bool restores = a->load.projection && strcmp(a->load.projection, "none") != 0;
@@ -138,24 +117,6 @@ static bool read_arms(needle_args *a, kk_needle_opts *o, int *code) {
     *code = options_wrong(&eval_needle, "%s is about the arm restored, which is not asked for",
                           a->limits.max_kl < 0 ? "--min-kv-ratio" : "--max-kl");
     return false;
-}
-
-/* Every --text; the table of options knows the last one. */
-static bool read_texts(int argc, char **argv, const char **texts, size_t *n, int *code) {
-    for (int i = 0; i < argc; i++) {
-        const char *file = NULL;
-        if (strcmp(argv[i], "--text") == 0 && i + 1 < argc)
-            file = argv[++i];
-        else if (strncmp(argv[i], "--text=", 7) == 0)
-            file = argv[i] + 7;
-        if (!file) continue;
-        if (*n == MOST_TEXTS) {
-            *code = options_wrong(&eval_needle, "--text is given more than %d times", MOST_TEXTS);
-            return false;
-        }
-        texts[(*n)++] = file;
-    }
-    return true;
 }
 
 static int print_document(const kk_needle_opts *o) {
@@ -298,7 +259,7 @@ static int run_needle(int argc, char **argv) {
                      .predict = 32,
                      .text_tokens = 2048,
                      .limits = {-1, -1, -1}};
-    const char *texts[MOST_TEXTS];
+    const char *texts[EVAL_NAMES];
     char prompts[4096];
     loader_path path;
     int code;
@@ -312,10 +273,12 @@ static int run_needle(int argc, char **argv) {
                         .text_tokens = a.text_tokens,
                         .on_event = on_event,
                         .user = &a};
-    if (!read_ladder(&a, &o, &code)) return code;
+    const char *ladder = a.ladder ? a.ladder : "70,280";
+    if (!eval_read_ladder(&eval_needle, ladder, o.ladder, &o.n_rungs, &code)) return code;
     if (a.print) return print_document(&o);
     if (!read_arms(&a, &o, &code)) return code;
-    if (a.text && !read_texts(argc, argv, texts, &o.n_texts, &code)) return code;
+    if (a.text && !eval_collect_texts(&eval_needle, argc, argv, texts, &o.n_texts, &code))
+        return code;
     if (!loader_options(&eval_needle, &a.load, &path, &o.engine, &code)) return code;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
     char *command = eval_command(argc, argv);

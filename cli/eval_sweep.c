@@ -11,6 +11,7 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
+#include "eval/needle.h"
 #include "eval/sweep.h"
 
 /* ---- what the kinds share ---------------------------------------------------------------- */
@@ -33,19 +34,22 @@ void eval_names_free(eval_names *n) {
     *n = (eval_names){.n = 0};
 }
 
-static bool read_ladder(const verb *v, const char *text, kk_ask_draw *draw, int *code) {
+_Static_assert((int)KK_ASK_RUNGS == (int)KK_NEEDLE_RUNGS, "kinds take ladders of one length");
+
+bool eval_read_ladder(const verb *v, const char *text, int32_t ladder[KK_ASK_RUNGS],
+                      int32_t *n_rungs, int *code) {
     int32_t *list;
     size_t n;
     const char *bad;
-    if (!options_int_list(text ? text : "70", 1, KK_HAYSTACK_MOST_LINES, &list, &n, &bad)) {
+    if (!options_int_list(text, 1, KK_HAYSTACK_MOST_LINES, &list, &n, &bad)) {
         *code = options_wrong(v, "--ladder takes lines from 1 to %d; '%.20s' is not one",
                               KK_HAYSTACK_MOST_LINES, bad);
         return false;
     }
     const bool fits = n > 0 && n <= KK_ASK_RUNGS;
     if (fits) {
-        memcpy(draw->ladder, list, n * sizeof *list);
-        draw->n_rungs = (int32_t)n;
+        memcpy(ladder, list, n * sizeof *list);
+        *n_rungs = (int32_t)n;
     } else {
         *code = options_wrong(v, "--ladder takes 1 to %d rungs", KK_ASK_RUNGS);
     }
@@ -54,8 +58,8 @@ static bool read_ladder(const verb *v, const char *text, kk_ask_draw *draw, int 
 }
 
 /* The table of options knows the last one alone. */
-static bool collect_texts(const verb *v, int argc, char **argv, eval_files *out, size_t *n,
-                          int *code) {
+bool eval_collect_texts(const verb *v, int argc, char **argv, const char *files[EVAL_NAMES],
+                        size_t *n, int *code) {
     *n = 0;
     for (int i = 0; i < argc; i++) {
         const char *file = NULL;
@@ -68,7 +72,7 @@ static bool collect_texts(const verb *v, int argc, char **argv, eval_files *out,
             *code = options_wrong(v, "--text is given more than %d times", EVAL_NAMES);
             return false;
         }
-        out->file[(*n)++] = file;
+        files[(*n)++] = file;
     }
     return true;
 }
@@ -77,8 +81,9 @@ bool eval_read_texts(const verb *v, const eval_texts_args *a, int argc, char **a
                      kk_ask_draw *draw, kk_quality_source *source, eval_files *files, int *code) {
     size_t n;
     *draw = (kk_ask_draw){.samples = a->samples, .seed = a->seed};
-    if (!read_ladder(v, a->ladder, draw, code)) return false;
-    if (!collect_texts(v, argc, argv, files, &n, code)) return false;
+    const char *ladder = a->ladder ? a->ladder : "70";
+    if (!eval_read_ladder(v, ladder, draw->ladder, &draw->n_rungs, code)) return false;
+    if (!eval_collect_texts(v, argc, argv, files->file, &n, code)) return false;
     const bool shipped = loader_shipped("prompts", files->folder, sizeof files->folder);
     *source = (kk_quality_source){.paths = files->file,
                                   .n_paths = n,

@@ -52,6 +52,11 @@ typedef struct {
     const char *file[EVAL_NAMES];
     char folder[4096];
 } eval_files;
+/* The rungs of a ladder, and every --text of argv; false after saying what is wrong. */
+bool eval_read_ladder(const verb *v, const char *text, int32_t ladder[KK_ASK_RUNGS],
+                      int32_t *n_rungs, int *code);
+bool eval_collect_texts(const verb *v, int argc, char **argv, const char *files[EVAL_NAMES],
+                        size_t *n, int *code);
 /* Documents and texts of these arguments, every --text of argv among them; false after saying what
  * is wrong. */
 bool eval_read_texts(const verb *v, const eval_texts_args *a, int argc, char **argv,

@@ -13,9 +13,10 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "eval/promptset.h"
+#include "eval/quality.h"
 
 enum {
-    HOLD_OUT = 10,       /* one text of so many */
+    HOLD_OUT = 10,       /* one document with a code of so many */
     MOST_FILE = 4 << 20, /* bytes; what is larger is data, not text */
     MOST_FILES = 1 << 20,
     MOST_DEPTH = 32, /* of folders */
@@ -73,14 +74,6 @@ static kk_status add(builder *b, int32_t *ids, int32_t n, kk_text_kind kind, boo
 
 static bool enough(const builder *b) {
     return b->opts->tokens > 0 && b->out->tokens[0] >= b->opts->tokens;
-}
-
-static bool held_out(const void *name, size_t len) {
-    const unsigned char *at = name;
-    uint64_t h = 1469598103934665603u;
-    for (size_t i = 0; i < len; i++) h = (h ^ at[i]) * 1099511628211u;
-    h ^= h >> 29; /* the low bits of short names differ too little */
-    return h * 0x9e3779b97f4a7c15u >> 32 < (uint64_t)UINT32_MAX / HOLD_OUT;
 }
 
 /* ---- files ------------------------------------------------------------------------------- */
@@ -176,7 +169,7 @@ static kk_status add_piece(builder *b, const int32_t *ids, size_t first, size_t 
 
 static kk_status add_file(builder *b, const char *path, kk_err *err) {
     const size_t most = (size_t)b->opts->length;
-    const bool held = held_out(path, strlen(path));
+    const bool held = kk_quality_held_out(path, strlen(path));
     char *text;
     int32_t *ids = NULL;
     size_t len, n;
@@ -250,7 +243,7 @@ static kk_status add_prompts(builder *b, const char *name, int round, kk_err *er
                                  .seed = b->opts->seed + OTHER_SEEDS +
                                          (uint64_t)round * KK_PROMPTSET_MOST + i};
         st = add_spoken(b, p->ids, n, b->opts->predict, &how, KK_TEXT_PROMPT,
-                        held_out(p->ids, p->n * sizeof *p->ids), err);
+                        kk_quality_held_out(p->ids, p->n * sizeof *p->ids), err);
     }
     kk_promptset_free(&set);
     return st;
