@@ -72,6 +72,10 @@ __device__ __forceinline__ float kk_dsoftcap(float x, float cap) {
     return __fmul_rn(cap, __fsub_rn(1.0f, __fdiv_rn(2.0f, __fadd_rn(e, 1.0f))));
 }
 
+__device__ __forceinline__ float kk_glu_of(float gate, float up, int silu) {
+    return __fmul_rn(silu ? kk_dsilu(gate) : kk_dgelu(gate), up);
+}
+
 __device__ __forceinline__ uint16_t kk_dbf16(float f) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(f));
 }
@@ -80,6 +84,12 @@ __device__ __forceinline__ float kk_dfloat(uint16_t h) {
 }
 __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
     return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
+}
+
+/* The barrier of the threads that work: all of a block, but at most 512. */
+__device__ __forceinline__ void kk_sync() {
+    const unsigned n = blockDim.x < 512 ? blockDim.x : 512;
+    asm volatile("bar.sync 0, %0;" ::"r"(n) : "memory");
 }
 
 /* ---- sums ------------------------------------------------------------------------------- */
@@ -159,7 +169,7 @@ __device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float e
     for (int i = 0; i < 4 * V; i++) s = __fmaf_rn(r.v[i], r.v[i], s);
     s = kk_warp_sum(s);
     if (threadIdx.x % KK_WARP == 0) room[threadIdx.x / KK_WARP] = s;
-    __syncthreads();
+    kk_sync();
     s = room[threadIdx.x % 16];
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));

@@ -67,6 +67,7 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->logits.data, dev->logits.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->barrier.data, dev->barrier.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
     give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
@@ -76,6 +77,7 @@ static void cuda_close(kk_dev *dev) {
     if (dev->stream) cudaStreamDestroy(dev->stream);
     kk_free(dev->q.ops);
     kk_free(dev->q.views);
+    kk_free(dev->mega);
     kk_free(dev);
 }
 
@@ -105,6 +107,9 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     void *p;
     KK_TRY(take(dev, KK_MEM_WORKSPACE, KK_CUDA_CONTROL, &p, err));
     dev->control = p;
+    KK_TRY(fit(dev, &dev->barrier.data, &dev->barrier.bytes, 256, err));
+    KK_CUDA_TRY(cudaMemsetAsync(dev->barrier.data, 0, dev->barrier.bytes, dev->stream),
+                "clearing a barrier", err);
     return fit(dev, &dev->parts.data, &dev->parts.bytes, KK_CUDA_PARTS_BYTES, err);
 }
 
@@ -120,8 +125,9 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     dev->early = !opts->isa;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
+    dev->mega = kk_zalloc(sizeof *dev->mega);
     kk_status st = KK_OK;
-    if (!dev->q.ops || !dev->q.views)
+    if (!dev->q.ops || !dev->q.views || !dev->mega)
         st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
     if (st == KK_OK) st = open_gpu(dev, err);
     if (st != KK_OK) {

@@ -1,25 +1,13 @@
-/* cuda_layer.c - recognises layers of mixed experts among recorded operations, and the head, and
- * launches them fused: eleven kernels a layer instead of some thirty, the same bits.
+/* cuda_layer.c - recognises layers of mixed experts among recorded operations, and the head after
+ * them, and hands them as a whole to the kernel of mega.cuh.  The same bits as one by one.
  *
- *   between   tail of the layer before, norm                      (a block per row)
- *   linear    q, k, v
- *   store, attend, combine
- *   linear    the output projection
- *   between   residual, three norms of the sum
- *   router
- *   linear    gate and up with their activation
- *   gate      experts chosen, their gate and up; the dense second matrix beside them
- *   down      experts' second matrices, summed by slot
- *
- * Rows on their way between these kernels lie in scratch of the device, as bf16 where a matrix
- * follows.  The model's own buffers for them (z, y, gate, up and so on) are not written: within a
+ * Rows on their way between its stages lie in scratch of the device, as bf16 where a matrix
+ * follows.  The model's own buffers for them (z, gate, up and so on) are not written: within a
  * recorded sequence that overwrites them before anyone reads, nobody can tell.  Whoever wants to
  * look at them reads them right after the operation, which ends the queue there. */
-#include <assert.h>
-
 #include "backend/cuda/cuda_device.h"
 
-enum { LAYER_OPS = 16, HEAD_OPS = 4, CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */ };
+enum { LAYER_OPS = 16, HEAD_OPS = 4 };
 
 /* Rows between kernels: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -91,214 +79,147 @@ static bool is_layer(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
                dev->act.bytes;
 }
 
-/* ---- launches ------------------------------------------------------------------------------- */
-
-/* Products of all rows, as many at a time as fit. */
-static kk_status linear(kk_dev *dev, kk_cu_linear l, int32_t n_rows, kk_err *err) {
-    int32_t most = kk_cu_linear_rows(l.n_in * (l.x2 ? 2 : 1));
-    if (most > n_rows) most = n_rows;
-    for (int32_t r = 0; r < n_rows; r += most) {
-        kk_cu_linear now = l;
-        now.n_rows = n_rows - r < most ? n_rows - r : most;
-        now.x += (size_t)r * (size_t)l.n_in;
-        if (l.x2) now.x2 += (size_t)r * (size_t)l.n_in;
-        for (int32_t i = 0; i < l.n_parts; i++) {
-            const size_t width = l.part[i].up.data ? 2 : 4;
-            now.part[i].out =
-                (uint8_t *)l.part[i].out + (size_t)r * (size_t)l.part[i].pitch * width;
-        }
-        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &now), "a product", err);
-    }
-    return KK_OK;
-}
-
-static void set_part(kk_cu_linear *l, const kk_weight *w, void *out) {
-    l->part[l->n_parts].w = w->w;
-    l->part[l->n_parts].out = out;
-    l->part[l->n_parts++].pitch = (int32_t)w->w.n_out;
-}
-
-/* The norm that begins a layer, after the tail of the one before it where there is one. */
-static kk_status enter(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_op *before, kk_err *err) {
-    const kk_norm_args *n = op ? &op[0].a.norm : NULL;
-    const kk_residual_args *tail = before ? &before[15].a.residual : NULL;
-    assert(n || tail);
-    /* cppcheck-suppress nullPointerRedundantCheck */
-    const int32_t dim = n ? n->dim : tail->dim;
-    /* cppcheck-suppress nullPointerRedundantCheck */
-    kk_cu_between b = {.x = kk_cuda_f(n ? n->x : tail->x),
-                       .eps = n ? n->eps : tail->eps,
-                       .n_rows = n ? n->n_rows : tail->n_rows,
-                       .dim = dim,
-                       .pitch = dim};
-    if (before) {
-        b.a = flow_at(dev, FLOW_DENSE);
-        b.b = kk_cuda_f(before[13].a.experts.out);
-        b.wa = kk_cuda_f(before[10].a.norm.w);
-        b.wb = kk_cuda_f(before[14].a.residual.w);
-        b.w = kk_cuda_f(tail->w);
-        b.scale = tail->scale;
-    }
-    if (n) {
-        b.z1 = flow_at(dev, FLOW_Z1);
-        b.w1 = kk_cuda_f(n->w);
-    }
-    KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "a norm", err);
-    return KK_OK;
-}
-
-static kk_status attention(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *views,
-                           kk_err *err) {
-    const kk_linear_args *qkv = &op[1].a.linear, *o = &op[4].a.linear;
-    const int32_t rows = qkv->n_rows, width = (int32_t)o->w[0]->w.n_in;
-    kk_cu_linear l = {.x = flow_at(dev, FLOW_Z1), .n_in = (int32_t)qkv->w[0]->w.n_in};
-    for (int32_t i = 0; i < qkv->n; i++) set_part(&l, qkv->w[i], kk_cuda_f(qkv->out[i]));
-    KK_TRY(linear(dev, l, rows, err));
-    const kk_store_args *a = &op[2].a.store;
-    const kk_cu_store s = {.q = kk_cuda_f(a->q),
-                           .k = kk_cuda_f(a->k),
-                           .v = kk_cuda_f(a->v),
-                           .q_norm = kk_cuda_f(a->q_norm),
-                           .k_norm = kk_cuda_f(a->k_norm),
-                           .rope_rows = kk_cuda_f(a->rope_rows),
-                           .n_rot = a->n_rot,
-                           .n_head = a->n_head,
-                           .slot = kk_cuda_slot(&a->slot),
-                           .rows = kk_cuda_rows(dev, &views[op[2].view]),
-                           .eps = a->eps};
-    KK_CUDA_TRY(kk_cu_run_store(kk_cuda_at(dev), &s), "storing K/V rows", err);
-    KK_TRY(kk_cuda_attend_now(dev, &op[3].a.attend, &views[op[3].view], NULL,
-                              flow_at(dev, FLOW_ATT), width, err));
-    kk_cu_linear out = {.x = flow_at(dev, FLOW_ATT), .n_in = width};
-    set_part(&out, o->w[0], kk_cuda_f(o->out[0]));
-    return linear(dev, out, rows, err);
-}
-
-static kk_status middle(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
-    const kk_residual_args *r = &op[5].a.residual;
-    const kk_cu_between b = {.x = kk_cuda_f(r->x),
-                             .a = kk_cuda_f(r->a),
-                             .w = kk_cuda_f(r->w),
-                             .scale = r->scale,
-                             .eps = r->eps,
-                             .root = 1.0f / sqrtf((float)r->dim),
-                             .z1 = flow_at(dev, FLOW_Z1),
-                             .z2 = flow_at(dev, FLOW_Z2),
-                             .z3 = flow_at(dev, FLOW_Z3),
-                             .w1 = kk_cuda_f(op[6].a.norm.w),
-                             .w2 = kk_cuda_f(op[12].a.norm.w),
-                             .w3 = kk_cuda_f(op[11].a.route.scale),
-                             .n_rows = r->n_rows,
-                             .dim = r->dim,
-                             .pitch = r->dim};
-    KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "norms", err);
-    return KK_OK;
-}
-
-static kk_status gate_up(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
-    const kk_linear_args *gu = &op[7].a.linear;
-    kk_cu_linear l = {.x = flow_at(dev, FLOW_Z1), .n_in = (int32_t)gu->w[0]->w.n_in};
-    set_part(&l, gu->w[0], flow_at(dev, FLOW_ACT));
-    l.part[0].up = gu->w[1]->w;
-    return linear(dev, l, gu->n_rows, err);
-}
-
-static kk_status experts(kk_dev *dev, const kk_cuda_op *op, int32_t slices, kk_err *err) {
-    const kk_experts_args *e = &op[13].a.experts;
-    const kk_route_args *r = &op[11].a.route;
-    const kk_weight *dense = op[9].a.linear.w[0];
-    const int32_t rows = e->n_rows;
-    kk_cu_choice c = {.logits = dev->logits.data,
-                      .slices = slices,
-                      .scale = kk_cuda_f(r->per_expert_scale),
-                      .expert = r->expert->data,
-                      .weight = kk_cuda_f(r->weight),
-                      .n_rows = rows,
-                      .n_used = e->n_used,
-                      .n_expert = (int32_t)r->proj->w.n_out};
-    if (rows >= CHOOSE_ROWS) {
-        KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
-        c.logits = NULL;
-    }
-    kk_cu_gate g = {.choice = c,
-                    .gate = e->gate->w,
-                    .x = flow_at(dev, FLOW_Z2),
-                    .act = dev->act.data,
-                    .ffn = e->ffn,
-                    .act_pitch = e->ffn};
-    if (kk_cu_linear_rows((int32_t)(e->gate->w.n_in + dense->w.n_in)) >= rows) {
-        g.dense = dense->w;
-        g.dense_x = flow_at(dev, FLOW_ACT);
-        g.dense_out = flow_at(dev, FLOW_DENSE);
-    } else {
-        kk_cu_linear l = {.x = flow_at(dev, FLOW_ACT), .n_in = (int32_t)dense->w.n_in};
-        set_part(&l, dense, flow_at(dev, FLOW_DENSE));
-        KK_TRY(linear(dev, l, rows, err));
-    }
-    KK_CUDA_TRY(kk_cu_run_gate(kk_cuda_at(dev), &g), "experts", err);
-    const kk_cu_down d = {c, e->down->w, dev->act.data, e->ffn, kk_cuda_f(e->out)};
-    KK_CUDA_TRY(kk_cu_run_down(kk_cuda_at(dev), &d), "experts", err);
-    return KK_OK;
-}
-
-/* ---- the head ------------------------------------------------------------------------------- */
-
-static bool is_head(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
+static bool is_head(const kk_dev *dev, const kk_cuda_op *op, int32_t n, const kk_buf *x) {
     if (n < HEAD_OPS || op[0].kind != KK_CUDA_GATHER || op[1].kind != KK_CUDA_NORM ||
         op[2].kind != KK_CUDA_LINEAR || op[3].kind != KK_CUDA_SOFTCAP)
         return false;
+    const kk_gather_args *g = &op[0].a.gather;
     const kk_linear_args *l = &op[2].a.linear;
     const kk_norm_args *m = &op[1].a.norm;
-    return m->x == op[0].a.gather.out && m->out == m->x && m->w && l->x == m->out && l->n == 1 &&
-           l->n_rows <= KK_CU_ROWS && whole(l->w[0]) && op[3].a.softcap.x == l->out[0] &&
-           op[3].a.softcap.cap > 0 && op[3].a.softcap.n_rows == l->n_rows &&
-           flows(dev, l->n_rows, l->w[0]->w.n_in);
+    return g->x == x && g->out_at == 0 && g->out_stride == 0 && m->x == g->out && m->out == m->x &&
+           m->w && l->x == m->out && l->n == 1 && l->n_rows <= KK_CU_ROWS && whole(l->w[0]) &&
+           l->w[0]->w.planes == 1 && op[3].a.softcap.x == l->out[0] && op[3].a.softcap.cap > 0 &&
+           op[3].a.softcap.n_rows == l->n_rows && flows(dev, l->n_rows, l->w[0]->w.n_in);
 }
 
-static kk_status head(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
+/* ---- the kernel's parameter ----------------------------------------------------------------- */
+
+static int32_t strips(const kk_weight *w) { return (int32_t)(w->w.n_out / 8); }
+
+static bool plain_bf16(const kk_weight *w) { return w->w.planes == 1 && w->w.n_out % 8 == 0; }
+
+/* What all layers of a launch have in common. */
+static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
+    const kk_norm_args *first = &op[0].a.norm;
+    const kk_experts_args *e = &op[13].a.experts;
+    const kk_route_args *r = &op[11].a.route;
+    m->n_layer = 0;
+    m->n_rows = first->n_rows;
+    m->hidden = first->dim;
+    m->ffn = (int32_t)op[9].a.linear.w[0]->w.n_in;
+    m->expert_ffn = e->ffn;
+    m->n_expert = (int32_t)r->proj->w.n_out;
+    m->n_used = e->n_used;
+    m->router_steps = r->proj->w.wrap * r->proj->w.planes;
+    m->expert_strips = e->gate->w.strips;
+    m->down_strips = e->down->w.strips;
+    m->eps = first->eps;
+    m->x = kk_cuda_f(first->x);
+    m->y = kk_cuda_f(op[4].a.linear.out[0]);
+    m->dense = flow_at(dev, FLOW_DENSE);
+    m->moe = kk_cuda_f(e->out);
+    m->logits = dev->logits.data;
+    m->z1 = flow_at(dev, FLOW_Z1);
+    m->z2 = flow_at(dev, FLOW_Z2);
+    m->z3 = flow_at(dev, FLOW_Z3);
+    m->att = flow_at(dev, FLOW_ATT);
+    m->act = flow_at(dev, FLOW_ACT);
+    m->expert_act = dev->act.data;
+    m->expert = r->expert->data;
+    m->weight = kk_cuda_f(r->weight);
+    m->barrier = dev->barrier.data;
+    m->head = NULL;
+    m->vocab = 0;
+    m->slots = m->flight = 0;
+    m->trace = NULL;
+}
+
+/* The rest is the kernel's to assume; a layer that differs ends the launch before it. */
+static bool same_shape(const kk_cu_mega *m, const kk_cuda_op *op) {
+    const kk_experts_args *e = &op[13].a.experts;
+    return op[0].a.norm.n_rows == m->n_rows && op[0].a.norm.dim == m->hidden &&
+           op[0].a.norm.eps == m->eps && kk_cuda_f(op[0].a.norm.x) == m->x &&
+           op[9].a.linear.w[0]->w.n_in == m->ffn && e->ffn == m->expert_ffn &&
+           e->n_used == m->n_used && op[11].a.route.proj->w.n_out == m->n_expert &&
+           op[11].a.route.proj->w.wrap * op[11].a.route.proj->w.planes == m->router_steps &&
+           kk_cuda_f(e->out) == m->moe && kk_cuda_f(op[4].a.linear.out[0]) == m->y &&
+           m->n_layer < KK_CU_MEGA_LAYERS;
+}
+
+static bool all_plain(const kk_cuda_op *op) {
+    const kk_linear_args *qkv = &op[1].a.linear, *gu = &op[7].a.linear;
+    for (int32_t i = 0; i < qkv->n; i++)
+        if (!plain_bf16(qkv->w[i])) return false;
+    return plain_bf16(op[4].a.linear.w[0]) && plain_bf16(gu->w[0]) && plain_bf16(gu->w[1]) &&
+           plain_bf16(op[9].a.linear.w[0]) && plain_bf16(op[13].a.experts.gate) &&
+           plain_bf16(op[13].a.experts.down) && op[5].a.residual.scale == 1.0f;
+}
+
+static bool add_layer(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op,
+                      const kk_cuda_view *views) {
+    const kk_linear_args *qkv = &op[1].a.linear, *o = &op[4].a.linear, *gu = &op[7].a.linear;
+    const kk_experts_args *e = &op[13].a.experts;
+    kk_cu_mega_layer *l = &m->layer[m->n_layer];
+    *l = (kk_cu_mega_layer){.store = kk_cuda_store_args(dev, &op[2].a.store, &views[op[2].view]),
+                            .q = qkv->w[0]->w.data,
+                            .k = qkv->w[1]->w.data,
+                            .v = qkv->n == 3 ? qkv->w[2]->w.data : NULL,
+                            .o = o->w[0]->w.data,
+                            .router = op[11].a.route.proj->w.data,
+                            .gate = gu->w[0]->w.data,
+                            .up = gu->w[1]->w.data,
+                            .down = op[9].a.linear.w[0]->w.data,
+                            .experts = e->gate->w.data,
+                            .experts_down = e->down->w.data,
+                            .norm_in = kk_cuda_f(op[0].a.norm.w),
+                            .norm_att = kk_cuda_f(op[5].a.residual.w),
+                            .norm_ffn = kk_cuda_f(op[6].a.norm.w),
+                            .norm_experts = kk_cuda_f(op[12].a.norm.w),
+                            .router_scale = kk_cuda_f(op[11].a.route.scale),
+                            .norm_dense = kk_cuda_f(op[10].a.norm.w),
+                            .norm_moe = kk_cuda_f(op[14].a.residual.w),
+                            .norm_out = kk_cuda_f(op[15].a.residual.w),
+                            .expert_scale = kk_cuda_f(op[11].a.route.per_expert_scale),
+                            .scale = op[15].a.residual.scale,
+                            .q_strips = strips(qkv->w[0]),
+                            .kv_strips = strips(qkv->w[1]),
+                            .att_width = (int32_t)o->w[0]->w.n_in};
+    if (!kk_cuda_attend_args(dev, &op[3].a.attend, &views[op[3].view], &l->attend)) return false;
+    l->attend.out_bf16 = m->att;
+    l->attend.bf16_pitch = l->att_width;
+    m->n_layer++;
+    return true;
+}
+
+static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
+    const kk_gather_args *g = &op[0].a.gather;
     const kk_linear_args *l = &op[2].a.linear;
-    const kk_norm_args *m = &op[1].a.norm;
-    const kk_gather_args *a = &op[0].a.gather;
-    const void *control = dev->control + op[0].control;
-    const kk_cu_gather g = {
-        kk_cuda_f(a->out), kk_cuda_f(a->x), a->first < 0 ? control : NULL, a->n, a->dim, a->first,
-        a->out_at,         a->out_stride};
-    KK_CUDA_TRY(kk_cu_run_gather(kk_cuda_at(dev), &g), "gathering rows", err);
-    const kk_cu_between b = {.x = kk_cuda_f(m->x),
-                             .eps = m->eps,
-                             .z1 = flow_at(dev, FLOW_Z1),
-                             .w1 = kk_cuda_f(m->w),
-                             .n_rows = m->n_rows,
-                             .dim = m->dim,
-                             .pitch = m->dim};
-    KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "the last norm", err);
-    kk_cu_linear out = {.x = flow_at(dev, FLOW_Z1), .n_in = m->dim};
-    set_part(&out, l->w[0], kk_cuda_f(l->out[0]));
-    out.part[0].cap = op[3].a.softcap.cap;
-    return linear(dev, out, l->n_rows, err);
+    m->head = l->w[0]->w.data;
+    m->norm_head = kk_cuda_f(op[1].a.norm.w);
+    m->head_row = g->first < 0 ? (const void *)(dev->control + op[0].control) : NULL;
+    m->head_first = g->first;
+    m->n_logits = l->n_rows;
+    m->vocab = (int32_t)l->w[0]->w.n_out;
+    m->cap = op[3].a.softcap.cap;
+    m->head_out = kk_cuda_f(l->out[0]);
 }
 
 kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
-    const kk_cuda_op *before = NULL;
+    kk_cu_mega *m = dev->mega;
     *used = 0;
-    while (is_layer(dev, ops + *used, n - *used)) {
-        const kk_cuda_op *op = ops + *used;
-        KK_TRY(enter(dev, op, before, err));
-        KK_TRY(attention(dev, op, views, err));
-        KK_TRY(middle(dev, op, err));
-        const kk_route_args *route = &op[11].a.route;
-        const kk_cu_router r = {route->proj->w, flow_at(dev, FLOW_Z3), dev->logits.data,
-                                route->n_rows};
-        int32_t slices;
-        KK_CUDA_TRY(kk_cu_run_router(kk_cuda_at(dev), &r, &slices), "the router", err);
-        KK_TRY(gate_up(dev, op, err));
-        KK_TRY(experts(dev, op, slices, err));
-        before = op;
+    if (!is_layer(dev, ops, n) || !m) return KK_OK;
+    set_shape(dev, m, ops);
+    if (!kk_cu_mega_fits(m)) return KK_OK;
+    while (is_layer(dev, ops + *used, n - *used) && same_shape(m, ops + *used) &&
+           all_plain(ops + *used) && add_layer(dev, m, ops + *used, views))
         *used += LAYER_OPS;
+    if (!m->n_layer) return KK_OK;
+    const kk_cuda_op *rest = ops + *used;
+    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) && rest[2].a.linear.w[0]->w.n_out % 8 == 0) {
+        add_head(dev, m, rest);
+        *used += HEAD_OPS;
     }
-    if (before) return enter(dev, NULL, before, err);
-    if (!is_head(dev, ops, n)) return KK_OK;
-    *used = HEAD_OPS;
-    return head(dev, ops, err);
+    KK_CUDA_TRY(kk_cu_run_mega(kk_cuda_at(dev), m), "a forward", err);
+    return KK_OK;
 }

@@ -76,36 +76,18 @@ static kk_choice_args choice_of(const kk_cu_choice *c) {
     return a;
 }
 
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
+/* A warp per row. */
+__global__ void __launch_bounds__(KK_WARP)
     choose_kernel(const __grid_constant__ kk_choice_args a) {
     __shared__ kk_choice choice;
+    const int r = (int)blockIdx.x, lane = (int)threadIdx.x;
     kk_next();
     kk_wait();
-    kk_choice_args row = a;
-    const int r = (int)blockIdx.x;
-    row.logits += (size_t)r * a.n_expert;
-    row.n_rows = 1;
-    kk_choose(&choice, row.logits, a.slices, a.slice_stride, a.scale, 1, a.n_used, a.n_expert);
-    __syncthreads();
-    if ((int)threadIdx.x < a.n_used) {
-        a.expert[r * a.n_used + (int)threadIdx.x] = choice.chosen[threadIdx.x];
-        a.weight[r * a.n_used + (int)threadIdx.x] = choice.weight[threadIdx.x];
-    }
-}
-
-cudaError_t kk_cu_run_router(kk_cu_at at, const kk_cu_router *a, int32_t *slices) {
-    kk_router_args r = {};
-    r.w = (const uint4 *)a->w.data;
-    r.x = a->x;
-    r.out = a->out;
-    r.n_rows = a->n_rows;
-    r.n_in = a->w.wrap * KK_STEP;
-    r.n_out = (int)a->w.n_out;
-    r.steps = steps_of(a->w);
-    *slices = kk_slices(r.steps);
-    const unsigned grid = (unsigned)(((r.n_out + 7) / 8) * *slices);
-    return kk_launch(at, a->n_rows > 8 ? kk_router_kernel<true> : kk_router_kernel<false>, r, grid,
-                     KK_WARP, 0);
+    kk_choose_row(&choice, a.logits + (size_t)r * a.n_expert, a.slices, a.slice_stride, a.scale, 0,
+                  a.n_used, a.n_expert);
+    if (lane >= a.n_used) return;
+    a.expert[r * a.n_used + lane] = choice.chosen[lane];
+    a.weight[r * a.n_used + lane] = choice.weight[lane];
 }
 
 static bool choice_fits(const kk_cu_choice *c) {
@@ -114,7 +96,7 @@ static bool choice_fits(const kk_cu_choice *c) {
 
 cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
     if (!choice_fits(a)) return cudaErrorInvalidValue;
-    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_BLOCK_THREADS, 0);
+    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_WARP, 0);
 }
 
 /* Gate and up of any shape: a warp per output of a pair, one lane chain each.  For widths that do
@@ -230,5 +212,5 @@ cudaError_t kk_cu_setup(void) {
             kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
         if (e != cudaSuccess) return e;
     }
-    return cudaSuccess;
+    return kk_cu_setup_mega();
 }

@@ -159,14 +159,6 @@ typedef struct {
     float *weight;
     int32_t n_rows, n_used, n_expert;
 } kk_cu_choice;
-/* Parts of the router's logits, as many as it returns in *slices. */
-typedef struct {
-    kk_cu_weight w;
-    const uint16_t *x; /* [n_rows][n_in padded] */
-    float *out;
-    int32_t n_rows;
-} kk_cu_router;
-cudaError_t kk_cu_run_router(kk_cu_at at, const kk_cu_router *a, int32_t *slices);
 cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a);
 
 typedef struct {
@@ -261,6 +253,51 @@ typedef struct {
 size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages);
 cudaError_t kk_cu_run_attend(kk_cu_at at, const kk_cu_attend *a);
 
+/* ---- a whole forward of few rows ---------------------------------------------------------- */
+
+enum { KK_CU_MEGA_LAYERS = 40 }; /* of one launch: all of this is the kernel's parameter */
+
+typedef struct {
+    kk_cu_store store;
+    kk_cu_attend attend;
+    const void *q, *k, *v, *o, *router, *gate, *up, *down, *experts, *experts_down; /* v NULL: K = V */
+    const float *norm_in, *norm_att, *norm_ffn, *norm_experts, *router_scale;
+    const float *norm_dense, *norm_moe, *norm_out, *expert_scale;
+    float scale;
+    int32_t q_strips, kv_strips, att_width;
+} kk_cu_mega_layer;
+
+/* Layers of mixed experts, then perhaps the head.  Sizes are multiples of 32, expert_ffn under
+ * 1536; rows at most KK_CU_ROWS. */
+typedef struct {
+    int32_t n_layer, n_rows, hidden, ffn, expert_ffn, n_expert, n_used, router_steps;
+    int32_t expert_strips, down_strips; /* of one expert's matrices */
+    float eps;
+    float *x;                 /* [n_rows][hidden], replaced by the last layer's output */
+    float *y, *dense, *moe;   /* [n_rows][hidden], scratch */
+    float *logits;            /* [8][n_rows][n_expert], scratch */
+    uint16_t *z1, *z2, *z3;   /* [n_rows][hidden], scratch */
+    uint16_t *att;            /* [n_rows][att_width] */
+    uint16_t *act;            /* [n_rows][ffn] */
+    uint16_t *expert_act;     /* [n_rows * n_used][expert_ffn] */
+    int32_t *expert;          /* the last layer's choice */
+    float *weight;
+    uint32_t *barrier; /* 0 before and after */
+    const void *head;  /* NULL: no head */
+    const float *norm_head;
+    const int32_t *head_row; /* device; NULL: head_first, head_first + 1, ... */
+    int32_t head_first, n_logits, vocab;
+    float cap, *head_out;
+    /* Set by the launch.  0: as many slots as fit, and as many half slots of a ring on their way
+     * as memory needs. */
+    int32_t turn[6], slots, flight;
+    uint64_t *trace;        /* NULL; measurements: clocks of the first block at its barriers */
+    kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
+} kk_cu_mega;
+bool kk_cu_mega_fits(const kk_cu_mega *a);
+cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
+
+cudaError_t kk_cu_setup_mega(void);
 cudaError_t kk_cu_setup(void); /* shared-memory limits of all kernels, once per device */
 
 #ifdef __cplusplus

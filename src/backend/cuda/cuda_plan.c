@@ -148,50 +148,64 @@ static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err)
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
+kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v) {
+    return (kk_cu_store){.q = kk_cuda_f(a->q),
+                         .k = kk_cuda_f(a->k),
+                         .v = kk_cuda_f(a->v),
+                         .q_norm = kk_cuda_f(a->q_norm),
+                         .k_norm = kk_cuda_f(a->k_norm),
+                         .rope_rows = kk_cuda_f(a->rope_rows),
+                         .n_rot = a->n_rot,
+                         .n_head = a->n_head,
+                         .slot = kk_cuda_slot(&a->slot),
+                         .rows = kk_cuda_rows(dev, v),
+                         .eps = a->eps,
+                         .v_raw = a->v_raw};
+}
+
 static kk_status store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
                            kk_err *err) {
-    const kk_cu_store s = {.q = kk_cuda_f(a->q),
-                           .k = kk_cuda_f(a->k),
-                           .v = kk_cuda_f(a->v),
-                           .q_norm = kk_cuda_f(a->q_norm),
-                           .k_norm = kk_cuda_f(a->k_norm),
-                           .rope_rows = kk_cuda_f(a->rope_rows),
-                           .n_rot = a->n_rot,
-                           .n_head = a->n_head,
-                           .slot = kk_cuda_slot(&a->slot),
-                           .rows = kk_cuda_rows(dev, v),
-                           .eps = a->eps,
-                           .v_raw = a->v_raw};
+    const kk_cu_store s = kk_cuda_store_args(dev, a, v);
     KK_CUDA_TRY(kk_cu_run_store(kk_cuda_at(dev), &s), "storing K/V rows", err);
     return KK_OK;
 }
 
-kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
-    kk_cu_attend t = {.out = out,
-                      .out_bf16 = out_bf16,
-                      .bf16_pitch = pitch,
-                      .q = kk_cuda_f(a->q),
-                      .k_norm = kk_cuda_f(a->k_norm),
-                      .rope_pos = kk_cuda_f(a->rope_pos),
-                      .n_rot = a->n_rot,
-                      .n_head = a->n_head,
-                      .window = a->window,
-                      .sink = a->sink,
-                      .block = a->block,
-                      .slot = kk_cuda_slot(&a->slot),
-                      .rows = kk_cuda_rows(dev, v),
-                      .scale = a->scale,
-                      .parts = dev->parts.data};
+static size_t tile_bytes(const kk_attend_args *a, const kk_cuda_view *v, const kk_cu_attend *t) {
+    return (size_t)v->tile_most *
+           kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t->rows.most_pages);
+}
+
+/* Without outputs.  False: the sums of all tiles' pages do not fit their room at once. */
+bool kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                         kk_cu_attend *t) {
+    *t = (kk_cu_attend){.q = kk_cuda_f(a->q),
+                        .k_norm = kk_cuda_f(a->k_norm),
+                        .rope_pos = kk_cuda_f(a->rope_pos),
+                        .n_rot = a->n_rot,
+                        .n_head = a->n_head,
+                        .window = a->window,
+                        .sink = a->sink,
+                        .block = a->block,
+                        .slot = kk_cuda_slot(&a->slot),
+                        .rows = kk_cuda_rows(dev, v),
+                        .scale = a->scale,
+                        .parts = dev->parts.data,
+                        .n_tiles = v->tiles};
     if (a->window) { /* a tile sees no more than this, however long the session is */
-        int32_t most_group = 1;
-        most_group = a->block ? v->n_rows : v->tile_most;
+        const int32_t most_group = a->block ? v->n_rows : v->tile_most;
         const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
         const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
-        if (seen < t.rows.most_pages) t.rows.most_pages = seen;
+        if (seen < t->rows.most_pages) t->rows.most_pages = seen;
     }
-    const size_t tile = (size_t)v->tile_most *
-                        kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
+    return tile_bytes(a, v, t) * (size_t)v->tiles <= dev->parts.bytes;
+}
+
+kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, kk_err *err) {
+    kk_cu_attend t;
+    kk_cuda_attend_args(dev, a, v, &t);
+    t.out = out;
+    const size_t tile = tile_bytes(a, v, &t);
     if (tile > dev->parts.bytes)
         return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
                        t.rows.most_pages);
@@ -282,7 +296,7 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_STORE: return store_now(dev, &op->a.store, &views[op->view], err);
     case KK_CUDA_ATTEND:
         return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
-                                  NULL, 0, err);
+                                  err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");

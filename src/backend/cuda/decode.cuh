@@ -5,9 +5,9 @@
 #ifndef KK_CUDA_DECODE_CUH
 #define KK_CUDA_DECODE_CUH
 
-#include "stream.cuh"
+#include "choose.cuh"
 
-enum { KK_MAX_PARTS = 4, KK_MAX_EXPERTS = 256, KK_MAX_USED = 16 };
+enum { KK_MAX_PARTS = 4 };
 
 /* Rows of float sums from a matrix; or, of a gate and an up matrix, rows of bf16 activations. */
 struct kk_part {
@@ -26,10 +26,6 @@ struct kk_linear_job_args {
     int n_rows, n_in, silu;
     bool early; /* the next kernel may start before this one's wait is over */
 };
-
-__device__ __forceinline__ float kk_glu_of(float gate, float up, int silu) {
-    return __fmul_rn(silu ? kk_dsilu(gate) : kk_dgelu(gate), up);
-}
 
 /* NS 2: a unit is a gate's and an up's strip, or two neighbours of a plain matrix. */
 template <bool HIGH, int NS> struct kk_linear_job {
@@ -115,183 +111,6 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
 
 /* ---- experts ------------------------------------------------------------------------------ */
 
-/* A router is a small matrix that everything waits for: a warp for each slice of each strip, all
- * over the chip.  out[slice][row][n_out]: who chooses adds the slices up. */
-struct kk_router_args {
-    const uint4 *w;
-    const uint16_t *x; /* [n_rows][n_in] */
-    float *out;
-    int n_rows, n_in, n_out, steps;
-};
-
-template <bool HIGH>
-__global__ void __launch_bounds__(KK_WARP, 4)
-    kk_router_kernel(const __grid_constant__ kk_router_args a) {
-    enum { AT_ONCE = 12 };
-    const int lane = (int)threadIdx.x, g = lane / 4, t = lane % 4, wrap = a.n_in / KK_STEP;
-    const int slices = kk_slices(a.steps), slice = (int)blockIdx.x % slices;
-    const int strip = (int)blockIdx.x / slices;
-    const int from = kk_slice(a.steps, slice), to = kk_slice(a.steps, slice + 1);
-    const uint4 *w = a.w + (size_t)strip * a.steps * KK_WARP + lane;
-    const uint16_t *lo = a.x + (size_t)(g < a.n_rows ? g : 0) * a.n_in + t * 8;
-    const uint16_t *hi = a.x + (size_t)(g + 8 < a.n_rows ? g + 8 : 0) * a.n_in + t * 8;
-    float c[4] = {0, 0, 0, 0};
-    kk_next();
-    for (int s = from; s < to; s++) /* on its way while the kernel before still runs */
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(w + (size_t)s * KK_WARP));
-    kk_wait();
-    for (int s0 = from; s0 < to; s0 += AT_ONCE) {
-        uint4 ws[AT_ONCE], as[AT_ONCE], bs[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int s = min(s0 + i, to - 1), k = s % wrap;
-            ws[i] = w[(size_t)s * KK_WARP];
-            as[i] = *(const uint4 *)(lo + k * KK_STEP);
-            if (HIGH) bs[i] = *(const uint4 *)(hi + k * KK_STEP);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (s0 + i < to) kk_step<HIGH>(c, ws[i], as[i], bs[i]);
-    }
-    const int o = strip * 8 + 2 * t;
-    float *out = a.out + (size_t)slice * a.n_rows * a.n_out;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = i < 2 ? g : g + 8;
-        if (r < a.n_rows && o + i % 2 < a.n_out) out[(size_t)r * a.n_out + o + i % 2] = c[i];
-    }
-}
-
-/* Which rows chose which expert, made anew by every block from the router's sums: that costs
- * less than a kernel of its own. */
-struct kk_choice {
-    int n_active;
-    short active[KK_MAX_EXPERTS];          /* expert ids, ascending */
-    short first[KK_MAX_EXPERTS + 1];       /* into pair, by active expert */
-    short pair[KK_ROWS_MAX * KK_MAX_USED]; /* row * n_used + slot */
-    short pair_row[KK_ROWS_MAX * KK_MAX_USED];
-    short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
-    float weight[KK_ROWS_MAX * KK_MAX_USED], logit[KK_ROWS_MAX * KK_MAX_USED];
-};
-
-/* The n_used largest of each row's logits, ties to the lower id: an expert's slot is the number
- * of experts before it.  Then a softmax over the chosen alone, times the expert's scale. */
-__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int slices,
-                                          int slice_stride, const float *scale, int n_rows,
-                                          int n_used, int n_expert) {
-    __shared__ __align__(16) float logit[KK_MAX_EXPERTS]; /* -inf beyond the experts there are */
-    const int e = (int)threadIdx.x;
-    for (int r = 0; r < n_rows; r++) {
-        float mine = -INFINITY;
-        if (e < n_expert) { /* K slices in order */
-            float part[KK_SLICES];
-#pragma unroll
-            for (int k = 0; k < KK_SLICES; k++)
-                part[k] = k < slices ? logits[k * slice_stride + r * n_expert + e] : 0;
-            mine = part[0];
-#pragma unroll
-            for (int k = 1; k < KK_SLICES; k++)
-                if (k < slices) mine = __fadd_rn(mine, part[k]);
-        }
-        logit[e] = mine;
-        if (e < n_used) c->chosen[r * n_used + e] = (short)e; /* where logits are no numbers */
-        __syncthreads();
-        int before = 0;
-        if (e < n_expert) {
-            for (int i = 0; i < n_expert; i += 4) {
-                const float4 v = *(const float4 *)(logit + i);
-                before += v.x > mine || (v.x == mine && i < e);
-                before += v.y > mine || (v.y == mine && i + 1 < e);
-                before += v.z > mine || (v.z == mine && i + 2 < e);
-                before += v.w > mine || (v.w == mine && i + 3 < e);
-            }
-        } else {
-            before = n_used;
-        }
-        if (before < n_used) {
-            c->chosen[r * n_used + before] = (short)e;
-            c->logit[r * n_used + before] = mine;
-        }
-        __syncthreads();
-    }
-    for (int i = e; i < n_rows * n_used; i += KK_BLOCK_THREADS) {
-        const float *of = c->logit + i / n_used * n_used;
-        float sum = 0;
-        for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, kk_dexp(__fsub_rn(of[s], of[0])));
-        const float w = kk_dexp(__fsub_rn(c->logit[i], of[0]));
-        c->weight[i] = __fmul_rn(__fdiv_rn(w, sum), scale[c->chosen[i]]);
-    }
-}
-
-/* Lists of rows by expert from `chosen`; all threads of the block. */
-__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used, int n_expert) {
-    __shared__ int total[KK_BLOCK_WARPS], actives[KK_BLOCK_WARPS];
-    const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, e = (int)threadIdx.x;
-    const int pairs = n_rows * n_used;
-    __syncthreads();
-    int n = 0;
-    if (e < n_expert)
-        for (int i = 0; i < pairs; i++) n += c->chosen[i] == e;
-    int before = n;
-    for (int d = 1; d < KK_WARP; d <<= 1) {
-        const int up = __shfl_up_sync(0xffffffffu, before, d);
-        if (lane >= d) before += up;
-    }
-    const unsigned some = __ballot_sync(0xffffffffu, n > 0);
-    if (lane == KK_WARP - 1) total[warp] = before;
-    if (lane == 0) actives[warp] = __popc(some);
-    __syncthreads();
-    before -= n;
-    int index = __popc(some & ((1u << lane) - 1)), all = 0;
-    for (int i = 0; i < KK_BLOCK_WARPS; i++) {
-        if (i < warp) {
-            before += total[i];
-            index += actives[i];
-        }
-        all += actives[i];
-    }
-    if (n > 0) {
-        c->active[index] = (short)e;
-        c->first[index] = (short)before;
-        for (int i = 0; i < pairs; i++)
-            if (c->chosen[i] == e) {
-                c->pair[before] = (short)i;
-                c->pair_row[before++] = (short)(i / n_used);
-            }
-    }
-    if (e == 0) {
-        c->n_active = all;
-        c->first[all] = (short)pairs;
-    }
-    __syncthreads();
-}
-
-struct kk_choice_args {
-    const float *logits;      /* NULL: the choice lies in expert and weight already */
-    int slices, slice_stride; /* logits are still to be summed over these */
-    const float *scale;       /* per expert */
-    int *expert;              /* [n_rows][n_used] */
-    float *weight;
-    int n_rows, n_used, n_expert;
-};
-
-__device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_args &a, bool write) {
-    if (a.logits) {
-        kk_choose(c, a.logits, a.slices, a.slice_stride, a.scale, a.n_rows, a.n_used, a.n_expert);
-    } else {
-        for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += KK_BLOCK_THREADS) {
-            c->chosen[i] = (short)a.expert[i];
-            c->weight[i] = a.weight[i];
-        }
-    }
-    kk_list_rows(c, a.n_rows, a.n_used, a.n_expert);
-    if (write && a.logits)
-        for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += KK_BLOCK_THREADS) {
-            a.expert[i] = c->chosen[i];
-            a.weight[i] = c->weight[i];
-        }
-}
-
 /* act[pair][ffn] = gelu(gate_e x) * (up_e x), and beside it the dense layer's second matrix,
  * which balances the blocks and gives memory something to do while experts are being chosen. */
 struct kk_gate_args {
@@ -371,7 +190,7 @@ template <bool HIGH> struct kk_gate_job {
         kk_next();
         kk_stage(stage, a.x, a.choice.n_rows, a.n_in);
         if (a.dense_units) kk_stage(dense_stage, a.dense_x, a.choice.n_rows, a.dense_in);
-        kk_make_choice(c, a.choice, blockIdx.x == 0); /* ends with a barrier */
+        kk_make_choice<KK_BLOCK_THREADS>(c, a.choice, blockIdx.x == 0); /* ends with a barrier */
     }
     __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
         if (p.k < 0) {
@@ -434,7 +253,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     const int pairs = a.choice.n_rows * a.choice.n_used;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     /* The kernel before said kk_next after its wait, so the router's sums are there. */
-    kk_make_choice(&choice, a.choice, false);
+    kk_make_choice<KK_BLOCK_THREADS>(&choice, a.choice, false);
     const int b = (int)blockIdx.x, grid = (int)gridDim.x;
     const int slices = kk_slices(a.steps);
     enum { STEPS = kk_acts<1>::STEPS };

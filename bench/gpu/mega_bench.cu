@@ -1,0 +1,101 @@
+/* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
+ * the device: milliseconds for 1 to 16 rows at two contexts, for several ring sizes, and where a
+ * layer's time goes (clocks of one block between barriers).
+ * Build: nvcc -O3 -std=c++17 -arch=sm_90 -I src/backend/cuda bench/gpu/mega_bench.cu
+ *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS] */
+#include <algorithm>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+#include "arith.cuh"
+#include "cuda_ops.h"
+#define CK(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); exit(1); } } while (0)
+
+__device__ uint64_t mixed(uint64_t i) { uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull; z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull; z = (z ^ (z >> 27)) * 0x94d049bb133111ebull; return z ^ (z >> 31); }
+__global__ void fill(uint32_t *p, size_t n, uint64_t seed, float s) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        const uint64_t z = mixed(i + seed * 0x100000001ull);
+        p[i] = kk_dbf16x2(((float)(z & 0xffff) / 32768.0f - 1) * s, ((float)((z >> 16) & 0xffff) / 32768.0f - 1) * s);
+    }
+}
+__global__ void fillf(float *p, size_t n, float mean, float spread) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        p[i] = mean + spread * ((float)(mixed(i + 77) & 0xffff) / 32768.0f - 1);
+}
+static uint64_t seed = 1;
+static void *weight(size_t outs, size_t ins) {
+    void *p; CK(cudaMalloc(&p, outs * ins * 2)); fill<<<2048, 256>>>((uint32_t *)p, outs * ins / 2, seed++, 1.7f / sqrtf((float)ins)); return p;
+}
+static float *floats(size_t n, float mean, float spread) { float *p; CK(cudaMalloc(&p, n * 4)); fillf<<<256, 256>>>(p, n, mean, spread); return p; }
+template <class T> static T *upload(const std::vector<T> &v) { T *p; CK(cudaMalloc(&p, v.size() * sizeof(T))); CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); return p; }
+template <class T> static T *room(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
+
+enum { H = 2816, F = 2112, EF = 704, NE = 128, NU = 8, V = 262144, MOST_PAGES = 64 };
+static kk_cu_mega M; static int layers = 30, sms;
+
+static kk_cu_slot slot_of(bool full, int index) {
+    kk_cu_slot s = {}; s.format = KK_CU_BF16; s.k_eq_v = full; s.n_kv_head = full ? 2 : 8; s.head_dim = full ? 512 : 256;
+    s.code_bytes = s.head_bytes = (size_t)64 * s.head_dim * 2;
+    const size_t tensor = s.n_kv_head * s.head_bytes;
+    s.k_off = full ? 0 : (size_t)index * 2 * tensor; s.v_off = full ? (size_t)index * tensor : s.k_off + tensor; return s;
+}
+static void make() {
+    std::vector<uint8_t *> pages[2];
+    for (int k = 0; k < 2; k++) for (int i = 0; i < MOST_PAGES; i++) { size_t n = k ? (size_t)layers / 6 * 131072 + 131072 : (size_t)layers * 524288; uint8_t *p; CK(cudaMalloc(&p, n)); fill<<<256, 256>>>((uint32_t *)p, n / 4, seed++, 1.0f); pages[k].push_back(p); }
+    float *ones = floats(8192, 1, 0.1f), *scale = floats(NE, 1, 0), *rope = floats((size_t)MOST_PAGES * 64 * 256, 0.5f, 0.2f);
+    M.n_layer = layers; M.hidden = H; M.ffn = F; M.expert_ffn = EF; M.n_expert = NE; M.n_used = NU; M.router_steps = H / 32;
+    M.expert_strips = 2 * EF / 8; M.down_strips = H / 8; M.eps = 1e-6f; M.x = floats(16 * H, 0, 1); M.y = room<float>(16 * H); M.dense = room<float>(16 * H); M.moe = room<float>(16 * H);
+    M.logits = room<float>(8 * 16 * NE); M.z1 = room<uint16_t>(16 * H); M.z2 = room<uint16_t>(16 * H); M.z3 = room<uint16_t>(16 * H); M.att = room<uint16_t>(16 * 8192); M.act = room<uint16_t>(16 * F);
+    M.expert_act = room<uint16_t>(16 * NU * EF); M.expert = room<int32_t>(16 * NU); M.weight = room<float>(16 * NU); M.barrier = room<uint32_t>(64);
+    M.head = weight(V, H); M.norm_head = ones; M.n_logits = 1; M.vocab = V; M.cap = 30; M.head_out = room<float>((size_t)16 * V);
+    float *q = room<float>(16 * 8192), *k = room<float>(16 * 2048), *v = room<float>(16 * 2048), *parts = room<float>((size_t)48 << 20);
+    uint8_t **table[2] = {upload(pages[0]), upload(pages[1])};
+    int full_at = 0, slide_at = 0;
+    for (int i = 0; i < layers; i++) {
+        const bool full = i % 6 == 5; kk_cu_mega_layer &l = M.layer[i]; const int width = full ? 8192 : 4096, kv = full ? 1024 : 2048;
+        l.q = weight(width, H); l.k = weight(kv, H); l.v = full ? NULL : weight(kv, H); l.o = weight(H, width); l.router = weight(NE, H); l.gate = weight(F, H); l.up = weight(F, H); l.down = weight(H, F);
+        l.experts = weight((size_t)NE * 2 * EF, H); l.experts_down = weight((size_t)NE * H, EF);
+        l.norm_in = l.norm_att = l.norm_ffn = l.norm_experts = l.router_scale = l.norm_dense = l.norm_moe = l.norm_out = ones; l.expert_scale = scale; l.scale = 0.7f; l.q_strips = width / 8; l.kv_strips = kv / 8; l.att_width = width;
+        kk_cu_store &s = l.store; s.q = q; s.k = k; s.v = full ? NULL : v; s.q_norm = s.k_norm = ones; s.rope_rows = rope; s.n_rot = full ? 64 : 128; s.n_head = 16; s.slot = slot_of(full, full ? full_at++ : slide_at++); s.eps = 1e-6f;
+        kk_cu_attend &t = l.attend; t.out_bf16 = M.att; t.q = q; t.k_norm = ones; t.rope_pos = rope; t.n_rot = s.n_rot; t.n_head = 16; t.window = full ? 0 : 1024; t.slot = s.slot; t.scale = 1; t.parts = parts; t.bf16_pitch = width; t.n_tiles = 1;
+        s.rows.pages = t.rows.pages = table[full];
+    }
+}
+static void set_rows(int rows, int ctx) {
+    std::vector<int64_t> pos(rows); for (int r = 0; r < rows; r++) pos[r] = ctx + r;
+    kk_cu_tile t = {}; t.pos = t.group_pos = ctx; t.group_end = ctx + rows; t.rows = rows;
+    int64_t *p = upload(pos); int32_t *tb = room<int32_t>(16); kk_cu_tile *tile = upload(std::vector<kk_cu_tile>{t});
+    M.n_rows = M.n_logits = rows;
+    for (int i = 0; i < layers; i++) for (kk_cu_rows *r : {&M.layer[i].store.rows, &M.layer[i].attend.rows}) {
+        r->pos = p; r->table = tb; r->tile = tile; r->n_rows = rows; r->tiles = 1; r->tile_most = rows; r->most_pages = i % 6 == 5 ? MOST_PAGES : 20; }
+}
+static float timed(int reps) {
+    cudaStream_t s; cudaGraph_t g; cudaGraphExec_t e; cudaEvent_t a, b; CK(cudaStreamCreate(&s)); CK(cudaEventCreate(&a)); CK(cudaEventCreate(&b));
+    kk_cu_at at = {}; at.stream = s; at.sms = sms;
+    CK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); CK(kk_cu_run_mega(at, &M)); CK(cudaStreamEndCapture(s, &g)); CK(cudaGraphInstantiate(&e, g, 0));
+    std::vector<float> ms(reps); CK(cudaGraphLaunch(e, s)); CK(cudaStreamSynchronize(s));
+    for (float &m : ms) { fillf<<<64, 256, 0, s>>>(M.x, 16 * H, 0, 1 + 0.001f * (float)(&m - &ms[0])); CK(cudaEventRecord(a, s)); CK(cudaGraphLaunch(e, s)); CK(cudaEventRecord(b, s)); CK(cudaEventSynchronize(b)); CK(cudaEventElapsedTime(&m, a, b)); }
+    std::sort(ms.begin(), ms.end()); CK(cudaGraphExecDestroy(e)); CK(cudaGraphDestroy(g)); CK(cudaStreamDestroy(s)); return ms[reps / 2];
+}
+static int distinct(int rows) { std::vector<int32_t> e(rows * NU); CK(cudaMemcpy(e.data(), M.expert, e.size() * 4, cudaMemcpyDeviceToHost)); std::sort(e.begin(), e.end()); return (int)(std::unique(e.begin(), e.end()) - e.begin()); }
+static void trace(double mhz) {
+    static const char *names[] = {"tail,norm", "qkv", "attend", "combine", "out", "middle", "gate", "experts", "down"};
+    std::vector<uint64_t> t(8192); M.trace = room<uint64_t>(8192); timed(1); CK(cudaMemcpy(t.data(), M.trace, 8192 * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
+    /* marks: (before, after) of the barrier after the first norm, then nine a layer */
+    printf("   us a sliding layer, work + waiting:");
+    for (int s = 1; s <= 9; s++) { double work = 0, wait = 0; int n = 0; for (int l = 1; l < layers - 1; l++) { if (l % 6 == 5) continue; const size_t i = 2 + 2 * (size_t)(9 * l + s - 1); work += (double)(t[i] - t[i - 1]); wait += (double)(t[i + 1] - t[i]); n++; } printf(" %s %.2f+%.2f", names[s % 9], work / n / mhz, wait / n / mhz); }
+    const size_t h = 2 + 2 * (size_t)(9 * layers); printf(" | head %.1f us, all %.1f us\n", (t[h + 2] - t[h + 1]) / mhz, (t[h + 2] - t[0]) / mhz);
+}
+int main(int argc, char **argv) {
+    if (argc > 1) layers = atoi(argv[1]);
+    cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount; int khz = 0; CK(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
+    CK(kk_cu_setup_mega()); make(); CK(cudaDeviceSynchronize());
+    const int contexts[] = {1238}, many[] = {1, 8, 16};
+    for (int ctx : contexts) for (int rows : many) {
+        set_rows(rows, ctx); printf("%d tokens, %2d rows:", ctx, rows);
+        for (int flight : {2, 3, 4, 6, 10}) { M.slots = 0; M.flight = flight; const float ms = timed(20); printf("\n  [slots %d, flight %d] %.3f ms = %.0f/s\n", M.slots, flight, ms, 1e3 / ms); trace(khz / 1e3); }
+        M.slots = 0; printf("  %d experts\n", distinct(rows)); trace(khz / 1e3); fflush(stdout);
+    }
+    std::vector<float> x(4); CK(cudaMemcpy(x.data(), M.x, 16, cudaMemcpyDeviceToHost)); printf("x %g %g\n", x[0], x[1]);
+    CK(cudaDeviceSynchronize()); return 0;
+}
