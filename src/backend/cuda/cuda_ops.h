@@ -288,9 +288,7 @@ typedef struct {
     const int32_t *head_row; /* device; NULL: head_first, head_first + 1, ... */
     int32_t head_first, n_logits, vocab;
     float cap, *head_out;
-    /* Set by the launch.  0: as many slots as fit, and as many half slots of a ring on their way
-     * as memory needs. */
-    int32_t turn[6], slots, flight;
+    int32_t turn[6], slots; /* set by the launch; slots 0: as many as fit */
     uint64_t *trace;        /* NULL; measurements: clocks of the first block at its barriers */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;

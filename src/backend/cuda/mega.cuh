@@ -2,11 +2,14 @@
  *
  * One block per multiprocessor walks through all layers together with the others, a grid barrier
  * between dependent stages.  What a graph of kernels loses at every stage (its start, its last
- * strips, the first bytes from memory) is hidden here: one warp does nothing but ask for weights,
- * across stages, as far ahead as the rings in shared memory hold, while norms, attention and
- * barriers go on.  Only experts must wait for their router.  It asks for no more at a time than
- * memory needs to stay busy: a deeper queue would hold up the small reads that everyone waits
- * for, and gains nothing (docs/gpu.md).
+ * strips, the first bytes from memory) is hidden here: each warp has a ring of weights in shared
+ * memory, and asks for weights across stages, as far ahead as the ring holds, while norms,
+ * attention and barriers go on.  Only experts must wait for their router.
+ *
+ * All that is needed from stage to stage lies in registers and shared memory.  What lies elsewhere
+ * (local memory, parameters of a layer not met before) has left the caches by the time it is
+ * needed, because weights stream through them: a layer's pointers are copied to shared memory a
+ * layer ahead, norms' weights are fetched a stage ahead.
  *
  * Sixteen warps work, in two groups of eight, on strips of eight outputs; the warps of a group
  * have a slice of K each, so that sums are those of every other kernel here (arith.cuh).
@@ -29,9 +32,8 @@
 #include "stream.cuh"
 
 enum {
-    KK_MEGA_WARPS = 16, /* that work, each with a ring */
     KK_MEGA_THREADS = 512,
-    KK_MEGA_ALL = KK_MEGA_THREADS + KK_WARP, /* and the one that asks */
+    KK_MEGA_WARPS = 16,
     KK_MEGA_GROUPS = 2, /* of eight warps */
     KK_MEGA_CHUNK = 4,  /* steps of a slot */
     KK_MEGA_SLOT = KK_MEGA_CHUNK * 512,
@@ -46,89 +48,7 @@ __host__ __device__ constexpr int kk_mega_part_bytes(bool high) {
 /* What a block has in shared memory, in this order: rings, their barriers, sums, then room for
  * staged rows and for attention. */
 __host__ __device__ constexpr int kk_mega_fixed_bytes(int slots, bool high) {
-    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 16) + kk_mega_part_bytes(high);
-}
-
-/* ---- rings -------------------------------------------------------------------------------- */
-
-/* Barriers of 8 bytes: [warp][slot] for slots that are full, then for those that are free. */
-struct kk_mega_rings {
-    char *data;
-    uint32_t full, free;
-    int slots;
-};
-
-__device__ __forceinline__ kk_mega_rings kk_rings_open(char *memory, int slots) {
-    kk_mega_rings r;
-    r.data = memory;
-    r.full = kk_shared(memory + KK_MEGA_WARPS * slots * KK_MEGA_SLOT);
-    r.free = r.full + KK_MEGA_WARPS * slots * 8;
-    r.slots = slots;
-#if __CUDA_ARCH__ >= 900
-    for (int i = (int)threadIdx.x; i < 2 * KK_MEGA_WARPS * slots; i += KK_MEGA_ALL)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(r.full + i * 8));
-    asm volatile("fence.mbarrier_init.release.cluster;");
-    asm volatile("fence.proxy.async.shared::cta;");
-#endif
-    __syncthreads();
-    return r;
-}
-
-__device__ __forceinline__ bool kk_bar_done(uint32_t bar, uint32_t parity) {
-    uint32_t ok = 1;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n .reg .pred p;\n"
-                 " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 " selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(ok)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-#endif
-    return ok;
-}
-
-/* A warp's end of its ring. */
-struct kk_drain {
-    const char *data;
-    uint32_t full, free, parity;
-    int slots, get;
-};
-
-__device__ __forceinline__ kk_drain kk_drain_open(const kk_mega_rings &r) {
-    const int warp = threadIdx.x / KK_WARP;
-    kk_drain d;
-    d.data = r.data + warp * r.slots * KK_MEGA_SLOT;
-    d.full = r.full + warp * r.slots * 8;
-    d.free = r.free + warp * r.slots * 8;
-    d.slots = r.slots;
-    d.get = 0;
-    d.parity = 0;
-    return d;
-}
-
-/* The oldest slot, once it is there: this lane's part of each step is 512 bytes apart. */
-__device__ __forceinline__ const uint4 *kk_drain_wait(const kk_drain &d) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n .reg .pred p;\n"
-                 "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
-                 "@p bra done;\n bra again;\n done:\n}" ::"r"(d.full + d.get * 8),
-                 "r"(d.parity)
-                 : "memory");
-#endif
-    return (const uint4 *)(d.data + d.get * KK_MEGA_SLOT) + threadIdx.x % KK_WARP;
-}
-
-__device__ __forceinline__ void kk_drain_release(kk_drain &d) {
-    __syncwarp();
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % KK_WARP == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(d.free + d.get * 8)
-                     : "memory");
-#endif
-    if (++d.get == d.slots) {
-        d.get = 0;
-        d.parity ^= 1;
-    }
+    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 8) + kk_mega_part_bytes(high);
 }
 
 /* ---- where weights lie -------------------------------------------------------------------- */
@@ -144,9 +64,8 @@ __device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int
     return u < 0 ? u + groups : u;
 }
 
-__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_choice *c, int layer,
-                                             int phase) {
-    const kk_cu_mega_layer &l = a.layer[layer];
+__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                             const kk_choice *c, int phase) {
     switch (phase) {
     case MEGA_QKV: return l.q_strips + l.kv_strips * (l.v ? 2 : 1);
     case MEGA_OUT: return a.hidden / 8;
@@ -159,10 +78,10 @@ __device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_choic
 
 /* Strip `sub` of a unit, and its K steps.  In DOWN it is the unit's strip of the slice's expert
  * number `sub`. */
-__device__ __forceinline__ const uint4 *kk_mega_strip(const kk_cu_mega &a, const kk_choice *c,
-                                                      int layer, int phase, int unit, int sub,
-                                                      int slice, int &steps) {
-    const kk_cu_mega_layer &l = a.layer[layer];
+__device__ __forceinline__ const uint4 *kk_mega_strip(const kk_cu_mega &a,
+                                                      const kk_cu_mega_layer &l,
+                                                      const kk_choice *c, int phase, int unit,
+                                                      int sub, int slice, int &steps) {
     const void *w;
     size_t strip = (size_t)unit;
     steps = a.hidden / KK_STEP;
@@ -214,87 +133,129 @@ __device__ __forceinline__ int kk_mega_subs(const kk_cu_mega &a, const kk_choice
 
 /* ---- asking ------------------------------------------------------------------------------- */
 
-/* What a lane of the asking warp knows of the ring that it fills. */
+/* What all warps of a block share. */
+struct kk_mega_shared {
+    kk_choice choice;
+    kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
+};
+
+/* One warp's ring, and the place in the forward up to which weights were asked for. */
 struct kk_feed {
+    char *data;
+    uint32_t bars;
+    int slots, held, put, get;
+    uint32_t parity;
     int layer, phase, unit, sub; /* the strip being asked for */
     int left;                    /* steps of it still to ask for */
     const uint4 *at;
-    int group, slice;
-    int asked, landed, freed; /* slots, counted from the beginning */
-    bool over;
+    int routed; /* layers whose experts are known */
 };
 
-/* Moves to the next strip in which this ring's warp has steps, if that is known yet. */
-__device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a, const kk_choice *c,
-                                             int routed) {
-    const bool expert = f.phase == MEGA_DOWN || (f.phase == MEGA_EXPERTS && f.unit >= a.hidden / 8);
-    if (expert && f.layer >= routed) return;
-    const int layer = f.layer < a.n_layer ? f.layer : 0;
-    if (f.unit >= kk_mega_units(a, c, layer, f.phase)) {
-        if (f.phase == MEGA_DOWN) f.layer++;
-        f.over = f.phase == MEGA_HEAD || (f.layer == a.n_layer && !a.head);
-        f.phase = f.phase < MEGA_DOWN ? f.phase + 1 : f.layer == a.n_layer ? MEGA_HEAD : MEGA_QKV;
-        f.unit = kk_mega_first(a, f.phase, f.group);
-        f.sub = 0;
-        return;
+__device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, char *rings) {
+    const int warp = threadIdx.x / KK_WARP, slots = a.slots;
+    f.data = rings + warp * slots * KK_MEGA_SLOT;
+    f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * KK_MEGA_SLOT + warp * slots * 8;
+    f.slots = slots;
+    f.held = f.put = f.get = 0;
+    f.parity = 0;
+    f.layer = f.phase = f.sub = f.left = f.routed = 0;
+    f.unit = kk_mega_first(a, MEGA_QKV, kk_mega_group());
+    f.at = NULL;
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % KK_WARP == 0) {
+        for (int i = 0; i < slots; i++)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(f.bars + i * 8));
+        asm volatile("fence.mbarrier_init.release.cluster;");
+        asm volatile("fence.proxy.async.shared::cta;");
     }
-    if (f.sub >= kk_mega_subs(a, c, f.phase, f.unit, f.slice)) {
-        f.unit += KK_MEGA_GROUPS * (int)gridDim.x;
-        f.sub = 0;
-        return;
+#endif
+    __syncwarp();
+}
+
+/* Moves to the next strip in which this warp has steps, if that is known yet. */
+__device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a,
+                                             const kk_mega_shared &s) {
+    const int last = a.head ? a.n_layer : a.n_layer - 1, slice = kk_mega_slice();
+    while (f.layer <= last) {
+        const kk_cu_mega_layer &l = s.layer[f.layer & 1];
+        const bool expert =
+            f.phase == MEGA_DOWN || (f.phase == MEGA_EXPERTS && f.unit >= a.hidden / 8);
+        if (expert && f.layer >= f.routed) return;
+        if (f.unit >= kk_mega_units(a, l, &s.choice, f.phase)) {
+            if (f.phase >= MEGA_DOWN) f.layer++;
+            f.phase = f.phase < MEGA_DOWN       ? f.phase + 1
+                      : f.layer == a.n_layer ? (int)MEGA_HEAD
+                                             : (int)MEGA_QKV;
+            f.unit = kk_mega_first(a, f.phase, kk_mega_group());
+            f.sub = 0;
+            continue;
+        }
+        if (f.sub >= kk_mega_subs(a, &s.choice, f.phase, f.unit, slice)) {
+            f.unit += KK_MEGA_GROUPS * (int)gridDim.x;
+            f.sub = 0;
+            continue;
+        }
+        int steps, from = 0;
+        f.at = kk_mega_strip(a, l, &s.choice, f.phase, f.unit, f.sub++, slice, steps);
+        f.left = steps;
+        if (f.phase != MEGA_DOWN) {
+            from = kk_slice(steps, slice);
+            f.left = kk_slice(steps, slice + 1) - from;
+        }
+        f.at += from * KK_WARP;
+        if (f.left) return;
     }
-    int steps, from = 0;
-    f.at = kk_mega_strip(a, c, layer, f.phase, f.unit, f.sub++, f.slice, steps);
-    f.left = steps;
-    if (f.phase != MEGA_DOWN) {
-        from = kk_slice(steps, f.slice);
-        f.left = kk_slice(steps, f.slice + 1) - from;
-    }
-    f.at += from * KK_WARP;
 }
 
 /* Asks for the next steps, at most a slot of them. */
-__device__ __forceinline__ void kk_feed_ask(kk_feed &f, const kk_mega_rings &r, int ring) {
-    const int n = min((int)KK_MEGA_CHUNK, f.left), slot = ring * r.slots + f.asked % r.slots;
+__device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
+    const int n = min((int)KK_MEGA_CHUNK, f.left);
 #if __CUDA_ARCH__ >= 900
-    const uint32_t bar = r.full + slot * 8;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 512)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(kk_shared(r.data) + slot * KK_MEGA_SLOT),
-                 "l"(f.at), "r"(n * 512), "r"(bar)
-                 : "memory");
+    if (threadIdx.x % KK_WARP == 0) {
+        const uint32_t bar = f.bars + f.put * 8;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                     "r"(n * 512)
+                     : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1], %2, [%3];" ::"r"(kk_shared(f.data) + f.put * KK_MEGA_SLOT),
+                     "l"(f.at), "r"(n * 512), "r"(bar)
+                     : "memory");
+    }
 #endif
     f.at += n * KK_WARP;
     f.left -= n;
-    f.asked++;
+    f.held++;
+    f.put = f.put + 1 == f.slots ? 0 : f.put + 1;
 }
 
-/* The asking warp: a lane per ring.  routed: layers whose experts are known, in shared memory. */
-__device__ __forceinline__ void kk_mega_feed(const kk_cu_mega &a, const kk_choice *c,
-                                             const volatile int *routed, const kk_mega_rings &r) {
-    const int ring = threadIdx.x % KK_WARP;
-    if (ring >= KK_MEGA_WARPS) return;
-    kk_feed f = {};
-    f.group = ring / KK_SLICES;
-    f.slice = ring % KK_SLICES;
-    f.unit = kk_mega_first(a, MEGA_QKV, f.group);
-    const int flight = (a.flight + (ring & 1)) / 2; /* slots on their way at most */
-    while (!f.over) {
-        const int last = ring * r.slots + f.landed % r.slots;
-        if (f.landed < f.asked && kk_bar_done(r.full + last * 8, (uint32_t)(f.landed / r.slots) & 1))
-            f.landed++;
-        const int oldest = ring * r.slots + f.freed % r.slots;
-        if (f.asked - f.freed == r.slots &&
-            kk_bar_done(r.free + oldest * 8, (uint32_t)(f.freed / r.slots) & 1))
-            f.freed++;
-        if (f.left == 0) {
-            const int known = *routed;
-            __threadfence_block();
-            kk_feed_seek(f, a, c, known);
-        }
-        if (f.left > 0 && f.asked - f.landed < flight && f.asked - f.freed < r.slots)
-            kk_feed_ask(f, r, ring);
+/* Asks for all that the ring has room for. */
+__device__ __forceinline__ void kk_feed_fill(kk_feed &f, const kk_cu_mega &a,
+                                             const kk_mega_shared &s) {
+    while (f.held < f.slots) {
+        if (f.left == 0) kk_feed_seek(f, a, s);
+        if (f.left == 0) return;
+        kk_feed_ask(f);
+    }
+}
+
+/* The oldest slot, once it is there: this lane's part of each step is 512 bytes apart. */
+__device__ __forceinline__ const uint4 *kk_feed_wait(const kk_feed &f) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n .reg .pred p;\n"
+                 "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
+                 "@p bra done;\n bra again;\n done:\n}" ::"r"(f.bars + f.get * 8),
+                 "r"(f.parity)
+                 : "memory");
+#endif
+    return (const uint4 *)(f.data + f.get * KK_MEGA_SLOT) + threadIdx.x % KK_WARP;
+}
+
+__device__ __forceinline__ void kk_feed_release(kk_feed &f) {
+    __syncwarp();
+    f.held--;
+    if (++f.get == f.slots) {
+        f.get = 0;
+        f.parity ^= 1;
     }
 }
 
@@ -312,7 +273,7 @@ struct kk_grid {
 };
 
 __device__ __forceinline__ void kk_grid_mark(kk_grid &g) {
-    if (g.trace && blockIdx.x == 0) *g.trace++ = (uint64_t)clock64();
+    if (g.trace && blockIdx.x == 0 && threadIdx.x == 0) *g.trace++ = (uint64_t)clock64();
 }
 
 /* All blocks have come this far, and what they wrote can be read. */
@@ -369,7 +330,8 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
 
 /* c += n steps from the ring against the activations from step `step` on. */
 template <bool HIGH>
-__device__ __forceinline__ void kk_mega_product(float c[4], kk_drain &d, const char *lo,
+__device__ __forceinline__ void kk_mega_product(float c[4], kk_feed &f, const kk_cu_mega &a,
+                                                const kk_mega_shared &s, const char *lo,
                                                 const char *hi, int step, int wrap, int n) {
     for (; n > 0; n -= KK_MEGA_CHUNK) {
         uint4 x[KK_MEGA_CHUNK], y[KK_MEGA_CHUNK], w[KK_MEGA_CHUNK];
@@ -379,7 +341,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], kk_drain &d, const c
             x[i] = *(const uint4 *)(lo + k * 64);
             if (HIGH) y[i] = *(const uint4 *)(hi + k * 64);
         }
-        const uint4 *slot = kk_drain_wait(d);
+        const uint4 *slot = kk_feed_wait(f);
 #pragma unroll
         for (int i = 0; i < KK_MEGA_CHUNK; i++) {
             w[i] = slot[i * KK_WARP];
@@ -387,19 +349,105 @@ __device__ __forceinline__ void kk_mega_product(float c[4], kk_drain &d, const c
         }
 #pragma unroll
         for (int i = 0; i < KK_MEGA_CHUNK; i++) kk_step<HIGH>(c, w[i], x[i], y[i]);
-        kk_drain_release(d);
+        kk_feed_release(f);
+        kk_feed_fill(f, a, s);
         step += KK_MEGA_CHUNK;
         if (step >= wrap) step -= wrap;
     }
+}
+
+/* ---- norms -------------------------------------------------------------------------------- */
+
+/* The sequences of kk_between_row (rows.cuh), for a row of four values per 2048 and thread. */
+typedef kk_row<2> kk_mega_row;
+
+__device__ __forceinline__ kk_mega_row kk_mega_load(const float *p, int dim) {
+    kk_mega_row r;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const float4 f = at < dim ? __ldcg((const float4 *)(p + at)) : make_float4(0, 0, 0, 0);
+        r.v[4 * i] = f.x;
+        r.v[4 * i + 1] = f.y;
+        r.v[4 * i + 2] = f.z;
+        r.v[4 * i + 3] = f.w;
+    }
+    return r;
+}
+
+__device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, float inv,
+                                            const kk_mega_row &w, float times, int dim) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        float y[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            y[k] = __fmul_rn(__fmul_rn(x.v[4 * i + k], inv), w.v[4 * i + k]);
+            if (times != 1.0f) y[k] = __fmul_rn(y[k], times);
+        }
+        if (at < dim)
+            *(uint2 *)(p + at) = make_uint2(kk_dbf16x2(y[0], y[1]), kk_dbf16x2(y[2], y[3]));
+    }
+}
+
+/* Row blockIdx.x after attention: residual, and the norms that the dense part, the experts and
+ * the router take. */
+__device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                               float (*room)[16]) {
+    const int dim = a.hidden;
+    const size_t at = (size_t)blockIdx.x * (size_t)dim;
+    kk_mega_row y = kk_mega_load(a.y + at, dim), x = kk_mega_load(a.x + at, dim);
+    const kk_mega_row w = kk_mega_load(l.norm_att, dim);
+    const kk_mega_row w1 = kk_mega_load(l.norm_ffn, dim), w2 = kk_mega_load(l.norm_experts, dim);
+    const kk_mega_row w3 = kk_mega_load(l.router_scale, dim);
+    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[0]), w);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
+    kk_row_store(a.x + at, x, dim);
+    const float inv = kk_inv_rms(x, dim, a.eps, room[1]);
+    kk_mega_put(a.z1 + at, x, inv, w1, 1.0f, dim);
+    kk_mega_put(a.z2 + at, x, inv, w2, 1.0f, dim);
+    kk_mega_put(a.z3 + at, x, inv, w3, __fdiv_rn(1.0f, __fsqrt_rn((float)dim)), dim);
+}
+
+/* Row blockIdx.x at the end of a layer, and the norm that follows, if any. */
+__device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                             const float *next, float (*room)[16]) {
+    const int dim = a.hidden;
+    const size_t at = (size_t)blockIdx.x * (size_t)dim;
+    kk_mega_row y = kk_mega_load(a.dense + at, dim), b = kk_mega_load(a.moe + at, dim);
+    kk_mega_row x = kk_mega_load(a.x + at, dim), w1;
+    const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
+    const kk_mega_row w = kk_mega_load(l.norm_out, dim);
+    if (next) w1 = kk_mega_load(next, dim);
+    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[0]), wa);
+    kk_scale(b, b, kk_inv_rms(b, dim, a.eps, room[1]), wb);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y.v[i] = __fadd_rn(y.v[i], b.v[i]);
+    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[2]), w);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), l.scale);
+    kk_row_store(a.x + at, x, dim);
+    if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, room[3]), w1, 1.0f, dim);
+}
+
+/* A row that only has to be normed, into row blockIdx.x of z1. */
+__device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x, const float *w,
+                                             float (*room)[16]) {
+    const int dim = a.hidden;
+    const kk_mega_row r = kk_mega_load(x, dim), by = kk_mega_load(w, dim);
+    const float inv = kk_inv_rms(r, dim, a.eps, room[0]);
+    kk_mega_put(a.z1 + (size_t)blockIdx.x * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
 /* ---- strips ------------------------------------------------------------------------------- */
 
 /* A unit's sums, finished: one warp, lane by lane over (row, output). */
 template <bool HIGH>
-__device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_choice *c, int layer,
-                                               int phase, int unit, const float *part) {
-    const kk_cu_mega_layer &l = a.layer[layer];
+__device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                               const kk_choice *c, int phase, int unit,
+                                               const float *part) {
     const int lane = threadIdx.x % KK_WARP;
     int from = 0, n = a.n_rows, o = unit * 8, pitch = a.hidden;
     float *out = a.y;
@@ -444,19 +492,21 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_cho
 
 /* All strips of a phase but DOWN.  more: the rows of experts, where x is the dense part's. */
 template <bool HIGH>
-__device__ __forceinline__ void kk_mega_strips(const kk_cu_mega &a, const kk_choice *c, kk_drain &d,
-                                               float *parts, int layer, int phase,
-                                               const kk_acts_at &x, const kk_acts_at &more) {
+__device__ __forceinline__ void kk_mega_strips(const kk_cu_mega &a, const kk_mega_shared &s, kk_feed &f,
+                                               float *parts, int layer, int phase, kk_acts_at x,
+                                               kk_acts_at more) {
     constexpr int PART = HIGH ? 128 : 64;
     const int lane = threadIdx.x % KK_WARP, slice = kk_mega_slice(), g = lane / 4;
-    const int units = kk_mega_units(a, c, layer, phase), rows = a.n_rows;
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const kk_choice *c = &s.choice;
+    const int units = kk_mega_units(a, l, c, phase), rows = a.n_rows;
     float *mine = parts + kk_mega_group() * (2 * 2 * KK_SLICES * PART);
     int turn = 0;
     for (int u = kk_mega_first(a, phase, kk_mega_group()); u < units; u += KK_MEGA_GROUPS * (int)gridDim.x, turn++) {
         const bool expert = phase == MEGA_EXPERTS && u >= a.hidden / 8;
         int r0 = g < rows ? g : 0, r1 = g + 8 < rows ? g + 8 : 0;
         int steps = a.hidden / KK_STEP;
-        if (phase == MEGA_OUT) steps = a.layer[layer].att_width / KK_STEP;
+        if (phase == MEGA_OUT) steps = l.att_width / KK_STEP;
         if (phase == MEGA_EXPERTS && !expert) steps = a.ffn / KK_STEP;
         if (expert) {
             const int e = (u - a.hidden / 8) / (a.expert_ffn / 8), at = c->first[e];
@@ -464,22 +514,23 @@ __device__ __forceinline__ void kk_mega_strips(const kk_cu_mega &a, const kk_cho
             r0 = c->pair_row[at + (g < n ? g : 0)];
             r1 = c->pair_row[at + (g + 8 < n ? g + 8 : 0)];
         }
-        const kk_acts_at &from = expert ? more : x;
+        kk_acts_at from = x;
+        if (expert) from = more;
         const char *lo = from.base + (size_t)r0 * from.stride + (lane & 3) * 16;
         const char *hi = HIGH ? from.base + (size_t)r1 * from.stride + (lane & 3) * 16 : lo;
         const int step = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - step;
         const int subs = kk_mega_subs(a, c, phase, u, slice);
         float *to = mine + (turn & 1) * (2 * KK_SLICES * PART) + slice * PART + g * 8 +
                     2 * (lane % 4);
-        for (int s = 0; s < subs; s++, to += KK_SLICES * PART) {
+        for (int i = 0; i < subs; i++, to += KK_SLICES * PART) {
             float sum[4] = {0, 0, 0, 0};
-            kk_mega_product<HIGH>(sum, d, lo, hi, step, from.wrap, n);
+            kk_mega_product<HIGH>(sum, f, a, s, lo, hi, step, from.wrap, n);
             *(float2 *)to = make_float2(sum[0], sum[1]);
             if (HIGH) *(float2 *)(to + 64) = make_float2(sum[2], sum[3]);
         }
         kk_group_sync();
         if (turn % KK_SLICES == slice)
-            kk_mega_finish<HIGH>(a, c, layer, phase, u,
+            kk_mega_finish<HIGH>(a, l, c, phase, u,
                                  mine + (turn & 1) * (2 * KK_SLICES * PART));
     }
 }
@@ -487,8 +538,9 @@ __device__ __forceinline__ void kk_mega_strips(const kk_cu_mega &a, const kk_cho
 /* Experts' second matrices: a group takes a strip of outputs for all experts, a warp an expert
  * at a time, and slots are added up in order. */
 template <bool HIGH>
-__device__ __forceinline__ void kk_mega_down(const kk_cu_mega &a, const kk_choice *c, kk_drain &d,
-                                             float *parts, const kk_acts_at &x) {
+__device__ __forceinline__ void kk_mega_down(const kk_cu_mega &a, const kk_mega_shared &s, kk_feed &f,
+                                             float *parts, kk_acts_at x) {
+    const kk_choice *c = &s.choice;
     const int lane = threadIdx.x % KK_WARP, slice = kk_mega_slice(), g = lane / 4, t = lane % 4;
     const int pairs = a.n_rows * a.n_used, steps = a.expert_ffn / KK_STEP;
     float *mine = parts + kk_mega_group() * 2 * pairs * 8;
@@ -501,7 +553,7 @@ __device__ __forceinline__ void kk_mega_down(const kk_cu_mega &a, const kk_choic
             const int p0 = c->pair[from + (g < n ? g : 0)];
             const int p1 = c->pair[from + (g + 8 < n ? g + 8 : 0)];
             float sum[4] = {0, 0, 0, 0};
-            kk_mega_product<HIGH>(sum, d, x.base + (size_t)p0 * x.stride + t * 16,
+            kk_mega_product<HIGH>(sum, f, a, s, x.base + (size_t)p0 * x.stride + t * 16,
                                   x.base + (size_t)p1 * x.stride + t * 16, 0, x.wrap, steps);
             if (g < n) *(float2 *)(to + p0 * 8 + 2 * t) = make_float2(sum[0], sum[1]);
             if (HIGH && g + 8 < n) *(float2 *)(to + p1 * 8 + 2 * t) = make_float2(sum[2], sum[3]);
@@ -509,13 +561,27 @@ __device__ __forceinline__ void kk_mega_down(const kk_cu_mega &a, const kk_choic
         kk_group_sync();
         for (int i = (int)threadIdx.x % 256; i < a.n_rows * 8; i += 256) {
             const int r = i / 8;
-            float s = 0;
+            float y = 0;
             for (int k = 0; k < a.n_used; k++) {
                 const int p = r * a.n_used + k;
-                s = __fmaf_rn(c->weight[p], to[p * 8 + i % 8], s);
+                y = __fmaf_rn(c->weight[p], to[p * 8 + i % 8], y);
             }
-            a.moe[(size_t)r * a.hidden + u * 8 + i % 8] = s;
+            a.moe[(size_t)r * a.hidden + u * 8 + i % 8] = y;
         }
+    }
+}
+
+/* The router's weights come straight from memory: a stage ahead they are asked into the cache. */
+__device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
+                                                        const kk_cu_mega_layer &l) {
+    const int slices = kk_slices(a.router_steps), pieces = slices * (a.n_expert / 8);
+    for (int p = (int)blockIdx.x; p < pieces; p += (int)gridDim.x) {
+        const int from = kk_slice(a.router_steps, p % slices);
+        const int n = (kk_slice(a.router_steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
+        const char *w = (const char *)l.router +
+                        ((size_t)(p / slices) * (size_t)a.router_steps + (size_t)from) * 512;
+        if ((int)threadIdx.x < n)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w + threadIdx.x * 128));
     }
 }
 
