@@ -22,6 +22,7 @@ __device__ __forceinline__ void kk_router_piece(const uint4 *w, const uint16_t *
     const uint16_t *hi = x + (size_t)(g + 8 < n_rows ? g + 8 : 0) * n_in + t * 8;
     float c[4] = {0, 0, 0, 0};
     w += (size_t)strip * steps * KK_WARP + lane;
+#pragma unroll 1
     for (int s0 = from; s0 < to; s0 += AT_ONCE) {
         uint4 ws[AT_ONCE], as[AT_ONCE], bs[AT_ONCE];
 #pragma unroll
@@ -52,68 +53,62 @@ struct kk_choice {
     short pair[KK_ROWS_MAX * KK_MAX_USED]; /* row * n_used + slot */
     short pair_row[KK_ROWS_MAX * KK_MAX_USED];
     short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
-    float weight[KK_ROWS_MAX * KK_MAX_USED];
+    float weight[KK_ROWS_MAX * KK_MAX_USED], logit[KK_ROWS_MAX * KK_MAX_USED];
 };
 
-/* Keys in the order of floats; no expert has 0. */
-__device__ __forceinline__ uint32_t kk_key(float f) {
-    const uint32_t u = __float_as_uint(__fadd_rn(f, 0.0f)); /* -0 is 0 */
-    return max(1u, u & 0x80000000u ? ~u : u | 0x80000000u);
-}
-__device__ __forceinline__ float kk_unkey(uint32_t k) {
-    return __uint_as_float(k & 0x80000000u ? k & 0x7fffffffu : ~k);
-}
-
-/* One warp: the n_used largest of a row's logits, ties to the lower id, then a softmax over the
- * chosen alone, times the expert's scale.  Logits come in slices still to be summed, in order. */
-__device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits, int slices,
-                                              int slice_stride, const float *scale, int row,
-                                              int n_used, int n_expert) {
-    enum { PER = KK_MAX_EXPERTS / KK_WARP };
-    const int lane = threadIdx.x % KK_WARP;
-    uint32_t key[PER];
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int e = lane + i * KK_WARP;
-        key[i] = 0;
-        if (e >= n_expert) continue;
-        const float *at = logits + (size_t)row * n_expert + e;
-        float part[KK_SLICES];
+/* The n_used largest of each row's logits, ties to the lower id: an expert's slot is the number
+ * of experts before it.  Then a softmax over the chosen alone, times the expert's scale.  Logits
+ * come in slices still to be summed, in order.  A thread per expert, some rows at a time; ends
+ * before a barrier. */
+template <int THREADS>
+__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int slices,
+                                          int slice_stride, const float *scale, int n_rows,
+                                          int n_used, int n_expert) {
+    __shared__ __align__(16) float logit[THREADS];
+    const int wide = (n_expert + 3) / 4 * 4, at_once = THREADS / wide;
+    const int mine = (int)threadIdx.x / wide, e = (int)threadIdx.x - mine * wide;
+#pragma unroll 1
+    for (int r = mine; r - mine < n_rows; r += at_once) {
+        const bool real = mine < at_once && r < n_rows && e < n_expert;
+        float part[KK_SLICES], v = -INFINITY; /* beyond the experts there are */
 #pragma unroll
         for (int k = 0; k < KK_SLICES; k++)
-            part[k] = k < slices ? __ldcg(at + (size_t)k * slice_stride) : 0.0f;
-        float v = part[0];
+            part[k] = real && k < slices
+                          ? __ldcg(logits + (size_t)k * slice_stride + (size_t)r * n_expert + e)
+                          : 0.0f;
+        if (real) {
+            v = part[0];
 #pragma unroll
-        for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k]);
-        key[i] = kk_key(v);
-    }
-    uint32_t mine = 0, top = 0;
-    int id = 0;
-    for (int s = 0; s < n_used; s++) {
-        uint32_t most = key[0];
-#pragma unroll
-        for (int i = 1; i < PER; i++) most = max(most, key[i]);
-        most = __reduce_max_sync(0xffffffffu, most);
-        uint32_t at = 0xffffffffu;
-#pragma unroll
-        for (int i = PER - 1; i >= 0; i--)
-            if (key[i] == most) at = (uint32_t)(lane + i * KK_WARP);
-        at = __reduce_min_sync(0xffffffffu, at);
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (at == (uint32_t)(lane + i * KK_WARP)) key[i] = 0;
-        if (s == 0) top = most;
-        if (lane == s) {
-            mine = most;
-            id = (int)min(at, (uint32_t)(n_expert - 1));
+            for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k]);
         }
+        logit[threadIdx.x] = v;
+        if (real && e < n_used) c->chosen[r * n_used + e] = (short)e; /* where none is a number */
+        kk_sync();
+        int before = real ? 0 : n_used;
+        const float *row = logit + mine * wide;
+#pragma unroll 2
+        for (int i = 0; real && i < wide; i += 4) {
+            const float4 o = *(const float4 *)(row + i);
+            before += o.x > v || (o.x == v && i < e);
+            before += o.y > v || (o.y == v && i + 1 < e);
+            before += o.z > v || (o.z == v && i + 2 < e);
+            before += o.w > v || (o.w == v && i + 3 < e);
+        }
+        if (before < n_used) {
+            c->chosen[r * n_used + before] = (short)e;
+            c->logit[r * n_used + before] = v;
+        }
+        kk_sync();
     }
-    const float w = lane < n_used ? kk_dexp(__fsub_rn(kk_unkey(mine), kk_unkey(top))) : 0.0f;
-    float sum = 0;
-    for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, w, s));
-    if (lane >= n_used) return;
-    c->chosen[row * n_used + lane] = (short)id;
-    c->weight[row * n_used + lane] = __fmul_rn(__fdiv_rn(w, sum), scale[id]);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < n_rows * n_used; i += THREADS) {
+        const float *of = c->logit + i / n_used * n_used;
+        float sum = 0;
+#pragma unroll 1
+        for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, kk_dexp(__fsub_rn(of[s], of[0])));
+        const float w = kk_dexp(__fsub_rn(c->logit[i], of[0]));
+        c->weight[i] = __fmul_rn(__fdiv_rn(w, sum), scale[c->chosen[i]]);
+    }
 }
 
 /* Lists of rows by expert from `chosen`; all threads of the block. */
@@ -125,6 +120,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     kk_sync();
     int n = 0;
     if (e < n_expert)
+#pragma unroll 4
         for (int i = 0; i < pairs; i++) n += c->chosen[i] == e;
     int before = n;
     for (int d = 1; d < KK_WARP; d <<= 1) {
@@ -137,6 +133,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     kk_sync();
     before -= n;
     int index = __popc(some & ((1u << lane) - 1)), all = 0;
+#pragma unroll 4
     for (int i = 0; i < THREADS / KK_WARP; i++) {
         if (i < warp) {
             before += total[i];
@@ -147,6 +144,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     if (n > 0) {
         c->active[index] = (short)e;
         c->first[index] = (short)before;
+#pragma unroll 1
         for (int i = 0; i < pairs; i++)
             if (c->chosen[i] == e) {
                 c->pair[before] = (short)i;
@@ -172,8 +170,8 @@ struct kk_choice_args {
 template <int THREADS>
 __device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_args &a, bool write) {
     if (a.logits) {
-        for (int r = (int)threadIdx.x / KK_WARP; r < a.n_rows; r += THREADS / KK_WARP)
-            kk_choose_row(c, a.logits, a.slices, a.slice_stride, a.scale, r, a.n_used, a.n_expert);
+        kk_choose<THREADS>(c, a.logits, a.slices, a.slice_stride, a.scale, a.n_rows, a.n_used,
+                           a.n_expert);
     } else {
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += THREADS) {
             c->chosen[i] = (short)a.expert[i];

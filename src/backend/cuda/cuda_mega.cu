@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 32 * 1024 };
+enum { ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 18 * 1024 };
 
 /* What a forward carries along. */
 struct mega {
@@ -28,43 +28,41 @@ __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
 }
 
-/* A layer's pointers, word by word. */
-__device__ __forceinline__ void copy_layer(kk_mega_shared &s, const kk_cu_mega &a, int layer) {
-    const int n = (int)(sizeof(kk_cu_mega_layer) / 4), i = (int)threadIdx.x;
-    if (layer >= a.n_layer || i >= n) return;
-    ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
-}
-
-template <bool HIGH>
-__device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, mega &m,
-                                          int layer) {
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    char *at = m.stage;
-    kk_acts_at x = kk_mega_stage(at, m.end, a.z1, a.n_rows, a.hidden);
-    copy_layer(s, a, layer + 1);
-    kk_sync();
-    kk_grid_mark(m.grid);
-    kk_mega_strips<HIGH>(a, s, m.f, m.parts, layer, MEGA_QKV, x, x);
-    kk_grid_sync(m.grid);
-    attend_pages(&l, m.stage);
-    kk_grid_sync(m.grid);
-    combine_pages(&l);
-    kk_grid_sync(m.grid);
-    at = m.stage;
-    x = kk_mega_stage(at, m.end, a.att, a.n_rows, l.att_width);
-    kk_sync();
-    kk_grid_mark(m.grid);
+__device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
+    kk_mega_prefetch_router(a, l);
     if ((int)blockIdx.x < a.n_rows) {
         prefetch_row(l.norm_att, a.hidden);
         prefetch_row(l.norm_ffn, a.hidden);
         prefetch_row(l.norm_experts, a.hidden);
         prefetch_row(l.router_scale, a.hidden);
     }
-    kk_mega_prefetch_router(a, l);
-    kk_mega_strips<HIGH>(a, s, m.f, m.parts, layer, MEGA_OUT, x, x);
+    if (blockIdx.x == gridDim.x - 1) prefetch_row(l.expert_scale, a.n_expert);
+}
+
+__device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                              const float *next) {
+    if ((int)blockIdx.x >= a.n_rows) return;
+    prefetch_row(l.norm_dense, a.hidden);
+    prefetch_row(l.norm_moe, a.hidden);
+    prefetch_row(l.norm_out, a.hidden);
+    if (next) prefetch_row(next, a.hidden);
+}
+
+/* Rows that want logits. */
+__device__ __forceinline__ void head_norm(const kk_cu_mega &a, mega &m) {
+    const int i = (int)blockIdx.x;
+    if (i < a.n_logits) {
+        const int row = a.head_row ? a.head_row[i] : a.head_first + i;
+        kk_mega_norm(a, a.x + (size_t)row * (size_t)a.hidden, a.norm_head, m.sums);
+    }
     kk_grid_sync(m.grid);
-    if ((int)blockIdx.x < a.n_rows) kk_mega_middle(a, l, m.sums);
-    kk_grid_sync(m.grid);
+}
+
+/* A layer's pointers, word by word. */
+__device__ __forceinline__ void copy_layer(kk_mega_shared &s, const kk_cu_mega &a, int layer) {
+    const int n = (int)(sizeof(kk_cu_mega_layer) / 4), i = (int)threadIdx.x;
+    if (layer >= a.n_layer || i >= n) return;
+    ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
 
 __device__ __forceinline__ kk_choice_args choice_of(const kk_cu_mega &a,
@@ -82,57 +80,65 @@ __device__ __forceinline__ kk_choice_args choice_of(const kk_cu_mega &a,
     return c;
 }
 
+/* What a phase takes in: its rows in shared memory, its experts chosen. */
 template <bool HIGH>
-__device__ __forceinline__ void ffn(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer) {
+__device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer,
+                                      int phase, kk_acts_at &x, kk_acts_at &more) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const bool last = layer + 1 == a.n_layer;
-    const float *next = last ? NULL : s.layer[(layer + 1) & 1].norm_in;
-    char *at = m.stage;
-    kk_acts_at x = kk_mega_stage(at, m.end, a.z1, a.n_rows, a.hidden);
-    kk_mega_router<HIGH>(a, l);
-    kk_sync();
-    kk_grid_mark(m.grid);
-    kk_mega_strips<HIGH>(a, s, m.f, m.parts, layer, MEGA_GATE, x, x);
-    kk_grid_sync(m.grid);
-
-    at = m.stage;
-    const kk_acts_at rows = kk_mega_stage(at, m.end, a.z2, a.n_rows, a.hidden);
-    x = kk_mega_stage(at, m.end, a.act, a.n_rows, a.ffn);
-    kk_make_choice<KK_MEGA_THREADS>(&s.choice, choice_of(a, l), blockIdx.x == 0);
-    m.f.routed = layer + 1;
-    kk_feed_fill(m.f, a, s);
-    kk_grid_mark(m.grid);
-    if ((int)blockIdx.x < a.n_rows) {
-        prefetch_row(l.norm_dense, a.hidden);
-        prefetch_row(l.norm_moe, a.hidden);
-        prefetch_row(l.norm_out, a.hidden);
-        if (next) prefetch_row(next, a.hidden);
+    const uint16_t *from = a.z1;
+    int rows = a.n_rows, width = a.hidden;
+    if (phase == MEGA_OUT) {
+        from = a.att;
+        width = l.att_width;
+    } else if (phase == MEGA_EXPERTS) {
+        from = a.act;
+        width = a.ffn;
+    } else if (phase == MEGA_DOWN) {
+        from = a.expert_act;
+        rows *= a.n_used;
+        width = a.expert_ffn;
+    } else if (phase == MEGA_HEAD) {
+        rows = a.n_logits;
     }
-    kk_mega_strips<HIGH>(a, s, m.f, m.parts, layer, MEGA_EXPERTS, x, rows);
-    kk_grid_sync(m.grid);
-
-    at = m.stage;
-    x = kk_mega_stage(at, m.end, a.expert_act, a.n_rows * a.n_used, a.expert_ffn);
+    char *at = m.stage;
+#pragma unroll 1
+    for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
+        x = more;
+        more = kk_mega_stage(at, m.end, from, rows, width);
+        if (i == 0) x = more;
+        from = a.z2;
+        width = a.hidden;
+    }
+    if (phase == MEGA_QKV) copy_layer(s, a, layer + 1);
+    if (phase == MEGA_OUT) prefetch_middle(a, l);
+    if (phase == MEGA_GATE) kk_mega_router<HIGH>(a, l);
+    if (phase == MEGA_EXPERTS) {
+        kk_make_choice<KK_MEGA_THREADS>(&s.choice, choice_of(a, l), blockIdx.x == 0);
+        m.f.routed = layer + 1;
+        prefetch_tail(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
+    }
     kk_sync();
     kk_grid_mark(m.grid);
-    kk_mega_down<HIGH>(a, s, m.f, m.parts, x);
-    kk_grid_sync(m.grid);
-    if ((int)blockIdx.x < a.n_rows) kk_mega_tail(a, l, next, m.sums);
-    kk_grid_sync(m.grid);
 }
 
-template <bool HIGH>
-__device__ __forceinline__ void head(const kk_cu_mega &a, const kk_mega_shared &s, mega &m) {
-    const int i = (int)blockIdx.x;
-    if (i < a.n_logits) {
-        const int row = a.head_row ? a.head_row[i] : a.head_first + i;
-        kk_mega_norm(a, a.x + (size_t)row * (size_t)a.hidden, a.norm_head, m.sums);
+/* What lies between a phase's sums and the next phase. */
+__device__ __forceinline__ void end(const kk_cu_mega &a, const kk_mega_shared &s, mega &m,
+                                    int layer, int phase) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const bool mine = (int)blockIdx.x < a.n_rows;
+    if (phase == MEGA_QKV) {
+        attend_pages(&l, m.stage);
+        kk_grid_sync(m.grid);
+        combine_pages(&l);
+        kk_grid_sync(m.grid);
+    } else if (phase == MEGA_OUT) {
+        if (mine) kk_mega_middle(a, l, m.sums);
+        kk_grid_sync(m.grid);
+    } else if (phase == MEGA_DOWN) {
+        const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
+        if (mine) kk_mega_tail(a, l, next, m.sums);
+        kk_grid_sync(m.grid);
     }
-    kk_grid_sync(m.grid);
-    char *at = m.stage;
-    const kk_acts_at x = kk_mega_stage(at, m.end, a.z1, a.n_logits, a.hidden);
-    kk_sync();
-    kk_mega_strips<HIGH>(a, s, m.f, m.parts, 0, MEGA_HEAD, x, x);
 }
 
 template <bool HIGH>
@@ -142,24 +148,35 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
     __shared__ kk_mega_shared s;
     __shared__ float sums[4][16];
     mega m;
-    kk_feed_open(m.f, a, memory);
-    m.parts = (float *)(memory + KK_MEGA_WARPS * a.slots * (KK_MEGA_SLOT + 8));
-    m.stage = (char *)m.parts + kk_mega_part_bytes(HIGH);
+    kk_feed_open<HIGH>(m.f, a, memory);
+    m.parts = (float *)(memory + kk_mega_ring_bytes(a.slots, HIGH));
+    m.stage = (char *)m.parts + kk_mega_part_bytes(a.n_rows, a.n_used);
     m.end = memory + shared;
     m.sums = sums;
     m.grid = kk_grid{a.barrier, 0, a.trace};
     copy_layer(s, a, 0);
     if (threadIdx.x == 0) s.choice.n_active = 0;
     kk_sync();
-    kk_feed_fill(m.f, a, s);
     if ((int)blockIdx.x < a.n_rows)
         kk_mega_norm(a, a.x + (size_t)blockIdx.x * (size_t)a.hidden, s.layer[0].norm_in, sums);
     kk_grid_sync(m.grid);
-    for (int layer = 0; layer < a.n_layer; layer++) {
-        attention<HIGH>(a, s, m, layer);
-        ffn<HIGH>(a, s, m, layer);
+    const int phases = a.n_layer * MEGA_HEAD;
+    for (int i = 0, layer = 0, phase = 0; i < phases + (a.head ? 1 : 0); i++) {
+        kk_acts_at x, more;
+        if (i == phases) {
+            phase = MEGA_HEAD;
+            head_norm(a, m);
+        }
+        begin<HIGH>(a, s, m, layer, phase, x, more);
+        kk_mega_phase_units<HIGH>(a, s, m.f, m.parts, layer, phase, x, more);
+        if (phase == MEGA_HEAD) break;
+        kk_grid_sync(m.grid);
+        end(a, s, m, layer, phase);
+        if (++phase == MEGA_HEAD) {
+            phase = 0;
+            layer++;
+        }
     }
-    if (a.head) head<HIGH>(a, s, m);
     kk_grid_leave(m.grid);
 }
 
@@ -170,14 +187,15 @@ bool kk_cu_mega_fits(const kk_cu_mega *a) {
            a->expert_ffn / KK_STEP < KK_SHORT_STEPS && a->hidden <= 2 * KK_ROW_SPAN &&
            a->n_expert <= KK_MAX_EXPERTS && a->n_expert % 8 == 0 && a->n_used <= KK_MAX_USED &&
            a->n_used <= a->n_expert && a->n_layer <= KK_CU_MEGA_LAYERS && a->n_rows <= KK_CU_ROWS &&
-           a->vocab % 8 == 0;
+           a->vocab % 16 == 0;
 }
 
 /* Each phase begins where the one before left off, for one row; more rows choose more experts. */
 static void set_turns(kk_cu_mega *a, int groups) {
     const kk_cu_mega_layer *l = &a->layer[0];
-    const int units[] = {l->q_strips + l->kv_strips * (l->v ? 2 : 1), a->hidden / 8, a->ffn / 8,
-                         a->hidden / 8 + a->n_used * (a->expert_ffn / 8), a->hidden / 8};
+    const int units[] = {(l->q_strips + l->kv_strips * (l->v ? 2 : 1)) / 2, a->hidden / 16,
+                         a->ffn / 8, a->hidden / 16 + a->n_used * (a->expert_ffn / 8),
+                         a->hidden / 16};
     int at = 0;
     for (int i = 0; i < 6; i++) {
         a->turn[i] = at;
@@ -189,12 +207,13 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     const bool high = a->n_rows > ROWS_LOW;
     void (*kernel)(kk_cu_mega, int) = high ? mega_kernel<true> : mega_kernel<false>;
     const int room = KK_ATTEND_ROOM, stage = room > STAGE_LEAST ? room : STAGE_LEAST;
-    int slots = a->slots > 0 ? a->slots : high ? 3 : 5;
+    const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
+    int slots = a->slots > 0 ? a->slots : 4;
     cudaFuncAttributes fa;
     cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
     if (e != cudaSuccess) return e;
     const int most = SHARED_MOST - (int)fa.sharedSizeBytes;
-    while (slots > 2 && kk_mega_fixed_bytes(slots, high) + stage > most) slots--;
+    while (slots > 2 && kk_mega_ring_bytes(slots, high) + parts + stage > most) slots--;
     a->slots = slots;
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};

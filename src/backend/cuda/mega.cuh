@@ -11,8 +11,12 @@
  * needed, because weights stream through them: a layer's pointers are copied to shared memory a
  * layer ahead, norms' weights are fetched a stage ahead.
  *
- * Sixteen warps work, in two groups of eight, on strips of eight outputs; the warps of a group
- * have a slice of K each, so that sums are those of every other kernel here (arith.cuh).
+ * Instructions count as much as bytes: weights are the 16 of m16n8k16 and rows the 8, so that a
+ * product of few rows takes one instruction per 512 bytes.  (With rows as the 16, as prompts have
+ * them, the sums have the same bits.)
+ *
+ * Two groups of eight warps work on sixteen outputs at a time; the warps of a group have a slice
+ * of K each, so that sums are those of every other kernel here (arith.cuh).
  *
  *   QKV     q, k, v of the normed rows
  *   ...     rows stored, attention by page, pages merged           (attend.cuh)
@@ -35,20 +39,25 @@ enum {
     KK_MEGA_THREADS = 512,
     KK_MEGA_WARPS = 16,
     KK_MEGA_GROUPS = 2, /* of eight warps */
-    KK_MEGA_CHUNK = 4,  /* steps of a slot */
-    KK_MEGA_SLOT = KK_MEGA_CHUNK * 512,
 };
 
 typedef enum { MEGA_QKV, MEGA_OUT, MEGA_GATE, MEGA_EXPERTS, MEGA_DOWN, MEGA_HEAD } kk_mega_phase;
 
-__host__ __device__ constexpr int kk_mega_part_bytes(bool high) {
-    return KK_MEGA_GROUPS * 2 * 2 * KK_SLICES * (high ? 128 : 64) * 4;
+/* Steps of a slot, of two strips each: fewer where rows need the room. */
+__host__ __device__ constexpr int kk_mega_chunk(bool high) { return high ? 2 : 4; }
+__host__ __device__ constexpr int kk_mega_slot(bool high) { return 2 * 512 * kk_mega_chunk(high); }
+
+/* Rows of a unit's sums in shared memory. */
+__host__ __device__ __forceinline__ int kk_mega_pitch(int n_rows) { return (n_rows + 1) / 2 * 2; }
+
+/* Bytes of sums: of each group twice, [slice][16 outputs][rows]; or, in DOWN, [pair][16]. */
+__host__ __device__ __forceinline__ int kk_mega_part_bytes(int n_rows, int n_used) {
+    const int strips = KK_SLICES * 16 * kk_mega_pitch(n_rows), down = n_rows * n_used * 16;
+    return KK_MEGA_GROUPS * 2 * 4 * (strips > down ? strips : down);
 }
 
-/* What a block has in shared memory, in this order: rings, their barriers, sums, then room for
- * staged rows and for attention. */
-__host__ __device__ constexpr int kk_mega_fixed_bytes(int slots, bool high) {
-    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 8) + kk_mega_part_bytes(high);
+__host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots, bool high) {
+    return KK_MEGA_WARPS * slots * (kk_mega_slot(high) + 8);
 }
 
 /* ---- where weights lie -------------------------------------------------------------------- */
@@ -56,39 +65,47 @@ __host__ __device__ constexpr int kk_mega_fixed_bytes(int slots, bool high) {
 __device__ __forceinline__ int kk_mega_group() { return threadIdx.x / 256; }
 __device__ __forceinline__ int kk_mega_slice() { return threadIdx.x / KK_WARP % KK_SLICES; }
 
+/* What all warps of a block share. */
+struct kk_mega_shared {
+    kk_choice choice;
+    kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
+};
+
 /* The first unit of this group: phases begin at different groups, so that what is left over of
  * one evens out with the next. */
-__device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int group) {
-    const int groups = KK_MEGA_GROUPS * (int)gridDim.x;
-    const int u = (int)blockIdx.x + group * (int)gridDim.x - a.turn[phase];
-    return u < 0 ? u + groups : u;
+__device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase) {
+    const int u = (int)blockIdx.x + kk_mega_group() * (int)gridDim.x - a.turn[phase];
+    return u < 0 ? u + KK_MEGA_GROUPS * (int)gridDim.x : u;
 }
 
-__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                             const kk_choice *c, int phase) {
-    switch (phase) {
-    case MEGA_QKV: return l.q_strips + l.kv_strips * (l.v ? 2 : 1);
-    case MEGA_OUT: return a.hidden / 8;
-    case MEGA_GATE: return a.ffn / 8;
-    case MEGA_EXPERTS: return a.hidden / 8 + c->n_active * (a.expert_ffn / 8);
-    case MEGA_DOWN: return a.hidden / 8;
-    default: return a.vocab / 8;
-    }
+/* Units of sixteen outputs; in GATE and of experts, eight of gate and eight of up. */
+__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
+                                             int phase) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    if (phase == MEGA_QKV) return (l.q_strips + l.kv_strips * (l.v ? 2 : 1)) / 2;
+    if (phase == MEGA_GATE) return a.ffn / 8;
+    if (phase == MEGA_EXPERTS) return a.hidden / 16 + s.choice.n_active * (a.expert_ffn / 8);
+    return (phase == MEGA_HEAD ? a.vocab : a.hidden) / 16;
 }
 
-/* Strip `sub` of a unit, and its K steps.  In DOWN it is the unit's strip of the slice's expert
- * number `sub`. */
-__device__ __forceinline__ const uint4 *kk_mega_strip(const kk_cu_mega &a,
-                                                      const kk_cu_mega_layer &l,
-                                                      const kk_choice *c, int phase, int unit,
-                                                      int sub, int slice, int &steps) {
-    const void *w;
-    size_t strip = (size_t)unit;
-    steps = a.hidden / KK_STEP;
-    switch (phase) {
-    case MEGA_QKV:
+/* A unit's two strips, and their K steps. */
+struct kk_mega_strips_at {
+    const uint4 *one, *two;
+    int steps;
+};
+
+/* expert: in DOWN, which of the chosen. */
+__device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
+                                                          const kk_mega_shared &s, int layer,
+                                                          int phase, int unit, int expert) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    kk_mega_strips_at at;
+    const void *w = a.head, *up = NULL;
+    size_t strip = 2 * (size_t)unit;
+    at.steps = a.hidden / KK_STEP;
+    if (phase == MEGA_QKV) {
         w = l.q;
-        if (unit >= l.q_strips) {
+        if (2 * unit >= l.q_strips) {
             strip -= l.q_strips;
             w = l.k;
             if (strip >= (size_t)l.kv_strips) {
@@ -96,73 +113,69 @@ __device__ __forceinline__ const uint4 *kk_mega_strip(const kk_cu_mega &a,
                 w = l.v;
             }
         }
-        break;
-    case MEGA_OUT:
+    } else if (phase == MEGA_OUT) {
         w = l.o;
-        steps = l.att_width / KK_STEP;
-        break;
-    case MEGA_GATE: w = sub ? l.up : l.gate; break;
-    case MEGA_EXPERTS:
-        if (unit < a.hidden / 8) {
-            w = l.down;
-            steps = a.ffn / KK_STEP;
-        } else {
-            const int per = a.expert_ffn / 8, e = (unit - a.hidden / 8) / per;
-            strip = (size_t)c->active[e] * (size_t)a.expert_strips + (size_t)(sub * per) +
-                    (size_t)(unit - a.hidden / 8 - e * per);
-            w = l.experts;
-        }
-        break;
-    case MEGA_DOWN:
+        at.steps = l.att_width / KK_STEP;
+    } else if (phase == MEGA_GATE) {
+        strip = (size_t)unit;
+        w = l.gate;
+        up = l.up;
+    } else if (phase == MEGA_DOWN) {
         w = l.experts_down;
-        steps = a.expert_ffn / KK_STEP;
-        strip += (size_t)c->active[slice + sub * KK_SLICES] * (size_t)a.down_strips;
-        break;
-    default: w = a.head; break;
+        at.steps = a.expert_ffn / KK_STEP;
+        strip += (size_t)s.choice.active[expert] * (size_t)a.down_strips;
+    } else if (phase == MEGA_EXPERTS && unit < a.hidden / 16) {
+        w = l.down;
+        at.steps = a.ffn / KK_STEP;
+    } else if (phase == MEGA_EXPERTS) {
+        const int per = a.expert_ffn / 8, e = (unit - a.hidden / 16) / per;
+        w = l.experts;
+        up = (const uint4 *)w + (size_t)per * (size_t)at.steps * KK_WARP;
+        strip = (size_t)s.choice.active[e] * (size_t)a.expert_strips +
+                (size_t)(unit - a.hidden / 16 - e * per);
     }
-    return (const uint4 *)w + strip * (size_t)steps * KK_WARP;
+    at.one = (const uint4 *)w + strip * (size_t)at.steps * KK_WARP;
+    at.two = up ? (const uint4 *)up + strip * (size_t)at.steps * KK_WARP
+                : at.one + at.steps * KK_WARP;
+    return at;
 }
 
-__device__ __forceinline__ int kk_mega_subs(const kk_cu_mega &a, const kk_choice *c, int phase,
-                                            int unit, int slice) {
-    if (phase == MEGA_GATE) return 2;
-    if (phase == MEGA_EXPERTS) return unit < a.hidden / 8 ? 1 : 2;
-    if (phase == MEGA_DOWN) return (c->n_active - slice + KK_SLICES - 1) / KK_SLICES;
-    return 1;
+__device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
+                                             int phase, int unit) {
+    if (phase == MEGA_OUT) return s.layer[layer & 1].att_width / KK_STEP;
+    if (phase == MEGA_DOWN) return a.expert_ffn / KK_STEP;
+    if (phase == MEGA_EXPERTS && unit < a.hidden / 16) return a.ffn / KK_STEP;
+    return a.hidden / KK_STEP;
 }
 
 /* ---- asking ------------------------------------------------------------------------------- */
 
-/* What all warps of a block share. */
-struct kk_mega_shared {
-    kk_choice choice;
-    kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
-};
-
 /* One warp's ring, and the place in the forward up to which weights were asked for. */
 struct kk_feed {
-    char *data;
-    uint32_t bars;
+    uint32_t ring, bars; /* shared addresses */
     int slots, held, put, get;
     uint32_t parity;
-    int layer, phase, unit, sub; /* the strip being asked for */
-    int left;                    /* steps of it still to ask for */
-    const uint4 *at;
+    int layer, phase, unit, expert; /* asked for next */
+    int left;                       /* steps of the unit asked for now */
+    const uint4 *one, *two;
     int routed; /* layers whose experts are known */
 };
 
+template <bool HIGH>
 __device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, char *rings) {
     const int warp = threadIdx.x / KK_WARP, slots = a.slots;
-    f.data = rings + warp * slots * KK_MEGA_SLOT;
-    f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * KK_MEGA_SLOT + warp * slots * 8;
+    f.ring = kk_shared(rings) + warp * slots * kk_mega_slot(HIGH);
+    f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * kk_mega_slot(HIGH) + warp * slots * 8;
     f.slots = slots;
     f.held = f.put = f.get = 0;
     f.parity = 0;
-    f.layer = f.phase = f.sub = f.left = f.routed = 0;
-    f.unit = kk_mega_first(a, MEGA_QKV, kk_mega_group());
-    f.at = NULL;
+    f.layer = f.phase = f.left = f.routed = 0;
+    f.unit = kk_mega_first(a, MEGA_QKV);
+    f.expert = kk_mega_slice();
+    f.one = f.two = NULL;
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % KK_WARP == 0) {
+#pragma unroll 1
         for (int i = 0; i < slots; i++)
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(f.bars + i * 8));
         asm volatile("fence.mbarrier_init.release.cluster;");
@@ -172,74 +185,78 @@ __device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, ch
     __syncwarp();
 }
 
-/* Moves to the next strip in which this warp has steps, if that is known yet. */
+/* Moves to the next unit in which this warp has steps, if that is known yet. */
 __device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a,
                                              const kk_mega_shared &s) {
-    const int last = a.head ? a.n_layer : a.n_layer - 1, slice = kk_mega_slice();
+    const int last = a.head ? a.n_layer : a.n_layer - 1;
     while (f.layer <= last) {
-        const kk_cu_mega_layer &l = s.layer[f.layer & 1];
-        const bool expert =
-            f.phase == MEGA_DOWN || (f.phase == MEGA_EXPERTS && f.unit >= a.hidden / 8);
-        if (expert && f.layer >= f.routed) return;
-        if (f.unit >= kk_mega_units(a, l, &s.choice, f.phase)) {
+        const bool routed = f.layer < f.routed || f.phase < MEGA_EXPERTS || f.phase == MEGA_HEAD;
+        if (!routed && (f.phase == MEGA_DOWN || f.unit >= a.hidden / 16)) return;
+        if (f.unit >= kk_mega_units(a, s, f.layer, f.phase)) {
             if (f.phase >= MEGA_DOWN) f.layer++;
             f.phase = f.phase < MEGA_DOWN       ? f.phase + 1
                       : f.layer == a.n_layer ? (int)MEGA_HEAD
                                              : (int)MEGA_QKV;
-            f.unit = kk_mega_first(a, f.phase, kk_mega_group());
-            f.sub = 0;
+            f.unit = kk_mega_first(a, f.phase);
+            f.expert = kk_mega_slice();
             continue;
         }
-        if (f.sub >= kk_mega_subs(a, &s.choice, f.phase, f.unit, slice)) {
+        const bool down = f.phase == MEGA_DOWN;
+        const int unit = f.unit, expert = f.expert;
+        f.expert += down ? KK_SLICES : 0;
+        if (!down || f.expert >= s.choice.n_active) { /* that was its last */
             f.unit += KK_MEGA_GROUPS * (int)gridDim.x;
-            f.sub = 0;
-            continue;
+            f.expert = kk_mega_slice();
         }
-        int steps, from = 0;
-        f.at = kk_mega_strip(a, l, &s.choice, f.phase, f.unit, f.sub++, slice, steps);
-        f.left = steps;
-        if (f.phase != MEGA_DOWN) {
-            from = kk_slice(steps, slice);
-            f.left = kk_slice(steps, slice + 1) - from;
-        }
-        f.at += from * KK_WARP;
+        if (down && expert >= s.choice.n_active) continue;
+        const kk_mega_strips_at at = kk_mega_find(a, s, f.layer, f.phase, unit, expert);
+        const int from = down ? 0 : kk_slice(at.steps, kk_mega_slice());
+        f.left = down ? at.steps : kk_slice(at.steps, kk_mega_slice() + 1) - from;
+        f.one = at.one + from * KK_WARP;
+        f.two = at.two + from * KK_WARP;
         if (f.left) return;
     }
 }
 
 /* Asks for the next steps, at most a slot of them. */
-__device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
-    const int n = min((int)KK_MEGA_CHUNK, f.left);
+template <bool HIGH> __device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
+    const int n = min(kk_mega_chunk(HIGH), f.left);
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % KK_WARP == 0) {
-        const uint32_t bar = f.bars + f.put * 8;
+        const uint32_t bar = f.bars + f.put * 8, to = f.ring + f.put * kk_mega_slot(HIGH);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
-                     "r"(n * 512)
+                     "r"(n * 1024)
                      : "memory");
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1], %2, [%3];" ::"r"(kk_shared(f.data) + f.put * KK_MEGA_SLOT),
-                     "l"(f.at), "r"(n * 512), "r"(bar)
+                     "[%0], [%1], %2, [%3];" ::"r"(to),
+                     "l"(f.one), "r"(n * 512), "r"(bar)
+                     : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1], %2, [%3];" ::"r"(to + kk_mega_chunk(HIGH) * 512),
+                     "l"(f.two), "r"(n * 512), "r"(bar)
                      : "memory");
     }
 #endif
-    f.at += n * KK_WARP;
+    f.one += n * KK_WARP;
+    f.two += n * KK_WARP;
     f.left -= n;
     f.held++;
     f.put = f.put + 1 == f.slots ? 0 : f.put + 1;
 }
 
 /* Asks for all that the ring has room for. */
+template <bool HIGH>
 __device__ __forceinline__ void kk_feed_fill(kk_feed &f, const kk_cu_mega &a,
                                              const kk_mega_shared &s) {
     while (f.held < f.slots) {
         if (f.left == 0) kk_feed_seek(f, a, s);
         if (f.left == 0) return;
-        kk_feed_ask(f);
+        kk_feed_ask<HIGH>(f);
     }
 }
 
-/* The oldest slot, once it is there: this lane's part of each step is 512 bytes apart. */
-__device__ __forceinline__ const uint4 *kk_feed_wait(const kk_feed &f) {
+/* The shared address of the oldest slot, once it is there. */
+template <bool HIGH> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n .reg .pred p;\n"
                  "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
@@ -247,7 +264,7 @@ __device__ __forceinline__ const uint4 *kk_feed_wait(const kk_feed &f) {
                  "r"(f.parity)
                  : "memory");
 #endif
-    return (const uint4 *)(f.data + f.get * KK_MEGA_SLOT) + threadIdx.x % KK_WARP;
+    return f.ring + f.get * kk_mega_slot(HIGH);
 }
 
 __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
@@ -304,55 +321,86 @@ __device__ __forceinline__ void kk_grid_leave(kk_grid &g) {
     }
 }
 
-/* ---- rows of activations ------------------------------------------------------------------ */
+/* ---- products ----------------------------------------------------------------------------- */
 
 /* Rows of bf16 activations, staged in shared memory where they fit and read where they lie
  * otherwise. */
 struct kk_acts_at {
     const char *base;
-    int stride, wrap; /* bytes; steps */
+    int stride; /* bytes */
 };
 
-/* Stages rows at *room and moves it on, if they fit before `end`. */
+/* Stages rows at room and moves it on, if they fit before `end`. */
 __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end,
                                                     const uint16_t *x, int n_rows, int n_in) {
-    const int per = n_in / 8, stride = kk_stage_stride(n_in);
-    if (end - room < (long)n_rows * stride)
-        return kk_acts_at{(const char *)x, n_in * 2, n_in / KK_STEP};
-    for (int i = (int)threadIdx.x; i < n_rows * per; i += KK_MEGA_THREADS) {
-        const int r = i / per, c = i - r * per;
-        *(uint4 *)(room + r * stride + c * 16) = __ldcg((const uint4 *)x + i);
+    const int stride = kk_stage_stride(n_in), warp = threadIdx.x / KK_WARP;
+    if (end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
+    if (n_rows == 1) {
+#pragma unroll 2
+        for (int c = (int)threadIdx.x; c < n_in / 8; c += KK_MEGA_THREADS)
+            ((uint4 *)room)[c] = __ldcg((const uint4 *)x + c);
+    } else {
+        for (int r = warp; r < n_rows; r += KK_MEGA_WARPS)
+#pragma unroll 4
+            for (int c = threadIdx.x % KK_WARP; c < n_in / 8; c += KK_WARP)
+                ((uint4 *)(room + r * stride))[c] = __ldcg((const uint4 *)(x + (size_t)r * n_in) + c);
     }
-    const kk_acts_at at = {room, stride, n_in / KK_STEP};
+    const kk_acts_at at = {room, stride};
     room += (n_rows * stride + 127) / 128 * 128;
     return at;
 }
 
-/* c += n steps from the ring against the activations from step `step` on. */
+__device__ __forceinline__ uint4 kk_lds(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* One step of two strips: outputs are the 16, and eight rows the 8. */
+__device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const uint4 &two,
+                                             const uint4 &x) {
+    kk_mma(c, one.x, two.x, one.y, two.y, x.x, x.y);
+    kk_mma(c, one.z, two.z, one.w, two.w, x.z, x.w);
+}
+
+/* c (rows 0 to 7), d (8 to 15) += n steps from the ring against activations from lo and hi on. */
 template <bool HIGH>
-__device__ __forceinline__ void kk_mega_product(float c[4], kk_feed &f, const kk_cu_mega &a,
-                                                const kk_mega_shared &s, const char *lo,
-                                                const char *hi, int step, int wrap, int n) {
-    for (; n > 0; n -= KK_MEGA_CHUNK) {
-        uint4 x[KK_MEGA_CHUNK], y[KK_MEGA_CHUNK], w[KK_MEGA_CHUNK];
+__device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f,
+                                                const kk_cu_mega &a, const kk_mega_shared &s,
+                                                const char *lo, const char *hi, int n) {
+    constexpr int CHUNK = kk_mega_chunk(HIGH);
+    const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
+    for (; n > 0; n -= CHUNK) {
+        kk_feed_fill<HIGH>(f, a, s);
+        if (n >= CHUNK) {
+            uint4 x[CHUNK], y[CHUNK];
 #pragma unroll
-        for (int i = 0; i < KK_MEGA_CHUNK; i++) {
-            const int k = step + i < wrap ? step + i : step + i - wrap;
-            x[i] = *(const uint4 *)(lo + k * 64);
-            if (HIGH) y[i] = *(const uint4 *)(hi + k * 64);
+            for (int i = 0; i < CHUNK; i++) {
+                x[i] = *(const uint4 *)(lo + i * 64);
+                if (HIGH) y[i] = *(const uint4 *)(hi + i * 64);
+            }
+            const uint32_t slot = kk_feed_wait<HIGH>(f) + lane;
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) {
+                const uint4 one = kk_lds(slot + i * 512), two = kk_lds(slot + (CHUNK + i) * 512);
+                kk_step_rows(c, one, two, x[i]);
+                if (HIGH) kk_step_rows(d, one, two, y[i]);
+            }
+        } else {
+            const uint32_t slot = kk_feed_wait<HIGH>(f) + lane;
+#pragma unroll 1
+            for (int i = 0; i < n; i++) {
+                const uint4 one = kk_lds(slot + i * 512), two = kk_lds(slot + (CHUNK + i) * 512);
+                kk_step_rows(c, one, two, *(const uint4 *)(lo + i * 64));
+                if (HIGH) kk_step_rows(d, one, two, *(const uint4 *)(hi + i * 64));
+            }
         }
-        const uint4 *slot = kk_feed_wait(f);
-#pragma unroll
-        for (int i = 0; i < KK_MEGA_CHUNK; i++) {
-            w[i] = slot[i * KK_WARP];
-            if (i > 0 && i >= n) w[i] = make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < KK_MEGA_CHUNK; i++) kk_step<HIGH>(c, w[i], x[i], y[i]);
         kk_feed_release(f);
-        kk_feed_fill(f, a, s);
-        step += KK_MEGA_CHUNK;
-        if (step >= wrap) step -= wrap;
+        lo += CHUNK * 64;
+        hi += CHUNK * 64;
     }
 }
 
@@ -441,133 +489,172 @@ __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x
     kk_mega_put(a.z1 + (size_t)blockIdx.x * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
-/* ---- strips ------------------------------------------------------------------------------- */
+/* ---- units -------------------------------------------------------------------------------- */
 
-/* A unit's sums, finished: one warp, lane by lane over (row, output). */
-template <bool HIGH>
-__device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                               const kk_choice *c, int phase, int unit,
-                                               const float *part) {
-    const int lane = threadIdx.x % KK_WARP;
-    int from = 0, n = a.n_rows, o = unit * 8, pitch = a.hidden;
-    float *out = a.y;
+/* Sum of output o and row r, slices in order. */
+__device__ __forceinline__ float kk_mega_sum(const float *part, int pitch, int o, int r) {
+    part += o * pitch + r;
+    float v = part[0];
+#pragma unroll
+    for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k * 16 * pitch]);
+    return v;
+}
+
+/* Where a unit's plain outputs go. */
+__device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                              int phase, int unit, int &pitch) {
+    int o = unit * 16;
+    float *out = phase == MEGA_HEAD ? a.head_out : phase == MEGA_EXPERTS ? a.dense : a.y;
+    pitch = phase == MEGA_HEAD ? a.vocab : a.hidden;
     if (phase == MEGA_QKV) {
         out = l.store.q;
         pitch = l.q_strips * 8;
-        if (unit >= l.q_strips) {
-            const bool v = unit >= l.q_strips + l.kv_strips;
-            out = (float *)(v ? l.store.v : l.store.k);
+        if (o >= pitch) {
+            o -= pitch;
             pitch = l.kv_strips * 8;
-            o -= (l.q_strips + (v ? l.kv_strips : 0)) * 8;
-        }
-    } else if (phase == MEGA_EXPERTS && unit < a.hidden / 8) {
-        out = a.dense;
-    } else if (phase == MEGA_EXPERTS) {
-        const int per = a.expert_ffn / 8, e = (unit - a.hidden / 8) / per;
-        o = (unit - a.hidden / 8 - e * per) * 8;
-        from = c->first[e];
-        n = c->first[e + 1] - from;
-        out = NULL;
-    } else if (phase == MEGA_GATE) {
-        out = NULL;
-    } else if (phase == MEGA_HEAD) {
-        out = a.head_out;
-        pitch = a.vocab;
-        n = a.n_logits;
-    }
-    for (int i = lane; i < n * 8; i += KK_WARP) {
-        const float v = kk_slices_sum<HIGH>(part, 0, i);
-        const int r = i / 8, at = o + i % 8;
-        if (out) {
-            out[(size_t)r * pitch + at] = phase == MEGA_HEAD ? kk_dsoftcap(v, a.cap) : v;
-            continue;
-        }
-        const uint16_t y = kk_dbf16(kk_glu_of(v, kk_slices_sum<HIGH>(part, 1, i), 0));
-        if (phase == MEGA_GATE)
-            a.act[(size_t)r * a.ffn + at] = y;
-        else
-            a.expert_act[(size_t)c->pair[from + r] * a.expert_ffn + at] = y;
-    }
-}
-
-/* All strips of a phase but DOWN.  more: the rows of experts, where x is the dense part's. */
-template <bool HIGH>
-__device__ __forceinline__ void kk_mega_strips(const kk_cu_mega &a, const kk_mega_shared &s, kk_feed &f,
-                                               float *parts, int layer, int phase, kk_acts_at x,
-                                               kk_acts_at more) {
-    constexpr int PART = HIGH ? 128 : 64;
-    const int lane = threadIdx.x % KK_WARP, slice = kk_mega_slice(), g = lane / 4;
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const kk_choice *c = &s.choice;
-    const int units = kk_mega_units(a, l, c, phase), rows = a.n_rows;
-    float *mine = parts + kk_mega_group() * (2 * 2 * KK_SLICES * PART);
-    int turn = 0;
-    for (int u = kk_mega_first(a, phase, kk_mega_group()); u < units; u += KK_MEGA_GROUPS * (int)gridDim.x, turn++) {
-        const bool expert = phase == MEGA_EXPERTS && u >= a.hidden / 8;
-        int r0 = g < rows ? g : 0, r1 = g + 8 < rows ? g + 8 : 0;
-        int steps = a.hidden / KK_STEP;
-        if (phase == MEGA_OUT) steps = l.att_width / KK_STEP;
-        if (phase == MEGA_EXPERTS && !expert) steps = a.ffn / KK_STEP;
-        if (expert) {
-            const int e = (u - a.hidden / 8) / (a.expert_ffn / 8), at = c->first[e];
-            const int n = c->first[e + 1] - at;
-            r0 = c->pair_row[at + (g < n ? g : 0)];
-            r1 = c->pair_row[at + (g + 8 < n ? g + 8 : 0)];
-        }
-        kk_acts_at from = x;
-        if (expert) from = more;
-        const char *lo = from.base + (size_t)r0 * from.stride + (lane & 3) * 16;
-        const char *hi = HIGH ? from.base + (size_t)r1 * from.stride + (lane & 3) * 16 : lo;
-        const int step = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - step;
-        const int subs = kk_mega_subs(a, c, phase, u, slice);
-        float *to = mine + (turn & 1) * (2 * KK_SLICES * PART) + slice * PART + g * 8 +
-                    2 * (lane % 4);
-        for (int i = 0; i < subs; i++, to += KK_SLICES * PART) {
-            float sum[4] = {0, 0, 0, 0};
-            kk_mega_product<HIGH>(sum, f, a, s, lo, hi, step, from.wrap, n);
-            *(float2 *)to = make_float2(sum[0], sum[1]);
-            if (HIGH) *(float2 *)(to + 64) = make_float2(sum[2], sum[3]);
-        }
-        kk_group_sync();
-        if (turn % KK_SLICES == slice)
-            kk_mega_finish<HIGH>(a, l, c, phase, u,
-                                 mine + (turn & 1) * (2 * KK_SLICES * PART));
-    }
-}
-
-/* Experts' second matrices: a group takes a strip of outputs for all experts, a warp an expert
- * at a time, and slots are added up in order. */
-template <bool HIGH>
-__device__ __forceinline__ void kk_mega_down(const kk_cu_mega &a, const kk_mega_shared &s, kk_feed &f,
-                                             float *parts, kk_acts_at x) {
-    const kk_choice *c = &s.choice;
-    const int lane = threadIdx.x % KK_WARP, slice = kk_mega_slice(), g = lane / 4, t = lane % 4;
-    const int pairs = a.n_rows * a.n_used, steps = a.expert_ffn / KK_STEP;
-    float *mine = parts + kk_mega_group() * 2 * pairs * 8;
-    int turn = 0;
-    for (int u = kk_mega_first(a, MEGA_DOWN, kk_mega_group()); u < a.hidden / 8;
-         u += KK_MEGA_GROUPS * (int)gridDim.x, turn++) {
-        float *to = mine + (turn & 1) * pairs * 8;
-        for (int e = slice; e < c->n_active; e += KK_SLICES) {
-            const int from = c->first[e], n = c->first[e + 1] - from;
-            const int p0 = c->pair[from + (g < n ? g : 0)];
-            const int p1 = c->pair[from + (g + 8 < n ? g + 8 : 0)];
-            float sum[4] = {0, 0, 0, 0};
-            kk_mega_product<HIGH>(sum, f, a, s, x.base + (size_t)p0 * x.stride + t * 16,
-                                  x.base + (size_t)p1 * x.stride + t * 16, 0, x.wrap, steps);
-            if (g < n) *(float2 *)(to + p0 * 8 + 2 * t) = make_float2(sum[0], sum[1]);
-            if (HIGH && g + 8 < n) *(float2 *)(to + p1 * 8 + 2 * t) = make_float2(sum[2], sum[3]);
-        }
-        kk_group_sync();
-        for (int i = (int)threadIdx.x % 256; i < a.n_rows * 8; i += 256) {
-            const int r = i / 8;
-            float y = 0;
-            for (int k = 0; k < a.n_used; k++) {
-                const int p = r * a.n_used + k;
-                y = __fmaf_rn(c->weight[p], to[p * 8 + i % 8], y);
+            out = (float *)l.store.k;
+            if (o >= pitch) {
+                o -= pitch;
+                out = (float *)l.store.v;
             }
-            a.moe[(size_t)r * a.hidden + u * 8 + i % 8] = y;
         }
+    }
+    return out + o;
+}
+
+/* A unit's sums, finished by one warp. */
+__device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_mega_shared &s,
+                                               int layer, int phase, int unit, const float *part,
+                                               int part_pitch) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const int lane = threadIdx.x % KK_WARP;
+    const bool expert = phase == MEGA_EXPERTS && unit >= a.hidden / 16;
+    if (phase != MEGA_GATE && !expert) {
+        int pitch;
+        float *out = kk_mega_out(a, l, phase, unit, pitch);
+#pragma unroll 1
+        for (int i = lane; i < (phase == MEGA_HEAD ? a.n_logits : a.n_rows) * 16; i += KK_WARP) {
+            const float v = kk_mega_sum(part, part_pitch, i % 16, i / 16);
+            out[(size_t)(i / 16) * pitch + i % 16] = phase == MEGA_HEAD ? kk_dsoftcap(v, a.cap) : v;
+        }
+        return;
+    }
+    const int per = a.expert_ffn / 8, e = expert ? (unit - a.hidden / 16) / per : 0;
+    const int from = expert ? s.choice.first[e] : 0;
+    const int n = expert ? s.choice.first[e + 1] - from : a.n_rows;
+#pragma unroll 1
+    for (int i = lane; i < n * 8; i += KK_WARP) {
+        const int r = i / 8, k = i % 8;
+        const uint16_t y = kk_dbf16(kk_glu_of(kk_mega_sum(part, part_pitch, k, r),
+                                              kk_mega_sum(part, part_pitch, 8 + k, r), 0));
+        if (expert)
+            a.expert_act[(size_t)s.choice.pair[from + r] * a.expert_ffn +
+                         (unit - a.hidden / 16 - e * per) * 8 + k] = y;
+        else
+            a.act[(size_t)r * a.ffn + unit * 8 + k] = y;
+    }
+}
+
+/* What a warp multiplies with: this lane's rows, and how many there are. */
+struct kk_mega_rows {
+    const char *lo, *hi;
+    int first, n; /* of the expert's pairs, in DOWN */
+};
+
+template <bool HIGH>
+__device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
+                                                        const kk_mega_shared &s, int phase,
+                                                        int unit, int expert, kk_acts_at x,
+                                                        kk_acts_at more) {
+    const int g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+    const kk_choice *c = &s.choice;
+    kk_mega_rows r = {NULL, NULL, 0, phase == MEGA_HEAD ? a.n_logits : a.n_rows};
+    int r0 = g < r.n ? g : 0, r1 = g + 8 < r.n ? g + 8 : 0;
+    const bool routed = phase == MEGA_EXPERTS && unit >= a.hidden / 16;
+    if (routed || phase == MEGA_DOWN) {
+        const int e = routed ? (unit - a.hidden / 16) / (a.expert_ffn / 8) : expert;
+        const short *of = routed ? c->pair_row : c->pair;
+        r.first = c->first[e];
+        r.n = c->first[e + 1] - r.first;
+        r0 = of[r.first + (g < r.n ? g : 0)];
+        r1 = of[r.first + (g + 8 < r.n ? g + 8 : 0)];
+    }
+    if (routed) x = more;
+    r.lo = x.base + (size_t)r0 * x.stride + t * 16;
+    r.hi = HIGH ? x.base + (size_t)r1 * x.stride + t * 16 : r.lo;
+    return r;
+}
+
+/* DOWN: the sums of an expert's rows, by pair; then slots are added up in order. */
+template <bool HIGH>
+__device__ __forceinline__ void kk_mega_put_pairs(const kk_mega_shared &s, float *to,
+                                                  const kk_mega_rows &r, const float c[4],
+                                                  const float d[4]) {
+    const int g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < (HIGH ? 4 : 2); i++) {
+        const int row = 2 * t + i % 2 + i / 2 * 8;
+        if (row >= r.n) continue;
+        float *pair = to + s.choice.pair[r.first + row] * 16 + g;
+        pair[0] = i < 2 ? c[i] : d[i - 2];
+        pair[8] = i < 2 ? c[i + 2] : d[i];
+    }
+}
+
+__device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_mega_shared &s,
+                                                  int unit, const float *from) {
+#pragma unroll 1
+    for (int i = (int)threadIdx.x % 256; i < a.n_rows * 16; i += 256) {
+        const int r = i / 16;
+        float y = 0;
+#pragma unroll 4
+        for (int k = 0; k < a.n_used; k++) {
+            const int p = r * a.n_used + k;
+            y = __fmaf_rn(s.choice.weight[p], from[p * 16 + i % 16], y);
+        }
+        a.moe[(size_t)r * a.hidden + unit * 16 + i % 16] = y;
+    }
+}
+
+/* All units of a phase.  more: the rows of experts, where x is the dense part's. */
+template <bool HIGH>
+__device__ __forceinline__ void kk_mega_phase_units(const kk_cu_mega &a, const kk_mega_shared &s,
+                                                    kk_feed &f, float *parts, int layer, int phase,
+                                                    kk_acts_at x, kk_acts_at more) {
+    const int slice = kk_mega_slice(), g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+    const bool down = phase == MEGA_DOWN;
+    const int units = kk_mega_units(a, s, layer, phase), pitch = kk_mega_pitch(a.n_rows);
+    const int size = kk_mega_part_bytes(a.n_rows, a.n_used) / (KK_MEGA_GROUPS * 2 * 4);
+    float *mine = parts + kk_mega_group() * 2 * size;
+    int turn = 0;
+    for (int u = kk_mega_first(a, phase); u < units; u += KK_MEGA_GROUPS * (int)gridDim.x, turn++) {
+        float *to = mine + (turn & 1) * size;
+        for (int e = slice; e < (down ? s.choice.n_active : slice + 1); e += KK_SLICES) {
+            float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
+            const kk_mega_rows r = kk_mega_rows_of<HIGH>(a, s, phase, u, e, x, more);
+            const int steps = kk_mega_steps(a, s, layer, phase, u);
+            const int from = down ? 0 : kk_slice(steps, slice);
+            const int n = down ? steps : kk_slice(steps, slice + 1) - from;
+            kk_mega_product<HIGH>(c, d, f, a, s, r.lo + from * 64, r.hi + from * 64, n);
+            if (down) {
+                kk_mega_put_pairs<HIGH>(s, to, r, c, d);
+                continue;
+            }
+            float *at = to + (slice * 16 + g) * pitch + 2 * t;
+            if (2 * t < pitch) {
+                *(float2 *)at = make_float2(c[0], c[1]);
+                *(float2 *)(at + 8 * pitch) = make_float2(c[2], c[3]);
+            }
+            if (HIGH && 2 * t + 8 < pitch) {
+                *(float2 *)(at + 8) = make_float2(d[0], d[1]);
+                *(float2 *)(at + 8 * pitch + 8) = make_float2(d[2], d[3]);
+            }
+        }
+        kk_group_sync();
+        if (down)
+            kk_mega_add_slots(a, s, u, to);
+        else if (turn % KK_SLICES == slice)
+            kk_mega_finish(a, s, layer, phase, u, to, pitch);
     }
 }
 
@@ -591,6 +678,7 @@ template <bool HIGH>
 __device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     const int slices = kk_slices(a.router_steps);
     if (threadIdx.x / KK_WARP != KK_MEGA_WARPS - 1) return;
+#pragma unroll 1
     for (int p = (int)blockIdx.x; p < slices * (a.n_expert / 8); p += (int)gridDim.x)
         kk_router_piece<HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, a.hidden,
                               a.n_expert, a.router_steps, p / slices, p % slices);
