@@ -160,20 +160,26 @@ __device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &
     }
 }
 
-/* 1 / rms; room: 16 floats of shared memory, used by nobody else and not again before the next
- * barrier. */
-template <int V>
-__device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float eps, float *room) {
+/* 1 / rms, in two halves with a barrier between them.  room: 16 floats of shared memory, used by
+ * nobody else and not again before the next barrier. */
+template <int V> __device__ __forceinline__ void kk_row_sum_begin(const kk_row<V> &r, float *room) {
     float s = 0;
 #pragma unroll
     for (int i = 0; i < 4 * V; i++) s = __fmaf_rn(r.v[i], r.v[i], s);
     s = kk_warp_sum(s);
     if (threadIdx.x % KK_WARP == 0) room[threadIdx.x / KK_WARP] = s;
-    kk_sync();
-    s = room[threadIdx.x % 16];
+}
+__device__ __forceinline__ float kk_row_sum_end(int dim, float eps, const float *room) {
+    float s = room[threadIdx.x % 16];
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)dim), eps)));
+}
+template <int V>
+__device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float eps, float *room) {
+    kk_row_sum_begin(r, room);
+    kk_sync();
+    return kk_row_sum_end(dim, eps, room);
 }
 
 /* ---- order between kernels of a graph ----------------------------------------------------- */

@@ -48,112 +48,126 @@ __device__ __forceinline__ void kk_router_piece(const uint4 *w, const uint16_t *
 /* Who chose whom. */
 struct kk_choice {
     int n_active;
-    short active[KK_MAX_EXPERTS];          /* expert ids, ascending */
-    short first[KK_MAX_EXPERTS + 1];       /* into pair, by active expert */
-    short pair[KK_ROWS_MAX * KK_MAX_USED]; /* row * n_used + slot */
+    short active[KK_ROWS_MAX * KK_MAX_USED + 1]; /* expert ids, ascending */
+    short first[KK_ROWS_MAX * KK_MAX_USED + 1];  /* into pair, by active expert */
+    short pair[KK_ROWS_MAX * KK_MAX_USED];       /* row * n_used + slot */
     short pair_row[KK_ROWS_MAX * KK_MAX_USED];
-    short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
-    float weight[KK_ROWS_MAX * KK_MAX_USED], logit[KK_ROWS_MAX * KK_MAX_USED];
+    __align__(16) short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
+    __align__(16) short leader[KK_ROWS_MAX * KK_MAX_USED]; /* the same, for the first of an expert */
+    float weight[KK_ROWS_MAX * KK_MAX_USED];
 };
 
-/* The n_used largest of each row's logits, ties to the lower id: an expert's slot is the number
- * of experts before it.  Then a softmax over the chosen alone, times the expert's scale.  Logits
- * come in slices still to be summed, in order.  A thread per expert, some rows at a time; ends
- * before a barrier. */
-template <int THREADS>
-__device__ __forceinline__ void kk_choose(kk_choice *c, const float *logits, int slices,
-                                          int slice_stride, const float *scale, int n_rows,
-                                          int n_used, int n_expert) {
-    __shared__ __align__(16) float logit[THREADS];
-    const int wide = (n_expert + 3) / 4 * 4, at_once = THREADS / wide;
-    const int mine = (int)threadIdx.x / wide, e = (int)threadIdx.x - mine * wide;
-#pragma unroll 1
-    for (int r = mine; r - mine < n_rows; r += at_once) {
-        const bool real = mine < at_once && r < n_rows && e < n_expert;
-        float part[KK_SLICES], v = -INFINITY; /* beyond the experts there are */
-#pragma unroll
-        for (int k = 0; k < KK_SLICES; k++)
-            part[k] = real && k < slices
-                          ? __ldcg(logits + (size_t)k * slice_stride + (size_t)r * n_expert + e)
-                          : 0.0f;
-        if (real) {
-            v = part[0];
-#pragma unroll
-            for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k]);
-        }
-        logit[threadIdx.x] = v;
-        if (real && e < n_used) c->chosen[r * n_used + e] = (short)e; /* where none is a number */
-        kk_sync();
-        int before = real ? 0 : n_used;
-        const float *row = logit + mine * wide;
-#pragma unroll 2
-        for (int i = 0; real && i < wide; i += 4) {
-            const float4 o = *(const float4 *)(row + i);
-            before += o.x > v || (o.x == v && i < e);
-            before += o.y > v || (o.y == v && i + 1 < e);
-            before += o.z > v || (o.z == v && i + 2 < e);
-            before += o.w > v || (o.w == v && i + 3 < e);
-        }
-        if (before < n_used) {
-            c->chosen[r * n_used + before] = (short)e;
-            c->logit[r * n_used + before] = v;
-        }
-        kk_sync();
-    }
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < n_rows * n_used; i += THREADS) {
-        const float *of = c->logit + i / n_used * n_used;
-        float sum = 0;
-#pragma unroll 1
-        for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, kk_dexp(__fsub_rn(of[s], of[0])));
-        const float w = kk_dexp(__fsub_rn(c->logit[i], of[0]));
-        c->weight[i] = __fmul_rn(__fdiv_rn(w, sum), scale[c->chosen[i]]);
-    }
+/* Keys in the order of floats; no expert has 0. */
+__device__ __forceinline__ uint32_t kk_key(float f) {
+    const uint32_t u = __float_as_uint(__fadd_rn(f, 0.0f)); /* -0 is 0 */
+    return max(1u, u & 0x80000000u ? ~u : u | 0x80000000u);
+}
+__device__ __forceinline__ float kk_unkey(uint32_t k) {
+    return __uint_as_float(k & 0x80000000u ? k & 0x7fffffffu : ~k);
 }
 
-/* Lists of rows by expert from `chosen`; all threads of the block. */
-template <int THREADS>
-__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used, int n_expert) {
-    __shared__ int total[THREADS / KK_WARP], actives[THREADS / KK_WARP];
-    const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, e = (int)threadIdx.x;
-    const int pairs = n_rows * n_used;
-    kk_sync();
-    int n = 0;
-    if (e < n_expert)
-#pragma unroll 4
-        for (int i = 0; i < pairs; i++) n += c->chosen[i] == e;
-    int before = n;
-    for (int d = 1; d < KK_WARP; d <<= 1) {
-        const int up = __shfl_up_sync(0xffffffffu, before, d);
-        if (lane >= d) before += up;
+/* One warp: the n_used largest of a row's logits, ties to the lower id, then a softmax over the
+ * chosen alone, times the expert's scale.  Logits come in slices still to be summed, in order.
+ * All that it reads is asked for first. */
+__device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits, int slices,
+                                              int slice_stride, const float *scale, int row,
+                                              int n_used, int n_expert) {
+    enum { PER = KK_MAX_EXPERTS / KK_WARP };
+    const int lane = threadIdx.x % KK_WARP;
+    uint32_t key[PER];
+    float by[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int e = lane + i * KK_WARP;
+        key[i] = 0;
+        by[i] = 0;
+        if (e >= n_expert) continue;
+        by[i] = scale[e];
+        const float *at = logits + (size_t)row * n_expert + e;
+        float part[KK_SLICES];
+#pragma unroll
+        for (int k = 0; k < KK_SLICES; k++)
+            part[k] = k < slices ? __ldcg(at + (size_t)k * slice_stride) : 0.0f;
+        float v = part[0];
+#pragma unroll
+        for (int k = 1; k < KK_SLICES; k++) v = __fadd_rn(v, part[k]);
+        key[i] = kk_key(v);
     }
-    const unsigned some = __ballot_sync(0xffffffffu, n > 0);
-    if (lane == KK_WARP - 1) total[warp] = before;
-    if (lane == 0) actives[warp] = __popc(some);
-    kk_sync();
-    before -= n;
-    int index = __popc(some & ((1u << lane) - 1)), all = 0;
-#pragma unroll 4
-    for (int i = 0; i < THREADS / KK_WARP; i++) {
-        if (i < warp) {
-            before += total[i];
-            index += actives[i];
-        }
-        all += actives[i];
-    }
-    if (n > 0) {
-        c->active[index] = (short)e;
-        c->first[index] = (short)before;
+    uint32_t mine = 0, top = 0;
+    int id = 0;
+    float times = 0;
 #pragma unroll 1
-        for (int i = 0; i < pairs; i++)
-            if (c->chosen[i] == e) {
-                c->pair[before] = (short)i;
-                c->pair_row[before++] = (short)(i / n_used);
+    for (int s = 0; s < n_used; s++) {
+        uint32_t most = key[0], at = 0xffffffffu;
+        float of = 0;
+#pragma unroll
+        for (int i = 1; i < PER; i++) most = max(most, key[i]);
+        most = __reduce_max_sync(0xffffffffu, most);
+#pragma unroll
+        for (int i = PER - 1; i >= 0; i--)
+            if (key[i] == most) {
+                at = (uint32_t)(lane + i * KK_WARP);
+                of = by[i];
             }
+        at = __reduce_min_sync(0xffffffffu, at);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (at == (uint32_t)(lane + i * KK_WARP)) key[i] = 0;
+        of = __shfl_sync(0xffffffffu, of, (int)(at % KK_WARP));
+        if (s == 0) top = most;
+        if (lane == s) {
+            mine = most;
+            id = (int)min(at, (uint32_t)(n_expert - 1));
+            times = of;
+        }
     }
-    if (e == 0) {
-        c->n_active = all;
-        c->first[all] = (short)pairs;
+    const float w = lane < n_used ? kk_dexp(__fsub_rn(kk_unkey(mine), kk_unkey(top))) : 0.0f;
+    float sum = 0;
+#pragma unroll 1
+    for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, w, s));
+    if (lane >= n_used) return;
+    c->chosen[row * n_used + lane] = (short)id;
+    c->weight[row * n_used + lane] = __fmul_rn(__fdiv_rn(w, sum), times);
+}
+
+/* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
+ * lower experts, and earlier ones of its own.  All threads of the block; ends with a barrier. */
+__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used) {
+    const int pairs = n_rows * n_used, i = (int)threadIdx.x, rounds = (pairs + 7) / 8;
+    if (i >= pairs && i < rounds * 8) c->chosen[i] = c->leader[i] = 0x7fff;
+    kk_sync();
+    int e = 0, less = 0, before = 0;
+    if (i < pairs) {
+        e = c->chosen[i];
+#pragma unroll 1
+        for (int k = 0; k < rounds; k++) {
+            const uint4 v = ((const uint4 *)c->chosen)[k];
+            const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int m = 0; m < 8; m++) {
+                const int o = (int)(word[m / 2] >> (m % 2 * 16) & 0xffff);
+                less += o < e;
+                before += o == e && 8 * k + m < i;
+            }
+        }
+        c->leader[i] = before == 0 ? (short)e : (short)0x7fff;
+        c->pair[less + before] = (short)i;
+        c->pair_row[less + before] = (short)(i / n_used);
+    }
+    kk_sync();
+    if (i == pairs) e = 0x7fff; /* this one counts them all */
+    if ((i < pairs && before == 0) || i == pairs) {
+        int index = 0;
+#pragma unroll 1
+        for (int k = 0; k < rounds; k++) {
+            const uint4 v = ((const uint4 *)c->leader)[k];
+            const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int m = 0; m < 8; m++) index += (int)(word[m / 2] >> (m % 2 * 16) & 0xffff) < e;
+        }
+        c->active[index] = (short)e;
+        c->first[index] = (short)(i == pairs ? pairs : less);
+        if (i == pairs) c->n_active = index;
     }
     kk_sync();
 }
@@ -170,15 +184,16 @@ struct kk_choice_args {
 template <int THREADS>
 __device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_args &a, bool write) {
     if (a.logits) {
-        kk_choose<THREADS>(c, a.logits, a.slices, a.slice_stride, a.scale, a.n_rows, a.n_used,
-                           a.n_expert);
+#pragma unroll 1
+        for (int r = (int)threadIdx.x / KK_WARP; r < a.n_rows; r += THREADS / KK_WARP)
+            kk_choose_row(c, a.logits, a.slices, a.slice_stride, a.scale, r, a.n_used, a.n_expert);
     } else {
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += THREADS) {
             c->chosen[i] = (short)a.expert[i];
             c->weight[i] = a.weight[i];
         }
     }
-    kk_list_rows<THREADS>(c, a.n_rows, a.n_used, a.n_expert);
+    kk_list_rows(c, a.n_rows, a.n_used);
     if (write && a.logits)
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += THREADS) {
             a.expert[i] = c->chosen[i];

@@ -76,17 +76,18 @@ static kk_choice_args choice_of(const kk_cu_choice *c) {
     return a;
 }
 
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
+/* A warp per row. */
+__global__ void __launch_bounds__(KK_WARP)
     choose_kernel(const __grid_constant__ kk_choice_args a) {
     __shared__ kk_choice choice;
-    const int r = (int)blockIdx.x, i = (int)threadIdx.x;
+    const int r = (int)blockIdx.x, lane = (int)threadIdx.x;
     kk_next();
     kk_wait();
-    kk_choose<KK_BLOCK_THREADS>(&choice, a.logits + (size_t)r * a.n_expert, a.slices,
-                                a.slice_stride, a.scale, 1, a.n_used, a.n_expert);
-    if (i >= a.n_used) return;
-    a.expert[r * a.n_used + i] = choice.chosen[i];
-    a.weight[r * a.n_used + i] = choice.weight[i];
+    kk_choose_row(&choice, a.logits + (size_t)r * a.n_expert, a.slices, a.slice_stride, a.scale, 0,
+                  a.n_used, a.n_expert);
+    if (lane >= a.n_used) return;
+    a.expert[r * a.n_used + lane] = choice.chosen[lane];
+    a.weight[r * a.n_used + lane] = choice.weight[lane];
 }
 
 static bool choice_fits(const kk_cu_choice *c) {
@@ -95,7 +96,7 @@ static bool choice_fits(const kk_cu_choice *c) {
 
 cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
     if (!choice_fits(a)) return cudaErrorInvalidValue;
-    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_BLOCK_THREADS, 0);
+    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_WARP, 0);
 }
 
 /* Gate and up of any shape: a warp per output of a pair, one lane chain each.  For widths that do

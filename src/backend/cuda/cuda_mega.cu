@@ -65,21 +65,6 @@ __device__ __forceinline__ void copy_layer(kk_mega_shared &s, const kk_cu_mega &
     ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
 
-__device__ __forceinline__ kk_choice_args choice_of(const kk_cu_mega &a,
-                                                    const kk_cu_mega_layer &l) {
-    kk_choice_args c = {};
-    c.logits = a.logits;
-    c.slices = kk_slices(a.router_steps);
-    c.slice_stride = a.n_rows * a.n_expert;
-    c.scale = l.expert_scale;
-    c.expert = a.expert;
-    c.weight = a.weight;
-    c.n_rows = a.n_rows;
-    c.n_used = a.n_used;
-    c.n_expert = a.n_expert;
-    return c;
-}
-
 /* What a phase takes in: its rows in shared memory, its experts chosen. */
 template <bool HIGH>
 __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer,
@@ -100,11 +85,16 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, me
     } else if (phase == MEGA_HEAD) {
         rows = a.n_logits;
     }
+    /* Few rows are chosen for by warps that need not stage. */
+    const int skip = phase == MEGA_EXPERTS && a.n_rows <= 4 ? a.n_rows : 0;
+    if (phase == MEGA_EXPERTS && (int)threadIdx.x / KK_WARP < a.n_rows)
+        kk_choose_row(&s.choice, a.logits, kk_slices(a.router_steps), a.n_rows * a.n_expert,
+                      l.expert_scale, (int)threadIdx.x / KK_WARP, a.n_used, a.n_expert);
     char *at = m.stage;
 #pragma unroll 1
     for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
         x = more;
-        more = kk_mega_stage(at, m.end, from, rows, width);
+        more = kk_mega_stage(at, m.end, from, rows, width, skip);
         if (i == 0) x = more;
         from = a.z2;
         width = a.hidden;
@@ -113,7 +103,11 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, me
     if (phase == MEGA_OUT) prefetch_middle(a, l);
     if (phase == MEGA_GATE) kk_mega_router<HIGH>(a, l);
     if (phase == MEGA_EXPERTS) {
-        kk_make_choice<KK_MEGA_THREADS>(&s.choice, choice_of(a, l), blockIdx.x == 0);
+        kk_list_rows(&s.choice, a.n_rows, a.n_used);
+        if (blockIdx.x == 0 && (int)threadIdx.x < a.n_rows * a.n_used) {
+            a.expert[threadIdx.x] = s.choice.chosen[threadIdx.x];
+            a.weight[threadIdx.x] = s.choice.weight[threadIdx.x];
+        }
         m.f.routed = layer + 1;
         prefetch_tail(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     }
@@ -213,7 +207,10 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
     if (e != cudaSuccess) return e;
     const int most = SHARED_MOST - (int)fa.sharedSizeBytes;
-    while (slots > 2 && kk_mega_ring_bytes(slots, high) + parts + stage > most) slots--;
+    /* Two slots at least, and then rather rows in shared memory than more slots. */
+    const int rows = a->n_rows * kk_stage_stride(a->layer[0].att_width);
+    while (slots > 2 && kk_mega_ring_bytes(slots, high) + parts + (rows > stage ? rows : stage) > most)
+        slots--;
     a->slots = slots;
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};

@@ -330,19 +330,23 @@ struct kk_acts_at {
     int stride; /* bytes */
 };
 
-/* Stages rows at room and moves it on, if they fit before `end`. */
+/* Stages rows at room and moves it on, if they fit before `end`.  The first `skip` warps have
+ * something else to do. */
 __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end,
-                                                    const uint16_t *x, int n_rows, int n_in) {
-    const int stride = kk_stage_stride(n_in), warp = threadIdx.x / KK_WARP;
+                                                    const uint16_t *x, int n_rows, int n_in,
+                                                    int skip) {
+    const int stride = kk_stage_stride(n_in), warp = (int)threadIdx.x / KK_WARP - skip;
     if (end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
     if (n_rows == 1) {
 #pragma unroll 2
-        for (int c = (int)threadIdx.x; c < n_in / 8; c += KK_MEGA_THREADS)
-            ((uint4 *)room)[c] = __ldcg((const uint4 *)x + c);
+        for (int c = (int)threadIdx.x - skip * KK_WARP; c < n_in / 8;
+             c += KK_MEGA_THREADS - skip * KK_WARP)
+            if (c >= 0) ((uint4 *)room)[c] = __ldcg((const uint4 *)x + c);
     } else {
-        for (int r = warp; r < n_rows; r += KK_MEGA_WARPS)
-#pragma unroll 4
-            for (int c = threadIdx.x % KK_WARP; c < n_in / 8; c += KK_WARP)
+#pragma unroll 1
+        for (int r = warp; r < n_rows; r += KK_MEGA_WARPS - skip)
+#pragma unroll 6
+            for (int c = threadIdx.x % KK_WARP; r >= 0 && c < n_in / 8; c += KK_WARP)
                 ((uint4 *)(room + r * stride))[c] = __ldcg((const uint4 *)(x + (size_t)r * n_in) + c);
     }
     const kk_acts_at at = {room, stride};
@@ -373,8 +377,9 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
                                                 const char *lo, const char *hi, int n) {
     constexpr int CHUNK = kk_mega_chunk(HIGH);
     const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
-    for (; n > 0; n -= CHUNK) {
-        kk_feed_fill<HIGH>(f, a, s);
+    for (;; n -= CHUNK) {
+        kk_feed_fill<HIGH>(f, a, s); /* also after the last: the ring is full while others work */
+        if (n <= 0) break;
         if (n >= CHUNK) {
             uint4 x[CHUNK], y[CHUNK];
 #pragma unroll
@@ -469,8 +474,11 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
     const kk_mega_row w = kk_mega_load(l.norm_out, dim);
     if (next) w1 = kk_mega_load(next, dim);
-    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[0]), wa);
-    kk_scale(b, b, kk_inv_rms(b, dim, a.eps, room[1]), wb);
+    kk_row_sum_begin(y, room[0]);
+    kk_row_sum_begin(b, room[1]);
+    kk_sync();
+    kk_scale(y, y, kk_row_sum_end(dim, a.eps, room[0]), wa);
+    kk_scale(b, b, kk_row_sum_end(dim, a.eps, room[1]), wb);
 #pragma unroll
     for (int i = 0; i < 8; i++) y.v[i] = __fadd_rn(y.v[i], b.v[i]);
     kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[2]), w);
