@@ -250,19 +250,22 @@ struct kk_unit {
     __device__ __forceinline__ float *part(int q) const {
         return kk_part(*a, tile, row(q), head(q), index);
     }
+    __device__ __forceinline__ int rows() const { return kk_rows_now(*a, *info); }
+    __device__ __forceinline__ kk_sight sight(int r) const {
+        return kk_sight_of(*a, *info, a->first_row + r);
+    }
     __device__ __forceinline__ uint64_t seen(int r) const {
-        return kk_seen(kk_sight_of(*a, *info, r), (int64_t)page * KK_PAGE);
+        return kk_seen(sight(r), (int64_t)page * KK_PAGE);
     }
     __device__ __forceinline__ uint64_t seen_by_any() const {
-        const kk_sight first = kk_sight_of(*a, *info, 0);
-        const kk_sight last = kk_sight_of(*a, *info, info->rows - 1);
+        const kk_sight first = sight(0), last = sight(rows() - 1);
         return kk_seen({last.sink, first.from, last.to}, (int64_t)page * KK_PAGE);
     }
 };
 
 template <int D, bool FUSED>
 __device__ __forceinline__ kk_head<D> kk_query_load(const kk_unit &u, const kk_cu_store &s, int q) {
-    const size_t row = (size_t)(u.info->row + u.row(q));
+    const size_t row = (size_t)(u.info->row + u.a->first_row + u.row(q));
     const float *from = FUSED ? s.q : u.a->q;
     return kk_head_load<D>(from + (row * (size_t)u.a->n_head + (size_t)u.head(q)) * D);
 }
@@ -271,7 +274,7 @@ template <int D, bool FUSED>
 __device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_unit &u,
                                                const kk_cu_store &s, int q) {
     if (FUSED) {
-        const size_t row = (size_t)(u.info->row + u.row(q));
+        const size_t row = (size_t)(u.info->row + u.a->first_row + u.row(q));
         kk_head_norm<D>(h, s.q_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot, s.eps);
     }
 #pragma unroll
@@ -391,7 +394,7 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_a
         u.tile = walk.tile;
         u.info = a.rows.tile + a.first_tile + u.tile;
         u.page = kk_pages_of(a, *u.info).at(u.index);
-        const int queries = u.info->rows * u.group, tiles = (queries + 15) / 16;
+        const int queries = u.rows() * u.group, tiles = (queries + 15) / 16;
         const int m_from = tiles * share / walk.shares, m_to = tiles * (share + 1) / walk.shares;
         if (m_from == m_to) continue;
         const int64_t base = (int64_t)u.page * KK_PAGE;
@@ -433,10 +436,8 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_a
             if (warp < n)
                 kk_page_softmax(score + warp * KK_SCORE_PITCH, u.seen(u.row(q0 + warp)),
                                 u.part(q0 + warp));
-            if (m == m_from && u.info->rows > 1 &&
-                sums) { /* what only some see, and is not finite */
-                const uint64_t some =
-                    ~(u.seen(0) & u.seen(u.info->rows - 1)) >> threadIdx.x % 4 * 2;
+            if (m == m_from && u.rows() > 1 && sums) { /* what only some see, and is not finite */
+                const uint64_t some = ~(u.seen(0) & u.seen(u.rows() - 1)) >> threadIdx.x % 4 * 2;
                 bool odd = false;
 #pragma unroll
                 for (int e = 0; e < 16; e++)
@@ -513,8 +514,7 @@ struct kk_fold {
 };
 
 /* 32 columns of one query: a warp, lane by lane a page of up to four spans for the weights and a
- * column for the sums.  SPANS: parts hold whole spans. */
-template <bool SPANS>
+ * column for the sums. */
 __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
                                                       const kk_tile_pages &pages, const float *part,
                                                       int d, int column) {
@@ -577,14 +577,15 @@ __device__ __forceinline__ void kk_combine_stage(const kk_cu_attend &a, int bloc
             before += items;
             if (++tile >= a.n_tiles) return;
             info = a.rows.tile[a.first_tile + tile];
-            items = info.rows * a.n_head * chunks;
+            items = kk_rows_now(a, info) * a.n_head * chunks;
         }
         const int i = at - before, column = i % chunks * 32 + lane;
         const int head = i / chunks % a.n_head, r = i / chunks / a.n_head;
-        const kk_fold f = kk_combine_columns<false>(kk_sight_of(a, info, r), kk_pages_of(a, info),
-                                                    kk_part(a, tile, r, head, 0), d, column);
+        const kk_fold f =
+            kk_combine_columns(kk_sight_of(a, info, a.first_row + r), kk_pages_of(a, info),
+                               kk_part(a, tile, r, head, 0), d, column);
         const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
-        const size_t row = (size_t)(info.row + r), to = (size_t)head * d + column;
+        const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;
         if (column >= d) continue;
         if (a.out) a.out[row * (size_t)a.n_head * d + to] = y;
         if (a.out_bf16) a.out_bf16[row * (size_t)a.bf16_pitch + to] = kk_dbf16(y);

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const kk_cu_tile info = a.rows.tile[tile];
     const kk_tile_pages pages = kk_pages_of(a, info);
     if (unit >= pages.n) return;
-    const int page = pages.at(unit), row0 = info.row, rows = info.rows;
+    const int page = pages.at(unit), row0 = info.row + a.first_row, rows = kk_rows_now(a, info);
     const int64_t base = (int64_t)page * PAGE;
     const uint8_t *mem = a.rows.pages[info.pages + page];
     const size_t head_off = (size_t)kv * a.slot.head_bytes;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         for (int i = warp; i < n; i += THREADS / 32) { /* softmax within the page */
             const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
-            const kk_sight s = kk_sight_of(a, info, r);
+            const kk_sight s = kk_sight_of(a, info, a.first_row + r);
             const int64_t j = base + lane, k = j + 32;
             const bool sj = j < s.sink || (j >= s.from && j < s.to);
             const bool sk = k < s.sink || (k >= s.from && k < s.to);

@@ -198,7 +198,13 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
 __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const float *k_norm,
                                            const float *cs, int n_rot, int at, int d) {
     float c[8], s[8];
-    if (at < n_rot && n_rot % 8 == 0) {
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        lo[e] = __fmul_rn(lo[e], k_norm[at + e]);
+        hi[e] = __fmul_rn(hi[e], k_norm[at + d / 2 + e]);
+    }
+    if (at >= n_rot) return;
+    if (n_rot % 8 == 0) {
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
             *(float4 *)(c + i) = *(const float4 *)(cs + at + i);
@@ -213,11 +219,10 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
     }
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-        const float x = __fmul_rn(lo[e], k_norm[at + e]);
-        const float y = __fmul_rn(hi[e], k_norm[at + d / 2 + e]);
-        const bool turn = at + e < n_rot;
-        lo[e] = turn ? __fmaf_rn(-y, s[e], __fmul_rn(x, c[e])) : x;
-        hi[e] = turn ? __fmaf_rn(x, s[e], __fmul_rn(y, c[e])) : y;
+        const float x = lo[e], y = hi[e];
+        if (at + e >= n_rot) continue;
+        lo[e] = __fmaf_rn(-y, s[e], __fmul_rn(x, c[e]));
+        hi[e] = __fmaf_rn(x, s[e], __fmul_rn(y, c[e]));
     }
 }
 
@@ -265,8 +270,9 @@ struct kk_tile_pages {
     __device__ __forceinline__ int end() const { return window + n - sinks; }
 };
 
-__device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
-    const kk_sight first = kk_sight_of(a, t, 0), last = kk_sight_of(a, t, t.rows - 1);
+/* Of rows between these two. */
+__device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_sight &first,
+                                                          const kk_sight &last) {
     kk_tile_pages p;
     p.window = (int)(first.from / KK_PAGE);
     /* A row further on may have a sink apart from its window. */
@@ -274,6 +280,15 @@ __device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, cons
     if (p.sinks > p.window) p.sinks = p.window;
     p.n = p.sinks + (int)((last.to + KK_PAGE - 1) / KK_PAGE) - p.window;
     return p;
+}
+__device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
+    return kk_pages_between(kk_sight_of(a, t, 0), kk_sight_of(a, t, t.rows - 1));
+}
+
+/* Rows of a tile that are done now, from a.first_row on. */
+__device__ __forceinline__ int kk_rows_now(const kk_cu_attend &a, const kk_cu_tile &t) {
+    const int left = t.rows - a.first_row;
+    return left < 0 ? 0 : left < a.rows.tile_most ? left : a.rows.tile_most;
 }
 
 /* parts[tile][row][head][unit]: maximum, sum, then the values. */
