@@ -10,6 +10,8 @@
  *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
  *     tree within 32 lanes, then a tree over the sixteen parts;
  *   - a head's sum has 32 lanes and the tree;
+ *   - attention rounds q, K, V and the weights of a page's keys to bf16, and folds pages of 64
+ *     keys in order, by spans of eight; attend.cuh has the whole rule;
  *   - exp, gelu and the soft-cap are the sequences of the CPU's mathf.h. */
 #ifndef KK_CUDA_ARITH_CUH
 #define KK_CUDA_ARITH_CUH

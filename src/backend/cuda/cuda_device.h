@@ -134,8 +134,9 @@ kk_cu_slot kk_cuda_slot(const kk_kv_slot *s);
 kk_cu_at kk_cuda_at(const kk_dev *dev);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                             float *out, kk_err *err);
-bool kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
+/* Without outputs.  Whether the kernel of few rows can do it, all tiles at once. */
+bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                          kk_cu_attend *t);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
 

@@ -184,7 +184,7 @@ static bool add_layer(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op,
                             .q_strips = strips(qkv->w[0]),
                             .kv_strips = strips(qkv->w[1]),
                             .att_width = (int32_t)o->w[0]->w.n_in};
-    if (!kk_cuda_attend_args(dev, &op[3].a.attend, &views[op[3].view], &l->attend)) return false;
+    if (!kk_cuda_attend_fits(dev, &op[3].a.attend, &views[op[3].view], &l->attend)) return false;
     l->attend.out_bf16 = m->att;
     l->attend.bf16_pitch = l->att_width;
     m->n_layer++;

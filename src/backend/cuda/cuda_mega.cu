@@ -13,19 +13,33 @@ struct mega {
     kk_grid grid;
 };
 
-/* Attention has registers of its own. */
-__device__ __noinline__ void attend_pages(const kk_cu_mega_layer *l, char *room) {
+/* Any attention.  Not inlined: a call costs its saved registers, which go to memory. */
+__device__ __noinline__ void attend_any(const kk_cu_mega_layer *l, char *room) {
     kk_attend_stage(l->store, l->attend, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
-__device__ __noinline__ void combine_pages(const kk_cu_mega_layer *l) {
-    kk_combine_stage(l->attend, (int)blockIdx.x, (int)gridDim.x);
+/* LARGE: heads of 256, and of 512 with K = V, in bf16. */
+template <bool LARGE>
+__device__ __forceinline__ void attend_pages(const kk_cu_mega_layer &l, char *room) {
+    if (!LARGE)
+        attend_any(&l, room);
+    else if (l.attend.slot.head_dim == 256)
+        kk_attend_few<256, false>(l.store, l.attend, room, (int)blockIdx.x, (int)gridDim.x);
+    else
+        kk_attend_few<512, true>(l.store, l.attend, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
 /* What the norms of a row will read, on its way into the cache. */
 __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
     const int at = (int)threadIdx.x * 32;
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
+}
+
+/* What attention will read, by blocks that wait for the row blocks: those have neighbours do it. */
+__device__ __forceinline__ void prefetch_pages(const kk_cu_mega &a, const kk_cu_attend &t) {
+    const int block = (int)blockIdx.x, blocks = (int)gridDim.x;
+    if (threadIdx.x == 0) kk_few_prefetch(t, block, blocks);
+    if (threadIdx.x == 32 && block < 2 * a.n_rows) kk_few_prefetch(t, block - a.n_rows, blocks);
 }
 
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
@@ -116,26 +130,32 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, me
 }
 
 /* What lies between a phase's sums and the next phase. */
-__device__ __forceinline__ void end(const kk_cu_mega &a, const kk_mega_shared &s, mega &m,
-                                    int layer, int phase) {
+template <bool LARGE>
+__device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer,
+                                    int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = (int)blockIdx.x < a.n_rows;
     if (phase == MEGA_QKV) {
-        attend_pages(&l, m.stage);
+        kk_feed_rest(m.f, s);
+        attend_pages<LARGE>(l, m.stage);
         kk_grid_sync(m.grid);
-        combine_pages(&l);
+        kk_combine_stage(l.attend, (int)blockIdx.x, (int)gridDim.x);
         kk_grid_sync(m.grid);
+        kk_feed_wake(m.f, s);
     } else if (phase == MEGA_OUT) {
         if (mine) kk_mega_middle(a, l, m.sums);
         kk_grid_sync(m.grid);
     } else if (phase == MEGA_DOWN) {
         const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
-        if (mine) kk_mega_tail(a, l, next, m.sums);
+        if (mine)
+            kk_mega_tail(a, l, next, m.sums);
+        else if (LARGE && next)
+            prefetch_pages(a, s.layer[(layer + 1) & 1].attend);
         kk_grid_sync(m.grid);
     }
 }
 
-template <bool HIGH>
+template <bool HIGH, bool LARGE>
 __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a, int shared) {
     extern __shared__ __align__(128) char memory[];
@@ -165,7 +185,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
         kk_mega_phase_units<HIGH>(a, s, m.f, m.parts, layer, phase, x, more);
         if (phase == MEGA_HEAD) break;
         kk_grid_sync(m.grid);
-        end(a, s, m, layer, phase);
+        end<LARGE>(a, s, m, layer, phase);
         if (++phase == MEGA_HEAD) {
             phase = 0;
             layer++;
@@ -184,6 +204,14 @@ bool kk_cu_mega_fits(const kk_cu_mega *a) {
            a->vocab % 16 == 0;
 }
 
+static bool is_large(const kk_cu_mega *a) {
+    for (int i = 0; i < a->n_layer; i++) {
+        const kk_cu_slot *s = &a->layer[i].attend.slot;
+        if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256)) return false;
+    }
+    return true;
+}
+
 /* Each phase begins where the one before left off, for one row; more rows choose more experts. */
 static void set_turns(kk_cu_mega *a, int groups) {
     const kk_cu_mega_layer *l = &a->layer[0];
@@ -199,7 +227,10 @@ static void set_turns(kk_cu_mega *a, int groups) {
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     const bool high = a->n_rows > ROWS_LOW;
-    void (*kernel)(kk_cu_mega, int) = high ? mega_kernel<true> : mega_kernel<false>;
+    const bool large = is_large(a);
+    void (*kernel)(kk_cu_mega, int) = high ? large ? mega_kernel<true, true> : mega_kernel<true, false>
+                                      : large ? mega_kernel<false, true>
+                                              : mega_kernel<false, false>;
     const int room = KK_ATTEND_ROOM, stage = room > STAGE_LEAST ? room : STAGE_LEAST;
     const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
     int slots = a->slots > 0 ? a->slots : 4;
@@ -227,8 +258,10 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
 }
 
 cudaError_t kk_cu_setup_mega(void) {
-    const void *kernels[] = {(const void *)mega_kernel<false>, (const void *)mega_kernel<true>};
-    for (int i = 0; i < 2; i++) {
+    const void *kernels[] = {
+        (const void *)mega_kernel<false, false>, (const void *)mega_kernel<false, true>,
+        (const void *)mega_kernel<true, false>, (const void *)mega_kernel<true, true>};
+    for (int i = 0; i < 4; i++) {
         cudaFuncAttributes fa;
         cudaError_t e = cudaFuncGetAttributes(&fa, kernels[i]);
         if (e == cudaSuccess)

@@ -170,51 +170,69 @@ static kk_status store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_vi
     return KK_OK;
 }
 
-static size_t tile_bytes(const kk_attend_args *a, const kk_cuda_view *v, const kk_cu_attend *t) {
-    return (size_t)v->tile_most *
-           kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t->rows.most_pages);
-}
-
-/* Without outputs.  False: the sums of all tiles' pages do not fit their room at once. */
-bool kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                         kk_cu_attend *t) {
-    *t = (kk_cu_attend){.q = kk_cuda_f(a->q),
-                        .k_norm = kk_cuda_f(a->k_norm),
-                        .rope_pos = kk_cuda_f(a->rope_pos),
-                        .n_rot = a->n_rot,
-                        .n_head = a->n_head,
-                        .window = a->window,
-                        .sink = a->sink,
-                        .block = a->block,
-                        .slot = kk_cuda_slot(&a->slot),
-                        .rows = kk_cuda_rows(dev, v),
-                        .scale = a->scale,
-                        .parts = dev->parts.data,
-                        .n_tiles = v->tiles};
+/* Without outputs. */
+static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v) {
+    kk_cu_attend t = {.q = kk_cuda_f(a->q),
+                      .k_norm = kk_cuda_f(a->k_norm),
+                      .rope_pos = kk_cuda_f(a->rope_pos),
+                      .n_rot = a->n_rot,
+                      .n_head = a->n_head,
+                      .window = a->window,
+                      .sink = a->sink,
+                      .block = a->block,
+                      .slot = kk_cuda_slot(&a->slot),
+                      .rows = kk_cuda_rows(dev, v),
+                      .scale = a->scale,
+                      .parts = dev->parts.data,
+                      .n_tiles = v->tiles};
     if (a->window) { /* a tile sees no more than this, however long the session is */
         const int32_t most_group = a->block ? v->n_rows : v->tile_most;
         const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
         const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
-        if (seen < t->rows.most_pages) t->rows.most_pages = seen;
+        if (seen < t.rows.most_pages) t.rows.most_pages = seen;
     }
-    return tile_bytes(a, v, t) * (size_t)v->tiles <= dev->parts.bytes;
+    return t;
 }
 
-kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                             float *out, kk_err *err) {
-    kk_cu_attend t;
-    kk_cuda_attend_args(dev, a, v, &t);
-    t.out = out;
-    const size_t tile = tile_bytes(a, v, &t);
+bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                         kk_cu_attend *t) {
+    *t = attend_args(dev, a, v);
+    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t->rows.most_pages);
+    return v->tile_most <= KK_CU_ROWS && kk_cu_attend_tiles(a->slot.head_dim) &&
+           (size_t)v->tiles * (size_t)v->tile_most * row <= dev->parts.bytes;
+}
+
+/* As many tiles at a time as parts have room for. */
+static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t tile,
+                              cudaError_t (*run)(kk_cu_at, const kk_cu_attend *), kk_err *err) {
     if (tile > dev->parts.bytes)
         return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
                        t.rows.most_pages);
     const int32_t most = (int32_t)(dev->parts.bytes / tile < 4096 ? dev->parts.bytes / tile : 4096);
-    for (int32_t i = 0; i < v->tiles; i += most) {
+    for (int32_t i = 0; i < tiles; i += most) {
         t.first_tile = i;
-        t.n_tiles = v->tiles - i < most ? v->tiles - i : most;
-        KK_CUDA_TRY(kk_cu_run_attend(kk_cuda_at(dev), &t), "attention", err);
+        t.n_tiles = tiles - i < most ? tiles - i : most;
+        KK_CUDA_TRY(run(kk_cuda_at(dev), &t), "attention", err);
     }
+    return KK_OK;
+}
+
+kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
+    kk_cu_attend t = attend_args(dev, a, v);
+    t.out = out;
+    t.out_bf16 = out_bf16;
+    t.bf16_pitch = pitch;
+    if (v->tile_most > KK_CU_ROWS && kk_cu_attend_tiles(a->slot.head_dim))
+        return attend_tiles(dev, t, v->tiles, kk_cu_attend_tile_bytes(&t), kk_cu_run_attend_tiles,
+                            err);
+    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
+    if (t.rows.tile_most > KK_CU_ROWS) t.rows.tile_most = KK_CU_ROWS;
+    while (t.rows.tile_most > 1 && (size_t)t.rows.tile_most * row > dev->parts.bytes)
+        t.rows.tile_most /= 2;
+    for (; t.first_row < v->tile_most; t.first_row += t.rows.tile_most)
+        KK_TRY(
+            attend_tiles(dev, t, v->tiles, (size_t)t.rows.tile_most * row, kk_cu_run_attend, err));
     return KK_OK;
 }
 
@@ -296,7 +314,7 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_STORE: return store_now(dev, &op->a.store, &views[op->view], err);
     case KK_CUDA_ATTEND:
         return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
-                                  err);
+                                  NULL, 0, err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");

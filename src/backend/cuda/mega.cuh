@@ -30,7 +30,7 @@
 #ifndef KK_CUDA_MEGA_CUH
 #define KK_CUDA_MEGA_CUH
 
-#include "attend.cuh"
+#include "attend_few.cuh"
 #include "choose.cuh"
 #include "rows.cuh"
 #include "stream.cuh"
@@ -69,6 +69,10 @@ __device__ __forceinline__ int kk_mega_slice() { return threadIdx.x / KK_WARP % 
 struct kk_mega_shared {
     kk_choice choice;
     kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
+    struct {
+        const uint4 *one, *two;
+        int held, put, get, parity, layer, phase, unit, expert, left, routed;
+    } feed[KK_MEGA_WARPS]; /* while attention needs the registers */
 };
 
 /* The first unit of this group: phases begin at different groups, so that what is left over of
@@ -274,6 +278,40 @@ __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
         f.get = 0;
         f.parity ^= 1;
     }
+}
+
+/* Puts a feed by and takes it up again: what the compiler would put into local memory instead
+ * costs a trip to memory. */
+__device__ __forceinline__ void kk_feed_rest(const kk_feed &f, kk_mega_shared &s) {
+    if (threadIdx.x % KK_WARP) return;
+    auto &to = s.feed[threadIdx.x / KK_WARP];
+    to.one = f.one;
+    to.two = f.two;
+    to.held = f.held;
+    to.put = f.put;
+    to.get = f.get;
+    to.parity = (int)f.parity;
+    to.layer = f.layer;
+    to.phase = f.phase;
+    to.unit = f.unit;
+    to.expert = f.expert;
+    to.left = f.left;
+    to.routed = f.routed;
+}
+__device__ __forceinline__ void kk_feed_wake(kk_feed &f, const kk_mega_shared &s) {
+    const volatile auto &from = s.feed[threadIdx.x / KK_WARP];
+    f.one = (const uint4 *)from.one;
+    f.two = (const uint4 *)from.two;
+    f.held = from.held;
+    f.put = from.put;
+    f.get = from.get;
+    f.parity = (uint32_t)from.parity;
+    f.layer = from.layer;
+    f.phase = from.phase;
+    f.unit = from.unit;
+    f.expert = from.expert;
+    f.left = from.left;
+    f.routed = from.routed;
 }
 
 /* ---- barriers ----------------------------------------------------------------------------- */
