@@ -41,6 +41,19 @@ __host__ __device__ __forceinline__ int kk_slice(int steps, int i) {
     return steps * i / KK_SLICES;
 }
 
+/* Where a thread is, asked anew each time: in a kernel that goes through much code in a loop, what
+ * the compiler would make of it beforehand and keep costs more than making it again. */
+__device__ __forceinline__ int kk_tid() {
+    int t;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+    return t;
+}
+__device__ __forceinline__ int kk_bid() {
+    int b;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b));
+    return b;
+}
+
 /* ---- scalars ---------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float kk_dexp(float x) {

@@ -1,138 +1,340 @@
-/* attend_few.cuh - attend.cuh's pages for the kernel that does a whole forward: bf16 rows of large
- * heads, with few registers and little code.
+/* attend_few.cuh - attend.cuh's pages for the kernel that does a whole forward: one session's few
+ * rows, stored in bf16, in heads of 256, or of 512 where K = V.
  *
- * There a page has been asked into the cache a stage ahead, so what counts is not to ask early but
- * to leave nothing in local memory: queries and new rows are made ready first, then the page is
- * read.  The same bits as any other way. */
+ * That kernel runs through all its code in every layer, and what does not fit the instruction
+ * cache costs more than what it computes: this is the same arithmetic, to the bit, in as little
+ * code and as few registers as it takes.  A page has been asked into the cache a stage ahead; so
+ * queries and new rows are made ready first, then the page is read. */
 #ifndef KK_CUDA_ATTEND_FEW_CUH
 #define KK_CUDA_ATTEND_FEW_CUH
 
 #include "attend.cuh"
 
-struct kk_few_unit {
-    kk_unit u;
-    int m_from, m_to, queries;
-    uint8_t *mem;
+/* The session's rows, and the pages that they see. */
+struct kk_few {
+    int pos, rows, from; /* from: the first position that the first row sees */
+    int page, pages, group;
 };
 
-/* The walk's unit; false: it has no queries for this share. */
-__device__ __forceinline__ bool kk_few_open(kk_few_unit &f, const kk_cu_attend &a,
-                                            const kk_attend_walk &walk) {
-    const int n_kv = a.slot.n_kv_head;
-    int i = walk.at - walk.before;
-    f.u.a = &a;
-    f.u.group = a.n_head / n_kv;
-    f.u.kv = i % n_kv;
-    i /= n_kv;
-    const int share = i % walk.shares;
-    f.u.index = i / walk.shares;
-    f.u.tile = walk.tile;
-    f.u.info = a.rows.tile + a.first_tile + f.u.tile;
-    f.u.page = kk_pages_of(a, *f.u.info).at(f.u.index);
-    f.queries = f.u.rows() * f.u.group;
-    const int tiles = (f.queries + 15) / 16;
-    f.m_from = tiles * share / walk.shares;
-    f.m_to = tiles * (share + 1) / walk.shares;
-    f.mem = a.rows.pages[f.u.info->pages + f.u.page];
-    return f.m_from < f.m_to;
+__device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int rows) {
+    kk_few f;
+    f.pos = pos;
+    f.rows = rows;
+    f.from = t.window && pos >= t.window ? pos - t.window + 1 : 0;
+    f.page = f.from / KK_PAGE;
+    f.pages = (pos + rows - 1) / KK_PAGE + 1 - f.page;
+    f.group = t.n_head / t.slot.n_kv_head;
+    return f;
+}
+
+__device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, int head, int page) {
+    return t.parts + ((size_t)(row * t.n_head + head) * (size_t)t.rows.most_pages + (size_t)page) *
+                         (size_t)(t.slot.head_dim + 4);
 }
 
 /* Asks the pages of a block's units into the cache; one thread. */
-__device__ __forceinline__ void kk_few_prefetch(const kk_cu_attend &a, int block, int blocks) {
-    kk_attend_walk walk;
-    walk.open(a, block, blocks);
+__device__ __forceinline__ void kk_few_prefetch(const kk_cu_attend &t, const kk_few &f, int block) {
+    const int n_kv = t.slot.n_kv_head;
 #pragma unroll 1
-    for (; walk.find(a); walk.at += blocks) {
-        kk_few_unit f;
-        if (!kk_few_open(f, a, walk)) continue;
-        const uint8_t *head = f.mem + (size_t)f.u.kv * a.slot.head_bytes;
+    for (int i = block; i < f.pages * n_kv; i += (int)gridDim.x) {
+        const uint8_t *head =
+            t.rows.pages[f.page + i / n_kv] + (size_t)(i % n_kv) * t.slot.head_bytes;
 #if __CUDA_ARCH__ >= 900
-        if (!a.slot.k_eq_v)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + a.slot.k_off),
-                         "r"((uint32_t)a.slot.head_bytes));
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + a.slot.v_off),
-                     "r"((uint32_t)a.slot.head_bytes));
+        if (!t.slot.k_eq_v)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + t.slot.k_off),
+                         "r"((uint32_t)t.slot.head_bytes));
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + t.slot.v_off),
+                     "r"((uint32_t)t.slot.head_bytes));
 #endif
     }
 }
 
-/* Whether a value that only some of the tile's rows see is not finite. */
-template <int D>
-__device__ __forceinline__ bool kk_few_careful(const kk_unit &u,
-                                               const uint32_t (&v)[16][kk_cut<D>::NW]) {
-    if (u.rows() == 1) return false;
-    const uint64_t some = ~(u.seen(0) & u.seen(u.rows() - 1)) >> threadIdx.x % 4 * 2;
-    bool odd = false;
+/* Queries q0 .. q0 + n - 1 of a K/V head as bf16 rows in room, and `fresh` new rows from key `key`
+ * of the page on into the page; a warp a head. */
+template <int D, bool EQ>
+__device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
+                                             int n, char *room, uint8_t *head, int key, int base,
+                                             int fresh) {
+    const int lane = kk_tid() % 32, n_kv = s.slot.n_kv_head;
+#pragma unroll 1
+    for (int i = kk_tid() / 32; i < n + fresh * (EQ ? 1 : 2); i += KK_ATTEND_WARPS) {
+        const int k = EQ ? i - n : (i - n) / 2;
+        const bool query = i < n, value = !query && (EQ || (i - n) % 2);
+        const int row = query ? (q0 + i) / f.group : base + key + k - f.pos;
+        const float *x = query   ? s.q + (size_t)(row * s.n_head + kv * f.group +
+                                                (q0 + i) % f.group) * D
+                         : (value && s.v ? s.v : s.k) + (size_t)(row * n_kv + kv) * D;
+        uint16_t *to = (uint16_t *)(query ? room + i * kk_cut<D>::PITCH
+                                          : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
+                                                (size_t)(key + k) * D * 2);
+        kk_head<D> h = kk_head_load<D>(x);
+        asm volatile("" ::: "memory"); /* weights after, not beside */
+        kk_head_norm<D>(h, value ? NULL : query ? s.q_norm : s.k_norm,
+                        value ? NULL : s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
+                        s.eps);
 #pragma unroll
-    for (int e = 0; e < 16; e++)
-#pragma unroll
-        for (int w = 0; w < kk_cut<D>::NW; w++)
-            odd = odd || (kk_has(some, e) && kk_not_finite(v[e][w]));
-    return __any_sync(0xffffffffu, odd);
+        for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
+    }
 }
 
-/* All units of this block, as kk_attend_stage. */
-template <int D, bool EQ>
-__device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &a,
-                                              char *room, int block, int blocks) {
+/* Scores of sixteen queries: rows of `score` that no query has hold anything.  Ends with a
+ * barrier. */
+template <int D>
+__device__ __forceinline__ void kk_few_scores(float *score, const uint4 (&k)[kk_cut<D>::STEPS],
+                                              const char *q, float scale) {
     using cut = kk_cut<D>;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chain = warp / 8;
-    const int j = warp % 8 * 8 + lane / 4;
-    float *score = (float *)(room + 16 * cut::PITCH);
-    kk_attend_walk walk;
-    walk.open(a, block, blocks);
-#pragma unroll 1
-    for (; walk.find(a); walk.at += blocks) {
-        kk_few_unit f;
-        if (!kk_few_open(f, a, walk)) continue;
-        const kk_unit &u = f.u;
-        const int64_t base = (int64_t)u.page * KK_PAGE;
-        uint4 k[cut::STEPS];
-        uint32_t v[16][cut::NW];
-        bool careful = false;
-#pragma unroll 1
-        for (int m = f.m_from; m < f.m_to; m++) {
-            const int q0 = m * 16, n = min(16, f.queries - q0);
-            if (warp < n) {
-                kk_head<D> raw = kk_query_load<D, true>(u, s, q0 + warp);
-                kk_query_stage<D, true>(room + warp * cut::PITCH, raw, u, s, q0 + warp);
-            }
-            if (m == f.m_from) {
-                const int from = kk_clip(u.info->group_pos, base);
-                const int to = kk_clip(u.info->group_end, base);
-                if (s.k && from < to)
-                    kk_store_fresh<D, EQ>(s, f.mem, u.kv, from, to,
-                                          u.info->row + (base - u.info->pos));
-                kk_sync();
-                const uint64_t any = u.seen_by_any();
-                const uint8_t *head = f.mem + (size_t)u.kv * a.slot.head_bytes;
+    const int lane = kk_tid() % 32, warp = kk_tid() / 32, g = lane / 4, t = lane % 4;
+    const int chain = warp / 8;
+    const char *lo = q + g * cut::PITCH + t * 16 + chain * (cut::STEPS / 2) * 64;
+    float c[4] = {0, 0, 0, 0};
+    float *to = score + g * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t;
 #pragma unroll
-                for (int e = 0; e < cut::STEPS; e++) k[e] = make_uint4(0, 0, 0, 0);
-                if (any >> j & 1) {
-                    kk_fetch_key<D, false, true>(k, a, head + (EQ ? a.slot.v_off : a.slot.k_off),
-                                                 base, chain, j);
-                    if (EQ) kk_rebuild_key<D>(k, a, base, chain, j);
-                }
-                kk_fetch_values<D, true, true>(v, a.slot, head + a.slot.v_off, any);
-                careful = kk_few_careful<D>(u, v);
-            } else {
-                kk_sync();
-            }
-            kk_page_scores<D>(score, k, room, n, a.scale);
-            if (warp < n)
-                kk_page_softmax(score + warp * KK_SCORE_PITCH, u.seen(u.row(q0 + warp)),
-                                u.part(q0 + warp));
-            kk_sync();
-            /* All rows at once; where a value is odd, one after the other. */
-            const int last = careful ? u.row(q0 + n - 1) : 0;
-#pragma unroll 1
-            for (int r = careful ? u.row(q0) : 0; r <= last; r++) {
-                float o[cut::NT][4];
-                kk_page_sums<D, true>(o, v, (const char *)score, n, careful ? u.seen(r) : ~0ull);
-                kk_page_keep<D>(o, u, q0, n, careful ? r : -1);
-            }
+    for (int i = 0; i < cut::STEPS; i++) {
+        const int at = (i < cut::STEPS / 2 ? i : i - cut::STEPS / 2 + D / 64) * 64;
+        kk_step<true>(c, k[i], *(const uint4 *)(lo + at),
+                      *(const uint4 *)(lo + at + 8 * cut::PITCH));
+        if (i % 2) asm volatile("" ::: "memory"); /* no more than two steps' queries at a time */
+    }
+    if (chain == 1) {
+        *(float2 *)to = make_float2(c[0], c[1]);
+        *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
+    }
+    kk_sync();
+    if (chain == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float2 *at = (float2 *)(to + i * 8 * KK_SCORE_PITCH);
+            const float2 x = *at;
+            *at = make_float2(__fmul_rn(__fadd_rn(c[2 * i], x.x), scale),
+                              __fmul_rn(__fadd_rn(c[2 * i + 1], x.y), scale));
         }
-        kk_sync(); /* q and scores are free for the next unit */
+    }
+    kk_sync();
+}
+
+/* A warp turns one query's scores into p, in place; keys [lo, hi) are seen. */
+__device__ __forceinline__ void kk_few_softmax(float *score, int lo, int hi, float *part) {
+    const int lane = kk_tid() % 32;
+    const bool s0 = lane >= lo && lane < hi, s1 = lane + 32 >= lo && lane + 32 < hi;
+    const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
+    float m = fmaxf(x, y);
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
+    const float p0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
+    const float p1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
+    const float l = kk_warp_sum(__fadd_rn(p0, p1));
+    ((uint16_t *)score)[lane] = kk_dbf16(p0);
+    ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
+    if (lane == 0) *(float2 *)part = make_float2(m, l);
+}
+
+/* o = p V for two columns a lane, keys [lo, hi) of V only. */
+__device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v)[16], const char *p,
+                                            int lo, int hi) {
+    const int tid = kk_tid(), g = tid % 32 / 4, t = tid % 4;
+    const char *row = p + g * KK_SCORE_PITCH * 4 + t * 4, *low = row + 8 * KK_SCORE_PITCH * 4;
+    const unsigned wide = (unsigned)(hi - lo), first = (unsigned)(2 * t - lo);
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[0][i] = o[1][i] = 0;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const uint32_t a0 = *(const uint32_t *)(row + s * 32), a1 = *(const uint32_t *)(low + s * 32);
+        const uint32_t a2 = *(const uint32_t *)(row + s * 32 + 16);
+        const uint32_t a3 = *(const uint32_t *)(low + s * 32 + 16);
+        uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            w[k] = first + (unsigned)kk_value_key(4 * s + k) < wide ? v[4 * s + k] : 0;
+        kk_mma(o[0], a0, a1, a2, a3, __byte_perm(w[0], w[1], 0x5410),
+               __byte_perm(w[2], w[3], 0x5410));
+        kk_mma(o[1], a0, a1, a2, a3, __byte_perm(w[0], w[1], 0x7632),
+               __byte_perm(w[2], w[3], 0x7632));
+    }
+}
+
+/* Those sums to the parts of queries q0 + g and q0 + g + 8; of row `only` alone, where it is not
+ * negative.  column: the first of lane 0's. */
+template <int D>
+__device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_attend &t,
+                                            const kk_few &f, int kv, int page, int q0, int n,
+                                            int only, int column) {
+    const int lane = kk_tid() % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = lane / 4 + 8 * half, row = (q0 + i) / f.group;
+        if (i >= n || (only >= 0 && row != only)) continue;
+        float *to = kk_few_part(t, row, kv * f.group + (q0 + i) % f.group, page) + 4 + column +
+                    2 * kk_cut<D>::NT * (lane % 4);
+        *(float2 *)to = make_float2(o[0][2 * half], o[1][2 * half]);
+        *(float2 *)(to + kk_cut<D>::NT) = make_float2(o[0][2 * half + 1], o[1][2 * half + 1]);
+    }
+}
+
+/* This lane's part of a key, or of the V it is made from, for one chain of a score. */
+template <int D>
+__device__ __forceinline__ void kk_few_key(uint4 (&k)[kk_cut<D>::STEPS], const uint8_t *keys) {
+    using cut = kk_cut<D>;
+    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4;
+    keys += (size_t)j * D * 2 + (4 * (tid / 256) * (cut::STEPS / 2) + tid % 4) * 16;
+#pragma unroll
+    for (int e = 0; e < cut::STEPS; e++)
+        k[e] = *(const uint4 *)(keys + (e < cut::STEPS / 2 ? e : e - cut::STEPS / 2 + D / 64) * 64);
+}
+
+/* A half of a pair of bf16 values. */
+__device__ __forceinline__ float kk_half(uint32_t two, int high) {
+    return __uint_as_float(high ? two & 0xffff0000u : two << 16);
+}
+
+/* K from the V that lies in k, as kk_rebuild_key; four pairs at a time, because what they are
+ * multiplied with takes registers. */
+template <int D>
+__device__ __forceinline__ void kk_few_rebuild(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &t,
+                                               int base) {
+    using cut = kk_cut<D>;
+    const int tid = kk_tid(), chain = tid / 256;
+    const float *cs =
+        t.rope_pos + (size_t)(base + tid / 32 % 8 * 8 + tid % 32 / 4) * 2 * (size_t)t.n_rot;
+#pragma unroll
+    for (int i = 0; i < cut::STEPS; i++) {
+        const int step = i / 2, at = (4 * cut::step(chain, step) + tid % 4) * 8 + i % 2 * 4;
+        uint4 &low = k[step], &high = k[step + cut::STEPS / 2];
+        const uint32_t lo[2] = {i % 2 ? low.z : low.x, i % 2 ? low.w : low.y};
+        const uint32_t hi[2] = {i % 2 ? high.z : high.x, i % 2 ? high.w : high.y};
+        const float4 wl = *(const float4 *)(t.k_norm + at);
+        const float4 wh = *(const float4 *)(t.k_norm + at + D / 2);
+        const bool turns = at < t.n_rot;
+        const float4 c = turns ? *(const float4 *)(cs + at) : make_float4(0, 0, 0, 0);
+        const float4 s = turns ? *(const float4 *)(cs + t.n_rot + at) : make_float4(0, 0, 0, 0);
+        const float wls[4] = {wl.x, wl.y, wl.z, wl.w}, whs[4] = {wh.x, wh.y, wh.z, wh.w};
+        const float cc[4] = {c.x, c.y, c.z, c.w}, ss[4] = {s.x, s.y, s.z, s.w};
+        float x[4], y[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float a = __fmul_rn(kk_half(lo[e / 2], e % 2), wls[e]);
+            const float b = __fmul_rn(kk_half(hi[e / 2], e % 2), whs[e]);
+            x[e] = turns ? __fmaf_rn(-b, ss[e], __fmul_rn(a, cc[e])) : a;
+            y[e] = turns ? __fmaf_rn(a, ss[e], __fmul_rn(b, cc[e])) : b;
+        }
+        (i % 2 ? low.z : low.x) = kk_dbf16x2(x[0], x[1]);
+        (i % 2 ? low.w : low.y) = kk_dbf16x2(x[2], x[3]);
+        (i % 2 ? high.z : high.x) = kk_dbf16x2(y[0], y[1]);
+        (i % 2 ? high.w : high.y) = kk_dbf16x2(y[2], y[3]);
+        asm volatile("" ::: "memory"); /* the next four are not asked for before these are done */
+    }
+}
+
+/* Two of this lane's columns of sixteen keys; whether one is not finite. */
+template <int D>
+__device__ __forceinline__ bool kk_few_values(uint32_t (&v)[16], const uint8_t *values) {
+    const int tid = kk_tid();
+    uint32_t odd = 0;
+    values += (tid % 4 * 2) * D * 2 + (tid / 32 * 8 + tid % 32 / 4) * kk_cut<D>::NT * 2;
+#pragma unroll
+    for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
+#pragma unroll
+    for (int e = 0; e < 16; e++) odd |= (v[e] & 0x7f807f80u) + 0x00800080u;
+    return (odd & 0x80008000u) != 0;
+}
+
+/* The first key of a page that a row at `at` sees. */
+__device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int base) {
+    return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
+}
+
+/* All pages and heads of this block: new rows are stored, results left in the parts.  A page is
+ * read anew for every sixteen queries: registers are dearer. */
+template <int D, bool EQ>
+__device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
+                                              int rows, char *room) {
+    using cut = kk_cut<D>;
+    const kk_few f = kk_few_of(t, pos, rows);
+    const int n_kv = t.slot.n_kv_head, queries = rows * f.group;
+    float *score = (float *)(room + 16 * cut::PITCH);
+#pragma unroll 1
+    for (int i = kk_bid(); i < f.pages * n_kv; i += (int)gridDim.x) {
+        const int index = i / n_kv, kv = i - index * n_kv, base = (f.page + index) * KK_PAGE;
+        uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
+        const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
+#pragma unroll 1
+        for (int q0 = 0; q0 < queries; q0 += 16) {
+            const int n = min(16, queries - q0), key = max(pos - base, 0);
+            kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base,
+                                q0 == 0 ? max(end - key, 0) : 0);
+            kk_sync();
+            {
+                uint4 k[cut::STEPS];
+                kk_few_key<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+                if (EQ) kk_few_rebuild<D>(k, t, base);
+                kk_few_scores<D>(score, k, room, t.scale);
+            }
+            const int warp = kk_tid() / 32, row = (q0 + warp) / f.group;
+            uint32_t v[16];
+            bool odd = kk_few_values<D>(v, head + t.slot.v_off); /* on its way */
+            if (warp < n)
+                kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
+                               min(pos + row + 1 - base, (int)KK_PAGE),
+                               kk_few_part(t, row, kv * f.group + (q0 + warp) % f.group, index));
+            kk_sync();
+#pragma unroll 1
+            for (int two = 0; two < cut::NW; two++) {
+                if (two) odd = kk_few_values<D>(v, head + t.slot.v_off + two * 4);
+                /* Where a value is not finite, rows are done one after the other. */
+                const bool careful = rows > 1 && __any_sync(0xffffffffu, odd);
+                const int last = careful ? (q0 + n - 1) / f.group : 0;
+#pragma unroll 1
+                for (int r = careful ? q0 / f.group : 0; r <= last; r++) {
+                    float o[2][4];
+                    const int lo = kk_few_sees(t, pos + r, base);
+                    kk_few_sums(o, v, (const char *)score, lo,
+                                careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
+                    kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1,
+                                   warp * 8 * cut::NT + two * 2);
+                }
+            }
+            kk_sync(); /* q and scores are free again */
+        }
+    }
+}
+
+/* Adds up the pages of all rows and heads: a warp for 32 columns. */
+__device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
+    const kk_few f = kk_few_of(t, pos, rows);
+    const int d = t.slot.head_dim, chunks = d / 32, lane = kk_tid() % 32;
+#pragma unroll 1
+    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid();
+         i < rows * t.n_head * chunks; i += (int)(blockDim.x / 32) * (int)gridDim.x) {
+        const int column = i % chunks * 32 + lane, head = i / chunks % t.n_head;
+        const int row = i / chunks / t.n_head, at = pos + row;
+        /* A row further on sees less at the beginning, and perhaps a page more at the end. */
+        const int first = (t.window && at >= t.window ? at - t.window + 1 : 0) / KK_PAGE;
+        const int end = at / KK_PAGE + 1;
+        const size_t stride = (size_t)d + 4;
+        const float *part = kk_few_part(t, row, head, 0);
+        kk_fold all = {-INFINITY, 0, 0};
+#pragma unroll 1
+        for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
+            float2 ml[KK_SPAN];
+            float o[KK_SPAN];
+#pragma unroll
+            for (int k = 0; k < KK_SPAN; k++) {
+                const bool seen = span + k >= first && span + k < end;
+                const float *p = part + (size_t)(span + k - f.page) * stride;
+                ml[k] = make_float2(-INFINITY, 0);
+                o[k] = 0;
+                if (seen) {
+                    ml[k] = __ldcg((const float2 *)p);
+                    o[k] = __ldcg(p + 4 + column);
+                }
+            }
+            kk_fold one = {-INFINITY, 0, 0};
+#pragma unroll
+            for (int k = 0; k < KK_SPAN; k++)
+                if (span + k >= first && span + k < end) one.add(ml[k].x, ml[k].y, o[k]);
+            all.add(one.m, one.l, one.o);
+        }
+        const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);
+        t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)(head * d + column)] = kk_dbf16(y);
     }
 }
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ void kk_router_piece(const uint4 *w, const uint16_t *
                                                 int n_rows, int n_in, int n_out, int steps,
                                                 int strip, int slice) {
     enum { AT_ONCE = HIGH ? 4 : 6 };
-    const int lane = threadIdx.x % KK_WARP, g = lane / 4, t = lane % 4, wrap = n_in / KK_STEP;
+    const int lane = kk_tid() % KK_WARP, g = lane / 4, t = lane % 4, wrap = n_in / KK_STEP;
     const int from = kk_slice(steps, slice), to = kk_slice(steps, slice + 1);
     const uint16_t *lo = x + (size_t)(g < n_rows ? g : 0) * n_in + t * 8;
     const uint16_t *hi = x + (size_t)(g + 8 < n_rows ? g + 8 : 0) * n_in + t * 8;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
                                               int slice_stride, const float *scale, int row,
                                               int n_used, int n_expert) {
     enum { PER = KK_MAX_EXPERTS / KK_WARP };
-    const int lane = threadIdx.x % KK_WARP;
+    const int lane = kk_tid() % KK_WARP;
     uint32_t key[PER];
     float by[PER];
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
 /* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
  * lower experts, and earlier ones of its own.  All threads of the block; ends with a barrier. */
 __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used) {
-    const int pairs = n_rows * n_used, i = (int)threadIdx.x, rounds = (pairs + 7) / 8;
+    const int pairs = n_rows * n_used, i = kk_tid(), rounds = (pairs + 7) / 8;
     if (i >= pairs && i < rounds * 8) c->chosen[i] = c->leader[i] = 0x7fff;
     kk_sync();
     int e = 0, less = 0, before = 0;

@@ -4,58 +4,63 @@
 
 enum { ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 18 * 1024 };
 
-/* What a forward carries along. */
-struct mega {
-    float *parts;
-    char *stage, *end;
-    float (*sums)[16];
-    kk_feed f;
-    kk_grid grid;
-};
+extern __shared__ __align__(128) char memory[];
+
+/* Rings, then sums, then room for staged rows and for attention: made from the parameter when
+ * needed, because whatever is kept through a forward takes registers from all of it. */
+__device__ __forceinline__ float *parts_of(const kk_cu_mega &a) {
+    return (float *)(memory + a.parts_at);
+}
+__device__ __forceinline__ char *stage_of(const kk_cu_mega &a) { return memory + a.stage_at; }
 
 /* Any attention.  Not inlined: a call costs its saved registers, which go to memory. */
 __device__ __noinline__ void attend_any(const kk_cu_mega_layer *l, char *room) {
     kk_attend_stage(l->store, l->attend, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
-/* LARGE: heads of 256, and of 512 with K = V, in bf16. */
+__device__ __noinline__ void combine_any(const kk_cu_mega_layer *l) {
+    kk_combine_stage(l->attend, (int)blockIdx.x, (int)gridDim.x);
+}
+
+/* LARGE: one session, heads of 256, and of 512 with K = V, in bf16. */
 template <bool LARGE>
-__device__ __forceinline__ void attend_pages(const kk_cu_mega_layer &l, char *room) {
+__device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l, int pos,
+                                             char *room) {
     if (!LARGE)
         attend_any(&l, room);
     else if (l.attend.slot.head_dim == 256)
-        kk_attend_few<256, false>(l.store, l.attend, room, (int)blockIdx.x, (int)gridDim.x);
+        { kk_attend_few<256, false>(l.store, l.attend, pos, a.n_rows, room); }
     else
-        kk_attend_few<512, true>(l.store, l.attend, room, (int)blockIdx.x, (int)gridDim.x);
+        { kk_attend_few<512, true>(l.store, l.attend, pos, a.n_rows, room); }
 }
 
 /* What the norms of a row will read, on its way into the cache. */
 __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
-    const int at = (int)threadIdx.x * 32;
+    const int at = kk_tid() * 32;
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
 }
 
 /* What attention will read, by blocks that wait for the row blocks: those have neighbours do it. */
-__device__ __forceinline__ void prefetch_pages(const kk_cu_mega &a, const kk_cu_attend &t) {
-    const int block = (int)blockIdx.x, blocks = (int)gridDim.x;
-    if (threadIdx.x == 0) kk_few_prefetch(t, block, blocks);
-    if (threadIdx.x == 32 && block < 2 * a.n_rows) kk_few_prefetch(t, block - a.n_rows, blocks);
+__device__ __forceinline__ void prefetch_pages(const kk_cu_mega &a, const kk_cu_attend &t, int pos) {
+    if (kk_tid() > 1) return;
+    const int block = kk_bid() - (kk_tid() ? a.n_rows : 0);
+    if (kk_tid() == 0 || block < a.n_rows) kk_few_prefetch(t, kk_few_of(t, pos, a.n_rows), block);
 }
 
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     kk_mega_prefetch_router(a, l);
-    if ((int)blockIdx.x < a.n_rows) {
+    if (kk_bid() < a.n_rows) {
         prefetch_row(l.norm_att, a.hidden);
         prefetch_row(l.norm_ffn, a.hidden);
         prefetch_row(l.norm_experts, a.hidden);
         prefetch_row(l.router_scale, a.hidden);
     }
-    if (blockIdx.x == gridDim.x - 1) prefetch_row(l.expert_scale, a.n_expert);
+    if (kk_bid() == gridDim.x - 1) prefetch_row(l.expert_scale, a.n_expert);
 }
 
 __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                               const float *next) {
-    if ((int)blockIdx.x >= a.n_rows) return;
+    if (kk_bid() >= a.n_rows) return;
     prefetch_row(l.norm_dense, a.hidden);
     prefetch_row(l.norm_moe, a.hidden);
     prefetch_row(l.norm_out, a.hidden);
@@ -63,25 +68,25 @@ __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_m
 }
 
 /* Rows that want logits. */
-__device__ __forceinline__ void head_norm(const kk_cu_mega &a, mega &m) {
-    const int i = (int)blockIdx.x;
+__device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s) {
+    const int i = kk_bid();
     if (i < a.n_logits) {
         const int row = a.head_row ? a.head_row[i] : a.head_first + i;
-        kk_mega_norm(a, a.x + (size_t)row * (size_t)a.hidden, a.norm_head, m.sums);
+        kk_mega_norm(a, a.x + (size_t)row * (size_t)a.hidden, a.norm_head, s.sums);
     }
-    kk_grid_sync(m.grid);
+    kk_grid_sync(a, s);
 }
 
 /* A layer's pointers, word by word. */
 __device__ __forceinline__ void copy_layer(kk_mega_shared &s, const kk_cu_mega &a, int layer) {
-    const int n = (int)(sizeof(kk_cu_mega_layer) / 4), i = (int)threadIdx.x;
+    const int n = (int)(sizeof(kk_cu_mega_layer) / 4), i = kk_tid();
     if (layer >= a.n_layer || i >= n) return;
     ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
 
 /* What a phase takes in: its rows in shared memory, its experts chosen. */
 template <bool HIGH>
-__device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer,
+__device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
                                       int phase, kk_acts_at &x, kk_acts_at &more) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const uint16_t *from = a.z1;
@@ -101,14 +106,14 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, me
     }
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = phase == MEGA_EXPERTS && a.n_rows <= 4 ? a.n_rows : 0;
-    if (phase == MEGA_EXPERTS && (int)threadIdx.x / KK_WARP < a.n_rows)
+    if (phase == MEGA_EXPERTS && kk_tid() / KK_WARP < a.n_rows)
         kk_choose_row(&s.choice, a.logits, kk_slices(a.router_steps), a.n_rows * a.n_expert,
-                      l.expert_scale, (int)threadIdx.x / KK_WARP, a.n_used, a.n_expert);
-    char *at = m.stage;
+                      l.expert_scale, kk_tid() / KK_WARP, a.n_used, a.n_expert);
+    char *at = stage_of(a);
 #pragma unroll 1
     for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
         x = more;
-        more = kk_mega_stage(at, m.end, from, rows, width, skip);
+        more = kk_mega_stage(at, memory + a.shared, from, rows, width, skip);
         if (i == 0) x = more;
         from = a.z2;
         width = a.hidden;
@@ -118,80 +123,79 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, me
     if (phase == MEGA_GATE) kk_mega_router<HIGH>(a, l);
     if (phase == MEGA_EXPERTS) {
         kk_list_rows(&s.choice, a.n_rows, a.n_used);
-        if (blockIdx.x == 0 && (int)threadIdx.x < a.n_rows * a.n_used) {
-            a.expert[threadIdx.x] = s.choice.chosen[threadIdx.x];
-            a.weight[threadIdx.x] = s.choice.weight[threadIdx.x];
+        if (kk_bid() == 0 && kk_tid() < a.n_rows * a.n_used) {
+            a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
+            a.weight[kk_tid()] = s.choice.weight[kk_tid()];
         }
-        m.f.routed = layer + 1;
+        f.routed = layer + 1;
         prefetch_tail(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     }
     kk_sync();
-    kk_grid_mark(m.grid);
+    kk_grid_mark(a, s);
 }
 
 /* What lies between a phase's sums and the next phase. */
-template <bool LARGE>
-__device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, mega &m, int layer,
+template <bool HIGH, bool LARGE>
+__device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
                                     int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const bool mine = (int)blockIdx.x < a.n_rows;
+    const bool mine = kk_bid() < a.n_rows;
     if (phase == MEGA_QKV) {
-        kk_feed_rest(m.f, s);
-        attend_pages<LARGE>(l, m.stage);
-        kk_grid_sync(m.grid);
-        kk_combine_stage(l.attend, (int)blockIdx.x, (int)gridDim.x);
-        kk_grid_sync(m.grid);
-        kk_feed_wake(m.f, s);
+        kk_feed_rest(f, s);
+        attend_pages<LARGE>(a, l, s.pos, stage_of(a));
+        kk_grid_sync(a, s);
+        if (LARGE)
+            { kk_combine_few(l.attend, s.pos, a.n_rows); }
+        else
+            combine_any(&l);
+        kk_grid_sync(a, s);
+        kk_feed_wake<HIGH>(f, a, s, memory);
     } else if (phase == MEGA_OUT) {
-        if (mine) kk_mega_middle(a, l, m.sums);
-        kk_grid_sync(m.grid);
+        if (mine) kk_mega_middle(a, l, s.sums);
+        kk_grid_sync(a, s);
     } else if (phase == MEGA_DOWN) {
         const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
         if (mine)
-            kk_mega_tail(a, l, next, m.sums);
+            kk_mega_tail(a, l, next, s.sums);
         else if (LARGE && next)
-            prefetch_pages(a, s.layer[(layer + 1) & 1].attend);
-        kk_grid_sync(m.grid);
+            prefetch_pages(a, s.layer[(layer + 1) & 1].attend, s.pos);
+        kk_grid_sync(a, s);
     }
 }
 
 template <bool HIGH, bool LARGE>
 __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
-    mega_kernel(const __grid_constant__ kk_cu_mega a, int shared) {
-    extern __shared__ __align__(128) char memory[];
+    mega_kernel(const __grid_constant__ kk_cu_mega a) {
     __shared__ kk_mega_shared s;
-    __shared__ float sums[4][16];
-    mega m;
-    kk_feed_open<HIGH>(m.f, a, memory);
-    m.parts = (float *)(memory + kk_mega_ring_bytes(a.slots, HIGH));
-    m.stage = (char *)m.parts + kk_mega_part_bytes(a.n_rows, a.n_used);
-    m.end = memory + shared;
-    m.sums = sums;
-    m.grid = kk_grid{a.barrier, 0, a.trace};
+    kk_feed f;
+    kk_feed_open<HIGH>(f, a, memory);
     copy_layer(s, a, 0);
-    if (threadIdx.x == 0) s.choice.n_active = 0;
+    if (threadIdx.x == 0) {
+        s.choice.n_active = 0;
+        s.barrier = 0;
+        s.marks = 0;
+        s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
+    }
     kk_sync();
     if ((int)blockIdx.x < a.n_rows)
-        kk_mega_norm(a, a.x + (size_t)blockIdx.x * (size_t)a.hidden, s.layer[0].norm_in, sums);
-    kk_grid_sync(m.grid);
+        kk_mega_norm(a, a.x + (size_t)blockIdx.x * (size_t)a.hidden, s.layer[0].norm_in, s.sums);
+    kk_grid_sync(a, s);
     const int phases = a.n_layer * MEGA_HEAD;
-    for (int i = 0, layer = 0, phase = 0; i < phases + (a.head ? 1 : 0); i++) {
+#pragma unroll 1
+    for (int i = 0; i < phases + (a.head ? 1 : 0); i++) {
         kk_acts_at x, more;
+        int layer = i / MEGA_HEAD, phase = i - layer * MEGA_HEAD;
         if (i == phases) {
             phase = MEGA_HEAD;
-            head_norm(a, m);
+            head_norm(a, s);
         }
-        begin<HIGH>(a, s, m, layer, phase, x, more);
-        kk_mega_phase_units<HIGH>(a, s, m.f, m.parts, layer, phase, x, more);
+        begin<HIGH>(a, s, f, layer, phase, x, more);
+        kk_mega_phase_units<HIGH>(a, s, f, parts_of(a), layer, phase, x, more);
         if (phase == MEGA_HEAD) break;
-        kk_grid_sync(m.grid);
-        end<LARGE>(a, s, m, layer, phase);
-        if (++phase == MEGA_HEAD) {
-            phase = 0;
-            layer++;
-        }
+        kk_grid_sync(a, s);
+        end<HIGH, LARGE>(a, s, f, layer, phase);
     }
-    kk_grid_leave(m.grid);
+    kk_grid_leave(a, s);
 }
 
 /* ---- launch ------------------------------------------------------------------------------- */
@@ -207,7 +211,10 @@ bool kk_cu_mega_fits(const kk_cu_mega *a) {
 static bool is_large(const kk_cu_mega *a) {
     for (int i = 0; i < a->n_layer; i++) {
         const kk_cu_slot *s = &a->layer[i].attend.slot;
-        if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256)) return false;
+        const kk_cu_attend *t = &a->layer[i].attend;
+        if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
+            t->block || t->rows.tiles != 1 || a->layer[i].store.v_raw || !a->layer[i].store.k)
+            return false;
     }
     return true;
 }
@@ -228,7 +235,7 @@ static void set_turns(kk_cu_mega *a, int groups) {
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     const bool high = a->n_rows > ROWS_LOW;
     const bool large = is_large(a);
-    void (*kernel)(kk_cu_mega, int) = high ? large ? mega_kernel<true, true> : mega_kernel<true, false>
+    void (*kernel)(kk_cu_mega) = high ? large ? mega_kernel<true, true> : mega_kernel<true, false>
                                       : large ? mega_kernel<false, true>
                                               : mega_kernel<false, false>;
     const int room = KK_ATTEND_ROOM, stage = room > STAGE_LEAST ? room : STAGE_LEAST;
@@ -243,6 +250,18 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     while (slots > 2 && kk_mega_ring_bytes(slots, high) + parts + (rows > stage ? rows : stage) > most)
         slots--;
     a->slots = slots;
+    a->dense_units = a->hidden / 16;
+    a->gate_units = a->ffn / 8;
+    a->expert_units = a->expert_ffn / 8;
+    a->head_units = a->vocab / 16;
+    a->hidden_steps = a->hidden / KK_STEP;
+    a->ffn_steps = a->ffn / KK_STEP;
+    a->expert_steps = a->expert_ffn / KK_STEP;
+    a->part_pitch = kk_mega_pitch(a->n_rows);
+    a->part_floats = parts / (KK_MEGA_GROUPS * 2 * 4);
+    a->parts_at = kk_mega_ring_bytes(slots, high);
+    a->stage_at = a->parts_at + parts;
+    a->shared = most;
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute together[1] = {};
@@ -254,7 +273,7 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     together[0].val.cooperative = 1;
     c.attrs = together;
     c.numAttrs = 1;
-    return cudaLaunchKernelEx(&c, kernel, *a, most);
+    return cudaLaunchKernelEx(&c, kernel, *a);
 }
 
 cudaError_t kk_cu_setup_mega(void) {

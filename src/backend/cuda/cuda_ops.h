@@ -296,7 +296,11 @@ typedef struct {
     const int32_t *head_row; /* device; NULL: head_first, head_first + 1, ... */
     int32_t head_first, n_logits, vocab;
     float cap, *head_out;
-    int32_t turn[6], slots; /* set by the launch; slots 0: as many as fit */
+    /* Set by the launch; slots 0: as many as fit. */
+    int32_t turn[6], slots;
+    int32_t dense_units, gate_units, expert_units, head_units; /* of 16 outputs, or 8 and 8 */
+    int32_t hidden_steps, ffn_steps, expert_steps, part_floats, part_pitch;
+    int32_t parts_at, stage_at, shared; /* bytes of shared memory */
     uint64_t *trace;        /* NULL; measurements: clocks of the first block at its barriers */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;

@@ -73,6 +73,10 @@ struct kk_mega_shared {
         const uint4 *one, *two;
         int held, put, get, parity, layer, phase, unit, expert, left, routed;
     } feed[KK_MEGA_WARPS]; /* while attention needs the registers */
+    int pos;               /* of the first row, where all are one session's */
+    float sums[4][16];     /* of norms */
+    uint32_t barrier;      /* what the grid's barrier counts to */
+    int marks;
 };
 
 /* The first unit of this group: phases begin at different groups, so that what is left over of
@@ -87,9 +91,9 @@ __device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_
                                              int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (phase == MEGA_QKV) return (l.q_strips + l.kv_strips * (l.v ? 2 : 1)) / 2;
-    if (phase == MEGA_GATE) return a.ffn / 8;
-    if (phase == MEGA_EXPERTS) return a.hidden / 16 + s.choice.n_active * (a.expert_ffn / 8);
-    return (phase == MEGA_HEAD ? a.vocab : a.hidden) / 16;
+    if (phase == MEGA_GATE) return a.gate_units;
+    if (phase == MEGA_EXPERTS) return a.dense_units + s.choice.n_active * (a.expert_units);
+    return phase == MEGA_HEAD ? a.head_units : a.dense_units;
 }
 
 /* A unit's two strips, and their K steps. */
@@ -106,7 +110,7 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
     kk_mega_strips_at at;
     const void *w = a.head, *up = NULL;
     size_t strip = 2 * (size_t)unit;
-    at.steps = a.hidden / KK_STEP;
+    at.steps = a.hidden_steps;
     if (phase == MEGA_QKV) {
         w = l.q;
         if (2 * unit >= l.q_strips) {
@@ -126,17 +130,17 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
         up = l.up;
     } else if (phase == MEGA_DOWN) {
         w = l.experts_down;
-        at.steps = a.expert_ffn / KK_STEP;
+        at.steps = a.expert_steps;
         strip += (size_t)s.choice.active[expert] * (size_t)a.down_strips;
-    } else if (phase == MEGA_EXPERTS && unit < a.hidden / 16) {
+    } else if (phase == MEGA_EXPERTS && unit < a.dense_units) {
         w = l.down;
-        at.steps = a.ffn / KK_STEP;
+        at.steps = a.ffn_steps;
     } else if (phase == MEGA_EXPERTS) {
-        const int per = a.expert_ffn / 8, e = (unit - a.hidden / 16) / per;
+        const int per = a.expert_units, e = (unit - a.dense_units) / per;
         w = l.experts;
         up = (const uint4 *)w + (size_t)per * (size_t)at.steps * KK_WARP;
         strip = (size_t)s.choice.active[e] * (size_t)a.expert_strips +
-                (size_t)(unit - a.hidden / 16 - e * per);
+                (size_t)(unit - a.dense_units - e * per);
     }
     at.one = (const uint4 *)w + strip * (size_t)at.steps * KK_WARP;
     at.two = up ? (const uint4 *)up + strip * (size_t)at.steps * KK_WARP
@@ -147,9 +151,9 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 __device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
                                              int phase, int unit) {
     if (phase == MEGA_OUT) return s.layer[layer & 1].att_width / KK_STEP;
-    if (phase == MEGA_DOWN) return a.expert_ffn / KK_STEP;
-    if (phase == MEGA_EXPERTS && unit < a.hidden / 16) return a.ffn / KK_STEP;
-    return a.hidden / KK_STEP;
+    if (phase == MEGA_DOWN) return a.expert_steps;
+    if (phase == MEGA_EXPERTS && unit < a.dense_units) return a.ffn_steps;
+    return a.hidden_steps;
 }
 
 /* ---- asking ------------------------------------------------------------------------------- */
@@ -165,12 +169,19 @@ struct kk_feed {
     int routed; /* layers whose experts are known */
 };
 
+/* Where this warp's ring lies. */
 template <bool HIGH>
-__device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, char *rings) {
-    const int warp = threadIdx.x / KK_WARP, slots = a.slots;
+__device__ __forceinline__ void kk_feed_place(kk_feed &f, const kk_cu_mega &a, char *rings) {
+    const int warp = kk_tid() / KK_WARP, slots = a.slots;
     f.ring = kk_shared(rings) + warp * slots * kk_mega_slot(HIGH);
     f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * kk_mega_slot(HIGH) + warp * slots * 8;
     f.slots = slots;
+}
+
+template <bool HIGH>
+__device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, char *rings) {
+    const int slots = a.slots;
+    kk_feed_place<HIGH>(f, a, rings);
     f.held = f.put = f.get = 0;
     f.parity = 0;
     f.layer = f.phase = f.left = f.routed = 0;
@@ -195,7 +206,7 @@ __device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a,
     const int last = a.head ? a.n_layer : a.n_layer - 1;
     while (f.layer <= last) {
         const bool routed = f.layer < f.routed || f.phase < MEGA_EXPERTS || f.phase == MEGA_HEAD;
-        if (!routed && (f.phase == MEGA_DOWN || f.unit >= a.hidden / 16)) return;
+        if (!routed && (f.phase == MEGA_DOWN || f.unit >= a.dense_units)) return;
         if (f.unit >= kk_mega_units(a, s, f.layer, f.phase)) {
             if (f.phase >= MEGA_DOWN) f.layer++;
             f.phase = f.phase < MEGA_DOWN       ? f.phase + 1
@@ -283,8 +294,8 @@ __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
 /* Puts a feed by and takes it up again: what the compiler would put into local memory instead
  * costs a trip to memory. */
 __device__ __forceinline__ void kk_feed_rest(const kk_feed &f, kk_mega_shared &s) {
-    if (threadIdx.x % KK_WARP) return;
-    auto &to = s.feed[threadIdx.x / KK_WARP];
+    if (kk_tid() % KK_WARP) return;
+    auto &to = s.feed[kk_tid() / KK_WARP];
     to.one = f.one;
     to.two = f.two;
     to.held = f.held;
@@ -298,8 +309,11 @@ __device__ __forceinline__ void kk_feed_rest(const kk_feed &f, kk_mega_shared &s
     to.left = f.left;
     to.routed = f.routed;
 }
-__device__ __forceinline__ void kk_feed_wake(kk_feed &f, const kk_mega_shared &s) {
-    const volatile auto &from = s.feed[threadIdx.x / KK_WARP];
+template <bool HIGH>
+__device__ __forceinline__ void kk_feed_wake(kk_feed &f, const kk_cu_mega &a,
+                                             const kk_mega_shared &s, char *rings) {
+    kk_feed_place<HIGH>(f, a, rings);
+    const volatile auto &from = s.feed[kk_tid() / KK_WARP];
     f.one = (const uint4 *)from.one;
     f.two = (const uint4 *)from.two;
     f.held = from.held;
@@ -320,42 +334,36 @@ __device__ __forceinline__ void kk_group_sync() {
     asm volatile("bar.sync %0, 256;" ::"r"(1 + kk_mega_group()) : "memory");
 }
 
-/* The blocks' barrier.  trace not NULL: clocks of the first block, before and after each. */
-struct kk_grid {
-    uint32_t *count;
-    uint32_t target;
-    uint64_t *trace;
-};
-
-__device__ __forceinline__ void kk_grid_mark(kk_grid &g) {
-    if (g.trace && blockIdx.x == 0 && threadIdx.x == 0) *g.trace++ = (uint64_t)clock64();
+/* For measurements: the first block's clock. */
+__device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared &s) {
+    if (a.trace && kk_bid() == 0 && kk_tid() == 0) a.trace[s.marks++] = (uint64_t)clock64();
 }
 
 /* All blocks have come this far, and what they wrote can be read. */
-__device__ __forceinline__ void kk_grid_sync(kk_grid &g) {
-    g.target += gridDim.x;
+__device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_sync();
-    if (threadIdx.x == 0) {
+    if (kk_tid() == 0) {
+        const uint32_t target = s.barrier += gridDim.x;
         uint32_t seen;
-        kk_grid_mark(g);
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(g.count) : "memory");
+        kk_grid_mark(a, s);
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.barrier) : "memory");
         do
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                          : "=r"(seen)
-                         : "l"(g.count)
+                         : "l"(a.barrier)
                          : "memory");
-        while (seen < g.target);
-        kk_grid_mark(g);
+        while (seen < target);
+        kk_grid_mark(a, s);
     }
     kk_sync();
 }
 
 /* The count is left at 0 for the next launch: the last block to come does it. */
-__device__ __forceinline__ void kk_grid_leave(kk_grid &g) {
+__device__ __forceinline__ void kk_grid_leave(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_sync();
-    if (threadIdx.x == 0) {
-        kk_grid_mark(g);
-        if (atomicAdd(g.count, 1u) + 1 == g.target + gridDim.x) *g.count = 0;
+    if (kk_tid() == 0) {
+        kk_grid_mark(a, s);
+        if (atomicAdd(a.barrier, 1u) + 1 == s.barrier + gridDim.x) *a.barrier = 0;
     }
 }
 
@@ -373,18 +381,18 @@ struct kk_acts_at {
 __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end,
                                                     const uint16_t *x, int n_rows, int n_in,
                                                     int skip) {
-    const int stride = kk_stage_stride(n_in), warp = (int)threadIdx.x / KK_WARP - skip;
+    const int stride = kk_stage_stride(n_in), warp = kk_tid() / KK_WARP - skip;
     if (end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
     if (n_rows == 1) {
 #pragma unroll 2
-        for (int c = (int)threadIdx.x - skip * KK_WARP; c < n_in / 8;
+        for (int c = kk_tid() - skip * KK_WARP; c < n_in / 8;
              c += KK_MEGA_THREADS - skip * KK_WARP)
             if (c >= 0) ((uint4 *)room)[c] = __ldcg((const uint4 *)x + c);
     } else {
 #pragma unroll 1
         for (int r = warp; r < n_rows; r += KK_MEGA_WARPS - skip)
 #pragma unroll 6
-            for (int c = threadIdx.x % KK_WARP; r >= 0 && c < n_in / 8; c += KK_WARP)
+            for (int c = kk_tid() % KK_WARP; r >= 0 && c < n_in / 8; c += KK_WARP)
                 ((uint4 *)(room + r * stride))[c] = __ldcg((const uint4 *)(x + (size_t)r * n_in) + c);
     }
     const kk_acts_at at = {room, stride};
@@ -456,7 +464,7 @@ __device__ __forceinline__ kk_mega_row kk_mega_load(const float *p, int dim) {
     kk_mega_row r;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         const float4 f = at < dim ? __ldcg((const float4 *)(p + at)) : make_float4(0, 0, 0, 0);
         r.v[4 * i] = f.x;
         r.v[4 * i + 1] = f.y;
@@ -470,7 +478,7 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
                                             const kk_mega_row &w, float times, int dim) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         float y[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -482,12 +490,12 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
     }
 }
 
-/* Row blockIdx.x after attention: residual, and the norms that the dense part, the experts and
+/* Row kk_bid() after attention: residual, and the norms that the dense part, the experts and
  * the router take. */
 __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                                float (*room)[16]) {
     const int dim = a.hidden;
-    const size_t at = (size_t)blockIdx.x * (size_t)dim;
+    const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.y + at, dim), x = kk_mega_load(a.x + at, dim);
     const kk_mega_row w = kk_mega_load(l.norm_att, dim);
     const kk_mega_row w1 = kk_mega_load(l.norm_ffn, dim), w2 = kk_mega_load(l.norm_experts, dim);
@@ -502,11 +510,11 @@ __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_
     kk_mega_put(a.z3 + at, x, inv, w3, __fdiv_rn(1.0f, __fsqrt_rn((float)dim)), dim);
 }
 
-/* Row blockIdx.x at the end of a layer, and the norm that follows, if any. */
+/* Row kk_bid() at the end of a layer, and the norm that follows, if any. */
 __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                              const float *next, float (*room)[16]) {
     const int dim = a.hidden;
-    const size_t at = (size_t)blockIdx.x * (size_t)dim;
+    const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.dense + at, dim), b = kk_mega_load(a.moe + at, dim);
     kk_mega_row x = kk_mega_load(a.x + at, dim), w1;
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
@@ -526,13 +534,13 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
     if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, room[3]), w1, 1.0f, dim);
 }
 
-/* A row that only has to be normed, into row blockIdx.x of z1. */
+/* A row that only has to be normed, into row kk_bid() of z1. */
 __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x, const float *w,
                                              float (*room)[16]) {
     const int dim = a.hidden;
     const kk_mega_row r = kk_mega_load(x, dim), by = kk_mega_load(w, dim);
     const float inv = kk_inv_rms(r, dim, a.eps, room[0]);
-    kk_mega_put(a.z1 + (size_t)blockIdx.x * (size_t)dim, r, inv, by, 1.0f, dim);
+    kk_mega_put(a.z1 + (size_t)kk_bid() * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
 /* ---- units -------------------------------------------------------------------------------- */
@@ -573,8 +581,8 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
                                                int layer, int phase, int unit, const float *part,
                                                int part_pitch) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const int lane = threadIdx.x % KK_WARP;
-    const bool expert = phase == MEGA_EXPERTS && unit >= a.hidden / 16;
+    const int lane = kk_tid() % KK_WARP;
+    const bool expert = phase == MEGA_EXPERTS && unit >= a.dense_units;
     if (phase != MEGA_GATE && !expert) {
         int pitch;
         float *out = kk_mega_out(a, l, phase, unit, pitch);
@@ -585,7 +593,7 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
         }
         return;
     }
-    const int per = a.expert_ffn / 8, e = expert ? (unit - a.hidden / 16) / per : 0;
+    const int per = a.expert_units, e = expert ? (unit - a.dense_units) / per : 0;
     const int from = expert ? s.choice.first[e] : 0;
     const int n = expert ? s.choice.first[e + 1] - from : a.n_rows;
 #pragma unroll 1
@@ -595,7 +603,7 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
                                               kk_mega_sum(part, part_pitch, 8 + k, r), 0));
         if (expert)
             a.expert_act[(size_t)s.choice.pair[from + r] * a.expert_ffn +
-                         (unit - a.hidden / 16 - e * per) * 8 + k] = y;
+                         (unit - a.dense_units - e * per) * 8 + k] = y;
         else
             a.act[(size_t)r * a.ffn + unit * 8 + k] = y;
     }
@@ -612,13 +620,13 @@ __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
                                                         const kk_mega_shared &s, int phase,
                                                         int unit, int expert, kk_acts_at x,
                                                         kk_acts_at more) {
-    const int g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+    const int tid = kk_tid(), g = tid % KK_WARP / 4, t = tid % 4;
     const kk_choice *c = &s.choice;
     kk_mega_rows r = {NULL, NULL, 0, phase == MEGA_HEAD ? a.n_logits : a.n_rows};
     int r0 = g < r.n ? g : 0, r1 = g + 8 < r.n ? g + 8 : 0;
-    const bool routed = phase == MEGA_EXPERTS && unit >= a.hidden / 16;
+    const bool routed = phase == MEGA_EXPERTS && unit >= a.dense_units;
     if (routed || phase == MEGA_DOWN) {
-        const int e = routed ? (unit - a.hidden / 16) / (a.expert_ffn / 8) : expert;
+        const int e = routed ? (unit - a.dense_units) / (a.expert_units) : expert;
         const short *of = routed ? c->pair_row : c->pair;
         r.first = c->first[e];
         r.n = c->first[e + 1] - r.first;
@@ -636,7 +644,7 @@ template <bool HIGH>
 __device__ __forceinline__ void kk_mega_put_pairs(const kk_mega_shared &s, float *to,
                                                   const kk_mega_rows &r, const float c[4],
                                                   const float d[4]) {
-    const int g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+    const int g = kk_tid() % KK_WARP / 4, t = kk_tid() % 4;
 #pragma unroll
     for (int i = 0; i < (HIGH ? 4 : 2); i++) {
         const int row = 2 * t + i % 2 + i / 2 * 8;
@@ -650,7 +658,7 @@ __device__ __forceinline__ void kk_mega_put_pairs(const kk_mega_shared &s, float
 __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_mega_shared &s,
                                                   int unit, const float *from) {
 #pragma unroll 1
-    for (int i = (int)threadIdx.x % 256; i < a.n_rows * 16; i += 256) {
+    for (int i = kk_tid() % 256; i < a.n_rows * 16; i += 256) {
         const int r = i / 16;
         float y = 0;
 #pragma unroll 4
@@ -667,11 +675,11 @@ template <bool HIGH>
 __device__ __forceinline__ void kk_mega_phase_units(const kk_cu_mega &a, const kk_mega_shared &s,
                                                     kk_feed &f, float *parts, int layer, int phase,
                                                     kk_acts_at x, kk_acts_at more) {
-    const int slice = kk_mega_slice(), g = threadIdx.x % KK_WARP / 4, t = threadIdx.x % 4;
+    const int tid = kk_tid(), slice = tid / KK_WARP % KK_SLICES;
     const bool down = phase == MEGA_DOWN;
-    const int units = kk_mega_units(a, s, layer, phase), pitch = kk_mega_pitch(a.n_rows);
-    const int size = kk_mega_part_bytes(a.n_rows, a.n_used) / (KK_MEGA_GROUPS * 2 * 4);
-    float *mine = parts + kk_mega_group() * 2 * size;
+    const int units = kk_mega_units(a, s, layer, phase), pitch = a.part_pitch;
+    const int size = a.part_floats;
+    float *mine = parts + tid / 256 * 2 * size;
     int turn = 0;
     for (int u = kk_mega_first(a, phase); u < units; u += KK_MEGA_GROUPS * (int)gridDim.x, turn++) {
         float *to = mine + (turn & 1) * size;
@@ -686,7 +694,8 @@ __device__ __forceinline__ void kk_mega_phase_units(const kk_cu_mega &a, const k
                 kk_mega_put_pairs<HIGH>(s, to, r, c, d);
                 continue;
             }
-            float *at = to + (slice * 16 + g) * pitch + 2 * t;
+            const int t = tid % 4;
+            float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
             if (2 * t < pitch) {
                 *(float2 *)at = make_float2(c[0], c[1]);
                 *(float2 *)(at + 8 * pitch) = make_float2(c[2], c[3]);
@@ -708,13 +717,13 @@ __device__ __forceinline__ void kk_mega_phase_units(const kk_cu_mega &a, const k
 __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
                                                         const kk_cu_mega_layer &l) {
     const int slices = kk_slices(a.router_steps), pieces = slices * (a.n_expert / 8);
-    for (int p = (int)blockIdx.x; p < pieces; p += (int)gridDim.x) {
+    for (int p = kk_bid(); p < pieces; p += (int)gridDim.x) {
         const int from = kk_slice(a.router_steps, p % slices);
         const int n = (kk_slice(a.router_steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
         const char *w = (const char *)l.router +
                         ((size_t)(p / slices) * (size_t)a.router_steps + (size_t)from) * 512;
-        if ((int)threadIdx.x < n)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(w + threadIdx.x * 128));
+        if (kk_tid() < n)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(w + kk_tid() * 128));
     }
 }
 
@@ -723,9 +732,9 @@ __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
 template <bool HIGH>
 __device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     const int slices = kk_slices(a.router_steps);
-    if (threadIdx.x / KK_WARP != KK_MEGA_WARPS - 1) return;
+    if (kk_tid() / KK_WARP != KK_MEGA_WARPS - 1) return;
 #pragma unroll 1
-    for (int p = (int)blockIdx.x; p < slices * (a.n_expert / 8); p += (int)gridDim.x)
+    for (int p = kk_bid(); p < slices * (a.n_expert / 8); p += (int)gridDim.x)
         kk_router_piece<HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, a.hidden,
                               a.n_expert, a.router_steps, p / slices, p % slices);
 }
