@@ -3,8 +3,7 @@
  *
  * That kernel runs through all its code in every layer, and what does not fit the instruction
  * cache costs more than what it computes: this is the same arithmetic, to the bit, in as little
- * code and as few registers as it takes.  A page has been asked into the cache a stage ahead; so
- * queries and new rows are made ready first, then the page is read. */
+ * code and as few registers as it takes. */
 #ifndef KK_CUDA_ATTEND_FEW_CUH
 #define KK_CUDA_ATTEND_FEW_CUH
 
@@ -32,23 +31,6 @@ __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, in
                          (size_t)(t.slot.head_dim + 4);
 }
 
-/* Asks the pages of a block's units into the cache; one thread. */
-__device__ __forceinline__ void kk_few_prefetch(const kk_cu_attend &t, const kk_few &f, int block) {
-    const int n_kv = t.slot.n_kv_head;
-#pragma unroll 1
-    for (int i = block; i < f.pages * n_kv; i += (int)gridDim.x) {
-        const uint8_t *head =
-            t.rows.pages[f.page + i / n_kv] + (size_t)(i % n_kv) * t.slot.head_bytes;
-#if __CUDA_ARCH__ >= 900
-        if (!t.slot.k_eq_v)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + t.slot.k_off),
-                         "r"((uint32_t)t.slot.head_bytes));
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head + t.slot.v_off),
-                     "r"((uint32_t)t.slot.head_bytes));
-#endif
-    }
-}
-
 /* Queries q0 .. q0 + n - 1 of a K/V head as bf16 rows in room, and `fresh` new rows from key `key`
  * of the page on into the page; a warp a head. */
 template <int D, bool EQ>
@@ -68,7 +50,6 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
         kk_head<D> h = kk_head_load<D>(x);
-        asm volatile("" ::: "memory"); /* weights after, not beside */
         kk_head_norm<D>(h, value ? NULL : query ? s.q_norm : s.k_norm,
                         value ? NULL : s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
                         s.eps);
@@ -224,17 +205,21 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 (&k)[kk_cut<D>::STEPS], con
     }
 }
 
-/* Two of this lane's columns of sixteen keys; whether one is not finite. */
+/* Two of this lane's columns of sixteen keys. */
 template <int D>
-__device__ __forceinline__ bool kk_few_values(uint32_t (&v)[16], const uint8_t *values) {
+__device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values) {
     const int tid = kk_tid();
-    uint32_t odd = 0;
     values += (tid % 4 * 2) * D * 2 + (tid / 32 * 8 + tid % 32 / 4) * kk_cut<D>::NT * 2;
 #pragma unroll
     for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
+}
+
+/* Whether one of a warp's is not finite. */
+__device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
+    uint32_t odd = 0;
 #pragma unroll
     for (int e = 0; e < 16; e++) odd |= (v[e] & 0x7f807f80u) + 0x00800080u;
-    return (odd & 0x80008000u) != 0;
+    return __any_sync(0xffffffffu, (odd & 0x80008000u) != 0);
 }
 
 /* The first key of a page that a row at `at` sees. */
@@ -259,18 +244,20 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
 #pragma unroll 1
         for (int q0 = 0; q0 < queries; q0 += 16) {
             const int n = min(16, queries - q0), key = max(pos - base, 0);
-            kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base,
-                                q0 == 0 ? max(end - key, 0) : 0);
-            kk_sync();
-            {
-                uint4 k[cut::STEPS];
-                kk_few_key<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
-                if (EQ) kk_few_rebuild<D>(k, t, base);
-                kk_few_scores<D>(score, k, room, t.scale);
-            }
-            const int warp = kk_tid() / 32, row = (q0 + warp) / f.group;
+            const int fresh = q0 == 0 ? max(end - key, 0) : 0;
+            uint4 k[cut::STEPS];
             uint32_t v[16];
-            bool odd = kk_few_values<D>(v, head + t.slot.v_off); /* on its way */
+            if (!EQ && !fresh) { /* early, where registers hold it */
+                kk_few_key<D>(k, head + t.slot.k_off);
+                kk_few_values<D>(v, head + t.slot.v_off);
+            }
+            kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base, fresh);
+            kk_sync();
+            if (EQ || fresh) kk_few_key<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+            if (EQ) kk_few_rebuild<D>(k, t, base);
+            kk_few_scores<D>(score, k, room, t.scale);
+            const int warp = kk_tid() / 32, row = (q0 + warp) / f.group;
+            if (EQ || fresh) kk_few_values<D>(v, head + t.slot.v_off); /* on its way */
             if (warp < n)
                 kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
                                min(pos + row + 1 - base, (int)KK_PAGE),
@@ -278,9 +265,9 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
             kk_sync();
 #pragma unroll 1
             for (int two = 0; two < cut::NW; two++) {
-                if (two) odd = kk_few_values<D>(v, head + t.slot.v_off + two * 4);
+                if (two) kk_few_values<D>(v, head + t.slot.v_off + two * 4);
                 /* Where a value is not finite, rows are done one after the other. */
-                const bool careful = rows > 1 && __any_sync(0xffffffffu, odd);
+                const bool careful = rows > 1 && kk_few_odd(v);
                 const int last = careful ? (q0 + n - 1) / f.group : 0;
 #pragma unroll 1
                 for (int r = careful ? q0 / f.group : 0; r <= last; r++) {
@@ -314,23 +301,36 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
-            float2 ml[KK_SPAN];
+            /* Lane k of eight has page k's weights; all lanes have their column of all pages. */
+            const int mine = span + lane % KK_SPAN;
+            float2 ml = make_float2(-INFINITY, 0);
+            if (mine >= first && mine < end)
+                ml = __ldcg((const float2 *)(part + (size_t)(mine - f.page) * stride));
             float o[KK_SPAN];
 #pragma unroll
             for (int k = 0; k < KK_SPAN; k++) {
-                const bool seen = span + k >= first && span + k < end;
-                const float *p = part + (size_t)(span + k - f.page) * stride;
-                ml[k] = make_float2(-INFINITY, 0);
-                o[k] = 0;
-                if (seen) {
-                    ml[k] = __ldcg((const float2 *)p);
-                    o[k] = __ldcg(p + 4 + column);
-                }
+                const int page = min(max(span + k, first), end - 1) - f.page;
+                o[k] = __ldcg(part + (size_t)page * stride + 4 + column);
             }
-            kk_fold one = {-INFINITY, 0, 0};
+            float top = ml.x; /* so far */
 #pragma unroll
-            for (int k = 0; k < KK_SPAN; k++)
-                if (span + k >= first && span + k < end) one.add(ml[k].x, ml[k].y, o[k]);
+            for (int k = 1; k < KK_SPAN; k *= 2) {
+                const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
+                if (lane % KK_SPAN >= k) top = fmaxf(top, up);
+            }
+            float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
+            if (lane % KK_SPAN == 0) before = -INFINITY;
+            const float keep = kk_dexp(__fsub_rn(before, top)), by = kk_dexp(__fsub_rn(ml.x, top));
+            kk_fold one = {__shfl_sync(0xffffffffu, top, KK_SPAN - 1), 0, 0};
+#pragma unroll
+            for (int k = 0; k < KK_SPAN; k++) {
+                const float a = __shfl_sync(0xffffffffu, keep, k);
+                const float b = __shfl_sync(0xffffffffu, by, k);
+                const float l = __shfl_sync(0xffffffffu, ml.y, k);
+                if (span + k < first || span + k >= end) continue;
+                one.l = __fmaf_rn(l, b, __fmul_rn(one.l, a));
+                one.o = __fmaf_rn(o[k], b, __fmul_rn(one.o, a));
+            }
             all.add(one.m, one.l, one.o);
         }
         const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);

@@ -69,10 +69,11 @@ __device__ __forceinline__ float kk_unkey(uint32_t k) {
 /* One warp: the n_used largest of a row's logits, ties to the lower id, then a softmax over the
  * chosen alone, times the expert's scale.  Logits come in slices still to be summed, in order.
  * All that it reads is asked for first. */
+template <int MOST = KK_MAX_EXPERTS>
 __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits, int slices,
                                               int slice_stride, const float *scale, int row,
                                               int n_used, int n_expert) {
-    enum { PER = KK_MAX_EXPERTS / KK_WARP };
+    enum { PER = MOST / KK_WARP };
     const int lane = kk_tid() % KK_WARP;
     uint32_t key[PER];
     float by[PER];

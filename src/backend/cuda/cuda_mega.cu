@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 18 * 1024 };
+enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 18 * 1024 };
 
 extern __shared__ __align__(128) char memory[];
 
@@ -29,22 +29,15 @@ __device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_me
     if (!LARGE)
         attend_any(&l, room);
     else if (l.attend.slot.head_dim == 256)
-        { kk_attend_few<256, false>(l.store, l.attend, pos, a.n_rows, room); }
+        kk_attend_few<256, false>(l.store, l.attend, pos, a.n_rows, room);
     else
-        { kk_attend_few<512, true>(l.store, l.attend, pos, a.n_rows, room); }
+        kk_attend_few<512, true>(l.store, l.attend, pos, a.n_rows, room);
 }
 
 /* What the norms of a row will read, on its way into the cache. */
 __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
     const int at = kk_tid() * 32;
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
-}
-
-/* What attention will read, by blocks that wait for the row blocks: those have neighbours do it. */
-__device__ __forceinline__ void prefetch_pages(const kk_cu_mega &a, const kk_cu_attend &t, int pos) {
-    if (kk_tid() > 1) return;
-    const int block = kk_bid() - (kk_tid() ? a.n_rows : 0);
-    if (kk_tid() == 0 || block < a.n_rows) kk_few_prefetch(t, kk_few_of(t, pos, a.n_rows), block);
 }
 
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
@@ -107,7 +100,7 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = phase == MEGA_EXPERTS && a.n_rows <= 4 ? a.n_rows : 0;
     if (phase == MEGA_EXPERTS && kk_tid() / KK_WARP < a.n_rows)
-        kk_choose_row(&s.choice, a.logits, kk_slices(a.router_steps), a.n_rows * a.n_expert,
+        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(a.router_steps), a.n_rows * a.n_expert,
                       l.expert_scale, kk_tid() / KK_WARP, a.n_used, a.n_expert);
     char *at = stage_of(a);
 #pragma unroll 1
@@ -145,7 +138,7 @@ __device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_f
         attend_pages<LARGE>(a, l, s.pos, stage_of(a));
         kk_grid_sync(a, s);
         if (LARGE)
-            { kk_combine_few(l.attend, s.pos, a.n_rows); }
+            kk_combine_few(l.attend, s.pos, a.n_rows);
         else
             combine_any(&l);
         kk_grid_sync(a, s);
@@ -155,10 +148,7 @@ __device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_f
         kk_grid_sync(a, s);
     } else if (phase == MEGA_DOWN) {
         const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
-        if (mine)
-            kk_mega_tail(a, l, next, s.sums);
-        else if (LARGE && next)
-            prefetch_pages(a, s.layer[(layer + 1) & 1].attend, s.pos);
+        if (mine) kk_mega_tail(a, l, next, s.sums);
         kk_grid_sync(a, s);
     }
 }
@@ -203,7 +193,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
 bool kk_cu_mega_fits(const kk_cu_mega *a) {
     return a->hidden % 32 == 0 && a->ffn % 32 == 0 && a->expert_ffn % 32 == 0 &&
            a->expert_ffn / KK_STEP < KK_SHORT_STEPS && a->hidden <= 2 * KK_ROW_SPAN &&
-           a->n_expert <= KK_MAX_EXPERTS && a->n_expert % 8 == 0 && a->n_used <= KK_MAX_USED &&
+           a->n_expert <= MEGA_EXPERTS_MOST && a->n_expert % 8 == 0 && a->n_used <= KK_MAX_USED &&
            a->n_used <= a->n_expert && a->n_layer <= KK_CU_MEGA_LAYERS && a->n_rows <= KK_CU_ROWS &&
            a->vocab % 16 == 0;
 }
