@@ -191,6 +191,28 @@ typedef struct {
 } kk_cu_down;
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a);
 
+/* The same for any number of rows, in tiles: out[i] = w[i] x and its kin, bit for bit. */
+cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
+/* One part whose K slices are still to be summed: out[slice][n_rows][n_out], *slices of them. */
+cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
+
+/* Experts for any number of rows whose choice is known.  gated: gate and up are to be done, else
+ * act is there already. */
+typedef struct {
+    kk_cu_choice choice;
+    kk_cu_weight gate, up, down; /* up.data NULL: gate holds gate rows, then up rows */
+    const uint16_t *x;           /* [n_rows][n_in] */
+    uint16_t *act;               /* [n_rows * n_used][act_pitch] */
+    int32_t ffn, act_pitch;
+    float *each; /* [n_rows * n_used][n_out] */
+    void *room;  /* kk_cu_experts_room bytes */
+    float *out;  /* [n_rows][n_out] */
+    bool gated;
+} kk_cu_experts;
+size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert);
+cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a);
+cudaError_t kk_cu_setup_gemm(void);
+
 /* Lays a matrix out in strips: rows of n_in floats or bf16 values in device memory, first row
  * `row` of matrix `mat`.  Planes beyond the first take what the ones before left. */
 typedef struct {
