@@ -67,6 +67,8 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->logits.data, dev->logits.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->each.data, dev->each.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->lists.data, dev->lists.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
     give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
@@ -93,6 +95,7 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
     dev->sms = prop.multiProcessorCount;
     KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
+    KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
     KK_CUDA_TRY(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream",
                 err);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
@@ -339,9 +342,16 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
     KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
-    /* A router's logits come in up to eight parts where rows are few. */
-    const size_t parts = rows > 8 * KK_CU_ROWS ? rows : 8 * KK_CU_ROWS;
-    return fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err);
+    /* A router's logits come in up to eight parts. */
+    const size_t parts = 8 * (rows > KK_CU_ROWS ? rows : KK_CU_ROWS);
+    KK_TRY(fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err));
+    if (rows <= KK_CU_ROWS) return KK_OK;
+    /* Many rows: what each expert of a row gives, before their sum. */
+    const size_t at_once = rows < KK_CUDA_EXPERT_ROWS ? rows : KK_CUDA_EXPERT_ROWS;
+    const size_t pairs = at_once * (size_t)n_used;
+    KK_TRY(fit(dev, &dev->lists.data, &dev->lists.bytes,
+               kk_cu_experts_room((int32_t)pairs, n_expert), err));
+    return fit(dev, &dev->each.data, &dev->each.bytes, pairs * (size_t)hidden * 4, err);
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */

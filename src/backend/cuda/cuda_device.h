@@ -19,6 +19,7 @@ enum {
     KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
     KK_CUDA_STAGE = 64 << 20,        /* bytes of weights on their way */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
+    KK_CUDA_EXPERT_ROWS = 2048,      /* whose experts are worked on at once */
 };
 
 struct kk_buf {
@@ -114,7 +115,7 @@ struct kk_dev {
     struct {
         void *data;
         size_t bytes;
-    } x, act, logits, parts, chosen, z;
+    } x, act, logits, parts, chosen, z, each, lists;
 };
 
 kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);
@@ -128,10 +129,23 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
 /* Launches a layer that starts at ops[0]; *used 0: it is none that we know. */
 kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
+/* Whether ops[0] begins a layer of mixed experts, whatever its number of rows. */
+enum { KK_CUDA_LAYER_OPS = 16 };
+bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n);
+/* The same for more rows than a decode kernel takes. */
+kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                              const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s);
 kk_cu_at kk_cuda_at(const kk_dev *dev);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
+                            kk_err *err);
+/* Experts of rows that lie as bf16 at x, chosen already. */
+kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
+                              kk_err *err);
+/* The router over rows that lie as bf16, normed, at x; then the choice. */
+kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
 

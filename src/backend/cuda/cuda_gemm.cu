@@ -214,6 +214,23 @@ static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_ar
     return run_tiles(at, g, l, a->choice.n_used);
 }
 
+/* Widths that do not fill strips, and matrices of different planes, have a kernel of their own
+ * whatever the number of rows. */
+static bool odd_gates(const kk_cu_experts *a) {
+    return a->up.data ? a->up.planes != a->gate.planes : a->ffn % 8 != 0;
+}
+static cudaError_t run_odd_gates(kk_cu_at at, const kk_cu_experts *a) {
+    kk_cu_gate g = {};
+    g.choice = a->choice;
+    g.gate = a->gate;
+    g.up = a->up;
+    g.x = a->x;
+    g.act = a->act;
+    g.ffn = a->ffn;
+    g.act_pitch = a->act_pitch;
+    return kk_cu_run_gate(at, &g);
+}
+
 static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
@@ -242,7 +259,7 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     l.tile = (int2 *)((char *)a->room + 16);
     l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
     cudaError_t e = kk_launch(at, group_kernel, l, 1, GROUP_THREADS, 0);
-    if (e == cudaSuccess && a->gated) e = run_gates(at, a, l);
+    if (e == cudaSuccess) e = odd_gates(a) ? run_odd_gates(at, a) : run_gates(at, a, l);
     if (e == cudaSuccess) e = run_downs(at, a, l);
     if (e != cudaSuccess) return e;
     slots_args s = {};

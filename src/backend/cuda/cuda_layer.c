@@ -19,7 +19,11 @@
 
 #include "backend/cuda/cuda_device.h"
 
-enum { LAYER_OPS = 16, HEAD_OPS = 4, CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */ };
+enum {
+    LAYER_OPS = KK_CUDA_LAYER_OPS,
+    HEAD_OPS = 4,
+    CHOOSE_ROWS = 4 /* from here on a kernel of its own pays */
+};
 
 /* Rows between kernels: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -80,12 +84,15 @@ static bool ffn_matches(const kk_cuda_op *op, const kk_buf *x) {
            tail->a == add->x && tail->w;
 }
 
+bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n) {
+    return kinds_match(op, n) && attention_matches(op) && ffn_matches(op, op[0].a.norm.x) &&
+           op[0].a.norm.w;
+}
+
 static bool is_layer(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
-    if (!kinds_match(op, n)) return false;
-    const kk_norm_args *first = &op[0].a.norm;
-    const int32_t rows = first->n_rows;
-    return rows <= KK_CU_ROWS && attention_matches(op) && ffn_matches(op, first->x) && first->w &&
-           flows(dev, rows, op[4].a.linear.w[0]->w.n_in) &&
+    if (!kk_cuda_is_layer(op, n)) return false;
+    const int32_t rows = op[0].a.norm.n_rows;
+    return rows <= KK_CU_ROWS && flows(dev, rows, op[4].a.linear.w[0]->w.n_in) &&
            (size_t)rows * (size_t)op[11].a.route.proj->w.n_out * 4 * 8 <= dev->logits.bytes &&
            (size_t)rows * (size_t)op[13].a.experts.n_used * (size_t)op[13].a.experts.ffn * 2 <=
                dev->act.bytes;
@@ -282,6 +289,8 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
     const kk_cuda_op *before = NULL;
     *used = 0;
+    KK_TRY(kk_cuda_plan_prompt(dev, ops, n, views, used, err));
+    if (*used) return KK_OK;
     while (is_layer(dev, ops + *used, n - *used)) {
         const kk_cuda_op *op = ops + *used;
         KK_TRY(enter(dev, op, before, err));

@@ -196,8 +196,7 @@ cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
 /* One part whose K slices are still to be summed: out[slice][n_rows][n_out], *slices of them. */
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
 
-/* Experts for any number of rows whose choice is known.  gated: gate and up are to be done, else
- * act is there already. */
+/* Experts for any number of rows whose choice is known. */
 typedef struct {
     kk_cu_choice choice;
     kk_cu_weight gate, up, down; /* up.data NULL: gate holds gate rows, then up rows */
@@ -207,7 +206,6 @@ typedef struct {
     float *each; /* [n_rows * n_used][n_out] */
     void *room;  /* kk_cu_experts_room bytes */
     float *out;  /* [n_rows][n_out] */
-    bool gated;
 } kk_cu_experts;
 size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert);
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a);
