@@ -4,7 +4,7 @@
  * weights are another copy every time so that the L2 cache has seen none of them, and experts with
  * eight of 128 chosen at random.  Prints TFLOP/s.
  * Build: nvcc -O3 -std=c++17 -fmad=false -arch=sm_90 -I src/backend/cuda bench/gpu/gemm_bench.cu
- *     src/backend/cuda/cuda_linear.cu */
+ *     src/backend/cuda/cuda_linear.cu src/backend/cuda/cuda_rows.cu */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -145,8 +145,10 @@ static double experts(int rows) {
     return all;
 }
 
-int main(void) {
-    static const int rows[] = {512, 1024, 1190, 2048};
+int main(int argc, char **argv) {
+    int rows[] = {512, 1024, 2048};
+    if (argc > 1)
+        for (int &r : rows) r = atoi(argv[1]);
     cudaDeviceProp prop;
     check(cudaGetDeviceProperties(&prop, 0), "device");
     at.sms = prop.multiProcessorCount;
@@ -166,7 +168,8 @@ int main(void) {
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)x, most * 8192 / 2);
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)act, most * 8 * 704 / 2);
     check(cudaStreamSynchronize(at.stream), "filling");
-    for (int r : rows) {
+    for (int k = 0; k < (argc > 1 ? 1 : 3); k++) {
+        const int r = rows[k];
         const int qkv[] = {4096, 2048, 2048}, full[] = {8192, 1024}, hidden[] = {2816};
         const int ffn[] = {2112};
         double ms = 0, sliding = 0, wide = 0;

@@ -23,10 +23,11 @@ static int row_tiles(int n_rows, int units, int sms) {
 
 static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     kk_gemm_args g = {};
+    const auto &p0 = a->part[0];
     for (int i = 0; i < a->n_parts; i++) {
         kk_gemm_part &p = g.part[i];
         const kk_cu_weight &w = a->part[i].w;
-        if (a->part[i].other) return cudaErrorInvalidValue;
+        if (a->part[i].other || !p0.up.data != !a->part[i].up.data) return cudaErrorInvalidValue;
         p.w = (const uint4 *)w.data;
         p.up = (const uint4 *)a->part[i].up.data;
         p.out = a->part[i].out;
@@ -36,7 +37,6 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
         if (p.up) p.units = (w.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
         p.steps = steps_of(w);
         p.pitch = a->part[i].pitch;
-        p.cap = a->part[i].cap;
         g.units += p.units;
     }
     g.n_parts = a->n_parts;
@@ -49,11 +49,23 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     g.silu = a->silu;
     g.per_row = 1;
     const int total = g.tiles * g.units * cuts;
-    return kk_launch(at, kk_gemm_kernel<false>, g, (unsigned)(total < at.sms ? total : at.sms),
-                     KK_BLOCK_THREADS, KK_TILE_SHARED);
+    return kk_launch(at, p0.up.data ? kk_gemm_kernel<false, true> : kk_gemm_kernel<false, false>, g,
+                     (unsigned)(total < at.sms ? total : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
 }
 
-cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) { return run_gemm(at, a, 1); }
+cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) {
+    cudaError_t e = run_gemm(at, a, 1);
+    for (int i = 0; i < a->n_parts && e == cudaSuccess; i++) {
+        if (a->part[i].cap == 0) continue;
+        if (a->part[i].pitch != a->part[i].w.n_out) return cudaErrorInvalidValue;
+        kk_cu_softcap c = {};
+        c.x = (float *)a->part[i].out;
+        c.n = (size_t)a->n_rows * (size_t)a->part[i].pitch;
+        c.cap = a->part[i].cap;
+        e = kk_cu_run_softcap(at, &c);
+    }
+    return e;
+}
 
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices) {
     *slices = kk_slices(steps_of(a->part[0].w));
@@ -188,8 +200,8 @@ static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, i
     g.n_tiles = l.n_tiles;
     g.per_row = per_row;
     const int most = most_tiles(l.pairs, l.n_expert) * g.units;
-    return kk_launch(at, kk_gemm_kernel<true>, g, (unsigned)(most < at.sms ? most : at.sms),
-                     KK_BLOCK_THREADS, KK_TILE_SHARED);
+    return kk_launch(at, g.part[0].up ? kk_gemm_kernel<true, true> : kk_gemm_kernel<true, false>, g,
+                     (unsigned)(most < at.sms ? most : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
 }
 
 static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
@@ -274,10 +286,13 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
 }
 
 cudaError_t kk_cu_setup_gemm(void) {
-    const cudaError_t e =
-        cudaFuncSetAttribute((const void *)kk_gemm_kernel<false>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
-    if (e != cudaSuccess) return e;
-    return cudaFuncSetAttribute((const void *)kk_gemm_kernel<true>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
+    const void *kernels[] = {
+        (const void *)kk_gemm_kernel<false, false>, (const void *)kk_gemm_kernel<false, true>,
+        (const void *)kk_gemm_kernel<true, false>, (const void *)kk_gemm_kernel<true, true>};
+    for (const void *k : kernels) {
+        const cudaError_t e =
+            cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
 }

@@ -6,12 +6,12 @@
  * and four along the outputs, hold 64 by 32 sums each: those of the present K slice and the total
  * of the slices before, which is all the registers there are.  Two K steps at a time come to
  * shared memory through cp.async, three such stages deep; the copies run on into the next tile
- * while the last one is being written.  Rows lie there as strips of 8 rows by 64 bytes, like the
- * weights, so that every operand is one 16-byte read of 32 neighbouring places: no bank is hit
- * twice and nothing has to be turned.
+ * while the last one is being written.  A row's two steps lie side by side, the other way round
+ * in odd rows, so that eight lanes write 128 neighbouring bytes and read from every bank once.
  *
  * A tile of fewer than 128 rows has that many 16-row pieces fewer; its pieces are shared out over
- * the two rows of warps. */
+ * the two rows of warps, and the loop is there once for every number of them that a warp can
+ * have: products that are only masked would cost as much as real ones. */
 #ifndef KK_CUDA_GEMM_CUH
 #define KK_CUDA_GEMM_CUH
 
@@ -22,10 +22,7 @@ enum {
     KK_TILE_PIECES = 8,  /* of 16 rows */
     KK_TILE_STRIPS = 16, /* of 8 outputs */
     KK_TILE_STAGES = 3,
-    /* The second step's rows begin 64 bytes off, so that the 128 bytes of a row that 8 threads
-     * bring go to different banks. */
-    KK_TILE_STEP_X = KK_TILE_ROWS * 64 + 64,
-    KK_TILE_X = 2 * KK_TILE_STEP_X,
+    KK_TILE_X = KK_TILE_ROWS * 128,
     KK_TILE_STAGE = KK_TILE_X + KK_TILE_STRIPS * 2 * 512,
     KK_TILE_SHARED = KK_TILE_STAGES * KK_TILE_STAGE,
     KK_TILE_RING = 4,   /* lists of rows on their way */
@@ -40,7 +37,6 @@ struct kk_gemm_part {
     void *out;                /* rows of floats, or of bf16 */
     int n_out, strips, units; /* units: tiles along the outputs */
     int steps, pitch;         /* pitch: of out's rows, in values */
-    float cap;                /* not 0: soft-cap */
 };
 
 struct kk_gemm_args {
@@ -117,13 +113,14 @@ struct kk_place {
 };
 
 /* The copying side: what this thread brings of the next stage. */
-template <bool EXPERTS> struct kk_filler {
+template <bool EXPERTS, bool GLU> struct kk_filler {
     const kk_gemm_args &a;
     kk_tile_lists *lists;
     int tiles, total, at, order;
-    int left, k; /* stages of the tile; this thread's step of x */
-    bool odd, wide[KK_TILE_ROWS / 32];
-    uint32_t row[KK_TILE_ROWS / 32]; /* in 16-byte pieces */
+    int left, k;   /* stages of the tile still to be asked for; this thread's step of x */
+    int rows, odd; /* of the tile, 0: no more; whether its steps are */
+    uint32_t row[KK_TILE_ROWS / 32], w_at; /* in 16-byte pieces */
+    uint32_t x_to, w_to;                   /* in a stage */
     const uint4 *w[2];
 
     __device__ __forceinline__ void list(int from, int to_order) {
@@ -138,7 +135,10 @@ template <bool EXPERTS> struct kk_filler {
     }
     __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
         : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
-          at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), odd(false) {
+          at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0) {
+        const int tid = (int)threadIdx.x, r = tid / 8, half = tid / 4 & 1;
+        x_to = (uint32_t)(r * 128 + (half ^ (r & 1)) * 64 + (tid & 3) * 16);
+        w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
         if (!EXPERTS) return;
         list((int)blockIdx.x, 0);
         list((int)blockIdx.x + (int)gridDim.x, 1);
@@ -146,21 +146,23 @@ template <bool EXPERTS> struct kk_filler {
         kk_copies_wait<0>();
         __syncthreads();
     }
+    /* Turns to this block's next tile. */
     __device__ __forceinline__ void seek() {
-        if (at >= total) return;
         at += (int)gridDim.x;
         order++;
+        rows = 0;
         if (at >= total) return;
         kk_place p;
         p.seek(a, EXPERTS ? lists : NULL, tiles, at, order);
         const int tid = (int)threadIdx.x, steps = p.steps(a), from = p.first_step(a);
+        rows = 16 * p.pieces;
         left = (steps + 1) / 2;
         odd = steps & 1;
         k = (from + (tid / 4 & 1)) % a.wrap;
+        w_at = (uint32_t)from * KK_WARP;
 #pragma unroll
         for (int i = 0; i < KK_TILE_ROWS / 32; i++) {
             const int r = tid / 8 + 32 * i;
-            wide[i] = 32 * i < 16 * p.pieces;
             int from_row = min(p.row + r, a.n_rows - 1);
             if (EXPERTS) {
                 const int s = r < 16 * p.pieces ? lists->slot[order % KK_TILE_RING][r] : 0;
@@ -175,36 +177,32 @@ template <bool EXPERTS> struct kk_filler {
         const int pair = p.unit * KK_TILE_STRIPS / 2 + warp;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            if (m.up && j) base = m.up + p.expert * m.up_mat;
-            const int strip = min(m.up ? pair : 2 * pair + j, m.strips - 1);
-            w[j] = base + ((size_t)strip * m.steps + from) * KK_WARP + lane;
+            if (GLU && j) base = m.up + p.expert * m.up_mat;
+            const int strip = min(GLU ? pair : 2 * pair + j, m.strips - 1);
+            w[j] = base + (size_t)strip * m.steps * KK_WARP + lane;
         }
         if (EXPERTS && order > 0) list(at + (int)gridDim.x, order + 1);
     }
-    /* Asks for the next stage; an empty one after the last. */
-    __device__ __forceinline__ void fill(uint32_t stage) {
-        const int tid = (int)threadIdx.x;
-        if (left == 0) seek();
-        if (left > 0) {
-            const uint32_t x_to =
-                stage + (tid / 4 & 1) * KK_TILE_STEP_X + tid / 8 * 64 + (tid & 3) * 16;
-            const uint32_t w_to =
-                stage + KK_TILE_X + tid / KK_WARP * 2048 + (uint32_t)(tid % KK_WARP) * 16;
-#pragma unroll
-            for (int i = 0; i < KK_TILE_ROWS / 32; i++)
-                if (wide[i]) kk_copy16(x_to + i * 2048, a.x + (row[i] + (uint32_t)k * 4));
+    /* A quarter of the next stage; nothing after the last. */
+    __device__ __forceinline__ void fill(uint32_t stage, int i) {
+        const int j = i / 2;
+        if (32 * i < rows) kk_copy16(stage + x_to + i * 4096, a.x + (row[i] + (uint32_t)k * 4));
+        if (rows == 0) return;
+        if (i % 2 == 0) {
+            kk_copy16(stage + w_to + j * 1024, w[j] + w_at);
+        } else {
             const bool second = left > 1 || !odd;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                kk_copy16(w_to + j * 1024, w[j]);
-                kk_copy16_or_zero(w_to + j * 1024 + 512, second ? w[j] + KK_WARP : w[j], second);
-                w[j] += 2 * KK_WARP;
-            }
-            k += 2;
-            if (k >= a.wrap) k -= a.wrap;
-            left--;
+            kk_copy16_or_zero(stage + w_to + j * 1024 + 512,
+                              w[j] + (second ? w_at + KK_WARP : w_at), second);
         }
+    }
+    /* The stage has been asked for. */
+    __device__ __forceinline__ void advance() {
         kk_copies_end();
+        w_at += 2 * KK_WARP;
+        k += 2;
+        if (k >= a.wrap) k -= a.wrap;
+        left--;
     }
 };
 
@@ -226,8 +224,7 @@ struct kk_summer {
             second[p] = make_uint4(one.z, two.z, one.w, two.w);
         }
     }
-    template <bool FULL> __device__ __forceinline__ void multiply(int m, int pieces) {
-        if (!FULL && m >= pieces) return;
+    __device__ __forceinline__ void multiply(int m) {
 #pragma unroll
         for (int g = 2 * m; g < 2 * m + 2; g++)
 #pragma unroll
@@ -240,13 +237,12 @@ struct kk_summer {
                 kk_mma(c[g][p], second[p].x, second[p].y, second[p].z, second[p].w, x[g].z, x[g].w);
     }
     /* Piece m and strip m of a step; from_x, from_w: this lane's place in its rows and strips. */
-    template <bool FULL>
-    __device__ __forceinline__ void load(int m, int pieces, const char *from_x,
-                                         const char *from_w) {
+    __device__ __forceinline__ void load_rows(int m, const char *from_x) {
+        x[2 * m] = *(const uint4 *)(from_x + m * 2048);
+        x[2 * m + 1] = *(const uint4 *)(from_x + m * 2048 + 1024);
+    }
+    __device__ __forceinline__ void load_strip(int m, const char *from_w) {
         w[m] = *(const uint4 *)(from_w + m * 1024);
-        if (!FULL && m >= pieces) return;
-        x[2 * m] = *(const uint4 *)(from_x + m * 1024);
-        x[2 * m + 1] = *(const uint4 *)(from_x + m * 1024 + 512);
     }
     __device__ __forceinline__ void begin_tile() {
 #pragma unroll
@@ -269,17 +265,22 @@ struct kk_summer {
     }
 };
 
-template <bool EXPERTS> struct kk_gemm {
+/* Threads of one warp run the same code, those of different warps perhaps not. */
+__device__ __forceinline__ void kk_block_barrier() {
+    asm volatile("bar.sync 1, %0;" ::"n"((int)KK_BLOCK_THREADS) : "memory");
+}
+
+template <bool EXPERTS, bool GLU> struct kk_gemm {
     const kk_gemm_args &a;
-    kk_filler<EXPERTS> filler;
+    kk_filler<EXPERTS, GLU> filler;
     kk_summer s;
     char *room;
-    int slot;                 /* the stage being summed */
-    int pieces, x_off, w_off; /* of this warp; its lane's place in a stage */
+    int slot;         /* the stage being summed */
+    int x_off, w_off; /* this lane's place in a stage */
 
     __device__ __forceinline__ kk_gemm(const kk_gemm_args &args, kk_tile_lists *lists, char *r,
                                        int tiles)
-        : a(args), filler(args, lists, tiles), room(r), slot(0) {
+        : a(args), filler(args, lists, tiles), room(r), slot(0), x_off(0) {
         const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
         w_off = KK_TILE_X + warp % 4 * KK_WARP_PAIRS * 2048 + lane * 16;
     }
@@ -289,85 +290,115 @@ template <bool EXPERTS> struct kk_gemm {
     static __device__ __forceinline__ int first_piece(const kk_place &p) {
         return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
     }
-    __device__ __forceinline__ void turn_to(const kk_place &p) {
-        pieces = pieces_of(p);
-        x_off = first_piece(p) * 1024 + (int)(threadIdx.x % KK_WARP) * 16;
-    }
-    __device__ __forceinline__ void begin(const kk_place &first) {
+    __device__ __forceinline__ const char *stage() const { return room + slot * KK_TILE_STAGE; }
+
+    __device__ __forceinline__ void begin() {
+        filler.seek();
 #pragma unroll
-        for (int i = 0; i < KK_TILE_STAGES; i++) filler.fill(kk_shared(room) + i * KK_TILE_STAGE);
+        for (int i = 0; i < KK_TILE_STAGES; i++) {
+#pragma unroll
+            for (int q = 0; q < KK_WARP_PIECES; q++)
+                filler.fill(kk_shared(room) + i * KK_TILE_STAGE, q);
+            filler.advance();
+        }
         kk_copies_wait<KK_TILE_STAGES - 1>();
-        __syncthreads();
-        turn_to(first);
-#pragma unroll
-        for (int m = 0; m < KK_WARP_PIECES; m++)
-            s.load<false>(m, pieces, room + x_off, room + w_off);
+        kk_block_barrier();
     }
-    /* Two steps; operands of the step that follows are read while one is multiplied.  Once the
-     * second step's operands are in registers, the stage is free for the filler. */
-    template <bool FULL>
-    __device__ __forceinline__ void two_steps(int &step, int &bound, int &slice, int steps,
-                                              bool last, const kk_place &next) {
-        const int now = pieces;
+    struct count {
+        int step, bound, slice, steps;
+    };
+    __device__ __forceinline__ void end_step(count &n) {
+        if (++n.step != n.bound) return;
+        s.end_slice();
+        n.slice++;
+        n.bound = a.cuts > 1 || n.slice + 1 >= kk_slices(n.steps) ? (n.steps + 1) & ~1
+                                                                  : kk_slice(n.steps, n.slice + 1);
+    }
+    /* A stage's first step, while its second step's operands are read. */
+    template <int PIECES> __device__ __forceinline__ void first_step() {
+        if (PIECES == 0) return;
+        const char *x = stage() + (x_off ^ 64), *w = stage() + w_off + 512;
+        s.turn();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            s.turn();
-            s.multiply<FULL>(0, now);
-            if (half == 1) {
-                kk_copies_wait<KK_TILE_STAGES - 2>();
-                __syncthreads();
-                filler.fill(kk_shared(room) + slot * KK_TILE_STAGE);
-                slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
-                if (last) turn_to(next);
-            }
-            const char *stage = room + slot * KK_TILE_STAGE;
-            const char *x = stage + x_off + (half ? 0 : KK_TILE_STEP_X);
-            const char *w = stage + w_off + (half ? 0 : 512);
-            s.load<FULL>(0, pieces, x, w);
-#pragma unroll
-            for (int m = 1; m < KK_WARP_PIECES; m++) {
-                s.multiply<FULL>(m, now);
-                s.load<FULL>(m, pieces, x, w);
-            }
-            if (++step == bound) {
-                s.end_slice();
-                slice++;
-                bound = a.cuts > 1 || slice + 1 >= kk_slices(steps) ? (steps + 1) & ~1
-                                                                    : kk_slice(steps, slice + 1);
-            }
+        for (int m = 0; m < KK_WARP_PIECES; m++) {
+            if (m < PIECES) s.multiply(m);
+            s.load_strip(m, w);
+            if (m < PIECES) s.load_rows(m, x);
         }
     }
-    template <bool FULL>
-    __device__ __forceinline__ void sum(const kk_place &p, const kk_place &next) {
-        const int steps = p.steps(a), end = (steps + 1) & ~1;
-        int step = 0, slice = 0;
-        int bound = a.cuts > 1 || kk_slices(steps) == 1 ? end : kk_slice(steps, 1);
+    /* The second step begins; all its operands are in registers, so that after the barrier the
+     * stage is free.  Where the loop closes is between here and the rest of the step: the
+     * compiler would otherwise move all products before the barrier and leave the reads after
+     * it with nothing to hide behind. */
+    template <int PIECES> __device__ __forceinline__ void begin_second_step() {
+        if (PIECES > 0) s.turn();
+        if (PIECES > 0) s.multiply(0);
+        kk_copies_wait<KK_TILE_STAGES - 2>();
+        kk_block_barrier();
+    }
+    /* Its rest, while the next stage's first operands are read and another stage is asked for. */
+    template <int PIECES> __device__ __forceinline__ void end_second_step() {
+        const uint32_t free_stage = kk_shared(stage());
+        slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
+        const char *x = stage() + x_off, *w = stage() + w_off;
+#pragma unroll
+        for (int m = 0; m < KK_WARP_PIECES; m++) {
+            if (PIECES > 0) s.load_strip(m, w);
+            if (m < PIECES) s.load_rows(m, x);
+            filler.fill(free_stage, m);
+            if (m + 1 < PIECES) s.multiply(m + 1);
+        }
+        filler.advance();
+    }
+    /* All steps of a tile; the last stages already ask for the next tile's first ones. */
+    template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
+        count n = {0, 0, 0, p.steps(a)};
+        const int end = (n.steps + 1) & ~1;
+        n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
+        x_off = first_piece(p) * 2048 + threadIdx.x % KK_WARP / 4 * 128 +
+                (threadIdx.x / 4 & 1) * 64 + (threadIdx.x & 3) * 16;
         s.begin_tile();
-        while (step < end) two_steps<FULL>(step, bound, slice, steps, step + 2 == end, next);
+        if (PIECES > 0) {
+#pragma unroll
+            for (int m = 0; m < KK_WARP_PIECES; m++) {
+                s.load_strip(m, stage() + w_off);
+                if (m < PIECES) s.load_rows(m, stage() + x_off);
+            }
+        }
+        for (int left = end / 2;; left--) {
+            if (n.step > 0) {
+                if (left + 1 == KK_TILE_STAGES) filler.seek();
+                end_second_step<PIECES>();
+                end_step(n);
+                if (left == 0) break;
+            }
+            first_step<PIECES>();
+            end_step(n);
+            begin_second_step<PIECES>();
+        }
     }
 
-    /* What a lane has of a pair of strips in one row: an output of each, or a gate and an up. */
-    __device__ __forceinline__ void put(const kk_gemm_part &m, size_t row, int pair, float one,
-                                        float two) const {
-        const int lane = threadIdx.x % KK_WARP, o = (m.up ? pair : 2 * pair) * 8 + lane / 4;
-        if (m.up) {
-            if (o < m.n_out)
-                ((uint16_t *)m.out)[row * m.pitch + o] = kk_dbf16(kk_glu_of(one, two, a.silu));
-            return;
+    /* What a lane has in one row: an output of each strip, or of each gate and up. */
+    __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int o, int g,
+                                            int i) const {
+        if (GLU) {
+            uint16_t *to = (uint16_t *)m.out + row * m.pitch + o;
+#pragma unroll
+            for (int k = 0; k < KK_WARP_PAIRS; k++)
+                if (o + 8 * k < m.n_out)
+                    to[8 * k] = kk_dbf16(kk_glu_of(s.sum[g][k][i], s.sum[g][k][2 + i], a.silu));
+        } else {
+            float *to = (float *)m.out + row * m.pitch + o;
+#pragma unroll
+            for (int k = 0; k < 2 * KK_WARP_PAIRS; k++)
+                if (o + 8 * k < m.n_out) to[8 * k] = s.sum[g][k / 2][k % 2 * 2 + i];
         }
-        if (m.cap != 0) {
-            one = kk_dsoftcap(one, m.cap);
-            two = kk_dsoftcap(two, m.cap);
-        }
-        float *to = (float *)m.out + row * m.pitch + o;
-        if (o < m.n_out) to[0] = one;
-        if (o + 8 < m.n_out) to[8] = two;
     }
     __device__ __forceinline__ void write(const kk_place &p, const int *slots) const {
         const kk_gemm_part &part = a.part[p.part];
         const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
         const int groups = 2 * pieces_of(p), first = first_piece(p) * 16 + lane % 4 * 2;
-        const int pair = (p.unit * 4 + warp % 4) * KK_WARP_PAIRS;
+        const int o = (p.unit * 4 + warp % 4) * KK_WARP_PAIRS * (GLU ? 8 : 16) + lane / 4;
 #pragma unroll
         for (int g = 0; g < KK_WARP_GROUPS; g++) {
             if (g >= groups) break;
@@ -375,42 +406,39 @@ template <bool EXPERTS> struct kk_gemm {
             for (int i = 0; i < 2; i++) {
                 const int r = first + g * 8 + i, at = EXPERTS ? slots[r] : p.row + r;
                 if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
-                const size_t row = (size_t)p.slice * (size_t)a.n_rows + (size_t)at;
-#pragma unroll
-                for (int k = 0; k < KK_WARP_PAIRS; k++)
-                    put(part, row, pair + k, s.sum[g][k][i], s.sum[g][k][2 + i]);
+                put_row(part, (size_t)p.slice * (size_t)a.n_rows + (size_t)at, o, g, i);
             }
         }
     }
     __device__ __forceinline__ void run() {
         const int total = filler.total, grid = (int)gridDim.x;
         kk_tile_lists *lists = EXPERTS ? filler.lists : NULL;
-        kk_place now, next;
+        kk_place now;
         int at = (int)blockIdx.x, order = 0;
         if (at >= total) return;
-        now.seek(a, lists, filler.tiles, at, 0);
-        begin(now);
+        begin();
         for (; at < total; at += grid, order++) {
-            next = now;
-            if (at + grid < total) next.seek(a, lists, filler.tiles, at + grid, order + 1);
-            if (now.pieces == KK_TILE_PIECES)
-                sum<true>(now, next);
-            else
-                sum<false>(now, next);
+            now.seek(a, lists, filler.tiles, at, order);
+            switch (pieces_of(now)) {
+            case 0: sum<0>(now); break;
+            case 1: sum<1>(now); break;
+            case 2: sum<2>(now); break;
+            case 3: sum<3>(now); break;
+            default: sum<4>(now); break;
+            }
             write(now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
-            now = next;
         }
     }
 };
 
-template <bool EXPERTS>
+template <bool EXPERTS, bool GLU>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
     kk_gemm_kernel(const __grid_constant__ kk_gemm_args a) {
     extern __shared__ __align__(128) char room[];
     __shared__ kk_tile_lists lists;
     kk_wait();
     kk_next();
-    kk_gemm<EXPERTS> g(a, EXPERTS ? &lists : NULL, room, EXPERTS ? *a.n_tiles : a.tiles);
+    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, room, EXPERTS ? *a.n_tiles : a.tiles);
     g.run();
 }
 
