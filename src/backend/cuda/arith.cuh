@@ -82,6 +82,12 @@ __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
     return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
 }
 
+/* Where value k of a row lies in a turned row, which the tiled products read (gemm.cuh): of every
+ * 32 values, word w (a pair) goes to place 4 (w % 4) + w / 4. */
+__device__ __forceinline__ int kk_turned(int k) {
+    return (k & ~31) | (k >> 1 & 3) << 3 | (k >> 3 & 3) << 1 | (k & 1);
+}
+
 /* ---- sums ------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float kk_warp_sum(float v) {
@@ -132,20 +138,24 @@ __device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int d
     }
 }
 
-/* As bf16, p's rows 8-byte aligned. */
+/* As bf16, p's rows 8-byte aligned; turned where rows are many. */
 template <int V>
-__device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim) {
+__device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim,
+                                                  bool turned = false) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
         if (dim % 4 == 0) {
-            if (at < dim)
+            if (at < dim && turned) {
+                *(uint32_t *)(p + kk_turned(at)) = kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]);
+                *(uint32_t *)(p + kk_turned(at + 2)) = kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]);
+            } else if (at < dim)
                 *(uint2 *)(p + at) = make_uint2(kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]),
                                                 kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]));
         } else {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (at + k < dim) p[at + k] = kk_dbf16(r.v[4 * i + k]);
+                if (at + k < dim) p[turned ? kk_turned(at + k) : at + k] = kk_dbf16(r.v[4 * i + k]);
         }
     }
 }

@@ -184,6 +184,10 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS)
     }
 }
 
+bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn) {
+    return up->data ? up->planes == gate->planes : ffn % 8 == 0;
+}
+
 size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert) {
     const size_t tiles = (size_t)most_tiles(pairs, n_expert);
     return 16 + tiles * sizeof(int2) + tiles * KK_TILE_ROWS * sizeof(int);
@@ -226,23 +230,6 @@ static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_ar
     return run_tiles(at, g, l, a->choice.n_used);
 }
 
-/* Widths that do not fill strips, and matrices of different planes, have a kernel of their own
- * whatever the number of rows. */
-static bool odd_gates(const kk_cu_experts *a) {
-    return a->up.data ? a->up.planes != a->gate.planes : a->ffn % 8 != 0;
-}
-static cudaError_t run_odd_gates(kk_cu_at at, const kk_cu_experts *a) {
-    kk_cu_gate g = {};
-    g.choice = a->choice;
-    g.gate = a->gate;
-    g.up = a->up;
-    g.x = a->x;
-    g.act = a->act;
-    g.ffn = a->ffn;
-    g.act_pitch = a->act_pitch;
-    return kk_cu_run_gate(at, &g);
-}
-
 static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
@@ -262,7 +249,8 @@ static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_ar
 
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     const kk_cu_choice *c = &a->choice;
-    if (c->logits || c->n_expert > KK_MAX_EXPERTS) return cudaErrorInvalidValue;
+    if (c->logits || c->n_expert > KK_MAX_EXPERTS || !kk_cu_experts_tiled(&a->gate, &a->up, a->ffn))
+        return cudaErrorInvalidValue;
     group_args l = {};
     l.expert = c->expert;
     l.pairs = c->n_rows * c->n_used;
@@ -271,7 +259,7 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     l.tile = (int2 *)((char *)a->room + 16);
     l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
     cudaError_t e = kk_launch(at, group_kernel, l, 1, GROUP_THREADS, 0);
-    if (e == cudaSuccess) e = odd_gates(a) ? run_odd_gates(at, a) : run_gates(at, a, l);
+    if (e == cudaSuccess) e = run_gates(at, a, l);
     if (e == cudaSuccess) e = run_downs(at, a, l);
     if (e != cudaSuccess) return e;
     slots_args s = {};

@@ -52,6 +52,7 @@ typedef struct {
     uint16_t *z1, *z2, *z3;
     const float *w1, *w2, *w3;
     int32_t n_rows, dim, pitch;
+    bool turned; /* bf16 rows in the order that kk_cu_run_gemm reads */
 } kk_cu_between;
 cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a);
 
@@ -125,6 +126,7 @@ typedef struct {
     uint16_t *out;
     const float *x;
     int32_t n_rows, dim, pitch;
+    bool turned; /* in the order that kk_cu_run_gemm reads */
 } kk_cu_round;
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
 
@@ -191,12 +193,14 @@ typedef struct {
 } kk_cu_down;
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a);
 
-/* The same for any number of rows, in tiles: out[i] = w[i] x and its kin, bit for bit. */
+/* The same for any number of rows, in tiles: out[i] = w[i] x and its kin, bit for bit.  Rows of
+ * bf16, those read and those written, are turned (kk_turned in arith.cuh). */
 cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
 /* One part whose K slices are still to be summed: out[slice][n_rows][n_out], *slices of them. */
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
 
-/* Experts for any number of rows whose choice is known. */
+/* Experts for any number of rows whose choice is known; x is turned.  ffn fills strips, and gate
+ * and up have as many planes. */
 typedef struct {
     kk_cu_choice choice;
     kk_cu_weight gate, up, down; /* up.data NULL: gate holds gate rows, then up rows */
@@ -207,6 +211,8 @@ typedef struct {
     void *room;  /* kk_cu_experts_room bytes */
     float *out;  /* [n_rows][n_out] */
 } kk_cu_experts;
+/* Whether they can be; else they go 16 rows at a time. */
+bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn);
 size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert);
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a);
 cudaError_t kk_cu_setup_gemm(void);

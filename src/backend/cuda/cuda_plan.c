@@ -35,9 +35,9 @@ kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static kk_status round_rows(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
-                            kk_err *err) {
-    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch};
+kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
+                        bool turned, kk_err *err) {
+    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch, turned};
     if ((size_t)n_rows * (size_t)pitch * 2 > dev->x.bytes)
         return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, dim);
     KK_CUDA_TRY(kk_cu_run_round(kk_cuda_at(dev), &r), "rounding rows", err);
@@ -56,7 +56,8 @@ static cudaError_t run_linear(const kk_dev *dev, const kk_cu_linear *l) {
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     const kk_cu_weight *w0 = &a->w[0]->w;
     const int32_t pitch = w0->wrap * 32, most = rows_at_once(a->n_rows, pitch);
-    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch, err));
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch,
+                         a->n_rows > KK_CU_ROWS, err));
     for (int32_t r = 0; r < a->n_rows; r += most) {
         kk_cu_linear l = {.n_parts = a->n,
                           .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
@@ -121,7 +122,8 @@ static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
                              .w3 = kk_cuda_f(a->scale),
                              .n_rows = a->n_rows,
                              .dim = dim,
-                             .pitch = pitch};
+                             .pitch = pitch,
+                             .turned = a->n_rows > KK_CU_ROWS};
     kk_cu_at at = kk_cuda_at(dev);
     if (pitch != dim) at.early = false;
     KK_CUDA_TRY(kk_cu_run_between(at, &b), "the router's norm", err);
@@ -143,6 +145,12 @@ static cudaError_t run_few_experts(kk_cu_at at, const kk_dev *dev, const kk_cu_e
     return kk_cu_run_down(kk_cuda_at(dev), &d);
 }
 
+static bool experts_tiled(const kk_experts_args *a) {
+    const kk_cu_weight none = {0};
+    return a->n_rows > KK_CU_ROWS &&
+           kk_cu_experts_tiled(&a->gate->w, a->up ? &a->up->w : &none, a->ffn);
+}
+
 static bool experts_fit(const kk_dev *dev, const kk_experts_args *a, size_t at_once) {
     const size_t pairs = at_once * (size_t)a->n_used;
     if (pairs * (size_t)a->down->w.wrap * 64 > dev->act.bytes) return false;
@@ -154,7 +162,8 @@ static bool experts_fit(const kk_dev *dev, const kk_experts_args *a, size_t at_o
 kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
                               kk_err *err) {
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
-    int32_t most = rows_at_once(a->n_rows, pitch);
+    const bool tiled = experts_tiled(a);
+    int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(pitch);
     if (most > KK_CUDA_EXPERT_ROWS) most = KK_CUDA_EXPERT_ROWS;
     if (!experts_fit(dev, a, (size_t)(most < a->n_rows ? most : a->n_rows)))
         return kk_fail(err, KK_EINVAL, "experts of %d rows were not prepared for", a->n_rows);
@@ -184,15 +193,16 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
                         err);
             at.early = false;
         }
-        KK_CUDA_TRY(n > KK_CU_ROWS ? kk_cu_run_experts(at, &e) : run_few_experts(at, dev, &e),
-                    "experts", err);
+        KK_CUDA_TRY(tiled ? kk_cu_run_experts(at, &e) : run_few_experts(at, dev, &e), "experts",
+                    err);
     }
     return KK_OK;
 }
 
 static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
     const int32_t pitch = a->gate->w.wrap * 32;
-    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch, err));
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch,
+                         experts_tiled(a), err));
     return kk_cuda_experts_now(dev, a, dev->x.data, err);
 }
 

@@ -7,10 +7,10 @@
  * holds two kinds of rows, one in each half.  So a prompt needs no scratch of its own for them. */
 #include "backend/cuda/cuda_device.h"
 
-/* Where bf16 rows lie during a layer. */
+/* Where rows lie during a layer, as turned bf16. */
 typedef struct {
     uint16_t *z1, *z2, *z3; /* for attention or the dense layer; for experts; for the router */
-    uint16_t *att, *act;
+    uint16_t *act;
     float *dense;
 } places;
 
@@ -19,7 +19,6 @@ static places places_of(const kk_dev *dev, const kk_cuda_op *op) {
     return (places){.z1 = op[6].a.norm.out->data,
                     .z2 = (uint16_t *)op[12].a.norm.out->data + (size_t)n->n_rows * (size_t)n->dim,
                     .z3 = dev->x.data,
-                    .att = op[3].a.attend.out->data,
                     .act = op[8].a.glu.out->data,
                     .dense = kk_cuda_f(op[10].a.norm.out)};
 }
@@ -89,8 +88,10 @@ static kk_status attention(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view
     for (int32_t i = 0; i < qkv->n; i++) add_part(&in, qkv->w[i], kk_cuda_f(qkv->out[i]));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
     KK_TRY(kk_cuda_store_now(dev, &op[2].a.store, &views[op[2].view], err));
-    KK_TRY(kk_cuda_attend_now(dev, &op[3].a.attend, &views[op[3].view], NULL, p.att, width, err));
-    kk_cu_linear out = {.x = p.att, .n_rows = o->n_rows, .n_in = width};
+    float *att = kk_cuda_f(op[3].a.attend.out);
+    KK_TRY(kk_cuda_attend_now(dev, &op[3].a.attend, &views[op[3].view], att, NULL, 0, err));
+    KK_TRY(kk_cuda_round(dev, att, o->n_rows, width, width, true, err));
+    kk_cu_linear out = {.x = dev->x.data, .n_rows = o->n_rows, .n_in = width};
     add_part(&out, o->w[0], kk_cuda_f(o->out[0]));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
     return KK_OK;
@@ -113,7 +114,8 @@ static kk_status norms(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
                              .w3 = kk_cuda_f(op[11].a.route.scale),
                              .n_rows = r->n_rows,
                              .dim = r->dim,
-                             .pitch = r->dim};
+                             .pitch = r->dim,
+                             .turned = true};
     KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "norms", err);
     return KK_OK;
 }

@@ -216,9 +216,29 @@ __global__ void round_kernel(const __grid_constant__ kk_cu_round a) {
         a.out[i] = c < (size_t)a.dim ? kk_dbf16(a.x[r * (size_t)a.dim + c]) : (uint16_t)0;
     }
 }
+/* Turned: a thread has a 16-byte piece, two neighbours out of each eight values of 32. */
+__global__ void round_turned_kernel(const __grid_constant__ kk_cu_round a) {
+    kk_next();
+    kk_wait();
+    const size_t per = (size_t)a.pitch / 8;
+    EACH(i, (size_t)a.n_rows * per) {
+        const size_t r = i / per, piece = i % per;
+        const float *x = a.x + r * (size_t)a.dim;
+        const int from = (int)(piece / 4) * 32 + (int)(piece % 4) * 2;
+        uint32_t word[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const int k = from + t * 8;
+            word[t] = kk_dbf16x2(k < a.dim ? x[k] : 0, k + 1 < a.dim ? x[k + 1] : 0);
+        }
+        ((uint4 *)a.out)[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a) {
-    return kk_launch(at, round_kernel, *a, kk_blocks((size_t)a->n_rows * (size_t)a->pitch, THREADS),
-                     THREADS, 0);
+    const size_t n = (size_t)a->n_rows * (size_t)a->pitch;
+    if (a->turned)
+        return kk_launch(at, round_turned_kernel, *a, kk_blocks(n / 8, THREADS), THREADS, 0);
+    return kk_launch(at, round_kernel, *a, kk_blocks(n, THREADS), THREADS, 0);
 }
 
 /* ---- choice ------------------------------------------------------------------------------- */

@@ -6,8 +6,12 @@
  * and four along the outputs, hold 64 by 32 sums each: those of the present K slice and the total
  * of the slices before, which is all the registers there are.  Two K steps at a time come to
  * shared memory through cp.async, three such stages deep; the copies run on into the next tile
- * while the last one is being written.  A row's two steps lie side by side, the other way round
- * in odd rows, so that eight lanes write 128 neighbouring bytes and read from every bank once.
+ * while the last one is being written.
+ *
+ * Rows come turned: of every 32 inputs, the words (pairs of values) lie in the order in which
+ * ldmatrix hands them to the lanes that hold the same inputs of a strip (kk_turned in arith.cuh).
+ * In shared memory the eight 16-byte pieces of a row change places with the row's number, so that
+ * no bank is hit twice.
  *
  * A tile of fewer than 128 rows has that many 16-row pieces fewer; its pieces are shared out over
  * the two rows of warps, and the loop is there once for every number of them that a warp can
@@ -27,12 +31,11 @@ enum {
     KK_TILE_SHARED = KK_TILE_STAGES * KK_TILE_STAGE,
     KK_TILE_RING = 4,   /* lists of rows on their way */
     KK_WARP_PIECES = 4, /* a warp's part of a tile */
-    KK_WARP_GROUPS = 8, /* of 8 rows */
-    KK_WARP_PAIRS = 2,  /* of strips */
+    KK_WARP_STRIPS = 4,
 };
 
 struct kk_gemm_part {
-    const uint4 *w, *up;      /* up not NULL: out = act(w x) * (up x), as bf16 */
+    const uint4 *w, *up;      /* up not NULL: out = act(w x) * (up x), as turned bf16 */
     size_t mat, up_mat;       /* from one expert to the next, in 16-byte pieces */
     void *out;                /* rows of floats, or of bf16 */
     int n_out, strips, units; /* units: tiles along the outputs */
@@ -136,8 +139,8 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
         : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
           at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0) {
-        const int tid = (int)threadIdx.x, r = tid / 8, half = tid / 4 & 1;
-        x_to = (uint32_t)(r * 128 + (half ^ (r & 1)) * 64 + (tid & 3) * 16);
+        const int tid = (int)threadIdx.x, r = tid / 8;
+        x_to = (uint32_t)(r * 128 + ((tid ^ r) & 7) * 16);
         w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
         if (!EXPERTS) return;
         list((int)blockIdx.x, 0);
@@ -206,57 +209,49 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     }
 };
 
-/* The summing side: a warp's sums and the operands of the next step.
- *
- * Outputs are the 16 of a product here and rows the 8, the other way round than where rows are
- * few: the sum of an output is the same chain of the same products.  A row's 16 bytes are then
- * operands as they come, and only the strips' have to change places. */
-struct kk_summer {
-    float sum[KK_WARP_GROUPS][KK_WARP_PAIRS][4], c[KK_WARP_GROUPS][KK_WARP_PAIRS][4];
-    uint4 x[KK_WARP_GROUPS], w[2 * KK_WARP_PAIRS];
-    uint4 first[KK_WARP_PAIRS], second[KK_WARP_PAIRS]; /* a pair of strips, turned */
+__device__ __forceinline__ uint4 kk_matrices(uint32_t from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
 
-    __device__ __forceinline__ void turn() {
+/* The summing side: a warp's sums and the operands of the next step. */
+struct kk_summer {
+    float sum[KK_WARP_PIECES][KK_WARP_STRIPS][4], c[KK_WARP_PIECES][KK_WARP_STRIPS][4];
+    uint4 one[KK_WARP_PIECES], two[KK_WARP_PIECES]; /* of a step's first and second product */
+    uint4 w[2][KK_WARP_STRIPS];                     /* of a stage's two steps */
+
+    __device__ __forceinline__ void multiply(int m, int half) {
 #pragma unroll
-        for (int p = 0; p < KK_WARP_PAIRS; p++) {
-            const uint4 one = w[2 * p], two = w[2 * p + 1];
-            first[p] = make_uint4(one.x, two.x, one.y, two.y);
-            second[p] = make_uint4(one.z, two.z, one.w, two.w);
-        }
+        for (int i = 0; i < KK_WARP_STRIPS; i++)
+            kk_mma(c[m][i], one[m].x, one[m].y, one[m].z, one[m].w, w[half][i].x, w[half][i].y);
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++)
+            kk_mma(c[m][i], two[m].x, two[m].y, two[m].z, two[m].w, w[half][i].z, w[half][i].w);
     }
-    __device__ __forceinline__ void multiply(int m) {
-#pragma unroll
-        for (int g = 2 * m; g < 2 * m + 2; g++)
-#pragma unroll
-            for (int p = 0; p < KK_WARP_PAIRS; p++)
-                kk_mma(c[g][p], first[p].x, first[p].y, first[p].z, first[p].w, x[g].x, x[g].y);
-#pragma unroll
-        for (int g = 2 * m; g < 2 * m + 2; g++)
-#pragma unroll
-            for (int p = 0; p < KK_WARP_PAIRS; p++)
-                kk_mma(c[g][p], second[p].x, second[p].y, second[p].z, second[p].w, x[g].z, x[g].w);
+    /* Piece m or strip m of a step; from: this lane's place in its rows or strips. */
+    __device__ __forceinline__ void load_rows(int m, uint32_t from) {
+        one[m] = kk_matrices(from + m * 2048);
+        two[m] = kk_matrices((from ^ 32) + m * 2048);
     }
-    /* Piece m and strip m of a step; from_x, from_w: this lane's place in its rows and strips. */
-    __device__ __forceinline__ void load_rows(int m, const char *from_x) {
-        x[2 * m] = *(const uint4 *)(from_x + m * 2048);
-        x[2 * m + 1] = *(const uint4 *)(from_x + m * 2048 + 1024);
-    }
-    __device__ __forceinline__ void load_strip(int m, const char *from_w) {
-        w[m] = *(const uint4 *)(from_w + m * 1024);
+    __device__ __forceinline__ void load_strip(int m, int half, const char *from) {
+        w[half][m] = *(const uint4 *)(from + m * 1024);
     }
     __device__ __forceinline__ void begin_tile() {
 #pragma unroll
-        for (int g = 0; g < KK_WARP_GROUPS; g++)
+        for (int g = 0; g < KK_WARP_PIECES; g++)
 #pragma unroll
-            for (int p = 0; p < KK_WARP_PAIRS; p++)
+            for (int p = 0; p < KK_WARP_STRIPS; p++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) sum[g][p][i] = c[g][p][i] = 0;
     }
     __device__ __forceinline__ void end_slice() {
 #pragma unroll
-        for (int g = 0; g < KK_WARP_GROUPS; g++)
+        for (int g = 0; g < KK_WARP_PIECES; g++)
 #pragma unroll
-            for (int p = 0; p < KK_WARP_PAIRS; p++)
+            for (int p = 0; p < KK_WARP_STRIPS; p++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     sum[g][p][i] = __fadd_rn(sum[g][p][i], c[g][p][i]);
@@ -282,7 +277,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
                                        int tiles)
         : a(args), filler(args, lists, tiles), room(r), slot(0), x_off(0) {
         const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
-        w_off = KK_TILE_X + warp % 4 * KK_WARP_PAIRS * 2048 + lane * 16;
+        w_off = KK_TILE_X + warp % 4 * KK_WARP_STRIPS * 1024 + lane * 16;
     }
     static __device__ __forceinline__ int pieces_of(const kk_place &p) {
         return threadIdx.x / KK_WARP < 4 ? (p.pieces + 1) / 2 : p.pieces / 2;
@@ -291,6 +286,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
     }
     __device__ __forceinline__ const char *stage() const { return room + slot * KK_TILE_STAGE; }
+    __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
 
     __device__ __forceinline__ void begin() {
         filler.seek();
@@ -317,13 +313,14 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     /* A stage's first step, while its second step's operands are read. */
     template <int PIECES> __device__ __forceinline__ void first_step() {
         if (PIECES == 0) return;
-        const char *x = stage() + (x_off ^ 64), *w = stage() + w_off + 512;
-        s.turn();
+        const uint32_t x = rows() ^ 64;
+        const char *w = stage() + w_off + 512;
 #pragma unroll
         for (int m = 0; m < KK_WARP_PIECES; m++) {
-            if (m < PIECES) s.multiply(m);
-            s.load_strip(m, w);
-            if (m < PIECES) s.load_rows(m, x);
+            s.load_strip(m, 1, w);
+            if (m >= PIECES) continue;
+            s.multiply(m, 0);
+            s.load_rows(m, x);
         }
     }
     /* The second step begins; all its operands are in registers, so that after the barrier the
@@ -331,8 +328,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
      * compiler would otherwise move all products before the barrier and leave the reads after
      * it with nothing to hide behind. */
     template <int PIECES> __device__ __forceinline__ void begin_second_step() {
-        if (PIECES > 0) s.turn();
-        if (PIECES > 0) s.multiply(0);
+        if (PIECES > 0) s.multiply(0, 1);
         kk_copies_wait<KK_TILE_STAGES - 2>();
         kk_block_barrier();
     }
@@ -340,29 +336,33 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     template <int PIECES> __device__ __forceinline__ void end_second_step() {
         const uint32_t free_stage = kk_shared(stage());
         slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
-        const char *x = stage() + x_off, *w = stage() + w_off;
+        const uint32_t x = rows();
+        const char *w = stage() + w_off;
 #pragma unroll
-        for (int m = 0; m < KK_WARP_PIECES; m++) {
-            if (PIECES > 0) s.load_strip(m, w);
-            if (m < PIECES) s.load_rows(m, x);
-            filler.fill(free_stage, m);
-            if (m + 1 < PIECES) s.multiply(m + 1);
+        for (int m = 0; m < KK_WARP_STRIPS; m++)
+            if (PIECES > 0) s.load_strip(m, 0, w);
+#pragma unroll
+        for (int m = 0; m < PIECES; m++) {
+            if (m > 0) s.multiply(m, 1);
+            s.load_rows(m, x);
         }
+#pragma unroll
+        for (int m = 0; m < KK_WARP_PIECES; m++) filler.fill(free_stage, m);
         filler.advance();
     }
     /* All steps of a tile; the last stages already ask for the next tile's first ones. */
     template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
+        const int lane = threadIdx.x % KK_WARP;
         count n = {0, 0, 0, p.steps(a)};
         const int end = (n.steps + 1) & ~1;
         n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
-        x_off = first_piece(p) * 2048 + threadIdx.x % KK_WARP / 4 * 128 +
-                (threadIdx.x / 4 & 1) * 64 + (threadIdx.x & 3) * 16;
+        x_off = first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
         s.begin_tile();
         if (PIECES > 0) {
 #pragma unroll
             for (int m = 0; m < KK_WARP_PIECES; m++) {
-                s.load_strip(m, stage() + w_off);
-                if (m < PIECES) s.load_rows(m, stage() + x_off);
+                s.load_strip(m, 0, stage() + w_off);
+                if (m < PIECES) s.load_rows(m, rows());
             }
         }
         for (int left = end / 2;; left--) {
@@ -378,35 +378,49 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         }
     }
 
-    /* What a lane has in one row: an output of each strip, or of each gate and up. */
-    __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int o, int g,
+    /* What a lane has in one row: two neighbours of each strip, or of each gate and up. */
+    __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int strip, int g,
                                             int i) const {
+        const int lane = threadIdx.x % KK_WARP, o = strip * 8 + lane % 4 * 2;
         if (GLU) {
-            uint16_t *to = (uint16_t *)m.out + row * m.pitch + o;
+            uint16_t *to = (uint16_t *)m.out + row * m.pitch;
 #pragma unroll
-            for (int k = 0; k < KK_WARP_PAIRS; k++)
-                if (o + 8 * k < m.n_out)
-                    to[8 * k] = kk_dbf16(kk_glu_of(s.sum[g][k][i], s.sum[g][k][2 + i], a.silu));
-        } else {
-            float *to = (float *)m.out + row * m.pitch + o;
+            for (int k = 0; k < 2; k++) {
+                const float *gate = &s.sum[g][2 * k][2 * i], *up = &s.sum[g][2 * k + 1][2 * i];
+                const uint32_t both = kk_dbf16x2(kk_glu_of(gate[0], up[0], a.silu),
+                                                 kk_glu_of(gate[1], up[1], a.silu));
+                if (o + 8 * k + 1 < m.n_out)
+                    *(uint32_t *)(to + kk_turned(o + 8 * k)) = both;
+                else if (o + 8 * k < m.n_out)
+                    to[kk_turned(o + 8 * k)] = (uint16_t)both;
+            }
+            return;
+        }
+        float *to = (float *)m.out + row * m.pitch + o;
 #pragma unroll
-            for (int k = 0; k < 2 * KK_WARP_PAIRS; k++)
-                if (o + 8 * k < m.n_out) to[8 * k] = s.sum[g][k / 2][k % 2 * 2 + i];
+        for (int k = 0; k < KK_WARP_STRIPS; k++) {
+            const float x = s.sum[g][k][2 * i], y = s.sum[g][k][2 * i + 1];
+            if (o + 8 * k + 1 < m.n_out && m.pitch % 2 == 0) {
+                *(float2 *)(to + 8 * k) = make_float2(x, y);
+            } else {
+                if (o + 8 * k < m.n_out) to[8 * k] = x;
+                if (o + 8 * k + 1 < m.n_out) to[8 * k + 1] = y;
+            }
         }
     }
     __device__ __forceinline__ void write(const kk_place &p, const int *slots) const {
         const kk_gemm_part &part = a.part[p.part];
-        const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
-        const int groups = 2 * pieces_of(p), first = first_piece(p) * 16 + lane % 4 * 2;
-        const int o = (p.unit * 4 + warp % 4) * KK_WARP_PAIRS * (GLU ? 8 : 16) + lane / 4;
+        const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP, n = pieces_of(p);
+        const int first = first_piece(p) * 16 + lane / 4;
+        const int strip = (p.unit * 4 + warp % 4) * (GLU ? 2 : 4);
 #pragma unroll
-        for (int g = 0; g < KK_WARP_GROUPS; g++) {
-            if (g >= groups) break;
+        for (int g = 0; g < KK_WARP_PIECES; g++) {
+            if (g >= n) break;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int r = first + g * 8 + i, at = EXPERTS ? slots[r] : p.row + r;
+                const int r = first + g * 16 + i * 8, at = EXPERTS ? slots[r] : p.row + r;
                 if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
-                put_row(part, (size_t)p.slice * (size_t)a.n_rows + (size_t)at, o, g, i);
+                put_row(part, (size_t)p.slice * (size_t)a.n_rows + (size_t)at, strip, g, i);
             }
         }
     }

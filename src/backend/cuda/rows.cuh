@@ -42,18 +42,18 @@ __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     const float inv = kk_inv_rms(x, a.dim, a.eps, room[3]);
     if (a.z1 || a.zf) {
         kk_scale(z, x, inv, w[3]);
-        if (a.z1) kk_row_store_bf16(a.z1 + row * a.pitch, z, a.dim);
+        if (a.z1) kk_row_store_bf16(a.z1 + row * a.pitch, z, a.dim, a.turned);
         if (a.zf) kk_row_store(a.zf + row * a.dim, z, a.dim);
     }
     if (a.z2) {
         kk_scale(z, x, inv, w[4]);
-        kk_row_store_bf16(a.z2 + row * a.pitch, z, a.dim);
+        kk_row_store_bf16(a.z2 + row * a.pitch, z, a.dim, a.turned);
     }
     if (a.z3) {
         kk_scale(z, x, inv, w[5]);
 #pragma unroll
         for (int i = 0; i < 4 * V; i++) z.v[i] = __fmul_rn(z.v[i], a.root);
-        kk_row_store_bf16(a.z3 + row * a.pitch, z, a.dim);
+        kk_row_store_bf16(a.z3 + row * a.pitch, z, a.dim, a.turned);
     }
 }
 
