@@ -60,8 +60,12 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
 /* The norm that begins a layer, after the tail of the one before it where there is one. */
 static kk_status enter(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_op *before, kk_err *err) {
     const kk_norm_args *n = op ? &op[0].a.norm : &before[0].a.norm;
-    kk_cu_between b = {
-        .x = kk_cuda_f(n->x), .eps = n->eps, .n_rows = n->n_rows, .dim = n->dim, .pitch = n->dim};
+    kk_cu_between b = {.x = kk_cuda_f(n->x),
+                       .eps = n->eps,
+                       .n_rows = n->n_rows,
+                       .dim = n->dim,
+                       .pitch = n->dim,
+                       .turned = true};
     if (before) {
         const kk_residual_args *tail = &before[15].a.residual;
         b.a = places_of(dev, before).dense;
