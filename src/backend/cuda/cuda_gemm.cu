@@ -111,7 +111,6 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
     __syncthreads();
     kk_wait();
     kk_next();
-#pragma unroll 8
     for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
         const int e = a.expert[i];
         if ((unsigned)e < (unsigned)a.n_expert) atomicAdd(&count[e], 1);
@@ -141,7 +140,6 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
             a.slot[(size_t)last * KK_TILE_ROWS + (i - from)] = -1;
     }
     __syncthreads();
-#pragma unroll 8
     for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
         const int e = a.expert[i];
         if ((unsigned)e >= (unsigned)a.n_expert) continue;

@@ -270,9 +270,8 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     kk_filler<EXPERTS, GLU> filler;
     kk_summer s;
     char *room;
-    int slot;            /* the stage being summed */
-    uint32_t free_stage; /* the one being filled */
-    int x_off, w_off;    /* this lane's place in a stage */
+    int slot;         /* the stage being summed */
+    int x_off, w_off; /* this lane's place in a stage */
 
     __device__ __forceinline__ kk_gemm(const kk_gemm_args &args, kk_tile_lists *lists, char *r,
                                        int tiles)
@@ -289,24 +288,17 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     __device__ __forceinline__ const char *stage() const { return room + slot * KK_TILE_STAGE; }
     __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
 
-    /* Asks for the first stages; the last one's second half is left to the first step. */
     __device__ __forceinline__ void begin() {
         filler.seek();
 #pragma unroll
         for (int i = 0; i < KK_TILE_STAGES; i++) {
-            free_stage = kk_shared(room) + i * KK_TILE_STAGE;
-            fill(0);
-            if (i + 1 < KK_TILE_STAGES) fill(1);
+#pragma unroll
+            for (int q = 0; q < KK_WARP_PIECES; q++)
+                filler.fill(kk_shared(room) + i * KK_TILE_STAGE, q);
+            filler.advance();
         }
-        kk_copies_wait<KK_TILE_STAGES - 2>();
+        kk_copies_wait<KK_TILE_STAGES - 1>();
         kk_block_barrier();
-    }
-    /* Half of a stage is asked for in each step, so that neither has many copies among its
-     * products. */
-    __device__ __forceinline__ void fill(int half) {
-        filler.fill(free_stage, 2 * half);
-        filler.fill(free_stage, 2 * half + 1);
-        if (half) filler.advance();
     }
     struct count {
         int step, bound, slice, steps;
@@ -320,17 +312,16 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     }
     /* A stage's first step, while its second step's operands are read. */
     template <int PIECES> __device__ __forceinline__ void first_step() {
+        if (PIECES == 0) return;
         const uint32_t x = rows() ^ 64;
         const char *w = stage() + w_off + 512;
 #pragma unroll
-        for (int m = 0; m < KK_WARP_PIECES; m++)
-            if (PIECES > 0) s.load_strip(m, 1, w);
-#pragma unroll
-        for (int m = 0; m < PIECES; m++) {
+        for (int m = 0; m < KK_WARP_PIECES; m++) {
+            s.load_strip(m, 1, w);
+            if (m >= PIECES) continue;
             s.multiply(m, 0);
             s.load_rows(m, x);
         }
-        fill(1);
     }
     /* The second step begins; all its operands are in registers, so that after the barrier the
      * stage is free.  Where the loop closes is between here and the rest of the step: the
@@ -343,7 +334,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     }
     /* Its rest, while the next stage's first operands are read and another stage is asked for. */
     template <int PIECES> __device__ __forceinline__ void end_second_step() {
-        free_stage = kk_shared(stage());
+        const uint32_t free_stage = kk_shared(stage());
         slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
         const uint32_t x = rows();
         const char *w = stage() + w_off;
@@ -355,7 +346,9 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
             if (m > 0) s.multiply(m, 1);
             s.load_rows(m, x);
         }
-        fill(0);
+#pragma unroll
+        for (int m = 0; m < KK_WARP_PIECES; m++) filler.fill(free_stage, m);
+        filler.advance();
     }
     /* All steps of a tile; the last stages already ask for the next tile's first ones. */
     template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
