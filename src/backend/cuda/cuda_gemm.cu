@@ -14,11 +14,19 @@ static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte 
 
 /* ---- plain rows --------------------------------------------------------------------------- */
 
-/* Tiles along the rows: as few as there can be, but enough to give every multiprocessor one. */
+/* Tiles along the rows, so that their turns on the multiprocessors cost least: a turn takes about
+ * as long as its tile's pieces and eight more. */
 static int row_tiles(int n_rows, int units, int sms) {
-    const int pieces = (n_rows + 15) / 16, least = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES;
-    const int wanted = sms / units;
-    return wanted <= least ? least : wanted < pieces ? wanted : pieces;
+    enum { FRONT = 8 };
+    const int pieces = (n_rows + 15) / 16;
+    int best = 0, cost = 0;
+    for (int n = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES; n <= pieces; n++) {
+        const int turns = (n * units + sms - 1) / sms, c = turns * ((pieces + n - 1) / n + FRONT);
+        if (best && c >= cost) continue;
+        best = n;
+        cost = c;
+    }
+    return best;
 }
 
 static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
