@@ -57,13 +57,18 @@ struct kk_gemm_args {
     int per_row;        /* pairs of a row of x */
 };
 
+/* 16 bytes; places are given as an address and a constant, which costs no instruction. */
+template <int TO, int FROM>
 __device__ __forceinline__ void kk_copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM)
+                 : "memory");
 }
-/* Zeros where there is nothing to copy. */
-__device__ __forceinline__ void kk_copy16_or_zero(uint32_t to, const void *from, bool some) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(some ? 16 : 0)
+/* bytes 0: zeros, and nothing is read. */
+template <int TO, int FROM>
+__device__ __forceinline__ void kk_copy16_or_zero(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void kk_copy4(uint32_t to, const void *from) {
@@ -124,7 +129,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     int rows, odd; /* of the tile, 0: no more; whether its steps are */
     uint32_t row[KK_TILE_ROWS / 32], w_at; /* in 16-byte pieces */
     uint32_t x_to, w_to;                   /* in a stage */
-    const uint4 *w[2];
+    const uint4 *w[2], *x;
 
     __device__ __forceinline__ void list(int from, int to_order) {
         if (from >= total) return;
@@ -138,7 +143,8 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     }
     __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
         : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
-          at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0) {
+          at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0),
+          x(args.x) {
         const int tid = (int)threadIdx.x, r = tid / 8;
         x_to = (uint32_t)(r * 128 + ((tid ^ r) & 7) * 16);
         w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
@@ -162,6 +168,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         left = (steps + 1) / 2;
         odd = steps & 1;
         k = (from + (tid / 4 & 1)) % a.wrap;
+        x = a.x + 4 * k;
         w_at = (uint32_t)from * KK_WARP;
 #pragma unroll
         for (int i = 0; i < KK_TILE_ROWS / 32; i++) {
@@ -186,25 +193,36 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         }
         if (EXPERTS && order > 0) list(at + (int)gridDim.x, order + 1);
     }
-    /* A quarter of the next stage; nothing after the last. */
-    __device__ __forceinline__ void fill(uint32_t stage, int i) {
-        const int j = i / 2;
-        if (32 * i < rows) kk_copy16(stage + x_to + i * 4096, a.x + (row[i] + (uint32_t)k * 4));
-        if (rows == 0) return;
-        if (i % 2 == 0) {
-            kk_copy16(stage + w_to + j * 1024, w[j] + w_at);
-        } else {
-            const bool second = left > 1 || !odd;
-            kk_copy16_or_zero(stage + w_to + j * 1024 + 512,
-                              w[j] + (second ? w_at + KK_WARP : w_at), second);
+    __device__ __forceinline__ const void *row_at(int i) const {
+        return (const char *)x + (uint64_t)row[i] * 16;
+    }
+    /* Asks for the next stage; nothing after the last. */
+    __device__ __forceinline__ void fill(uint32_t stage) {
+        uint32_t x_place = stage + x_to, w_place = stage + w_to;
+        const int bytes = left > 1 || !odd ? 16 : 0;     /* of the second step */
+        asm volatile("" : "+r"(x_place), "+r"(w_place)); /* computed once, not at every use */
+        if (0 < rows) kk_copy16<0, 0>(x_place, row_at(0));
+        if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
+        if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
+        if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
+        if (0 < rows) {
+            kk_copy16<0, 0>(w_place, w[0] + w_at);
+            kk_copy16_or_zero<512, 512>(w_place, w[0] + w_at, bytes);
+            kk_copy16<1024, 0>(w_place, w[1] + w_at);
+            kk_copy16_or_zero<1536, 512>(w_place, w[1] + w_at, bytes);
         }
+        advance();
     }
     /* The stage has been asked for. */
     __device__ __forceinline__ void advance() {
         kk_copies_end();
         w_at += 2 * KK_WARP;
         k += 2;
-        if (k >= a.wrap) k -= a.wrap;
+        x += 8;
+        if (k >= a.wrap) {
+            k -= a.wrap;
+            x -= 4 * a.wrap;
+        }
         left--;
     }
 };
@@ -292,10 +310,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         filler.seek();
 #pragma unroll
         for (int i = 0; i < KK_TILE_STAGES; i++) {
-#pragma unroll
-            for (int q = 0; q < KK_WARP_PIECES; q++)
-                filler.fill(kk_shared(room) + i * KK_TILE_STAGE, q);
-            filler.advance();
+            filler.fill(kk_shared(room) + i * KK_TILE_STAGE);
         }
         kk_copies_wait<KK_TILE_STAGES - 1>();
         kk_block_barrier();
@@ -346,9 +361,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
             if (m > 0) s.multiply(m, 1);
             s.load_rows(m, x);
         }
-#pragma unroll
-        for (int m = 0; m < KK_WARP_PIECES; m++) filler.fill(free_stage, m);
-        filler.advance();
+        filler.fill(free_stage);
     }
     /* All steps of a tile; the last stages already ask for the next tile's first ones. */
     template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
