@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(512, 1) attend_kernel(const __grid_constant__ 
     kk_wait();
     kk_cu_store none;
     none.k = NULL;
+    kk_attend_prepare(none, a, room, (int)blockIdx.x, (int)gridDim.x);
     kk_attend_head<D, false>(none, a, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
