@@ -34,8 +34,10 @@ enum {
     KK_SCORE_PITCH = 68, /* floats: rows of scores in different banks */
     KK_UNITS = 8,        /* that a block knows ahead */
     KK_UNITS_BYTES = KK_UNITS * 96,
-    /* units, parts of 16 queries, scores [16][68], q [16][512 + 32] bf16 */
-    KK_ATTEND_ROOM = KK_UNITS_BYTES + 128 + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
+    /* units, parts of twice 16 queries, scores [16][68], q [16][512 + 32] bf16 */
+    KK_PARTS_BYTES = 2 * 16 * 8,
+    KK_ATTEND_ROOM =
+        KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
 };
 
 /* kk_mma from zero. */
@@ -395,14 +397,14 @@ __device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>:
 /* What lies in `room`. */
 struct kk_attend_room {
     kk_unit *units;
-    float **parts; /* of the 16 queries at hand */
+    float **parts; /* of the 16 queries at hand, and of the 16 before */
     float *score;
     char *q;
     __device__ __forceinline__ kk_attend_room(char *room) {
         units = (kk_unit *)room;
         parts = (float **)(room + KK_UNITS_BYTES);
-        score = (float *)(room + KK_UNITS_BYTES + 128);
-        q = room + KK_UNITS_BYTES + 128 + 16 * KK_SCORE_PITCH * 4;
+        score = (float *)(room + KK_UNITS_BYTES + KK_PARTS_BYTES);
+        q = room + KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4;
     }
 };
 
@@ -442,10 +444,10 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     bool careful = false;
     for (int m = u.m_from; m < u.m_to; m++) {
         const int q0 = m * 16, n = min(16, queries - q0), now = row;
-        float *part = NULL;
+        float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
         if (warp < n) {
             part = kk_part(a, u.tile, row, q_head, u.index);
-            if (lane == 0) room.parts[warp] = part;
+            if (lane == 0) parts[warp] = part;
             if (LATE && m > u.m_from)
                 raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
             kk_query_stage<D, FUSED>(room.q + warp * cut::PITCH, raw, s, u.row + row);
@@ -469,12 +471,12 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
         float o[cut::NT][4];
         if (!careful) {
             kk_page_sums<D, false>(o, v, (const char *)room.score, n, 0);
-            kk_page_keep<D>(o, room.parts, 0, n);
+            kk_page_keep<D>(o, parts, 0, n);
             continue;
         }
         for (int r = q0 / group; r <= (q0 + n - 1) / group; r++) {
             kk_page_sums<D, true>(o, v, (const char *)room.score, n, u.seen(a, r));
-            kk_page_keep<D>(o, room.parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
+            kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
         }
     }
     __syncthreads(); /* q, scores and parts are free for the next unit */
