@@ -139,7 +139,8 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, bool st
 /* This lane's key, j of the page, of one chain. */
 template <int D, bool EQ, bool BF16>
 __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
-                                             const uint8_t *head, int base, int chain, int j) {
+                                             const uint8_t *head, int base, int end, int chain,
+                                             int j) {
     using cut = kk_cut<D>;
     const int t = threadIdx.x % 4;
     if (BF16) {
@@ -148,14 +149,15 @@ __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const
         for (int i = 0; i < cut::STEPS; i++) k[i] = *(const uint4 *)(at + cut::step(0, i) * 64);
         return;
     }
-    const float *cs = EQ ? a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot : NULL;
+    /* Nobody looks at keys past the last: there may be no angles of theirs. */
+    const float *cs = EQ ? a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot : NULL;
 #pragma unroll
     for (int i = 0; i < cut::STEPS / 2; i++) {
         float lo[8], hi[8];
         const int at = (4 * cut::step(chain, i) + t) * 8;
         kk_stored<8>(lo, a.slot, head, j, at, D);
         kk_stored<8>(hi, a.slot, head, j, at + D / 2, D);
-        if (EQ) kk_rebuild(lo, hi, a.k_norm, cs, a.n_rot, at, D);
+        if (EQ) kk_rebuild<true>(lo, hi, a.k_norm, cs, a.n_rot, at, D);
         k[i] = kk_narrow(lo);
         k[i + cut::STEPS / 2] = kk_narrow(hi);
     }
@@ -164,16 +166,16 @@ __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const
 /* K from V where bf16 rows lie in registers as they were stored. */
 template <int D>
 __device__ __forceinline__ void kk_rebuild_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
-                                               int base, int chain, int j) {
+                                               int base, int end, int chain, int j) {
     using cut = kk_cut<D>;
-    const float *cs = a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot;
+    const float *cs = a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot;
 #pragma unroll
     for (int i = 0; i < cut::STEPS / 2; i++) {
         float lo[8], hi[8];
         kk_widen(lo, k[i]);
         kk_widen(hi, k[i + cut::STEPS / 2]);
-        kk_rebuild(lo, hi, a.k_norm, cs, a.n_rot, (4 * cut::step(chain, i) + threadIdx.x % 4) * 8,
-                   D);
+        kk_rebuild<false>(lo, hi, a.k_norm, cs, a.n_rot,
+                          (4 * cut::step(chain, i) + threadIdx.x % 4) * 8, D);
         k[i] = kk_narrow(lo);
         k[i + cut::STEPS / 2] = kk_narrow(hi);
     }
@@ -189,22 +191,18 @@ __device__ __forceinline__ bool kk_has(uint64_t keys, int i) {
     return (at < 32 ? (uint32_t)keys >> at : (uint32_t)(keys >> 32) >> (at - 32)) & 1;
 }
 
-/* This lane's columns of its keys, those among `keys`; others become zeros, or stay. */
-template <int D, bool BF16, bool ZERO>
+/* This lane's columns of its keys, whether they are seen or not: behind branches the compiler
+ * would wait for each load. */
+template <int D, bool BF16>
 __device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW],
-                                                const kk_cu_slot &s, const uint8_t *head,
-                                                uint64_t keys) {
+                                                const kk_cu_slot &s, const uint8_t *head) {
     constexpr int NT = kk_cut<D>::NT, NW = kk_cut<D>::NW;
     const int t2 = threadIdx.x % 4 * 2;
     const int column = (int)(threadIdx.x / 32) * 8 * NT + NT * (int)(threadIdx.x % 32 / 4);
     const uint8_t *mine = head + (t2 * D + column) * 2;
-    keys >>= t2;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const uint8_t *p = mine + kk_value_key(i) * D * 2;
-#pragma unroll
-        for (int w = 0; ZERO && w < NW; w++) v[i][w] = 0;
-        if (!kk_has(keys, i)) continue;
         if (BF16 && NT == 4) {
             const uint2 both = *(const uint2 *)p;
             v[i][0] = both.x;
@@ -219,6 +217,16 @@ __device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW]
             for (int w = 0; w < NW; w++) v[i][w] = kk_dbf16x2(f[2 * w], f[2 * w + 1]);
         }
     }
+}
+
+/* Zeros for keys that nobody sees. */
+template <int D>
+__device__ __forceinline__ void kk_hide_values(uint32_t (&v)[16][kk_cut<D>::NW], uint64_t keys) {
+    keys >>= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+#pragma unroll
+        for (int w = 0; w < kk_cut<D>::NW; w++) v[i][w] = kk_has(keys, i) ? v[i][w] : 0;
 }
 
 __device__ __forceinline__ bool kk_not_finite(uint32_t two) {
@@ -273,9 +281,10 @@ __device__ __noinline__ void kk_store_fresh(const kk_cu_store &s, const kk_unit 
         const size_t at = (row * (size_t)s.slot.n_kv_head + (size_t)u.kv) * D;
         kk_head<D> h = kk_head_load<D>((value && s.v ? s.v : s.k) + at);
         if (!value)
-            kk_head_norm<D>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot, s.eps);
+            kk_head_norm<D, true>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot,
+                                  s.eps);
         else if (!s.v_raw)
-            kk_head_norm<D>(h, NULL, NULL, 0, s.eps);
+            kk_head_norm<D, false>(h, NULL, NULL, 0, s.eps);
         uint8_t *base =
             u.mem + (value ? s.slot.v_off : s.slot.k_off) + (size_t)u.kv * s.slot.head_bytes;
         kk_put(s.slot, base, j, D, [&](int k) { return h.v[k]; });
@@ -287,8 +296,8 @@ template <int D, bool FUSED>
 __device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_cu_store &s,
                                                int row) {
     if (FUSED)
-        kk_head_norm<D>(h, s.q_norm, s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
-                        s.eps);
+        kk_head_norm<D, true>(h, s.q_norm, s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
+                              s.eps);
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         *(uint16_t *)(to + (threadIdx.x % 32 + 32 * i) * 2) = kk_dbf16(h.v[i]);
@@ -418,52 +427,49 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chain = warp / 8;
     const int j = warp % 8 * 8 + lane / 4, n_head = a.n_head, group = n_head / a.slot.n_kv_head;
     const bool sums = warp < cut::COLUMN_WARPS;
-    const uint64_t any = u.any, fresh = FUSED ? u.fresh : 0;
+    const uint64_t any = u.any;
     const uint8_t *head = u.mem + (size_t)u.kv * a.slot.head_bytes;
     const uint8_t *keys = head + (EQ ? a.slot.v_off : a.slot.k_off);
     const uint8_t *values = head + a.slot.v_off;
     const int queries = u.rows * group, base = u.base;
     const float *q_from = FUSED ? s.q : a.q;
-    /* This warp's query, now and in the next tile. */
-    int q = u.m_from * 16 + warp, row = q / group, q_head = u.kv * group + q % group;
-    kk_head<D> raw;
-    if (q < queries) raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
-    uint4 k[cut::STEPS];
-    uint32_t v[16][cut::NW];
-#pragma unroll
-    for (int e = 0; e < cut::STEPS; e++) k[e] = make_uint4(0, 0, 0, 0);
-    const bool key = chain < cut::CHAINS && (any >> j & 1);
-    if (key && !(fresh >> j & 1)) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, chain, j);
-    if (!LATE && sums) kk_fetch_values<D, BF16, true>(v, a.slot, values, any & ~fresh);
-    if (fresh) {
+    if (FUSED && u.fresh) {
         kk_store_fresh<D, EQ>(s, u);
         __syncthreads();
-        if (key && (fresh >> j & 1)) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, chain, j);
-        if (!LATE && sums) kk_fetch_values<D, BF16, false>(v, a.slot, values, any & fresh);
     }
+    /* This warp's query, now and in the next tile; some query where it has none. */
+    int q = min(u.m_from * 16 + warp, queries - 1);
+    int row = q / group, q_head = u.kv * group + q % group;
+    kk_head<D> raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+    uint4 k[cut::STEPS];
+    uint32_t v[16][cut::NW];
+    const bool scores = chain < cut::CHAINS;
+    if (scores) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, u.end, chain, j);
+    if (!LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
     bool careful = false;
     for (int m = u.m_from; m < u.m_to; m++) {
         const int q0 = m * 16, n = min(16, queries - q0), now = row;
+        if (LATE && m > u.m_from)
+            raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
         float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
         if (warp < n) {
             part = kk_part(a, u.tile, row, q_head, u.index);
             if (lane == 0) parts[warp] = part;
-            if (LATE && m > u.m_from)
-                raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
             kk_query_stage<D, FUSED>(room.q + warp * cut::PITCH, raw, s, u.row + row);
         }
+        if (EQ && BF16 && scores && m == u.m_from) kk_rebuild_key<D>(k, a, base, u.end, chain, j);
+        if (LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
         if (m + 1 < u.m_to) {
-            q += 16;
+            q = min(q0 + 16 + warp, queries - 1);
             row = q / group;
             q_head = u.kv * group + q % group;
-            if (!LATE && q < queries)
+            if (!LATE)
                 raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
         }
-        if (EQ && BF16 && key && m == u.m_from) kk_rebuild_key<D>(k, a, base, chain, j);
-        if (LATE && sums) kk_fetch_values<D, BF16, true>(v, a.slot, values, any);
         __syncthreads();
         kk_page_scores<D>(room.score, k, room.q, n, a.scale);
         if (warp < n) kk_page_softmax(room.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
+        if (any != ~0ull && sums && (LATE || m == u.m_from)) kk_hide_values<D>(v, any);
         if (u.mixed && m == u.m_from && sums)
             careful = kk_odd_values<D>(v, ~(u.seen(a, 0) & u.seen(a, u.rows - 1)));
         __syncthreads();
@@ -576,7 +582,7 @@ struct kk_fold {
  * column for the sums.  part: the first unit's, stride: floats of a unit. */
 __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
                                                       const kk_tile_pages &pages, const float *part,
-                                                      int stride, int column, bool real) {
+                                                      int stride, int column) {
     const int lane = threadIdx.x % 32;
     const int window = pages.window / KK_SPAN * KK_SPAN, end = pages.end();
     kk_fold all = {-INFINITY, 0, 0};
@@ -591,12 +597,12 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
         const float *near = part + 4 + column + (ptrdiff_t)batch * stride;
         const float *far = near - (ptrdiff_t)(pages.window - pages.sinks) * stride;
         const int left = pages.sinks - batch;
+        const float *sure = part + 4 + column;
         const auto load = [&](float(&o)[KK_SPAN], int first) {
 #pragma unroll
-            for (int i = 0; i < KK_SPAN; i++) {
-                o[i] = 0;
-                if (real && (mask >> first >> i & 1))
-                    o[i] = (first + i < left ? near : far)[(first + i) * stride];
+            for (int i = 0; i < KK_SPAN; i++) { /* what is not seen: the first page instead */
+                const float *at = (first + i < left ? near : far) + (first + i) * stride;
+                o[i] = *(mask >> first >> i & 1 ? at : sure);
             }
         };
         float o[KK_SPAN], next[KK_SPAN];
@@ -653,7 +659,7 @@ inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int 
         const int query = i / chunks, head = query % n_head, r = query / n_head;
         const kk_fold f =
             kk_combine_columns(kk_sight_of(a, info, a.first_row + r), pages,
-                               kk_part(a, tile, r, head, 0), d + 4, column, column < d);
+                               kk_part(a, tile, r, head, 0), d + 4, min(column, d - 1));
         const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
         const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;
         if (column >= d) continue;

@@ -59,8 +59,8 @@ __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const
         if (keys >> j & 1) {
             kk_widen(lo, *(const uint4 *)from);
             kk_widen(hi, *(const uint4 *)(from + D));
-            kk_rebuild(lo, hi, a.k_norm, a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot,
-                       a.n_rot, at, D);
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
         }
         *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2) = kk_narrow(lo);
         *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2 + D) = kk_narrow(hi);
@@ -85,8 +85,8 @@ __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend
         *(uint4 *)vj = kk_narrow(lo);
         *(uint4 *)(vj + D) = kk_narrow(hi);
         if (EQ && real)
-            kk_rebuild(lo, hi, a.k_norm, a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot,
-                       a.n_rot, at, D);
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
         if (!EQ && real) {
             kk_stored<8>(lo, a.slot, keys_at, j, at, D);
             kk_stored<8>(hi, a.slot, keys_at, j, at + D / 2, D);

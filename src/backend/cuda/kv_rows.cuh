@@ -23,11 +23,21 @@ template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float 
     return h;
 }
 
-/* x / rms(x) * w (w NULL: none), then pairs turned (cs NULL: not). */
-template <int D>
+/* x / rms(x), FULL: times w and then pairs turned by cs.  Loads come first and without branches:
+ * behind a branch the compiler waits for each. */
+template <int D, bool FULL>
 __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, const float *cs,
                                              int n_rot, float eps) {
     const int lane = threadIdx.x % 32;
+    float weight[D / 32], c[D / 64], n[D / 64];
+#pragma unroll
+    for (int i = 0; FULL && i < D / 32; i++) weight[i] = w[lane + 32 * i];
+#pragma unroll
+    for (int i = 0; FULL && i < D / 64; i++) {
+        const int at = max(0, min(lane + 32 * i, n_rot - 1));
+        c[i] = cs[at];
+        n[i] = cs[n_rot + at];
+    }
     float s = 0;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) s = __fmaf_rn(h.v[i], h.v[i], s);
@@ -36,16 +46,14 @@ __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, cons
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
         h.v[i] = __fmul_rn(h.v[i], inv);
-        if (w) h.v[i] = __fmul_rn(h.v[i], w[lane + 32 * i]);
+        if (FULL) h.v[i] = __fmul_rn(h.v[i], weight[i]);
     }
-    if (!cs) return;
 #pragma unroll
-    for (int i = 0; i < D / 64; i++) {
-        const int at = lane + 32 * i;
-        if (at >= n_rot) continue;
-        const float a = h.v[i], b = h.v[i + D / 64], c = cs[at], n = cs[n_rot + at];
-        h.v[i] = __fmaf_rn(-b, n, __fmul_rn(a, c));
-        h.v[i + D / 64] = __fmaf_rn(a, n, __fmul_rn(b, c));
+    for (int i = 0; FULL && i < D / 64; i++) {
+        const bool turn = lane + 32 * i < n_rot;
+        const float a = h.v[i], b = h.v[i + D / 64];
+        h.v[i] = turn ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
+        h.v[i + D / 64] = turn ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
     }
 }
 
@@ -194,7 +202,8 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
 }
 
 /* K from V: the values at .. at + 7 of a key and those half a head on (lo, hi), times k_norm,
- * pairs below n_rot turned.  cs: the key's angles. */
+ * pairs below n_rot turned.  cs: the key's angles.  BRANCHES: leaves out what is not turned. */
+template <bool BRANCHES>
 __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const float *k_norm,
                                            const float *cs, int n_rot, int at, int d) {
     float c[8], s[8];
@@ -211,12 +220,13 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
         hi[e + 2] = __fmul_rn(hi[e + 2], y.z);
         hi[e + 3] = __fmul_rn(hi[e + 3], y.w);
     }
-    if (at >= n_rot) return;
+    if ((BRANCHES || n_rot == 0) && at >= n_rot) return;
     if (n_rot % 8 == 0) {
+        const float *from = cs + min(at, n_rot - 8);
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-            *(float4 *)(c + i) = *(const float4 *)(cs + at + i);
-            *(float4 *)(s + i) = *(const float4 *)(cs + n_rot + at + i);
+            *(float4 *)(c + i) = *(const float4 *)(from + i);
+            *(float4 *)(s + i) = *(const float4 *)(from + n_rot + i);
         }
     } else {
 #pragma unroll
@@ -228,9 +238,9 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         const float x = lo[e], y = hi[e];
-        if (at + e >= n_rot) continue;
-        lo[e] = __fmaf_rn(-y, s[e], __fmul_rn(x, c[e]));
-        hi[e] = __fmaf_rn(x, s[e], __fmul_rn(y, c[e]));
+        const bool turn = at + e < n_rot;
+        lo[e] = turn ? __fmaf_rn(-y, s[e], __fmul_rn(x, c[e])) : x;
+        hi[e] = turn ? __fmaf_rn(x, s[e], __fmul_rn(y, c[e])) : y;
     }
 }
 
