@@ -621,9 +621,10 @@ static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, sight s,
     rig_read(r, out, got, all);
     for (size_t i = 0; i < all; i++) assert_true(isfinite(got[i])); /* nothing hidden came in */
     rig_record_values(r, RIG_FLOATS, got, all,
-                      "attend %s%s, %d rows of %d, %d heads of %d, window %d sink %d%s",
+                      "attend %s%s, %d rows of %d, %d heads of %d, window %d sink %d%s%s",
                       kk_dtype_get(format)->name, k_eq_v ? " k = v" : "", c->rows.n_rows,
-                      c->rows.n_groups, n_head, d, s.window, s.sink, s.block ? " block" : "");
+                      c->rows.n_groups, n_head, d, s.window, s.sink, s.block ? " block" : "",
+                      seed % 5 == 0 ? ", large" : "");
 }
 
 static void case_attend(rig *r) {

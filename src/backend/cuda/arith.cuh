@@ -10,6 +10,8 @@
  *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
  *     tree within 32 lanes, then a tree over the sixteen parts;
  *   - a head's sum has 32 lanes and the tree;
+ *   - attention rounds q, K, V and the weights of a page's keys to bf16, and folds pages of 64
+ *     keys in order, by spans of eight; attend.cuh has the whole rule;
  *   - exp, gelu and the soft-cap are the sequences of the CPU's mathf.h. */
 #ifndef KK_CUDA_ARITH_CUH
 #define KK_CUDA_ARITH_CUH
@@ -42,9 +44,10 @@ __host__ __device__ __forceinline__ int kk_slice(int steps, int i) {
 /* ---- scalars ---------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float kk_dexp(float x) {
-    x = x > -86.0f ? x : -86.0f;
-    x = x < 88.0f ? x : 88.0f;
-    const float n = rintf(__fmul_rn(x, 1.44269504088896341f));
+    x = fminf(fmaxf(x, -86.0f), 88.0f); /* what is no number becomes -86 */
+    /* Adding 1.5 * 2^23 rounds to the nearest integer, and leaves it in the low bits. */
+    const float whole = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f);
+    const float n = __fsub_rn(whole, 12582912.0f);
     float r = __fmaf_rn(n, -0.693359375f, x);
     r = __fmaf_rn(n, 2.12194440054690583e-4f, r);
     float p = 1.0f / 5040;
@@ -55,7 +58,7 @@ __device__ __forceinline__ float kk_dexp(float x) {
     p = __fmaf_rn(p, r, 0.5f);
     p = __fmaf_rn(p, r, 1.0f);
     p = __fmaf_rn(p, r, 1.0f);
-    return __uint_as_float(__float_as_uint(p) + ((uint32_t)(int32_t)n << 23));
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
 }
 
 __device__ __forceinline__ float kk_dgelu(float x) {
@@ -79,7 +82,8 @@ __device__ __forceinline__ float kk_dfloat(uint16_t h) {
     return __uint_as_float((uint32_t)h << 16);
 }
 __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
-    return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
+    const __nv_bfloat162 two = __floats2bfloat162_rn(lo, hi); /* one instruction */
+    return *(const uint32_t *)&two;
 }
 
 /* Where value k of a row lies in a turned row, which the tiled products read (gemm.cuh): of every

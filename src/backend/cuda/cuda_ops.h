@@ -231,6 +231,7 @@ cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a);
 /* ---- attention ---------------------------------------------------------------------------- */
 
 enum { KK_CU_F32, KK_CU_BF16, KK_CU_KV8, KK_CU_KV4 };
+enum { KK_CU_TILE_ROWS = 64 }; /* of a tile, where a session has more than KK_CU_ROWS */
 
 /* Some rows of one session, one after the other. */
 typedef struct {
@@ -282,10 +283,17 @@ typedef struct {
     float *parts; /* room for the sums of pages */
     int32_t bf16_pitch;
     int32_t first_tile, n_tiles;
+    int32_t first_row; /* of each tile; tile_most rows are done from there */
 } kk_cu_attend;
-/* Bytes of parts that a row needs where a tile sees this many pages. */
+/* Few rows: a page and a K/V head at a time, then pages are added up.  Bytes of parts that a row
+ * needs where a tile sees this many pages. */
 size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages);
 cudaError_t kk_cu_run_attend(kk_cu_at at, const kk_cu_attend *a);
+/* Many rows, all of each tile; the same bits.  Not for every size of heads.  Bytes of parts that a
+ * tile needs. */
+bool kk_cu_attend_tiles(int32_t head_dim);
+size_t kk_cu_attend_tile_bytes(const kk_cu_attend *a);
+cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a);
 
 cudaError_t kk_cu_setup(void); /* shared-memory limits of all kernels, once per device */
 

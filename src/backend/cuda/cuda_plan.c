@@ -226,6 +226,21 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
     return KK_OK;
 }
 
+/* As many tiles at a time as parts have room for. */
+static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t tile,
+                              cudaError_t (*run)(kk_cu_at, const kk_cu_attend *), kk_err *err) {
+    if (tile > dev->parts.bytes)
+        return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
+                       t.rows.most_pages);
+    const int32_t most = (int32_t)(dev->parts.bytes / tile < 4096 ? dev->parts.bytes / tile : 4096);
+    for (int32_t i = 0; i < tiles; i += most) {
+        t.first_tile = i;
+        t.n_tiles = tiles - i < most ? tiles - i : most;
+        KK_CUDA_TRY(run(kk_cuda_at(dev), &t), "attention", err);
+    }
+    return KK_OK;
+}
+
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
     kk_cu_attend t = {.out = out,
@@ -250,17 +265,16 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
         const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
         if (seen < t.rows.most_pages) t.rows.most_pages = seen;
     }
-    const size_t tile = (size_t)v->tile_most *
-                        kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
-    if (tile > dev->parts.bytes)
-        return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
-                       t.rows.most_pages);
-    const int32_t most = (int32_t)(dev->parts.bytes / tile < 4096 ? dev->parts.bytes / tile : 4096);
-    for (int32_t i = 0; i < v->tiles; i += most) {
-        t.first_tile = i;
-        t.n_tiles = v->tiles - i < most ? v->tiles - i : most;
-        KK_CUDA_TRY(kk_cu_run_attend(kk_cuda_at(dev), &t), "attention", err);
-    }
+    if (v->tile_most > KK_CU_ROWS && kk_cu_attend_tiles(a->slot.head_dim))
+        return attend_tiles(dev, t, v->tiles, kk_cu_attend_tile_bytes(&t), kk_cu_run_attend_tiles,
+                            err);
+    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
+    if (t.rows.tile_most > KK_CU_ROWS) t.rows.tile_most = KK_CU_ROWS;
+    while (t.rows.tile_most > 1 && (size_t)t.rows.tile_most * row > dev->parts.bytes)
+        t.rows.tile_most /= 2;
+    for (; t.first_row < v->tile_most; t.first_row += t.rows.tile_most)
+        KK_TRY(
+            attend_tiles(dev, t, v->tiles, (size_t)t.rows.tile_most * row, kk_cu_run_attend, err));
     return KK_OK;
 }
 

@@ -182,16 +182,12 @@ static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_dat
     }
 }
 
-/* Rows of a tile, so that the sums of all its pages fit their room even for the widest heads. */
-static int32_t tile_rows_of(const kk_rows *rows, int32_t cap) {
+/* Rows of a tile: as many as the kernels for few rows take, or a piece of a prompt. */
+static int32_t tile_rows_of(const kk_rows *rows) {
     int32_t most = 1;
     for (int32_t i = 0; i < rows->n_groups; i++)
         most = rows->group[i].n_rows > most ? rows->group[i].n_rows : most;
-    if (most > KK_CU_ROWS) most = KK_CU_ROWS;
-    while (most > 1 &&
-           (size_t)most * kk_cu_attend_row_bytes(32, 512, cap) > (size_t)KK_CUDA_PARTS_BYTES)
-        most /= 2;
-    return most;
+    return most <= KK_CU_ROWS ? most : KK_CU_TILE_ROWS;
 }
 
 static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_err *err) {
@@ -203,7 +199,7 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
     for (int32_t i = 0; i < rows->n_groups; i++)
         if (group_pages(&rows->group[i]) > pages) pages = group_pages(&rows->group[i]);
     v.page_cap = page_capacity(pages);
-    v.tile_most = tile_rows_of(rows, v.page_cap);
+    v.tile_most = tile_rows_of(rows);
     for (int32_t i = 0; i < rows->n_groups; i++)
         v.tiles += (rows->group[i].n_rows + v.tile_most - 1) / v.tile_most;
     const size_t n = (size_t)v.n_rows, g = (size_t)v.n_groups, t = (size_t)v.tiles;

@@ -1,0 +1,671 @@
+/* attend.cuh - attention of few rows: a page, a K/V head and a tile of rows at a time, and adding
+ * up pages.
+ *
+ * The rule, which every way of attending follows to the bit:
+ *   - q, normed and turned in float32, is rounded to bf16.  A stored row is read as float32; K,
+ *     rebuilt from it where K = V, is rounded to bf16, and so is V;
+ *   - the score of a key is the sum of two chains of m16n8k16 products with float32 sums.  A
+ *     step is 32 values in the lanes' order of weights (lane t of four has 8 t .. 8 t + 7).  With
+ *     quarters A B C D of the head, the first chain takes A and C, the second B and D, so that
+ *     pairs half a head apart meet in one lane; heads of 64 have one chain.  Then times scale;
+ *   - within a page m is the maximum of what is seen, p = exp(s - m), 0 where not seen, and l
+ *     their sum as a tree: keys 32 apart first, then 16, 8, 4, 2, 1.  o is one chain over p in
+ *     bf16 against V, 16 keys a step in their own order;
+ *   - (m, l, o) of pages are folded in ascending order, those a row does not see left out:
+ *     m' = max(m, n), x' = fma(y, exp(n - m'), x * exp(m - m')), from m = -inf, x = 0.  Pages of
+ *     a span (eight, by their absolute number) are folded first, then spans, so that spans may
+ *     be worked on apart.  The output is o * (1 / l) + 0.
+ * Neither tiles nor the rows beside it change a row's bits.  What a row does not see may hold
+ * anything: keys that nobody in a tile sees count as zeros, and where a value is not finite that
+ * only some rows see, rows are done one after the other.
+ *
+ * Blocks of 512 threads.  All loads of a page are asked for before anything is computed: keys in
+ * the lanes' order of scores (8 keys and a chain per warp), values in that of sums (a share of
+ * the columns per warp), both straight from memory into registers. */
+#ifndef KK_CUDA_ATTEND_CUH
+#define KK_CUDA_ATTEND_CUH
+
+#include "kv_rows.cuh"
+#include "stream.cuh"
+
+enum {
+    KK_SPAN = 8, /* pages */
+    KK_ATTEND_WARPS = 16,
+    KK_SCORE_PITCH = 68, /* floats: rows of scores in different banks */
+    KK_UNITS = 8,        /* that a block knows ahead */
+    KK_UNITS_BYTES = KK_UNITS * 96,
+    /* units, parts of twice 16 queries, scores [16][68], q [16][512 + 32] bf16 */
+    KK_PARTS_BYTES = 2 * 16 * 8,
+    KK_ATTEND_ROOM =
+        KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
+};
+
+/* kk_mma from zero. */
+__device__ __forceinline__ void kk_mma_first(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+                 : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/* How a head of D values is cut. */
+template <int D> struct kk_cut {
+    enum {
+        CHAINS = D >= 128 ? 2 : 1,
+        STEPS = D / 32 / CHAINS,                /* of a chain */
+        COLUMN_WARPS = D / 8 < 16 ? D / 8 : 16, /* that share the sums' columns */
+        NT = D / 8 / COLUMN_WARPS,              /* products of 8 columns of a warp */
+        NW = NT > 1 ? NT / 2 : 1,               /* words of a key's values in a lane */
+        PITCH = D * 2 + 64,                     /* of q in shared memory */
+    };
+    /* Step i of a chain, among all of the head. */
+    static __device__ __forceinline__ int step(int chain, int i) {
+        return chain * (STEPS / 2) + (i < STEPS / 2 ? i : i - STEPS / 2 + D / 64);
+    }
+};
+
+/* ---- what a block works on ----------------------------------------------------------------- */
+
+/* A page, a K/V head and some tiles of 16 queries, in shared memory.  Positions count from the
+ * page's first. */
+struct kk_unit {
+    uint8_t *mem;        /* the page; NULL: there are no more units */
+    uint64_t any, fresh; /* keys that some row sees, and that this forward stores */
+    int base;            /* the page's first position */
+    int tile, index, kv; /* index: of the page among the tile's */
+    int row, rows;       /* of the forward; of the tile, those done now */
+    int pos, end;        /* of the first row, or of the group and its end where rows are a block */
+    int m_from, m_to;    /* tiles of queries */
+    int fresh_from, fresh_to, fresh_row; /* keys, and the row of key 0 */
+    bool mixed;                          /* some keys are seen by some rows only */
+
+    __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
+        return kk_seen(kk_sight_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
+    }
+};
+
+static_assert(sizeof(kk_unit) <= 96, "units fit their room");
+
+/* One warp finds the block's next units: a lane each, `from` and every blocks-th after it.  Tiles
+ * come in turn; in a tile page, share of the queries, K/V head.  Queries are shared out where
+ * there are fewer pages than blocks. */
+inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, bool stores, kk_unit *to,
+                                                  int from, int blocks) {
+    const int lane = threadIdx.x % 32, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
+    int total = 0;
+    for (int i = 0; i < a.n_tiles; i++)
+        total += kk_pages_of(a, a.rows.tile[a.first_tile + i]).n * n_kv;
+    int shares = total * 2 > blocks ? 1 : blocks / total;
+    shares = min(shares, (a.rows.tile_most * group + 15) / 16);
+    int at = from + lane * blocks;
+    kk_unit u = {};
+    for (int i = 0; i < a.n_tiles; i++) {
+        const kk_cu_tile info = a.rows.tile[a.first_tile + i];
+        const kk_tile_pages pages = kk_pages_of(a, info);
+        const int units = pages.n * shares * n_kv;
+        if (at >= units) {
+            at -= units;
+            continue;
+        }
+        u.kv = at % n_kv;
+        const int share = at / n_kv % shares, page = pages.at(at / n_kv / shares);
+        u.index = at / n_kv / shares;
+        u.mem = a.rows.pages[info.pages + page];
+        u.base = page * KK_PAGE;
+        u.tile = i;
+        u.row = info.row + a.first_row;
+        u.rows = kk_rows_now(a, info);
+        u.pos = a.block ? (int)info.group_pos : (int)info.pos + a.first_row;
+        u.end = (int)info.group_end;
+        const int tiles = (u.rows * group + 15) / 16;
+        u.m_from = tiles * share / shares;
+        u.m_to = tiles * (share + 1) / shares;
+        const kk_sight first = kk_sight_of(a, info, a.first_row);
+        const kk_sight last = kk_sight_of(a, info, a.first_row + u.rows - 1);
+        u.any = kk_seen({last.sink, first.from, last.to}, u.base);
+        u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
+        u.fresh_row = info.row + (u.base - (int)info.pos);
+        u.fresh_from = kk_clip((int)info.group_pos, u.base);
+        u.fresh_to = kk_clip((int)info.group_end, u.base);
+        u.fresh = stores ? kk_keys((int)info.group_pos, (int)info.group_end, u.base) : 0;
+        break;
+    }
+    if (lane < KK_UNITS) to[lane] = u;
+}
+
+/* ---- keys and values in registers ---------------------------------------------------------- */
+
+/* This lane's key, j of the page, of one chain. */
+template <int D, bool EQ, bool BF16>
+__device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
+                                             const uint8_t *head, int base, int end, int chain,
+                                             int j) {
+    using cut = kk_cut<D>;
+    const int t = threadIdx.x % 4;
+    if (BF16) {
+        const uint8_t *at = head + ((j * D + t * 8) * 2 + chain * (cut::STEPS / 2) * 64);
+#pragma unroll
+        for (int i = 0; i < cut::STEPS; i++) k[i] = *(const uint4 *)(at + cut::step(0, i) * 64);
+        return;
+    }
+    /* Nobody looks at keys past the last: there may be no angles of theirs. */
+    const float *cs = EQ ? a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot : NULL;
+#pragma unroll
+    for (int i = 0; i < cut::STEPS / 2; i++) {
+        float lo[8], hi[8];
+        const int at = (4 * cut::step(chain, i) + t) * 8;
+        kk_stored<8>(lo, a.slot, head, j, at, D);
+        kk_stored<8>(hi, a.slot, head, j, at + D / 2, D);
+        if (EQ) kk_rebuild<true>(lo, hi, a.k_norm, cs, a.n_rot, at, D);
+        k[i] = kk_narrow(lo);
+        k[i + cut::STEPS / 2] = kk_narrow(hi);
+    }
+}
+
+/* K from V where bf16 rows lie in registers as they were stored. */
+template <int D>
+__device__ __forceinline__ void kk_rebuild_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
+                                               int base, int end, int chain, int j) {
+    using cut = kk_cut<D>;
+    const float *cs = a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot;
+#pragma unroll
+    for (int i = 0; i < cut::STEPS / 2; i++) {
+        float lo[8], hi[8];
+        kk_widen(lo, k[i]);
+        kk_widen(hi, k[i + cut::STEPS / 2]);
+        kk_rebuild<false>(lo, hi, a.k_norm, cs, a.n_rot,
+                          (4 * cut::step(chain, i) + threadIdx.x % 4) * 8, D);
+        k[i] = kk_narrow(lo);
+        k[i + cut::STEPS / 2] = kk_narrow(hi);
+    }
+}
+
+/* Key i of a lane's sixteen, less the lane's own 2 t. */
+__device__ __forceinline__ constexpr int kk_value_key(int i) {
+    return i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
+}
+/* Whether it is among `keys`, already moved down by 2 t. */
+__device__ __forceinline__ bool kk_has(uint64_t keys, int i) {
+    const int at = kk_value_key(i);
+    return (at < 32 ? (uint32_t)keys >> at : (uint32_t)(keys >> 32) >> (at - 32)) & 1;
+}
+
+/* This lane's columns of its keys, whether they are seen or not: behind branches the compiler
+ * would wait for each load. */
+template <int D, bool BF16>
+__device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW],
+                                                const kk_cu_slot &s, const uint8_t *head) {
+    constexpr int NT = kk_cut<D>::NT, NW = kk_cut<D>::NW;
+    const int t2 = threadIdx.x % 4 * 2;
+    const int column = (int)(threadIdx.x / 32) * 8 * NT + NT * (int)(threadIdx.x % 32 / 4);
+    const uint8_t *mine = head + (t2 * D + column) * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const uint8_t *p = mine + kk_value_key(i) * D * 2;
+        if (BF16 && NT == 4) {
+            const uint2 both = *(const uint2 *)p;
+            v[i][0] = both.x;
+            v[i][NW - 1] = both.y;
+        } else if (BF16) {
+            v[i][0] = NT == 2 ? *(const uint32_t *)p : *(const uint16_t *)p;
+        } else {
+            float f[NT < 2 ? 2 : NT];
+            f[1] = 0;
+            kk_stored<NT>(f, s, head, t2 + kk_value_key(i), column, D);
+#pragma unroll
+            for (int w = 0; w < NW; w++) v[i][w] = kk_dbf16x2(f[2 * w], f[2 * w + 1]);
+        }
+    }
+}
+
+/* Zeros for keys that nobody sees. */
+template <int D>
+__device__ __forceinline__ void kk_hide_values(uint32_t (&v)[16][kk_cut<D>::NW], uint64_t keys) {
+    keys >>= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+#pragma unroll
+        for (int w = 0; w < kk_cut<D>::NW; w++) v[i][w] = kk_has(keys, i) ? v[i][w] : 0;
+}
+
+__device__ __forceinline__ bool kk_not_finite(uint32_t two) {
+    return (two & 0x7f80) == 0x7f80 || (two & 0x7f800000) == 0x7f800000;
+}
+
+/* o = p V over the page's 64 keys, for rows g and g + 8 of the tile's p.  MASK: only V of
+ * `keys` counts. */
+template <int D, bool MASK>
+__device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
+                                             const uint32_t (&v)[16][kk_cut<D>::NW], const char *p,
+                                             int n, uint64_t keys) {
+    constexpr int NT = kk_cut<D>::NT, NW = kk_cut<D>::NW;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    keys >>= 2 * t;
+    const char *lo = p + g * KK_SCORE_PITCH * 4 + t * 4, *hi = lo + 8 * KK_SCORE_PITCH * 4;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const uint32_t a0 = g < n ? *(const uint32_t *)(lo + s * 32) : 0;
+        const uint32_t a1 = g + 8 < n ? *(const uint32_t *)(hi + s * 32) : 0;
+        const uint32_t a2 = g < n ? *(const uint32_t *)(lo + s * 32 + 16) : 0;
+        const uint32_t a3 = g + 8 < n ? *(const uint32_t *)(hi + s * 32 + 16) : 0;
+        uint32_t w[4][NW];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+            for (int i = 0; i < NW; i++)
+                w[k][i] = !MASK || kk_has(keys, 4 * s + k) ? v[4 * s + k][i] : 0;
+#pragma unroll
+        for (int e = 0; e < NT; e++) {
+            const uint32_t pick = e % 2 ? 0x7632 : 0x5410;
+            const uint32_t b0 = __byte_perm(w[0][e / 2], w[1][e / 2], pick);
+            const uint32_t b1 = __byte_perm(w[2][e / 2], w[3][e / 2], pick);
+            if (s == 0)
+                kk_mma_first(o[e], a0, a1, a2, a3, b0, b1);
+            else
+                kk_mma(o[e], a0, a1, a2, a3, b0, b1);
+        }
+    }
+}
+
+/* ---- a unit -------------------------------------------------------------------------------- */
+
+/* Stores the session's new rows of a page, K and V of one head: a warp per row of either. */
+template <int D, bool EQ>
+__device__ __noinline__ void kk_store_fresh(const kk_cu_store &s, const kk_unit &u) {
+    const int kinds = EQ ? 1 : 2, warp = threadIdx.x / 32;
+    for (int i = warp; i < (u.fresh_to - u.fresh_from) * kinds; i += KK_ATTEND_WARPS) {
+        const bool value = EQ || i % 2;
+        const int j = u.fresh_from + i / kinds;
+        const size_t row = (size_t)(u.fresh_row + j);
+        const size_t at = (row * (size_t)s.slot.n_kv_head + (size_t)u.kv) * D;
+        kk_head<D> h = kk_head_load<D>((value && s.v ? s.v : s.k) + at);
+        if (!value)
+            kk_head_norm<D, true>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot,
+                                  s.eps);
+        else if (!s.v_raw)
+            kk_head_norm<D, false>(h, NULL, NULL, 0, s.eps);
+        uint8_t *base =
+            u.mem + (value ? s.slot.v_off : s.slot.k_off) + (size_t)u.kv * s.slot.head_bytes;
+        kk_put(s.slot, base, j, D, [&](int k) { return h.v[k]; });
+    }
+}
+
+/* q of one query, as it was stored (FUSED: to be normed and turned), rounded to shared memory. */
+template <int D, bool FUSED>
+__device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_cu_store &s,
+                                               int row) {
+    if (FUSED)
+        kk_head_norm<D, true>(h, s.q_norm, s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
+                              s.eps);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        *(uint16_t *)(to + (threadIdx.x % 32 + 32 * i) * 2) = kk_dbf16(h.v[i]);
+}
+
+/* Scores of a tile of queries, 8 keys and one chain a warp, summed and scaled in shared memory.
+ * Ends with a barrier. */
+template <int D>
+__device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk_cut<D>::STEPS],
+                                               const char *q, int n, float scale) {
+    using cut = kk_cut<D>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int chain = warp / 8;
+    float c[4] = {0, 0, 0, 0};
+    float *to = score + g * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t;
+    if (chain < cut::CHAINS) {
+        const char *lo = q + g * cut::PITCH + t * 16, *hi = lo + 8 * cut::PITCH;
+        const uint4 none = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < cut::STEPS; i++) {
+            const int step = cut::step(chain, i);
+            const uint4 x = g < n ? *(const uint4 *)(lo + step * 64) : none;
+            const uint4 y = g + 8 < n ? *(const uint4 *)(hi + step * 64) : none;
+            kk_step<true>(c, k[i], x, y);
+        }
+    }
+    if (cut::CHAINS > 1) {
+        if (chain == 1) {
+            *(float2 *)to = make_float2(c[0], c[1]);
+            *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
+        }
+        __syncthreads();
+    }
+    if (chain == 0) {
+        if (cut::CHAINS > 1) {
+            const float2 x = *(const float2 *)to, y = *(const float2 *)(to + 8 * KK_SCORE_PITCH);
+            c[0] = __fadd_rn(c[0], x.x);
+            c[1] = __fadd_rn(c[1], x.y);
+            c[2] = __fadd_rn(c[2], y.x);
+            c[3] = __fadd_rn(c[3], y.y);
+        }
+        *(float2 *)to = make_float2(__fmul_rn(c[0], scale), __fmul_rn(c[1], scale));
+        *(float2 *)(to + 8 * KK_SCORE_PITCH) =
+            make_float2(__fmul_rn(c[2], scale), __fmul_rn(c[3], scale));
+    }
+    __syncthreads();
+}
+
+/* A warp turns one query's scores into p, in place; m and l to its part. */
+__device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, float *part) {
+    const int lane = threadIdx.x % 32;
+    const bool s0 = (uint32_t)seen >> lane & 1, s1 = (uint32_t)(seen >> 32) >> lane & 1;
+    const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
+    float m = fmaxf(x, y);
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
+    const float p0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
+    const float p1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
+    const float l = kk_warp_sum(__fadd_rn(p0, p1));
+    ((uint16_t *)score)[lane] = kk_dbf16(p0);
+    ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
+    if (lane == 0) *(float2 *)part = make_float2(m, l);
+}
+
+/* Sums of this warp's columns to the parts of queries g and g + 8 of the tile. */
+template <int D>
+__device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4],
+                                             float *const *parts, int from, int to) {
+    constexpr int NT = kk_cut<D>::NT;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = g + 8 * half;
+        if (i < from || i >= to) continue;
+        float *at = parts[i] + 4 + (int)(threadIdx.x / 32) * 8 * NT + 2 * NT * t;
+        float f[2 * NT];
+#pragma unroll
+        for (int e = 0; e < NT; e++) {
+            f[e] = o[e][2 * half];
+            f[NT + e] = o[e][2 * half + 1];
+        }
+        if (NT == 1) {
+            *(float2 *)at = make_float2(f[0], f[1]);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 2 * NT; e += 4)
+                *(float4 *)(at + e) = make_float4(f[e], f[e + 1], f[e + 2], f[e + 3]);
+        }
+    }
+}
+
+/* Whether one of this lane's values is not finite and seen by some rows only. */
+template <int D>
+__device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>::NW],
+                                              uint64_t some) {
+    some >>= threadIdx.x % 4 * 2;
+    bool odd = false;
+#pragma unroll
+    for (int e = 0; e < 16; e++)
+#pragma unroll
+        for (int w = 0; w < kk_cut<D>::NW; w++)
+            odd = odd || (kk_has(some, e) && kk_not_finite(v[e][w]));
+    return __any_sync(0xffffffffu, odd);
+}
+
+/* What lies in `room`. */
+struct kk_attend_room {
+    kk_unit *units;
+    float **parts; /* of the 16 queries at hand, and of the 16 before */
+    float *score;
+    char *q;
+    __device__ __forceinline__ kk_attend_room(char *room) {
+        units = (kk_unit *)room;
+        parts = (float **)(room + KK_UNITS_BYTES);
+        score = (float *)(room + KK_UNITS_BYTES + KK_PARTS_BYTES);
+        q = room + KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4;
+    }
+};
+
+template <int D, bool EQ, bool BF16, bool FUSED>
+__device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu_attend &a,
+                                               const kk_attend_room &room, const kk_unit &u) {
+    using cut = kk_cut<D>;
+    /* Registers do not hold all of a wide head beside a query that is being made ready: its values
+     * come after that, once for each tile of queries, and from near by where K = V. */
+    constexpr bool LATE = D > 256;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chain = warp / 8;
+    const int j = warp % 8 * 8 + lane / 4, n_head = a.n_head, group = n_head / a.slot.n_kv_head;
+    const bool sums = warp < cut::COLUMN_WARPS;
+    const uint64_t any = u.any;
+    const uint8_t *head = u.mem + (size_t)u.kv * a.slot.head_bytes;
+    const uint8_t *keys = head + (EQ ? a.slot.v_off : a.slot.k_off);
+    const uint8_t *values = head + a.slot.v_off;
+    const int queries = u.rows * group, base = u.base;
+    const float *q_from = FUSED ? s.q : a.q;
+    if (FUSED && u.fresh) {
+        kk_store_fresh<D, EQ>(s, u);
+        __syncthreads();
+    }
+    /* This warp's query, now and in the next tile; some query where it has none. */
+    int q = min(u.m_from * 16 + warp, queries - 1);
+    int row = q / group, q_head = u.kv * group + q % group;
+    kk_head<D> raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+    uint4 k[cut::STEPS];
+    uint32_t v[16][cut::NW];
+    const bool scores = chain < cut::CHAINS;
+    if (scores) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, u.end, chain, j);
+    if (!LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
+    bool careful = false;
+    for (int m = u.m_from; m < u.m_to; m++) {
+        const int q0 = m * 16, n = min(16, queries - q0), now = row;
+        if (LATE && m > u.m_from)
+            raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+        float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
+        if (warp < n) {
+            part = kk_part(a, u.tile, row, q_head, u.index);
+            if (lane == 0) parts[warp] = part;
+            kk_query_stage<D, FUSED>(room.q + warp * cut::PITCH, raw, s, u.row + row);
+        }
+        if (EQ && BF16 && scores && m == u.m_from) kk_rebuild_key<D>(k, a, base, u.end, chain, j);
+        if (LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
+        if (m + 1 < u.m_to) {
+            q = min(q0 + 16 + warp, queries - 1);
+            row = q / group;
+            q_head = u.kv * group + q % group;
+            if (!LATE)
+                raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+        }
+        __syncthreads();
+        kk_page_scores<D>(room.score, k, room.q, n, a.scale);
+        if (warp < n) kk_page_softmax(room.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
+        if (any != ~0ull && sums && (LATE || m == u.m_from)) kk_hide_values<D>(v, any);
+        if (u.mixed && m == u.m_from && sums)
+            careful = kk_odd_values<D>(v, ~(u.seen(a, 0) & u.seen(a, u.rows - 1)));
+        __syncthreads();
+        if (!sums) continue;
+        float o[cut::NT][4];
+        if (!careful) {
+            kk_page_sums<D, false>(o, v, (const char *)room.score, n, 0);
+            kk_page_keep<D>(o, parts, 0, n);
+            continue;
+        }
+        for (int r = q0 / group; r <= (q0 + n - 1) / group; r++) {
+            kk_page_sums<D, true>(o, v, (const char *)room.score, n, u.seen(a, r));
+            kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
+        }
+    }
+    __syncthreads(); /* q, scores and parts are free for the next unit */
+}
+
+template <int D, bool EQ, bool BF16, bool FUSED>
+__device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_attend &a,
+                                             char *shared, int block, int blocks) {
+    const kk_attend_room room(shared);
+    for (int from = block;;) {
+        for (int i = 0; i < KK_UNITS; i++) {
+            const kk_unit &u = room.units[i];
+            if (!u.mem) return;
+            if (u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
+        }
+        from += KK_UNITS * blocks;
+        if (threadIdx.x < 32) kk_find_units(a, FUSED && s.k, room.units, from, blocks);
+        __syncthreads();
+    }
+}
+
+template <int D, bool FUSED>
+__device__ __forceinline__ void kk_attend_head(const kk_cu_store &s, const kk_cu_attend &a,
+                                               char *room, int block, int blocks) {
+    const bool bf16 = a.slot.format == KK_CU_BF16;
+    if (a.slot.k_eq_v) {
+        if (bf16)
+            kk_attend_units<D, true, true, FUSED>(s, a, room, block, blocks);
+        else
+            kk_attend_units<D, true, false, FUSED>(s, a, room, block, blocks);
+    } else {
+        if (bf16)
+            kk_attend_units<D, false, true, FUSED>(s, a, room, block, blocks);
+        else
+            kk_attend_units<D, false, false, FUSED>(s, a, room, block, blocks);
+    }
+}
+
+__host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
+    return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
+}
+
+/* Finds this block's first units, and asks for the pages of the first two: they may come from
+ * memory while q, K and V of this layer are still being computed.  Leaves them in room. */
+__device__ __forceinline__ void kk_attend_prepare(const kk_cu_store &s, const kk_cu_attend &a,
+                                                  char *shared, int block, int blocks) {
+    const kk_attend_room room(shared);
+    if (threadIdx.x < 32) kk_find_units(a, s.k != NULL, room.units, block, blocks);
+    __syncthreads();
+    const int bytes = (int)a.slot.head_bytes, at = (int)threadIdx.x * 128;
+    for (int i = 0; i < 2 && room.units[i].mem; i++) {
+        const uint8_t *head = room.units[i].mem + (size_t)room.units[i].kv * a.slot.head_bytes;
+        for (int n = at; n < bytes; n += 512 * 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(head + a.slot.v_off + n));
+            if (!a.slot.k_eq_v)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(head + a.slot.k_off + n));
+        }
+    }
+}
+
+/* All units of this block: stores the rows of s that lie in its pages (s.k NULL: none), norms and
+ * turns q of s (which stays as it is), and leaves the pages' results in a.parts.  Between grid
+ * barriers; 512 threads; room: KK_ATTEND_ROOM bytes of shared memory, 16-byte aligned, as
+ * kk_attend_prepare left it, which may come before the barrier.  Tiles, page tables and arguments
+ * may lie in any memory. */
+__device__ __forceinline__ void kk_attend_run(const kk_cu_store &s, const kk_cu_attend &a,
+                                              char *room, int block, int blocks) {
+    switch (a.slot.head_dim) {
+    case 64: return kk_attend_head<64, true>(s, a, room, block, blocks);
+    case 128: return kk_attend_head<128, true>(s, a, room, block, blocks);
+    case 256: return kk_attend_head<256, true>(s, a, room, block, blocks);
+    case 512: return kk_attend_head<512, true>(s, a, room, block, blocks);
+    default: return;
+    }
+}
+__device__ __forceinline__ void kk_attend_stage(const kk_cu_store &s, const kk_cu_attend &a,
+                                                char *room, int block, int blocks) {
+    kk_attend_prepare(s, a, room, block, blocks);
+    kk_attend_run(s, a, room, block, blocks);
+}
+
+/* ---- adding up pages ----------------------------------------------------------------------- */
+
+/* A maximum, a sum and one column. */
+struct kk_fold {
+    float m, l, o;
+    __device__ __forceinline__ void add(float n, float ln, float on) {
+        const float top = fmaxf(m, n);
+        const float a = kk_dexp(__fsub_rn(m, top)), b = kk_dexp(__fsub_rn(n, top));
+        l = __fmaf_rn(ln, b, __fmul_rn(l, a));
+        o = __fmaf_rn(on, b, __fmul_rn(o, a));
+        m = top;
+    }
+};
+
+/* 32 columns of one query: a warp, lane by lane a page of up to four spans for the weights and a
+ * column for the sums.  part: the first unit's, stride: floats of a unit. */
+__device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
+                                                      const kk_tile_pages &pages, const float *part,
+                                                      int stride, int column) {
+    const int lane = threadIdx.x % 32;
+    const int window = pages.window / KK_SPAN * KK_SPAN, end = pages.end();
+    kk_fold all = {-INFINITY, 0, 0};
+    for (int batch = pages.sinks ? 0 : window; batch < end;) {
+        const int page = batch + lane;
+        const bool seen =
+            (page < pages.sinks || page >= pages.window) && page < end && see.page(page);
+        const unsigned mask = __ballot_sync(0xffffffffu, seen);
+        float2 ml = make_float2(-INFINITY, 0);
+        if (seen) ml = *(const float2 *)(part + (size_t)(pages.unit(page) * stride));
+        /* Pages before the gap behind the sinks, if there is one, and those after it. */
+        const float *near = part + 4 + column + (ptrdiff_t)batch * stride;
+        const float *far = near - (ptrdiff_t)(pages.window - pages.sinks) * stride;
+        const int left = pages.sinks - batch;
+        const float *sure = part + 4 + column;
+        const auto load = [&](float(&o)[KK_SPAN], int first) {
+#pragma unroll
+            for (int i = 0; i < KK_SPAN; i++) { /* what is not seen: the first page instead */
+                const float *at = (first + i < left ? near : far) + (first + i) * stride;
+                o[i] = *(mask >> first >> i & 1 ? at : sure);
+            }
+        };
+        float o[KK_SPAN], next[KK_SPAN];
+        load(o, 0);
+        float top = ml.x; /* so far, within the span */
+#pragma unroll
+        for (int k = 1; k < KK_SPAN; k *= 2) {
+            const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
+            if (lane % KK_SPAN >= k) top = fmaxf(top, up);
+        }
+        float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
+        if (lane % KK_SPAN == 0) before = -INFINITY;
+        const float a = kk_dexp(__fsub_rn(before, top)), b = kk_dexp(__fsub_rn(ml.x, top));
+#pragma unroll 1
+        for (int k = 0; k < 32 && mask >> k; k += KK_SPAN) {
+            if (k + KK_SPAN < 32) load(next, k + KK_SPAN);
+            kk_fold span = {__shfl_sync(0xffffffffu, top, k + KK_SPAN - 1), 0, 0};
+#pragma unroll
+            for (int i = 0; i < KK_SPAN; i++) {
+                const float ai = __shfl_sync(0xffffffffu, a, k + i);
+                const float bi = __shfl_sync(0xffffffffu, b, k + i);
+                const float li = __shfl_sync(0xffffffffu, ml.y, k + i);
+                if (!(mask >> k >> i & 1)) continue;
+                span.l = __fmaf_rn(li, bi, __fmul_rn(span.l, ai));
+                span.o = __fmaf_rn(o[i], bi, __fmul_rn(span.o, ai));
+            }
+            if (mask >> k & 0xff) all.add(span.m, span.l, span.o);
+#pragma unroll
+            for (int i = 0; i < KK_SPAN; i++) o[i] = next[i];
+        }
+        batch += 32;
+        if (batch >= pages.sinks && batch < window) batch = window;
+    }
+    return all;
+}
+
+/* Adds up the parts of all rows and heads of the tiles.  Any number of warps per block. */
+inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int block, int blocks) {
+    const int d = a.slot.head_dim, chunks = (d + 31) / 32, lane = threadIdx.x % 32;
+    const int n_head = a.n_head, n_tiles = a.n_tiles;
+    int tile = -1, before = 0, items = 0;
+    kk_cu_tile info;
+    kk_tile_pages pages;
+    for (int at = (int)(threadIdx.x / 32) * blocks + block;;
+         at += (int)(blockDim.x / 32) * blocks) {
+        while (at >= before + items) {
+            before += items;
+            if (++tile >= n_tiles) return;
+            info = a.rows.tile[a.first_tile + tile];
+            pages = kk_pages_of(a, info);
+            items = kk_rows_now(a, info) * n_head * chunks;
+        }
+        const int i = at - before, column = i % chunks * 32 + lane;
+        const int query = i / chunks, head = query % n_head, r = query / n_head;
+        const kk_fold f =
+            kk_combine_columns(kk_sight_of(a, info, a.first_row + r), pages,
+                               kk_part(a, tile, r, head, 0), d + 4, min(column, d - 1));
+        const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
+        const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;
+        if (column >= d) continue;
+        if (a.out) a.out[row * (size_t)n_head * d + to] = y;
+        if (a.out_bf16) a.out_bf16[row * (size_t)a.bf16_pitch + to] = kk_dbf16(y);
+    }
+}
+
+#endif

@@ -1,0 +1,557 @@
+/* cuda_attend_tiles.cu - attention of many rows, by the rule of attend.cuh.
+ *
+ * A block takes 64 queries (rows and heads of one K/V head) and walks the pages that they see in
+ * order.  Pages come to shared memory as bf16 while others are worked on; scores and sums stay in
+ * registers, so nothing grows with the context.  A warp has 16 queries and up to 256 columns;
+ * wider heads take two warps, which share the scores.  Where K = V, K is rebuilt once per block
+ * and page, and the two buffers change places: the next page arrives where K was.  A finished
+ * span is folded into the sums of those before it, which lie in the block's part of a.parts. */
+#include "attend.cuh"
+#include "launch.cuh"
+
+enum { TILE_QUERIES = 64, SHARE_PITCH = 72 /* floats: scores that two warps share */ };
+
+template <int D> struct tile_cut {
+    enum {
+        GROUPS = D > 256 ? 2 : 1, /* of columns */
+        THREADS = 128 * GROUPS,
+        COLUMNS = D / GROUPS, /* of a warp */
+        NT = COLUMNS / 8,
+        KEY_TILES = 8 / GROUPS, /* whose scores a warp computes */
+        K_PITCH = 2 * D + 64,   /* bytes: a quarter of a warp reads two rows of 64 */
+        V_PITCH = 2 * D + 16,   /* bytes: eight rows of 16 */
+        BUFFER = KK_PAGE * K_PITCH,
+        SHARED =
+            TILE_QUERIES * K_PITCH + 2 * BUFFER + (GROUPS > 1 ? TILE_QUERIES * SHARE_PITCH * 4 : 0),
+        KEPT = THREADS * (NT + 1) * 4, /* floats of a.parts of a block */
+    };
+};
+
+/* ---- pages to shared memory ---------------------------------------------------------------- */
+
+__device__ __forceinline__ void copy_async(char *to, const void *from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kk_shared(to)), "l"(from),
+                 "r"(real ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_for() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Rows of bf16 as they are; those not among `keys` as zeros. */
+template <int D>
+__device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *head, uint64_t keys) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
+        const int j = i / (D / 8), c = i % (D / 8);
+        copy_async(to + j * pitch + c * 16, head + ((size_t)j * D + c * 8) * 2, keys >> j & 1);
+    }
+}
+
+/* K from the V of a page in shared memory. */
+template <int D>
+__device__ __forceinline__ void rebuild_rows(char *to, const char *values, const kk_cu_attend &a,
+                                             int base, uint64_t keys) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
+        const int j = i / (D / 16), at = i % (D / 16) * 8;
+        const char *from = values + j * tile_cut<D>::V_PITCH + at * 2;
+        float lo[8] = {}, hi[8] = {};
+        if (keys >> j & 1) {
+            kk_widen(lo, *(const uint4 *)from);
+            kk_widen(hi, *(const uint4 *)(from + D));
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
+        }
+        *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2) = kk_narrow(lo);
+        *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2 + D) = kk_narrow(hi);
+    }
+}
+
+/* K and V of a page in any format. */
+template <int D, bool EQ>
+__device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend &a,
+                                            const uint8_t *keys_at, const uint8_t *values_at,
+                                            int base, uint64_t keys) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
+        const int j = i / (D / 16), at = i % (D / 16) * 8;
+        char *kj = k + j * tile_cut<D>::K_PITCH + at * 2,
+             *vj = v + j * tile_cut<D>::V_PITCH + at * 2;
+        float lo[8] = {}, hi[8] = {};
+        const bool real = keys >> j & 1;
+        if (real) {
+            kk_stored<8>(lo, a.slot, values_at, j, at, D);
+            kk_stored<8>(hi, a.slot, values_at, j, at + D / 2, D);
+        }
+        *(uint4 *)vj = kk_narrow(lo);
+        *(uint4 *)(vj + D) = kk_narrow(hi);
+        if (EQ && real)
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
+        if (!EQ && real) {
+            kk_stored<8>(lo, a.slot, keys_at, j, at, D);
+            kk_stored<8>(hi, a.slot, keys_at, j, at + D / 2, D);
+        }
+        *(uint4 *)kj = kk_narrow(lo);
+        *(uint4 *)(kj + D) = kk_narrow(hi);
+    }
+}
+
+/* ---- a block's queries ---------------------------------------------------------------------- */
+
+struct tile_place {
+    const kk_cu_attend *a;
+    const kk_cu_tile *info;
+    int kv, group, first, n; /* queries [first, first + n) of the tile */
+
+    __device__ __forceinline__ int row(int i) const { return (first + i) / group; }
+    __device__ __forceinline__ int head(int i) const { return kv * group + (first + i) % group; }
+    __device__ __forceinline__ size_t at(int i, size_t pitch) const {
+        return (size_t)(info->row + row(i)) * pitch + (size_t)head(i) * a->slot.head_dim;
+    }
+    __device__ __forceinline__ uint64_t seen(int i, int base) const {
+        return i < n ? kk_seen(kk_sight_of(*a, *info, row(i)), base) : 0;
+    }
+};
+
+template <int D> __device__ __forceinline__ void stage_queries(char *to, const tile_place &p) {
+    for (int i = (int)threadIdx.x; i < TILE_QUERIES * (D / 8); i += tile_cut<D>::THREADS) {
+        const int q = i / (D / 8), c = i % (D / 8);
+        float f[8] = {};
+        if (q < p.n) {
+            const float *from = p.a->q + p.at(q, (size_t)p.a->n_head * D) + c * 8;
+            *(float4 *)f = *(const float4 *)from;
+            *(float4 *)(f + 4) = *(const float4 *)(from + 4);
+        }
+        *(uint4 *)(to + q * tile_cut<D>::K_PITCH + c * 16) = kk_narrow(f);
+    }
+}
+
+/* Scaled scores of 16 queries against all 64 keys: tile i has keys 8 i ... */
+template <int D>
+__device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, const char *k,
+                                            float *share, float scale, int group) {
+    using cut = tile_cut<D>;
+    constexpr int N = cut::KEY_TILES, STEPS = kk_cut<D>::STEPS;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const char *lo = q + g * cut::K_PITCH + t * 16, *hi = lo + 8 * cut::K_PITCH;
+    const char *key = k + (group * N * 8 + g) * cut::K_PITCH + t * 16;
+    float s[N][4];
+#pragma unroll
+    for (int chain = 0; chain < kk_cut<D>::CHAINS; chain++) {
+        float x[N][4];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[i][e] = 0;
+#pragma unroll 2
+        for (int n = 0; n < STEPS; n++) {
+            const int at = kk_cut<D>::step(chain, n) * 64;
+            const uint4 a = *(const uint4 *)(lo + at), b = *(const uint4 *)(hi + at);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                kk_step<true>(x[i], *(const uint4 *)(key + i * 8 * cut::K_PITCH + at), a, b);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][e] = chain ? __fadd_rn(s[i][e], x[i][e]) : x[i][e];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[i][e] = __fmul_rn(s[i][e], scale);
+    if (cut::GROUPS == 1) return;
+    float *mine = share + g * SHARE_PITCH + 2 * t;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float *to = mine + (group * N + i) * 8;
+        *(float2 *)to = make_float2(c[i][0], c[i][1]);
+        *(float2 *)(to + 8 * SHARE_PITCH) = make_float2(c[i][2], c[i][3]);
+    }
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + (int)(threadIdx.x / 64)) : "memory");
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 x = *(const float2 *)(mine + i * 8);
+        const float2 y = *(const float2 *)(mine + i * 8 + 8 * SHARE_PITCH);
+        c[i][0] = x.x;
+        c[i][1] = x.y;
+        c[i][2] = y.x;
+        c[i][3] = y.y;
+    }
+}
+
+/* What a lane knows of its rows g and g + 8. */
+struct tile_rows {
+    float m[2], l[2];
+};
+/* How a page is folded into what came before. */
+struct tile_fold {
+    float a[2], b[2];
+};
+
+/* Scores become p, and the page's m and l are folded in. */
+template <bool WHOLE> /* all keys are seen */
+__device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &rows,
+                                                  const uint64_t (&seen)[2]) {
+    const int t = threadIdx.x % 4;
+    tile_fold f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t keys[2] = {(uint32_t)seen[h] >> 2 * t, (uint32_t)(seen[h] >> 32) >> 2 * t};
+        float m = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                if (!WHOLE && !(keys[i / 4] >> (i % 4 * 8 + e) & 1)) c[i][2 * h + e] = -INFINITY;
+                m = fmaxf(m, c[i][2 * h + e]);
+            }
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float p = kk_dexp(__fsub_rn(c[i][2 * h + e], m));
+                c[i][2 * h + e] = WHOLE || keys[i / 4] >> (i % 4 * 8 + e) & 1 ? p : 0.0f;
+            }
+        float l[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) { /* keys 32, 16 and 8 apart here, 4 and 2 in other lanes */
+            float x[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = __fadd_rn(c[i][2 * h + e], c[i + 4][2 * h + e]);
+            l[e] = __fadd_rn(__fadd_rn(x[0], x[2]), __fadd_rn(x[1], x[3]));
+            l[e] = __fadd_rn(l[e], __shfl_xor_sync(0xffffffffu, l[e], 2));
+            l[e] = __fadd_rn(l[e], __shfl_xor_sync(0xffffffffu, l[e], 1));
+        }
+        const float top = fmaxf(rows.m[h], m);
+        const bool any = WHOLE || seen[h] != 0;
+        f.a[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 1.0f;
+        f.b[h] = any ? kk_dexp(__fsub_rn(m, top)) : 0.0f;
+        if (any) {
+            rows.m[h] = top;
+            rows.l[h] = __fmaf_rn(__fadd_rn(l[0], l[1]), f.b[h], __fmul_rn(rows.l[h], f.a[h]));
+        }
+    }
+    return f;
+}
+
+__device__ __forceinline__ void load_turned(uint32_t (&b)[4], const char *at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(kk_shared(at))
+                 : "memory");
+}
+
+/* One or both of two neighbouring keys' values, from bit `at` of keys on. */
+__device__ __forceinline__ uint32_t only_keys(uint32_t two, uint64_t keys, int at) {
+    return two & ((keys >> at & 1 ? 0xffffu : 0) | (keys >> (at + 1) & 1 ? 0xffff0000u : 0));
+}
+
+/* Two products of 8 columns where a value is not finite that not all rows see: row by row.  By
+ * value, so that nothing of the usual way has to lie in memory. */
+struct careful_work {
+    float o[2][4];
+    uint32_t b[4][4], p[4][4];
+    tile_place place;
+    int q0;
+    int base;
+};
+__device__ __noinline__ void careful_sums(careful_work &w) {
+    const int g = threadIdx.x % 32 / 4, t2 = threadIdx.x % 4 * 2;
+    const int last = min(w.q0 + 15, w.place.n - 1);
+    for (int r = w.place.row(w.q0); w.q0 < w.place.n && r <= w.place.row(last); r++) {
+        const uint64_t keys = kk_seen(kk_sight_of(*w.place.a, *w.place.info, r), w.base);
+        float x[2][4] = {};
+        for (int s = 0; s < 4; s++)
+            for (int e = 0; e < 2; e++)
+                kk_mma(x[e], w.p[s][0], w.p[s][1], w.p[s][2], w.p[s][3],
+                       only_keys(w.b[s][2 * e], keys, 16 * s + t2),
+                       only_keys(w.b[s][2 * e + 1], keys, 16 * s + 8 + t2));
+        for (int e = 0; e < 2; e++)
+            for (int i = 0; i < 4; i++)
+                if (w.place.row(w.q0 + g + i / 2 * 8) == r) w.o[e][i] = x[e][i];
+    }
+}
+
+template <int D>
+__device__ __forceinline__ void
+tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
+          const tile_fold &f, bool careful, const tile_place &place, int q0, int base) {
+    const int lane = threadIdx.x % 32;
+    /* Mostly the maximum stays, and times 1 changes nothing. */
+    if (__any_sync(0xffffffffu, f.a[0] != 1.0f || f.a[1] != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < tile_cut<D>::NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[n][i] = __fmul_rn(acc[n][i], f.a[i / 2]);
+    }
+    const char *at = v + lane % 16 * tile_cut<D>::V_PITCH + lane / 16 * 16;
+#pragma unroll
+    for (int n = 0; n < tile_cut<D>::NT; n += 2) {
+        uint32_t b[4][4];
+        float o[2][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) load_turned(b[s], at + 16 * s * tile_cut<D>::V_PITCH + n * 16);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            kk_mma_first(o[e], p[0][0], p[0][1], p[0][2], p[0][3], b[0][2 * e], b[0][2 * e + 1]);
+#pragma unroll
+            for (int s = 1; s < 4; s++)
+                kk_mma(o[e], p[s][0], p[s][1], p[s][2], p[s][3], b[s][2 * e], b[s][2 * e + 1]);
+        }
+        if (careful) {
+            careful_work w;
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    w.b[s][i] = b[s][i];
+                    w.p[s][i] = p[s][i];
+                    w.o[s / 2][i] = o[s / 2][i];
+                }
+            w.place = place;
+            w.q0 = q0;
+            w.base = base;
+            careful_sums(w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) o[i / 4][i % 4] = w.o[i / 4][i % 4];
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[n + e][i] = __fmaf_rn(o[e][i], f.b[i / 2], acc[n + e][i]);
+    }
+}
+
+/* ---- spans ---------------------------------------------------------------------------------- */
+
+/* Folds a span into those before it, all of them kept in memory of this thread alone; the result
+ * stays in registers too. */
+template <int D>
+__device__ __forceinline__ void fold_span(float (&acc)[tile_cut<D>::NT][4], tile_rows &rows,
+                                          float *kept, bool first, bool last) {
+    constexpr int NT = tile_cut<D>::NT;
+    float4 *at = (float4 *)kept + threadIdx.x;
+    if (!first) {
+        const float4 was = at[NT * tile_cut<D>::THREADS];
+        const float m[2] = {was.x, was.y}, l[2] = {was.z, was.w};
+        tile_fold f;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const bool any = rows.l[h] != 0; /* of the span */
+            const float top = fmaxf(m[h], rows.m[h]);
+            f.a[h] = any ? kk_dexp(__fsub_rn(m[h], top)) : 1.0f;
+            f.b[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 0.0f;
+            rows.l[h] = any ? __fmaf_rn(rows.l[h], f.b[h], __fmul_rn(l[h], f.a[h])) : l[h];
+            rows.m[h] = any ? top : m[h];
+        }
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const float4 x = at[n * tile_cut<D>::THREADS];
+            const float y[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[n][i] = __fmaf_rn(acc[n][i], f.b[i / 2], __fmul_rn(y[i], f.a[i / 2]));
+        }
+    }
+    if (last) return;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+        at[n * tile_cut<D>::THREADS] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+    at[NT * tile_cut<D>::THREADS] = make_float4(rows.m[0], rows.m[1], rows.l[0], rows.l[1]);
+}
+
+template <int D>
+__device__ __forceinline__ void clear_span(float (&acc)[tile_cut<D>::NT][4], tile_rows &rows) {
+    rows = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+    for (int n = 0; n < tile_cut<D>::NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] = 0;
+}
+
+template <int D>
+__device__ __forceinline__ void write_rows(const float (&acc)[tile_cut<D>::NT][4],
+                                           const tile_rows &rows, const tile_place &p, int q0,
+                                           int column) {
+    const kk_cu_attend &a = *p.a;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int q = q0 + threadIdx.x % 32 / 4 + 8 * h;
+        if (q >= p.n) continue;
+        const float inverse = __fdiv_rn(1.0f, rows.l[h]);
+#pragma unroll
+        for (int n = 0; n < tile_cut<D>::NT; n++) {
+            const int at = column + n * 8 + 2 * (threadIdx.x % 4);
+            const float x = __fadd_rn(__fmul_rn(acc[n][2 * h], inverse), 0.0f);
+            const float y = __fadd_rn(__fmul_rn(acc[n][2 * h + 1], inverse), 0.0f);
+            if (a.out) *(float2 *)(a.out + p.at(q, (size_t)a.n_head * D) + at) = make_float2(x, y);
+            if (a.out_bf16)
+                *(uint32_t *)(a.out_bf16 + p.at(q, (size_t)a.bf16_pitch) + at) = kk_dbf16x2(x, y);
+        }
+    }
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------- */
+
+/* Whether a value of the page is not finite that some of the block's rows do not see. */
+template <int D> __device__ __forceinline__ bool odd_values(const char *v, uint64_t some) {
+    bool odd = false;
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
+        const int j = i / (D / 8);
+        if (!(some >> j & 1)) continue;
+        const uint4 x = *(const uint4 *)(v + j * tile_cut<D>::V_PITCH + i % (D / 8) * 16);
+        odd = odd || kk_not_finite(x.x) || kk_not_finite(x.y) || kk_not_finite(x.z) ||
+              kk_not_finite(x.w);
+    }
+    return __syncthreads_or(odd);
+}
+
+template <int D, bool EQ, bool BF16>
+__global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
+    tiles_kernel(const __grid_constant__ kk_cu_attend a) {
+    using cut = tile_cut<D>;
+    extern __shared__ __align__(128) char shared[];
+    char *queries = shared, *k = shared + TILE_QUERIES * cut::K_PITCH, *v = k + cut::BUFFER;
+    float *share = (float *)(shared + TILE_QUERIES * cut::K_PITCH + 2 * cut::BUFFER);
+    const int warp = threadIdx.x / 32, group = warp % cut::GROUPS, q0 = warp / cut::GROUPS * 16;
+    const int tile = a.n_tiles - 1 - (int)blockIdx.z; /* the longest first */
+    kk_next();
+    kk_wait();
+    tile_place p;
+    p.a = &a;
+    p.info = a.rows.tile + a.first_tile + tile;
+    p.kv = (int)blockIdx.y;
+    p.group = a.n_head / a.slot.n_kv_head;
+    p.first = ((int)gridDim.x - 1 - (int)blockIdx.x) * TILE_QUERIES;
+    p.n = min((int)TILE_QUERIES, p.info->rows * p.group - p.first);
+    if (p.n <= 0) return;
+    const kk_sight first = kk_sight_of(a, *p.info, p.row(0));
+    const kk_sight last = kk_sight_of(a, *p.info, p.row(p.n - 1));
+    const kk_sight any = {last.sink, first.from, last.to};
+    const kk_tile_pages pages = kk_pages_between(first, last);
+    float *kept = a.parts + (((size_t)tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
+                                (size_t)cut::KEPT;
+    const auto head_at = [&](int page, bool keys) {
+        return a.rows.pages[p.info->pages + page] + (keys ? a.slot.k_off : a.slot.v_off) +
+               (size_t)p.kv * a.slot.head_bytes;
+    };
+    const auto load = [&](char *to, int unit, bool keys) {
+        if (BF16 && unit < pages.n) {
+            const int page = pages.at(unit);
+            load_rows<D>(to, keys ? cut::K_PITCH : cut::V_PITCH, head_at(page, keys),
+                         kk_seen(any, page * KK_PAGE));
+        }
+        commit();
+    };
+    if (!EQ) load(k, 0, true);
+    load(v, 0, false);
+    stage_queries<D>(queries, p);
+    float acc[cut::NT][4];
+    tile_rows rows;
+    clear_span<D>(acc, rows);
+    int spans = 0;
+    for (int unit = 0; unit < pages.n; unit++) {
+        const int page = pages.at(unit);
+        const int base = page * KK_PAGE;
+        if (unit && page / KK_SPAN != pages.at(unit - 1) / KK_SPAN) {
+            fold_span<D>(acc, rows, kept, spans++ == 0, false);
+            clear_span<D>(acc, rows);
+        }
+        if (!BF16 || EQ) {
+            wait_for<0>();
+            __syncthreads();
+            if (BF16)
+                rebuild_rows<D>(k, v, a, base, kk_seen(any, base));
+            else
+                unpack_rows<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base,
+                                   kk_seen(any, base));
+        } else {
+            wait_for<1>(); /* V may still be under way */
+        }
+        __syncthreads();
+        float c[8][4];
+        tile_scores<D>(c, queries + q0 * cut::K_PITCH, k, share + q0 * SHARE_PITCH, a.scale, group);
+        __syncthreads();
+        load(k, unit + 1, !EQ); /* where K = V: the next page's V, and k and v change places */
+        const int g = threadIdx.x % 32 / 4;
+        const uint64_t seen[2] = {p.seen(q0 + g, base), p.seen(q0 + g + 8, base)};
+        const tile_fold f = __all_sync(0xffffffffu, (seen[0] & seen[1]) == ~0ull)
+                                ? tile_softmax<true>(c, rows, seen)
+                                : tile_softmax<false>(c, rows, seen);
+        uint32_t w[4][4];
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            w[s][0] = kk_dbf16x2(c[2 * s][0], c[2 * s][1]);
+            w[s][1] = kk_dbf16x2(c[2 * s][2], c[2 * s][3]);
+            w[s][2] = kk_dbf16x2(c[2 * s + 1][0], c[2 * s + 1][1]);
+            w[s][3] = kk_dbf16x2(c[2 * s + 1][2], c[2 * s + 1][3]);
+        }
+        if (!EQ && BF16) {
+            wait_for<1>();
+            __syncthreads();
+        }
+        const uint64_t some = kk_seen(any, base) & ~(kk_seen(first, base) & kk_seen(last, base));
+        const bool careful = some && odd_values<D>(v, some);
+        tile_sums<D>(acc, w, v + group * cut::COLUMNS * 2, f, careful, p, q0, base);
+        if (!EQ && BF16) {
+            __syncthreads();
+            load(v, unit + 1, false);
+        }
+        if (EQ && BF16) {
+            char *const was = k;
+            k = v;
+            v = was;
+        }
+    }
+    fold_span<D>(acc, rows, kept, spans == 0, true);
+    write_rows<D>(acc, rows, p, q0, group * cut::COLUMNS);
+    wait_for<0>();
+}
+
+template <int D, bool EQ, bool BF16>
+static cudaError_t run(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
+    const cudaError_t e =
+        cudaFuncSetAttribute((const void *)tiles_kernel<D, EQ, BF16>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, tile_cut<D>::SHARED);
+    if (e != cudaSuccess) return e;
+    return kk_launch(at, tiles_kernel<D, EQ, BF16>, *a, grid, tile_cut<D>::THREADS,
+                     tile_cut<D>::SHARED);
+}
+
+template <int D> static cudaError_t run_head(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
+    const bool bf16 = a->slot.format == KK_CU_BF16;
+    if (a->slot.k_eq_v)
+        return bf16 ? run<D, true, true>(at, a, grid) : run<D, true, false>(at, a, grid);
+    return bf16 ? run<D, false, true>(at, a, grid) : run<D, false, false>(at, a, grid);
+}
+
+static unsigned blocks_of(const kk_cu_attend *a) { /* of a tile and K/V head */
+    const int queries = a->rows.tile_most * (a->n_head / a->slot.n_kv_head);
+    return (unsigned)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
+}
+
+bool kk_cu_attend_tiles(int32_t head_dim) { return kk_attend_knows(head_dim); }
+
+size_t kk_cu_attend_tile_bytes(const kk_cu_attend *a) {
+    const int d = a->slot.head_dim;
+    const int kept = d == 64    ? (int)tile_cut<64>::KEPT
+                     : d == 128 ? (int)tile_cut<128>::KEPT
+                     : d == 256 ? (int)tile_cut<256>::KEPT
+                                : (int)tile_cut<512>::KEPT;
+    return (size_t)kept * sizeof(float) * blocks_of(a) * (size_t)a->slot.n_kv_head;
+}
+
+cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a) {
+    const dim3 grid(blocks_of(a), (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
+    switch (a->slot.head_dim) {
+    case 64: return run_head<64>(at, a, grid);
+    case 128: return run_head<128>(at, a, grid);
+    case 256: return run_head<256>(at, a, grid);
+    case 512: return run_head<512>(at, a, grid);
+    default: return cudaErrorInvalidValue;
+    }
+}
