@@ -129,6 +129,8 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 /* The rows up to len are now part of the timeline (len may be at most what was reserved, and
  * may be less than what was written: the rest is taken back). Pages out of sight are released. */
 void kk_cache_commit(kk_cache *c, int64_t len);
+/* The same, but what was reserved beyond len stays so: rows there are being written. */
+void kk_cache_advance(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */

@@ -52,7 +52,7 @@ static void case_embed(rig *r) {
             const size_t all = (size_t)(n * dim);
             kk_buf *out = rig_random_buf(r, all, 1);
             const kk_embed_args a = {out, rig_weight(r, weight_types[t], VOCAB, dim), token, n,
-                                     53.0f};
+                                     53.0f, NULL};
             RIG_RUN(r, embed, &a);
             RIG_RECORD(r, RIG_FLOATS, out, all, "embed %s, %d rows of %d",
                        kk_dtype_get(weight_types[t])->name, n, dim);
