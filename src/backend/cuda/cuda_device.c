@@ -68,7 +68,11 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
-    give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
+    give(dev, KK_MEM_WORKSPACE, dev->choose_room, sizeof *dev->choose_room);
+    kk_cuda_drop_stage(dev);
+    if (dev->picks) cudaFreeHost(dev->picks);
+    for (int i = 0; i < KK_PICKS; i++)
+        if (dev->pick_done[i]) cudaEventDestroy(dev->pick_done[i]);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
         if (dev->control_host[i]) cudaFreeHost(dev->control_host[i]);
         if (dev->control_free[i]) cudaEventDestroy(dev->control_free[i]);
@@ -77,6 +81,25 @@ static void cuda_close(kk_dev *dev) {
     kk_free(dev->q.ops);
     kk_free(dev->q.views);
     kk_free(dev);
+}
+
+void kk_cuda_drop_stage(kk_dev *dev) {
+    give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
+    dev->stage = NULL;
+}
+
+static kk_status open_picks(kk_dev *dev, kk_err *err) {
+    void *p;
+    KK_CUDA_TRY(cudaMallocHost(&p, sizeof(kk_cu_pick) * KK_PICKS * KK_CU_CHOOSE_ROWS),
+                "taking pinned memory", err);
+    dev->picks = p;
+    for (int i = 0; i < KK_PICKS; i++)
+        KK_CUDA_TRY(cudaEventCreateWithFlags(&dev->pick_done[i], cudaEventDisableTiming),
+                    "making an event", err);
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_room, &p, err));
+    dev->choose_room = p;
+    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_room, dev->stream), "clearing", err);
+    return KK_OK;
 }
 
 static kk_status open_gpu(kk_dev *dev, kk_err *err) {
@@ -105,6 +128,7 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     void *p;
     KK_TRY(take(dev, KK_MEM_WORKSPACE, KK_CUDA_CONTROL, &p, err));
     dev->control = p;
+    KK_TRY(open_picks(dev, err));
     return fit(dev, &dev->parts.data, &dev->parts.bytes, KK_CUDA_PARTS_BYTES, err);
 }
 
@@ -162,19 +186,42 @@ static kk_status cuda_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_b
     return buf_make(dev, c, bytes, out, err);
 }
 
-/* Device memory is taken at once: the tables that grow are small beside weights. */
+/* Begins small: graphs know where buffers lie, so a place that moves must move seldom. */
 static kk_status cuda_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
-    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, bytes, out, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes); /* counted by use */
-    (*out)->counted = true;
+    const size_t first = bytes < KK_CUDA_GROW ? bytes : KK_CUDA_GROW;
+    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, first, out, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)first); /* counted by use */
+    (*out)->most = bytes ? bytes : 1;
+    return KK_OK;
+}
+
+kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
+    void *p;
+    if (bytes <= b->bytes) return KK_OK;
+    if (bytes > b->most)
+        return kk_fail(err, KK_EINVAL, "%zu bytes of a buffer of %zu", bytes, b->most);
+    size_t room = 2 * b->bytes > bytes ? 2 * b->bytes : bytes;
+    if (room > b->most) room = b->most;
+    KK_TRY(kk_cuda_sync(dev, err));
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, room, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)room);
+    KK_CUDA_TRY(cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream),
+                "growing a buffer", err);
+    KK_TRY(kk_cuda_sync(dev, err));
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_free(&dev->graphs[i]);
+    cudaFree(b->data);
+    b->data = p;
+    b->bytes = room;
     return KK_OK;
 }
 
 static void cuda_buf_free(kk_dev *dev, kk_buf *b) {
     if (!b) return;
     kk_cuda_sync(dev, NULL);
-    if (b->counted) kk_mem_count(dev->mem, b->category, (int64_t)b->bytes);
-    give(dev, b->category, b->data, b->bytes);
+    if (b->most)
+        cudaFree(b->data);
+    else
+        give(dev, b->category, b->data, b->bytes);
     kk_free(b);
 }
 
@@ -374,16 +421,63 @@ static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t 
     return kk_cuda_sync(dev, err);
 }
 
+/* ---- what it says of itself ---------------------------------------------------------------- */
+
+static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->counts; }
+
+static void cuda_memory(const kk_dev *dev, int64_t *total, int64_t *free) {
+    size_t left = 0, all = 0;
+    (void)dev;
+    if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
+    *total = (int64_t)all;
+    *free = (int64_t)left;
+}
+
+/* The best of a few passes over `bytes`, which are more than any cache holds. */
+static kk_status skim(kk_dev *dev, void *data, size_t bytes, double *out, kk_err *err) {
+    cudaEvent_t from, to;
+    float ms = 0, best = 0;
+    const kk_cu_skim a = {data, bytes, data};
+    KK_CUDA_TRY(cudaEventCreate(&from), "making an event", err);
+    KK_CUDA_TRY(cudaEventCreate(&to), "making an event", err);
+    KK_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing", err);
+    for (int i = 0; i < 6; i++) {
+        cudaEventRecord(from, dev->stream);
+        KK_CUDA_TRY(kk_cu_run_skim((kk_cu_at){dev->stream, dev->sms, false}, &a), "reading", err);
+        cudaEventRecord(to, dev->stream);
+        KK_TRY(kk_cuda_sync(dev, err));
+        KK_CUDA_TRY(cudaEventElapsedTime(&ms, from, to), "timing", err);
+        if (i > 0 && (best == 0 || ms < best)) best = ms;
+    }
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    *out = best > 0 ? (double)bytes / (1e-3 * (double)best) : 0;
+    return KK_OK;
+}
+
+static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *err) {
+    void *p = NULL;
+    *out = 0;
+    KK_TRY(kk_cuda_sync(dev, err));
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    const kk_status st = skim(dev, p, bytes, out, err);
+    give(dev, KK_MEM_WORKSPACE, p, bytes);
+    return st;
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 static const kk_backend cuda_backend = {
     .name = "cuda",
+    .rows = 2048,
+    .queues = true,
     .open = cuda_open,
     .close = cuda_close,
     .isa = cuda_isa,
     .threads = cuda_threads,
     .buf_new = cuda_buf_new,
     .buf_reserve = cuda_buf_reserve,
+    .buf_grow = kk_cuda_grow,
     .buf_free = cuda_buf_free,
     .write = cuda_write,
     .read = cuda_read,
@@ -409,6 +503,11 @@ static const kk_backend cuda_backend = {
     .softcap = kk_cuda_softcap,
     .argmax = kk_cuda_argmax,
     .sync = kk_cuda_sync,
+    .choose = kk_cuda_choose,
+    .picked = kk_cuda_picked,
+    .counts = cuda_counts,
+    .memory = cuda_memory,
+    .read_rate = cuda_read_rate,
     .pages_new = cuda_pages_new,
     .pages_free = cuda_pages_free,
     .page_copy = cuda_page_copy,

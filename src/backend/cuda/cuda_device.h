@@ -18,6 +18,8 @@ enum {
     KK_CUDA_VIEWS = 64,              /* rows that queued operations speak of */
     KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
     KK_CUDA_STAGE = 64 << 20,        /* bytes of weights on their way */
+    KK_CUDA_BRING = 64 << 10,        /* a larger control block is copied by the copy engine */
+    KK_CUDA_GROW = 1 << 20,          /* bytes that a reserved buffer begins with */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
 };
 
@@ -25,7 +27,7 @@ struct kk_buf {
     void *data; /* on the device */
     size_t bytes;
     kk_mem_category category;
-    bool counted;
+    size_t most; /* not 0: reserved, and may grow up to this; counted by its user */
 };
 
 struct kk_weight {
@@ -48,6 +50,7 @@ typedef enum {
     KK_CUDA_GATHER,
     KK_CUDA_SOFTCAP,
     KK_CUDA_ARGMAX,
+    KK_CUDA_CHOOSE,
 } kk_cuda_kind;
 
 /* A recorded operation: its arguments, with host memory replaced by places in the control block.
@@ -71,6 +74,7 @@ typedef struct {
         kk_gather_args gather;
         kk_softcap_args softcap;
         kk_argmax_args argmax;
+        kk_choose_args choose;
     } a;
 } kk_cuda_op;
 
@@ -108,6 +112,13 @@ struct kk_dev {
     kk_cuda_graph graphs[KK_CUDA_GRAPHS];
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
+    kk_dev_counts counts;
+    /* choices: those of the last KK_PICKS tickets */
+    kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
+    cudaEvent_t pick_done[KK_PICKS];
+    int64_t pick_flush[KK_PICKS]; /* the flush that brings them */
+    int64_t tickets;
+    kk_cu_choose_room *choose_room;
     bool fuse, early;
     void *stage; /* device; while weights are being loaded */
     /* scratch that operations share; they run one after the other */
@@ -151,6 +162,12 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
+kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+/* So many bytes of a reserved buffer may be used; graphs that knew its old place are dropped. */
+kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
+/* Weights are loaded: their way there is no longer needed. */
+void kk_cuda_drop_stage(kk_dev *dev);
 
 static inline float *kk_cuda_f(const kk_buf *b) { return b ? b->data : NULL; }
 
