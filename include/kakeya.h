@@ -186,7 +186,7 @@ KK_API kk_status kk_model_check(const char *model,
 
 /* The device as the engine sees it. */
 typedef struct {
-    char device[16], isa[16];
+    char device[16], isa[64];
     int32_t threads;
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);

@@ -267,6 +267,13 @@ typedef struct {
     int64_t waits; /* waits for something with more behind it */
 } kk_dev_counts;
 
+/* Memory of a device that has its own, in bytes. */
+typedef struct {
+    int64_t total, free;
+    int64_t taken;   /* since it was opened, by whomever */
+    int64_t weights; /* of that, weights */
+} kk_dev_memory;
+
 /* x = cap * tanh(x / cap) */
 typedef struct {
     kk_buf *x;
@@ -332,8 +339,8 @@ typedef struct {
     kk_status (*choose)(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
     kk_status (*picked)(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
     void (*counts)(const kk_dev *dev, kk_dev_counts *out); /* since it was opened */
-    /* Bytes of its memory, and of them free; NULL: the machine's own. */
-    void (*memory)(const kk_dev *dev, int64_t *total, int64_t *free);
+    /* NULL: its memory is the machine's own. */
+    void (*memory)(const kk_dev *dev, kk_dev_memory *out);
     /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
     kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/file.h"
 #include "engine/fingerprint.h"
 #include "format/tokenizer.h"
@@ -92,7 +93,9 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
                                 .mem = &e->mem,
                                 .max_rows = e->rounds.max_rows,
                                 .max_logits = e->rounds.max_logits};
+    const double from = kk_now();
     KK_TRY(kk_gemma4_new(&e->model, e->checkpoint, &how, err));
+    e->copy_s = kk_now() - from;
     e->rounds.model = e->model;
     e->rounds.vocab = kk_engine_config(e)->vocab;
     return KK_OK;

@@ -590,3 +590,8 @@ kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err) {
     const int64_t most = len < m->cfg.context ? len : m->cfg.context;
     return m->be->buf_grow(m->dev, m->rope_pos, (size_t)most * row, err);
 }
+
+kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err) {
+    const size_t n = (size_t)m->n_rows * (size_t)m->cfg.n_expert_used;
+    return m->be->read(m->dev, m->expert, 0, out, n * sizeof *out, err);
+}

@@ -89,6 +89,8 @@ kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
  * choice is there for the next forward, and for kk_gemma4_picked, which waits. */
 kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err);
 kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+/* The experts that the last layer to run chose for its rows: [n_rows][n_used]. */
+kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
 /* Makes room for what is kept of positions, so that forwards up to len rows take no memory. */
 kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err);
 

@@ -116,6 +116,9 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
     dev->sms = prop.multiProcessorCount;
     KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
+    size_t left = 0, all = 0;
+    KK_CUDA_TRY(cudaMemGetInfo(&left, &all), "asking for its memory", err);
+    dev->free_at_open = (int64_t)left;
     KK_CUDA_TRY(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream",
                 err);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
@@ -339,11 +342,13 @@ static kk_status cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **ou
         }
     }
     w->w.data = data;
+    if (st == KK_OK) dev->weights += (int64_t)w->bytes;
     if (st == KK_OK) {
         const cudaError_t e = cudaMemsetAsync(data, 0, w->bytes, dev->stream);
         st = e == cudaSuccess ? fill_weight(dev, m, w, err) : kk_cuda_fail(err, e, "clearing");
     }
     if (st != KK_OK) {
+        if (data) dev->weights -= (int64_t)w->bytes;
         if (data) cudaFree(data);
         kk_free(w);
         return st;
@@ -356,6 +361,7 @@ static void cuda_weight_free(kk_dev *dev, kk_weight *w) {
     if (!w) return;
     kk_cuda_sync(dev, NULL);
     cudaFree((void *)(uintptr_t)w->w.data);
+    dev->weights -= (int64_t)w->bytes;
     kk_free(w);
 }
 
@@ -425,12 +431,13 @@ static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t 
 
 static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->counts; }
 
-static void cuda_memory(const kk_dev *dev, int64_t *total, int64_t *free) {
+static void cuda_memory(const kk_dev *dev, kk_dev_memory *out) {
     size_t left = 0, all = 0;
-    (void)dev;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
-    *total = (int64_t)all;
-    *free = (int64_t)left;
+    *out = (kk_dev_memory){.total = (int64_t)all,
+                           .free = (int64_t)left,
+                           .taken = dev->free_at_open - (int64_t)left,
+                           .weights = dev->weights};
 }
 
 /* The best of a few passes over `bytes`, which are more than any cache holds. */

@@ -113,6 +113,7 @@ struct kk_dev {
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
     kk_dev_counts counts;
+    int64_t free_at_open, weights; /* bytes */
     /* choices: those of the last KK_PICKS tickets */
     kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
     cudaEvent_t pick_done[KK_PICKS];
