@@ -351,6 +351,8 @@ typedef struct {
     void (*pages_free)(kk_dev *dev, uint8_t *base, size_t bytes);
     void (*page_copy)(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n);
     kk_status (*page_move)(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err);
+    /* For tests: kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
+    void (*fault_after)(int64_t n, bool forever);
 } kk_backend;
 
 /* "cpu", "cuda"; NULL: the fastest built in.  NULL when there is none of that name. */

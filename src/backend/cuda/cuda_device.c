@@ -1,8 +1,7 @@
 /* cuda_device.c - opens and closes the CUDA device, its buffers and weights, and lists its
  * operations for whoever loads this module.
  *
- * All work goes to one stream.  Weights are copied in pieces and laid out anew on the device, in
- * the order in which the kernels read them (stream.cuh); in bf16 they take the same room. */
+ * All work goes to one stream. */
 #include "backend/cuda/cuda_device.h"
 
 #include <stdio.h>
@@ -37,6 +36,12 @@ static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
     kk_mem_count(dev->mem, c, -(int64_t)bytes);
 }
 
+kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err) {
+    return take(dev, KK_MEM_WORKSPACE, bytes, out, err);
+}
+
+void kk_cuda_give(kk_dev *dev, void *p, size_t bytes) { give(dev, KK_MEM_WORKSPACE, p, bytes); }
+
 static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err) {
     void *p;
     if (bytes <= *have) return KK_OK;
@@ -50,17 +55,17 @@ static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_er
 
 /* ---- device -------------------------------------------------------------------------------- */
 
-static void graph_free(kk_cuda_graph *g) {
+static void graph_drop(kk_cuda_graph *g) {
     if (g->exec) cudaGraphExecDestroy(g->exec);
-    kk_free(g->ops);
-    kk_free(g->views);
-    *g = (kk_cuda_graph){0};
+    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* its room stays */
 }
 
 static void cuda_close(kk_dev *dev) {
     if (!dev) return;
     if (dev->stream) cudaStreamSynchronize(dev->stream);
-    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_free(&dev->graphs[i]);
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+    kk_free(dev->graph_ops);
+    kk_free(dev->graph_views);
     give(dev, KK_MEM_WORKSPACE, dev->x.data, dev->x.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->z.data, dev->z.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->act.data, dev->act.bytes);
@@ -81,11 +86,6 @@ static void cuda_close(kk_dev *dev) {
     kk_free(dev->q.ops);
     kk_free(dev->q.views);
     kk_free(dev);
-}
-
-void kk_cuda_drop_stage(kk_dev *dev) {
-    give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
-    dev->stage = NULL;
 }
 
 static kk_status open_picks(kk_dev *dev, kk_err *err) {
@@ -147,8 +147,14 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     dev->early = !opts->isa;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
+    dev->graph_ops = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_GRAPH_OPS, sizeof *dev->graph_ops);
+    dev->graph_views = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_VIEWS, sizeof *dev->graph_views);
+    for (int i = 0; i < KK_CUDA_GRAPHS && dev->graph_ops && dev->graph_views; i++) {
+        dev->graphs[i].ops = dev->graph_ops + (size_t)i * KK_CUDA_GRAPH_OPS;
+        dev->graphs[i].views = dev->graph_views + (size_t)i * KK_CUDA_VIEWS;
+    }
     kk_status st = KK_OK;
-    if (!dev->q.ops || !dev->q.views)
+    if (!dev->q.ops || !dev->q.views || !dev->graph_ops || !dev->graph_views)
         st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
     if (st == KK_OK) st = open_gpu(dev, err);
     if (st != KK_OK) {
@@ -211,7 +217,7 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
     KK_CUDA_TRY(cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream),
                 "growing a buffer", err);
     KK_TRY(kk_cuda_sync(dev, err));
-    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_free(&dev->graphs[i]);
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
     cudaFree(b->data);
     b->data = p;
     b->bytes = room;
@@ -254,116 +260,7 @@ static kk_status cuda_read(kk_dev *dev, const kk_buf *b, size_t off, void *dst, 
     return kk_cuda_sync(dev, err);
 }
 
-/* ---- weights ------------------------------------------------------------------------------- */
-
-/* Planes of bf16 that hold a type's values exactly. */
-static int32_t planes_of(kk_dtype t) {
-    return t == KK_BF16 ? 1 : t == KK_F16 || t == KK_Q4_0 ? 2 : 3;
-}
-
-/* Copies rows [row, row + n) of matrix mat through the stage. */
-static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, int64_t mat,
-                          int64_t row, int64_t n, float *floats, kk_err *err) {
-    size_t row_bytes;
-    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
-    const uint8_t *from = (const uint8_t *)m->data + (size_t)(mat * m->n_out + row) * row_bytes;
-    const bool bf16 = m->dtype == KK_BF16;
-    const void *src = from;
-    size_t bytes = (size_t)n * row_bytes;
-    if (!bf16) {
-        for (int64_t r = 0; r < n; r++)
-            kk_dequantize(m->dtype, from + (size_t)r * row_bytes, floats + r * m->n_in,
-                          (size_t)m->n_in);
-        src = floats;
-        bytes = (size_t)(n * m->n_in) * sizeof *floats;
-    }
-    KK_CUDA_TRY(cudaMemcpyAsync(dev->stage, src, bytes, cudaMemcpyHostToDevice, dev->stream),
-                "copying weights", err);
-    const kk_cu_lay lay = {(void *)(uintptr_t)w->w.data, w->w, dev->stage, bf16, mat, row, n};
-    KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){dev->stream, dev->sms, false}, &lay), "laying out weights",
-                err);
-    if (!bf16) KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "copying weights", err);
-    return KK_OK;
-}
-
-static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w, kk_err *err) {
-    const size_t width = m->dtype == KK_BF16 ? 2 : 4;
-    int64_t most = (int64_t)(KK_CUDA_STAGE / ((size_t)m->n_in * width));
-    if (most < 1)
-        return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
-    if (most > m->n_out) most = m->n_out;
-    float *floats = NULL;
-    if (m->dtype != KK_BF16) {
-        floats = kk_calloc((size_t)(most * m->n_in), sizeof *floats);
-        if (!floats) return kk_fail(err, KK_ENOMEM, "no memory to unpack weights");
-    }
-    kk_status st = KK_OK;
-    for (int64_t mat = 0; mat < m->n_mat && st == KK_OK; mat++)
-        for (int64_t row = 0; row < m->n_out && st == KK_OK; row += most) {
-            const int64_t left = m->n_out - row;
-            st = lay_rows(dev, m, w, mat, row, left < most ? left : most, floats, err);
-        }
-    if (st == KK_OK) st = kk_cuda_sync(dev, err); /* the caller's memory is free again */
-    kk_free(floats);
-    return st;
-}
-
-static kk_status cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
-    *out = NULL;
-    size_t row_bytes;
-    if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes))
-        return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
-                       (long long)m->n_in, kk_dtype_get(m->dtype)->name);
-    kk_weight *w = kk_zalloc(sizeof *w);
-    if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
-    const int64_t steps = (m->n_in + 31) / 32;
-    w->w = (kk_cu_weight){.n_mat = m->n_mat,
-                          .n_out = m->n_out,
-                          .n_in = m->n_in,
-                          .strips = (int32_t)((m->n_out + 15) / 16 * 2),
-                          .wrap = (int32_t)(steps < 8 ? 8 : steps),
-                          .planes = planes_of(m->dtype)};
-    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) * 512;
-    void *data = NULL;
-    kk_status st = KK_OK;
-    if (!dev->stage) st = take(dev, KK_MEM_WORKSPACE, KK_CUDA_STAGE, &dev->stage, err);
-    /* Weights are counted by who opened the file. */
-    if (st == KK_OK) {
-        const cudaError_t e =
-            kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(&data, w->bytes);
-        size_t free = 0, total = 0;
-        if (e != cudaSuccess) {
-            (void)cudaGetLastError();
-            cudaMemGetInfo(&free, &total);
-            st = kk_fail(err, KK_ENOMEM,
-                         "the GPU has no room for %zu bytes of weights: %zu of its %zu bytes are "
-                         "free",
-                         w->bytes, free, total);
-        }
-    }
-    w->w.data = data;
-    if (st == KK_OK) dev->weights += (int64_t)w->bytes;
-    if (st == KK_OK) {
-        const cudaError_t e = cudaMemsetAsync(data, 0, w->bytes, dev->stream);
-        st = e == cudaSuccess ? fill_weight(dev, m, w, err) : kk_cuda_fail(err, e, "clearing");
-    }
-    if (st != KK_OK) {
-        if (data) dev->weights -= (int64_t)w->bytes;
-        if (data) cudaFree(data);
-        kk_free(w);
-        return st;
-    }
-    *out = w;
-    return KK_OK;
-}
-
-static void cuda_weight_free(kk_dev *dev, kk_weight *w) {
-    if (!w) return;
-    kk_cuda_sync(dev, NULL);
-    cudaFree((void *)(uintptr_t)w->w.data);
-    dev->weights -= (int64_t)w->bytes;
-    kk_free(w);
-}
+/* ---- scratch ------------------------------------------------------------------------------- */
 
 static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
@@ -488,8 +385,8 @@ static const kk_backend cuda_backend = {
     .buf_free = cuda_buf_free,
     .write = cuda_write,
     .read = cuda_read,
-    .weight_new = cuda_weight_new,
-    .weight_free = cuda_weight_free,
+    .weight_new = kk_cuda_weight_new,
+    .weight_free = kk_cuda_weight_free,
     .prepare = cuda_prepare,
     .prepare_evicted = cuda_prepare_evicted,
     .prepare_experts = cuda_prepare_experts,
@@ -519,6 +416,7 @@ static const kk_backend cuda_backend = {
     .pages_free = cuda_pages_free,
     .page_copy = cuda_page_copy,
     .page_move = cuda_page_move,
+    .fault_after = kk_fault_after,
 };
 
 /* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another

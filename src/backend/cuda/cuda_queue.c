@@ -42,24 +42,22 @@ static kk_cuda_graph *find_graph(kk_dev *dev) {
     return NULL;
 }
 
-/* Remembers the queue in the place of what was not used for longest.  Not finding memory for it
- * only costs speed. */
+/* Whether the queue may come again, and fits what is kept of one. */
+static bool worth_keeping(const kk_cuda_queue *q) {
+    return q->n_ops > 4 && q->n_ops <= KK_CUDA_GRAPH_OPS &&
+           (q->n_views == 0 || q->views[0].n_rows <= KK_CUDA_GRAPH_ROWS);
+}
+
+/* Remembers the queue in the place of what was not used for longest.  Allocates nothing. */
 static void remember(kk_dev *dev) {
     kk_cuda_graph *g = &dev->graphs[0];
     for (int i = 1; i < KK_CUDA_GRAPHS; i++)
         if (dev->graphs[i].used < g->used) g = &dev->graphs[i];
     if (g->exec) cudaGraphExecDestroy(g->exec);
-    kk_free(g->ops);
-    kk_free(g->views);
-    *g = (kk_cuda_graph){.n_ops = dev->q.n_ops, .n_views = dev->q.n_views, .used = dev->clock};
-    g->ops = kk_calloc((size_t)g->n_ops, sizeof *g->ops);
-    g->views = kk_calloc((size_t)g->n_views + 1, sizeof *g->views);
-    if (!g->ops || !g->views) {
-        kk_free(g->ops);
-        kk_free(g->views);
-        *g = (kk_cuda_graph){0};
-        return;
-    }
+    g->exec = NULL;
+    g->n_ops = dev->q.n_ops;
+    g->n_views = dev->q.n_views;
+    g->used = dev->clock;
     memcpy(g->ops, dev->q.ops, (size_t)g->n_ops * sizeof *g->ops);
     memcpy(g->views, dev->q.views, (size_t)g->n_views * sizeof *g->views);
 }
@@ -98,10 +96,10 @@ static kk_status run_queue(kk_dev *dev, kk_err *err) {
     KK_TRY(send_control(dev, err));
     KK_CUDA_TRY(cudaEventRecord(dev->control_free[dev->control_at], dev->stream),
                 "recording an event", err);
-    kk_cuda_graph *g = q->n_ops > 4 ? find_graph(dev) : NULL;
+    kk_cuda_graph *g = worth_keeping(q) ? find_graph(dev) : NULL;
     dev->clock++;
     if (!g) {
-        if (q->n_ops > 4) remember(dev);
+        if (worth_keeping(q)) remember(dev);
         dev->runs++;
         return kk_cuda_plan(dev, q->ops, q->n_ops, q->views, err);
     }
