@@ -170,7 +170,7 @@ static int32_t argmax(const float *x, int32_t n) {
  * only tol_rms allows for, is continued with the reference's token. */
 static kk_status compare_greedy(subject *m, const expected *x, kk_parity_report *r, kk_err *err) {
     const int32_t vocab = m->config->vocab;
-    const double slack = r->tol_rms > 0 ? 2 * r->way[0].logits.max : 0;
+    const double slack = kk_parity_slack(&r->way[0].logits, r->tol_rms);
     const float *row = m->logits + (size_t)(m->n_tokens - 1) * (size_t)vocab;
     for (int32_t i = 0; i < r->n_greedy; i++) {
         int32_t want;

@@ -178,7 +178,7 @@ static kk_status judge_block(subject *s, int32_t n, const int32_t *drafts, kk_pa
     float *want = kk_calloc((size_t)block * (size_t)vocab, sizeof *want); /* aligned */
     if (!want) return kk_fail(err, KK_ENOMEM, "no memory for a block of %d", block);
     memcpy(want, logits->data.base, logits->data.size);
-    count_drafts(s, want, drafts, s->bench->tol_rms > 0 ? 2 * out->logits.max : 0, out);
+    count_drafts(s, want, drafts, kk_parity_slack(&out->logits, s->bench->tol_rms), out);
     kk_free(want);
     return KK_OK;
 }

@@ -34,6 +34,13 @@ static inline bool kk_parity_holds(const kk_parity_gap *gap, double tol, double 
     return tol_rms > 0 ? gap->rms <= tol_rms && gap->max >= 0 : gap->max <= tol;
 }
 
+/* How near two logits must be for either to come first: the largest difference that the tolerance
+ * lets pass, on both; 0 where no tie is. */
+static inline double kk_parity_slack(const kk_parity_gap *gap, double tol_rms) {
+    if (!(tol_rms > 0 && gap->rms > 0)) return 0;
+    return 2 * gap->max * (gap->rms < tol_rms ? tol_rms / gap->rms : 1);
+}
+
 /* A model's pages and one cache of them. */
 typedef struct {
     kk_kv_layout layout;
