@@ -2,7 +2,7 @@
 """Holds the engine against transformers at full width: a few layers of 26B-A4B, random weights.
 
 usage: exact.py --program build-gpu/exact_gpu_test [--folder DIR] [--devices cuda,cpu]
-                [--layers 6] [--rows 256] [--weights trained,init] [--report FILE.json]
+                [--layers 6] [--rows 256] [--weights calm,init] [--report FILE.json]
 
 Weights are made by transformers' own initialisation and saved in bf16; every arm reads those.
 The reference is transformers in float32.  Arms against it, over the last --rows positions, all past
@@ -14,14 +14,14 @@ the sliding window:
   cuda, cpu      the engine
 
 The engine passes when the root mean square error of its logits is at most --limit times that of
-transformers' bf16.  A router near a tie chooses other experts on the slightest rounding, and such
+transformers' bf16, on every kind of weights.  A router near a tie chooses other experts on the slightest rounding, and such
 rows differ far more than others: medians of rows, and rows with other experts, are counted.
 
 init:    the initialisation as it is: norms are 1, so that attention scores spread by 16 (22 in full
          layers) and softmaxes are nearly one-hot, and routers hardly prefer any expert.
-trained: norms vary around 1, scores spread by about 4 and router logits by about 1, and a branch
-         of a layer adds a quarter to the residual stream: nearer to what training leaves.  The
-         limit is on this one.
+calm:    norms vary around 1, scores and router logits spread by about 1, and a branch of a layer adds
+         a quarter to the residual stream.  Errors grow little from layer to layer here, so that one
+         of the engine's own would show.
 
 On a machine without a GPU: --torch cpu --devices cpu --layers 1 --vocab 4096 --window 64 --rows 32.
 """
@@ -69,7 +69,7 @@ def make(a, dtype):
         torch.set_default_dtype(before)
 
 
-def look_trained(model):
+def calm(model):
     """Changes the small tensors alone."""
     g = torch.Generator().manual_seed(11)
     for name, p in model.named_parameters():
@@ -79,7 +79,7 @@ def look_trained(model):
         if name.endswith("router.proj.weight"):
             value = noise
         elif name.endswith("q_norm.weight"):
-            value = (1 + 0.1 * noise) * 4 / math.sqrt(p.numel())
+            value = (1 + 0.1 * noise) / math.sqrt(p.numel())
         elif name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
             value = (1 + 0.1 * noise) / 4
         else:
@@ -177,17 +177,15 @@ def other_experts(got, want):
 def judge(name, got, want):
     layers = [distances(g, w) for g, w in zip(got["hidden"], want["hidden"])]
     flips = other_experts(got, want)
-    sorted_equal = [(np.sort(g, -1) == np.sort(w, -1)).all(-1) for g, w in zip(got["experts"], want["experts"])]
-    calm = np.all(sorted_equal, 0)
+    same = (np.sort(got["experts"], -1) == np.sort(want["experts"], -1)).all((0, 2))
     row = {"arm": name, "logits": distances(got["logits"], want["logits"]), "layers": layers,
-           "rows_with_other_experts": flips, "rows_with_the_same_experts": int(calm.sum()),
-           "same_argmax": int((got["logits"].argmax(-1) == want["logits"].argmax(-1)).sum())}
-    if calm.any():
-        row["logits_of_these"] = distances(got["logits"][calm], want["logits"][calm])
+           "rows_with_other_experts": flips, "rows_with_the_same_experts": int(same.sum())}
+    if same.any():
+        row["logits_of_these"] = distances(got["logits"][same], want["logits"][same])
     l = row["logits"]
-    say(f"  {name:13s} logits rms {l['rms']:.3e} median row {l['median']:.3e} worst {l['worst']:.3e}; same first "
-        f"{row['same_argmax']}; rows with other experts by layer {flips}, in none {calm.sum()}"
-        + (f" (rms of these {row['logits_of_these']['rms']:.3e})" if calm.any() else ""))
+    say(f"  {name:13s} logits rms {l['rms']:.3e} median row {l['median']:.3e} worst {l['worst']:.3e}; rows with other "
+        f"experts by layer {flips}, in none {same.sum()}"
+        + (f" (rms of these {row['logits_of_these']['rms']:.3e})" if same.any() else ""))
     say("    layers: " + " ".join(f"{x['rms']:.1e}/{x['median']:.1e}" for x in layers))
     return row
 
@@ -195,8 +193,8 @@ def judge(name, got, want):
 def compare(a, kind, folder, tokens, ids, first):
     t = time.time()
     small = make(a, torch.bfloat16)
-    if kind == "trained":
-        look_trained(small)
+    if kind == "calm":
+        calm(small)
     save(a, small, folder, first)
     say(f"{kind}: made and saved in {time.time() - t:.1f} s")
     slow = None
@@ -235,7 +233,7 @@ def main():
     p.add_argument("--folder", default="/dev/shm/kakeya-exact")
     p.add_argument("--devices", default="cuda")
     p.add_argument("--torch", default="cuda")
-    p.add_argument("--weights", default="trained,init")
+    p.add_argument("--weights", default="calm,init")
     p.add_argument("--limit", type=float, default=1.1)
     p.add_argument("--report")
     for name, value in (("layers", 6), ("rows", 256), ("group", 16), ("vocab", 262144), ("window", 1024),
@@ -257,8 +255,7 @@ def main():
     shutil.rmtree(a.folder)
     bad = [f"{r['weights']}: {name} failed" for r in results for name in r["failed"]]
     bad += [f"{r['weights']}: {row['arm']} has {row['ratio']:.3f} times the error of transformers in bf16"
-            for r in results if r["weights"] == "trained" for row in r["arms"]
-            if row["arm"] in a.devices and not row["ratio"] <= a.limit]
+            for r in results for row in r["arms"] if row["arm"] in a.devices and not row["ratio"] <= a.limit]
     if a.report:
         with open(a.report, "w") as f:
             json.dump({"tokens": n, "rows": a.rows, "layers": a.layers, "vocab": a.vocab, "limit": a.limit,
