@@ -55,10 +55,7 @@ static kk_status find_expected(expected *x, const kk_config *c, int32_t n, kk_er
 
 static kk_status open_device(subject *m, const kk_parity_opts *opts, int32_t max_rows,
                              kk_err *err) {
-    m->be = kk_backend_named(opts->device);
-    if (!m->be)
-        return kk_fail(err, KK_EDEVICE, "no device named '%.40s' in this build; 'cpu' always is",
-                       opts->device ? opts->device : "cpu");
+    KK_TRY(kk_backend_find(&m->be, opts->device, err));
     kk_dev_opts dev = {.threads = opts->threads,
                        .isa = opts->isa,
                        .mem = &m->mem,

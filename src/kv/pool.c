@@ -4,8 +4,11 @@
  * A freed page stays warm for the next taker while few are free; beyond that its memory goes
  * back to the system at once, so that what is resident stays close to what is counted.
  *
+ * A device's memory is taken when it is asked for.  There slabs are made of what is booked, some
+ * dozens of megabytes at a time, and go back when nobody holds a promise any more.
+ *
  * Invariants:
- *   (1) pages in all slabs >= promised >= pages taken;
+ *   (1) promised >= pages taken; pages in all slabs >= promised, or, on a device, >= booked;
  *   (2) counted bytes == booked pages * stride + side bytes, and booked >= taken, equal between
  *       calls of a cache;
  *   (3) every page that is not taken is in exactly one free list. */
@@ -16,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { WARM_PAGES = 4, WARM_BYTES = 16 << 20, LEAST_SLAB = 8 };
+enum { WARM_PAGES = 4, WARM_BYTES = 16 << 20, LEAST_SLAB = 8, DEVICE_SLAB = 64 << 20 };
 
 typedef struct slab slab;
 struct slab {
@@ -58,9 +61,7 @@ kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page
     return KK_OK;
 }
 
-void kk_pool_free(kk_pool *p) {
-    if (!p) return;
-    assert(p->taken == 0 && p->booked == 0 && p->promised == 0 && p->side == 0);
+static void free_slabs(kk_pool *p) {
     for (slab *s = p->slabs, *older; s; s = older) {
         older = s->older;
         if (p->be)
@@ -69,6 +70,15 @@ void kk_pool_free(kk_pool *p) {
             kk_mem_unreserve(s->base, s->bytes);
         kk_free(s);
     }
+    p->slabs = NULL;
+    p->warm = p->cold = NULL;
+    p->n_warm = p->capacity = 0;
+}
+
+void kk_pool_free(kk_pool *p) {
+    if (!p) return;
+    assert(p->taken == 0 && p->booked == 0 && p->promised == 0 && p->side == 0);
+    free_slabs(p);
     kk_free(p);
 }
 
@@ -80,6 +90,19 @@ void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev) {
 }
 
 bool kk_pool_is_remote(const kk_pool *p) { return p->be != NULL; }
+
+kk_status kk_pool_read(const kk_pool *p, uint8_t *to, const uint8_t *page, size_t n, kk_err *err) {
+    if (p->be) return p->be->page_move(p->dev, to, page, n, err);
+    memcpy(to, page, n);
+    return KK_OK;
+}
+
+kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, size_t n,
+                        kk_err *err) {
+    if (p->be) return p->be->page_move(p->dev, page, from, n, err);
+    memcpy(page, from, n);
+    return KK_OK;
+}
 
 void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from) {
     if (p->be)
@@ -140,7 +163,7 @@ static kk_status add_slab(kk_pool *p, int64_t pages, kk_err *err) {
 
 kk_status kk_pool_promise(kk_pool *p, int64_t pages, kk_err *err) {
     const int64_t lacking = p->promised + pages - p->capacity;
-    if (lacking > 0) {
+    if (lacking > 0 && !p->be) {
         const int64_t least = p->capacity / 4 > LEAST_SLAB ? p->capacity / 4 : LEAST_SLAB;
         KK_TRY(add_slab(p, lacking > least ? lacking : least, err));
     }
@@ -151,6 +174,16 @@ kk_status kk_pool_promise(kk_pool *p, int64_t pages, kk_err *err) {
 void kk_pool_unpromise(kk_pool *p, int64_t pages) {
     p->promised -= pages;
     assert(p->promised >= p->taken);
+    if (p->be && p->promised == 0) free_slabs(p);
+}
+
+/* Memory of the device for so many pages more; where it has little, for no more than these. */
+static kk_status grow(kk_pool *p, int64_t pages, kk_err *err) {
+    const int64_t lacking = p->booked + pages - p->capacity;
+    const int64_t usual = DEVICE_SLAB / (int64_t)p->stride;
+    if (!p->be || lacking <= 0) return KK_OK;
+    if (usual > lacking && add_slab(p, usual, NULL) == KK_OK) return KK_OK;
+    return add_slab(p, lacking, err);
 }
 
 static kk_status count(kk_pool *p, int64_t bytes, kk_err *err) {
@@ -163,8 +196,12 @@ static kk_status count(kk_pool *p, int64_t bytes, kk_err *err) {
 
 kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err) {
     KK_TRY(count(p, pages * (int64_t)p->stride, err));
-    p->booked += pages;
-    return KK_OK;
+    const kk_status st = grow(p, pages, err);
+    if (st == KK_OK)
+        p->booked += pages;
+    else
+        kk_mem_count(p->mem, p->category, -pages * (int64_t)p->stride);
+    return st;
 }
 
 void kk_pool_unbook(kk_pool *p, int64_t pages) {

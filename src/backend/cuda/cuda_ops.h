@@ -120,6 +120,47 @@ typedef struct {
 } kk_cu_argmax;
 cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a);
 
+/* Greedy choices and digests of rows (core/digest.h).  Every row is shared out among blocks; the
+ * last of them to finish adds up. */
+enum { KK_CU_CHOOSE_BLOCKS = 64, KK_CU_CHOOSE_ROWS = 32 };
+typedef struct {
+    int32_t token;
+    uint64_t digest;
+} kk_cu_pick; /* as kk_pick */
+typedef struct {
+    struct {
+        uint64_t sum;
+        float best;
+        int32_t at;
+    } part[KK_CU_CHOOSE_ROWS][KK_CU_CHOOSE_BLOCKS];
+    uint32_t done[KK_CU_CHOOSE_ROWS]; /* blocks; zero between launches */
+} kk_cu_choose_room;
+typedef struct {
+    int32_t *token;      /* [n_rows] */
+    kk_cu_pick *ring;    /* [slots][KK_CU_CHOOSE_ROWS], host memory that the device reaches */
+    const int32_t *slot; /* device: which of them */
+    const float *x;
+    int32_t n_rows, dim;
+    kk_cu_choose_room *room;
+} kk_cu_choose;
+cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a);
+
+/* Copies a few kilobytes from pinned memory, in whole words of 16 bytes. */
+typedef struct {
+    void *to;
+    const void *from;
+    size_t bytes;
+} kk_cu_bring;
+cudaError_t kk_cu_run_bring(kk_cu_at at, const kk_cu_bring *a);
+
+/* Reads all of a buffer, to see how long that takes. */
+typedef struct {
+    const void *from;
+    size_t bytes;
+    uint32_t *sink; /* written where a sum is what it never is */
+} kk_cu_skim;
+cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a);
+
 /* Rows of floats as bf16, with zeros from dim to pitch. */
 typedef struct {
     uint16_t *out;

@@ -212,7 +212,8 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     switch (op->kind) {
     case KK_CUDA_EMBED: {
         const kk_embed_args *a = &op->a.embed;
-        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, control, a->n_rows, a->scale};
+        const int32_t *token = a->chosen ? a->chosen->data : control;
+        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, token, a->n_rows, a->scale};
         return kk_cu_run_embed(at, &e);
     }
     case KK_CUDA_NORM: {
@@ -242,9 +243,18 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     }
     case KK_CUDA_PLE: {
         const kk_ple_args *a = &op->a.ple;
-        const kk_cu_ple e = {kk_cuda_f(a->out), kk_cuda_f(a->proj), kk_cuda_f(a->w), a->table->w,
-                             control,           a->n_rows,          a->n_layer,      a->dim,
-                             a->proj_scale,     a->scale,           a->eps};
+        const int32_t *token = a->chosen ? a->chosen->data : control;
+        const kk_cu_ple e = {kk_cuda_f(a->out),
+                             kk_cuda_f(a->proj),
+                             kk_cuda_f(a->w),
+                             a->table->w,
+                             token,
+                             a->n_rows,
+                             a->n_layer,
+                             a->dim,
+                             a->proj_scale,
+                             a->scale,
+                             a->eps};
         return kk_cu_run_ple(at, &e);
     }
     case KK_CUDA_GATHER: {
@@ -269,6 +279,12 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
         const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
                                 a->n_rows, a->dim, a->banned};
         return kk_cu_run_argmax(at, &e);
+    }
+    case KK_CUDA_CHOOSE: {
+        const kk_choose_args *a = &op->a.choose;
+        const kk_cu_choose e = {a->token->data, dev->picks, control,         kk_cuda_f(a->x),
+                                a->n_rows,      a->dim,     dev->choose_room};
+        return kk_cu_run_choose_rows(at, &e);
     }
     default: return cudaErrorInvalidValue;
     }
