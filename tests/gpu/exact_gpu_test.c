@@ -132,8 +132,8 @@ static void pass(subject *s, float *hidden, float *logits) {
         const int32_t left = s->rows - s->at, n = left < s->group ? left : s->group;
         forward(s, n, hidden ? room : NULL, logits + (size_t)s->at * (size_t)s->cfg->vocab);
         for (size_t t = 0; hidden && t < taps; t++)
-            memcpy(hidden + (t * (size_t)s->rows + (size_t)s->at) * dim,
-                   room + t * (size_t)n * dim, (size_t)n * dim * sizeof *room);
+            memcpy(hidden + (t * (size_t)s->rows + (size_t)s->at) * dim, room + t * (size_t)n * dim,
+                   (size_t)n * dim * sizeof *room);
     }
     free(room);
 }
