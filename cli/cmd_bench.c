@@ -284,7 +284,8 @@ static void print_forwards(const kk_bench_result *r) {
     for (int32_t i = 0; r->device_total && i < r->n_whole; i++) {
         const kk_bench_pass *p = &r->whole[i];
         const double s = p->seconds.median;
-        printf("%-14s%.2f ms for %d rows", i ? "" : "forward", 1e3 * s, p->rows);
+        printf("%-14s%.2f ms for %d row%s", i ? "" : "forward", 1e3 * s, p->rows,
+               p->rows > 1 ? "s" : "");
         if (p->experts > 0)
             printf(", %.1f distinct experts a layer, %.1f GB, %.0f GB/s, %.0f %% of the bandwidth",
                    p->experts, (double)p->bytes / 1e9, (double)p->bytes / s / 1e9,

@@ -8,6 +8,7 @@
 #include "eval/bench_parts.h"
 
 static const int64_t large = (int64_t)4 << 30; /* no cache holds this */
+static const int64_t even = (int64_t)32 << 20;
 
 bool kk_bench_is_remote(const kk_engine *e) { return e->backend->memory != NULL; }
 double kk_bench_copy_s(const kk_engine *e) { return e->copy_s; }
@@ -20,6 +21,7 @@ kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double
     e->backend->memory(e->dev, &m);
     if (bytes == 0) bytes = large;
     if (bytes > m.free / 2) bytes = m.free / 2;
+    bytes = (bytes + even - 1) / even * even;
     kk_engine_lock(e);
     const kk_status st = e->backend->read_rate(e->dev, (size_t)bytes, out, err);
     kk_engine_unlock(e);

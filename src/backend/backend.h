@@ -293,6 +293,8 @@ typedef struct {
     const char *name;
     int32_t rows; /* of a forward that suit it, where nobody says how many */
     bool queues;  /* operations return before they are done: it pays to enqueue rounds ahead */
+    /* Whether this machine has one, asked before weights are made for it; NULL: it has. */
+    kk_status (*usable)(kk_err *err);
     kk_status (*open)(kk_dev **out, const kk_dev_opts *opts, kk_err *err);
     void (*close)(kk_dev *dev); /* NULL is fine; free buffers and weights first */
     const char *(*isa)(const kk_dev *dev);

@@ -74,6 +74,11 @@ static int32_t rows_for(const kk_engine *e, const kk_engine_opts *o) {
     return rows;
 }
 
+static kk_status find_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    KK_TRY(kk_backend_find(&e->backend, o->device, err));
+    return e->backend->usable ? e->backend->usable(err) : KK_OK;
+}
+
 static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
     e->rounds.max_rows = rows_for(e, o);
     e->rounds.max_logits = o->max_logits ? o->max_logits : DEFAULT_LOGITS;
@@ -315,7 +320,7 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     pthread_mutex_init(&e->lock, NULL);
     e->mem.limit = (int64_t)opts->memory_limit;
     kk_status st;
-    if ((st = kk_backend_find(&e->backend, opts->device, err))) goto fail;
+    if ((st = find_device(e, opts, err))) goto fail;
     if ((st = open_weights(e, opts, err))) goto fail;
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;

@@ -31,17 +31,22 @@ static kk_status room(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, k
 
 static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    int64_t nq = 0, nkv = 0;
+    int64_t nq = 0, nkv = 0, ffn = c->ple_dim;
     bool rebuilds = false;
     for (int32_t i = 0; i < c->n_layer; i++) {
         const kk_layer_config *l = &c->layer[i];
         const int64_t a = (int64_t)c->n_head * l->head_dim, b = (int64_t)l->n_kv_head * l->head_dim;
         nq = a > nq ? a : nq;
         nkv = b > nkv ? b : nkv;
+        ffn = l->ffn > ffn ? l->ffn : ffn;
         rebuilds |= l->k_eq_v;
     }
+    /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
+    nq = nq > ffn ? nq : ffn;
     KK_TRY(room(m, m->max_rows, nq, &m->q, err));
     KK_TRY(room(m, m->max_rows, nq, &m->att, err));
+    m->gate = m->q;
+    m->up = m->att;
     KK_TRY(room(m, m->max_rows, nkv, &m->k, err));
     KK_TRY(room(m, m->max_rows, nkv, &m->v, err));
     for (int k = 0; k < KK_LAYER_KINDS; k++)
@@ -53,10 +58,6 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
 
 static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    int64_t ffn = c->ple_dim;
-    for (int32_t i = 0; i < c->n_layer; i++) ffn = c->layer[i].ffn > ffn ? c->layer[i].ffn : ffn;
-    KK_TRY(room(m, m->max_rows, ffn, &m->gate, err));
-    KK_TRY(room(m, m->max_rows, ffn, &m->up, err));
     if (c->n_expert) {
         KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert, err));
         KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert_weight, err));
@@ -125,8 +126,6 @@ void kk_gemma4_free(kk_gemma4 *m) {
                    m->att,
                    m->k,
                    m->v,
-                   m->gate,
-                   m->up,
                    m->expert,
                    m->ple,
                    m->ple_tmp,

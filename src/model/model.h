@@ -64,7 +64,7 @@ struct kk_gemma4 {
     kk_buf *z, *y, *y2;                /* [rows, hidden] */
     kk_buf *q, *att;                   /* [rows, n_head * head_dim] */
     kk_buf *k, *v;                     /* [rows, n_kv_head * head_dim] */
-    kk_buf *gate, *up;                 /* [rows, ffn] */
+    kk_buf *gate, *up;                 /* [rows, ffn]: q and att, which are done by then */
     kk_buf *expert, *expert_weight;    /* [rows, n_used] */
     kk_buf *ple, *ple_tmp;             /* [rows, n_layer * ple_dim] */
     kk_buf *rope_rows[KK_LAYER_KINDS]; /* [rows][2][n_rot] */

@@ -102,15 +102,18 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status open_gpu(kk_dev *dev, kk_err *err) {
-    struct cudaDeviceProp prop;
+static kk_status cuda_usable(kk_err *err) {
     int n = 0;
     const cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || n == 0) {
-        (void)cudaGetLastError();
-        return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
-                       e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
-    }
+    if (e == cudaSuccess && n > 0) return KK_OK;
+    (void)cudaGetLastError();
+    return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
+                   e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
+}
+
+static kk_status open_gpu(kk_dev *dev, kk_err *err) {
+    struct cudaDeviceProp prop;
+    KK_TRY(cuda_usable(err));
     KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
     KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "asking for its properties", err);
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
@@ -375,6 +378,7 @@ static const kk_backend cuda_backend = {
     .name = "cuda",
     .rows = 2048,
     .queues = true,
+    .usable = cuda_usable,
     .open = cuda_open,
     .close = cuda_close,
     .isa = cuda_isa,
