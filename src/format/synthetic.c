@@ -48,14 +48,17 @@ static void put_scale(uint8_t *at, float v) {
 }
 
 /* Random integers already fill the block; the scales make their values spread by 0.02 around 0.
- * Integers uniform over 2^b steps spread by 2^b / sqrt(12) steps. */
+ * Integers uniform over 2^b steps spread by 2^b / sqrt(12) steps.  Those from -2^(b-1) on lean half
+ * a step to the negative, which all rows of a model would share, and after some layers little
+ * else: scales of either sign undo it. */
 static void put_scales(kk_dtype t, uint8_t *b) {
+    const float sign = b[kk_dtype_get(t)->bytes - 1] & 1 ? 1.0f : -1.0f;
     const float spread = 0.02f, per_step = 3.4641016f;
     const float step4 = spread * per_step / 16, step5 = step4 / 2, step6 = step4 / 4;
     switch (t) {
-    case KK_Q8_0: put_scale(b, spread * per_step / 256); break;
-    case KK_Q4_0: put_scale(b, step4); break;
-    case KK_Q5_0: put_scale(b, step5); break;
+    case KK_Q8_0: put_scale(b, sign * spread * per_step / 256); break;
+    case KK_Q4_0: put_scale(b, sign * step4); break;
+    case KK_Q5_0: put_scale(b, sign * step5); break;
     case KK_Q5_1:
         put_scale(b, step5);
         put_scale(b + 2, -15.5f * step5);
@@ -71,7 +74,7 @@ static void put_scales(kk_dtype t, uint8_t *b) {
         break;
     case KK_Q6_K:
         memset(b + 192, 16, 16);
-        put_scale(b + 208, step6 / 16);
+        put_scale(b + 208, sign * step6 / 16);
         break;
     default: break;
     }
