@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
+WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 NOT_FIELDS = ("architectures", "model_type", "dtype", "torch_dtype", "transformers_version")
 
 
@@ -34,7 +35,7 @@ def load(folder, dtype=torch.bfloat16):
         state.update(load_file(shard))
     state = {k.replace("model.language_model.", "model."): v for k, v in state.items()
              if "vision" not in k and "audio" not in k}
-    model = Gemma4ForCausalLM(Gemma4TextConfig(**config)).to(dtype).eval()
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**config)).to(dtype).to(WHERE).eval()
     missing = [k for k in model.load_state_dict(state, strict=False).missing_keys if "lm_head" not in k]
     assert not missing, missing
     return model
@@ -46,25 +47,25 @@ def relative(got, want):
 
 @torch.no_grad()
 def error_in_bf16(model, expect):
-    out = model(expect["tokens"].long()[None], output_hidden_states=True, use_cache=False)
-    hidden = [relative(h[0].float(), expect[f"hidden.{i}"]) for i, h in enumerate(out.hidden_states)
+    out = model(expect["tokens"].long()[None].to(WHERE), output_hidden_states=True, use_cache=False)
+    hidden = [relative(h[0].float().cpu(), expect[f"hidden.{i}"]) for i, h in enumerate(out.hidden_states)
               if f"hidden.{i}" in expect]
-    return max([relative(out.logits[0].float(), expect["logits"])] + hidden)
+    return max([relative(out.logits[0].float().cpu(), expect["logits"])] + hidden)
 
 
 @torch.no_grad()
 def make_expect(model, tokens, greedy=32):
     """What transformers computes in float32, in the shape of a case."""
-    out = model(tokens[None], output_hidden_states=True, use_cache=True)
-    expect = {"tokens": tokens.int(), "logits": out.logits[0].contiguous()}
+    out = model(tokens[None].to(WHERE), output_hidden_states=True, use_cache=True)
+    expect = {"tokens": tokens.int(), "logits": out.logits[0].cpu().contiguous()}
     for i, h in enumerate(out.hidden_states):
-        expect[f"hidden.{i}"] = h[0].contiguous()
+        expect[f"hidden.{i}"] = h[0].cpu().contiguous()
     chosen, cache = [out.logits[0, -1].argmax()], out.past_key_values
     while len(chosen) < greedy:
         out = model(chosen[-1][None, None], past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         chosen.append(out.logits[0, -1].argmax())
-    expect["greedy"] = torch.stack(chosen).int()
+    expect["greedy"] = torch.stack(chosen).int().cpu()
     return expect
 
 
@@ -112,6 +113,7 @@ def main():
     p.add_argument("--tokens", type=int, default=640)
     a = p.parse_args()
     bad, n = 0, 0
+    torch.set_float32_matmul_precision("highest")
     tiny, wide = load(a.verifier), load(a.verifier, torch.float32)
     wide.model.embed_tokens.embed_scale = tiny.model.embed_tokens.embed_scale.bfloat16().float()
     for case in sorted(os.listdir(a.data)):
