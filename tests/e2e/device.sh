@@ -17,6 +17,8 @@ refused() { # refused: a clear error, nothing printed, nothing crashed
     lacks "$err" "Sanitizer"
 }
 refused
+exits 0 doctor
+if [ -n "$module" ]; then has "$out" "cuda: not usable here"; else has "$out" "cuda: not in this build"; fi
 exits 1 parity "$KK_TEST_DATA/parity/moe" --device cuda
 exits 0 run -m "$models/tiny/verifier" -p x -n 2 # the same program goes on without
 
