@@ -1,35 +1,21 @@
 /* registry.c - devices by name.
  *
- * The CPU is built in.  CUDA is a module beside the program, or beside the shared library, so
- * that one program runs with and without a GPU's driver; it is looked for when it is asked for
- * by name, and nowhere else. */
+ * The CPU is built in.  CUDA is a module, so that one program runs with and without a GPU's
+ * driver; it is looked for when it is asked for by name.  module.c says where. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/device.h"
+#include "backend/module.h"
 
 typedef const kk_backend *(*module_fn)(size_t bytes);
 
-#ifdef __APPLE__
-#define MODULE_SUFFIX ".dylib"
-#else
-#define MODULE_SUFFIX ".so"
-#endif
-
 /* A module stays loaded: its device table is handed out without an end to its use. */
 static kk_status load(const kk_backend **out, const char *name, kk_err *err) {
-    Dl_info here;
-    char path[4096], symbol[64];
-    const bool found = dladdr(&kk_cpu_backend, &here) && here.dli_fname;
-    const char *slash = found ? strrchr(here.dli_fname, '/') : NULL;
-    const int n =
-        snprintf(path, sizeof path, "%.*slibkakeya_%s" MODULE_SUFFIX,
-                 slash ? (int)(slash - here.dli_fname + 1) : 0, found ? here.dli_fname : "", name);
-    void *module = NULL;
-    if (found && n > 0 && (size_t)n < sizeof path && !kk_fault_point())
-        module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    char path[4352], symbol[64];
+    void *module = kk_fault_point() ? NULL : kk_module_open(name, path, sizeof path);
     if (!module) {
         const char *why = dlerror();
         return kk_fail(err, KK_EDEVICE,
