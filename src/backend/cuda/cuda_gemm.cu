@@ -1,7 +1,7 @@
 /* cuda_gemm.cu - products for many rows: launches of the tiled kernel in gemm.cuh, and what
  * experts need around it.
  *
- * Experts for many rows are five launches without the host in between: pairs of a row and a slot
+ * Experts for many rows are four launches without the host in between: pairs of a row and a slot
  * are listed by expert, in tiles of up to 128; gate and up of every tile; the second matrix, each
  * pair for itself; and the sum over a row's slots in their order, as the decode kernels take it. */
 #include "gemm.cuh"
