@@ -493,11 +493,14 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_a
                                              char *shared, int block, int blocks) {
     const kk_attend_room room(shared);
     for (int from = block;;) {
-        for (int i = 0; i < KK_UNITS; i++) {
+        bool more = true;
+        for (int i = 0; i < KK_UNITS && more; i++) {
             const kk_unit &u = room.units[i];
-            if (!u.mem) return;
-            if (u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
+            more = u.mem != NULL;
+            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
         }
+        __syncthreads(); /* all have read the units: they may be found anew */
+        if (!more) return;
         from += KK_UNITS * blocks;
         if (threadIdx.x < 32) kk_find_units(a, FUSED && s.k, room.units, from, blocks);
         __syncthreads();

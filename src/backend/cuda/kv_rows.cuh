@@ -23,20 +23,21 @@ template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float 
     return h;
 }
 
-/* x / rms(x), FULL: times w and then pairs turned by cs.  Loads come first and without branches:
+/* x / rms(x), FULL: times w (not NULL) and then pairs turned by cs.  Loads come first and without branches:
  * behind a branch the compiler waits for each. */
 template <int D, bool FULL>
 __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, const float *cs,
                                              int n_rot, float eps) {
     const int lane = threadIdx.x % 32;
+    const float *angles = n_rot ? cs : w; /* something that can be read */
     float weight[D / 32], c[D / 64], n[D / 64];
 #pragma unroll
     for (int i = 0; FULL && i < D / 32; i++) weight[i] = w[lane + 32 * i];
 #pragma unroll
     for (int i = 0; FULL && i < D / 64; i++) {
         const int at = max(0, min(lane + 32 * i, n_rot - 1));
-        c[i] = cs[at];
-        n[i] = cs[n_rot + at];
+        c[i] = angles[at];
+        n[i] = angles[n_rot + at];
     }
     float s = 0;
 #pragma unroll
