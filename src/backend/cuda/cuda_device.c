@@ -71,7 +71,6 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->act.data, dev->act.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->logits.data, dev->logits.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
-    give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->each.data, dev->each.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->lists.data, dev->lists.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
@@ -294,7 +293,6 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     in = in < 256 ? 256 : in;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
-    KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
     /* A router's logits come in up to eight parts. */
     const size_t parts = 8 * (rows > KK_CU_ROWS ? rows : KK_CU_ROWS);
     KK_TRY(fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err));

@@ -131,7 +131,7 @@ struct kk_dev {
     struct {
         void *data;
         size_t bytes;
-    } x, act, logits, parts, chosen, z, each, lists;
+    } x, act, logits, parts, z, each, lists;
 };
 
 kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);

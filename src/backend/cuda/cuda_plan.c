@@ -259,8 +259,7 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
                       .scale = a->scale,
                       .parts = dev->parts.data};
     if (a->window) { /* a tile sees no more than this, however long the session is */
-        int32_t most_group = 1;
-        most_group = a->block ? v->n_rows : v->tile_most;
+        const int32_t most_group = a->block ? v->n_rows : v->tile_most;
         const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
         const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
         if (seen < t.rows.most_pages) t.rows.most_pages = seen;

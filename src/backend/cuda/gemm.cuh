@@ -50,7 +50,7 @@ struct kk_gemm_args {
     int n_rows, tiles;  /* tiles along the rows */
     int cuts;           /* not 1: a tile is one K slice, out[slice][n_rows][pitch] */
     int silu;
-    /* Experts: rows are listed by tile (kk_group_kernel), -1 where there is none. */
+    /* Experts: rows are listed by tile (group_kernel of cuda_gemm.cu), -1 where there is none. */
     const int2 *tile;   /* expert, pieces */
     const int *slot;    /* [tiles][KK_TILE_ROWS]: pairs, rows of out */
     const int *n_tiles; /* on the device, NULL: plain rows */

@@ -23,8 +23,8 @@ template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float 
     return h;
 }
 
-/* x / rms(x), FULL: times w (not NULL) and then pairs turned by cs.  Loads come first and without branches:
- * behind a branch the compiler waits for each. */
+/* x / rms(x), FULL: times w (not NULL) and then pairs turned by cs.  Loads come first and without
+ * branches: behind a branch the compiler waits for each. */
 template <int D, bool FULL>
 __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, const float *cs,
                                              int n_rot, float eps) {
