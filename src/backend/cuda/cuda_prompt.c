@@ -57,9 +57,10 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
     l->part[l->n_parts++].pitch = (int32_t)w->w.n_out;
 }
 
-/* The norm that begins a layer, after the tail of the one before it where there is one. */
-static kk_status enter(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_op *before, kk_err *err) {
-    const kk_norm_args *n = op ? &op[0].a.norm : &before[0].a.norm;
+/* The norm n that begins a layer, after the tail of the one before it where there is one.  op NULL:
+ * the tail alone, of rows like n's. */
+static kk_status enter(kk_dev *dev, const kk_norm_args *n, const kk_cuda_op *op,
+                       const kk_cuda_op *before, kk_err *err) {
     kk_cu_between b = {.x = kk_cuda_f(n->x),
                        .eps = n->eps,
                        .n_rows = n->n_rows,
@@ -143,7 +144,7 @@ kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
     *used = 0;
     while (is_prompt_layer(dev, ops + *used, n - *used)) {
         const kk_cuda_op *op = ops + *used;
-        KK_TRY(enter(dev, op, before, err));
+        KK_TRY(enter(dev, &op->a.norm, op, before, err));
         KK_TRY(attention(dev, op, views, err));
         KK_TRY(norms(dev, op, err));
         const places p = places_of(dev, op);
@@ -153,5 +154,5 @@ kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         before = op;
         *used += KK_CUDA_LAYER_OPS;
     }
-    return before ? enter(dev, NULL, before, err) : KK_OK;
+    return before ? enter(dev, &before->a.norm, NULL, before, err) : KK_OK;
 }
