@@ -15,16 +15,22 @@ cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
 .PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench lossless-all \
-        clean help
+        cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
-	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli
+	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_devices
 
 $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
 setup: ; @scripts/setup build test
+cuda:
+	@scripts/setup build cuda
+	@cmake -S . -B $(BUILD) $(cmake_args) -DKK_CUDA=ON
+	@$(MAKE) --no-print-directory all
+test-gpu: ; @scripts/gpu test
+bench-gpu: ; @scripts/gpu bench
 demo: ; @scripts/demo
 test: ; @scripts/test
 lint: ; @scripts/lint
@@ -60,5 +66,8 @@ help:
 	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
 	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
+	@echo 'make cuda       the same with the CUDA device, for which a compiler is fetched if need be'
+	@echo 'make test-gpu   the tests that need a GPU, transformers beside it (5 minutes)'
+	@echo 'make bench-gpu  the same, then both timed: a report in bench/results'
 	@echo 'make setup      install the Debian packages that are missing'
 	@echo 'make clean      remove build/ and build-*/'

@@ -16,8 +16,8 @@
 typedef struct {
     loader_args load;
     loader_cache_args keep; /* of the policies */
-    const char *arms, *policies, *sets, *prompts, *trace, *rows, *report, *kv_format;
-    int32_t ctx, predict, prefill, repeat, samples, draft_max, draft_ctx;
+    const char *arms, *policies, *sets, *prompts, *trace, *rows, *report, *kv_format, *ctx;
+    int32_t predict, prefill, repeat, samples, draft_max, draft_ctx;
     bool draft_fixed, attention, quiet;
 } bench_args;
 
@@ -28,15 +28,14 @@ static const option bench_options[] = {
     OPTION_STRING(NULL, "arms", "LIST", AT(arms),
                   "ways to decode, compared on the same prompts: plain, dflash, ngram (default: "
                   "plain alone)"),
-    {.kind = OPT_INT,
+    {.kind = OPT_STRING,
      .brief = "c",
      .name = "ctx",
      .alias = "ctx-size",
-     .arg = "N",
+     .arg = "LIST",
      .offset = AT(ctx),
-     .min = 1,
-     .max = 1 << 24,
-     .help = "tokens in the context when decoding begins (default: 64; 1024 with --policies)"},
+     .help = "tokens in the context when decoding begins; decoding is timed at each of several, in "
+             "ascending order, all else at the first (default: 64; 1024 with --policies)"},
     OPTION_INT("n", "predict", "N", AT(predict), 1, 1 << 20,
                "tokens decoded in each repeat (default: 32; of arms on texts: what the prompt "
                "says)"),
@@ -92,6 +91,27 @@ static bool on_step(void *user, const char *what) {
 
 static void end_steps(const bench_args *a) {
     if (!a->quiet && term_controls(stderr)) fprintf(stderr, "\r\033[K");
+}
+
+static bool read_contexts(const bench_args *a, kk_bench_opts *o, int *code) {
+    int32_t *list;
+    size_t n;
+    const char *bad;
+    o->ctx = a->policies ? 1024 : 64;
+    if (!a->ctx) return true;
+    if (!options_int_list(a->ctx, 1, 1 << 24, &list, &n, &bad)) {
+        *code = options_wrong(&verb_bench, "--ctx takes lengths from 1 to %d; '%.20s' is not one",
+                              1 << 24, bad);
+        return false;
+    }
+    bool ascends = n > 0 && n <= KK_BENCH_CONTEXTS;
+    for (size_t i = 1; ascends && i < n; i++) ascends = list[i] > list[i - 1];
+    for (size_t i = 0; ascends && i < n; i++) *(i ? &o->longer[o->n_longer++] : &o->ctx) = list[i];
+    free(list);
+    if (!ascends)
+        *code = options_wrong(&verb_bench, "--ctx takes up to %d lengths in ascending order",
+                              KK_BENCH_CONTEXTS);
+    return ascends;
 }
 
 static bool read_rows(const bench_args *a, kk_bench_opts *o, int *code) {
@@ -246,6 +266,43 @@ static void print_memory(const kk_bench_result *r) {
                term_bytes((double)r->resident_over_weights).text);
 }
 
+static void print_decode(const kk_bench_opts *o, const kk_bench_result *r,
+                         const kk_bench_decode *d) {
+    const double gb = (double)r->model.token_bytes * d->tok_s.median / 1e9;
+    printf("decode        %.2f tok/s  (%.2f to %.2f in %d repeats of %d tokens at context %d)\n",
+           d->tok_s.median, d->tok_s.min, d->tok_s.max, d->tok_s.n, o->predict, d->ctx);
+    printf("              %.1f GB/s of weights, %.0f %% of the bandwidth; %.*f ms per round\n", gb,
+           r->bandwidth > 0 ? 100e9 * gb / r->bandwidth : 0, r->device_total ? 3 : 1, d->round_ms);
+    if (r->device_total)
+        printf("              %.2f waits per token that left the device idle, %.2f rounds enqueued "
+               "ahead\n",
+               d->syncs, d->ahead);
+}
+
+/* What rows cost on a device that reads each expert once. */
+static void print_forwards(const kk_bench_result *r) {
+    for (int32_t i = 0; r->device_total && i < r->n_whole; i++) {
+        const kk_bench_pass *p = &r->whole[i];
+        const double s = p->seconds.median;
+        printf("%-14s%.2f ms for %d row%s", i ? "" : "forward", 1e3 * s, p->rows,
+               p->rows > 1 ? "s" : "");
+        if (p->experts > 0)
+            printf(", %.1f distinct experts a layer, %.1f GB, %.0f GB/s, %.0f %% of the bandwidth",
+                   p->experts, (double)p->bytes / 1e9, (double)p->bytes / s / 1e9,
+                   r->bandwidth > 0 ? 100 * (double)p->bytes / s / r->bandwidth : 0);
+        printf("\n");
+    }
+}
+
+static void print_device(const kk_bench_result *r) {
+    if (!r->device_total) return;
+    printf("              %s of the device's %s over the weights, at most\n",
+           term_bytes((double)r->device_over_weights).text,
+           term_bytes((double)r->device_total).text);
+    printf("load          %.2f s, of which %.2f s to copy weights: %.1f GB/s\n", r->load_s,
+           r->copy_s, r->copy_s > 0 ? (double)r->model.weight_bytes / r->copy_s / 1e9 : 0);
+}
+
 static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     const kk_model_info *m = &r->model;
     printf("model         %s %s, %d layers%s, %s, %s read per token\n", m->name, m->weight_type,
@@ -254,23 +311,22 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     printf("machine       %s, %s, %d threads\n", r->machine.name, r->device.isa, r->device.threads);
     printf("bandwidth     %.1f GB/s read before, %.1f after\n", r->bandwidth_before / 1e9,
            r->bandwidth_after / 1e9);
-    printf("decode        %.2f tok/s  (%.2f to %.2f in %d repeats of %d tokens at context %d)\n",
-           r->decode_tok_s.median, r->decode_tok_s.min, r->decode_tok_s.max, r->decode_tok_s.n,
-           o->predict, o->ctx);
-    printf("              %.1f GB/s of weights, %.0f %% of the bandwidth; %.1f ms per round\n",
-           r->decode_bytes_s / 1e9, 100 * r->decode_share, r->round_ms);
+    print_decode(o, r, &r->decode);
     printf("              %.0f %% of %.1f GB/s, at which a buffer of %s is read\n",
            100 * r->floor_share, r->floor_bytes_s / 1e9, term_bytes((double)m->token_bytes).text);
+    for (int32_t i = 0; i < o->n_longer; i++) print_decode(o, r, &r->longer[i]);
     if (r->prefill_tok_s.n)
         printf("prefill       %.1f tok/s  (%.1f to %.1f in %d repeats of %d tokens)\n",
                r->prefill_tok_s.median, r->prefill_tok_s.min, r->prefill_tok_s.max,
                r->prefill_tok_s.n, o->prefill);
     print_passes("rows, model", r->whole, r->n_whole, m->token_bytes);
     print_passes("rows, dense", r->dense, r->n_dense, r->dense_bytes);
+    print_forwards(r);
     bench_print_sets(o, r);
     bench_print_attention(o, r);
     bench_print_policies(o, r);
     print_memory(r);
+    print_device(r);
 }
 
 /* An arm that does not give the tokens of plain decoding is a failure, whatever its speed. */
@@ -305,10 +361,7 @@ static int run(int argc, char **argv) {
     char folder[4096];
     int code;
     if (!options_parse(&verb_bench, argc, argv, &a, NULL, &code)) return code;
-    kk_bench_opts o = {.ctx = a.ctx        ? a.ctx
-                              : a.policies ? 1024
-                                           : 64,
-                       .predict = a.predict ? a.predict : 32,
+    kk_bench_opts o = {.predict = a.predict ? a.predict : 32,
                        .prefill = a.prefill,
                        .repeat = a.repeat,
                        .kv_format = loader_kv_format(a.kv_format),
@@ -319,6 +372,7 @@ static int run(int argc, char **argv) {
                        .keep = loader_session_opts(&a.keep),
                        .on_step = on_step,
                        .user = &a};
+    if (!read_contexts(&a, &o, &code)) return code;
     if (!read_arms(&a, &o, &code) || !read_rows(&a, &o, &code)) return code;
     if (!read_policies(&a, &o, &code)) return code;
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
@@ -350,7 +404,9 @@ const verb verb_bench = {
                 "  kakeya bench --synthetic 26b-a4b:q4_0 --ctx 4096 --attention\n"
                 "  kakeya bench --policies --ctx 3000 -mp projection --prefill 0 --rows none\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 -n 64 --report bench.json\n"
-                "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n",
+                "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n"
+                "  kakeya bench --device cuda --synthetic 26b-a4b:bf16 --ctx 1238,3238 \\\n"
+                "      --prefill 3238 --rows 1,4,8,16\n",
     .options = bench_options,
     .n_options = OPTION_COUNT(bench_options),
     .run = run,

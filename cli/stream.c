@@ -139,12 +139,13 @@ static json_t *spec_object(const stream *s) {
     json_t *parts = json_pack("{s:o, s:o, s:o, s:o}", "draft_s", output_real(t->draft_s),
                               "verify_s", output_real(t->verify_s), "choose_s",
                               output_real(t->choose_s), "commit_s", output_real(t->commit_s));
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:o}", "proposer",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}", "proposer",
                      kk_spec_name(kk_session_spec(s->session)), "rounds", (json_int_t)t->rounds,
                      "rows", (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted",
                      (json_int_t)t->accepted, "accept_len", output_real(accept_len(t)), "histogram",
                      counts(t->histogram), "chosen", counts(t->chosen), "looking",
-                     (json_int_t)t->looking, "timings", parts);
+                     (json_int_t)t->looking, "ahead", (json_int_t)t->ahead, "syncs",
+                     (json_int_t)s->result.syncs, "timings", parts);
 }
 
 static bool print_json(const stream *s, json_t *more) {

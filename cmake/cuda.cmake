@@ -2,14 +2,48 @@
 #
 # Host code is C like everything else; kernels are CUDA C++.  It carries its own copy of the few
 # core functions it calls, so that it needs nothing of the program that loads it, and the CUDA
-# runtime linked in, so that it needs the driver alone.
+# runtime linked in, so that it needs the driver alone.  It holds code for each chip of
+# CMAKE_CUDA_ARCHITECTURES, and of the last also the intermediate code that newer chips translate.
+
+# `scripts/setup cuda` puts a compiler into .cache/cuda where the system has none.
+if(CMAKE_CUDA_COMPILER)
+  set(KK_NVCC "${CMAKE_CUDA_COMPILER}")
+elseif(DEFINED ENV{CUDACXX})
+  set(KK_NVCC "$ENV{CUDACXX}")
+else()
+  find_program(KK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
+               PATHS /usr/local/cuda /opt/cuda "${CMAKE_CURRENT_SOURCE_DIR}/.cache/cuda"
+               DOC "nvcc of CUDA 12 or later")
+endif()
+set(why "no nvcc was found (make cuda fetches one)")
+if(KK_NVCC)
+  execute_process(COMMAND "${KK_NVCC}" --version OUTPUT_VARIABLE said ERROR_QUIET)
+  string(REGEX MATCH "release ([0-9.]+)" said "${said}")
+  set(why "${KK_NVCC} is of CUDA ${CMAKE_MATCH_1}, and 12 is needed")
+  if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12)
+    set(why "${KK_NVCC} does not compile; it needs a C++ compiler beside it")
+    include(CheckLanguage)
+    set(ENV{CUDACXX} "${KK_NVCC}")
+    check_language(CUDA)
+  endif()
+endif()
+if(NOT CMAKE_CUDA_COMPILER AND KK_CUDA STREQUAL "AUTO")
+  message(STATUS "without the CUDA device: ${why}")
+  return()
+elseif(NOT CMAKE_CUDA_COMPILER)
+  message(FATAL_ERROR "the CUDA device was asked for, and ${why}")
+endif()
+
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 89 90)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90)
 endif()
 enable_language(CUDA)
+message(STATUS "with the CUDA device: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
+               "sm ${CMAKE_CUDA_ARCHITECTURES}")
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS "src/backend/cuda/*.c" "src/backend/cuda/*.cu")
-add_library(kakeya_cuda MODULE ${cuda_sources} src/core/alloc.c src/core/dtype.c src/core/error.c)
+add_library(kakeya_cuda MODULE ${cuda_sources} src/core/alloc.c src/core/clock.c
+            src/core/dtype.c src/core/error.c src/core/threads.c)
 target_include_directories(kakeya_cuda PRIVATE include src)
 target_include_directories(kakeya_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_compile_options(kakeya_cuda PRIVATE
@@ -20,4 +54,4 @@ set_target_properties(kakeya_cuda PROPERTIES
   CUDA_RUNTIME_LIBRARY Static LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 target_link_libraries(kakeya_cuda PRIVATE Threads::Threads m)
 target_link_options(kakeya_cuda PRIVATE "LINKER:-Bsymbolic") # its own core, not the program's
-install(TARGETS kakeya_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS kakeya_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/kakeya")

@@ -98,13 +98,17 @@ kk_test_executable(lossless_all tests/lossless/lossless_all.c)
 set_target_properties(lossless_all PROPERTIES EXCLUDE_FROM_ALL ON)
 
 if(TARGET kakeya_cli)
+  set(module)
+  if(TARGET kakeya_cuda)
+    set(module "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")
+  endif()
   file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
   list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others
   foreach(file IN LISTS scripts)
     get_filename_component(name ${file} NAME_WE)
     add_test(NAME e2e.${name} COMMAND bash "${file}")
     set_tests_properties(e2e.${name} PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77
-      ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data}")
+      ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data};${module}")
   endforeach()
 endif()
 

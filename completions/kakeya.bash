@@ -29,7 +29,7 @@ _kakeya() {
         ;;
     --synthetic) words="26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32" ;;
     --type) words="q8_0 q4_0 bf16 f16" ;;
-    --device) words="cpu" ;;
+    --device) words="cpu cuda" ;;
     --isa) words="avx512 avx2 neon reference" ;;
     --kv-sliding) words="native window restored" ;;
     --kv-full) words="exact window restored" ;;
@@ -47,7 +47,7 @@ _kakeya() {
     -p | --prompt | --tokens | --system | -n | --predict | -c | --ctx | --ctx-size | -t | \
         --threads | -s | --seed | --temp | --top-k | --top-p | --min-p | --repeat-penalty | \
         --presence-penalty | --frequency-penalty | --repeat-last-n | --prefill | --repeat | \
-        --tol | --tol-hidden | --samples | --min-recall | --draft-max | --draft-ctx)
+        --tol | --tol-hidden | --tol-rms | --samples | --min-recall | --draft-max | --draft-ctx)
         return
         ;;
     esac
@@ -94,7 +94,7 @@ _kakeya() {
             --checkpoint-every --resume --log-every --report -q --quiet"
         [ "$COMP_CWORD" -eq 2 ] && words="projection"
         ;;
-    parity) words="--tol --tol-hidden -t --threads --isa --json" ;;
+    parity) words="--tol --tol-hidden --tol-rms -t --threads --device --isa --json" ;;
     tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;
     quantize) words="--type --force -q --quiet" ;;
     session)

@@ -29,7 +29,7 @@ complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x 
 
 # Device
 complete -c kakeya -n '__kakeya_of run chat bench parity doctor eval session' -s t -l threads -x -d threads
-complete -c kakeya -n '__kakeya_of run chat bench eval session' -l device -x -a cpu -d device
+complete -c kakeya -n '__kakeya_of run chat bench eval parity session' -l device -x -a 'cpu cuda' -d device
 complete -c kakeya -n '__kakeya_of run chat bench parity eval session' -l isa -x -a 'avx512 avx2 neon reference' -d 'instruction set'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l mlock -d 'lock the weights in memory'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l huge-pages -d 'ask for huge pages'
@@ -122,6 +122,7 @@ complete -c kakeya -n '__kakeya_of train' -l init-from -rF -d 'a projection to s
 complete -c kakeya -n '__kakeya_of train' -l resume -d 'go on from the last state'
 complete -c kakeya -n '__kakeya_of parity' -l tol -x -d 'largest logit difference'
 complete -c kakeya -n '__kakeya_of parity' -l tol-hidden -x -d 'largest hidden-state difference'
+complete -c kakeya -n '__kakeya_of parity' -l tol-rms -x -d 'judge by root mean square differences'
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'
 complete -c kakeya -n '__kakeya_of tokenize' -l bos -d 'put <bos> first'
 complete -c kakeya -n '__kakeya_of quantize' -l type -x -a 'q8_0 q4_0 bf16 f16' -d 'how matrices are stored'

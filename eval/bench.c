@@ -16,7 +16,7 @@
 #include "eval/report.h"
 #include "format/checkpoint.h"
 
-enum { MAX_REPEAT = KK_BENCH_MAX_REPEAT, WARM_TOKENS = 4, WARM_PROMPT = 192 };
+enum { MAX_REPEAT = KK_BENCH_MAX_REPEAT, WARM_TOKENS = 4, WARM_PROMPT = 192, WARM_FORWARDS = 2 };
 static const double prefill_budget_s = 60; /* no further repeat of a prefill after this long */
 
 typedef struct {
@@ -91,6 +91,7 @@ static int64_t resident_anonymous(void) {
 static void note_memory(bench *b) {
     int64_t now = resident_anonymous();
     kk_engine_memory(b->engine, b->out->bytes);
+    kk_bench_device_memory(b->engine, b->out);
     if (now < 0) return;
     if (strcmp(b->out->model.format, "synthetic") == 0)
         now -= b->out->bytes[KK_MEM_WEIGHTS_VERIFIER] + b->out->bytes[KK_MEM_WEIGHTS_DRAFTER];
@@ -130,25 +131,40 @@ static kk_status warm_up(bench *b, kk_err *err) {
     return rewind_to(b, 0, err);
 }
 
-static kk_status time_decode(bench *b, kk_err *err) {
+/* Behind a context of ctx tokens, of which some may be there already. */
+static kk_status time_decode(bench *b, int32_t ctx, kk_bench_decode *out, kk_err *err) {
     const kk_bench_opts *o = b->opts;
     double rate[MAX_REPEAT], round[MAX_REPEAT];
+    const int32_t there = kk_session_len(b->session);
+    int64_t tokens = 0, syncs = 0, ahead = 0;
     KK_TRY(step(b, "filling the context", err));
-    KK_TRY(append_random(b, o->ctx, 2, err));
+    KK_TRY(append_random(b, ctx - there, 2 + (uint64_t)there, err));
     KK_TRY(kk_session_checkpoint(b->session, err));
     KK_TRY(step(b, "decoding", err));
     for (int32_t i = 0; i < o->repeat; i++) {
         kk_result r;
         KK_TRY(generate(b, o->predict, &r, err));
-        KK_TRY(rewind_to(b, o->ctx, err));
+        KK_TRY(rewind_to(b, ctx, err));
         rate[i] = (double)(r.n_tokens - 1) / r.decode_s;
         round[i] = 1e3 * r.decode_s / (double)r.rounds;
-        b->out->logits_hash = r.logits_hash;
+        out->logits_hash = r.logits_hash;
+        tokens += r.n_tokens - 1;
+        syncs += r.syncs;
+        ahead += r.spec.ahead;
     }
-    memcpy(b->out->decode_rate, rate, (size_t)o->repeat * sizeof *rate);
-    b->out->decode_tok_s = kk_bench_spread_of(rate, o->repeat);
-    b->out->round_ms = kk_bench_spread_of(round, o->repeat).median;
+    out->ctx = ctx;
+    memcpy(out->rate, rate, (size_t)o->repeat * sizeof *rate);
+    out->tok_s = kk_bench_spread_of(rate, o->repeat);
+    out->round_ms = kk_bench_spread_of(round, o->repeat).median;
+    out->syncs = (double)syncs / (double)tokens;
+    out->ahead = (double)ahead / (double)tokens;
     note_memory(b);
+    return KK_OK;
+}
+
+static kk_status time_longer(bench *b, kk_err *err) {
+    for (int32_t i = 0; i < b->opts->n_longer; i++)
+        KK_TRY(time_decode(b, b->opts->longer[i], &b->out->longer[i], err));
     return KK_OK;
 }
 
@@ -172,19 +188,22 @@ static kk_status time_prefill(bench *b, kk_err *err) {
 }
 
 /* A forward of R rows of the whole model at the decode's context, as a verification of R - 1
- * drafted tokens would be, but for the logits, which only the last row gets. */
+ * drafted tokens would be. */
 static kk_status time_whole(bench *b, kk_err *err) {
     const kk_bench_opts *o = b->opts;
-    double seconds[KK_BENCH_ROWS][MAX_REPEAT];
+    double seconds[KK_BENCH_ROWS][MAX_REPEAT], warm;
     if (o->n_rows == 0) return KK_OK;
     KK_TRY(step(b, "timing rows of the whole model", err));
     for (int32_t i = 0; i < o->repeat; i++) {
         for (int32_t r = 0; r < o->n_rows; r++) {
             const uint64_t seed = 100 + (uint64_t)(i * KK_BENCH_ROWS + r);
-            const double begin = kk_now();
-            KK_TRY(append_random(b, o->rows[r], seed, err));
-            seconds[r][i] = kk_now() - begin;
-            KK_TRY(rewind_to(b, o->ctx, err));
+            const int32_t *ids = random_tokens(b, o->rows[r], seed);
+            if (!go_on(b, 0, 0)) return kk_fail(err, KK_ESTOPPED, "stopped while timing rows");
+            if (i == 0)
+                KK_TRY(kk_bench_experts(b->session, ids, o->rows[r], &b->out->whole[r], err));
+            for (int k = 0; i == 0 && k < WARM_FORWARDS; k++) /* until the device knows it */
+                KK_TRY(kk_bench_forward(b->session, ids, o->rows[r], &warm, err));
+            KK_TRY(kk_bench_forward(b->session, ids, o->rows[r], &seconds[r][i], err));
         }
     }
     for (int32_t r = 0; r < o->n_rows; r++) {
@@ -319,7 +338,7 @@ static kk_status time_dense(bench *b, kk_err *err) {
     int32_t max_rows = 0;
     for (int32_t r = 0; r < b->opts->n_rows; r++)
         if (b->opts->rows[r] > max_rows) max_rows = b->opts->rows[r];
-    if (max_rows == 0) return KK_OK;
+    if (max_rows == 0 || b->out->device_total) return KK_OK; /* packed weights are the CPU's */
     KK_TRY(step(b, "timing rows of dense matrices", err));
     dense d = {0};
     const kk_status st = dense_measure(b, &d, max_rows, err);
@@ -336,6 +355,12 @@ static kk_status check(const kk_bench_opts *o, kk_err *err) {
         return kk_fail(err, KK_EINVAL, "%d repeats; 1 to %d are possible", o->repeat, MAX_REPEAT);
     if (o->n_rows < 0 || o->n_rows > KK_BENCH_ROWS)
         return kk_fail(err, KK_EINVAL, "%d row counts; %d at most", o->n_rows, KK_BENCH_ROWS);
+    if (o->n_longer < 0 || o->n_longer > KK_BENCH_CONTEXTS)
+        return kk_fail(err, KK_EINVAL, "%d contexts more; %d at most", o->n_longer,
+                       KK_BENCH_CONTEXTS);
+    for (int32_t i = 0; i < o->n_longer; i++)
+        if (o->longer[i] <= (i ? o->longer[i - 1] : o->ctx))
+            return kk_fail(err, KK_EINVAL, "contexts are named in ascending order");
     for (int32_t i = 0; i < o->n_rows; i++)
         if (o->rows[i] < 1 || o->rows[i] > 128 || (i == 0 && o->rows[i] != 1))
             return kk_fail(err, KK_EINVAL, "row counts start with 1 and end at 128 at most");
@@ -353,6 +378,7 @@ static kk_status open_engine(bench *b, kk_err *err) {
     const double begin = kk_now();
     KK_TRY(kk_engine_open(&b->engine, &o->engine, err));
     b->out->load_s = kk_now() - begin;
+    b->out->copy_s = kk_bench_copy_s(b->engine);
     kk_engine_info(b->engine, &b->out->model);
     kk_engine_device(b->engine, &b->out->device);
     (void)kk_engine_drafter(b->engine, &b->out->drafter);
@@ -360,7 +386,8 @@ static kk_status open_engine(bench *b, kk_err *err) {
     b->out->projection = kk_report_projection(b->engine);
     kk_engine_fingerprints(b->engine, &b->out->prints);
 
-    const int32_t decode = o->ctx + o->predict + 256;
+    const int32_t longest = o->n_longer ? o->longer[o->n_longer - 1] : o->ctx;
+    const int32_t decode = longest + o->predict + 256;
     const int32_t need = decode > o->prefill ? decode : o->prefill;
     const kk_session_opts session = kk_bench_session(o, KK_SPEC_NONE, need + 1);
     KK_TRY(kk_session_new(&b->session, b->engine, &session, err));
@@ -380,19 +407,19 @@ static void close_engine(bench *b) {
 
 static kk_status measure_bandwidth(bench *b, double *out, kk_err *err) {
     KK_TRY(step(b, "measuring memory bandwidth", err));
-    return kk_measure_bandwidth(b->opts->engine.threads, 1.0, out, err);
+    return kk_bench_read_rate(b->engine, 0, 1.0, out, err);
 }
 
 static kk_status measure_floor(bench *b, kk_err *err) {
     KK_TRY(step(b, "measuring how fast the weights of a token can be read", err));
-    return kk_measure_read(b->opts->engine.threads, b->out->model.token_bytes, 0.5,
-                           &b->out->floor_bytes_s, err);
+    return kk_bench_read_rate(b->engine, b->out->model.token_bytes, 0.5, &b->out->floor_bytes_s,
+                              err);
 }
 
 static void conclude(kk_bench_result *r) {
     r->bandwidth =
         r->bandwidth_before > r->bandwidth_after ? r->bandwidth_before : r->bandwidth_after;
-    r->decode_bytes_s = (double)r->model.token_bytes * r->decode_tok_s.median;
+    r->decode_bytes_s = (double)r->model.token_bytes * r->decode.tok_s.median;
     r->decode_share = r->bandwidth > 0 ? r->decode_bytes_s / r->bandwidth : 0;
     r->floor_share = r->floor_bytes_s > 0 ? r->decode_bytes_s / r->floor_bytes_s : 0;
 }
@@ -404,8 +431,9 @@ static kk_status run(bench *b, kk_err *err) {
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));
-    KK_TRY(time_decode(b, err));
+    KK_TRY(time_decode(b, b->opts->ctx, &b->out->decode, err));
     KK_TRY(time_whole(b, err));
+    KK_TRY(time_longer(b, err));
     KK_TRY(time_prefill(b, err));
     if (b->opts->n_arms) KK_TRY(kk_bench_arms(b->opts, b->engine, b->out, err));
     note_memory(b);

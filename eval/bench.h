@@ -23,6 +23,7 @@ enum {
     KK_BENCH_SETS = 8,
     KK_BENCH_FORMATS = 4,
     KK_BENCH_MAX_REPEAT = 64,
+    KK_BENCH_CONTEXTS = 8,
 };
 
 /* What layers keep of their rows: all; what their window leaves, and the rest is lost; or the rest
@@ -40,7 +41,9 @@ const char *kk_bench_way_name(kk_bench_way w); /* "exact", "restored-full", ... 
 typedef struct {
     kk_engine_opts engine;
     kk_kv_format kv_format;
-    int32_t ctx;     /* tokens in the context when decoding begins */
+    int32_t ctx;                       /* tokens in the context when decoding begins */
+    int32_t longer[KK_BENCH_CONTEXTS]; /* decoding is timed at these too, in ascending order */
+    int32_t n_longer;
     int32_t predict; /* tokens decoded in each repeat */
     int32_t prefill; /* tokens of the timed prefill; 0: none */
     int32_t repeat;
@@ -77,7 +80,19 @@ typedef struct {
     int32_t rows;
     kk_bench_spread seconds; /* of one pass */
     double ratio;            /* to one row */
+    double experts;          /* distinct ones of a layer, on average; 0: the model has none */
+    int64_t bytes;           /* of the weights it reads; 0: not known */
 } kk_bench_pass;
+
+/* Plain decoding at one length of context. */
+typedef struct {
+    int32_t ctx;
+    kk_bench_spread tok_s;
+    double rate[KK_BENCH_MAX_REPEAT]; /* in turn */
+    double round_ms;
+    double syncs, ahead;  /* per token: waits that left the device idle; rounds enqueued ahead */
+    uint64_t logits_hash; /* of the last repeat */
+} kk_bench_decode;
 
 /* One arm on one set.  Of the repeats of a prompt the one of median time counts. */
 typedef struct {
@@ -173,13 +188,14 @@ typedef struct {
     double bandwidth_before, bandwidth_after; /* bytes per second */
     double bandwidth;                         /* the larger, which shares are of */
     double load_s;
-    kk_bench_spread decode_tok_s, prefill_tok_s; /* prefill n 0: not timed */
-    double decode_rate[KK_BENCH_MAX_REPEAT], prefill_rate[KK_BENCH_MAX_REPEAT]; /* in turn */
-    double decode_bytes_s; /* weights read while decoding */
-    double decode_share;   /* of the bandwidth */
-    double floor_share;    /* of floor_bytes_s */
-    double round_ms;
-    uint64_t logits_hash; /* of the last repeat */
+    double copy_s;                             /* of it: the device's copy of the weights */
+    kk_bench_decode decode;                    /* at ctx */
+    kk_bench_decode longer[KK_BENCH_CONTEXTS]; /* as many as asked for */
+    kk_bench_spread prefill_tok_s;             /* n 0: not timed */
+    double prefill_rate[KK_BENCH_MAX_REPEAT];  /* in turn */
+    double decode_bytes_s;                     /* weights read while decoding */
+    double decode_share;                       /* of the bandwidth */
+    double floor_share;                        /* of floor_bytes_s */
     /* A forward of so many rows: of the whole model, its experts included, and of dense q4_0
      * matrices larger than any cache. */
     kk_bench_pass whole[KK_BENCH_ROWS], dense[KK_BENCH_ROWS];
@@ -197,6 +213,7 @@ typedef struct {
     uint64_t policy_warm_up;   /* hash of the piece that warmed up */
     struct json_t *projection; /* kk_report_projection */
     int64_t bytes[KK_MEM_CATEGORIES];
+    int64_t device_total, device_over_weights; /* of a device's own memory; total 0: it has none */
     int64_t resident_over_weights; /* anonymous memory of the process, less weights; -1: unknown */
 } kk_bench_result;
 

@@ -29,6 +29,19 @@ void kk_bench_costs_fill(kk_bench_costs *c, kk_bench_set *set);
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 /* A session as an arm decodes in it. */
 kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ctx);
+/* Of the device the engine runs on: how fast it reads so many bytes (0: more than any cache holds),
+ * what is taken of its memory, and whether that is its own. */
+kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double *out, kk_err *err);
+void kk_bench_device_memory(kk_engine *e, kk_bench_result *out);
+bool kk_bench_is_remote(const kk_engine *e);
+double kk_bench_copy_s(const kk_engine *e);
+/* Seconds of a forward of these rows behind the session, which stays as it is. */
+kk_status kk_bench_forward(kk_session *s, const int32_t *ids, int32_t rows, double *seconds,
+                           kk_err *err);
+/* How many distinct experts a layer uses for them, on average, and the bytes of weights that is;
+ * both 0 for a model without experts. */
+kk_status kk_bench_experts(kk_session *s, const int32_t *ids, int32_t rows, kk_bench_pass *out,
+                           kk_err *err);
 /* Compares attention over K/V formats at the shapes of the model. */
 kk_status kk_bench_attend(const kk_bench_opts *o, kk_bench_result *out, kk_err *err);
 /* Whether policies are to be compared; whether they can be, before anything is measured; the

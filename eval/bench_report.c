@@ -23,15 +23,48 @@ static json_t *rates_json(const kk_bench_spread *s, const double *rate) {
     return o;
 }
 
+static json_t *pass_json(const kk_bench_pass *p) {
+    json_t *o = json_pack("{s:i, s:o, s:o, s:o, s:o}", "rows", p->rows, "ms",
+                          kk_report_real(1e3 * p->seconds.median), "ms_min",
+                          kk_report_real(1e3 * p->seconds.min), "ms_max",
+                          kk_report_real(1e3 * p->seconds.max), "ratio", kk_report_real(p->ratio));
+    if (p->experts <= 0) return o;
+    json_object_set_new(o, "experts", kk_report_real(p->experts));
+    json_object_set_new(o, "gb", kk_report_real((double)p->bytes / 1e9));
+    json_object_set_new(o, "gb_s", kk_report_real((double)p->bytes / p->seconds.median / 1e9));
+    return o;
+}
+
 static json_t *passes_json(const kk_bench_pass *p, int32_t n) {
     json_t *list = json_array();
-    for (int32_t i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:i, s:o, s:o, s:o, s:o}", "rows", p[i].rows, "ms",
-                                              kk_report_real(1e3 * p[i].seconds.median), "ms_min",
-                                              kk_report_real(1e3 * p[i].seconds.min), "ms_max",
-                                              kk_report_real(1e3 * p[i].seconds.max), "ratio",
-                                              kk_report_real(p[i].ratio)));
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, pass_json(&p[i]));
     return list;
+}
+
+/* Plain decoding at every context that was asked for. */
+static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
+    json_t *list = json_array();
+    for (int32_t i = -1; i < o->n_longer; i++) {
+        const kk_bench_decode *d = i < 0 ? &r->decode : &r->longer[i];
+        char hash[20];
+        snprintf(hash, sizeof hash, "%016llx", (unsigned long long)d->logits_hash);
+        json_array_append_new(
+            list, json_pack("{s:i, s:o, s:o, s:o, s:o, s:s}", "ctx", d->ctx, "decode_tok_s",
+                            rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
+                            "syncs_per_token", kk_report_real(d->syncs), "ahead_per_token",
+                            kk_report_real(d->ahead), "logits_hash", hash));
+    }
+    return list;
+}
+
+static void add_device(json_t *body, const kk_bench_opts *o, const kk_bench_result *r) {
+    if (!body) return;
+    json_object_set_new(body, "contexts", contexts_json(o, r));
+    if (r->device_total == 0) return;
+    json_object_set_new(body, "device_memory",
+                        json_pack("{s:I, s:I}", "total", (json_int_t)r->device_total,
+                                  "over_weights", (json_int_t)r->device_over_weights));
+    json_object_set_new(body, "copy_s", kk_report_real(r->copy_s));
 }
 
 /* ---- settings ---------------------------------------------------------------------------- */
@@ -240,14 +273,14 @@ static json_t *attention_json(const kk_bench_opts *o, const kk_bench_result *r) 
 
 static json_t *plain_json(const kk_bench_result *r) {
     char hash[20];
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->logits_hash);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->decode.logits_hash);
     json_t *prefill =
         r->prefill_tok_s.n ? rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "decode_tok_s",
-                     rates_json(&r->decode_tok_s, r->decode_rate), "decode_gb_s",
+                     rates_json(&r->decode.tok_s, r->decode.rate), "decode_gb_s",
                      kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
                      kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share),
-                     "round_ms", kk_report_real(r->round_ms), "prefill_tok_s", prefill,
+                     "round_ms", kk_report_real(r->decode.round_ms), "prefill_tok_s", prefill,
                      "logits_hash", hash);
 }
 
@@ -283,6 +316,7 @@ static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, con
         kk_report_real(r->load_s), "arms", arms_json(o, r), "rows", rows, "attention",
         attention_json(o, r), "bytes", kk_report_bytes(r->bytes), "resident_over_weights",
         (json_int_t)r->resident_over_weights);
+    add_device(body, o, r);
     add_sets(body, o, r);
     json_t *policies = body ? kk_bench_policies_json(o, r) : NULL;
     if (policies) json_object_set_new(body, "policies", policies);

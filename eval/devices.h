@@ -12,7 +12,7 @@ bool kk_device_built(const char *name);
 typedef struct {
     const char *name;
     bool built, usable;
-    char isa[16];
+    char isa[64];
     int32_t threads;
     char why[240]; /* not usable: the backend's own words */
 } kk_device_state;

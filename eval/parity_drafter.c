@@ -44,7 +44,8 @@ static kk_status open_drafter(subject *s, const char *folder, kk_err *err) {
                                  .max_rows = b->max_rows,
                                  .max_block_rows = s->config.block};
     KK_TRY(kk_dflash_new(&s->model, s->files, &s->config, &opts, err));
-    return kk_parity_pages_open(&s->pages, kk_dflash_kv_shape(s->model), b->mem, err);
+    return kk_parity_pages_open(&s->pages, kk_dflash_kv_shape(s->model), b->mem, b->be, b->dev,
+                                err);
 }
 
 static kk_status make_room(subject *s, kk_err *err) {
@@ -144,18 +145,21 @@ static bool same_bits(const subject *s) {
            memcmp(s->logits, s->first_logits, block * (size_t)s->config.vocab) == 0;
 }
 
-/* How many drafts are the largest of their row in the dump; the mask does not count. */
-static int32_t equal_drafts(const subject *s, const float *want, const int32_t *drafts) {
+/* Counts drafts that are the largest of their row in the dump, and those within slack of it; the
+ * mask does not count. */
+static void count_drafts(const subject *s, const float *want, const int32_t *drafts, double slack,
+                         kk_parity_draft *out) {
     const int32_t vocab = s->config.vocab, mask = s->config.mask_id;
-    int32_t equal = 0;
     for (int32_t r = 1; r < s->config.block; r++) {
         const float *row = want + (size_t)r * (size_t)vocab;
         int32_t best = mask == 0 ? 1 : 0;
         for (int32_t i = 0; i < vocab; i++)
             if (i != mask && row[i] > row[best]) best = i;
-        equal += drafts[r - 1] == best;
+        const int32_t got = drafts[r - 1];
+        out->drafts_equal += got == best;
+        out->drafts_near += got != best && (double)row[best] - (double)row[got] <= slack;
     }
-    return equal;
+    out->n_drafts += s->config.block - 1;
 }
 
 static kk_status judge_block(subject *s, int32_t n, const int32_t *drafts, kk_parity_draft *out,
@@ -174,8 +178,7 @@ static kk_status judge_block(subject *s, int32_t n, const int32_t *drafts, kk_pa
     float *want = kk_calloc((size_t)block * (size_t)vocab, sizeof *want); /* aligned */
     if (!want) return kk_fail(err, KK_ENOMEM, "no memory for a block of %d", block);
     memcpy(want, logits->data.base, logits->data.size);
-    out->drafts_equal += equal_drafts(s, want, drafts);
-    out->n_drafts += block - 1;
+    count_drafts(s, want, drafts, kk_parity_slack(&out->logits, s->bench->tol_rms), out);
     kk_free(want);
     return KK_OK;
 }
@@ -222,14 +225,16 @@ static kk_status run(subject *s, const char *folder, kk_parity_draft *out, kk_er
     return KK_OK;
 }
 
-kk_status kk_parity_drafter(const char *folder, const kk_parity_bench *bench, double tol,
-                            kk_parity_draft *out, kk_err *err) {
+kk_status kk_parity_drafter(const char *folder, const kk_parity_bench *bench, kk_parity_draft *out,
+                            kk_err *err) {
+    const double tol = bench->tol, rms = bench->tol_rms;
     subject s = {.bench = bench};
     *out = (kk_parity_draft){.present = true};
     const kk_status st = run(&s, folder, out, err);
     close_subject(&s);
-    out->ok = st == KK_OK && out->n_blocks > 0 && out->same_bits && out->taps.max <= tol &&
-              out->hidden.max <= tol && out->logits.max <= tol &&
-              out->drafts_equal == out->n_drafts;
+    out->ok = st == KK_OK && out->n_blocks > 0 && out->same_bits &&
+              kk_parity_holds(&out->taps, tol, rms) && kk_parity_holds(&out->hidden, tol, rms) &&
+              kk_parity_holds(&out->logits, tol, rms) &&
+              out->drafts_equal + (rms > 0 ? out->drafts_near : 0) == out->n_drafts;
     return st;
 }

@@ -63,22 +63,29 @@ kk_status kk_parity_tokens(const kk_parity_file *f, int32_t vocab, int32_t **out
 
 void kk_parity_widen(kk_parity_gap *gap, const float *got, const kk_tensor *want, int32_t layer) {
     const int64_t n = kk_tensor_values(want), width = want->dims[1];
+    double error = 0, power = 0;
     for (int64_t i = 0; i < n && !isnan(gap->max); i++) {
         float w;
         memcpy(&w, want->data.base + (size_t)i * sizeof w, sizeof w);
         const double d = fabs((double)got[i] - (double)w);
+        error += d * d;
+        power += (double)w * (double)w;
         if (d <= gap->max) continue;
-        *gap = (kk_parity_gap){d, i / width, i % width, layer};
+        *gap = (kk_parity_gap){d, gap->rms, i / width, i % width, layer};
     }
+    const double rms = error > 0 ? sqrt(error / power) : 0;
+    if (!(rms <= gap->rms)) gap->rms = rms;
 }
 
 kk_status kk_parity_pages_open(kk_parity_pages *out, const kk_kv_shape *shape, kk_mem *mem,
-                               kk_err *err) {
+                               const kk_backend *be, kk_dev *dev, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL};
     KK_TRY(kk_kv_layout_init(&out->layout, shape, KK_F32, NULL, err));
-    for (int k = 0; k < KK_KINDS; k++)
-        if (out->layout.page_bytes[k])
-            KK_TRY(kk_pool_new(&out->pool[k], mem, category[k], out->layout.page_bytes[k], err));
+    for (int k = 0; k < KK_KINDS; k++) {
+        if (!out->layout.page_bytes[k]) continue;
+        KK_TRY(kk_pool_new(&out->pool[k], mem, category[k], out->layout.page_bytes[k], err));
+        if (be) kk_pool_place(out->pool[k], be, dev);
+    }
     return KK_OK;
 }
 

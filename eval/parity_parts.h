@@ -29,6 +29,18 @@ kk_status kk_parity_tokens(const kk_parity_file *f, int32_t vocab, int32_t **out
  * than anything. */
 void kk_parity_widen(kk_parity_gap *gap, const float *got, const kk_tensor *want, int32_t layer);
 
+/* Whether a gap is within a tolerance: by its root mean square where tol_rms is not 0. */
+static inline bool kk_parity_holds(const kk_parity_gap *gap, double tol, double tol_rms) {
+    return tol_rms > 0 ? gap->rms <= tol_rms && gap->max >= 0 : gap->max <= tol;
+}
+
+/* How near two logits must be for either to come first: the largest difference that the tolerance
+ * lets pass, on both; 0 where no tie is. */
+static inline double kk_parity_slack(const kk_parity_gap *gap, double tol_rms) {
+    if (!(tol_rms > 0 && gap->rms > 0)) return 0;
+    return 2 * gap->max * (gap->rms < tol_rms ? tol_rms / gap->rms : 1);
+}
+
 /* A model's pages and one cache of them. */
 typedef struct {
     kk_kv_layout layout;
@@ -36,8 +48,9 @@ typedef struct {
     kk_cache *cache;
 } kk_parity_pages;
 
+/* On a device, or be NULL in ordinary memory. */
 kk_status kk_parity_pages_open(kk_parity_pages *out, const kk_kv_shape *shape, kk_mem *mem,
-                               kk_err *err);
+                               const kk_backend *be, kk_dev *dev, kk_err *err);
 void kk_parity_pages_close(kk_parity_pages *p); /* zero value is fine */
 /* An empty cache in place of the one before. */
 kk_status kk_parity_pages_clear(kk_parity_pages *p, int64_t max_len, kk_err *err);
@@ -50,8 +63,9 @@ typedef struct {
     kk_gemma4 *verifier; /* for at least max_rows rows */
     kk_parity_pages *pages;
     int32_t max_rows;
+    double tol, tol_rms;
 } kk_parity_bench;
-kk_status kk_parity_drafter(const char *folder, const kk_parity_bench *bench, double tol,
-                            kk_parity_draft *out, kk_err *err);
+kk_status kk_parity_drafter(const char *folder, const kk_parity_bench *bench, kk_parity_draft *out,
+                            kk_err *err);
 
 #endif

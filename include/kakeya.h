@@ -120,12 +120,14 @@ typedef struct {
     const char *device;            /* "cpu"; NULL: the fastest there is */
     const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;               /* 0: all cores this process may run on */
-    int32_t max_rows;              /* rows of one forward pass; 0: 128 */
+    int32_t max_rows;              /* rows of one forward pass; 0: 128, 2048 on a GPU */
     int32_t max_logits;            /* rows of it that may ask for logits; 0: 17 */
     bool no_pin;                   /* do not pin threads to cores */
     bool mlock;                    /* lock the weights in memory */
     bool huge_pages;               /* ask for huge pages where the system has them */
     uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
+    int32_t ahead; /* enqueue plain rounds before their token is known: 1, -1: never, 0: where the
+                    * device gains by it.  Tokens and logits are the same. */
 } kk_engine_opts;
 
 KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
@@ -184,7 +186,7 @@ KK_API kk_status kk_model_check(const char *model,
 
 /* The device as the engine sees it. */
 typedef struct {
-    char device[16], isa[16];
+    char device[16], isa[64];
     int32_t threads;
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
@@ -318,6 +320,7 @@ typedef struct {
     int64_t chosen[KK_MAX_DRAFT + 1];    /* rounds by tokens the controller asked for */
     int64_t drafts[KK_MAX_DRAFT + 1];    /* rounds by tokens that were drafted */
     int64_t looking;                     /* rounds that drafted only to learn whether it pays */
+    int64_t ahead;                       /* rounds enqueued before their token was known */
     double draft_s, verify_s, choose_s, commit_s; /* where the time went */
 } kk_spec_stats;
 
@@ -327,6 +330,7 @@ typedef struct {
     double decode_s;      /* wall time of the rounds */
     int32_t rounds;       /* forwards */
     uint64_t logits_hash; /* of every chosen row's logits, in order */
+    int64_t syncs;        /* times the device was left without work, to be waited for */
     kk_spec_stats spec;
 } kk_result;
 

@@ -97,6 +97,7 @@ typedef struct {
     const int32_t *token; /* [n_rows], host memory, checked by the caller */
     int32_t n_rows;
     float scale;
+    const kk_buf *chosen; /* not NULL: instead of token, ids that choose has written */
 } kk_embed_args;
 
 /* y[r, :] = x[r, :] / rms(x[r, :]) * w, over pieces of `dim` values; w NULL: no weight. */
@@ -225,6 +226,7 @@ typedef struct {
     const int32_t *token;
     int32_t n_rows, n_layer, dim;
     float proj_scale, scale, eps;
+    const kk_buf *chosen; /* as in kk_embed_args */
 } kk_ple_args;
 
 /* out[out_at + i * out_stride ...] = x[row[i]], dim values each */
@@ -244,6 +246,34 @@ typedef struct {
     int32_t n_rows, dim, banned; /* banned -1: none */
 } kk_argmax_args;
 
+/* Greedy choices that stay on the device: token[r] = argmax(x[r]) as above, nothing banned.  Starts
+ * all that is queued and returns without waiting for it.  What was chosen comes to the host as
+ * well, for `picked` to wait for. */
+enum { KK_PICK_ROWS = 32, KK_PICKS = 4 };
+typedef struct {
+    kk_buf *token; /* [n_rows] int32, for a later embed */
+    const kk_buf *x;
+    int32_t n_rows, dim; /* KK_PICK_ROWS rows at most */
+} kk_choose_args;
+
+typedef struct {
+    int32_t token;
+    uint64_t digest; /* of x[r]: core/digest.h */
+} kk_pick;
+
+/* What a device was waited for. */
+typedef struct {
+    int64_t syncs; /* waits that left it without work */
+    int64_t waits; /* waits for something with more behind it */
+} kk_dev_counts;
+
+/* Memory of a device that has its own, in bytes. */
+typedef struct {
+    int64_t total, free;
+    int64_t taken;   /* since it was opened, by whomever */
+    int64_t weights; /* of that, weights */
+} kk_dev_memory;
+
 /* x = cap * tanh(x / cap) */
 typedef struct {
     kk_buf *x;
@@ -261,6 +291,10 @@ typedef struct {
 
 typedef struct {
     const char *name;
+    int32_t rows; /* of a forward that suit it, where nobody says how many */
+    bool queues;  /* operations return before they are done: it pays to enqueue rounds ahead */
+    /* Whether this machine has one, asked before weights are made for it; NULL: it has. */
+    kk_status (*usable)(kk_err *err);
     kk_status (*open)(kk_dev **out, const kk_dev_opts *opts, kk_err *err);
     void (*close)(kk_dev *dev); /* NULL is fine; free buffers and weights first */
     const char *(*isa)(const kk_dev *dev);
@@ -269,6 +303,8 @@ typedef struct {
     /* Zeroed.  reserve: address space for something that grows; count what is used of it. */
     kk_status (*buf_new)(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out, kk_err *err);
     kk_status (*buf_reserve)(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err);
+    /* So many bytes of a reserved buffer may be used from now on; what it holds stays. */
+    kk_status (*buf_grow)(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
     void (*buf_free)(kk_dev *dev, kk_buf *b);
     kk_status (*write)(kk_dev *dev, kk_buf *b, size_t off, const void *src, size_t n, kk_err *err);
     kk_status (*read)(kk_dev *dev, const kk_buf *b, size_t off, void *dst, size_t n, kk_err *err);
@@ -301,6 +337,14 @@ typedef struct {
     kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
     kk_status (*argmax)(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
     kk_status (*sync)(kk_dev *dev, kk_err *err);
+    /* *ticket: what to ask for; good until KK_PICKS choices later. */
+    kk_status (*choose)(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
+    kk_status (*picked)(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+    void (*counts)(const kk_dev *dev, kk_dev_counts *out); /* since it was opened */
+    /* NULL: its memory is the machine's own. */
+    void (*memory)(const kk_dev *dev, kk_dev_memory *out);
+    /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
+    kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
 
     /* Where K/V pages lie; all NULL: in ordinary memory.  Elsewhere only the device may look at
      * them: page_copy copies between pages in the order of operations, page_move between a page
@@ -309,9 +353,13 @@ typedef struct {
     void (*pages_free)(kk_dev *dev, uint8_t *base, size_t bytes);
     void (*page_copy)(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n);
     kk_status (*page_move)(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err);
+    /* For tests: kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
+    void (*fault_after)(int64_t n, bool forever);
 } kk_backend;
 
-/* "cpu"; NULL: the fastest built.  NULL when there is none of that name. */
+/* "cpu", "cuda"; NULL: the fastest built in.  NULL when there is none of that name. */
 const kk_backend *kk_backend_named(const char *name);
+/* The same, with the reason where there is none. */
+kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err);
 
 #endif

@@ -1,26 +1,18 @@
 /* hash.c - see hash.h.
  *
- * A row is a megabyte, so a byte-wise hash would cost milliseconds per token.  Four lanes each
- * take every fourth word of 8 bytes, multiply by an odd number (a bijection, so that no change
- * of one word is lost) and rotate, because a product carries changes only upwards: without the
- * rotation the flips of two sign bits would cancel. */
+ * A row is a megabyte, so a byte-wise hash would cost milliseconds per token.  Rows of logits are
+ * digested in chunks that a device's threads share (core/digest.h); other bytes, of which there
+ * may be gigabytes, in four lanes that each take every fourth word of 8 bytes. */
 #include "decode/hash.h"
 
 #include <string.h>
 
+#include "core/digest.h"
+
 enum { LANES = 4 };
 
-static uint64_t fold(uint64_t h, uint64_t word) {
-    h = (h ^ word) * 0x9fb21c651e98df25u;
-    return h << 29 | h >> 35;
-}
-
-/* Every input bit reaches every output bit. */
-static uint64_t spread(uint64_t h) {
-    h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
-    h = (h ^ (h >> 32)) * 0xd6e8feb86659fd93u;
-    return h ^ (h >> 32);
-}
+static uint64_t fold(uint64_t h, uint64_t word) { return kk_digest_fold(h, word); }
+static uint64_t spread(uint64_t h) { return kk_digest_spread(h); }
 
 /* n words of 4 bytes. */
 static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
@@ -42,8 +34,23 @@ static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
     return spread(h);
 }
 
+uint64_t kk_hash_digest(const float *row, size_t n) {
+    uint32_t word[KK_DIGEST_WORDS];
+    uint64_t sum = 0;
+    for (size_t at = 0; at < n; at += KK_DIGEST_WORDS) {
+        const size_t left = n - at < KK_DIGEST_WORDS ? n - at : KK_DIGEST_WORDS;
+        memcpy(word, row + at, left * sizeof *word);
+        sum += kk_digest_chunk(at / KK_DIGEST_WORDS, word, (int)left);
+    }
+    return kk_digest_end(sum, n);
+}
+
+uint64_t kk_hash_add(uint64_t chain, uint64_t digest) {
+    return spread(fold(spread(chain), digest));
+}
+
 uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n) {
-    return hash_words(chain, (const uint8_t *)row, n);
+    return kk_hash_add(chain, kk_hash_digest(row, n));
 }
 
 uint64_t kk_hash_bytes(uint64_t chain, const void *data, size_t n) {

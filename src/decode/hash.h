@@ -13,6 +13,9 @@
 
 /* The chain with one more row of n floats, taken bit by bit. */
 uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n);
+/* The same in two steps, of which a device may take the first (kk_choose_args). */
+uint64_t kk_hash_digest(const float *row, size_t n);
+uint64_t kk_hash_add(uint64_t chain, uint64_t digest);
 /* The chain with any n bytes more. */
 uint64_t kk_hash_bytes(uint64_t chain, const void *data, size_t n);
 

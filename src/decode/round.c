@@ -106,7 +106,7 @@ static void choose_lengths(step *s) {
     }
 }
 
-/* ---- forward ---------------------------------------------------------------------------- */
+/* ---- room ------------------------------------------------------------------------------- */
 
 /* Rows in the caches for all sessions, and for their taps, which may extend a drafter's context. */
 static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
@@ -140,6 +140,104 @@ static bool drop_drafts(step *s) {
     }
     return any;
 }
+
+/* ---- rounds in flight ------------------------------------------------------------------- */
+
+/* Plain greedy rounds of one session, whose rows are all stored. */
+static bool goes_ahead(const step *s) {
+    const kk_round *r = s->rounds[0];
+    return s->all->ahead && s->n == 1 && r->proposer == &kk_propose_none && !r->context &&
+           r->layout->latents.rank == 0 && kk_sampling_is_greedy(r->sampling);
+}
+
+/* Reads what a session has in flight, before the device's place for choices is used by another. */
+static void land(kk_rounds *all) {
+    kk_round *r = all->in_flight;
+    all->in_flight = NULL;
+    for (int i = 0; r && i < 2; i++) {
+        kk_flight *f = &r->flight[i];
+        if (!f->queued || f->read) continue;
+        /* A failure shows again when the session asks for it. */
+        f->read = kk_gemma4_picked(all->model, f->ticket, &f->pick, 1, NULL) == KK_OK;
+    }
+}
+
+/* Enqueues the round after `ahead` others.  Its token is on the host, or where the device chose
+ * it. */
+static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err) {
+    kk_flight *f = &r->flight[ahead];
+    const bool known = ahead == 0 || r->flight[0].read;
+    if (ahead && known) r->tokens[r->len] = r->flight[0].pick.token;
+    *f = (kk_flight){.ahead = !known, .from = kk_now()};
+    const kk_gemma4_group g = {.cache = r->cache,
+                               .layout = r->layout,
+                               .tokens = known ? r->tokens + r->len - 1 + ahead : NULL,
+                               .ahead = ahead,
+                               .n_rows = 1,
+                               .n_logits = 1,
+                               .reach = &f->reach};
+    const kk_gemma4_forward_args args = {.groups = &g, .n_groups = 1};
+    KK_TRY(kk_cache_reserve(r->cache, ahead + 1, err));
+    KK_TRY(kk_gemma4_forward(all->model, &args, err));
+    KK_TRY(kk_gemma4_choose(all->model, &f->ticket, err));
+    f->queued = true;
+    all->in_flight = r;
+    return KK_OK;
+}
+
+/* This round, unless it is in flight already, and the next, unless this is known to be the last. */
+static kk_status enqueue_all(step *s, kk_err *err) {
+    kk_round *r = s->rounds[0];
+    s->rows = 1;
+    if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
+    const bool fits = r->room > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
+    if (!fits || r->flight[1].queued) return KK_OK;
+    const kk_status st = enqueue(s->all, r, 1, err);
+    return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
+}
+
+static void add_reach(kk_reach *to, const kk_reach *a) {
+    if (!to) return;
+    to->queries += a->queries;
+    to->keys_stored += a->keys_stored;
+    to->keys_rebuilt += a->keys_rebuilt;
+    to->rows_rebuilt += a->rows_rebuilt;
+}
+
+/* The outcome of the round that was enqueued first. */
+static kk_status adopt(step *s, kk_err *err) {
+    kk_round *r = s->rounds[0];
+    kk_flight *f = &r->flight[0];
+    if (!f->read) KK_TRY(kk_gemma4_picked(s->all->model, f->ticket, &f->pick, 1, err));
+    assert(f->pick.token >= 0 && f->pick.token < s->all->vocab);
+    f->read = true;
+    const double now = kk_now();
+    s->verify_s = now - (r->last_read > f->from ? r->last_read : f->from);
+    r->last_read = now;
+    r->hash_after[0] = kk_hash_add(r->hash, f->pick.digest);
+    r->tokens[r->len] = f->pick.token;
+    r->n_out = 1;
+    r->stopped = kk_stop_at(&r->stop, f->pick.token);
+    r->stats->ahead += f->ahead;
+    add_reach(r->reach, &f->reach);
+    return KK_OK;
+}
+
+/* The round that was adopted is over; true: the next one is in flight. */
+static bool next_flight(kk_round *r) {
+    r->flight[0] = r->flight[1];
+    r->flight[1] = (kk_flight){0};
+    return r->flight[0].queued;
+}
+
+void kk_round_end(kk_rounds *all, kk_round *r) {
+    if (all->in_flight == r) all->in_flight = NULL;
+    if (!r->flight[0].queued && !r->flight[1].queued) return;
+    r->flight[0] = r->flight[1] = (kk_flight){0};
+    kk_cache_commit(r->cache, kk_cache_len(r->cache));
+}
+
+/* ---- forward ---------------------------------------------------------------------------- */
 
 static kk_status forward_all(step *s, kk_err *err) {
     kk_gemma4_group groups[KK_MAX_GROUPS];
@@ -175,10 +273,13 @@ static void choose(const kk_rounds *all, kk_round *r, int32_t i) {
 
 /* Rows are chosen one after the other as long as the draft holds; first is this session's first
  * row of logits. */
-static kk_status match(const kk_rounds *all, kk_round *r, int32_t first, kk_err *err) {
+static kk_status match(step *s, kk_round *r, int32_t first, kk_err *err) {
+    const kk_rounds *all = s->all;
     for (int32_t i = 0; i <= r->n_draft; i++) {
         const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
+        const double from = kk_now();
         KK_TRY(kk_gemma4_logits(all->model, first + i, r->logits, err));
+        if (first + i == 0) s->verify_s += kk_now() - from; /* a device that queues is done now */
         choose(all, r, i);
         if (r->tokens[r->len + i] != drafted) break;
         r->n_right = i + 1;
@@ -188,13 +289,14 @@ static kk_status match(const kk_rounds *all, kk_round *r, int32_t first, kk_err 
 }
 
 static kk_status match_all(step *s, kk_err *err) {
-    const double from = kk_now();
+    const double from = kk_now() - s->verify_s; /* which grows by what is waited for */
     int32_t first = 0;
     for (int32_t i = 0; i < s->n; i++) {
-        KK_TRY(match(s->all, s->rounds[i], first, err));
+        KK_TRY(match(s, s->rounds[i], first, err));
         first += s->rounds[i]->n_draft + 1;
     }
-    for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += kk_now() - from;
+    const double chose = kk_now() - from - s->verify_s;
+    for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += chose;
     return KK_OK;
 }
 
@@ -241,6 +343,8 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         rounds[i]->n_draft = rounds[i]->n_right = 0;
     }
     step s = {.all = all, .rounds = rounds, .n = n};
+    const bool ahead = goes_ahead(&s);
+    if (ahead && all->in_flight != rounds[0]) land(all);
     kk_status st = draft_all(&s, true, err);
     if (st == KK_OK) choose_lengths(&s);
     if (st == KK_OK) st = draft_all(&s, false, err);
@@ -248,13 +352,16 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         drop_drafts(&s);
         st = KK_OK;
     }
-    if (st == KK_OK) st = forward_all(&s, err);
-    if (st == KK_OK) st = match_all(&s, err);
+    if (st == KK_OK) st = ahead ? enqueue_all(&s, err) : forward_all(&s, err);
+    if (st == KK_OK) st = ahead ? adopt(&s, err) : match_all(&s, err);
     if (st == KK_OK) {
         learn(&s);
         return KK_OK;
     }
-    for (int32_t i = 0; i < n; i++) kk_round_commit(rounds[i], 0);
+    for (int32_t i = 0; i < n; i++) {
+        kk_round_end(all, rounds[i]);
+        kk_round_commit(rounds[i], 0);
+    }
     return st;
 }
 
@@ -274,7 +381,10 @@ void kk_round_commit(kk_round *r, int32_t n_keep) {
     /* Every token but the last is in the cache; also the last, while nothing follows a prompt. */
     const int64_t held = kk_cache_len(r->cache);
     const int64_t keep = held > r->len - 1 ? held : r->len - 1;
-    kk_cache_commit(r->cache, keep);
+    if (n_keep > 0 && next_flight(r))
+        kk_cache_advance(r->cache, keep);
+    else
+        kk_cache_commit(r->cache, keep);
     if (r->context) kk_context_commit(r->context, (int32_t)(keep - held));
     r->stats->commit_s += kk_now() - from;
 }

@@ -8,7 +8,13 @@
  *   chooses  y[i] after row i, by position, as plain decoding would;
  *   matches  the longest prefix with draft[i] == y[i], cut at a stop id or the token limit.
  * The caller then emits the outcome, perhaps less of it, and commits what it emitted.  Rows of
- * the draft that did not match are never read again.  A plain round is one with n = 0. */
+ * the draft that did not match are never read again.  A plain round is one with n = 0.
+ *
+ * On a device that queues its work, a plain greedy round is enqueued before the token of the one
+ * before it is known: forward, choice and the hash of the row stay on the device, whose next
+ * forward reads the choice there, and the host reads it later.  While a round is *in flight* its
+ * row is reserved in the cache and not committed, so that a round that came after a stop leaves
+ * nothing: kk_round_end forgets it. */
 #ifndef KK_DECODE_ROUND_H
 #define KK_DECODE_ROUND_H
 
@@ -28,14 +34,26 @@ typedef struct {
     int32_t vocab, max_rows, max_logits;
     const int32_t *tapped; /* layers whose outputs go to contexts */
     int32_t n_tapped;
-    kk_restorer *restorer; /* NULL: no session keeps latents */
+    kk_restorer *restorer;      /* NULL: no session keeps latents */
+    bool ahead;                 /* plain greedy rounds are enqueued before their token is known */
+    struct kk_round *in_flight; /* whose choice the device holds; NULL: nobody's */
     /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
      * some, whose rounds take several times as long. */
     kk_costs costs, costs_rebuilding;
 } kk_rounds;
 
-/* One session's part.  The first block is set once per generation, the last is the outcome. */
+/* A round that was enqueued and has no outcome yet. */
 typedef struct {
+    bool queued, ahead; /* ahead: before its own token was known */
+    bool read;          /* pick is at hand */
+    int64_t ticket;
+    kk_pick pick;
+    kk_reach reach; /* what its row read */
+    double from;    /* when it was enqueued */
+} kk_flight;
+
+/* One session's part.  The first block is set once per generation, the last is the outcome. */
+typedef struct kk_round {
     kk_cache *cache;
     const kk_kv_layout *layout;
     kk_reach *reach;
@@ -54,9 +72,11 @@ typedef struct {
     bool draft_fixed;     /* always so many, whether they pay or not */
     kk_spec_stats *stats; /* added to */
 
-    int32_t len;   /* tokens on the timeline */
-    int32_t room;  /* tokens that may still be emitted, >= 1 */
-    uint64_t hash; /* of the rows chosen so far */
+    int32_t len;         /* tokens on the timeline */
+    int32_t room;        /* tokens that may still be emitted, >= 1 */
+    uint64_t hash;       /* of the rows chosen so far */
+    kk_flight flight[2]; /* this round's and the next one's */
+    double last_read;    /* when the outcome before was at hand */
 
     int32_t n_draft, n_right; /* drafted, and of them right */
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
@@ -71,5 +91,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
 void kk_round_first(const kk_rounds *all, kk_round *r);
 /* Puts the first n_keep of the outcome on the timeline; the rest is forgotten. */
 void kk_round_commit(kk_round *r, int32_t n_keep);
+/* Forgets what is in flight; after the last round of a generation, whatever ended it. */
+void kk_round_end(kk_rounds *all, kk_round *r);
 
 #endif

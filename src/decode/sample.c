@@ -97,6 +97,8 @@ static bool has_penalties(const kk_sampling *how) {
     return repeat || how->presence_penalty != 0 || how->frequency_penalty != 0;
 }
 
+bool kk_sampling_is_greedy(const kk_sampling *how) { return how->temp <= 0 && !has_penalties(how); }
+
 /* A repeated token's logit moves towards the unlikely side, whatever its sign. */
 static float penalised(const kk_sampling *how, float logit, int32_t count) {
     const float r = how->repeat_penalty > 0 ? how->repeat_penalty : 1;
@@ -120,10 +122,13 @@ static const float *apply_penalties(kk_sampler *s, const kk_sampling *how, const
 
 /* ---- ranking ---------------------------------------------------------------------------- */
 
+/* As the backend's argmax has it: what is no number comes after all numbers. */
 static int32_t largest(const float *logits, int32_t n) {
     int32_t best = 0;
-    float top = -INFINITY;
-    for (int32_t i = 0; i < n; i++) {
+    while (best + 1 < n && isnan(logits[best])) best++;
+    if (isnan(logits[best])) return 0;
+    float top = logits[best];
+    for (int32_t i = best + 1; i < n; i++) {
         if (logits[i] > top) { /* never true of a NaN */
             top = logits[i];
             best = i;

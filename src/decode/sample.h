@@ -9,6 +9,8 @@
 #include "core/alloc.h"
 
 kk_status kk_sampling_check(const kk_sampling *how, kk_err *err);
+/* Whether the choice is the largest logit as it is, and nothing else. */
+bool kk_sampling_is_greedy(const kk_sampling *how);
 
 /* Scratch for rows of one vocabulary; carries nothing between calls. */
 typedef struct kk_sampler kk_sampler;

@@ -9,11 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/file.h"
 #include "engine/fingerprint.h"
 #include "format/tokenizer.h"
 
-enum { DEFAULT_ROWS = 128, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
+enum { LEAST_ROWS = 128, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
 
 void kk_engine_lock(kk_engine *e) { pthread_mutex_lock(&e->lock); }
 void kk_engine_unlock(kk_engine *e) { pthread_mutex_unlock(&e->lock); }
@@ -33,6 +34,8 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
         if (sizes[i].value < 0 || sizes[i].value > MOST_ROWS)
             return kk_fail(err, KK_EINVAL, "%s is %d: between 0 (the default) and %d",
                            sizes[i].name, sizes[i].value, MOST_ROWS);
+    if (o->ahead < -1 || o->ahead > 1)
+        return kk_fail(err, KK_EINVAL, "ahead is %d: 1, 0 or -1", o->ahead);
     if (o->memory_limit > INT64_MAX)
         return kk_fail(err, KK_EINVAL, "a memory limit of %llu bytes is beyond any machine",
                        (unsigned long long)o->memory_limit);
@@ -49,11 +52,38 @@ static kk_status open_weights(kk_engine *e, const kk_engine_opts *o, kk_err *err
     return KK_OK;
 }
 
+/* What a row of a forward takes of the workspace, nearly: the model's own buffers, and half as
+ * much again of the device's. */
+static int64_t bytes_of_row(const kk_config *c) {
+    int64_t widest = 0;
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        const kk_layer_config *l = &c->layer[i];
+        const int64_t heads = 2 * ((int64_t)c->n_head + l->n_kv_head) * l->head_dim;
+        if (heads + 2 * l->ffn > widest) widest = heads + 2 * l->ffn;
+    }
+    const int64_t experts = (int64_t)c->n_expert_used * c->expert_ffn;
+    return 6 * (4 * (int64_t)c->hidden + widest + experts + 2 * (int64_t)c->n_layer * c->ple_dim);
+}
+
+/* As many as suit the device; where memory is limited, so few that they take an eighth of it. */
+static int32_t rows_for(const kk_engine *e, const kk_engine_opts *o) {
+    int32_t rows = e->backend->rows;
+    if (o->max_rows) return o->max_rows;
+    const int64_t row = bytes_of_row(kk_checkpoint_config(e->checkpoint));
+    while (e->mem.limit && rows > LEAST_ROWS && rows * row > e->mem.limit / 8) rows /= 2;
+    return rows;
+}
+
+static kk_status find_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    KK_TRY(kk_backend_find(&e->backend, o->device, err));
+    return e->backend->usable ? e->backend->usable(err) : KK_OK;
+}
+
 static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
-    e->backend = kk_backend_named(o->device);
-    if (!e->backend)
-        return kk_fail(err, KK_EDEVICE, "no device named '%.40s' in this build; 'cpu' always is",
-                       o->device ? o->device : "");
+    e->rounds.max_rows = rows_for(e, o);
+    e->rounds.max_logits = o->max_logits ? o->max_logits : DEFAULT_LOGITS;
+    if (e->rounds.max_logits > e->rounds.max_rows) e->rounds.max_logits = e->rounds.max_rows;
+    e->rounds.ahead = o->ahead > 0 || (o->ahead == 0 && e->backend->queues);
     const kk_dev_opts how = {.threads = o->threads,
                              .pin = !o->no_pin,
                              .isa = o->isa,
@@ -68,7 +98,9 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
                                 .mem = &e->mem,
                                 .max_rows = e->rounds.max_rows,
                                 .max_logits = e->rounds.max_logits};
+    const double from = kk_now();
     KK_TRY(kk_gemma4_new(&e->model, e->checkpoint, &how, err));
+    e->copy_s = kk_now() - from;
     e->rounds.model = e->model;
     e->rounds.vocab = kk_engine_config(e)->vocab;
     return KK_OK;
@@ -280,8 +312,6 @@ static kk_status open_tokenizer(kk_engine *e, const kk_engine_opts *o, kk_err *e
     return st;
 }
 
-static int32_t or_default(int32_t value, int32_t standard) { return value ? value : standard; }
-
 kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err) {
     *out = NULL;
     KK_TRY(check_opts(opts, err));
@@ -289,10 +319,8 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     if (!e) return kk_fail(err, KK_ENOMEM, "no memory for an engine");
     pthread_mutex_init(&e->lock, NULL);
     e->mem.limit = (int64_t)opts->memory_limit;
-    e->rounds.max_rows = or_default(opts->max_rows, DEFAULT_ROWS);
-    e->rounds.max_logits = or_default(opts->max_logits, DEFAULT_LOGITS);
-    if (e->rounds.max_logits > e->rounds.max_rows) e->rounds.max_logits = e->rounds.max_rows;
     kk_status st;
+    if ((st = find_device(e, opts, err))) goto fail;
     if ((st = open_weights(e, opts, err))) goto fail;
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;

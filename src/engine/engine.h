@@ -33,6 +33,7 @@ struct kk_engine {
     kk_checkpoint *checkpoint;
     kk_gemma4 *model;
     kk_tokenizer *tokenizer; /* NULL: the model came without one */
+    double copy_s;           /* seconds in which the device took the weights */
     int64_t mapped;          /* bytes of weights counted in mem that lie in mapped files */
     kk_pages pages;          /* of the verifier */
 

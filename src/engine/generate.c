@@ -51,18 +51,26 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
     return r;
 }
 
+static int64_t syncs_of(const kk_engine *e) {
+    kk_dev_counts counts;
+    e->backend->counts(e->dev, &counts);
+    return counts.syncs;
+}
+
 /* The first token after a prompt needs no forward: its logits are at hand. */
 static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
     const double from = kk_now();
     kk_status st = KK_OK;
     kk_round *one = r;
     kk_engine_lock(s->engine);
+    const int64_t syncs = syncs_of(s->engine);
     if (kk_session_settled(s)) {
         kk_round_first(&s->engine->rounds, r);
     } else {
         st = kk_round_run(&s->engine->rounds, &one, 1, err);
         result->rounds += st == KK_OK;
     }
+    result->syncs += syncs_of(s->engine) - syncs;
     kk_engine_unlock(s->engine);
     result->decode_s += kk_now() - from;
     return st;
@@ -99,11 +107,13 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     s->sampling = opts->sampling;
     s->sampled = true;
     kk_round r = start(s, opts, &result->spec);
+    kk_status st;
     do {
-        KK_TRY(step(s, &r, result, err));
-    } while (emit(s, &r, on_token, user, result));
+        st = step(s, &r, result, err);
+    } while (st == KK_OK && emit(s, &r, on_token, user, result));
     kk_engine_lock(s->engine);
-    kk_acceptance_pool(&s->engine->known[s->spec], &s->seen);
+    kk_round_end(&s->engine->rounds, &r);
+    if (st == KK_OK) kk_acceptance_pool(&s->engine->known[s->spec], &s->seen);
     kk_engine_unlock(s->engine);
-    return KK_OK;
+    return st;
 }

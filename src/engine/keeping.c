@@ -174,6 +174,7 @@ static kk_status open_cache(kk_session *s, kk_err *err) {
     }
     KK_TRY(prepare_window(s, err));
     if (restored) KK_TRY(add_latents(s, &how, err));
+    KK_TRY(kk_gemma4_expect(e->model, s->ctx, err));
     return kk_cache_new(&s->cache, &how, err);
 }
 

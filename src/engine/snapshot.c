@@ -1,7 +1,8 @@
 /* snapshot.c - writes a session to a file and makes one of a file; see saved.h for the format.
  *
  * Saving copies nothing but a cache's last page and its sink: pages go to the file from where they
- * lie.  That needs no lock, because a page that others share is written by nobody.  Loading reads
+ * lie.  That needs no lock, because a page that others share is written by nobody.  Pages of a
+ * device are copied to the host one by one, under the lock, since they queue for it.  Loading reads
  * pages into a new session's own, checks each part against its checksum, and hands the session out
  * only when all of it was read: until then a failure leaves nothing behind. */
 #include <assert.h>
@@ -61,26 +62,38 @@ static kk_status put_part(kk_writer *w, int p, const void *data, size_t n, kk_er
     return kk_writer_put(w, &seal, sizeof seal, err);
 }
 
-/* Pages on another device are not written down yet. */
-static kk_status check_near(const kk_cache *c, kk_kind kind, kk_err *err) {
-    if (!kk_pool_is_remote(kk_cache_how(c)->pool[kind])) return KK_OK;
-    return kk_fail(err, KK_EDEVICE, "sessions on a GPU cannot be saved or loaded yet");
+/* Where a page can be looked at: where it lies, or its copy in near. */
+static kk_status page_near(kk_session *s, const kk_cache *c, kk_kind kind, const uint8_t *page,
+                           uint8_t *near, const uint8_t **out, kk_err *err) {
+    const kk_pool *pool = kk_cache_how(c)->pool[kind];
+    *out = page;
+    if (!kk_pool_is_remote(pool)) return KK_OK;
+    *out = near;
+    kk_engine_lock(s->engine);
+    const kk_status st =
+        kk_pool_read(pool, near, page, kk_cache_how(c)->layout->page_bytes[kind], err);
+    kk_engine_unlock(s->engine);
+    return st;
 }
 
-/* scratch: room for one page. */
-static kk_status put_pages(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *scratch,
-                           kk_err *err) {
+/* Rooms for one page: what is written down, and what came from a device. */
+typedef struct {
+    uint8_t *clean, *near;
+} rooms;
+
+static kk_status put_pages(kk_writer *w, int p, kk_session *s, const kk_cache *c, kk_kind kind,
+                           rooms room, kk_err *err) {
     const kk_kv_layout *layout = kk_cache_how(c)->layout;
     const int64_t n = kk_cache_page_count(c, kind);
     uint64_t seal = seal_of(p);
     if (n == 0) return KK_OK;
-    KK_TRY(check_near(c, kind, err));
     for (int64_t i = 0; i < n; i++) {
         const kk_cache_page page = kk_cache_page_at(c, kind, i);
-        const uint8_t *data = page.data;
+        const uint8_t *data;
+        KK_TRY(page_near(s, c, kind, page.data, room.near, &data, err));
         if (page.rows < KK_PAGE_ROWS) {
-            kk_kv_page_copy(layout, kind, scratch, page.data, page.rows);
-            data = scratch;
+            kk_kv_page_copy(layout, kind, room.clean, data, page.rows);
+            data = room.clean;
         }
         KK_TRY(put(w, &seal, data, layout->page_bytes[kind], err));
     }
@@ -98,10 +111,11 @@ static kk_status put_sink(kk_writer *w, int p, const kk_cache *c, kk_kind kind, 
     return put_part(w, p, scratch, kk_cache_sink_bytes(c, kind), err);
 }
 
-static kk_status put_cache(kk_writer *w, int p, const kk_cache *c, uint8_t *scratch, kk_err *err) {
+static kk_status put_cache(kk_writer *w, int p, kk_session *s, const kk_cache *c, rooms room,
+                           kk_err *err) {
     for (int k = 0; k < KK_KINDS; k++) {
-        KK_TRY(put_pages(w, p + 2 * k, c, (kk_kind)k, scratch, err));
-        KK_TRY(put_sink(w, p + 2 * k + 1, c, (kk_kind)k, scratch, err));
+        KK_TRY(put_pages(w, p + 2 * k, s, c, (kk_kind)k, room, err));
+        KK_TRY(put_sink(w, p + 2 * k + 1, c, (kk_kind)k, room.clean, err));
     }
     return KK_OK;
 }
@@ -162,7 +176,7 @@ static void fill_head(kk_saved_head *h, kk_session *s) {
     kk_saved_describe(&h->context, kk_context_cache(s->context));
 }
 
-static kk_status put_all(kk_writer *w, kk_session *s, uint8_t *scratch, kk_err *err) {
+static kk_status put_all(kk_writer *w, kk_session *s, rooms room, kk_err *err) {
     uint8_t head[KK_SAVED_HEAD_MAX];
     kk_saved_head h;
     fill_head(&h, s);
@@ -170,8 +184,8 @@ static kk_status put_all(kk_writer *w, kk_session *s, uint8_t *scratch, kk_err *
     KK_TRY(kk_writer_put(w, head, n, err));
     KK_TRY(put_part(w, TOKENS, s->tokens, (size_t)h.len * sizeof *s->tokens, err));
     if (h.settled) KK_TRY(put_part(w, LOGITS, s->logits, (size_t)h.vocab * sizeof *s->logits, err));
-    KK_TRY(put_cache(w, VERIFIER, s->cache, scratch, err));
-    return s->context ? put_cache(w, CONTEXT, kk_context_cache(s->context), scratch, err) : KK_OK;
+    KK_TRY(put_cache(w, VERIFIER, s, s->cache, room, err));
+    return s->context ? put_cache(w, CONTEXT, s, kk_context_cache(s->context), room, err) : KK_OK;
 }
 
 static size_t largest_page(const kk_session *s) {
@@ -197,11 +211,12 @@ static kk_status settle_context(kk_session *s, kk_err *err) {
 kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
     kk_writer *w;
     KK_TRY(settle_context(s, err));
-    uint8_t *scratch = kk_malloc(largest_page(s));
+    const size_t page = largest_page(s);
+    uint8_t *scratch = kk_malloc(2 * page);
     if (!scratch) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
     kk_status st = kk_writer_open(&w, path, err);
     if (st == KK_OK) {
-        st = put_all(w, s, scratch, err);
+        st = put_all(w, s, (rooms){scratch, scratch + page}, err);
         if (st == KK_OK)
             st = kk_writer_commit(w, err);
         else
@@ -234,15 +249,32 @@ static kk_status get_part(kk_reader *r, int p, void *to, size_t n, kk_err *err) 
     return check_seal(r, p, seal, err);
 }
 
-static kk_status get_pages(kk_reader *r, int p, kk_cache *c, kk_kind kind, kk_err *err) {
+/* Pages of a device come through near; others are read where they are to lie. */
+static kk_status get_page(kk_reader *r, uint64_t *seal, kk_session *s, const kk_cache *c,
+                          kk_kind kind, uint8_t *page, uint8_t *near, kk_err *err) {
     const size_t bytes = kk_cache_how(c)->layout->page_bytes[kind];
+    const kk_pool *pool = kk_cache_how(c)->pool[kind];
+    if (!kk_pool_is_remote(pool)) return get(r, seal, page, bytes, err);
+    KK_TRY(get(r, seal, near, bytes, err));
+    kk_engine_lock(s->engine);
+    const kk_status st = kk_pool_write(pool, page, near, bytes, err);
+    kk_engine_unlock(s->engine);
+    return st;
+}
+
+static kk_status get_pages(kk_reader *r, int p, kk_session *s, kk_cache *c, kk_kind kind,
+                           kk_err *err) {
     const int64_t n = kk_cache_page_count(c, kind);
     uint64_t seal = seal_of(p);
     if (n == 0) return KK_OK;
-    KK_TRY(check_near(c, kind, err));
-    for (int64_t i = 0; i < n; i++)
-        KK_TRY(get(r, &seal, kk_cache_page_at(c, kind, i).data, bytes, err));
-    return check_seal(r, p, seal, err);
+    const bool remote = kk_pool_is_remote(kk_cache_how(c)->pool[kind]);
+    uint8_t *near = remote ? kk_malloc(kk_cache_how(c)->layout->page_bytes[kind]) : NULL;
+    if (remote && !near) return kk_fail(err, KK_ENOMEM, "no memory to load a session");
+    kk_status st = KK_OK;
+    for (int64_t i = 0; st == KK_OK && i < n; i++)
+        st = get_page(r, &seal, s, c, kind, kk_cache_page_at(c, kind, i).data, near, err);
+    kk_free(near);
+    return st == KK_OK ? check_seal(r, p, seal, err) : st;
 }
 
 /* The rows that the head promises must be those that this cache keeps of as many. */
@@ -281,7 +313,7 @@ static kk_status get_cache(kk_reader *r, int p, const kk_saved_cache *said, kk_s
     if (st != KK_OK) return st;
     KK_TRY(check_cache(said, c, r, err));
     for (int k = 0; k < KK_KINDS; k++) {
-        KK_TRY(get_pages(r, p + 2 * k, c, (kk_kind)k, err));
+        KK_TRY(get_pages(r, p + 2 * k, s, c, (kk_kind)k, err));
         KK_TRY(get_part(r, p + 2 * k + 1, kk_cache_sink_fill(c, (kk_kind)k),
                         (size_t)said->kind[k].sink_bytes, err));
     }

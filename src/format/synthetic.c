@@ -1,7 +1,7 @@
 /* synthetic.c - a checkpoint of real shapes and random weights, made in memory, so that speed
  * can be measured without anyone's files.
  *
- * Values have the spread of trained ones (0.02 for matrices, near 1 for norms), which keeps
+ * Values have the spread of trained ones (0.02 for matrices, near 1 for most norms), which keeps
  * hidden states and logits finite through every layer.  Making billions of random numbers would
  * take minutes; a megabyte of them per type is made once and laid out over each tensor in
  * stretches that start at random blocks, at the speed of a copy.  Pages are asked for as huge
@@ -48,14 +48,17 @@ static void put_scale(uint8_t *at, float v) {
 }
 
 /* Random integers already fill the block; the scales make their values spread by 0.02 around 0.
- * Integers uniform over 2^b steps spread by 2^b / sqrt(12) steps. */
+ * Integers uniform over 2^b steps spread by 2^b / sqrt(12) steps.  Those from -2^(b-1) on lean half
+ * a step to the negative, which all rows of a model would share, and after some layers little
+ * else: scales of either sign undo it. */
 static void put_scales(kk_dtype t, uint8_t *b) {
+    const float sign = b[kk_dtype_get(t)->bytes - 1] & 1 ? 1.0f : -1.0f;
     const float spread = 0.02f, per_step = 3.4641016f;
     const float step4 = spread * per_step / 16, step5 = step4 / 2, step6 = step4 / 4;
     switch (t) {
-    case KK_Q8_0: put_scale(b, spread * per_step / 256); break;
-    case KK_Q4_0: put_scale(b, step4); break;
-    case KK_Q5_0: put_scale(b, step5); break;
+    case KK_Q8_0: put_scale(b, sign * spread * per_step / 256); break;
+    case KK_Q4_0: put_scale(b, sign * step4); break;
+    case KK_Q5_0: put_scale(b, sign * step5); break;
     case KK_Q5_1:
         put_scale(b, step5);
         put_scale(b + 2, -15.5f * step5);
@@ -71,7 +74,7 @@ static void put_scales(kk_dtype t, uint8_t *b) {
         break;
     case KK_Q6_K:
         memset(b + 192, 16, 16);
-        put_scale(b + 208, step6 / 16);
+        put_scale(b + 208, sign * step6 / 16);
         break;
     default: break;
     }
@@ -257,6 +260,32 @@ kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err) {
     return st;
 }
 
+/* Norms of 1 everywhere make a model that no training would leave so.  Scores, which are divided by
+ * nothing, spread by the root of the head size, so that softmaxes hang on one key; and a layer
+ * changes the residual stream as much as all layers before it.  Such a model multiplies rounding
+ * errors: K/V in bf16 instead of float32 alone changed the logits of six layers by two thirds.
+ * Here scores spread by 4, and each of a layer's two branches adds a quarter. */
+static float calming(const char *name, int64_t n) {
+    static const char *const branches[] = {"post_attention_layernorm.weight",
+                                           "post_feedforward_layernorm.weight"};
+    const char *part = strstr(name, "layers.") ? strrchr(name, '.') : NULL;
+    while (part && part > name && part[-1] != '.') part--;
+    if (!part) return 1.0f;
+    if (strcmp(part, "q_norm.weight") == 0) return 4.0f / sqrtf((float)n);
+    for (size_t i = 0; i < sizeof branches / sizeof *branches; i++)
+        if (strcmp(part, branches[i]) == 0) return 0.25f;
+    return 1.0f;
+}
+
+static void calm_norms(kk_checkpoint *c) {
+    for (size_t i = 0; i < c->n_tensors; i++) {
+        const kk_tensor *t = &c->tensors[i];
+        const float by = t->n_dims == 1 ? calming(t->name, t->dims[0]) : 1.0f;
+        float *w = (float *)(uintptr_t)t->data.base;
+        for (int64_t k = 0; w && by < 1.0f && k < t->dims[0]; k++) w[k] *= by;
+    }
+}
+
 kk_status kk_weight_type(const char *name, kk_dtype *out, kk_err *err) {
     if (kk_dtype_named(name, out) && *out != KK_I32 && *out != KK_I64) return KK_OK;
     return kk_fail(err, KK_EINVAL, "no weight type named '%.20s'", name);
@@ -306,6 +335,7 @@ kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem 
         kk_checkpoint_close(c);
         return st;
     }
+    calm_norms(c);
     *out = c;
     return KK_OK;
 }

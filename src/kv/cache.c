@@ -227,16 +227,24 @@ static void keep_sink(kk_cache *c, kk_kind kind, int64_t len) {
     if (p.n > 0) kk_kv_rows_copy(c->opts.layout, kind, &p);
 }
 
-void kk_cache_commit(kk_cache *c, int64_t len) {
+/* Rows up to len are the timeline's, and those up to `reserved` stay writable. */
+static void settle(kk_cache *c, int64_t len, int64_t reserved) {
     assert(len >= c->len && len <= (c->reserved > c->len ? c->reserved : c->len));
     for (int kind = 0; kind < KK_KINDS; kind++)
         if (c->table[kind].sink) keep_sink(c, (kk_kind)kind, len);
     c->len = len;
-    c->reserved = len;
+    c->reserved = reserved;
     for (int kind = 0; kind < KK_KINDS; kind++) {
         if (!has_kind(c, kind)) continue;
-        narrow(&c->table[kind], c->opts.pool[kind], needed(c, (kk_kind)kind, len));
+        extent keep = needed(c, (kk_kind)kind, len);
+        if (reserved > len) keep.end = pages_for(reserved);
+        narrow(&c->table[kind], c->opts.pool[kind], keep);
     }
+}
+
+void kk_cache_commit(kk_cache *c, int64_t len) { settle(c, len, len); }
+void kk_cache_advance(kk_cache *c, int64_t len) {
+    settle(c, len, c->reserved > len ? c->reserved : len);
 }
 
 /* What is left of a kind's pages at a smaller len; false when rows that it needs are gone. */

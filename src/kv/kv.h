@@ -82,6 +82,11 @@ void kk_pool_free(kk_pool *p); /* all pages must be back */
 void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev);
 /* Whether they lie where only the device may look. */
 bool kk_pool_is_remote(const kk_pool *p);
+/* Copies the first n bytes of a page to host memory and back, wherever pages lie; done when they
+ * return. */
+kk_status kk_pool_read(const kk_pool *p, uint8_t *to, const uint8_t *page, size_t n, kk_err *err);
+kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, size_t n,
+                        kk_err *err);
 
 /* How far back a kind keeps rows, besides the first `sink`. */
 typedef struct {
@@ -123,12 +128,14 @@ void kk_cache_free(kk_cache *c); /* NULL is fine */
 int64_t kk_cache_len(const kk_cache *c);
 const kk_cache_opts *kk_cache_how(const kk_cache *c); /* what it was made with */
 
-/* Makes rows [len, len + n) writable.  Takes no memory from the system: only the context and a
- * memory limit can refuse.  On failure the cache is as it was. */
+/* Makes rows [len, len + n) writable.  Takes no memory from the system: only the context, a memory
+ * limit and a device without memory can refuse.  On failure the cache is as it was. */
 kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 /* The rows up to len are now part of the timeline (len may be at most what was reserved, and
  * may be less than what was written: the rest is taken back). Pages out of sight are released. */
 void kk_cache_commit(kk_cache *c, int64_t len);
+/* The same, but what was reserved beyond len stays so: rows there are being written. */
+void kk_cache_advance(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
@@ -146,7 +153,8 @@ int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
 typedef struct {
     int64_t index; /* its rows are [index * KK_PAGE_ROWS, ...) */
     int32_t rows;  /* of them below len; the others have no meaning */
-    uint8_t *data; /* [page_bytes of the layout]; shared with others unless it was just filled */
+    uint8_t *data; /* [page_bytes of the layout]; shared with others unless it was just filled;
+                    * where its pool is remote, only for kk_pool_read and kk_pool_write */
 } kk_cache_page;
 int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind);
 kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);

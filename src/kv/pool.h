@@ -2,15 +2,18 @@
  *
  * Three steps keep the last one free of failure.  A holder promises, when it is made, the most
  * pages it will ever hold, and the pool reserves address space for the sum.  Before a change it
- * books what it will take, which only a memory limit can refuse.  Taking then cannot fail. */
+ * books what it will take, which only a memory limit can refuse, or a device that has no memory
+ * left.  Taking then cannot fail. */
 #ifndef KK_KV_POOL_H
 #define KK_KV_POOL_H
 
 #include "kv/kv.h"
 
 typedef struct kk_page kk_page;
+typedef struct kk_slab kk_slab;
 struct kk_page {
     uint8_t *data;
+    kk_slab *slab; /* that it lies in */
     int32_t refs;  /* 0: free */
     kk_page *next; /* in a free list */
 };

@@ -352,7 +352,7 @@ static kk_status head(kk_dflash *m, kk_err *err) {
 kk_status kk_dflash_draft(kk_dflash *m, const kk_dflash_block *blocks, int32_t n, kk_err *err) {
     KK_TRY(gather_blocks(m, blocks, n, err));
     KK_TRY(fill_rope(m, err));
-    const kk_embed_args e = {m->x, m->table, m->tokens, m->n_rows, m->embed_scale};
+    const kk_embed_args e = {m->x, m->table, m->tokens, m->n_rows, m->embed_scale, NULL};
     KK_TRY(m->be->embed(m->dev, &e, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(attention(m, &blocks[0].context, i, err));

@@ -3,6 +3,7 @@
  * Reads top to bottom like the model: embedding, per-layer inputs, then for each layer
  * attention and feed-forward around the residual stream x, then the head.  Every step is one
  * backend operation over all rows of all groups. */
+#include <assert.h>
 #include <math.h>
 
 #include "model/model.h"
@@ -30,17 +31,22 @@ static kk_status room(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, k
 
 static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    int64_t nq = 0, nkv = 0;
+    int64_t nq = 0, nkv = 0, ffn = c->ple_dim;
     bool rebuilds = false;
     for (int32_t i = 0; i < c->n_layer; i++) {
         const kk_layer_config *l = &c->layer[i];
         const int64_t a = (int64_t)c->n_head * l->head_dim, b = (int64_t)l->n_kv_head * l->head_dim;
         nq = a > nq ? a : nq;
         nkv = b > nkv ? b : nkv;
+        ffn = l->ffn > ffn ? l->ffn : ffn;
         rebuilds |= l->k_eq_v;
     }
+    /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
+    nq = nq > ffn ? nq : ffn;
     KK_TRY(room(m, m->max_rows, nq, &m->q, err));
     KK_TRY(room(m, m->max_rows, nq, &m->att, err));
+    m->gate = m->q;
+    m->up = m->att;
     KK_TRY(room(m, m->max_rows, nkv, &m->k, err));
     KK_TRY(room(m, m->max_rows, nkv, &m->v, err));
     for (int k = 0; k < KK_LAYER_KINDS; k++)
@@ -52,10 +58,6 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
 
 static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    int64_t ffn = c->ple_dim;
-    for (int32_t i = 0; i < c->n_layer; i++) ffn = c->layer[i].ffn > ffn ? c->layer[i].ffn : ffn;
-    KK_TRY(room(m, m->max_rows, ffn, &m->gate, err));
-    KK_TRY(room(m, m->max_rows, ffn, &m->up, err));
     if (c->n_expert) {
         KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert, err));
         KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert_weight, err));
@@ -78,6 +80,7 @@ static kk_status take_room(kk_gemma4 *m, kk_err *err) {
     KK_TRY(take_ffn_room(m, err));
     KK_TRY(room(m, m->max_logits, c->hidden, &m->logits_in, err));
     KK_TRY(room(m, m->max_logits, c->vocab, &m->logits, err));
+    KK_TRY(room(m, m->max_logits, 1, &m->chosen, err));
     m->tokens = kk_calloc(rows, sizeof *m->tokens);
     m->positions = kk_calloc(rows, sizeof *m->positions);
     m->logit_rows = kk_calloc((size_t)m->max_logits, sizeof *m->logit_rows);
@@ -115,13 +118,24 @@ kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gem
 
 void kk_gemma4_free(kk_gemma4 *m) {
     if (!m) return;
-    kk_buf *b[] = {m->x,           m->z,         m->y,
-                   m->y2,          m->q,         m->att,
-                   m->k,           m->v,         m->gate,
-                   m->up,          m->expert,    m->ple,
-                   m->ple_tmp,     m->rope_pos,  m->expert_weight,
-                   m->logits,      m->logits_in, m->rope_rows[0],
-                   m->rope_rows[1]};
+    kk_buf *b[] = {m->x,
+                   m->z,
+                   m->y,
+                   m->y2,
+                   m->q,
+                   m->att,
+                   m->k,
+                   m->v,
+                   m->expert,
+                   m->ple,
+                   m->ple_tmp,
+                   m->rope_pos,
+                   m->expert_weight,
+                   m->logits,
+                   m->logits_in,
+                   m->rope_rows[0],
+                   m->rope_rows[1],
+                   m->chosen};
     for (size_t i = 0; i < sizeof b / sizeof *b; i++) m->be->buf_free(m->dev, b[i]);
     kk_mem_count(m->mem, KK_MEM_WORKSPACE,
                  -m->rope_len * 2 * m->cfg.rope[KK_FULL].n_rot * (int64_t)sizeof(float));
@@ -139,6 +153,9 @@ const kk_weight *kk_gemma4_table(const kk_gemma4 *m) { return m->embed; }
 float kk_gemma4_embed_scale(const kk_gemma4 *m) { return m->embed_scale; }
 
 /* ---- the rows of this forward ----------------------------------------------------------- */
+
+/* Of its first row. */
+static int64_t position_of(const kk_gemma4_group *g) { return kk_cache_len(g->cache) + g->ahead; }
 
 /* Rows of a pass are read alike. */
 static bool kept_alike(const kk_gemma4_group *a, const kk_gemma4_group *b) {
@@ -166,10 +183,10 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
     if (!kept_alike(first, g))
         return kk_fail(err, KK_EINVAL,
                        "sessions that keep different rows of K/V cannot share a pass");
-    if (kk_cache_len(g->cache) + g->n_rows > m->cfg.context)
+    if (position_of(g) + g->n_rows > m->cfg.context)
         return kk_fail(err, KK_ECONTEXT, "position %lld is past the model's context of %d",
-                       (long long)(kk_cache_len(g->cache) + g->n_rows - 1), m->cfg.context);
-    for (int32_t r = 0; r < g->n_rows; r++)
+                       (long long)(position_of(g) + g->n_rows - 1), m->cfg.context);
+    for (int32_t r = 0; g->tokens && r < g->n_rows; r++)
         if (g->tokens[r] < 0 || g->tokens[r] >= m->cfg.vocab)
             return kk_fail(err, KK_EINVAL, "token id %d is outside the vocabulary of %d",
                            g->tokens[r], m->cfg.vocab);
@@ -178,10 +195,13 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
 
 static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     m->n_rows = m->n_logits = 0;
+    m->takes_chosen = a->n_groups == 1 && !a->groups[0].tokens;
+    assert(!m->takes_chosen || a->groups[0].n_rows == 1);
     for (int32_t i = 0; i < a->n_groups; i++) {
         const kk_gemma4_group *g = &a->groups[i];
+        assert(g->tokens || m->takes_chosen);
         KK_TRY(check_group(m, a->groups, g, err));
-        const int64_t pos = kk_cache_len(g->cache);
+        const int64_t pos = position_of(g);
         for (int k = 0; k < KK_LAYER_KINDS; k++)
             m->groups[k][i] = (kk_group){.row = m->n_rows,
                                          .n_rows = g->n_rows,
@@ -191,7 +211,7 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
                                          .latents = kk_cache_pages(g->cache, KK_KIND_LATENT),
                                          .reach = g->reach};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
-            m->tokens[m->n_rows] = g->tokens[r];
+            m->tokens[m->n_rows] = g->tokens ? g->tokens[r] : 0;
             m->positions[m->n_rows] = pos + r;
             if (r >= g->n_rows - g->n_logits) m->logit_rows[m->n_logits++] = m->n_rows;
         }
@@ -288,7 +308,8 @@ static kk_status add_normed(kk_gemma4 *m, kk_buf *x, const kk_buf *a, const kk_b
 
 static kk_status embed(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    const kk_embed_args e = {m->x, m->embed, m->tokens, m->n_rows, m->embed_scale};
+    const kk_buf *chosen = m->takes_chosen ? m->chosen : NULL;
+    const kk_embed_args e = {m->x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
     KK_TRY(m->be->embed(m->dev, &e, err));
     if (!c->ple_dim) return KK_OK;
     KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->x, err));
@@ -302,7 +323,8 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
                            .dim = c->ple_dim,
                            .proj_scale = 1.0f / sqrtf((float)c->hidden),
                            .scale = sqrtf((float)c->ple_dim),
-                           .eps = c->eps};
+                           .eps = c->eps,
+                           .chosen = chosen};
     return m->be->ple(m->dev, &p, err);
 }
 
@@ -550,4 +572,25 @@ kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err) {
         return kk_fail(err, KK_EINVAL, "logits row %d of %d", i, m->n_logits);
     const size_t n = (size_t)m->cfg.vocab * sizeof *out;
     return m->be->read(m->dev, m->logits, (size_t)i * n, out, n, err);
+}
+
+kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err) {
+    const kk_choose_args a = {m->chosen, m->logits, m->n_logits, m->cfg.vocab};
+    return m->be->choose(m->dev, &a, ticket, err);
+}
+
+kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+    return m->be->picked(m->dev, ticket, out, n, err);
+}
+
+kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err) {
+    if (!m->rope_pos) return KK_OK;
+    const size_t row = 2 * (size_t)m->cfg.rope[KK_FULL].n_rot * sizeof(float);
+    const int64_t most = len < m->cfg.context ? len : m->cfg.context;
+    return m->be->buf_grow(m->dev, m->rope_pos, (size_t)most * row, err);
+}
+
+kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err) {
+    const size_t n = (size_t)m->n_rows * (size_t)m->cfg.n_expert_used;
+    return m->be->read(m->dev, m->expert, 0, out, n * sizeof *out, err);
 }

@@ -34,14 +34,15 @@ float kk_gemma4_embed_scale(const kk_gemma4 *m);
 
 /* The next n_rows tokens of one session. */
 typedef struct {
-    kk_cache *cache; /* reserved for n_rows; len is the position of tokens[0] */
+    kk_cache *cache; /* reserved for ahead + n_rows; len + ahead is the position of tokens[0] */
     const kk_kv_layout *layout;
-    const int32_t *tokens;
+    const int32_t *tokens; /* NULL: one row, of the token that kk_gemma4_choose chose last */
     int32_t n_rows;
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
     kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: nobody wants them */
     int32_t tap_row;
     kk_reach *reach; /* what its rows read is added here; NULL: nobody counts */
+    int32_t ahead;   /* rows before it that an earlier forward writes: not committed yet */
 } kk_gemma4_group;
 
 /* What a layer's attention works on, for those who want to see it. */
@@ -84,5 +85,13 @@ typedef struct {
 kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err);
 /* Copies logits row i of the last forward to out [vocab]. */
 kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
+/* Chooses greedily after each of these rows instead, on the device, and waits for nothing: the
+ * choice is there for the next forward, and for kk_gemma4_picked, which waits. */
+kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err);
+kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+/* The experts that the last layer to run chose for its rows: [n_rows][n_used]. */
+kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
+/* Makes room for what is kept of positions, so that forwards up to len rows take no memory. */
+kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err);
 
 #endif

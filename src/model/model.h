@@ -64,19 +64,21 @@ struct kk_gemma4 {
     kk_buf *z, *y, *y2;                /* [rows, hidden] */
     kk_buf *q, *att;                   /* [rows, n_head * head_dim] */
     kk_buf *k, *v;                     /* [rows, n_kv_head * head_dim] */
-    kk_buf *gate, *up;                 /* [rows, ffn] */
+    kk_buf *gate, *up;                 /* [rows, ffn]: q and att, which are done by then */
     kk_buf *expert, *expert_weight;    /* [rows, n_used] */
     kk_buf *ple, *ple_tmp;             /* [rows, n_layer * ple_dim] */
     kk_buf *rope_rows[KK_LAYER_KINDS]; /* [rows][2][n_rot] */
     kk_buf *rope_pos;                  /* [position][2][n_rot] of full layers with K = V */
     int64_t rope_len;                  /* positions filled in it */
     kk_buf *logits_in, *logits;        /* [max_logits, hidden], [max_logits, vocab] */
+    kk_buf *chosen;                    /* [max_logits] ids, by kk_gemma4_choose */
 
     /* the forward at hand */
     int32_t *tokens, *logit_rows;
     int64_t *positions;
     kk_group *groups[KK_LAYER_KINDS];
     int32_t n_rows, n_logits;
+    bool takes_chosen; /* its ids are those in `chosen` */
 };
 
 /* Views of every tensor the configuration calls for, checked for shape. */

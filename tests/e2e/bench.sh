@@ -108,4 +108,15 @@ exits 1 bench -m "$model" -n 2 --rows none --prefill 0 --repeat 1 -q --report "$
 has "$err" "$work/none/report.json"
 exits 1 bench -m "$model" --ctx 100000 --rows none -q
 has "$err" "100"
+# Several lengths of context, and what is no list of them.
+exits 0 bench --synthetic tiny:f32:2 --ctx 20,40,90 -n 3 --repeat 2 --prefill 0 --rows 1,3 -q \
+    --report "$work/contexts.json"
+same "$(printf '%s\n' "$out" | grep -c ' tok/s ')" 3 "a line for each context"
+report=$(cat "$work/contexts.json")
+has "$report" '"ctx": 20' '"ctx": 40' '"ctx": 90' '"syncs_per_token"' '"experts"'
+exits 0 report check "$work/contexts.json"
+exits 2 bench --synthetic tiny:f32:2 --ctx 40,20
+has "$err" "ascending"
+exits 2 bench --synthetic tiny:f32:2 --ctx 40,x
+has "$err" "'x'"
 finish

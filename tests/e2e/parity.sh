@@ -20,6 +20,16 @@ json "$out" case ok tokens layers isa threads tol_logits tol_hidden ways fed log
     same_bits greedy greedy_equal drafter_compared
 has "$out" '"ok": true' '"isa": "reference"' '"greedy_equal": 32'
 
+
+# Judged by root mean square differences, as on a GPU.
+exits 0 parity "$cases/moe" --tol-rms 1e-3
+has "$out" "rms " "tolerance: relative root mean square 1.0e-03" "32 of 32" "agrees"
+exits 1 parity "$cases/dense" --tol-rms 1e-8
+has "$out" "DOES NOT AGREE"
+exits 0 parity "$cases/dense" --tol-rms 1e-3 --json
+json "$out" tol_rms logits_rms hidden_rms greedy_near
+exits 2 parity "$cases/dense" --device mlx
+
 # A tolerance nobody can meet, and files that are not a case.
 exits 1 parity "$cases/dense" --tol 1e-9
 has "$out" "DOES NOT AGREE"

@@ -142,6 +142,19 @@ has "$err" "vocabulary of 258" "do not belong together"
 exits 1 run -m "$work/unlike" -p 'Hello world' -n 40 --json
 same "$out" "" "no object after a failure"
 
+# A GPU that is not there is said not to be, before anything is loaded or made.
+if ! "$KAKEYA" doctor 2>/dev/null | grep -q "cuda: usable"; then
+    exits 1 run $tiny --tokens 2,3 -n 4 --device cuda
+    has "$err" "kakeya doctor"
+    case $err in
+    *"needs its module"* | *"no NVIDIA GPU"*) ;;
+    *) fail "it does not say what is missing: $err" ;;
+    esac
+    same "$out" ""
+    exits 1 bench --synthetic tiny:f32:2 --device cuda -q
+    exits 1 chat $tiny --device cuda
+fi
+
 mkdir "$work/empty"
 exits 1 run -m "$work/empty" -p x
 has "$err" "config.json"

@@ -210,6 +210,142 @@ static void experts_rows_are_alone(void) {
     printf("experts: rows alone and together, %d failures so far\n", failures);
 }
 
+/* ---- many rows: tiles against the decode kernels -------------------------------------------- */
+
+enum { MANY = 300 };
+static const int32_t many_counts[] = {17, 64, 129, 200, MANY};
+
+/* The first rows of x through all of these weights at once, then through each in turn 16 rows at
+ * a time. */
+static void compare_many(rig *r, kk_weight *const *w, const int32_t *out, int32_t n, int32_t in,
+                         const char *what) {
+    const float *x = rig_floats(r, (size_t)(MANY * in), 1);
+    float *few[KK_LINEAR_MAX], *many = rig_memory(r, (size_t)MANY * 4096 * 4);
+    for (int32_t i = 0; i < n; i++) {
+        few[i] = rig_memory(r, (size_t)(MANY * out[i]) * 4);
+        for (int32_t f = 0; f < MANY; f += 16)
+            some_rows(r, x, f, MANY - f < 16 ? MANY - f : 16, in, w[i], out[i],
+                      few[i] + (size_t)f * (size_t)out[i]);
+    }
+    kk_linear_args a = {.n = n, .x = rig_buf(r, x, (size_t)(MANY * in))};
+    for (size_t c = 0; c < COUNT(many_counts); c++) {
+        a.n_rows = many_counts[c];
+        for (int32_t i = 0; i < n; i++) {
+            a.w[i] = w[i];
+            a.out[i] = rig_random_buf(r, (size_t)(a.n_rows * out[i]), 1);
+        }
+        RIG_RUN(r, linear, &a);
+        for (int32_t i = 0; i < n; i++) {
+            const size_t all = (size_t)(a.n_rows * out[i]);
+            rig_read(r, a.out[i], many, all);
+            if (memcmp(many, few[i], all * 4) != 0)
+                complain("many rows", what, (double)a.n_rows, (double)in);
+        }
+    }
+}
+
+static void linear_in_tiles(void) {
+    static const struct {
+        kk_dtype type[3];
+        int32_t in, out[3], n;
+    } shapes[] = {{{KK_BF16}, 2816, {200}, 1},
+                  {{KK_BF16}, 704, {2816}, 1},
+                  {{KK_BF16}, 2112, {264}, 1},
+                  {{KK_BF16}, 40, {24}, 1},
+                  {{KK_BF16}, 8192, {48}, 1},
+                  {{KK_BF16}, 1536, {1072}, 1},
+                  {{KK_BF16}, 1000, {129}, 1},
+                  {{KK_BF16, KK_BF16, KK_BF16}, 2816, {256, 128, 40}, 3},
+                  {{KK_Q4_0, KK_F32, KK_BF16}, 768, {72, 136, 15}, 3},
+                  {{KK_Q6_K, KK_F16, KK_Q8_0}, 2048, {72, 136, 300}, 3}};
+    for (size_t s = 0; s < COUNT(shapes); s++) {
+        static rig r;
+        rig_records none = {0};
+        kk_weight *w[3];
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, MANY, &none, 300 + s)) return;
+        for (int32_t i = 0; i < shapes[s].n; i++)
+            w[i] = rig_weight(&r, shapes[s].type[i], shapes[s].out[i], shapes[s].in);
+        compare_many(&r, w, shapes[s].out, shapes[s].n, shapes[s].in, "linear");
+        rig_close(&r);
+        printf("linear of %d from %d inputs in tiles, %d failures so far\n", shapes[s].n,
+               shapes[s].in, failures);
+    }
+    for (size_t t = 0; t < COUNT(weight_types); t++) {
+        static rig r;
+        rig_records none = {0};
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, MANY, &none, 400 + t)) return;
+        const int32_t out = 200;
+        kk_weight *w = rig_weight(&r, weight_types[t], out, 512);
+        compare_many(&r, &w, &out, 1, 512, kk_dtype_get(weight_types[t])->name);
+        rig_close(&r);
+    }
+    printf("linear of all types in tiles, %d failures so far\n", failures);
+}
+
+typedef struct {
+    experts_shape shape;
+    int32_t among; /* experts that rows choose from */
+} tiles_case;
+
+static void experts_some(rig *r, const experts_shape *s, const kk_experts_args *with,
+                         const float *x, const float *weight, const int32_t *expert, int32_t first,
+                         int32_t n, float *to) {
+    const size_t h = (size_t)s->hidden, u = (size_t)s->n_used, f = (size_t)first;
+    kk_experts_args a = *with;
+    a.out = rig_random_buf(r, (size_t)n * h, 1);
+    a.x = rig_buf(r, x + f * h, (size_t)n * h);
+    a.expert = rig_buf(r, expert + f * u, (size_t)n * u);
+    a.weight = rig_buf(r, weight + f * u, (size_t)n * u);
+    a.n_rows = n;
+    RIG_RUN(r, experts, &a);
+    rig_read(r, a.out, to, (size_t)n * h);
+}
+
+static void experts_in_tiles(void) {
+    static const tiles_case all[] = {
+        {{KK_BF16, KK_BF16, KK_BF16, true, 16, 8, 2816, 704, MANY}, 16},
+        {{KK_BF16, KK_BF16, KK_BF16, true, 64, 2, 256, 128, MANY}, 4}, /* most without a row */
+        {{KK_BF16, KK_BF16, KK_BF16, true, 8, 1, 320, 40, MANY}, 1},   /* all rows to one */
+        {{KK_BF16, KK_BF16, KK_BF16, true, 4, 4, 1600, 1568, MANY}, 4},
+        {{KK_BF16, KK_BF16, KK_BF16, true, 5, 2, 96, 20, MANY}, 5}, /* no whole strips */
+        {{KK_BF16, KK_BF16, KK_BF16, false, 5, 3, 100, 50, MANY}, 5},
+        {{KK_F32, KK_F32, KK_F16, false, 6, 2, 64, 32, MANY}, 6},
+        {{KK_Q4_0, KK_F32, KK_Q8_0, false, 4, 2, 96, 32, MANY}, 4},
+        {{KK_Q4_K, KK_Q4_K, KK_Q6_K, true, 4, 2, 256, 256, MANY}, 4}};
+    for (size_t k = 0; k < COUNT(all); k++) {
+        static rig r;
+        rig_records none = {0};
+        const experts_shape *s = &all[k].shape;
+        const size_t h = (size_t)s->hidden;
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, MANY, &none, 500 + k)) return;
+        kk_experts_args a = {.n_used = s->n_used, .ffn = s->ffn};
+        a.gate = rig_load(
+            &r, rig_matrix(&r, s->gate, s->n_expert, s->fused ? 2 * s->ffn : s->ffn, s->hidden), 1);
+        if (!s->fused)
+            a.up = rig_load(&r, rig_matrix(&r, s->up, s->n_expert, s->ffn, s->hidden), 1);
+        a.down = rig_load(&r, rig_matrix(&r, s->down, s->n_expert, s->hidden, s->ffn), s->n_used);
+        RIG_RUN(&r, prepare_experts, s->n_expert, s->n_used, s->ffn, s->hidden);
+        const float *x = rig_floats(&r, MANY * h, 1);
+        const float *weight = rig_floats(&r, (size_t)(MANY * s->n_used), 1);
+        const int32_t *expert = draw_experts(&r, s, all[k].among);
+        float *few = rig_memory(&r, MANY * h * 4), *many = rig_memory(&r, MANY * h * 4);
+        for (int32_t f = 0; f < MANY; f += 16)
+            experts_some(&r, s, &a, x, weight, expert, f, MANY - f < 16 ? MANY - f : 16,
+                         few + (size_t)f * h);
+        for (size_t c = 0; c < COUNT(many_counts); c++) {
+            experts_some(&r, s, &a, x, weight, expert, 0, many_counts[c], many);
+            if (memcmp(many, few, (size_t)many_counts[c] * h * 4) != 0)
+                complain("many rows", "experts", (double)many_counts[c], (double)k);
+        }
+        rig_close(&r);
+        printf("experts %d of %d, %d x %d, in tiles, %d failures so far\n", s->n_used, s->n_expert,
+               s->hidden, s->ffn, failures);
+    }
+}
+
 /* ---- attention of rows alone and together -------------------------------------------------- */
 
 enum { LONG_ROWS = 200, LONG_PAGES = 80 };
@@ -457,7 +593,8 @@ static void run_gpu_case(void **state) {
 
 static void rows_are_alone(void **state) {
     static void (*const checks[])(void) = {linear_rows_are_alone, experts_rows_are_alone,
-                                           attend_rows_are_alone};
+                                           attend_rows_are_alone, linear_in_tiles,
+                                           experts_in_tiles};
     const int before = failures;
     checks[(size_t)*state]();
     assert_int_equal(failures, before);
@@ -471,7 +608,7 @@ int main(int argc, char **argv) {
         return 77;
     }
     arena.base = base;
-    struct CMUnitTest tests[COUNT(cases) + 3];
+    struct CMUnitTest tests[COUNT(cases) + 5];
     size_t n = 0;
     for (size_t i = 0; i < COUNT(cases); i++)
         /* Rows that are gone are not rebuilt on the GPU yet. */
@@ -479,7 +616,7 @@ int main(int argc, char **argv) {
             tests[n++] = (struct CMUnitTest){cases[i].name, run_gpu_case, NULL, NULL,
                                              (void *)(uintptr_t)&cases[i]};
     static const char *const alone[] = {"linear rows alone", "experts rows alone",
-                                        "attend rows alone"};
+                                        "attend rows alone", "linear in tiles", "experts in tiles"};
     for (size_t i = 0; i < COUNT(alone); i++)
         if (argc < 2 || strstr(alone[i], argv[1]))
             tests[n++] = (struct CMUnitTest){alone[i], rows_are_alone, NULL, NULL, (void *)i};

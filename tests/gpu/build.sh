@@ -9,14 +9,17 @@ cmake -S . -B build-cuda -G Ninja -DKK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(ech
 ninja -C build-cuda kakeya_cli kakeya_static kakeya_cuda kakeya_eval
 mkdir -p build-gpu/lib
 cp build-cuda/kakeya build-cuda/libkakeya_cuda.so build-gpu/
-cuda=$(dirname "$(dirname "$(command -v nvcc)")")
+nvcc=$(sed -n 's/^KK_NVCC:[A-Z]*=//p' build-cuda/CMakeCache.txt)
+cuda=$(dirname "$(dirname "$nvcc")")
 for test in tests/gpu/*_gpu_test.c; do
     gcc -std=gnu11 -O1 -g -Wall -Wno-unused-function -Iinclude -Isrc -Itests -I. \
         -isystem "$cuda/include" -DKK_TEST_DATA='"tests/data"' -DKK_MODELS='"models"' "$test" \
         -o "build-gpu/$(basename "$test" .c)" build-cuda/libkakeya_eval.a build-cuda/libkakeya.a \
-        -L"$cuda/lib64" -lcudart_static -lcmocka -ljansson -lpthread -ldl -lrt -lm
+        -L"$cuda/lib64" -L"$cuda/lib" -lcudart_static -lcmocka -ljansson -lpthread -ldl -lrt -lm
 done
 for lib in cmocka jansson edit bsd md tinfo; do
     found=$(ldconfig -p | sed -n "s/.*lib$lib\.so\.[0-9]* .*=> //p" | head -1)
     [ -z "$found" ] || cp -L "$found" build-gpu/lib/
 done
+# Nothing is trained there: an empty library stands for OpenBLAS, which is too large to carry.
+gcc -shared -Wl,-soname,libopenblas.so.0 -o build-gpu/lib/libopenblas.so.0 -x c /dev/null

@@ -27,6 +27,10 @@ for file in "$libdir"/libkakeya.so "$libdir"/libkakeya.so.0 "$prefix"/include/ka
     "$prefix"/share/fish/vendor_completions.d/kakeya.fish; do
     [ -e "$file" ] || { echo "not installed: ${file#"$prefix"/}"; exit 1; }
 done
+if [ -e "$build/libkakeya_cuda.so" ] && [ ! -e "$libdir/kakeya/libkakeya_cuda.so" ]; then
+    echo "not installed: the CUDA device"
+    exit 1
+fi
 "$prefix/bin/kakeya" version
 # The shipped model is found from there.
 "$prefix/bin/kakeya" run -q -p 'import os' -n 4 >/dev/null

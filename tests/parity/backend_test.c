@@ -6,6 +6,7 @@
  * promises the reference's bits is held to them; another one states how near it must come.
  *
  * ctest: threads */
+#include "decode/hash.h"
 #include "support/op_pages.h"
 
 static const rig_device reference = {.backend = "cpu", .isa = "reference", .threads = 1};
@@ -51,8 +52,8 @@ static void case_embed(rig *r) {
             for (int32_t k = 0; k < n; k++) token[k] = k == n - 1 ? VOCAB - 1 : rig_below(r, VOCAB);
             const size_t all = (size_t)(n * dim);
             kk_buf *out = rig_random_buf(r, all, 1);
-            const kk_embed_args a = {out, rig_weight(r, weight_types[t], VOCAB, dim), token, n,
-                                     53.0f};
+            const kk_embed_args a = {
+                out, rig_weight(r, weight_types[t], VOCAB, dim), token, n, 53.0f, NULL};
             RIG_RUN(r, embed, &a);
             RIG_RECORD(r, RIG_FLOATS, out, all, "embed %s, %d rows of %d",
                        kk_dtype_get(weight_types[t])->name, n, dim);
@@ -173,6 +174,46 @@ static void case_argmax(rig *r) {
             RIG_RUN(r, argmax, &a);
             rig_record_values(r, RIG_INTS, out, (size_t)n, "largest of %d, %d rows, banned %d", dim,
                               n, a.banned);
+        }
+    }
+}
+
+/* Choices that stay on the device, read by the next embedding; several in a row, so that places
+ * are used again. */
+static void case_choose(rig *r) {
+    static const int32_t dims[] = {1, 2, 15, 16, 17, 100, 5004, 40000};
+    enum { WIDE = 32 };
+    for (size_t d = 0; d < COUNT(dims); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i] < KK_PICK_ROWS ? row_counts[i] : KK_PICK_ROWS;
+            const int32_t dim = dims[d], zero[KK_PICK_ROWS] = {0};
+            const size_t all = (size_t)(n * dim);
+            float *x = rig_floats(r, all, 4);
+            for (size_t k = 0; k < all; k++)
+                x[k] = i % 3 == 2 && rig_below(r, 5) == 0 ? NAN : rintf(x[k]);
+            kk_buf *token = rig_buf(r, zero, KK_PICK_ROWS);
+            kk_buf *out = rig_random_buf(r, (size_t)n * WIDE, 1);
+            const kk_choose_args a = {token, rig_buf(r, x, all), n, dim};
+            const kk_embed_args e = {out, rig_weight(r, KK_F32, dim, WIDE), NULL, n, 2, token};
+            int64_t first, second;
+            kk_pick pick[KK_PICK_ROWS];
+            int32_t chosen[KK_PICK_ROWS], said[KK_PICK_ROWS];
+            RIG_RUN(r, choose, &a, &first);
+            RIG_RUN(r, embed, &e);
+            RIG_RUN(r, choose, &a, &second);
+            assert_true(second == first + 1);
+            RIG_RUN(r, picked, second, pick, n);
+            RIG_RUN(r, picked, first, pick, n);
+            for (int32_t k = 0; k < n; k++) {
+                assert_true(pick[k].digest ==
+                            kk_hash_digest(x + (size_t)k * (size_t)dim, (size_t)dim));
+                chosen[k] = pick[k].token;
+            }
+            rig_read(r, token, said, (size_t)n);
+            assert_memory_equal(said, chosen, (size_t)n * sizeof *said);
+            rig_record_values(r, RIG_INTS, chosen, (size_t)n, "choice of %d, %d rows", dim, n);
+            RIG_RECORD(r, RIG_FLOATS, out, (size_t)n * WIDE, "embed the choice of %d, %d rows", dim,
+                       n);
         }
     }
 }
@@ -709,6 +750,7 @@ static const op_case cases[] = {
     {"softcap", case_softcap, 33},
     {"gather", case_gather, 40},
     {"argmax", case_argmax, 33},
+    {"choose", case_choose, 33},
     {"ple", case_ple, 33},
     {"linear", case_linear, 33},
     {"linear, large", case_linear_large, 5},

@@ -159,7 +159,7 @@ static void embeddings(void **state) {
     }
     kk_buf *out = rig_random_buf(&r, ROWS * WIDE, 1);
     const kk_weight *weight = rig_load(&r, m, 1);
-    RIG_RUN(&r, embed, &(kk_embed_args){out, weight, token, ROWS, 53});
+    RIG_RUN(&r, embed, &(kk_embed_args){out, weight, token, ROWS, 53, NULL});
     assert_buf_near("embed", out, embedded, ROWS * WIDE, 1e-6);
     const kk_ple_args a = {.out = out,
                            .proj = rig_buf(&r, proj, ROWS * WIDE),

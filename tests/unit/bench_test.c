@@ -366,6 +366,42 @@ static void test_possible_policies(void **state) {
     free(r);
 }
 
+/* Several contexts in one run, as in runs of their own, with rounds ahead or without; and which
+ * experts rows use: one row its own, more rows more of them, and bytes for each. */
+static void test_contexts(void **state) {
+    (void)state;
+    kk_bench_result *r = calloc(2, sizeof *r);
+    kk_bench_opts o = {.engine = {.synthetic = "tiny:bf16:3", .threads = 1, .ahead = 1},
+                       .ctx = 20,
+                       .longer = {50, 90},
+                       .n_longer = 2,
+                       .predict = 6,
+                       .repeat = 2,
+                       .rows = {1, 3, 40},
+                       .n_rows = 3};
+    assert_ok(kk_bench_run(&o, &r[0], why));
+    o.engine.ahead = -1;
+    assert_ok(kk_bench_run(&o, &r[1], why));
+    assert_true(r[0].decode.logits_hash == r[1].decode.logits_hash);
+    near(r[0].decode.ahead, 5.0 / 6, 1e-9); /* all but the first of a generation */
+    near(r[1].decode.ahead, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(r[0].longer[i].ctx, o.longer[i]);
+        assert_int_equal(r[0].longer[i].tok_s.n, 2);
+        assert_true(r[0].longer[i].logits_hash == r[1].longer[i].logits_hash);
+    }
+    const kk_bench_pass *p = r[0].whole;
+    near(p[0].experts, rint(p[0].experts), 1e-9); /* each layer uses as many for one row */
+    assert_int_equal(p[0].bytes, r[0].model.token_bytes);
+    assert_true(p[1].experts > p[0].experts && p[1].experts <= 3 * p[0].experts);
+    assert_true(p[2].experts > p[1].experts);
+    const double each = (double)(p[1].bytes - p[0].bytes) / (p[1].experts - p[0].experts);
+    near((double)(p[2].bytes - p[0].bytes), each * (p[2].experts - p[0].experts), 1);
+    kk_bench_release(&r[0]);
+    kk_bench_release(&r[1]);
+    free(r);
+}
+
 static void refused(const kk_bench_opts *o, const char *says) {
     kk_bench_result *r = calloc(1, sizeof *r);
     kk_err err;
@@ -381,6 +417,10 @@ static void test_refused(void **state) {
     kk_bench_opts o = options();
     o.arms[0] = KK_SPEC_NGRAM;
     refused(&o, "start with plain");
+    o = options();
+    o.longer[0] = o.ctx;
+    o.n_longer = 1;
+    refused(&o, "ascending");
     o = options();
     o.samples = 0;
     refused(&o, "prompts of a set");
@@ -418,6 +458,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_arms, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_policies, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_possible_policies),
+        cmocka_unit_test(test_contexts),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* cpu_rows.c - operations that touch each row on its own: embedding, norms, activations. */
+#include <stdatomic.h>
+
 #include "backend/cpu/device.h"
+#include "core/digest.h"
 
 enum { GRAIN = 4 }; /* rows a thread takes at a time */
 
@@ -13,13 +16,19 @@ static void each_row(kk_dev *dev, int32_t n_rows, kk_loop_fn fn, const void *arg
     kk_threads_loop(dev->threads, n_rows, GRAIN, fn, &j);
 }
 
+/* The id of row r, from wherever they are. */
+static int32_t id_of(const int32_t *token, const kk_buf *chosen, int64_t r) {
+    return chosen ? ((const int32_t *)chosen->data)[r] : token[r];
+}
+
 static void embed_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const kk_embed_args *a = ((const rows_job *)arg)->args;
     const size_t n = (size_t)a->table->m.n_in;
     for (int64_t r = begin; r < end; r++) {
         float *y = kk_buf_f(a->out) + (size_t)r * n;
-        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, a->token[r]), y, n);
+        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, id_of(a->token, a->chosen, r)),
+                      y, n);
         for (size_t i = 0; i < n; i++) y[i] *= a->scale;
     }
 }
@@ -118,7 +127,8 @@ static void ple_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     for (int64_t r = begin; r < end; r++) {
         float *y = kk_buf_f(a->out) + (size_t)r * n;
         const float *c = kk_buf_f(a->proj) + (size_t)r * n;
-        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, a->token[r]), y, n);
+        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, id_of(a->token, a->chosen, r)),
+                      y, n);
         for (int32_t l = 0; l < a->n_layer; l++, y += a->dim, c += a->dim) {
             float scaled[KK_MAX_HEAD_DIM];
             for (int32_t i = 0; i < a->dim; i++) scaled[i] = c[i] * a->proj_scale;
@@ -176,5 +186,56 @@ kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     (void)err;
     rows_job j = {dev, a};
     kk_threads_loop(dev->threads, a->n_rows, 1, argmax_rows, &j);
+    return KK_OK;
+}
+
+/* ---- choices ---------------------------------------------------------------------------- */
+
+typedef struct {
+    const kk_choose_args *args;
+    int32_t row;
+    _Atomic uint64_t sum;
+} choose_job;
+
+static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    choose_job *j = arg;
+    const int64_t dim = j->args->dim;
+    const float *x = kk_buf_f(j->args->x) + j->row * dim;
+    uint32_t word[KK_DIGEST_WORDS];
+    uint64_t sum = 0;
+    for (int64_t c = begin; c < end; c++) {
+        const int64_t at = c * KK_DIGEST_WORDS, left = dim - at;
+        const int n = left < KK_DIGEST_WORDS ? (int)left : KK_DIGEST_WORDS;
+        memcpy(word, x + at, (size_t)n * sizeof *word);
+        sum += kk_digest_chunk((uint64_t)c, word, n);
+    }
+    atomic_fetch_add_explicit(&j->sum, sum, memory_order_relaxed);
+}
+
+kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
+    if (a->n_rows < 1 || a->n_rows > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "choices of %d rows at once: 1 to %d", a->n_rows,
+                       KK_PICK_ROWS);
+    kk_pick *pick = dev->picks[dev->tickets % KK_PICKS];
+    int32_t *token = a->token->data;
+    const kk_argmax_args largest = {token, a->x, a->n_rows, a->dim, -1};
+    KK_TRY(kk_cpu_argmax(dev, &largest, err));
+    for (int32_t r = 0; r < a->n_rows; r++) {
+        choose_job j = {.args = a, .row = r};
+        kk_threads_loop(dev->threads, (a->dim + KK_DIGEST_WORDS - 1) / KK_DIGEST_WORDS, 1024,
+                        digest_pieces, &j);
+        pick[r] = (kk_pick){token[r], kk_digest_end(atomic_load(&j.sum), (uint64_t)a->dim)};
+    }
+    *ticket = dev->tickets++;
+    return KK_OK;
+}
+
+kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+    if (ticket < 0 || ticket >= dev->tickets || ticket + KK_PICKS < dev->tickets || n < 1 ||
+        n > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "choice %lld of %lld is not at hand", (long long)ticket,
+                       (long long)dev->tickets);
+    memcpy(out, dev->picks[ticket % KK_PICKS], (size_t)n * sizeof *out);
     return KK_OK;
 }

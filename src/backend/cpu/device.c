@@ -102,6 +102,13 @@ static kk_status cpu_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err
     return buf_make(dev, true, KK_MEM_WORKSPACE, bytes, out, err);
 }
 
+/* Address space has memory behind it where it is touched. */
+static kk_status cpu_buf_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
+    (void)dev;
+    if (bytes <= b->bytes) return KK_OK;
+    return kk_fail(err, KK_EINVAL, "%zu bytes of a buffer of %zu", bytes, b->bytes);
+}
+
 static void cpu_buf_free(kk_dev *dev, kk_buf *b) {
     if (!b) return;
     if (b->reserved)
@@ -187,14 +194,22 @@ static kk_status cpu_sync(kk_dev *dev, kk_err *err) {
     return KK_OK;
 }
 
+/* All is done when an operation returns: there is nothing to wait for. */
+static void cpu_counts(const kk_dev *dev, kk_dev_counts *out) {
+    (void)dev;
+    *out = (kk_dev_counts){0};
+}
+
 const kk_backend kk_cpu_backend = {
     .name = "cpu",
+    .rows = 128,
     .open = cpu_open,
     .close = cpu_close,
     .isa = cpu_isa,
     .threads = cpu_threads,
     .buf_new = cpu_buf_new,
     .buf_reserve = cpu_buf_reserve,
+    .buf_grow = cpu_buf_grow,
     .buf_free = cpu_buf_free,
     .write = cpu_write,
     .read = cpu_read,
@@ -220,4 +235,7 @@ const kk_backend kk_cpu_backend = {
     .softcap = kk_cpu_softcap,
     .argmax = kk_cpu_argmax,
     .sync = cpu_sync,
+    .choose = kk_cpu_choose,
+    .picked = kk_cpu_picked,
+    .counts = cpu_counts,
 };

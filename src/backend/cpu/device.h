@@ -46,6 +46,8 @@ struct kk_dev {
         kk_rope rope;
         int64_t page;
     } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
+    kk_pick picks[KK_PICKS][KK_PICK_ROWS];
+    int64_t tickets; /* choices made */
 };
 
 extern const kk_backend kk_cpu_backend;
@@ -87,5 +89,7 @@ kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
+kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
 
 #endif

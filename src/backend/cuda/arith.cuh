@@ -57,9 +57,10 @@ __device__ __forceinline__ int kk_bid() {
 /* ---- scalars ---------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float kk_dexp(float x) {
-    x = x > -86.0f ? x : -86.0f;
-    x = x < 88.0f ? x : 88.0f;
-    const float n = rintf(__fmul_rn(x, 1.44269504088896341f));
+    x = fminf(fmaxf(x, -86.0f), 88.0f); /* what is no number becomes -86 */
+    /* Adding 1.5 * 2^23 rounds to the nearest integer, and leaves it in the low bits. */
+    const float whole = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f);
+    const float n = __fsub_rn(whole, 12582912.0f);
     float r = __fmaf_rn(n, -0.693359375f, x);
     r = __fmaf_rn(n, 2.12194440054690583e-4f, r);
     float p = 1.0f / 5040;
@@ -70,7 +71,7 @@ __device__ __forceinline__ float kk_dexp(float x) {
     p = __fmaf_rn(p, r, 0.5f);
     p = __fmaf_rn(p, r, 1.0f);
     p = __fmaf_rn(p, r, 1.0f);
-    return __uint_as_float(__float_as_uint(p) + ((uint32_t)(int32_t)n << 23));
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
 }
 
 __device__ __forceinline__ float kk_dgelu(float x) {
@@ -98,7 +99,14 @@ __device__ __forceinline__ float kk_dfloat(uint16_t h) {
     return __uint_as_float((uint32_t)h << 16);
 }
 __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
-    return (uint32_t)kk_dbf16(lo) | (uint32_t)kk_dbf16(hi) << 16;
+    const __nv_bfloat162 two = __floats2bfloat162_rn(lo, hi); /* one instruction */
+    return *(const uint32_t *)&two;
+}
+
+/* Where value k of a row lies in a turned row, which the tiled products read (gemm.cuh): of every
+ * 32 values, word w (a pair) goes to place 4 (w % 4) + w / 4. */
+__device__ __forceinline__ int kk_turned(int k) {
+    return (k & ~31) | (k >> 1 & 3) << 3 | (k >> 3 & 3) << 1 | (k & 1);
 }
 
 /* The barrier of the threads that work: all of a block, but at most 512. */
@@ -157,20 +165,24 @@ __device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int d
     }
 }
 
-/* As bf16, p's rows 8-byte aligned. */
+/* As bf16, p's rows 8-byte aligned; turned where rows are many. */
 template <int V>
-__device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim) {
+__device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim,
+                                                  bool turned = false) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
         if (dim % 4 == 0) {
-            if (at < dim)
+            if (at < dim && turned) {
+                *(uint32_t *)(p + kk_turned(at)) = kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]);
+                *(uint32_t *)(p + kk_turned(at + 2)) = kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]);
+            } else if (at < dim)
                 *(uint2 *)(p + at) = make_uint2(kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]),
                                                 kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]));
         } else {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (at + k < dim) p[at + k] = kk_dbf16(r.v[4 * i + k]);
+                if (at + k < dim) p[turned ? kk_turned(at + k) : at + k] = kk_dbf16(r.v[4 * i + k]);
         }
     }
 }

@@ -32,9 +32,22 @@ enum {
     KK_SPAN = 8, /* pages */
     KK_ATTEND_WARPS = 16,
     KK_SCORE_PITCH = 68, /* floats: rows of scores in different banks */
-    /* q [16][512 + 32] bf16, scores [16][68] */
-    KK_ATTEND_ROOM = 16 * (512 * 2 + 64) + 16 * KK_SCORE_PITCH * 4,
+    KK_UNITS = 8,        /* that a block knows ahead */
+    KK_UNITS_BYTES = KK_UNITS * 96,
+    /* units, parts of twice 16 queries, scores [16][68], q [16][512 + 32] bf16 */
+    KK_PARTS_BYTES = 2 * 16 * 8,
+    KK_ATTEND_ROOM =
+        KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
 };
+
+/* kk_mma from zero. */
+__device__ __forceinline__ void kk_mma_first(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                             uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+                 : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
 
 /* How a head of D values is cut. */
 template <int D> struct kk_cut {
@@ -54,56 +67,97 @@ template <int D> struct kk_cut {
 
 /* ---- what a block works on ----------------------------------------------------------------- */
 
-/* Units of the tiles in turn: page, share of the queries, K/V head.  Queries are shared out where
- * there are fewer pages than blocks. */
-struct kk_attend_walk {
-    int at, shares;
-    int tile, before, units; /* of the tile at hand */
+/* A page, a K/V head and some tiles of 16 queries, in shared memory.  Positions count from the
+ * page's first. */
+struct kk_unit {
+    uint8_t *mem;        /* the page; NULL: there are no more units */
+    uint64_t any, fresh; /* keys that some row sees, and that this forward stores */
+    int base;            /* the page's first position */
+    int tile, index, kv; /* index: of the page among the tile's */
+    int row, rows;       /* of the forward; of the tile, those done now */
+    int pos, end;        /* of the first row, or of the group and its end where rows are a block */
+    int m_from, m_to;    /* tiles of queries */
+    int fresh_from, fresh_to, fresh_row; /* keys, and the row of key 0 */
+    bool mixed;                          /* some keys are seen by some rows only */
 
-    __device__ __forceinline__ void open(const kk_cu_attend &a, int block, int blocks) {
-        int total = 0;
-        for (int i = 0; i < a.n_tiles; i++)
-            total += kk_pages_of(a, a.rows.tile[a.first_tile + i]).n * a.slot.n_kv_head;
-        const int group = a.n_head / a.slot.n_kv_head;
-        const int most = (a.rows.tile_most * group + 15) / 16;
-        shares = total * 2 > blocks ? 1 : blocks / total;
-        if (shares > most) shares = most;
-        at = block;
-        tile = -1;
-        before = units = 0;
-    }
-    __device__ __forceinline__ bool find(const kk_cu_attend &a) {
-        while (at >= before + units) {
-            before += units;
-            if (++tile >= a.n_tiles) return false;
-            units = kk_pages_of(a, a.rows.tile[a.first_tile + tile]).n * shares * a.slot.n_kv_head;
-        }
-        return true;
+    __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
+        return kk_seen(kk_sight_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
     }
 };
+
+static_assert(sizeof(kk_unit) <= 96, "units fit their room");
+
+/* One warp finds the block's next units: a lane each, `from` and every blocks-th after it.  Tiles
+ * come in turn; in a tile page, share of the queries, K/V head.  Queries are shared out where
+ * there are fewer pages than blocks. */
+inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, bool stores, kk_unit *to,
+                                                  int from, int blocks) {
+    const int lane = threadIdx.x % 32, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
+    int total = 0;
+    for (int i = 0; i < a.n_tiles; i++)
+        total += kk_pages_of(a, a.rows.tile[a.first_tile + i]).n * n_kv;
+    int shares = total * 2 > blocks ? 1 : blocks / total;
+    shares = min(shares, (a.rows.tile_most * group + 15) / 16);
+    int at = from + lane * blocks;
+    kk_unit u = {};
+    for (int i = 0; i < a.n_tiles; i++) {
+        const kk_cu_tile info = a.rows.tile[a.first_tile + i];
+        const kk_tile_pages pages = kk_pages_of(a, info);
+        const int units = pages.n * shares * n_kv;
+        if (at >= units) {
+            at -= units;
+            continue;
+        }
+        u.kv = at % n_kv;
+        const int share = at / n_kv % shares, page = pages.at(at / n_kv / shares);
+        u.index = at / n_kv / shares;
+        u.mem = a.rows.pages[info.pages + page];
+        u.base = page * KK_PAGE;
+        u.tile = i;
+        u.row = info.row + a.first_row;
+        u.rows = kk_rows_now(a, info);
+        u.pos = a.block ? (int)info.group_pos : (int)info.pos + a.first_row;
+        u.end = (int)info.group_end;
+        const int tiles = (u.rows * group + 15) / 16;
+        u.m_from = tiles * share / shares;
+        u.m_to = tiles * (share + 1) / shares;
+        const kk_sight first = kk_sight_of(a, info, a.first_row);
+        const kk_sight last = kk_sight_of(a, info, a.first_row + u.rows - 1);
+        u.any = kk_seen({last.sink, first.from, last.to}, u.base);
+        u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
+        u.fresh_row = info.row + (u.base - (int)info.pos);
+        u.fresh_from = kk_clip((int)info.group_pos, u.base);
+        u.fresh_to = kk_clip((int)info.group_end, u.base);
+        u.fresh = stores ? kk_keys((int)info.group_pos, (int)info.group_end, u.base) : 0;
+        break;
+    }
+    if (lane < KK_UNITS) to[lane] = u;
+}
 
 /* ---- keys and values in registers ---------------------------------------------------------- */
 
 /* This lane's key, j of the page, of one chain. */
 template <int D, bool EQ, bool BF16>
 __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
-                                             const uint8_t *head, int64_t base, int chain, int j) {
+                                             const uint8_t *head, int base, int end, int chain,
+                                             int j) {
     using cut = kk_cut<D>;
     const int t = threadIdx.x % 4;
     if (BF16) {
+        const uint8_t *at = head + ((j * D + t * 8) * 2 + chain * (cut::STEPS / 2) * 64);
 #pragma unroll
-        for (int i = 0; i < cut::STEPS; i++)
-            k[i] = *(const uint4 *)(head + ((size_t)j * D + (4 * cut::step(chain, i) + t) * 8) * 2);
+        for (int i = 0; i < cut::STEPS; i++) k[i] = *(const uint4 *)(at + cut::step(0, i) * 64);
         return;
     }
-    const float *cs = EQ ? a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot : NULL;
+    /* Nobody looks at keys past the last: there may be no angles of theirs. */
+    const float *cs = EQ ? a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot : NULL;
 #pragma unroll
     for (int i = 0; i < cut::STEPS / 2; i++) {
         float lo[8], hi[8];
         const int at = (4 * cut::step(chain, i) + t) * 8;
         kk_stored<8>(lo, a.slot, head, j, at, D);
         kk_stored<8>(hi, a.slot, head, j, at + D / 2, D);
-        if (EQ) kk_rebuild(lo, hi, a.k_norm, cs, a.n_rot, at, D);
+        if (EQ) kk_rebuild<true>(lo, hi, a.k_norm, cs, a.n_rot, at, D);
         k[i] = kk_narrow(lo);
         k[i + cut::STEPS / 2] = kk_narrow(hi);
     }
@@ -112,16 +166,16 @@ __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const
 /* K from V where bf16 rows lie in registers as they were stored. */
 template <int D>
 __device__ __forceinline__ void kk_rebuild_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
-                                               int64_t base, int chain, int j) {
+                                               int base, int end, int chain, int j) {
     using cut = kk_cut<D>;
-    const float *cs = a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot;
+    const float *cs = a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot;
 #pragma unroll
     for (int i = 0; i < cut::STEPS / 2; i++) {
         float lo[8], hi[8];
         kk_widen(lo, k[i]);
         kk_widen(hi, k[i + cut::STEPS / 2]);
-        kk_rebuild(lo, hi, a.k_norm, cs, a.n_rot, (4 * cut::step(chain, i) + threadIdx.x % 4) * 8,
-                   D);
+        kk_rebuild<false>(lo, hi, a.k_norm, cs, a.n_rot,
+                          (4 * cut::step(chain, i) + threadIdx.x % 4) * 8, D);
         k[i] = kk_narrow(lo);
         k[i + cut::STEPS / 2] = kk_narrow(hi);
     }
@@ -137,43 +191,42 @@ __device__ __forceinline__ bool kk_has(uint64_t keys, int i) {
     return (at < 32 ? (uint32_t)keys >> at : (uint32_t)(keys >> 32) >> (at - 32)) & 1;
 }
 
-/* This lane's columns of one key. */
+/* This lane's columns of its keys, whether they are seen or not: behind branches the compiler
+ * would wait for each load. */
 template <int D, bool BF16>
-__device__ __forceinline__ void kk_fetch_value(uint32_t (&v)[kk_cut<D>::NW], const kk_cu_slot &s,
-                                               const uint8_t *head, int j) {
-    constexpr int NT = kk_cut<D>::NT;
-    const int at = (int)(threadIdx.x / 32) * 8 * NT + NT * (int)(threadIdx.x % 32 / 4);
-    if (BF16) {
-        const uint16_t *p = (const uint16_t *)head + (size_t)j * D + at;
-        if (NT == 4) {
-            const uint2 both = *(const uint2 *)p;
-            v[0] = both.x;
-            v[kk_cut<D>::NW - 1] = both.y;
-        } else {
-            v[0] = NT == 2 ? *(const uint32_t *)p : *p;
-        }
-        return;
-    }
-    float f[NT < 2 ? 2 : NT];
-    f[1] = 0;
-    kk_stored<NT>(f, s, head, j, at, D);
-#pragma unroll
-    for (int i = 0; i < kk_cut<D>::NW; i++) v[i] = kk_dbf16x2(f[2 * i], f[2 * i + 1]);
-}
-
-/* This lane's columns of its keys, those among `keys`; others become zeros, or stay. */
-template <int D, bool BF16, bool ZERO>
 __device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW],
-                                                const kk_cu_slot &s, const uint8_t *head,
-                                                uint64_t keys) {
+                                                const kk_cu_slot &s, const uint8_t *head) {
+    constexpr int NT = kk_cut<D>::NT, NW = kk_cut<D>::NW;
     const int t2 = threadIdx.x % 4 * 2;
-    keys >>= t2;
+    const int column = (int)(threadIdx.x / 32) * 8 * NT + NT * (int)(threadIdx.x % 32 / 4);
+    const uint8_t *mine = head + (t2 * D + column) * 2;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
+        const uint8_t *p = mine + kk_value_key(i) * D * 2;
+        if (BF16 && NT == 4) {
+            const uint2 both = *(const uint2 *)p;
+            v[i][0] = both.x;
+            v[i][NW - 1] = both.y;
+        } else if (BF16) {
+            v[i][0] = NT == 2 ? *(const uint32_t *)p : *(const uint16_t *)p;
+        } else {
+            float f[NT < 2 ? 2 : NT];
+            f[1] = 0;
+            kk_stored<NT>(f, s, head, t2 + kk_value_key(i), column, D);
 #pragma unroll
-        for (int w = 0; ZERO && w < kk_cut<D>::NW; w++) v[i][w] = 0;
-        if (kk_has(keys, i)) kk_fetch_value<D, BF16>(v[i], s, head, t2 + kk_value_key(i));
+            for (int w = 0; w < NW; w++) v[i][w] = kk_dbf16x2(f[2 * w], f[2 * w + 1]);
+        }
     }
+}
+
+/* Zeros for keys that nobody sees. */
+template <int D>
+__device__ __forceinline__ void kk_hide_values(uint32_t (&v)[16][kk_cut<D>::NW], uint64_t keys) {
+    keys >>= threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+#pragma unroll
+        for (int w = 0; w < kk_cut<D>::NW; w++) v[i][w] = kk_has(keys, i) ? v[i][w] : 0;
 }
 
 __device__ __forceinline__ bool kk_not_finite(uint32_t two) {
@@ -191,10 +244,6 @@ __device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
     keys >>= 2 * t;
     const char *lo = p + g * KK_SCORE_PITCH * 4 + t * 4, *hi = lo + 8 * KK_SCORE_PITCH * 4;
 #pragma unroll
-    for (int e = 0; e < NT; e++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) o[e][i] = 0;
-#pragma unroll
     for (int s = 0; s < 4; s++) {
         const uint32_t a0 = g < n ? *(const uint32_t *)(lo + s * 32) : 0;
         const uint32_t a1 = g + 8 < n ? *(const uint32_t *)(hi + s * 32) : 0;
@@ -209,74 +258,46 @@ __device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
 #pragma unroll
         for (int e = 0; e < NT; e++) {
             const uint32_t pick = e % 2 ? 0x7632 : 0x5410;
-            kk_mma(o[e], a0, a1, a2, a3, __byte_perm(w[0][e / 2], w[1][e / 2], pick),
-                   __byte_perm(w[2][e / 2], w[3][e / 2], pick));
+            const uint32_t b0 = __byte_perm(w[0][e / 2], w[1][e / 2], pick);
+            const uint32_t b1 = __byte_perm(w[2][e / 2], w[3][e / 2], pick);
+            if (s == 0)
+                kk_mma_first(o[e], a0, a1, a2, a3, b0, b1);
+            else
+                kk_mma(o[e], a0, a1, a2, a3, b0, b1);
         }
     }
 }
 
 /* ---- a unit -------------------------------------------------------------------------------- */
 
-/* Stores the session's new rows [from, to) of a page, K and V of one head; row0 is the row of
- * position base.  A warp per row of K or V. */
+/* Stores the session's new rows of a page, K and V of one head: a warp per row of either. */
 template <int D, bool EQ>
-__device__ __forceinline__ void kk_store_fresh(const kk_cu_store &s, uint8_t *mem, int kv, int from,
-                                               int to, int64_t row0) {
+__device__ __noinline__ void kk_store_fresh(const kk_cu_store &s, const kk_unit &u) {
     const int kinds = EQ ? 1 : 2, warp = threadIdx.x / 32;
-    for (int i = warp; i < (to - from) * kinds; i += KK_ATTEND_WARPS) {
+    for (int i = warp; i < (u.fresh_to - u.fresh_from) * kinds; i += KK_ATTEND_WARPS) {
         const bool value = EQ || i % 2;
-        const int j = from + i / kinds;
-        const size_t row = (size_t)(row0 + j);
-        const size_t at = (row * (size_t)s.slot.n_kv_head + (size_t)kv) * D;
+        const int j = u.fresh_from + i / kinds;
+        const size_t row = (size_t)(u.fresh_row + j);
+        const size_t at = (row * (size_t)s.slot.n_kv_head + (size_t)u.kv) * D;
         kk_head<D> h = kk_head_load<D>((value && s.v ? s.v : s.k) + at);
         if (!value)
-            kk_head_norm<D>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot, s.eps);
+            kk_head_norm<D, true>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot,
+                                  s.eps);
         else if (!s.v_raw)
-            kk_head_norm<D>(h, NULL, NULL, 0, s.eps);
+            kk_head_norm<D, false>(h, NULL, NULL, 0, s.eps);
         uint8_t *base =
-            mem + (value ? s.slot.v_off : s.slot.k_off) + (size_t)kv * s.slot.head_bytes;
+            u.mem + (value ? s.slot.v_off : s.slot.k_off) + (size_t)u.kv * s.slot.head_bytes;
         kk_put(s.slot, base, j, D, [&](int k) { return h.v[k]; });
     }
 }
 
-/* A unit's place.  What is seldom needed is read again: registers are dearer. */
-struct kk_unit {
-    const kk_cu_attend *a;
-    const kk_cu_tile *info;
-    int tile, index, kv, group, page;
-
-    __device__ __forceinline__ int row(int q) const { return q / group; }
-    __device__ __forceinline__ int head(int q) const { return kv * group + q % group; }
-    __device__ __forceinline__ float *part(int q) const {
-        return kk_part(*a, tile, row(q), head(q), index);
-    }
-    __device__ __forceinline__ int rows() const { return kk_rows_now(*a, *info); }
-    __device__ __forceinline__ kk_sight sight(int r) const {
-        return kk_sight_of(*a, *info, a->first_row + r);
-    }
-    __device__ __forceinline__ uint64_t seen(int r) const {
-        return kk_seen(sight(r), (int64_t)page * KK_PAGE);
-    }
-    __device__ __forceinline__ uint64_t seen_by_any() const {
-        const kk_sight first = sight(0), last = sight(rows() - 1);
-        return kk_seen({last.sink, first.from, last.to}, (int64_t)page * KK_PAGE);
-    }
-};
-
+/* q of one query, as it was stored (FUSED: to be normed and turned), rounded to shared memory. */
 template <int D, bool FUSED>
-__device__ __forceinline__ kk_head<D> kk_query_load(const kk_unit &u, const kk_cu_store &s, int q) {
-    const size_t row = (size_t)(u.info->row + u.a->first_row + u.row(q));
-    const float *from = FUSED ? s.q : u.a->q;
-    return kk_head_load<D>(from + (row * (size_t)u.a->n_head + (size_t)u.head(q)) * D);
-}
-
-template <int D, bool FUSED>
-__device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_unit &u,
-                                               const kk_cu_store &s, int q) {
-    if (FUSED) {
-        const size_t row = (size_t)(u.info->row + u.a->first_row + u.row(q));
-        kk_head_norm<D>(h, s.q_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot, s.eps);
-    }
+__device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_cu_store &s,
+                                               int row) {
+    if (FUSED)
+        kk_head_norm<D, true>(h, s.q_norm, s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
+                              s.eps);
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         *(uint16_t *)(to + (threadIdx.x % 32 + 32 * i) * 2) = kk_dbf16(h.v[i]);
@@ -308,7 +329,7 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
             *(float2 *)to = make_float2(c[0], c[1]);
             *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
         }
-        kk_sync();
+        __syncthreads();
     }
     if (chain == 0) {
         if (cut::CHAINS > 1) {
@@ -322,7 +343,7 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
         *(float2 *)(to + 8 * KK_SCORE_PITCH) =
             make_float2(__fmul_rn(c[2], scale), __fmul_rn(c[3], scale));
     }
-    kk_sync();
+    __syncthreads();
 }
 
 /* A warp turns one query's scores into p, in place; m and l to its part. */
@@ -341,18 +362,17 @@ __device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, flo
     if (lane == 0) *(float2 *)part = make_float2(m, l);
 }
 
-/* Sums of this warp's columns to the parts of queries q0 + g and q0 + g + 8; only those of row
- * `only`, where it is not negative. */
+/* Sums of this warp's columns to the parts of queries g and g + 8 of the tile. */
 template <int D>
-__device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4], const kk_unit &u,
-                                             int q0, int n, int only) {
+__device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4],
+                                             float *const *parts, int from, int to) {
     constexpr int NT = kk_cut<D>::NT;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = g + 8 * half;
-        if (i >= n || (only >= 0 && u.row(q0 + i) != only)) continue;
-        float *to = u.part(q0 + i) + 4 + (int)(threadIdx.x / 32) * 8 * NT + 2 * NT * t;
+        if (i < from || i >= to) continue;
+        float *at = parts[i] + 4 + (int)(threadIdx.x / 32) * 8 * NT + 2 * NT * t;
         float f[2 * NT];
 #pragma unroll
         for (int e = 0; e < NT; e++) {
@@ -360,106 +380,130 @@ __device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4],
             f[NT + e] = o[e][2 * half + 1];
         }
         if (NT == 1) {
-            *(float2 *)to = make_float2(f[0], f[1]);
+            *(float2 *)at = make_float2(f[0], f[1]);
         } else {
 #pragma unroll
             for (int e = 0; e < 2 * NT; e += 4)
-                *(float4 *)(to + e) = make_float4(f[e], f[e + 1], f[e + 2], f[e + 3]);
+                *(float4 *)(at + e) = make_float4(f[e], f[e + 1], f[e + 2], f[e + 3]);
         }
     }
 }
 
+/* Whether one of this lane's values is not finite and seen by some rows only. */
+template <int D>
+__device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>::NW],
+                                              uint64_t some) {
+    some >>= threadIdx.x % 4 * 2;
+    bool odd = false;
+#pragma unroll
+    for (int e = 0; e < 16; e++)
+#pragma unroll
+        for (int w = 0; w < kk_cut<D>::NW; w++)
+            odd = odd || (kk_has(some, e) && kk_not_finite(v[e][w]));
+    return __any_sync(0xffffffffu, odd);
+}
+
+/* What lies in `room`. */
+struct kk_attend_room {
+    kk_unit *units;
+    float **parts; /* of the 16 queries at hand, and of the 16 before */
+    float *score;
+    char *q;
+    __device__ __forceinline__ kk_attend_room(char *room) {
+        units = (kk_unit *)room;
+        parts = (float **)(room + KK_UNITS_BYTES);
+        score = (float *)(room + KK_UNITS_BYTES + KK_PARTS_BYTES);
+        q = room + KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4;
+    }
+};
+
 template <int D, bool EQ, bool BF16, bool FUSED>
-__device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_attend &a,
-                                             char *room, int block, int blocks) {
+__device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu_attend &a,
+                                               const kk_attend_room &room, const kk_unit &u) {
     using cut = kk_cut<D>;
     /* Registers do not hold all of a wide head beside a query that is being made ready: its values
      * come after that, once for each tile of queries, and from near by where K = V. */
     constexpr bool LATE = D > 256;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chain = warp / 8;
-    const int n_kv = a.slot.n_kv_head, j = warp % 8 * 8 + lane / 4;
-    const bool fuses = FUSED && s.k, sums = warp < cut::COLUMN_WARPS;
-    float *score = (float *)(room + 16 * cut::PITCH);
-    kk_attend_walk walk;
-    walk.open(a, block, blocks);
-    kk_unit u;
-    u.a = &a;
-    u.group = a.n_head / n_kv;
-    for (; walk.find(a); walk.at += blocks) {
-        int i = walk.at - walk.before;
-        u.kv = i % n_kv;
-        i /= n_kv;
-        const int share = i % walk.shares;
-        u.index = i / walk.shares;
-        u.tile = walk.tile;
-        u.info = a.rows.tile + a.first_tile + u.tile;
-        u.page = kk_pages_of(a, *u.info).at(u.index);
-        const int queries = u.rows() * u.group, tiles = (queries + 15) / 16;
-        const int m_from = tiles * share / walk.shares, m_to = tiles * (share + 1) / walk.shares;
-        if (m_from == m_to) continue;
-        const int64_t base = (int64_t)u.page * KK_PAGE;
-        uint8_t *mem = a.rows.pages[u.info->pages + u.page];
-        const size_t off = (size_t)u.kv * a.slot.head_bytes;
-        const uint8_t *keys = mem + (EQ ? a.slot.v_off : a.slot.k_off) + off;
-        const uint8_t *values = mem + a.slot.v_off + off;
-        /* What somebody sees, and what this forward stores. */
-        const uint64_t any = u.seen_by_any();
-        const uint64_t fresh = fuses ? kk_keys(u.info->group_pos, u.info->group_end, base) : 0;
-        kk_head<D> raw; /* q to come */
-        if (m_from * 16 + warp < queries) raw = kk_query_load<D, FUSED>(u, s, m_from * 16 + warp);
-        uint4 k[cut::STEPS];
-        uint32_t v[16][cut::NW];
-#pragma unroll
-        for (int e = 0; e < cut::STEPS; e++) k[e] = make_uint4(0, 0, 0, 0);
-        const bool key = chain < cut::CHAINS && (any >> j & 1);
-        if (key && !(fresh >> j & 1)) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, chain, j);
-        if (!LATE && sums) kk_fetch_values<D, BF16, true>(v, a.slot, values, any & ~fresh);
-        if (fresh) {
-            kk_store_fresh<D, EQ>(s, mem, u.kv, kk_clip(u.info->group_pos, base),
-                                  kk_clip(u.info->group_end, base),
-                                  u.info->row + (base - u.info->pos));
-            kk_sync();
-            if (key && (fresh >> j & 1)) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, chain, j);
-            if (!LATE && sums) kk_fetch_values<D, BF16, false>(v, a.slot, values, any & fresh);
+    const int j = warp % 8 * 8 + lane / 4, n_head = a.n_head, group = n_head / a.slot.n_kv_head;
+    const bool sums = warp < cut::COLUMN_WARPS;
+    const uint64_t any = u.any;
+    const uint8_t *head = u.mem + (size_t)u.kv * a.slot.head_bytes;
+    const uint8_t *keys = head + (EQ ? a.slot.v_off : a.slot.k_off);
+    const uint8_t *values = head + a.slot.v_off;
+    const int queries = u.rows * group, base = u.base;
+    const float *q_from = FUSED ? s.q : a.q;
+    if (FUSED && u.fresh) {
+        kk_store_fresh<D, EQ>(s, u);
+        __syncthreads();
+    }
+    /* This warp's query, now and in the next tile; some query where it has none. */
+    int q = min(u.m_from * 16 + warp, queries - 1);
+    int row = q / group, q_head = u.kv * group + q % group;
+    kk_head<D> raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+    uint4 k[cut::STEPS];
+    uint32_t v[16][cut::NW];
+    const bool scores = chain < cut::CHAINS;
+    if (scores) kk_fetch_key<D, EQ, BF16>(k, a, keys, base, u.end, chain, j);
+    if (!LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
+    bool careful = false;
+    for (int m = u.m_from; m < u.m_to; m++) {
+        const int q0 = m * 16, n = min(16, queries - q0), now = row;
+        if (LATE && m > u.m_from)
+            raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+        float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
+        if (warp < n) {
+            part = kk_part(a, u.tile, row, q_head, u.index);
+            if (lane == 0) parts[warp] = part;
+            kk_query_stage<D, FUSED>(room.q + warp * cut::PITCH, raw, s, u.row + row);
         }
-        bool careful = false;
-        for (int m = m_from; m < m_to; m++) {
-            const int q0 = m * 16, n = min(16, queries - q0);
-            if (LATE && m > m_from && warp < n) raw = kk_query_load<D, FUSED>(u, s, q0 + warp);
-            if (warp < n) kk_query_stage<D, FUSED>(room + warp * cut::PITCH, raw, u, s, q0 + warp);
-            if (!LATE && m + 1 < m_to && q0 + 16 + warp < queries)
-                raw = kk_query_load<D, FUSED>(u, s, q0 + 16 + warp);
-            if (EQ && BF16 && key && m == m_from) kk_rebuild_key<D>(k, a, base, chain, j);
-            if (LATE && sums) kk_fetch_values<D, BF16, true>(v, a.slot, values, any);
-            kk_sync();
-            kk_page_scores<D>(score, k, room, n, a.scale);
-            if (warp < n)
-                kk_page_softmax(score + warp * KK_SCORE_PITCH, u.seen(u.row(q0 + warp)),
-                                u.part(q0 + warp));
-            if (m == m_from && u.rows() > 1 && sums) { /* what only some see, and is not finite */
-                const uint64_t some = ~(u.seen(0) & u.seen(u.rows() - 1)) >> threadIdx.x % 4 * 2;
-                bool odd = false;
-#pragma unroll
-                for (int e = 0; e < 16; e++)
-#pragma unroll
-                    for (int w = 0; w < cut::NW; w++)
-                        odd = odd || (kk_has(some, e) && kk_not_finite(v[e][w]));
-                careful = __any_sync(0xffffffffu, odd);
-            }
-            kk_sync();
-            if (!sums) continue;
-            float o[cut::NT][4];
-            if (!careful) {
-                kk_page_sums<D, false>(o, v, (const char *)score, n, 0);
-                kk_page_keep<D>(o, u, q0, n, -1);
-                continue;
-            }
-            for (int r = u.row(q0); r <= u.row(q0 + n - 1); r++) {
-                kk_page_sums<D, true>(o, v, (const char *)score, n, u.seen(r));
-                kk_page_keep<D>(o, u, q0, n, r);
-            }
+        if (EQ && BF16 && scores && m == u.m_from) kk_rebuild_key<D>(k, a, base, u.end, chain, j);
+        if (LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
+        if (m + 1 < u.m_to) {
+            q = min(q0 + 16 + warp, queries - 1);
+            row = q / group;
+            q_head = u.kv * group + q % group;
+            if (!LATE)
+                raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
         }
-        kk_sync(); /* q and scores are free for the next unit */
+        __syncthreads();
+        kk_page_scores<D>(room.score, k, room.q, n, a.scale);
+        if (warp < n) kk_page_softmax(room.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
+        if (any != ~0ull && sums && (LATE || m == u.m_from)) kk_hide_values<D>(v, any);
+        if (u.mixed && m == u.m_from && sums)
+            careful = kk_odd_values<D>(v, ~(u.seen(a, 0) & u.seen(a, u.rows - 1)));
+        __syncthreads();
+        if (!sums) continue;
+        float o[cut::NT][4];
+        if (!careful) {
+            kk_page_sums<D, false>(o, v, (const char *)room.score, n, 0);
+            kk_page_keep<D>(o, parts, 0, n);
+            continue;
+        }
+        for (int r = q0 / group; r <= (q0 + n - 1) / group; r++) {
+            kk_page_sums<D, true>(o, v, (const char *)room.score, n, u.seen(a, r));
+            kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
+        }
+    }
+    __syncthreads(); /* q, scores and parts are free for the next unit */
+}
+
+template <int D, bool EQ, bool BF16, bool FUSED>
+__device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_attend &a,
+                                             char *shared, int block, int blocks) {
+    const kk_attend_room room(shared);
+    for (int from = block;;) {
+        bool more = true;
+        for (int i = 0; i < KK_UNITS && more; i++) {
+            const kk_unit &u = room.units[i];
+            more = u.mem != NULL;
+            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
+        }
+        __syncthreads(); /* all have read the units: they may be found anew */
+        if (!more) return;
+        from += KK_UNITS * blocks;
+        if (threadIdx.x < 32) kk_find_units(a, FUSED && s.k, room.units, from, blocks);
+        __syncthreads();
     }
 }
 
@@ -484,12 +528,31 @@ __host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
     return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
 }
 
+/* Finds this block's first units, and asks for the pages of the first two: they may come from
+ * memory while q, K and V of this layer are still being computed.  Leaves them in room. */
+__device__ __forceinline__ void kk_attend_prepare(const kk_cu_store &s, const kk_cu_attend &a,
+                                                  char *shared, int block, int blocks) {
+    const kk_attend_room room(shared);
+    if (threadIdx.x < 32) kk_find_units(a, s.k != NULL, room.units, block, blocks);
+    __syncthreads();
+    const int bytes = (int)a.slot.head_bytes, at = (int)threadIdx.x * 128;
+    for (int i = 0; i < 2 && room.units[i].mem; i++) {
+        const uint8_t *head = room.units[i].mem + (size_t)room.units[i].kv * a.slot.head_bytes;
+        for (int n = at; n < bytes; n += 512 * 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(head + a.slot.v_off + n));
+            if (!a.slot.k_eq_v)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(head + a.slot.k_off + n));
+        }
+    }
+}
+
 /* All units of this block: stores the rows of s that lie in its pages (s.k NULL: none), norms and
  * turns q of s (which stays as it is), and leaves the pages' results in a.parts.  Between grid
- * barriers; 512 threads; room: KK_ATTEND_ROOM bytes of shared memory, 16-byte aligned.  Tiles,
- * page tables and arguments may lie in any memory. */
-__device__ __forceinline__ void kk_attend_stage(const kk_cu_store &s, const kk_cu_attend &a,
-                                                char *room, int block, int blocks) {
+ * barriers; 512 threads; room: KK_ATTEND_ROOM bytes of shared memory, 16-byte aligned, as
+ * kk_attend_prepare left it, which may come before the barrier.  Tiles, page tables and arguments
+ * may lie in any memory. */
+__device__ __forceinline__ void kk_attend_run(const kk_cu_store &s, const kk_cu_attend &a,
+                                              char *room, int block, int blocks) {
     switch (a.slot.head_dim) {
     case 64: return kk_attend_head<64, true>(s, a, room, block, blocks);
     case 128: return kk_attend_head<128, true>(s, a, room, block, blocks);
@@ -497,6 +560,11 @@ __device__ __forceinline__ void kk_attend_stage(const kk_cu_store &s, const kk_c
     case 512: return kk_attend_head<512, true>(s, a, room, block, blocks);
     default: return;
     }
+}
+__device__ __forceinline__ void kk_attend_stage(const kk_cu_store &s, const kk_cu_attend &a,
+                                                char *room, int block, int blocks) {
+    kk_attend_prepare(s, a, room, block, blocks);
+    kk_attend_run(s, a, room, block, blocks);
 }
 
 /* ---- adding up pages ----------------------------------------------------------------------- */
@@ -514,12 +582,11 @@ struct kk_fold {
 };
 
 /* 32 columns of one query: a warp, lane by lane a page of up to four spans for the weights and a
- * column for the sums. */
+ * column for the sums.  part: the first unit's, stride: floats of a unit. */
 __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
                                                       const kk_tile_pages &pages, const float *part,
-                                                      int d, int column) {
+                                                      int stride, int column) {
     const int lane = threadIdx.x % 32;
-    const size_t stride = (size_t)d + 4;
     const int window = pages.window / KK_SPAN * KK_SPAN, end = pages.end();
     kk_fold all = {-INFINITY, 0, 0};
     for (int batch = pages.sinks ? 0 : window; batch < end;) {
@@ -528,14 +595,21 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
             (page < pages.sinks || page >= pages.window) && page < end && see.page(page);
         const unsigned mask = __ballot_sync(0xffffffffu, seen);
         float2 ml = make_float2(-INFINITY, 0);
-        if (seen) ml = *(const float2 *)(part + (size_t)pages.unit(page) * stride);
-        float o[32];
+        if (seen) ml = *(const float2 *)(part + (size_t)(pages.unit(page) * stride));
+        /* Pages before the gap behind the sinks, if there is one, and those after it. */
+        const float *near = part + 4 + column + (ptrdiff_t)batch * stride;
+        const float *far = near - (ptrdiff_t)(pages.window - pages.sinks) * stride;
+        const int left = pages.sinks - batch;
+        const float *sure = part + 4 + column;
+        const auto load = [&](float(&o)[KK_SPAN], int first) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            o[i] = 0;
-            if ((mask >> i & 1) && column < d)
-                o[i] = part[(size_t)pages.unit(batch + i) * stride + 4 + column];
-        }
+            for (int i = 0; i < KK_SPAN; i++) { /* what is not seen: the first page instead */
+                const float *at = (first + i < left ? near : far) + (first + i) * stride;
+                o[i] = *(mask >> first >> i & 1 ? at : sure);
+            }
+        };
+        float o[KK_SPAN], next[KK_SPAN];
+        load(o, 0);
         float top = ml.x; /* so far, within the span */
 #pragma unroll
         for (int k = 1; k < KK_SPAN; k *= 2) {
@@ -545,20 +619,22 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
         float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
         if (lane % KK_SPAN == 0) before = -INFINITY;
         const float a = kk_dexp(__fsub_rn(before, top)), b = kk_dexp(__fsub_rn(ml.x, top));
-#pragma unroll
-        for (int k = 0; k < 32; k += KK_SPAN) {
-            if (!(mask >> k & 0xff)) continue;
+#pragma unroll 1
+        for (int k = 0; k < 32 && mask >> k; k += KK_SPAN) {
+            if (k + KK_SPAN < 32) load(next, k + KK_SPAN);
             kk_fold span = {__shfl_sync(0xffffffffu, top, k + KK_SPAN - 1), 0, 0};
 #pragma unroll
-            for (int i = k; i < k + KK_SPAN; i++) {
-                const float ai = __shfl_sync(0xffffffffu, a, i),
-                            bi = __shfl_sync(0xffffffffu, b, i);
-                const float li = __shfl_sync(0xffffffffu, ml.y, i);
-                if (!(mask >> i & 1)) continue;
+            for (int i = 0; i < KK_SPAN; i++) {
+                const float ai = __shfl_sync(0xffffffffu, a, k + i);
+                const float bi = __shfl_sync(0xffffffffu, b, k + i);
+                const float li = __shfl_sync(0xffffffffu, ml.y, k + i);
+                if (!(mask >> k >> i & 1)) continue;
                 span.l = __fmaf_rn(li, bi, __fmul_rn(span.l, ai));
                 span.o = __fmaf_rn(o[i], bi, __fmul_rn(span.o, ai));
             }
-            all.add(span.m, span.l, span.o);
+            if (mask >> k & 0xff) all.add(span.m, span.l, span.o);
+#pragma unroll
+            for (int i = 0; i < KK_SPAN; i++) o[i] = next[i];
         }
         batch += 32;
         if (batch >= pages.sinks && batch < window) batch = window;
@@ -567,27 +643,30 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
 }
 
 /* Adds up the parts of all rows and heads of the tiles.  Any number of warps per block. */
-__device__ __forceinline__ void kk_combine_stage(const kk_cu_attend &a, int block, int blocks) {
+inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int block, int blocks) {
     const int d = a.slot.head_dim, chunks = (d + 31) / 32, lane = threadIdx.x % 32;
+    const int n_head = a.n_head, n_tiles = a.n_tiles;
     int tile = -1, before = 0, items = 0;
     kk_cu_tile info;
+    kk_tile_pages pages;
     for (int at = (int)(threadIdx.x / 32) * blocks + block;;
          at += (int)(blockDim.x / 32) * blocks) {
         while (at >= before + items) {
             before += items;
-            if (++tile >= a.n_tiles) return;
+            if (++tile >= n_tiles) return;
             info = a.rows.tile[a.first_tile + tile];
-            items = kk_rows_now(a, info) * a.n_head * chunks;
+            pages = kk_pages_of(a, info);
+            items = kk_rows_now(a, info) * n_head * chunks;
         }
         const int i = at - before, column = i % chunks * 32 + lane;
-        const int head = i / chunks % a.n_head, r = i / chunks / a.n_head;
+        const int query = i / chunks, head = query % n_head, r = query / n_head;
         const kk_fold f =
-            kk_combine_columns(kk_sight_of(a, info, a.first_row + r), kk_pages_of(a, info),
-                               kk_part(a, tile, r, head, 0), d, column);
+            kk_combine_columns(kk_sight_of(a, info, a.first_row + r), pages,
+                               kk_part(a, tile, r, head, 0), d + 4, min(column, d - 1));
         const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
         const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;
         if (column >= d) continue;
-        if (a.out) a.out[row * (size_t)a.n_head * d + to] = y;
+        if (a.out) a.out[row * (size_t)n_head * d + to] = y;
         if (a.out_bf16) a.out_bf16[row * (size_t)a.bf16_pitch + to] = kk_dbf16(y);
     }
 }

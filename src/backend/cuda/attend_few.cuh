@@ -31,6 +31,40 @@ __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, in
                          (size_t)(t.slot.head_dim + 4);
 }
 
+/* kk_head_norm, once for heads that are turned and for those that are not (full false): all that
+ * it reads is asked for first and without branches. */
+template <int D>
+__device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const float *cs,
+                                            int n_rot, float eps, bool full) {
+    const int lane = kk_tid() % 32;
+    float weight[D / 32], c[D / 64], n[D / 64];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) weight[i] = w[lane + 32 * i];
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        const int at = min(lane + 32 * i, n_rot - 1);
+        c[i] = cs[at];
+        n[i] = cs[n_rot + at];
+    }
+    float s = 0;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) s = __fmaf_rn(h.v[i], h.v[i], s);
+    s = kk_warp_sum(s);
+    const float inv = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)D), eps)));
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        h.v[i] = __fmul_rn(h.v[i], inv);
+        if (full) h.v[i] = __fmul_rn(h.v[i], weight[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        const bool turn = full && lane + 32 * i < n_rot;
+        const float a = h.v[i], b = h.v[i + D / 64];
+        h.v[i] = turn ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
+        h.v[i + D / 64] = turn ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
+    }
+}
+
 /* Queries q0 .. q0 + n - 1 of a K/V head as bf16 rows in room, and `fresh` new rows from key `key`
  * of the page on into the page; a warp a head. */
 template <int D, bool EQ>
@@ -50,9 +84,8 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
         kk_head<D> h = kk_head_load<D>(x);
-        kk_head_norm<D>(h, value ? NULL : query ? s.q_norm : s.k_norm,
-                        value ? NULL : s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
-                        s.eps);
+        kk_few_norm<D>(h, query ? s.q_norm : s.k_norm,
+                       s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot, s.eps, !value);
 #pragma unroll
         for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
     }

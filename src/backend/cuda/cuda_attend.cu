@@ -213,17 +213,24 @@ static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
 template <int D>
 __global__ void __launch_bounds__(512, 1) attend_kernel(const __grid_constant__ kk_cu_attend a) {
     extern __shared__ __align__(16) char room[];
+    __shared__ kk_cu_attend near; /* read again and again */
     kk_next();
+    if (threadIdx.x == 0) near = a;
     kk_wait();
+    __syncthreads();
     kk_cu_store none;
     none.k = NULL;
-    kk_attend_head<D, false>(none, a, room, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_prepare(none, near, room, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_head<D, false>(none, near, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
 __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ kk_cu_attend a) {
+    __shared__ kk_cu_attend near;
     kk_next();
+    if (threadIdx.x == 0) near = a;
     kk_wait();
-    kk_combine_stage(a, (int)blockIdx.x, (int)gridDim.x);
+    __syncthreads();
+    kk_combine_stage(near, (int)blockIdx.x, (int)gridDim.x);
 }
 
 template <int D> static cudaError_t run_pages(kk_cu_at at, const kk_cu_attend *a) {

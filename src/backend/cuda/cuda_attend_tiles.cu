@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *he
 /* K from the V of a page in shared memory. */
 template <int D>
 __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const kk_cu_attend &a,
-                                             int64_t base, uint64_t keys) {
+                                             int base, uint64_t keys) {
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
         const int j = i / (D / 16), at = i % (D / 16) * 8;
         const char *from = values + j * tile_cut<D>::V_PITCH + at * 2;
@@ -59,8 +59,8 @@ __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const
         if (keys >> j & 1) {
             kk_widen(lo, *(const uint4 *)from);
             kk_widen(hi, *(const uint4 *)(from + D));
-            kk_rebuild(lo, hi, a.k_norm, a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot,
-                       a.n_rot, at, D);
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
         }
         *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2) = kk_narrow(lo);
         *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2 + D) = kk_narrow(hi);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const
 template <int D, bool EQ>
 __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend &a,
                                             const uint8_t *keys_at, const uint8_t *values_at,
-                                            int64_t base, uint64_t keys) {
+                                            int base, uint64_t keys) {
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
         const int j = i / (D / 16), at = i % (D / 16) * 8;
         char *kj = k + j * tile_cut<D>::K_PITCH + at * 2,
@@ -85,8 +85,8 @@ __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend
         *(uint4 *)vj = kk_narrow(lo);
         *(uint4 *)(vj + D) = kk_narrow(hi);
         if (EQ && real)
-            kk_rebuild(lo, hi, a.k_norm, a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot,
-                       a.n_rot, at, D);
+            kk_rebuild<true>(lo, hi, a.k_norm,
+                             a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
         if (!EQ && real) {
             kk_stored<8>(lo, a.slot, keys_at, j, at, D);
             kk_stored<8>(hi, a.slot, keys_at, j, at + D / 2, D);
@@ -108,7 +108,7 @@ struct tile_place {
     __device__ __forceinline__ size_t at(int i, size_t pitch) const {
         return (size_t)(info->row + row(i)) * pitch + (size_t)head(i) * a->slot.head_dim;
     }
-    __device__ __forceinline__ uint64_t seen(int i, int64_t base) const {
+    __device__ __forceinline__ uint64_t seen(int i, int base) const {
         return i < n ? kk_seen(kk_sight_of(*a, *info, row(i)), base) : 0;
     }
 };
@@ -143,7 +143,7 @@ __device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, con
         for (int i = 0; i < N; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) x[i][e] = 0;
-#pragma unroll
+#pragma unroll 2
         for (int n = 0; n < STEPS; n++) {
             const int at = kk_cut<D>::step(chain, n) * 64;
             const uint4 a = *(const uint4 *)(lo + at), b = *(const uint4 *)(hi + at);
@@ -190,6 +190,7 @@ struct tile_fold {
 };
 
 /* Scores become p, and the page's m and l are folded in. */
+template <bool WHOLE> /* all keys are seen */
 __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &rows,
                                                   const uint64_t (&seen)[2]) {
     const int t = threadIdx.x % 4;
@@ -202,7 +203,7 @@ __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &r
         for (int i = 0; i < 8; i++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                if (!(keys[i / 4] >> (i % 4 * 8 + e) & 1)) c[i][2 * h + e] = -INFINITY;
+                if (!WHOLE && !(keys[i / 4] >> (i % 4 * 8 + e) & 1)) c[i][2 * h + e] = -INFINITY;
                 m = fmaxf(m, c[i][2 * h + e]);
             }
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
@@ -212,7 +213,7 @@ __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &r
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const float p = kk_dexp(__fsub_rn(c[i][2 * h + e], m));
-                c[i][2 * h + e] = keys[i / 4] >> (i % 4 * 8 + e) & 1 ? p : 0.0f;
+                c[i][2 * h + e] = WHOLE || keys[i / 4] >> (i % 4 * 8 + e) & 1 ? p : 0.0f;
             }
         float l[2];
 #pragma unroll
@@ -225,7 +226,7 @@ __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &r
             l[e] = __fadd_rn(l[e], __shfl_xor_sync(0xffffffffu, l[e], 1));
         }
         const float top = fmaxf(rows.m[h], m);
-        const bool any = seen[h] != 0;
+        const bool any = WHOLE || seen[h] != 0;
         f.a[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 1.0f;
         f.b[h] = any ? kk_dexp(__fsub_rn(m, top)) : 0.0f;
         if (any) {
@@ -255,7 +256,7 @@ struct careful_work {
     uint32_t b[4][4], p[4][4];
     tile_place place;
     int q0;
-    int64_t base;
+    int base;
 };
 __device__ __noinline__ void careful_sums(careful_work &w) {
     const int g = threadIdx.x % 32 / 4, t2 = threadIdx.x % 4 * 2;
@@ -277,8 +278,15 @@ __device__ __noinline__ void careful_sums(careful_work &w) {
 template <int D>
 __device__ __forceinline__ void
 tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
-          const tile_fold &f, bool careful, const tile_place &place, int q0, int64_t base) {
+          const tile_fold &f, bool careful, const tile_place &place, int q0, int base) {
     const int lane = threadIdx.x % 32;
+    /* Mostly the maximum stays, and times 1 changes nothing. */
+    if (__any_sync(0xffffffffu, f.a[0] != 1.0f || f.a[1] != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < tile_cut<D>::NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[n][i] = __fmul_rn(acc[n][i], f.a[i / 2]);
+    }
     const char *at = v + lane % 16 * tile_cut<D>::V_PITCH + lane / 16 * 16;
 #pragma unroll
     for (int n = 0; n < tile_cut<D>::NT; n += 2) {
@@ -287,14 +295,12 @@ tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const cha
 #pragma unroll
         for (int s = 0; s < 4; s++) load_turned(b[s], at + 16 * s * tile_cut<D>::V_PITCH + n * 16);
 #pragma unroll
-        for (int e = 0; e < 2; e++)
+        for (int e = 0; e < 2; e++) {
+            kk_mma_first(o[e], p[0][0], p[0][1], p[0][2], p[0][3], b[0][2 * e], b[0][2 * e + 1]);
 #pragma unroll
-            for (int i = 0; i < 4; i++) o[e][i] = 0;
-#pragma unroll
-        for (int s = 0; s < 4; s++)
-#pragma unroll
-            for (int e = 0; e < 2; e++)
+            for (int s = 1; s < 4; s++)
                 kk_mma(o[e], p[s][0], p[s][1], p[s][2], p[s][3], b[s][2 * e], b[s][2 * e + 1]);
+        }
         if (careful) {
             careful_work w;
 #pragma unroll
@@ -316,8 +322,7 @@ tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const cha
         for (int e = 0; e < 2; e++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                acc[n + e][i] =
-                    __fmaf_rn(o[e][i], f.b[i / 2], __fmul_rn(acc[n + e][i], f.a[i / 2]));
+                acc[n + e][i] = __fmaf_rn(o[e][i], f.b[i / 2], acc[n + e][i]);
     }
 }
 
@@ -438,7 +443,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
         if (BF16 && unit < pages.n) {
             const int page = pages.at(unit);
             load_rows<D>(to, keys ? cut::K_PITCH : cut::V_PITCH, head_at(page, keys),
-                         kk_seen(any, (int64_t)page * KK_PAGE));
+                         kk_seen(any, page * KK_PAGE));
         }
         commit();
     };
@@ -451,7 +456,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
     int spans = 0;
     for (int unit = 0; unit < pages.n; unit++) {
         const int page = pages.at(unit);
-        const int64_t base = (int64_t)page * KK_PAGE;
+        const int base = page * KK_PAGE;
         if (unit && page / KK_SPAN != pages.at(unit - 1) / KK_SPAN) {
             fold_span<D>(acc, rows, kept, spans++ == 0, false);
             clear_span<D>(acc, rows);
@@ -474,7 +479,9 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
         load(k, unit + 1, !EQ); /* where K = V: the next page's V, and k and v change places */
         const int g = threadIdx.x % 32 / 4;
         const uint64_t seen[2] = {p.seen(q0 + g, base), p.seen(q0 + g + 8, base)};
-        const tile_fold f = tile_softmax(c, rows, seen);
+        const tile_fold f = __all_sync(0xffffffffu, (seen[0] & seen[1]) == ~0ull)
+                                ? tile_softmax<true>(c, rows, seen)
+                                : tile_softmax<false>(c, rows, seen);
         uint32_t w[4][4];
 #pragma unroll
         for (int s = 0; s < 4; s++) {

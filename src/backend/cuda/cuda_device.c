@@ -1,8 +1,7 @@
 /* cuda_device.c - opens and closes the CUDA device, its buffers and weights, and lists its
  * operations for whoever loads this module.
  *
- * All work goes to one stream.  Weights are copied in pieces and laid out anew on the device, in
- * the order in which the kernels read them (stream.cuh); in bf16 they take the same room. */
+ * All work goes to one stream. */
 #include "backend/cuda/cuda_device.h"
 
 #include <stdio.h>
@@ -37,6 +36,12 @@ static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
     kk_mem_count(dev->mem, c, -(int64_t)bytes);
 }
 
+kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err) {
+    return take(dev, KK_MEM_WORKSPACE, bytes, out, err);
+}
+
+void kk_cuda_give(kk_dev *dev, void *p, size_t bytes) { give(dev, KK_MEM_WORKSPACE, p, bytes); }
+
 static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err) {
     void *p;
     if (bytes <= *have) return KK_OK;
@@ -50,26 +55,31 @@ static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_er
 
 /* ---- device -------------------------------------------------------------------------------- */
 
-static void graph_free(kk_cuda_graph *g) {
+static void graph_drop(kk_cuda_graph *g) {
     if (g->exec) cudaGraphExecDestroy(g->exec);
-    kk_free(g->ops);
-    kk_free(g->views);
-    *g = (kk_cuda_graph){0};
+    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* its room stays */
 }
 
 static void cuda_close(kk_dev *dev) {
     if (!dev) return;
     if (dev->stream) cudaStreamSynchronize(dev->stream);
-    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_free(&dev->graphs[i]);
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+    kk_free(dev->graph_ops);
+    kk_free(dev->graph_views);
     give(dev, KK_MEM_WORKSPACE, dev->x.data, dev->x.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->z.data, dev->z.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->act.data, dev->act.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->logits.data, dev->logits.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->parts.data, dev->parts.bytes);
-    give(dev, KK_MEM_WORKSPACE, dev->chosen.data, dev->chosen.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->each.data, dev->each.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->lists.data, dev->lists.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->barrier.data, dev->barrier.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
-    give(dev, KK_MEM_WORKSPACE, dev->stage, KK_CUDA_STAGE);
+    give(dev, KK_MEM_WORKSPACE, dev->choose_room, sizeof *dev->choose_room);
+    kk_cuda_drop_stage(dev);
+    if (dev->picks) cudaFreeHost(dev->picks);
+    for (int i = 0; i < KK_PICKS; i++)
+        if (dev->pick_done[i]) cudaEventDestroy(dev->pick_done[i]);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
         if (dev->control_host[i]) cudaFreeHost(dev->control_host[i]);
         if (dev->control_free[i]) cudaEventDestroy(dev->control_free[i]);
@@ -81,20 +91,45 @@ static void cuda_close(kk_dev *dev) {
     kk_free(dev);
 }
 
-static kk_status open_gpu(kk_dev *dev, kk_err *err) {
-    struct cudaDeviceProp prop;
+static kk_status open_picks(kk_dev *dev, kk_err *err) {
+    void *p;
+    KK_CUDA_TRY(cudaMallocHost(&p, sizeof(kk_cu_pick) * KK_PICKS * KK_CU_CHOOSE_ROWS),
+                "taking pinned memory", err);
+    dev->picks = p;
+    for (int i = 0; i < KK_PICKS; i++)
+        KK_CUDA_TRY(cudaEventCreateWithFlags(&dev->pick_done[i], cudaEventDisableTiming),
+                    "making an event", err);
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_room, &p, err));
+    dev->choose_room = p;
+    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_room, dev->stream), "clearing", err);
+    return KK_OK;
+}
+
+static kk_status cuda_usable(kk_err *err) {
     int n = 0;
     const cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || n == 0) {
-        (void)cudaGetLastError();
-        return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
-                       e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
-    }
+    if (e == cudaSuccess && n > 0) return KK_OK;
+    (void)cudaGetLastError();
+    return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
+                   e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
+}
+
+static kk_status open_gpu(kk_dev *dev, kk_err *err) {
+    struct cudaDeviceProp prop;
+    KK_TRY(cuda_usable(err));
     KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
     KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "asking for its properties", err);
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
+    if (prop.major < 9) { /* its rings are filled by copies that older chips do not have */
+        kk_free(dev->mega);
+        dev->mega = NULL;
+    }
     dev->sms = prop.multiProcessorCount;
     KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
+    KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
+    size_t left = 0, all = 0;
+    KK_CUDA_TRY(cudaMemGetInfo(&left, &all), "asking for its memory", err);
+    dev->free_at_open = (int64_t)left;
     KK_CUDA_TRY(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream",
                 err);
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
@@ -110,6 +145,7 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     KK_TRY(fit(dev, &dev->barrier.data, &dev->barrier.bytes, 256, err));
     KK_CUDA_TRY(cudaMemsetAsync(dev->barrier.data, 0, dev->barrier.bytes, dev->stream),
                 "clearing a barrier", err);
+    KK_TRY(open_picks(dev, err));
     return fit(dev, &dev->parts.data, &dev->parts.bytes, KK_CUDA_PARTS_BYTES, err);
 }
 
@@ -126,8 +162,14 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
     dev->mega = kk_zalloc(sizeof *dev->mega);
+    dev->graph_ops = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_GRAPH_OPS, sizeof *dev->graph_ops);
+    dev->graph_views = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_VIEWS, sizeof *dev->graph_views);
+    for (int i = 0; i < KK_CUDA_GRAPHS && dev->graph_ops && dev->graph_views; i++) {
+        dev->graphs[i].ops = dev->graph_ops + (size_t)i * KK_CUDA_GRAPH_OPS;
+        dev->graphs[i].views = dev->graph_views + (size_t)i * KK_CUDA_VIEWS;
+    }
     kk_status st = KK_OK;
-    if (!dev->q.ops || !dev->q.views || !dev->mega)
+    if (!dev->q.ops || !dev->q.views || !dev->graph_ops || !dev->graph_views || !dev->mega)
         st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
     if (st == KK_OK) st = open_gpu(dev, err);
     if (st != KK_OK) {
@@ -168,19 +210,42 @@ static kk_status cuda_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_b
     return buf_make(dev, c, bytes, out, err);
 }
 
-/* Device memory is taken at once: the tables that grow are small beside weights. */
+/* Begins small: graphs know where buffers lie, so a place that moves must move seldom. */
 static kk_status cuda_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
-    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, bytes, out, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes); /* counted by use */
-    (*out)->counted = true;
+    const size_t first = bytes < KK_CUDA_GROW ? bytes : KK_CUDA_GROW;
+    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, first, out, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)first); /* counted by use */
+    (*out)->most = bytes ? bytes : 1;
+    return KK_OK;
+}
+
+kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
+    void *p;
+    if (bytes <= b->bytes) return KK_OK;
+    if (bytes > b->most)
+        return kk_fail(err, KK_EINVAL, "%zu bytes of a buffer of %zu", bytes, b->most);
+    size_t room = 2 * b->bytes > bytes ? 2 * b->bytes : bytes;
+    if (room > b->most) room = b->most;
+    KK_TRY(kk_cuda_sync(dev, err));
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, room, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)room);
+    KK_CUDA_TRY(cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream),
+                "growing a buffer", err);
+    KK_TRY(kk_cuda_sync(dev, err));
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+    cudaFree(b->data);
+    b->data = p;
+    b->bytes = room;
     return KK_OK;
 }
 
 static void cuda_buf_free(kk_dev *dev, kk_buf *b) {
     if (!b) return;
     kk_cuda_sync(dev, NULL);
-    if (b->counted) kk_mem_count(dev->mem, b->category, (int64_t)b->bytes);
-    give(dev, b->category, b->data, b->bytes);
+    if (b->most)
+        cudaFree(b->data);
+    else
+        give(dev, b->category, b->data, b->bytes);
     kk_free(b);
 }
 
@@ -210,113 +275,7 @@ static kk_status cuda_read(kk_dev *dev, const kk_buf *b, size_t off, void *dst, 
     return kk_cuda_sync(dev, err);
 }
 
-/* ---- weights ------------------------------------------------------------------------------- */
-
-/* Planes of bf16 that hold a type's values exactly. */
-static int32_t planes_of(kk_dtype t) {
-    return t == KK_BF16 ? 1 : t == KK_F16 || t == KK_Q4_0 ? 2 : 3;
-}
-
-/* Copies rows [row, row + n) of matrix mat through the stage. */
-static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, int64_t mat,
-                          int64_t row, int64_t n, float *floats, kk_err *err) {
-    size_t row_bytes;
-    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
-    const uint8_t *from = (const uint8_t *)m->data + (size_t)(mat * m->n_out + row) * row_bytes;
-    const bool bf16 = m->dtype == KK_BF16;
-    const void *src = from;
-    size_t bytes = (size_t)n * row_bytes;
-    if (!bf16) {
-        for (int64_t r = 0; r < n; r++)
-            kk_dequantize(m->dtype, from + (size_t)r * row_bytes, floats + r * m->n_in,
-                          (size_t)m->n_in);
-        src = floats;
-        bytes = (size_t)(n * m->n_in) * sizeof *floats;
-    }
-    KK_CUDA_TRY(cudaMemcpyAsync(dev->stage, src, bytes, cudaMemcpyHostToDevice, dev->stream),
-                "copying weights", err);
-    const kk_cu_lay lay = {(void *)(uintptr_t)w->w.data, w->w, dev->stage, bf16, mat, row, n};
-    KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){dev->stream, dev->sms, false}, &lay), "laying out weights",
-                err);
-    if (!bf16) KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "copying weights", err);
-    return KK_OK;
-}
-
-static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w, kk_err *err) {
-    const size_t width = m->dtype == KK_BF16 ? 2 : 4;
-    int64_t most = (int64_t)(KK_CUDA_STAGE / ((size_t)m->n_in * width));
-    if (most < 1)
-        return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
-    if (most > m->n_out) most = m->n_out;
-    float *floats = NULL;
-    if (m->dtype != KK_BF16) {
-        floats = kk_calloc((size_t)(most * m->n_in), sizeof *floats);
-        if (!floats) return kk_fail(err, KK_ENOMEM, "no memory to unpack weights");
-    }
-    kk_status st = KK_OK;
-    for (int64_t mat = 0; mat < m->n_mat && st == KK_OK; mat++)
-        for (int64_t row = 0; row < m->n_out && st == KK_OK; row += most) {
-            const int64_t left = m->n_out - row;
-            st = lay_rows(dev, m, w, mat, row, left < most ? left : most, floats, err);
-        }
-    if (st == KK_OK) st = kk_cuda_sync(dev, err); /* the caller's memory is free again */
-    kk_free(floats);
-    return st;
-}
-
-static kk_status cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
-    *out = NULL;
-    size_t row_bytes;
-    if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes))
-        return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
-                       (long long)m->n_in, kk_dtype_get(m->dtype)->name);
-    kk_weight *w = kk_zalloc(sizeof *w);
-    if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
-    const int64_t steps = (m->n_in + 31) / 32;
-    w->w = (kk_cu_weight){.n_mat = m->n_mat,
-                          .n_out = m->n_out,
-                          .n_in = m->n_in,
-                          .strips = (int32_t)((m->n_out + 15) / 16 * 2),
-                          .wrap = (int32_t)(steps < 8 ? 8 : steps),
-                          .planes = planes_of(m->dtype)};
-    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) * 512;
-    void *data = NULL;
-    kk_status st = KK_OK;
-    if (!dev->stage) st = take(dev, KK_MEM_WORKSPACE, KK_CUDA_STAGE, &dev->stage, err);
-    /* Weights are counted by who opened the file. */
-    if (st == KK_OK) {
-        const cudaError_t e =
-            kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(&data, w->bytes);
-        size_t free = 0, total = 0;
-        if (e != cudaSuccess) {
-            (void)cudaGetLastError();
-            cudaMemGetInfo(&free, &total);
-            st = kk_fail(err, KK_ENOMEM,
-                         "the GPU has no room for %zu bytes of weights: %zu of its %zu bytes are "
-                         "free",
-                         w->bytes, free, total);
-        }
-    }
-    w->w.data = data;
-    if (st == KK_OK) {
-        const cudaError_t e = cudaMemsetAsync(data, 0, w->bytes, dev->stream);
-        st = e == cudaSuccess ? fill_weight(dev, m, w, err) : kk_cuda_fail(err, e, "clearing");
-    }
-    if (st != KK_OK) {
-        if (data) cudaFree(data);
-        kk_free(w);
-        return st;
-    }
-    *out = w;
-    return KK_OK;
-}
-
-static void cuda_weight_free(kk_dev *dev, kk_weight *w) {
-    if (!w) return;
-    kk_cuda_sync(dev, NULL);
-    cudaFree((void *)(uintptr_t)w->w.data);
-    kk_free(w);
-}
+/* ---- scratch ------------------------------------------------------------------------------- */
 
 static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
@@ -344,10 +303,16 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     in = in < 256 ? 256 : in;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
-    KK_TRY(fit(dev, &dev->chosen.data, &dev->chosen.bytes, slots * 8 + 64, err));
-    /* A router's logits come in up to eight parts where rows are few. */
-    const size_t parts = rows > 8 * KK_CU_ROWS ? rows : 8 * KK_CU_ROWS;
-    return fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err);
+    /* A router's logits come in up to eight parts. */
+    const size_t parts = 8 * (rows > KK_CU_ROWS ? rows : KK_CU_ROWS);
+    KK_TRY(fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err));
+    if (rows <= KK_CU_ROWS) return KK_OK;
+    /* Many rows: what each expert of a row gives, before their sum. */
+    const size_t at_once = rows < KK_CUDA_EXPERT_ROWS ? rows : KK_CUDA_EXPERT_ROWS;
+    const size_t pairs = at_once * (size_t)n_used;
+    KK_TRY(fit(dev, &dev->lists.data, &dev->lists.bytes,
+               kk_cu_experts_room((int32_t)pairs, n_expert), err));
+    return fit(dev, &dev->each.data, &dev->each.bytes, pairs * (size_t)hidden * 4, err);
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */
@@ -380,21 +345,70 @@ static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t 
     return kk_cuda_sync(dev, err);
 }
 
+/* ---- what it says of itself ---------------------------------------------------------------- */
+
+static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->counts; }
+
+static void cuda_memory(const kk_dev *dev, kk_dev_memory *out) {
+    size_t left = 0, all = 0;
+    if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
+    *out = (kk_dev_memory){.total = (int64_t)all,
+                           .free = (int64_t)left,
+                           .taken = dev->free_at_open - (int64_t)left,
+                           .weights = dev->weights};
+}
+
+/* The best of a few passes over `bytes`, which are more than any cache holds. */
+static kk_status skim(kk_dev *dev, void *data, size_t bytes, double *out, kk_err *err) {
+    cudaEvent_t from, to;
+    float ms = 0, best = 0;
+    const kk_cu_skim a = {data, bytes, data};
+    KK_CUDA_TRY(cudaEventCreate(&from), "making an event", err);
+    KK_CUDA_TRY(cudaEventCreate(&to), "making an event", err);
+    KK_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing", err);
+    for (int i = 0; i < 6; i++) {
+        cudaEventRecord(from, dev->stream);
+        KK_CUDA_TRY(kk_cu_run_skim((kk_cu_at){dev->stream, dev->sms, false}, &a), "reading", err);
+        cudaEventRecord(to, dev->stream);
+        KK_TRY(kk_cuda_sync(dev, err));
+        KK_CUDA_TRY(cudaEventElapsedTime(&ms, from, to), "timing", err);
+        if (i > 0 && (best == 0 || ms < best)) best = ms;
+    }
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    *out = best > 0 ? (double)bytes / (1e-3 * (double)best) : 0;
+    return KK_OK;
+}
+
+static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *err) {
+    void *p = NULL;
+    *out = 0;
+    KK_TRY(kk_cuda_sync(dev, err));
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    const kk_status st = skim(dev, p, bytes, out, err);
+    give(dev, KK_MEM_WORKSPACE, p, bytes);
+    return st;
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 static const kk_backend cuda_backend = {
     .name = "cuda",
+    .rows = 2048,
+    .queues = true,
+    .usable = cuda_usable,
     .open = cuda_open,
     .close = cuda_close,
     .isa = cuda_isa,
     .threads = cuda_threads,
     .buf_new = cuda_buf_new,
     .buf_reserve = cuda_buf_reserve,
+    .buf_grow = kk_cuda_grow,
     .buf_free = cuda_buf_free,
     .write = cuda_write,
     .read = cuda_read,
-    .weight_new = cuda_weight_new,
-    .weight_free = cuda_weight_free,
+    .weight_new = kk_cuda_weight_new,
+    .weight_free = kk_cuda_weight_free,
     .prepare = cuda_prepare,
     .prepare_evicted = cuda_prepare_evicted,
     .prepare_experts = cuda_prepare_experts,
@@ -415,10 +429,16 @@ static const kk_backend cuda_backend = {
     .softcap = kk_cuda_softcap,
     .argmax = kk_cuda_argmax,
     .sync = kk_cuda_sync,
+    .choose = kk_cuda_choose,
+    .picked = kk_cuda_picked,
+    .counts = cuda_counts,
+    .memory = cuda_memory,
+    .read_rate = cuda_read_rate,
     .pages_new = cuda_pages_new,
     .pages_free = cuda_pages_free,
     .page_copy = cuda_page_copy,
     .page_move = cuda_page_move,
+    .fault_after = kk_fault_after,
 };
 
 /* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another

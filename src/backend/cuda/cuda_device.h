@@ -12,20 +12,25 @@
 
 enum {
     KK_CUDA_GRAPHS = 16,             /* kept */
+    KK_CUDA_GRAPH_OPS = 1024,        /* operations of one at most */
+    KK_CUDA_GRAPH_ROWS = 64,         /* a longer chunk of a prompt seldom comes again */
     KK_CUDA_CONTROLS = 4,            /* control blocks in flight */
     KK_CUDA_CONTROL = 8 << 20,       /* bytes of one */
     KK_CUDA_OPS = 4096,              /* queued before they are run anyway */
     KK_CUDA_VIEWS = 64,              /* rows that queued operations speak of */
     KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
-    KK_CUDA_STAGE = 64 << 20,        /* bytes of weights on their way */
+    KK_CUDA_STAGE = 32 << 20,        /* bytes of weights on their way, in each of two halves */
+    KK_CUDA_BRING = 64 << 10,        /* a larger control block is copied by the copy engine */
+    KK_CUDA_GROW = 1 << 20,          /* bytes that a reserved buffer begins with */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
+    KK_CUDA_EXPERT_ROWS = 2048,      /* whose experts are worked on at once */
 };
 
 struct kk_buf {
     void *data; /* on the device */
     size_t bytes;
     kk_mem_category category;
-    bool counted;
+    size_t most; /* not 0: reserved, and may grow up to this; counted by its user */
 };
 
 struct kk_weight {
@@ -48,6 +53,7 @@ typedef enum {
     KK_CUDA_GATHER,
     KK_CUDA_SOFTCAP,
     KK_CUDA_ARGMAX,
+    KK_CUDA_CHOOSE,
 } kk_cuda_kind;
 
 /* A recorded operation: its arguments, with host memory replaced by places in the control block.
@@ -71,6 +77,7 @@ typedef struct {
         kk_gather_args gather;
         kk_softcap_args softcap;
         kk_argmax_args argmax;
+        kk_choose_args choose;
     } a;
 } kk_cuda_op;
 
@@ -88,11 +95,11 @@ typedef struct {
 } kk_cuda_queue;
 
 typedef struct {
-    int32_t n_ops, n_views;
-    kk_cuda_op *ops;
-    kk_cuda_view *views;
-    cudaGraphExec_t exec; /* NULL: seen once, not captured */
-    int64_t used;         /* when last */
+    int32_t n_ops, n_views; /* n_ops 0: none */
+    kk_cuda_op *ops;        /* [KK_CUDA_GRAPH_OPS], of the device */
+    kk_cuda_view *views;    /* [KK_CUDA_VIEWS] */
+    cudaGraphExec_t exec;   /* NULL: seen once, not captured */
+    int64_t used;           /* when last */
 } kk_cuda_graph;
 
 struct kk_dev {
@@ -106,15 +113,25 @@ struct kk_dev {
     int32_t control_at;
     uint8_t *control; /* on the device */
     kk_cuda_graph graphs[KK_CUDA_GRAPHS];
+    kk_cuda_op *graph_ops; /* room of all of them */
+    kk_cuda_view *graph_views;
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
+    kk_dev_counts counts;
+    int64_t free_at_open, weights; /* bytes */
+    /* choices: those of the last KK_PICKS tickets */
+    kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
+    cudaEvent_t pick_done[KK_PICKS];
+    int64_t pick_flush[KK_PICKS]; /* the flush that brings them */
+    int64_t tickets;
+    kk_cu_choose_room *choose_room;
     bool fuse, early;
-    void *stage; /* device; while weights are being loaded */
+    struct kk_cuda_stage *stage; /* while weights are being loaded */
     /* scratch that operations share; they run one after the other */
     struct {
         void *data;
         size_t bytes;
-    } x, act, logits, parts, chosen, z, barrier;
+    } x, act, logits, parts, z, each, lists, barrier;
     kk_cu_mega *mega; /* the parameter of a whole forward, as it is being filled */
 };
 
@@ -129,10 +146,26 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
 /* Launches a layer that starts at ops[0]; *used 0: it is none that we know. */
 kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
+/* Whether ops[0] begins a layer of mixed experts, whatever its number of rows. */
+enum { KK_CUDA_LAYER_OPS = 16 };
+bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n);
+/* The same for more rows than a decode kernel takes. */
+kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                              const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s);
 kk_cu_at kk_cuda_at(const kk_dev *dev);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
+                            kk_err *err);
+/* Rows as bf16 to dev->x, turned for tiled products or not. */
+kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
+                        bool turned, kk_err *err);
+/* Experts of rows that lie as bf16 at x, turned where they are tiled, chosen already. */
+kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
+                              kk_err *err);
+/* The router over rows that lie as bf16, normed, at x (many: turned); then the choice. */
+kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
 /* Without outputs.  Whether the kernel of few rows can do it, all tiles at once. */
@@ -156,6 +189,17 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
+kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+/* So many bytes of a reserved buffer may be used; graphs that knew its old place are dropped. */
+kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
+/* Counted as workspace. */
+kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err);
+void kk_cuda_give(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
+kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
+void kk_cuda_weight_free(kk_dev *dev, kk_weight *w);
+/* Weights are loaded: their way there is no longer needed. */
+void kk_cuda_drop_stage(kk_dev *dev);
 
 static inline float *kk_cuda_f(const kk_buf *b) { return b ? b->data : NULL; }
 

@@ -7,7 +7,7 @@
  * look at them reads them right after the operation, which ends the queue there. */
 #include "backend/cuda/cuda_device.h"
 
-enum { LAYER_OPS = 16, HEAD_OPS = 4 };
+enum { LAYER_OPS = KK_CUDA_LAYER_OPS, HEAD_OPS = 4 };
 
 /* Rows between kernels: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -68,12 +68,15 @@ static bool ffn_matches(const kk_cuda_op *op, const kk_buf *x) {
            tail->a == add->x && tail->w;
 }
 
+bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n) {
+    return kinds_match(op, n) && attention_matches(op) && ffn_matches(op, op[0].a.norm.x) &&
+           op[0].a.norm.w;
+}
+
 static bool is_layer(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
-    if (!kinds_match(op, n)) return false;
-    const kk_norm_args *first = &op[0].a.norm;
-    const int32_t rows = first->n_rows;
-    return rows <= KK_CU_ROWS && attention_matches(op) && ffn_matches(op, first->x) && first->w &&
-           flows(dev, rows, op[4].a.linear.w[0]->w.n_in) &&
+    if (!kk_cuda_is_layer(op, n)) return false;
+    const int32_t rows = op[0].a.norm.n_rows;
+    return rows <= KK_CU_ROWS && flows(dev, rows, op[4].a.linear.w[0]->w.n_in) &&
            (size_t)rows * (size_t)op[11].a.route.proj->w.n_out * 4 * 8 <= dev->logits.bytes &&
            (size_t)rows * (size_t)op[13].a.experts.n_used * (size_t)op[13].a.experts.ffn * 2 <=
                dev->act.bytes;
@@ -208,6 +211,8 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
     kk_cu_mega *m = dev->mega;
     *used = 0;
+    KK_TRY(kk_cuda_plan_prompt(dev, ops, n, views, used, err));
+    if (*used) return KK_OK;
     if (!is_layer(dev, ops, n) || !m) return KK_OK;
     set_shape(dev, m, ops);
     if (!kk_cu_mega_fits(m)) return KK_OK;
@@ -216,7 +221,7 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         *used += LAYER_OPS;
     if (!m->n_layer) return KK_OK;
     const kk_cuda_op *rest = ops + *used;
-    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) && rest[2].a.linear.w[0]->w.n_out % 8 == 0) {
+    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) && rest[2].a.linear.w[0]->w.n_out % 16 == 0) {
         add_head(dev, m, rest);
         *used += HEAD_OPS;
     }

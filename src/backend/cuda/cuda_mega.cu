@@ -203,7 +203,7 @@ static bool is_large(const kk_cu_mega *a) {
         const kk_cu_slot *s = &a->layer[i].attend.slot;
         const kk_cu_attend *t = &a->layer[i].attend;
         if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
-            t->block || t->rows.tiles != 1 || a->layer[i].store.v_raw || !a->layer[i].store.k)
+            t->block || t->rows.tiles != 1 || t->n_rot % 4 || !t->n_rot || a->layer[i].store.v_raw || !a->layer[i].store.k)
             return false;
     }
     return true;

@@ -52,6 +52,7 @@ typedef struct {
     uint16_t *z1, *z2, *z3;
     const float *w1, *w2, *w3;
     int32_t n_rows, dim, pitch;
+    bool turned; /* bf16 rows in the order that kk_cu_run_gemm reads */
 } kk_cu_between;
 cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a);
 
@@ -120,11 +121,53 @@ typedef struct {
 } kk_cu_argmax;
 cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a);
 
+/* Greedy choices and digests of rows (core/digest.h).  Every row is shared out among blocks; the
+ * last of them to finish adds up. */
+enum { KK_CU_CHOOSE_BLOCKS = 64, KK_CU_CHOOSE_ROWS = 32 };
+typedef struct {
+    int32_t token;
+    uint64_t digest;
+} kk_cu_pick; /* as kk_pick */
+typedef struct {
+    struct {
+        uint64_t sum;
+        float best;
+        int32_t at;
+    } part[KK_CU_CHOOSE_ROWS][KK_CU_CHOOSE_BLOCKS];
+    uint32_t done[KK_CU_CHOOSE_ROWS]; /* blocks; zero between launches */
+} kk_cu_choose_room;
+typedef struct {
+    int32_t *token;      /* [n_rows] */
+    kk_cu_pick *ring;    /* [slots][KK_CU_CHOOSE_ROWS], host memory that the device reaches */
+    const int32_t *slot; /* device: which of them */
+    const float *x;
+    int32_t n_rows, dim;
+    kk_cu_choose_room *room;
+} kk_cu_choose;
+cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a);
+
+/* Copies a few kilobytes from pinned memory, in whole words of 16 bytes. */
+typedef struct {
+    void *to;
+    const void *from;
+    size_t bytes;
+} kk_cu_bring;
+cudaError_t kk_cu_run_bring(kk_cu_at at, const kk_cu_bring *a);
+
+/* Reads all of a buffer, to see how long that takes. */
+typedef struct {
+    const void *from;
+    size_t bytes;
+    uint32_t *sink; /* written where a sum is what it never is */
+} kk_cu_skim;
+cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a);
+
 /* Rows of floats as bf16, with zeros from dim to pitch. */
 typedef struct {
     uint16_t *out;
     const float *x;
     int32_t n_rows, dim, pitch;
+    bool turned; /* in the order that kk_cu_run_gemm reads */
 } kk_cu_round;
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
 
@@ -182,6 +225,30 @@ typedef struct {
     float *out;
 } kk_cu_down;
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a);
+
+/* The same for any number of rows, in tiles: out[i] = w[i] x and its kin, bit for bit.  Rows of
+ * bf16, those read and those written, are turned (kk_turned in arith.cuh). */
+cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
+/* One part whose K slices are still to be summed: out[slice][n_rows][n_out], *slices of them. */
+cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
+
+/* Experts for any number of rows whose choice is known; x is turned.  ffn fills strips, and gate
+ * and up have as many planes. */
+typedef struct {
+    kk_cu_choice choice;
+    kk_cu_weight gate, up, down; /* up.data NULL: gate holds gate rows, then up rows */
+    const uint16_t *x;           /* [n_rows][n_in] */
+    uint16_t *act;               /* [n_rows * n_used][act_pitch] */
+    int32_t ffn, act_pitch;
+    float *each; /* [n_rows * n_used][n_out] */
+    void *room;  /* kk_cu_experts_room bytes */
+    float *out;  /* [n_rows][n_out] */
+} kk_cu_experts;
+/* Whether they can be; else they go 16 rows at a time. */
+bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn);
+size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert);
+cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a);
+cudaError_t kk_cu_setup_gemm(void);
 
 /* Lays a matrix out in strips: rows of n_in floats or bf16 values in device memory, first row
  * `row` of matrix `mat`.  Planes beyond the first take what the ones before left. */

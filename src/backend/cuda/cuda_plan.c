@@ -1,6 +1,6 @@
 /* cuda_plan.c - launches recorded operations one by one; whole layers go to cuda_layer.c.
  *
- * Matrices take up to 16 rows at a time.  More rows are more launches, with the same arithmetic:
+ * Up to 16 rows go through the decode kernels, more through tiled ones with the same arithmetic:
  * a row has the same bits in a chunk of a prompt as on its own. */
 #include "backend/cuda/cuda_device.h"
 
@@ -35,19 +35,29 @@ kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-static kk_status round_rows(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
-                            kk_err *err) {
-    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch};
+kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
+                        bool turned, kk_err *err) {
+    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch, turned};
     if ((size_t)n_rows * (size_t)pitch * 2 > dev->x.bytes)
         return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, dim);
     KK_CUDA_TRY(kk_cu_run_round(kk_cuda_at(dev), &r), "rounding rows", err);
     return KK_OK;
 }
 
+/* As many rows at a time as the kernels for so many take: all of them, where they are tiled. */
+static int32_t rows_at_once(int32_t n_rows, int32_t pitch) {
+    return n_rows > KK_CU_ROWS ? n_rows : kk_cu_linear_rows(pitch);
+}
+static cudaError_t run_linear(const kk_dev *dev, const kk_cu_linear *l) {
+    return l->n_rows > KK_CU_ROWS ? kk_cu_run_gemm(kk_cuda_at(dev), l)
+                                  : kk_cu_run_linear(kk_cuda_at(dev), l);
+}
+
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     const kk_cu_weight *w0 = &a->w[0]->w;
-    const int32_t pitch = w0->wrap * 32, most = kk_cu_linear_rows(pitch);
-    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch, err));
+    const int32_t pitch = w0->wrap * 32, most = rows_at_once(a->n_rows, pitch);
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch,
+                         a->n_rows > KK_CU_ROWS, err));
     for (int32_t r = 0; r < a->n_rows; r += most) {
         kk_cu_linear l = {.n_parts = a->n,
                           .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
@@ -59,17 +69,47 @@ kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) 
             l.part[i].out = kk_cuda_f(a->out[i]) + (size_t)r * (size_t)w->n_out;
             l.part[i].pitch = (int32_t)w->n_out;
         }
-        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "a product", err);
+        KK_CUDA_TRY(run_linear(dev, &l), "a product", err);
     }
+    return KK_OK;
+}
+
+kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err) {
+    const kk_cu_weight *w = &a->proj->w;
+    const int32_t pitch = w->wrap * 32, n_expert = (int32_t)w->n_out;
+    const int32_t most = kk_cu_linear_rows(pitch);
+    kk_cu_linear l = {.n_parts = 1, .x = x, .n_rows = a->n_rows, .n_in = pitch};
+    l.part[0].w = *w;
+    l.part[0].out = dev->logits.data;
+    l.part[0].pitch = n_expert;
+    int32_t slices = 1;
+    if (a->n_rows > KK_CU_ROWS) {
+        KK_CUDA_TRY(kk_cu_run_cut_gemm(kk_cuda_at(dev), &l, &slices), "the router", err);
+    } else {
+        for (int32_t r = 0; r < a->n_rows; r += most) {
+            l.n_rows = a->n_rows - r < most ? a->n_rows - r : most;
+            l.x = x + (size_t)r * (size_t)pitch;
+            l.part[0].out = (float *)dev->logits.data + (size_t)r * (size_t)n_expert;
+            KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "the router", err);
+        }
+    }
+    const kk_cu_choice c = {.logits = dev->logits.data,
+                            .slices = slices,
+                            .scale = kk_cuda_f(a->per_expert_scale),
+                            .expert = a->expert->data,
+                            .weight = kk_cuda_f(a->weight),
+                            .n_rows = a->n_rows,
+                            .n_used = a->n_used,
+                            .n_expert = n_expert};
+    KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
     return KK_OK;
 }
 
 static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
     const kk_cu_weight *w = &a->proj->w;
-    const int32_t dim = (int32_t)w->n_in, pitch = w->wrap * 32, n_expert = (int32_t)w->n_out;
-    const int32_t most = kk_cu_linear_rows(pitch);
+    const int32_t dim = (int32_t)w->n_in, pitch = w->wrap * 32;
     if ((size_t)a->n_rows * (size_t)pitch * 2 > dev->x.bytes ||
-        (size_t)a->n_rows * (size_t)n_expert * 4 > dev->logits.bytes)
+        (size_t)a->n_rows * (size_t)w->n_out * 4 * 8 > dev->logits.bytes)
         return kk_fail(err, KK_EINVAL, "a router of %d rows was not prepared for", a->n_rows);
     if (pitch != dim)
         KK_CUDA_TRY(
@@ -82,54 +122,69 @@ static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
                              .w3 = kk_cuda_f(a->scale),
                              .n_rows = a->n_rows,
                              .dim = dim,
-                             .pitch = pitch};
+                             .pitch = pitch,
+                             .turned = a->n_rows > KK_CU_ROWS};
     kk_cu_at at = kk_cuda_at(dev);
     if (pitch != dim) at.early = false;
     KK_CUDA_TRY(kk_cu_run_between(at, &b), "the router's norm", err);
-    for (int32_t r = 0; r < a->n_rows; r += most) {
-        kk_cu_linear l = {.n_parts = 1,
-                          .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
-                          .n_rows = a->n_rows - r < most ? a->n_rows - r : most,
-                          .n_in = pitch};
-        l.part[0].w = *w;
-        l.part[0].out = (float *)dev->logits.data + (size_t)r * (size_t)n_expert;
-        l.part[0].pitch = n_expert;
-        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "the router", err);
-    }
-    const kk_cu_choice c = {.logits = dev->logits.data,
-                            .scale = kk_cuda_f(a->per_expert_scale),
-                            .expert = a->expert->data,
-                            .weight = kk_cuda_f(a->weight),
-                            .n_rows = a->n_rows,
-                            .n_used = a->n_used,
-                            .n_expert = n_expert};
-    KK_CUDA_TRY(kk_cu_run_choose(kk_cuda_at(dev), &c), "choosing experts", err);
-    return KK_OK;
+    return kk_cuda_choose_now(dev, a, dev->x.data, err);
 }
 
-static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
+/* Up to 16 rows. */
+static cudaError_t run_few_experts(kk_cu_at at, const kk_dev *dev, const kk_cu_experts *e) {
+    const kk_cu_gate g = {.choice = e->choice,
+                          .gate = e->gate,
+                          .up = e->up,
+                          .x = e->x,
+                          .act = e->act,
+                          .ffn = e->ffn,
+                          .act_pitch = e->act_pitch};
+    const cudaError_t st = kk_cu_run_gate(at, &g);
+    if (st != cudaSuccess) return st;
+    const kk_cu_down d = {e->choice, e->down, e->act, e->act_pitch, e->out};
+    return kk_cu_run_down(kk_cuda_at(dev), &d);
+}
+
+static bool experts_tiled(const kk_experts_args *a) {
+    const kk_cu_weight none = {0};
+    return a->n_rows > KK_CU_ROWS &&
+           kk_cu_experts_tiled(&a->gate->w, a->up ? &a->up->w : &none, a->ffn);
+}
+
+static bool experts_fit(const kk_dev *dev, const kk_experts_args *a, size_t at_once) {
+    const size_t pairs = at_once * (size_t)a->n_used;
+    if (pairs * (size_t)a->down->w.wrap * 64 > dev->act.bytes) return false;
+    return at_once <= KK_CU_ROWS ||
+           (pairs * (size_t)a->down->w.n_out * 4 <= dev->each.bytes &&
+            kk_cu_experts_room((int32_t)pairs, (int32_t)a->gate->w.n_mat) <= dev->lists.bytes);
+}
+
+kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
+                              kk_err *err) {
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
-    int32_t most = kk_cu_linear_rows(pitch);
-    const size_t act = (size_t)KK_CU_ROWS * (size_t)a->n_used * (size_t)act_pitch * 2;
-    KK_TRY(round_rows(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch, err));
-    if (act > dev->act.bytes &&
-        (size_t)a->n_rows * (size_t)a->n_used * (size_t)act_pitch * 2 > dev->act.bytes)
+    const bool tiled = experts_tiled(a);
+    int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(pitch);
+    if (most > KK_CUDA_EXPERT_ROWS) most = KK_CUDA_EXPERT_ROWS;
+    if (!experts_fit(dev, a, (size_t)(most < a->n_rows ? most : a->n_rows)))
         return kk_fail(err, KK_EINVAL, "experts of %d rows were not prepared for", a->n_rows);
     for (int32_t r = 0; r < a->n_rows; r += most) {
         const int32_t n = a->n_rows - r < most ? a->n_rows - r : most;
         const size_t slot = (size_t)r * (size_t)a->n_used;
-        const kk_cu_choice c = {.expert = (int32_t *)a->expert->data + slot,
-                                .weight = kk_cuda_f(a->weight) + slot,
-                                .n_rows = n,
-                                .n_used = a->n_used,
-                                .n_expert = (int32_t)a->gate->w.n_mat};
-        kk_cu_gate g = {.choice = c,
-                        .gate = a->gate->w,
-                        .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
-                        .act = dev->act.data,
-                        .ffn = a->ffn,
-                        .act_pitch = act_pitch};
-        if (a->up) g.up = a->up->w;
+        kk_cu_experts e = {.choice = {.expert = (int32_t *)a->expert->data + slot,
+                                      .weight = kk_cuda_f(a->weight) + slot,
+                                      .n_rows = n,
+                                      .n_used = a->n_used,
+                                      .n_expert = (int32_t)a->gate->w.n_mat},
+                           .gate = a->gate->w,
+                           .down = a->down->w,
+                           .x = x + (size_t)r * (size_t)pitch,
+                           .act = dev->act.data,
+                           .ffn = a->ffn,
+                           .act_pitch = act_pitch,
+                           .each = dev->each.data,
+                           .room = dev->lists.data,
+                           .out = kk_cuda_f(a->out) + (size_t)r * (size_t)a->down->w.n_out};
+        if (a->up) e.up = a->up->w;
         kk_cu_at at = kk_cuda_at(dev);
         if (act_pitch !=
             a->ffn) { /* what lies between rows meets weights of 0, and must be finite */
@@ -138,12 +193,17 @@ static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err)
                         err);
             at.early = false;
         }
-        KK_CUDA_TRY(kk_cu_run_gate(at, &g), "experts", err);
-        const kk_cu_down d = {c, a->down->w, dev->act.data, act_pitch,
-                              kk_cuda_f(a->out) + (size_t)r * (size_t)a->down->w.n_out};
-        KK_CUDA_TRY(kk_cu_run_down(kk_cuda_at(dev), &d), "experts", err);
+        KK_CUDA_TRY(tiled ? kk_cu_run_experts(at, &e) : run_few_experts(at, dev, &e), "experts",
+                    err);
     }
     return KK_OK;
+}
+
+static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
+    const int32_t pitch = a->gate->w.wrap * 32;
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch,
+                         experts_tiled(a), err));
+    return kk_cuda_experts_now(dev, a, dev->x.data, err);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -163,8 +223,8 @@ kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const 
                          .v_raw = a->v_raw};
 }
 
-static kk_status store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
-                           kk_err *err) {
+kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
+                            kk_err *err) {
     const kk_cu_store s = kk_cuda_store_args(dev, a, v);
     KK_CUDA_TRY(kk_cu_run_store(kk_cuda_at(dev), &s), "storing K/V rows", err);
     return KK_OK;
@@ -244,7 +304,8 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     switch (op->kind) {
     case KK_CUDA_EMBED: {
         const kk_embed_args *a = &op->a.embed;
-        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, control, a->n_rows, a->scale};
+        const int32_t *token = a->chosen ? a->chosen->data : control;
+        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, token, a->n_rows, a->scale};
         return kk_cu_run_embed(at, &e);
     }
     case KK_CUDA_NORM: {
@@ -274,9 +335,18 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     }
     case KK_CUDA_PLE: {
         const kk_ple_args *a = &op->a.ple;
-        const kk_cu_ple e = {kk_cuda_f(a->out), kk_cuda_f(a->proj), kk_cuda_f(a->w), a->table->w,
-                             control,           a->n_rows,          a->n_layer,      a->dim,
-                             a->proj_scale,     a->scale,           a->eps};
+        const int32_t *token = a->chosen ? a->chosen->data : control;
+        const kk_cu_ple e = {kk_cuda_f(a->out),
+                             kk_cuda_f(a->proj),
+                             kk_cuda_f(a->w),
+                             a->table->w,
+                             token,
+                             a->n_rows,
+                             a->n_layer,
+                             a->dim,
+                             a->proj_scale,
+                             a->scale,
+                             a->eps};
         return kk_cu_run_ple(at, &e);
     }
     case KK_CUDA_GATHER: {
@@ -302,6 +372,12 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
                                 a->n_rows, a->dim, a->banned};
         return kk_cu_run_argmax(at, &e);
     }
+    case KK_CUDA_CHOOSE: {
+        const kk_choose_args *a = &op->a.choose;
+        const kk_cu_choose e = {a->token->data, dev->picks, control,         kk_cuda_f(a->x),
+                                a->n_rows,      a->dim,     dev->choose_room};
+        return kk_cu_run_choose_rows(at, &e);
+    }
     default: return cudaErrorInvalidValue;
     }
 }
@@ -311,7 +387,7 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_LINEAR: return kk_cuda_linear_now(dev, &op->a.linear, err);
     case KK_CUDA_ROUTE: return route_now(dev, &op->a.route, err);
     case KK_CUDA_EXPERTS: return experts_now(dev, &op->a.experts, err);
-    case KK_CUDA_STORE: return store_now(dev, &op->a.store, &views[op->view], err);
+    case KK_CUDA_STORE: return kk_cuda_store_now(dev, &op->a.store, &views[op->view], err);
     case KK_CUDA_ATTEND:
         return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
                                   NULL, 0, err);

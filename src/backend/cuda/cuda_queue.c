@@ -42,24 +42,22 @@ static kk_cuda_graph *find_graph(kk_dev *dev) {
     return NULL;
 }
 
-/* Remembers the queue in the place of what was not used for longest.  Not finding memory for it
- * only costs speed. */
+/* Whether the queue may come again, and fits what is kept of one. */
+static bool worth_keeping(const kk_cuda_queue *q) {
+    return q->n_ops > 4 && q->n_ops <= KK_CUDA_GRAPH_OPS &&
+           (q->n_views == 0 || q->views[0].n_rows <= KK_CUDA_GRAPH_ROWS);
+}
+
+/* Remembers the queue in the place of what was not used for longest.  Allocates nothing. */
 static void remember(kk_dev *dev) {
     kk_cuda_graph *g = &dev->graphs[0];
     for (int i = 1; i < KK_CUDA_GRAPHS; i++)
         if (dev->graphs[i].used < g->used) g = &dev->graphs[i];
     if (g->exec) cudaGraphExecDestroy(g->exec);
-    kk_free(g->ops);
-    kk_free(g->views);
-    *g = (kk_cuda_graph){.n_ops = dev->q.n_ops, .n_views = dev->q.n_views, .used = dev->clock};
-    g->ops = kk_calloc((size_t)g->n_ops, sizeof *g->ops);
-    g->views = kk_calloc((size_t)g->n_views + 1, sizeof *g->views);
-    if (!g->ops || !g->views) {
-        kk_free(g->ops);
-        kk_free(g->views);
-        *g = (kk_cuda_graph){0};
-        return;
-    }
+    g->exec = NULL;
+    g->n_ops = dev->q.n_ops;
+    g->n_views = dev->q.n_views;
+    g->used = dev->clock;
     memcpy(g->ops, dev->q.ops, (size_t)g->n_ops * sizeof *g->ops);
     memcpy(g->views, dev->q.views, (size_t)g->n_views * sizeof *g->views);
 }
@@ -82,18 +80,26 @@ static kk_status capture(kk_dev *dev, kk_cuda_graph *g, kk_err *err) {
     return kk_cuda_fail(err, i, "building a graph");
 }
 
+/* A kernel fetches few bytes sooner than a copy engine brings them. */
+static kk_status send_control(kk_dev *dev, kk_err *err) {
+    const kk_cu_bring b = {dev->control, control(dev), dev->q.control};
+    if (b.bytes == 0) return KK_OK;
+    KK_CUDA_TRY(b.bytes <= KK_CUDA_BRING
+                    ? kk_cu_run_bring(kk_cuda_at(dev), &b)
+                    : cudaMemcpyAsync(b.to, b.from, b.bytes, cudaMemcpyHostToDevice, dev->stream),
+                "copying a control block", err);
+    return KK_OK;
+}
+
 static kk_status run_queue(kk_dev *dev, kk_err *err) {
     kk_cuda_queue *q = &dev->q;
-    if (q->control)
-        KK_CUDA_TRY(cudaMemcpyAsync(dev->control, control(dev), q->control, cudaMemcpyHostToDevice,
-                                    dev->stream),
-                    "copying a control block", err);
+    KK_TRY(send_control(dev, err));
     KK_CUDA_TRY(cudaEventRecord(dev->control_free[dev->control_at], dev->stream),
                 "recording an event", err);
-    kk_cuda_graph *g = q->n_ops > 4 ? find_graph(dev) : NULL;
+    kk_cuda_graph *g = worth_keeping(q) ? find_graph(dev) : NULL;
     dev->clock++;
     if (!g) {
-        if (q->n_ops > 4) remember(dev);
+        if (worth_keeping(q)) remember(dev);
         dev->runs++;
         return kk_cuda_plan(dev, q->ops, q->n_ops, q->views, err);
     }
@@ -107,6 +113,7 @@ static kk_status run_queue(kk_dev *dev, kk_err *err) {
 kk_status kk_cuda_flush(kk_dev *dev, kk_err *err) {
     kk_cuda_queue *q = &dev->q;
     if (q->n_ops == 0) return KK_OK;
+    kk_cuda_drop_stage(dev);
     const kk_status st = run_queue(dev, err);
     dev->control_at = (dev->control_at + 1) % KK_CUDA_CONTROLS;
     q->n_ops = q->n_views = 0;
@@ -119,6 +126,7 @@ kk_status kk_cuda_flush(kk_dev *dev, kk_err *err) {
 
 kk_status kk_cuda_sync(kk_dev *dev, kk_err *err) {
     KK_TRY(kk_cuda_flush(dev, err));
+    dev->counts.syncs++;
     KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "an operation", err);
     return KK_OK;
 }
@@ -263,6 +271,7 @@ static void copy_embed(kk_embed_args *to, const kk_embed_args *a) {
     to->table = a->table;
     to->n_rows = a->n_rows;
     to->scale = a->scale;
+    to->chosen = a->chosen;
 }
 
 static void copy_norm(kk_norm_args *to, const kk_norm_args *a) {
@@ -378,6 +387,7 @@ static void copy_ple(kk_ple_args *to, const kk_ple_args *a) {
     to->proj_scale = a->proj_scale;
     to->scale = a->scale;
     to->eps = a->eps;
+    to->chosen = a->chosen;
 }
 
 static void copy_gather(kk_gather_args *to, const kk_gather_args *a) {
@@ -397,6 +407,13 @@ static void copy_softcap(kk_softcap_args *to, const kk_softcap_args *a) {
     to->cap = a->cap;
 }
 
+static void copy_choose(kk_choose_args *to, const kk_choose_args *a) {
+    to->token = a->token;
+    to->x = a->x;
+    to->n_rows = a->n_rows;
+    to->dim = a->dim;
+}
+
 static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     to->x = a->x;
     to->n_rows = a->n_rows;
@@ -411,6 +428,7 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
 
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
+    if (a->chosen) return KK_OK;
     return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));
 }
 
@@ -425,6 +443,8 @@ kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
 }
 
 kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
+    const size_t row = 2 * (size_t)a->rope.n_rot * sizeof(float);
+    if (a->table->most) KK_TRY(kk_cuda_grow(dev, a->table, (size_t)(a->first + a->n) * row, err));
     RECORD(dev, KK_CUDA_ROPE, rope, a, op, err);
     /* A table that grows by a row at a time would be another operation every time: its first
      * row travels with the positions. */
@@ -488,6 +508,7 @@ kk_status kk_cuda_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
 
 kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_PLE, ple, a, op, err);
+    if (a->chosen) return KK_OK;
     return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));
 }
 
@@ -518,4 +539,36 @@ kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
         cudaMemcpyAsync(a->out, dev->control + off, bytes, cudaMemcpyDeviceToHost, dev->stream),
         "reading choices", err);
     return kk_cuda_sync(dev, err);
+}
+
+/* Which place of the ring is this ticket's goes through the control block, so that every round is
+ * the same graph. */
+kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
+    if (a->n_rows < 1 || a->n_rows > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "choices of %d rows at once: 1 to %d", a->n_rows,
+                       KK_PICK_ROWS);
+    const int32_t slot = (int32_t)(dev->tickets % KK_PICKS);
+    RECORD(dev, KK_CUDA_CHOOSE, choose, a, op, err);
+    KK_TRY(unrecord(dev, put(dev, &slot, sizeof slot, &op->control, err)));
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaEventRecord(dev->pick_done[slot], dev->stream), "recording an event", err);
+    dev->pick_flush[slot] = dev->clock;
+    *ticket = dev->tickets++;
+    return KK_OK;
+}
+
+kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+    if (ticket < 0 || ticket >= dev->tickets || ticket + KK_PICKS < dev->tickets || n < 1 ||
+        n > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "choice %lld of %lld is not at hand", (long long)ticket,
+                       (long long)dev->tickets);
+    const int64_t slot = ticket % KK_PICKS;
+    const bool more = dev->pick_flush[slot] < dev->clock;
+    *(more ? &dev->counts.waits : &dev->counts.syncs) += 1;
+    KK_CUDA_TRY(cudaEventSynchronize(dev->pick_done[slot]), "choosing a token", err);
+    for (int32_t i = 0; i < n; i++) {
+        const kk_cu_pick *p = &dev->picks[slot * KK_CU_CHOOSE_ROWS + i];
+        out[i] = (kk_pick){p->token, p->digest};
+    }
+    return KK_OK;
 }

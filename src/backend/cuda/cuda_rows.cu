@@ -1,4 +1,5 @@
 /* cuda_rows.cu - operations that touch each row on its own, and the laying out of weights. */
+#include "core/digest.h"
 #include "launch.cuh"
 #include "rows.cuh"
 
@@ -216,9 +217,29 @@ __global__ void round_kernel(const __grid_constant__ kk_cu_round a) {
         a.out[i] = c < (size_t)a.dim ? kk_dbf16(a.x[r * (size_t)a.dim + c]) : (uint16_t)0;
     }
 }
+/* Turned: a thread has a 16-byte piece, two neighbours out of each eight values of 32. */
+__global__ void round_turned_kernel(const __grid_constant__ kk_cu_round a) {
+    kk_next();
+    kk_wait();
+    const size_t per = (size_t)a.pitch / 8;
+    EACH(i, (size_t)a.n_rows * per) {
+        const size_t r = i / per, piece = i % per;
+        const float *x = a.x + r * (size_t)a.dim;
+        const int from = (int)(piece / 4) * 32 + (int)(piece % 4) * 2;
+        uint32_t word[4];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const int k = from + t * 8;
+            word[t] = kk_dbf16x2(k < a.dim ? x[k] : 0, k + 1 < a.dim ? x[k + 1] : 0);
+        }
+        ((uint4 *)a.out)[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a) {
-    return kk_launch(at, round_kernel, *a, kk_blocks((size_t)a->n_rows * (size_t)a->pitch, THREADS),
-                     THREADS, 0);
+    const size_t n = (size_t)a->n_rows * (size_t)a->pitch;
+    if (a->turned)
+        return kk_launch(at, round_turned_kernel, *a, kk_blocks(n / 8, THREADS), THREADS, 0);
+    return kk_launch(at, round_kernel, *a, kk_blocks(n, THREADS), THREADS, 0);
 }
 
 /* ---- choice ------------------------------------------------------------------------------- */
@@ -268,4 +289,143 @@ __global__ void __launch_bounds__(1024, 1) argmax_kernel(const __grid_constant__
 }
 cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a) {
     return kk_launch(at, argmax_kernel, *a, (unsigned)a->n_rows, 1024, 0);
+}
+
+/* ---- choices that stay here ---------------------------------------------------------------- */
+
+enum { CHOOSE_THREADS = 256 };
+
+typedef struct {
+    uint64_t sum;
+    float best;
+    int at; /* -1: nothing seen */
+} found;
+
+__device__ __forceinline__ void join(found &a, uint64_t sum, float best, int at) {
+    a.sum += sum;
+    if (at >= 0 && (a.at < 0 || before(best, at, a.best, a.at))) {
+        a.best = best;
+        a.at = at;
+    }
+}
+
+/* What a warp's lanes have found, in all of them. */
+__device__ __forceinline__ void join_warp(found &f) {
+    for (int d = 16; d > 0; d >>= 1) {
+        const uint64_t sum = __shfl_xor_sync(0xffffffffu, f.sum, d);
+        const float best = __shfl_xor_sync(0xffffffffu, f.best, d);
+        const int at = __shfl_xor_sync(0xffffffffu, f.at, d);
+        join(f, sum, best, at);
+    }
+}
+
+/* One chunk of a row: its words, and which of them is largest. */
+__device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, int dim) {
+    uint32_t word[KK_DIGEST_WORDS];
+    const int first = chunk * KK_DIGEST_WORDS;
+    const int n = min(dim - first, (int)KK_DIGEST_WORDS);
+    const uint32_t *from = (const uint32_t *)x + first;
+#pragma unroll
+    for (int i = 0; i < KK_DIGEST_WORDS; i += 4) {
+        if (n == KK_DIGEST_WORDS && dim % 4 == 0) {
+            const uint4 v = *(const uint4 *)(from + i);
+            word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
+        } else {
+            for (int k = i; k < i + 4; k++) word[k] = k < n ? from[k] : 0;
+        }
+    }
+    if (n == KK_DIGEST_WORDS) {
+        f.sum += kk_digest_chunk((uint64_t)chunk, word, KK_DIGEST_WORDS);
+#pragma unroll
+        for (int i = 0; i < KK_DIGEST_WORDS; i++) join(f, 0, __uint_as_float(word[i]), first + i);
+    } else {
+        f.sum += kk_digest_chunk((uint64_t)chunk, word, n);
+        for (int i = 0; i < n; i++) join(f, 0, __uint_as_float(word[i]), first + i);
+    }
+}
+
+__global__ void __launch_bounds__(CHOOSE_THREADS)
+    choose_rows_kernel(const __grid_constant__ kk_cu_choose a) {
+    __shared__ found room[CHOOSE_THREADS / 32];
+    __shared__ bool last;
+    const int row = (int)blockIdx.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    kk_next();
+    kk_wait();
+    const float *x = a.x + (size_t)row * (size_t)a.dim;
+    const int chunks = (a.dim + KK_DIGEST_WORDS - 1) / KK_DIGEST_WORDS;
+    found f = {0, 0, -1};
+    for (int c = (int)(blockIdx.x * blockDim.x + threadIdx.x); c < chunks;
+         c += (int)(gridDim.x * blockDim.x))
+        see_chunk(f, x, c, a.dim);
+    join_warp(f);
+    if (lane == 0) room[warp] = f;
+    __syncthreads();
+    if (warp == 0) {
+        f = lane < CHOOSE_THREADS / 32 ? room[lane] : found{0, 0, -1};
+        join_warp(f);
+    }
+    auto *part = a.room->part[row];
+    if (threadIdx.x == 0) {
+        part[blockIdx.x].sum = f.sum;
+        part[blockIdx.x].best = f.best;
+        part[blockIdx.x].at = f.at;
+        __threadfence();
+        last = atomicAdd(&a.room->done[row], 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || warp != 0) return;
+    __threadfence();
+    f = {0, 0, -1};
+    for (unsigned b = (unsigned)lane; b < gridDim.x; b += 32)
+        join(f, __ldcg(&part[b].sum), __ldcg(&part[b].best), __ldcg(&part[b].at));
+    join_warp(f);
+    if (lane == 0) {
+        a.room->done[row] = 0;
+        a.token[row] = f.at;
+        kk_cu_pick *to = a.ring + (size_t)*a.slot * KK_CU_CHOOSE_ROWS + row;
+        to->token = f.at;
+        to->digest = kk_digest_end(f.sum, (uint64_t)a.dim);
+        __threadfence_system();
+    }
+}
+cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a) {
+    if (a->n_rows < 1 || a->n_rows > KK_CU_CHOOSE_ROWS) return cudaErrorInvalidValue;
+    return kk_launch(at, choose_rows_kernel, *a, dim3(KK_CU_CHOOSE_BLOCKS, (unsigned)a->n_rows),
+                     CHOOSE_THREADS, 0);
+}
+
+/* ---- copies and reads ---------------------------------------------------------------------- */
+
+/* Others may look at what it brings before they wait for the kernel before them, so none of them
+ * starts before it has ended: no kk_next here. */
+__global__ void bring_kernel(const __grid_constant__ kk_cu_bring a) {
+    kk_wait();
+    for (size_t i = threadIdx.x; i < (a.bytes + 15) / 16; i += blockDim.x)
+        ((uint4 *)a.to)[i] = __ldcv((const uint4 *)a.from + i);
+    __threadfence();
+}
+cudaError_t kk_cu_run_bring(kk_cu_at at, const kk_cu_bring *a) {
+    return kk_launch(at, bring_kernel, *a, 1, 512, 0);
+}
+
+__global__ void skim_kernel(const __grid_constant__ kk_cu_skim a) {
+    const uint4 *from = (const uint4 *)a.from;
+    const size_t n = a.bytes / 16, step = (size_t)gridDim.x * blockDim.x;
+    uint32_t sum = 0;
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + 3 * step < n; i += 4 * step) {
+        uint4 v[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] = __ldcs(from + i + k * step);
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    for (; i < n; i += step) {
+        const uint4 v = __ldcs(from + i);
+        sum += v.x ^ v.y ^ v.z ^ v.w;
+    }
+    if (sum == 0x51ca7e11u) *a.sink = sum;
+}
+cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a) {
+    return kk_launch(at, skim_kernel, *a, (unsigned)(at.sms * 8), 512, 0);
 }

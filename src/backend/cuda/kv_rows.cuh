@@ -23,11 +23,22 @@ template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float 
     return h;
 }
 
-/* x / rms(x) * w (w NULL: none), then pairs turned (cs NULL: not). */
-template <int D>
+/* x / rms(x), FULL: times w (not NULL) and then pairs turned by cs.  Loads come first and without
+ * branches: behind a branch the compiler waits for each. */
+template <int D, bool FULL>
 __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, const float *cs,
                                              int n_rot, float eps) {
     const int lane = threadIdx.x % 32;
+    const float *angles = n_rot ? cs : w; /* something that can be read */
+    float weight[D / 32], c[D / 64], n[D / 64];
+#pragma unroll
+    for (int i = 0; FULL && i < D / 32; i++) weight[i] = w[lane + 32 * i];
+#pragma unroll
+    for (int i = 0; FULL && i < D / 64; i++) {
+        const int at = max(0, min(lane + 32 * i, n_rot - 1));
+        c[i] = angles[at];
+        n[i] = angles[n_rot + at];
+    }
     float s = 0;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) s = __fmaf_rn(h.v[i], h.v[i], s);
@@ -36,16 +47,14 @@ __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, cons
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
         h.v[i] = __fmul_rn(h.v[i], inv);
-        if (w) h.v[i] = __fmul_rn(h.v[i], w[lane + 32 * i]);
+        if (FULL) h.v[i] = __fmul_rn(h.v[i], weight[i]);
     }
-    if (!cs) return;
 #pragma unroll
-    for (int i = 0; i < D / 64; i++) {
-        const int at = lane + 32 * i;
-        if (at >= n_rot) continue;
-        const float a = h.v[i], b = h.v[i + D / 64], c = cs[at], n = cs[n_rot + at];
-        h.v[i] = __fmaf_rn(-b, n, __fmul_rn(a, c));
-        h.v[i + D / 64] = __fmaf_rn(a, n, __fmul_rn(b, c));
+    for (int i = 0; FULL && i < D / 64; i++) {
+        const bool turn = lane + 32 * i < n_rot;
+        const float a = h.v[i], b = h.v[i + D / 64];
+        h.v[i] = turn ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
+        h.v[i + D / 64] = turn ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
     }
 }
 
@@ -194,21 +203,31 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
 }
 
 /* K from V: the values at .. at + 7 of a key and those half a head on (lo, hi), times k_norm,
- * pairs below n_rot turned.  cs: the key's angles. */
+ * pairs below n_rot turned.  cs: the key's angles.  BRANCHES: leaves out what is not turned. */
+template <bool BRANCHES>
 __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const float *k_norm,
                                            const float *cs, int n_rot, int at, int d) {
     float c[8], s[8];
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
-        lo[e] = __fmul_rn(lo[e], k_norm[at + e]);
-        hi[e] = __fmul_rn(hi[e], k_norm[at + d / 2 + e]);
+    for (int e = 0; e < 8; e += 4) {
+        const float4 x = *(const float4 *)(k_norm + at + e);
+        const float4 y = *(const float4 *)(k_norm + at + d / 2 + e);
+        lo[e] = __fmul_rn(lo[e], x.x);
+        lo[e + 1] = __fmul_rn(lo[e + 1], x.y);
+        lo[e + 2] = __fmul_rn(lo[e + 2], x.z);
+        lo[e + 3] = __fmul_rn(lo[e + 3], x.w);
+        hi[e] = __fmul_rn(hi[e], y.x);
+        hi[e + 1] = __fmul_rn(hi[e + 1], y.y);
+        hi[e + 2] = __fmul_rn(hi[e + 2], y.z);
+        hi[e + 3] = __fmul_rn(hi[e + 3], y.w);
     }
-    if (at >= n_rot) return;
+    if ((BRANCHES || n_rot == 0) && at >= n_rot) return;
     if (n_rot % 8 == 0) {
+        const float *from = cs + min(at, n_rot - 8);
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-            *(float4 *)(c + i) = *(const float4 *)(cs + at + i);
-            *(float4 *)(s + i) = *(const float4 *)(cs + n_rot + at + i);
+            *(float4 *)(c + i) = *(const float4 *)(from + i);
+            *(float4 *)(s + i) = *(const float4 *)(from + n_rot + i);
         }
     } else {
 #pragma unroll
@@ -220,43 +239,45 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         const float x = lo[e], y = hi[e];
-        if (at + e >= n_rot) continue;
-        lo[e] = __fmaf_rn(-y, s[e], __fmul_rn(x, c[e]));
-        hi[e] = __fmaf_rn(x, s[e], __fmul_rn(y, c[e]));
+        const bool turn = at + e < n_rot;
+        lo[e] = turn ? __fmaf_rn(-y, s[e], __fmul_rn(x, c[e])) : x;
+        hi[e] = turn ? __fmaf_rn(x, s[e], __fmul_rn(y, c[e])) : y;
     }
 }
 
 /* ---- sight -------------------------------------------------------------------------------- */
 
-/* What a row sees: [0, sink) and [from, to). */
+/* What a row sees: [0, sink) and [from, to).  Positions are below 2^31. */
 struct kk_sight {
-    int64_t sink, from, to;
-    __device__ __forceinline__ bool page(int64_t p) const {
+    int sink, from, to;
+    __device__ __forceinline__ bool page(int p) const {
         return p * KK_PAGE < sink || ((p + 1) * KK_PAGE > from && p * KK_PAGE < to);
     }
 };
 
-__device__ __forceinline__ kk_sight kk_sight_of(const kk_cu_attend &a, const kk_cu_tile &t,
-                                                int row) {
-    const int64_t at = a.block ? t.group_pos : t.pos + row;
-    kk_sight s = {a.sink, 0, a.block ? t.group_end : at + 1};
-    if (a.window && at >= a.window) s.from = at - a.window + 1;
+/* Of a row at `at`; block: of all rows of the group [at, end). */
+__device__ __forceinline__ kk_sight kk_sight_at(int at, int end, int window, int sink, bool block) {
+    kk_sight s = {sink, window ? max(at - window + 1, 0) : 0, block ? end : at + 1};
     if (s.sink >= s.from) s.sink = s.from = 0;
     return s;
 }
+__device__ __forceinline__ kk_sight kk_sight_of(const kk_cu_attend &a, const kk_cu_tile &t,
+                                                int row) {
+    return kk_sight_at(a.block ? (int)t.group_pos : (int)t.pos + row, (int)t.group_end, a.window,
+                       a.sink, a.block);
+}
 
 /* The same within one page, which starts at position base: a bit per key. */
-__device__ __forceinline__ int kk_clip(int64_t pos, int64_t base) {
-    const int64_t i = pos - base;
-    return i < 0 ? 0 : i > KK_PAGE ? KK_PAGE : (int)i;
+__device__ __forceinline__ int kk_clip(int pos, int base) {
+    return min(max(pos - base, 0), (int)KK_PAGE);
 }
 __device__ __forceinline__ uint64_t kk_first_keys(int n) {
-    return n >= KK_PAGE ? ~0ull : (1ull << n) - 1;
+    return n == 0 ? 0 : ~0ull >> (KK_PAGE - n);
 }
-__device__ __forceinline__ uint64_t kk_keys(int64_t from, int64_t to, int64_t base) {
+__device__ __forceinline__ uint64_t kk_keys(int from, int to, int base) {
     return kk_first_keys(kk_clip(to, base)) & ~kk_first_keys(kk_clip(from, base));
 }
-__device__ __forceinline__ uint64_t kk_seen(const kk_sight &s, int64_t base) {
+__device__ __forceinline__ uint64_t kk_seen(const kk_sight &s, int base) {
     return kk_keys(s.from, s.to, base) | kk_first_keys(kk_clip(s.sink, base));
 }
 
@@ -274,11 +295,11 @@ struct kk_tile_pages {
 __device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_sight &first,
                                                           const kk_sight &last) {
     kk_tile_pages p;
-    p.window = (int)(first.from / KK_PAGE);
+    p.window = first.from / KK_PAGE;
     /* A row further on may have a sink apart from its window. */
-    p.sinks = first.from == 0 ? 0 : (int)((last.sink + KK_PAGE - 1) / KK_PAGE);
+    p.sinks = first.from == 0 ? 0 : (last.sink + KK_PAGE - 1) / KK_PAGE;
     if (p.sinks > p.window) p.sinks = p.window;
-    p.n = p.sinks + (int)((last.to + KK_PAGE - 1) / KK_PAGE) - p.window;
+    p.n = p.sinks + (last.to + KK_PAGE - 1) / KK_PAGE - p.window;
     return p;
 }
 __device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
@@ -292,11 +313,13 @@ __device__ __forceinline__ int kk_rows_now(const kk_cu_attend &a, const kk_cu_ti
 }
 
 /* parts[tile][row][head][unit]: maximum, sum, then the values. */
+__device__ __forceinline__ size_t kk_part_index(const kk_cu_attend &a, int tile, int row,
+                                                int head) {
+    return (size_t)((tile * a.rows.tile_most + row) * a.n_head + head) * a.rows.most_pages;
+}
 __device__ __forceinline__ float *kk_part(const kk_cu_attend &a, int tile, int row, int head,
                                           int unit) {
-    const size_t index =
-        (((size_t)tile * a.rows.tile_most + row) * a.n_head + head) * a.rows.most_pages + unit;
-    return a.parts + index * ((size_t)a.slot.head_dim + 4);
+    return a.parts + (kk_part_index(a, tile, row, head) + unit) * ((size_t)a.slot.head_dim + 4);
 }
 
 #endif

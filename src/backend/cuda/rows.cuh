@@ -43,18 +43,18 @@ __device__ __forceinline__ void kk_between_row(const kk_cu_between &a, size_t ro
     const float inv = kk_inv_rms(x, a.dim, a.eps, room[3]);
     if (a.w1) {
         kk_scale(y, x, inv, w1);
-        if (a.z1) kk_row_store_bf16(a.z1 + row * a.pitch, y, a.dim);
+        if (a.z1) kk_row_store_bf16(a.z1 + row * a.pitch, y, a.dim, a.turned);
         if (a.zf) kk_row_store(a.zf + row * a.dim, y, a.dim);
     }
     if (a.w2) {
         kk_scale(y, x, inv, w2);
-        kk_row_store_bf16(a.z2 + row * a.pitch, y, a.dim);
+        kk_row_store_bf16(a.z2 + row * a.pitch, y, a.dim, a.turned);
     }
     if (a.w3) {
         kk_scale(y, x, inv, w3);
 #pragma unroll
         for (int i = 0; i < 4 * V; i++) y.v[i] = __fmul_rn(y.v[i], a.root);
-        kk_row_store_bf16(a.z3 + row * a.pitch, y, a.dim);
+        kk_row_store_bf16(a.z3 + row * a.pitch, y, a.dim, a.turned);
     }
 }
 

@@ -1,0 +1,294 @@
+/* cuda_gemm.cu - products for many rows: launches of the tiled kernel in gemm.cuh, and what
+ * experts need around it.
+ *
+ * Experts for many rows are four launches without the host in between: pairs of a row and a slot
+ * are listed by expert, in tiles of up to 128; gate and up of every tile; the second matrix, each
+ * pair for itself; and the sum over a row's slots in their order, as the decode kernels take it. */
+#include "gemm.cuh"
+#include "launch.cuh"
+
+static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
+static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte pieces */
+    return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
+}
+
+/* ---- plain rows --------------------------------------------------------------------------- */
+
+/* Tiles along the rows, so that their turns on the multiprocessors cost least: a turn takes about
+ * as long as its tile's pieces and eight more. */
+static int row_tiles(int n_rows, int units, int sms) {
+    enum { FRONT = 8 };
+    const int pieces = (n_rows + 15) / 16;
+    int best = 0, cost = 0;
+    for (int n = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES; n <= pieces; n++) {
+        const int turns = (n * units + sms - 1) / sms, c = turns * ((pieces + n - 1) / n + FRONT);
+        if (best && c >= cost) continue;
+        best = n;
+        cost = c;
+    }
+    return best;
+}
+
+static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
+    kk_gemm_args g = {};
+    const auto &p0 = a->part[0];
+    for (int i = 0; i < a->n_parts; i++) {
+        kk_gemm_part &p = g.part[i];
+        const kk_cu_weight &w = a->part[i].w;
+        if (a->part[i].other || !p0.up.data != !a->part[i].up.data) return cudaErrorInvalidValue;
+        p.w = (const uint4 *)w.data;
+        p.up = (const uint4 *)a->part[i].up.data;
+        p.out = a->part[i].out;
+        p.n_out = (int)w.n_out;
+        p.strips = w.strips;
+        p.units = (w.strips + KK_TILE_STRIPS - 1) / KK_TILE_STRIPS;
+        if (p.up) p.units = (w.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
+        p.steps = steps_of(w);
+        p.pitch = a->part[i].pitch;
+        g.units += p.units;
+    }
+    g.n_parts = a->n_parts;
+    g.x = (const uint4 *)a->x;
+    g.pitch = a->n_in / 8;
+    g.wrap = a->n_in / KK_STEP;
+    g.n_rows = a->n_rows;
+    g.cuts = cuts;
+    g.tiles = row_tiles(a->n_rows, g.units * cuts, at.sms);
+    g.silu = a->silu;
+    g.per_row = 1;
+    const int total = g.tiles * g.units * cuts;
+    return kk_launch(at, p0.up.data ? kk_gemm_kernel<false, true> : kk_gemm_kernel<false, false>, g,
+                     (unsigned)(total < at.sms ? total : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
+}
+
+cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) {
+    cudaError_t e = run_gemm(at, a, 1);
+    for (int i = 0; i < a->n_parts && e == cudaSuccess; i++) {
+        if (a->part[i].cap == 0) continue;
+        if (a->part[i].pitch != a->part[i].w.n_out) return cudaErrorInvalidValue;
+        kk_cu_softcap c = {};
+        c.x = (float *)a->part[i].out;
+        c.n = (size_t)a->n_rows * (size_t)a->part[i].pitch;
+        c.cap = a->part[i].cap;
+        e = kk_cu_run_softcap(at, &c);
+    }
+    return e;
+}
+
+cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices) {
+    *slices = kk_slices(steps_of(a->part[0].w));
+    return run_gemm(at, a, *slices);
+}
+
+/* ---- experts ------------------------------------------------------------------------------ */
+
+enum { GROUP_THREADS = 1024 };
+
+/* What lies in kk_cu_experts' room: the number of tiles, then tiles, then their lists. */
+struct group_args {
+    const int *expert; /* of each pair */
+    int *n_tiles;
+    int2 *tile;
+    int *slot;
+    int pairs, n_expert;
+};
+
+static int most_tiles(int pairs, int n_expert) {
+    return pairs / KK_TILE_ROWS + (n_expert < pairs ? n_expert : pairs);
+}
+
+/* An expert's pieces are shared out evenly over its tiles; the first ones have one more. */
+struct expert_tiles {
+    int first, tiles, pieces; /* first: of all tiles */
+
+    __device__ __forceinline__ int begin(int t) const { /* piece */
+        return t * (pieces / tiles) + min(t, pieces % tiles);
+    }
+    __device__ __forceinline__ int of(int piece) const {
+        const int least = pieces / tiles, more = pieces % tiles, in_more = more * (least + 1);
+        return piece < in_more ? piece / (least + 1) : more + (piece - in_more) / least;
+    }
+};
+
+__global__ void __launch_bounds__(GROUP_THREADS, 1)
+    group_kernel(const __grid_constant__ group_args a) {
+    __shared__ int count[KK_MAX_EXPERTS], taken[KK_MAX_EXPERTS], before[KK_MAX_EXPERTS];
+    __shared__ expert_tiles of[KK_MAX_EXPERTS];
+    const int tid = (int)threadIdx.x;
+    if (tid < KK_MAX_EXPERTS) count[tid] = taken[tid] = 0;
+    __syncthreads();
+    kk_wait();
+    kk_next();
+    for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
+        const int e = a.expert[i];
+        if ((unsigned)e < (unsigned)a.n_expert) atomicAdd(&count[e], 1);
+    }
+    __syncthreads();
+    int pieces = 0, tiles = 0, sum = 0;
+    if (tid < KK_MAX_EXPERTS) {
+        pieces = (count[tid] + 15) / 16;
+        tiles = sum = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES;
+        before[tid] = sum;
+    }
+    __syncthreads();
+    for (int d = 1; d < KK_MAX_EXPERTS; d *= 2) {
+        if (tid >= d && tid < KK_MAX_EXPERTS) sum += before[tid - d];
+        __syncthreads();
+        if (tid < KK_MAX_EXPERTS) before[tid] = sum;
+        __syncthreads();
+    }
+    if (tid == KK_MAX_EXPERTS - 1) *a.n_tiles = sum;
+    if (tiles > 0) {
+        const expert_tiles e = {sum - tiles, tiles, pieces};
+        of[tid] = e;
+        for (int t = 0; t < tiles; t++)
+            a.tile[e.first + t] = make_int2(tid, e.begin(t + 1) - e.begin(t));
+        const int last = e.first + tiles - 1, from = e.begin(tiles - 1) * 16;
+        for (int i = count[tid]; i < pieces * 16; i++)
+            a.slot[(size_t)last * KK_TILE_ROWS + (i - from)] = -1;
+    }
+    __syncthreads();
+    for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
+        const int e = a.expert[i];
+        if ((unsigned)e >= (unsigned)a.n_expert) continue;
+        const int k = atomicAdd(&taken[e], 1), t = of[e].of(k / 16);
+        a.slot[(size_t)(of[e].first + t) * KK_TILE_ROWS + (k - of[e].begin(t) * 16)] = i;
+    }
+}
+
+struct slots_args {
+    float *out;
+    const float *each, *weight; /* [n_rows][n_used][n_out]; [n_rows][n_used] */
+    int n_rows, n_used, n_out;
+};
+
+/* out[r] = sum over slots, in order, of weight * each. */
+__global__ void __launch_bounds__(KK_BLOCK_THREADS)
+    slots_kernel(const __grid_constant__ slots_args a) {
+    const size_t r = blockIdx.y, width = (size_t)a.n_out;
+    const float *from = a.each + r * (size_t)a.n_used * width;
+    const int o = 4 * ((int)blockIdx.x * KK_BLOCK_THREADS + (int)threadIdx.x);
+    kk_wait();
+    kk_next();
+    if (o >= a.n_out) return;
+    if (a.n_out % 4 == 0) {
+        float4 s = make_float4(0, 0, 0, 0);
+        for (int k = 0; k < a.n_used; k++) {
+            const float w = a.weight[r * (size_t)a.n_used + k];
+            const float4 v = *(const float4 *)(from + k * width + o);
+            s.x = __fmaf_rn(w, v.x, s.x);
+            s.y = __fmaf_rn(w, v.y, s.y);
+            s.z = __fmaf_rn(w, v.z, s.z);
+            s.w = __fmaf_rn(w, v.w, s.w);
+        }
+        *(float4 *)(a.out + r * width + o) = s;
+        return;
+    }
+    for (int i = o; i < min(o + 4, a.n_out); i++) {
+        float s = 0;
+        for (int k = 0; k < a.n_used; k++)
+            s = __fmaf_rn(a.weight[r * (size_t)a.n_used + k], from[k * width + i], s);
+        a.out[r * width + i] = s;
+    }
+}
+
+bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn) {
+    return up->data ? up->planes == gate->planes : ffn % 8 == 0;
+}
+
+size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert) {
+    const size_t tiles = (size_t)most_tiles(pairs, n_expert);
+    return 16 + tiles * sizeof(int2) + tiles * KK_TILE_ROWS * sizeof(int);
+}
+
+/* One of the experts' products over the listed pairs. */
+static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, int per_row) {
+    g.n_parts = 1;
+    g.units = g.part[0].units;
+    g.n_rows = l.pairs;
+    g.cuts = 1;
+    g.tile = l.tile;
+    g.slot = l.slot;
+    g.n_tiles = l.n_tiles;
+    g.per_row = per_row;
+    const int most = most_tiles(l.pairs, l.n_expert) * g.units;
+    return kk_launch(at, g.part[0].up ? kk_gemm_kernel<true, true> : kk_gemm_kernel<true, false>, g,
+                     (unsigned)(most < at.sms ? most : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
+}
+
+static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
+    kk_gemm_args g = {};
+    kk_gemm_part &p = g.part[0];
+    p.w = (const uint4 *)a->gate.data;
+    p.mat = p.up_mat = matrix_size(a->gate);
+    p.steps = steps_of(a->gate);
+    p.strips = (a->ffn + 7) / 8;
+    p.up = p.w + (size_t)p.strips * (size_t)p.steps * KK_WARP;
+    if (a->up.data) {
+        p.up = (const uint4 *)a->up.data;
+        p.up_mat = matrix_size(a->up);
+    }
+    p.out = a->act;
+    p.n_out = a->ffn;
+    p.units = (p.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
+    p.pitch = a->act_pitch;
+    g.x = (const uint4 *)a->x;
+    g.wrap = a->gate.wrap;
+    g.pitch = g.wrap * 4;
+    return run_tiles(at, g, l, a->choice.n_used);
+}
+
+static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
+    kk_gemm_args g = {};
+    kk_gemm_part &p = g.part[0];
+    p.w = (const uint4 *)a->down.data;
+    p.mat = matrix_size(a->down);
+    p.steps = steps_of(a->down);
+    p.strips = a->down.strips;
+    p.out = a->each;
+    p.n_out = (int)a->down.n_out;
+    p.units = (p.strips + KK_TILE_STRIPS - 1) / KK_TILE_STRIPS;
+    p.pitch = (int)a->down.n_out;
+    g.x = (const uint4 *)a->act;
+    g.wrap = a->down.wrap;
+    g.pitch = a->act_pitch / 8;
+    return run_tiles(at, g, l, 1);
+}
+
+cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
+    const kk_cu_choice *c = &a->choice;
+    if (c->logits || c->n_expert > KK_MAX_EXPERTS || !kk_cu_experts_tiled(&a->gate, &a->up, a->ffn))
+        return cudaErrorInvalidValue;
+    group_args l = {};
+    l.expert = c->expert;
+    l.pairs = c->n_rows * c->n_used;
+    l.n_expert = c->n_expert;
+    l.n_tiles = (int *)a->room;
+    l.tile = (int2 *)((char *)a->room + 16);
+    l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
+    cudaError_t e = kk_launch(at, group_kernel, l, 1, GROUP_THREADS, 0);
+    if (e == cudaSuccess) e = run_gates(at, a, l);
+    if (e == cudaSuccess) e = run_downs(at, a, l);
+    if (e != cudaSuccess) return e;
+    slots_args s = {};
+    s.out = a->out;
+    s.each = a->each;
+    s.weight = c->weight;
+    s.n_rows = c->n_rows;
+    s.n_used = c->n_used;
+    s.n_out = (int)a->down.n_out;
+    const unsigned wide = (unsigned)((s.n_out + 4 * KK_BLOCK_THREADS - 1) / (4 * KK_BLOCK_THREADS));
+    return kk_launch(at, slots_kernel, s, dim3(wide, (unsigned)c->n_rows), KK_BLOCK_THREADS, 0);
+}
+
+cudaError_t kk_cu_setup_gemm(void) {
+    const void *kernels[] = {
+        (const void *)kk_gemm_kernel<false, false>, (const void *)kk_gemm_kernel<false, true>,
+        (const void *)kk_gemm_kernel<true, false>, (const void *)kk_gemm_kernel<true, true>};
+    for (const void *k : kernels) {
+        const cudaError_t e =
+            cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}

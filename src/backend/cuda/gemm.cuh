@@ -1,0 +1,472 @@
+/* gemm.cuh - products for many rows: tiles of 128 rows by 128 outputs over the strips that the
+ * decode kernels stream, with their arithmetic, so that a row of a prompt has the bits it would
+ * have alone.
+ *
+ * A block is one per multiprocessor and takes tile after tile.  Eight warps, two along the rows
+ * and four along the outputs, hold 64 by 32 sums each: those of the present K slice and the total
+ * of the slices before, which is all the registers there are.  Two K steps at a time come to
+ * shared memory through cp.async, three such stages deep; the copies run on into the next tile
+ * while the last one is being written.
+ *
+ * Rows come turned: of every 32 inputs, the words (pairs of values) lie in the order in which
+ * ldmatrix hands them to the lanes that hold the same inputs of a strip (kk_turned in arith.cuh).
+ * In shared memory the eight 16-byte pieces of a row change places with the row's number, so that
+ * no bank is hit twice.
+ *
+ * A tile of fewer than 128 rows has that many 16-row pieces fewer; its pieces are shared out over
+ * the two rows of warps, and the loop is there once for every number of them that a warp can
+ * have: products that are only masked would cost as much as real ones. */
+#ifndef KK_CUDA_GEMM_CUH
+#define KK_CUDA_GEMM_CUH
+
+#include "decode.cuh"
+
+enum {
+    KK_TILE_ROWS = 128,
+    KK_TILE_PIECES = 8,  /* of 16 rows */
+    KK_TILE_STRIPS = 16, /* of 8 outputs */
+    KK_TILE_STAGES = 3,
+    KK_TILE_X = KK_TILE_ROWS * 128,
+    KK_TILE_STAGE = KK_TILE_X + KK_TILE_STRIPS * 2 * 512,
+    KK_TILE_SHARED = KK_TILE_STAGES * KK_TILE_STAGE,
+    KK_TILE_RING = 4,   /* lists of rows on their way */
+    KK_WARP_PIECES = 4, /* a warp's part of a tile */
+    KK_WARP_STRIPS = 4,
+};
+
+struct kk_gemm_part {
+    const uint4 *w, *up;      /* up not NULL: out = act(w x) * (up x), as turned bf16 */
+    size_t mat, up_mat;       /* from one expert to the next, in 16-byte pieces */
+    void *out;                /* rows of floats, or of bf16 */
+    int n_out, strips, units; /* units: tiles along the outputs */
+    int steps, pitch;         /* pitch: of out's rows, in values */
+};
+
+struct kk_gemm_args {
+    kk_gemm_part part[KK_MAX_PARTS];
+    int n_parts, units; /* of all parts */
+    const uint4 *x;     /* rows of bf16 */
+    int pitch, wrap;    /* of x's rows, in 16-byte pieces; steps after which they repeat */
+    int n_rows, tiles;  /* tiles along the rows */
+    int cuts;           /* not 1: a tile is one K slice, out[slice][n_rows][pitch] */
+    int silu;
+    /* Experts: rows are listed by tile (group_kernel of cuda_gemm.cu), -1 where there is none. */
+    const int2 *tile;   /* expert, pieces */
+    const int *slot;    /* [tiles][KK_TILE_ROWS]: pairs, rows of out */
+    const int *n_tiles; /* on the device, NULL: plain rows */
+    int per_row;        /* pairs of a row of x */
+};
+
+/* 16 bytes; places are given as an address and a constant, which costs no instruction. */
+template <int TO, int FROM>
+__device__ __forceinline__ void kk_copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM)
+                 : "memory");
+}
+/* bytes 0: zeros, and nothing is read. */
+template <int TO, int FROM>
+__device__ __forceinline__ void kk_copy16_or_zero(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void kk_copy4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void kk_copies_end() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void kk_copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Lists of an experts' kernel: of the tile being summed, the one being copied, the one after. */
+struct kk_tile_lists {
+    int slot[KK_TILE_RING][KK_TILE_ROWS];
+    int2 tile[KK_TILE_RING]; /* expert, pieces */
+};
+
+/* Where a tile lies. */
+struct kk_place {
+    int part, unit, slice; /* of its part; slice: where tiles are cut */
+    int row, pieces;       /* first row, of plain rows; 16-row pieces */
+    int expert;
+
+    __device__ __forceinline__ void seek(const kk_gemm_args &a, const kk_tile_lists *lists,
+                                         int tiles, int at, int order) {
+        const int m = at % tiles;
+        unit = at / tiles;
+        slice = unit % a.cuts;
+        unit /= a.cuts;
+        for (part = 0; unit >= a.part[part].units; part++) unit -= a.part[part].units;
+        expert = row = 0;
+        if (lists) {
+            const int2 t = lists->tile[order % KK_TILE_RING];
+            expert = t.x;
+            pieces = t.y;
+        } else {
+            const int all = (a.n_rows + 15) / 16, from = all * m / tiles;
+            pieces = all * (m + 1) / tiles - from;
+            row = from * 16;
+        }
+    }
+    __device__ __forceinline__ int first_step(const kk_gemm_args &a) const {
+        return a.cuts > 1 ? kk_slice(a.part[part].steps, slice) : 0;
+    }
+    __device__ __forceinline__ int steps(const kk_gemm_args &a) const {
+        const int all = a.part[part].steps;
+        return a.cuts > 1 ? kk_slice(all, slice + 1) - kk_slice(all, slice) : all;
+    }
+};
+
+/* The copying side: what this thread brings of the next stage. */
+template <bool EXPERTS, bool GLU> struct kk_filler {
+    const kk_gemm_args &a;
+    kk_tile_lists *lists;
+    int tiles, total, at, order;
+    int left, k;   /* stages of the tile still to be asked for; this thread's step of x */
+    int rows, odd; /* of the tile, 0: no more; whether its steps are */
+    uint32_t row[KK_TILE_ROWS / 32], w_at; /* in 16-byte pieces */
+    uint32_t x_to, w_to;                   /* in a stage */
+    const uint4 *w[2], *x;
+
+    __device__ __forceinline__ void list(int from, int to_order) {
+        if (from >= total) return;
+        const int m = from % tiles, i = (int)threadIdx.x;
+        if (i < KK_TILE_ROWS)
+            kk_copy4(kk_shared(&lists->slot[to_order % KK_TILE_RING][i]),
+                     a.slot + (size_t)m * KK_TILE_ROWS + i);
+        else if (i < KK_TILE_ROWS + 2)
+            kk_copy4(kk_shared((int *)&lists->tile[to_order % KK_TILE_RING] + (i & 1)),
+                     (const int *)(a.tile + m) + (i & 1));
+    }
+    __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
+        : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
+          at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0),
+          x(args.x) {
+        const int tid = (int)threadIdx.x, r = tid / 8;
+        x_to = (uint32_t)(r * 128 + ((tid ^ r) & 7) * 16);
+        w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
+        if (!EXPERTS) return;
+        list((int)blockIdx.x, 0);
+        list((int)blockIdx.x + (int)gridDim.x, 1);
+        kk_copies_end();
+        kk_copies_wait<0>();
+        __syncthreads();
+    }
+    /* Turns to this block's next tile. */
+    __device__ __forceinline__ void seek() {
+        at += (int)gridDim.x;
+        order++;
+        rows = 0;
+        if (at >= total) return;
+        kk_place p;
+        p.seek(a, EXPERTS ? lists : NULL, tiles, at, order);
+        const int tid = (int)threadIdx.x, steps = p.steps(a), from = p.first_step(a);
+        rows = 16 * p.pieces;
+        left = (steps + 1) / 2;
+        odd = steps & 1;
+        k = (from + (tid / 4 & 1)) % a.wrap;
+        x = a.x + 4 * k;
+        w_at = (uint32_t)from * KK_WARP;
+#pragma unroll
+        for (int i = 0; i < KK_TILE_ROWS / 32; i++) {
+            const int r = tid / 8 + 32 * i;
+            int from_row = min(p.row + r, a.n_rows - 1);
+            if (EXPERTS) {
+                const int s = r < 16 * p.pieces ? lists->slot[order % KK_TILE_RING][r] : 0;
+                from_row = max(s, 0) / a.per_row;
+            }
+            row[i] = (uint32_t)from_row * (uint32_t)a.pitch + (tid & 3);
+        }
+        const kk_gemm_part &m = a.part[p.part];
+        const int warp = tid / KK_WARP, lane = tid % KK_WARP;
+        /* Strips 2 warp and 2 warp + 1 of the tile: neighbours, or a gate's and an up's. */
+        const uint4 *base = m.w + p.expert * m.mat;
+        const int pair = p.unit * KK_TILE_STRIPS / 2 + warp;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if (GLU && j) base = m.up + p.expert * m.up_mat;
+            const int strip = min(GLU ? pair : 2 * pair + j, m.strips - 1);
+            w[j] = base + (size_t)strip * m.steps * KK_WARP + lane;
+        }
+        if (EXPERTS && order > 0) list(at + (int)gridDim.x, order + 1);
+    }
+    __device__ __forceinline__ const void *row_at(int i) const {
+        return (const char *)x + (uint64_t)row[i] * 16;
+    }
+    /* Asks for the next stage; nothing after the last. */
+    __device__ __forceinline__ void fill(uint32_t stage) {
+        uint32_t x_place = stage + x_to, w_place = stage + w_to;
+        const int bytes = left > 1 || !odd ? 16 : 0;     /* of the second step */
+        asm volatile("" : "+r"(x_place), "+r"(w_place)); /* computed once, not at every use */
+        if (0 < rows) kk_copy16<0, 0>(x_place, row_at(0));
+        if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
+        if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
+        if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
+        if (0 < rows) {
+            kk_copy16<0, 0>(w_place, w[0] + w_at);
+            kk_copy16_or_zero<512, 512>(w_place, w[0] + w_at, bytes);
+            kk_copy16<1024, 0>(w_place, w[1] + w_at);
+            kk_copy16_or_zero<1536, 512>(w_place, w[1] + w_at, bytes);
+        }
+        advance();
+    }
+    /* The stage has been asked for. */
+    __device__ __forceinline__ void advance() {
+        kk_copies_end();
+        w_at += 2 * KK_WARP;
+        k += 2;
+        x += 8;
+        if (k >= a.wrap) {
+            k -= a.wrap;
+            x -= 4 * a.wrap;
+        }
+        left--;
+    }
+};
+
+__device__ __forceinline__ uint4 kk_matrices(uint32_t from) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from));
+    return v;
+}
+
+/* The summing side: a warp's sums and the operands of the next step. */
+struct kk_summer {
+    float sum[KK_WARP_PIECES][KK_WARP_STRIPS][4], c[KK_WARP_PIECES][KK_WARP_STRIPS][4];
+    uint4 one[KK_WARP_PIECES], two[KK_WARP_PIECES]; /* of a step's first and second product */
+    uint4 w[2][KK_WARP_STRIPS];                     /* of a stage's two steps */
+
+    __device__ __forceinline__ void multiply(int m, int half) {
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++)
+            kk_mma(c[m][i], one[m].x, one[m].y, one[m].z, one[m].w, w[half][i].x, w[half][i].y);
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++)
+            kk_mma(c[m][i], two[m].x, two[m].y, two[m].z, two[m].w, w[half][i].z, w[half][i].w);
+    }
+    /* Piece m or strip m of a step; from: this lane's place in its rows or strips. */
+    __device__ __forceinline__ void load_rows(int m, uint32_t from) {
+        one[m] = kk_matrices(from + m * 2048);
+        two[m] = kk_matrices((from ^ 32) + m * 2048);
+    }
+    __device__ __forceinline__ void load_strip(int m, int half, const char *from) {
+        w[half][m] = *(const uint4 *)(from + m * 1024);
+    }
+    __device__ __forceinline__ void begin_tile() {
+#pragma unroll
+        for (int g = 0; g < KK_WARP_PIECES; g++)
+#pragma unroll
+            for (int p = 0; p < KK_WARP_STRIPS; p++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sum[g][p][i] = c[g][p][i] = 0;
+    }
+    __device__ __forceinline__ void end_slice() {
+#pragma unroll
+        for (int g = 0; g < KK_WARP_PIECES; g++)
+#pragma unroll
+            for (int p = 0; p < KK_WARP_STRIPS; p++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sum[g][p][i] = __fadd_rn(sum[g][p][i], c[g][p][i]);
+                    c[g][p][i] = 0;
+                }
+    }
+};
+
+/* Threads of one warp run the same code, those of different warps perhaps not. */
+__device__ __forceinline__ void kk_block_barrier() {
+    asm volatile("bar.sync 1, %0;" ::"n"((int)KK_BLOCK_THREADS) : "memory");
+}
+
+template <bool EXPERTS, bool GLU> struct kk_gemm {
+    const kk_gemm_args &a;
+    kk_filler<EXPERTS, GLU> filler;
+    kk_summer s;
+    char *room;
+    int slot;         /* the stage being summed */
+    int x_off, w_off; /* this lane's place in a stage */
+
+    __device__ __forceinline__ kk_gemm(const kk_gemm_args &args, kk_tile_lists *lists, char *r,
+                                       int tiles)
+        : a(args), filler(args, lists, tiles), room(r), slot(0), x_off(0) {
+        const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
+        w_off = KK_TILE_X + warp % 4 * KK_WARP_STRIPS * 1024 + lane * 16;
+    }
+    static __device__ __forceinline__ int pieces_of(const kk_place &p) {
+        return threadIdx.x / KK_WARP < 4 ? (p.pieces + 1) / 2 : p.pieces / 2;
+    }
+    static __device__ __forceinline__ int first_piece(const kk_place &p) {
+        return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
+    }
+    __device__ __forceinline__ const char *stage() const { return room + slot * KK_TILE_STAGE; }
+    __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
+
+    __device__ __forceinline__ void begin() {
+        filler.seek();
+#pragma unroll
+        for (int i = 0; i < KK_TILE_STAGES; i++) {
+            filler.fill(kk_shared(room) + i * KK_TILE_STAGE);
+        }
+        kk_copies_wait<KK_TILE_STAGES - 1>();
+        kk_block_barrier();
+    }
+    struct count {
+        int step, bound, slice, steps;
+    };
+    __device__ __forceinline__ void end_step(count &n) {
+        if (++n.step != n.bound) return;
+        s.end_slice();
+        n.slice++;
+        n.bound = a.cuts > 1 || n.slice + 1 >= kk_slices(n.steps) ? (n.steps + 1) & ~1
+                                                                  : kk_slice(n.steps, n.slice + 1);
+    }
+    /* A stage's first step, while its second step's operands are read. */
+    template <int PIECES> __device__ __forceinline__ void first_step() {
+        if (PIECES == 0) return;
+        const uint32_t x = rows() ^ 64;
+        const char *w = stage() + w_off + 512;
+#pragma unroll
+        for (int m = 0; m < KK_WARP_PIECES; m++) {
+            s.load_strip(m, 1, w);
+            if (m >= PIECES) continue;
+            s.multiply(m, 0);
+            s.load_rows(m, x);
+        }
+    }
+    /* The second step begins; all its operands are in registers, so that after the barrier the
+     * stage is free.  Where the loop closes is between here and the rest of the step: the
+     * compiler would otherwise move all products before the barrier and leave the reads after
+     * it with nothing to hide behind. */
+    template <int PIECES> __device__ __forceinline__ void begin_second_step() {
+        if (PIECES > 0) s.multiply(0, 1);
+        kk_copies_wait<KK_TILE_STAGES - 2>();
+        kk_block_barrier();
+    }
+    /* Its rest, while the next stage's first operands are read and another stage is asked for. */
+    template <int PIECES> __device__ __forceinline__ void end_second_step() {
+        const uint32_t free_stage = kk_shared(stage());
+        slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
+        const uint32_t x = rows();
+        const char *w = stage() + w_off;
+#pragma unroll
+        for (int m = 0; m < KK_WARP_STRIPS; m++)
+            if (PIECES > 0) s.load_strip(m, 0, w);
+#pragma unroll
+        for (int m = 0; m < PIECES; m++) {
+            if (m > 0) s.multiply(m, 1);
+            s.load_rows(m, x);
+        }
+        filler.fill(free_stage);
+    }
+    /* All steps of a tile; the last stages already ask for the next tile's first ones. */
+    template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
+        const int lane = threadIdx.x % KK_WARP;
+        count n = {0, 0, 0, p.steps(a)};
+        const int end = (n.steps + 1) & ~1;
+        n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
+        x_off = first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
+        s.begin_tile();
+        if (PIECES > 0) {
+#pragma unroll
+            for (int m = 0; m < KK_WARP_PIECES; m++) {
+                s.load_strip(m, 0, stage() + w_off);
+                if (m < PIECES) s.load_rows(m, rows());
+            }
+        }
+        for (int left = end / 2;; left--) {
+            if (n.step > 0) {
+                if (left + 1 == KK_TILE_STAGES) filler.seek();
+                end_second_step<PIECES>();
+                end_step(n);
+                if (left == 0) break;
+            }
+            first_step<PIECES>();
+            end_step(n);
+            begin_second_step<PIECES>();
+        }
+    }
+
+    /* What a lane has in one row: two neighbours of each strip, or of each gate and up. */
+    __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int strip, int g,
+                                            int i) const {
+        const int lane = threadIdx.x % KK_WARP, o = strip * 8 + lane % 4 * 2;
+        if (GLU) {
+            uint16_t *to = (uint16_t *)m.out + row * m.pitch;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const float *gate = &s.sum[g][2 * k][2 * i], *up = &s.sum[g][2 * k + 1][2 * i];
+                const uint32_t both = kk_dbf16x2(kk_glu_of(gate[0], up[0], a.silu),
+                                                 kk_glu_of(gate[1], up[1], a.silu));
+                if (o + 8 * k + 1 < m.n_out)
+                    *(uint32_t *)(to + kk_turned(o + 8 * k)) = both;
+                else if (o + 8 * k < m.n_out)
+                    to[kk_turned(o + 8 * k)] = (uint16_t)both;
+            }
+            return;
+        }
+        float *to = (float *)m.out + row * m.pitch + o;
+#pragma unroll
+        for (int k = 0; k < KK_WARP_STRIPS; k++) {
+            const float x = s.sum[g][k][2 * i], y = s.sum[g][k][2 * i + 1];
+            if (o + 8 * k + 1 < m.n_out && m.pitch % 2 == 0) {
+                *(float2 *)(to + 8 * k) = make_float2(x, y);
+            } else {
+                if (o + 8 * k < m.n_out) to[8 * k] = x;
+                if (o + 8 * k + 1 < m.n_out) to[8 * k + 1] = y;
+            }
+        }
+    }
+    __device__ __forceinline__ void write(const kk_place &p, const int *slots) const {
+        const kk_gemm_part &part = a.part[p.part];
+        const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP, n = pieces_of(p);
+        const int first = first_piece(p) * 16 + lane / 4;
+        const int strip = (p.unit * 4 + warp % 4) * (GLU ? 2 : 4);
+#pragma unroll
+        for (int g = 0; g < KK_WARP_PIECES; g++) {
+            if (g >= n) break;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int r = first + g * 16 + i * 8, at = EXPERTS ? slots[r] : p.row + r;
+                if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
+                put_row(part, (size_t)p.slice * (size_t)a.n_rows + (size_t)at, strip, g, i);
+            }
+        }
+    }
+    __device__ __forceinline__ void run() {
+        const int total = filler.total, grid = (int)gridDim.x;
+        kk_tile_lists *lists = EXPERTS ? filler.lists : NULL;
+        kk_place now;
+        int at = (int)blockIdx.x, order = 0;
+        if (at >= total) return;
+        begin();
+        for (; at < total; at += grid, order++) {
+            now.seek(a, lists, filler.tiles, at, order);
+            switch (pieces_of(now)) {
+            case 0: sum<0>(now); break;
+            case 1: sum<1>(now); break;
+            case 2: sum<2>(now); break;
+            case 3: sum<3>(now); break;
+            default: sum<4>(now); break;
+            }
+            write(now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
+        }
+    }
+};
+
+template <bool EXPERTS, bool GLU>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
+    kk_gemm_kernel(const __grid_constant__ kk_gemm_args a) {
+    extern __shared__ __align__(128) char room[];
+    __shared__ kk_tile_lists lists;
+    kk_wait();
+    kk_next();
+    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, room, EXPERTS ? *a.n_tiles : a.tiles);
+    g.run();
+}
+
+#endif

@@ -1,0 +1,308 @@
+/* remote_test.c - K/V pages that lie on a device: taken as a session grows, given back, copied on
+ * write, written down and read again, and refused when the device has no memory left.
+ *
+ * The device is the CPU under another name whose pages come from calls of its own, so that all of
+ * it runs without a GPU.  Everything is held against an engine whose pages lie in ordinary
+ * memory. */
+#define _GNU_SOURCE
+#include "backend/cpu/device.h"
+#include "engine/saved.h"
+#include "kv/pool.h"
+#include "support/saved_session.h"
+
+/* What the device has, and has had to do. */
+static struct {
+    int64_t left;  /* takings that succeed; -1: all */
+    int64_t limit; /* of bytes; 0: none */
+    int64_t slabs, bytes, copies, moves;
+} far;
+
+enum { DEVICE_SLAB = 64 << 20 };
+
+static kk_status far_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
+    (void)dev;
+    *out = NULL;
+    if (far.left == 0 || (far.limit && far.bytes + (int64_t)bytes > far.limit))
+        return kk_fail(err, KK_ENOMEM, "the device has no room for %zu bytes", bytes);
+    if (far.left > 0) far.left--;
+    *out = malloc(bytes);
+    assert_non_null(*out);
+    if (bytes < DEVICE_SLAB) memset(*out, 0xa5, bytes); /* large ones are not touched here */
+    far.slabs++;
+    far.bytes += (int64_t)bytes;
+    return KK_OK;
+}
+
+static void far_free(kk_dev *dev, uint8_t *base, size_t bytes) {
+    (void)dev;
+    free(base);
+    far.slabs--;
+    far.bytes -= (int64_t)bytes;
+}
+
+static void far_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
+    (void)dev;
+    memcpy(to, from, n);
+    far.copies++;
+}
+
+static kk_status far_move(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err) {
+    (void)dev;
+    (void)err;
+    memcpy(to, from, n);
+    far.moves++;
+    return KK_OK;
+}
+
+static kk_backend far_backend;
+
+/* An engine whose pages are far; its pools are still empty. */
+static kk_engine *far_engine(const char *spec, int32_t ahead) {
+    kk_engine *e = NULL;
+    const kk_engine_opts opts = {.synthetic = spec, .threads = 1, .no_pin = true, .ahead = ahead};
+    far_backend = kk_cpu_backend;
+    far_backend.name = "far";
+    far_backend.pages_new = far_new;
+    far_backend.pages_free = far_free;
+    far_backend.page_copy = far_copy;
+    far_backend.page_move = far_move;
+    memset(&far, 0, sizeof far);
+    far.left = -1;
+    assert_ok(kk_engine_open(&e, &opts, why));
+    e->backend = &far_backend;
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        for (int k = 0; k < KK_KINDS; k++)
+            if (e->pages.pool[f][k]) kk_pool_place(e->pages.pool[f][k], &far_backend, e->dev);
+    return e;
+}
+
+static uint64_t say(kk_session *s, int32_t n) {
+    const kk_generate_opts how = {.max_tokens = n, .ignore_eos = true};
+    kk_result r;
+    assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
+    return r.logits_hash;
+}
+
+static const char spec[] = "tiny:f32:2";
+
+static void pages_come_as_a_session_grows(void **state) {
+    (void)state;
+    kk_engine *e = far_engine(spec, 1);
+    kk_session *s = tiny_session(e, 0, KK_KV_BF16);
+    assert_int_equal(far.slabs, 0); /* a long context is promised, not taken */
+    tiny_append(s, prompt, 10);
+    const int64_t first = far.slabs;
+    assert_true(first >= 1 && first <= 2); /* one of each kind */
+    tiny_append(s, prompt, LONGEST);
+    say(s, 40);
+    assert_int_equal(far.slabs, first); /* small pages: the slabs hold many */
+    kk_session_free(s);
+    assert_int_equal(far.slabs, 0); /* nobody holds a promise */
+    s = tiny_session(e, CTX, KK_KV_BF16);
+    tiny_append(s, prompt, 10);
+    say(s, 4);
+    kk_session_free(s);
+    kk_engine_close(e);
+    assert_int_equal(far.bytes, 0);
+}
+
+/* Pages of which four make a slab: many are taken and dropped in any order; what is kept follows
+ * what is used, and no page is in two places. */
+static void slabs_go_back(void **state) {
+    (void)state;
+    enum { PAGES = 40, BYTES = DEVICE_SLAB / 4 };
+    kk_engine *e = far_engine(spec, 1); /* for the device */
+    kk_pool *pool = NULL;
+    kk_page *held[PAGES] = {0};
+    uint64_t random = 9;
+    int32_t n = 0;
+    assert_ok(kk_pool_new(&pool, &e->mem, KK_MEM_KV_FULL, BYTES, why));
+    kk_pool_place(pool, &far_backend, e->dev);
+    assert_ok(kk_pool_promise(pool, PAGES, why));
+    for (int32_t step = 0; step < 2000; step++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        kk_page **at = &held[(random >> 33) % PAGES];
+        const int32_t wanted = step % 400 < 200 ? PAGES - 4 : 3;
+        if (!*at && n < wanted) {
+            assert_ok(kk_pool_book(pool, 1, why));
+            *at = kk_pool_take(pool);
+            for (int32_t i = 0; i < PAGES; i++)
+                assert_true(&held[i] == at || !held[i] || held[i]->data != (*at)->data);
+            n++;
+        } else if (*at && n > wanted) {
+            kk_pool_drop(pool, *at);
+            *at = NULL;
+            n--;
+        }
+        assert_true(far.bytes >= (int64_t)n * BYTES);
+        assert_true(far.slabs <= n + 3); /* at worst each page alone in its slab */
+    }
+    assert_true(n <= 3 && far.slabs <= n + 2);
+    for (int32_t i = 0; i < PAGES; i++)
+        if (held[i]) kk_pool_drop(pool, held[i]);
+    kk_pool_unpromise(pool, PAGES);
+    assert_int_equal(far.slabs, 0);
+    kk_pool_free(pool);
+    kk_engine_close(e);
+}
+
+/* Forks, rewinds, checkpoints and the turn after, in every format. */
+static void sharing_is_the_same(void **state) {
+    (void)state;
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
+        uint64_t hash[2][4];
+        for (int i = 0; i < 2; i++) {
+            kk_engine *e = i ? far_engine(spec, 1) : tiny_engine(spec, 1, 0);
+            kk_session *s = tiny_session(e, CTX, (kk_kv_format)f), *fork;
+            tiny_append(s, prompt, 100);
+            assert_ok(kk_session_checkpoint(s, why));
+            assert_ok(kk_session_fork(&fork, s, why));
+            hash[i][0] = say(s, 20);
+            hash[i][1] = say(fork, 30);
+            assert_ok(kk_session_rewind(s, 100, NULL, why));
+            tiny_append(s, prompt + 100, 50);
+            hash[i][2] = say(s, 20);
+            hash[i][3] = say(fork, 5);
+            if (i) assert_true(far.copies > 0);
+            kk_session_free(s);
+            kk_session_free(fork);
+            kk_engine_close(e);
+        }
+        assert_memory_equal(hash[0], hash[1], sizeof hash[0]);
+    }
+}
+
+/* Saved in either place and loaded in the other: it goes on, without the promise of equal bits,
+ * which on these devices hold anyway. */
+static void sessions_move_both_ways(void **state) {
+    scratch *w = *state;
+    char there[600], back[600];
+    snprintf(there, sizeof there, "%s/there", w->dir);
+    snprintf(back, sizeof back, "%s/back", w->dir);
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
+        bool exact = true;
+        size_t n, m;
+        kk_engine *near = tiny_engine(spec, 1, 0);
+        kk_session *a = tiny_session(near, CTX, (kk_kv_format)f), *b, *c;
+        tiny_append(a, prompt, 130);
+        say(a, 9);
+        assert_ok(kk_session_save(a, there, why));
+        kk_engine *e = far_engine(spec, 1);
+        assert_ok(kk_session_load(&b, e, there, NULL, &exact, why));
+        assert_false(exact);
+        assert_true(far.moves > 0);
+        const uint64_t hash = say(a, 12);
+        assert_true(say(b, 12) == hash);
+        assert_ok(kk_session_save(b, back, why));
+        assert_ok(kk_session_load(&c, e, back, NULL, &exact, why));
+        assert_true(exact);
+        kk_session_free(c);
+        assert_ok(kk_session_load(&c, near, back, NULL, &exact, why));
+        assert_false(exact);
+        const uint64_t then = say(a, 5);
+        assert_true(say(b, 5) == then && say(c, 5) == then);
+        /* The same file but for the names of devices. */
+        assert_ok(kk_session_save(b, back, why));
+        assert_ok(kk_session_save(c, there, why));
+        char *x = scratch_read(back, &n), *y = scratch_read(there, &m);
+        assert_int_equal(n, m);
+        const size_t head = kk_saved_bytes();
+        assert_memory_equal(x + head, y + head, n - head);
+        free(x);
+        free(y);
+        kk_session_free(a);
+        kk_session_free(b);
+        kk_session_free(c);
+        kk_engine_close(e);
+        kk_engine_close(near);
+    }
+}
+
+/* Every taking fails once: what was asked for is refused, the session is as it was, and goes on
+ * when there is room. */
+static void no_room_loses_nothing(void **state) {
+    (void)state;
+    uint64_t want[2];
+    kk_engine *near = tiny_engine(spec, 1, 0);
+    kk_session *s = tiny_session(near, CTX, KK_KV_BF16);
+    tiny_append(s, prompt, 70);
+    want[0] = say(s, 20);
+    tiny_append(s, prompt, 90);
+    want[1] = say(s, 20);
+    kk_session_free(s);
+    kk_engine_close(near);
+    for (int64_t n = 0; n < 3; n++) {
+        kk_engine *e = far_engine(spec, 1);
+        kk_err err = {0};
+        s = tiny_session(e, CTX, KK_KV_BF16);
+        far.left = n;
+        const kk_status st = kk_session_append(s, prompt, 70, NULL, NULL, &err);
+        if (n < 2) {
+            assert_int_equal(st, KK_ENOMEM);
+            assert_non_null(strstr(err.msg, "no room"));
+            assert_int_equal(s->len, 0);
+            assert_int_equal(kk_cache_bytes(s->cache, KK_KIND_SLIDING), 0);
+            far.left = -1;
+            tiny_append(s, prompt, 70);
+        } else {
+            assert_int_equal(st, KK_OK);
+        }
+        far.left = -1;
+        assert_true(say(s, 20) == want[0]);
+        tiny_append(s, prompt, 90);
+        assert_true(say(s, 20) == want[1]);
+        kk_session_free(s);
+        kk_engine_close(e);
+    }
+}
+
+/* A device that fills up while a session speaks: the tokens handed out until then stay, also where
+ * it is the round ahead that finds no room, and the rest follows when there is some. */
+static void a_full_device_stops_a_session_between_tokens(void **state) {
+    (void)state;
+    enum { ALL = 200 };
+    static int32_t want[ALL];
+    const kk_generate_opts how = {.max_tokens = ALL, .ignore_eos = true};
+    kk_engine *near = tiny_engine(spec, 1, 0);
+    kk_session *s = tiny_session(near, CTX, KK_KV_BF16);
+    tiny_append(s, prompt, 50);
+    assert_ok(kk_generate(s, &how, NULL, NULL, NULL, why));
+    memcpy(want, s->tokens + 50, sizeof want);
+    kk_session_free(s);
+    kk_engine_close(near);
+    for (int32_t ahead = -1; ahead <= 1; ahead += 2) {
+        kk_engine *e = far_engine(spec, ahead);
+        kk_err err = {0};
+        int32_t refused = 0;
+        s = tiny_session(e, CTX, KK_KV_BF16);
+        far.limit = 1;
+        while (kk_session_append(s, prompt, 50, NULL, NULL, &err) != KK_OK) far.limit += 4096;
+        while (s->len < 50 + ALL) {
+            const kk_generate_opts rest = {.max_tokens = 50 + ALL - s->len, .ignore_eos = true};
+            const kk_status st = kk_generate(s, &rest, NULL, NULL, NULL, &err);
+            if (st == KK_OK) continue;
+            assert_int_equal(st, KK_ENOMEM);
+            assert_int_equal(kk_cache_len(s->cache), s->len - 1);
+            assert_null(e->rounds.in_flight);
+            far.limit += 4096;
+            refused++;
+        }
+        assert_true(refused > 4);
+        assert_memory_equal(s->tokens + 50, want, sizeof want);
+        kk_session_free(s);
+        kk_engine_close(e);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(pages_come_as_a_session_grows, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(slabs_go_back, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sharing_is_the_same, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sessions_move_both_ways, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(no_room_loses_nothing, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(a_full_device_stops_a_session_between_tokens, setup,
+                                        scratch_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
