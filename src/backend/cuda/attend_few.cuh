@@ -9,6 +9,22 @@
 
 #include "attend.cuh"
 
+/* Who works on a page: heads of 256 have eight warps, so that a block has two pages in hand, and
+ * those of 512 sixteen. */
+template <int D> struct kk_team {
+    enum { WARPS = D == 256 ? 8 : 16, TILE = D == 256 ? 8 : 16 /* queries at a time */ };
+    /* Bytes of shared memory: queries, then scores. */
+    enum { ROOM = TILE * (kk_cut<D>::PITCH + KK_SCORE_PITCH * 4) };
+    static __device__ __forceinline__ int team() { return kk_tid() / (WARPS * 32); }
+    static __device__ __forceinline__ int warp() { return kk_tid() / 32 % WARPS; }
+    static __device__ __forceinline__ void sync() {
+        if (WARPS == 16)
+            kk_sync();
+        else
+            asm volatile("bar.sync %0, 256;" ::"r"(1 + team()) : "memory");
+    }
+};
+
 /* The session's rows, and the pages that they see. */
 struct kk_few {
     int pos, rows, from; /* from: the first position that the first row sees */
@@ -73,7 +89,7 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
                                              int fresh) {
     const int lane = kk_tid() % 32, n_kv = s.slot.n_kv_head;
 #pragma unroll 1
-    for (int i = kk_tid() / 32; i < n + fresh * (EQ ? 1 : 2); i += KK_ATTEND_WARPS) {
+    for (int i = kk_team<D>::warp(); i < n + fresh * (EQ ? 1 : 2); i += kk_team<D>::WARPS) {
         const int k = EQ ? i - n : (i - n) / 2;
         const bool query = i < n, value = !query && (EQ || (i - n) % 2);
         const int row = query ? (q0 + i) / f.group : base + key + k - f.pos;
@@ -91,39 +107,53 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
     }
 }
 
-/* Scores of sixteen queries: rows of `score` that no query has hold anything.  Ends with a
- * barrier. */
+/* One chain of the scores of 8 keys. */
 template <int D>
-__device__ __forceinline__ void kk_few_scores(float *score, const uint4 (&k)[kk_cut<D>::STEPS],
-                                              const char *q, float scale) {
+__device__ __forceinline__ void kk_few_chain(float c[4], const uint4 *k, const char *q, int chain) {
     using cut = kk_cut<D>;
-    const int lane = kk_tid() % 32, warp = kk_tid() / 32, g = lane / 4, t = lane % 4;
-    const int chain = warp / 8;
-    const char *lo = q + g * cut::PITCH + t * 16 + chain * (cut::STEPS / 2) * 64;
-    float c[4] = {0, 0, 0, 0};
-    float *to = score + g * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t;
+    constexpr bool WIDE = kk_team<D>::TILE > 8;
+    const char *lo = q + chain * (cut::STEPS / 2) * 64;
 #pragma unroll
     for (int i = 0; i < cut::STEPS; i++) {
         const int at = (i < cut::STEPS / 2 ? i : i - cut::STEPS / 2 + D / 64) * 64;
-        kk_step<true>(c, k[i], *(const uint4 *)(lo + at),
-                      *(const uint4 *)(lo + at + 8 * cut::PITCH));
+        const uint4 x = *(const uint4 *)(lo + at);
+        const uint4 y = WIDE ? *(const uint4 *)(lo + at + 8 * cut::PITCH) : x;
+        kk_step<WIDE>(c, k[i], x, y);
         if (i % 2) asm volatile("" ::: "memory"); /* no more than two steps' queries at a time */
     }
-    if (chain == 1) {
-        *(float2 *)to = make_float2(c[0], c[1]);
-        *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
-    }
-    kk_sync();
-    if (chain == 0) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float2 *at = (float2 *)(to + i * 8 * KK_SCORE_PITCH);
-            const float2 x = *at;
-            *at = make_float2(__fmul_rn(__fadd_rn(c[2 * i], x.x), scale),
-                              __fmul_rn(__fadd_rn(c[2 * i + 1], x.y), scale));
+}
+
+/* Scores of a tile of queries: rows of `score` that no query has hold anything.  Ends with a
+ * barrier. */
+template <int D>
+__device__ __forceinline__ void kk_few_scores(float *score, const uint4 *k, const char *q,
+                                              float scale) {
+    using cut = kk_cut<D>;
+    using team = kk_team<D>;
+    const int lane = kk_tid() % 32, warp = team::warp(), g = lane / 4, t = lane % 4;
+    float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
+    float *to = score + g * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t;
+    q += g * cut::PITCH + t * 16;
+    kk_few_chain<D>(c, k, q, warp / 8);
+    if (team::WARPS == 8) {
+        kk_few_chain<D>(d, k + cut::STEPS, q, 1);
+    } else { /* the other chain is another warp's */
+        if (warp / 8) {
+            *(float2 *)to = make_float2(c[0], c[1]);
+            *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
         }
+        team::sync();
+        *(float2 *)d = *(const float2 *)to;
+        *(float2 *)(d + 2) = *(const float2 *)(to + 8 * KK_SCORE_PITCH);
     }
-    kk_sync();
+    if (warp < 8) {
+#pragma unroll
+        for (int i = 0; i < team::TILE / 8; i++)
+            *(float2 *)(to + i * 8 * KK_SCORE_PITCH) =
+                make_float2(__fmul_rn(__fadd_rn(c[2 * i], d[2 * i]), scale),
+                            __fmul_rn(__fadd_rn(c[2 * i + 1], d[2 * i + 1]), scale));
+    }
+    team::sync();
 }
 
 /* A warp turns one query's scores into p, in place; keys [lo, hi) are seen. */
@@ -143,6 +173,7 @@ __device__ __forceinline__ void kk_few_softmax(float *score, int lo, int hi, flo
 }
 
 /* o = p V for two columns a lane, keys [lo, hi) of V only. */
+template <bool WIDE>
 __device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v)[16], const char *p,
                                             int lo, int hi) {
     const int tid = kk_tid(), g = tid % 32 / 4, t = tid % 4;
@@ -152,9 +183,10 @@ __device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v
     for (int i = 0; i < 4; i++) o[0][i] = o[1][i] = 0;
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        const uint32_t a0 = *(const uint32_t *)(row + s * 32), a1 = *(const uint32_t *)(low + s * 32);
+        const uint32_t a0 = *(const uint32_t *)(row + s * 32);
+        const uint32_t a1 = WIDE ? *(const uint32_t *)(low + s * 32) : 0;
         const uint32_t a2 = *(const uint32_t *)(row + s * 32 + 16);
-        const uint32_t a3 = *(const uint32_t *)(low + s * 32 + 16);
+        const uint32_t a3 = WIDE ? *(const uint32_t *)(low + s * 32 + 16) : 0;
         uint32_t w[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
@@ -174,7 +206,7 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
                                             int only, int column) {
     const int lane = kk_tid() % 32;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; half < kk_team<D>::TILE / 8; half++) {
         const int i = lane / 4 + 8 * half, row = (q0 + i) / f.group;
         if (i >= n || (only >= 0 && row != only)) continue;
         float *to = kk_few_part(t, row, kv * f.group + (q0 + i) % f.group, page) + 4 + column +
@@ -186,13 +218,19 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
 
 /* This lane's part of a key, or of the V it is made from, for one chain of a score. */
 template <int D>
-__device__ __forceinline__ void kk_few_key(uint4 (&k)[kk_cut<D>::STEPS], const uint8_t *keys) {
+__device__ __forceinline__ void kk_few_key(uint4 *k, const uint8_t *keys, int chain) {
     using cut = kk_cut<D>;
     const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4;
-    keys += (size_t)j * D * 2 + (4 * (tid / 256) * (cut::STEPS / 2) + tid % 4) * 16;
+    keys += (size_t)j * D * 2 + (4 * chain * (cut::STEPS / 2) + tid % 4) * 16;
 #pragma unroll
     for (int e = 0; e < cut::STEPS; e++)
         k[e] = *(const uint4 *)(keys + (e < cut::STEPS / 2 ? e : e - cut::STEPS / 2 + D / 64) * 64);
+}
+
+/* All chains of this warp. */
+template <int D> __device__ __forceinline__ void kk_few_keys(uint4 *k, const uint8_t *keys) {
+    kk_few_key<D>(k, keys, kk_team<D>::warp() / 8);
+    if (kk_team<D>::WARPS == 8) kk_few_key<D>(k + kk_cut<D>::STEPS, keys, 1);
 }
 
 /* A half of a pair of bf16 values. */
@@ -203,8 +241,7 @@ __device__ __forceinline__ float kk_half(uint32_t two, int high) {
 /* K from the V that lies in k, as kk_rebuild_key; four pairs at a time, because what they are
  * multiplied with takes registers. */
 template <int D>
-__device__ __forceinline__ void kk_few_rebuild(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &t,
-                                               int base) {
+__device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, int base) {
     using cut = kk_cut<D>;
     const int tid = kk_tid(), chain = tid / 256;
     const float *cs =
@@ -238,13 +275,20 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 (&k)[kk_cut<D>::STEPS], con
     }
 }
 
-/* Two of this lane's columns of sixteen keys. */
+/* Two of this lane's columns of sixteen keys, from column `column` of the head on. */
 template <int D>
-__device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values) {
+__device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values, int column) {
     const int tid = kk_tid();
-    values += (tid % 4 * 2) * D * 2 + (tid / 32 * 8 + tid % 32 / 4) * kk_cut<D>::NT * 2;
+    values += (tid % 4 * 2) * D * 2 + (tid % 32 / 4 * kk_cut<D>::NT + column) * 2;
 #pragma unroll
     for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
+}
+
+/* The first column of pass `pass` of a warp: its share of the head is two columns a lane, or twice
+ * that. */
+template <int D> __device__ __forceinline__ int kk_few_column(int pass) {
+    const int warp = kk_team<D>::warp();
+    return D == 256 ? (warp + 8 * pass) * 8 * kk_cut<D>::NT : warp * 8 * kk_cut<D>::NT + 2 * pass;
 }
 
 /* Whether one of a warp's is not finite. */
@@ -261,44 +305,44 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
 }
 
 /* All pages and heads of this block: new rows are stored, results left in the parts.  A page is
- * read anew for every sixteen queries: registers are dearer. */
+ * read anew for every tile of queries: registers are dearer. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
                                               int rows, char *room) {
     using cut = kk_cut<D>;
+    using team = kk_team<D>;
     const kk_few f = kk_few_of(t, pos, rows);
-    const int n_kv = t.slot.n_kv_head, queries = rows * f.group;
-    float *score = (float *)(room + 16 * cut::PITCH);
+    const int n_kv = t.slot.n_kv_head, queries = rows * f.group, teams = 16 / team::WARPS;
+    room += team::team() * team::ROOM;
+    float *score = (float *)(room + team::TILE * cut::PITCH);
 #pragma unroll 1
-    for (int i = kk_bid(); i < f.pages * n_kv; i += (int)gridDim.x) {
+    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * n_kv;
+         i += teams * (int)gridDim.x) {
         const int index = i / n_kv, kv = i - index * n_kv, base = (f.page + index) * KK_PAGE;
         uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
         const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
 #pragma unroll 1
-        for (int q0 = 0; q0 < queries; q0 += 16) {
-            const int n = min(16, queries - q0), key = max(pos - base, 0);
+        for (int q0 = 0; q0 < queries; q0 += team::TILE) {
+            const int n = min((int)team::TILE, queries - q0), key = max(pos - base, 0);
             const int fresh = q0 == 0 ? max(end - key, 0) : 0;
-            uint4 k[cut::STEPS];
-            uint32_t v[16];
-            if (!EQ && !fresh) { /* early, where registers hold it */
-                kk_few_key<D>(k, head + t.slot.k_off);
-                kk_few_values<D>(v, head + t.slot.v_off);
-            }
             kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base, fresh);
-            kk_sync();
-            if (EQ || fresh) kk_few_key<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+            team::sync();
+            uint4 k[8];
+            kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
             if (EQ) kk_few_rebuild<D>(k, t, base);
             kk_few_scores<D>(score, k, room, t.scale);
-            const int warp = kk_tid() / 32, row = (q0 + warp) / f.group;
-            if (EQ || fresh) kk_few_values<D>(v, head + t.slot.v_off); /* on its way */
+            uint32_t v[16];
+            kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
+            const int warp = team::warp(), row = (q0 + warp) / f.group;
             if (warp < n)
                 kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
                                min(pos + row + 1 - base, (int)KK_PAGE),
                                kk_few_part(t, row, kv * f.group + (q0 + warp) % f.group, index));
-            kk_sync();
+            team::sync();
 #pragma unroll 1
-            for (int two = 0; two < cut::NW; two++) {
-                if (two) kk_few_values<D>(v, head + t.slot.v_off + two * 4);
+            for (int pass = 0; pass < 2; pass++) {
+                const int column = kk_few_column<D>(pass);
+                if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
                 /* Where a value is not finite, rows are done one after the other. */
                 const bool careful = rows > 1 && kk_few_odd(v);
                 const int last = careful ? (q0 + n - 1) / f.group : 0;
@@ -306,13 +350,13 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
                 for (int r = careful ? q0 / f.group : 0; r <= last; r++) {
                     float o[2][4];
                     const int lo = kk_few_sees(t, pos + r, base);
-                    kk_few_sums(o, v, (const char *)score, lo,
-                                careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
-                    kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1,
-                                   warp * 8 * cut::NT + two * 2);
+                    kk_few_sums<(team::TILE > 8)>(
+                        o, v, (const char *)score, lo,
+                        careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
+                    kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
                 }
             }
-            kk_sync(); /* q and scores are free again */
+            team::sync(); /* q and scores are free again */
         }
     }
 }

@@ -221,7 +221,8 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         *used += LAYER_OPS;
     if (!m->n_layer) return KK_OK;
     const kk_cuda_op *rest = ops + *used;
-    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) && rest[2].a.linear.w[0]->w.n_out % 16 == 0) {
+    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) &&
+        rest[2].a.linear.w[0]->w.n_out % 16 == 0) {
         add_head(dev, m, rest);
         *used += HEAD_OPS;
     }

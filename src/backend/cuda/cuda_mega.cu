@@ -70,13 +70,6 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
 }
 
-/* A layer's pointers, word by word. */
-__device__ __forceinline__ void copy_layer(kk_mega_shared &s, const kk_cu_mega &a, int layer) {
-    const int n = (int)(sizeof(kk_cu_mega_layer) / 4), i = kk_tid();
-    if (layer >= a.n_layer || i >= n) return;
-    ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
-}
-
 /* What a phase takes in: its rows in shared memory, its experts chosen. */
 template <bool HIGH>
 __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
@@ -111,7 +104,6 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk
         from = a.z2;
         width = a.hidden;
     }
-    if (phase == MEGA_QKV) copy_layer(s, a, layer + 1);
     if (phase == MEGA_OUT) prefetch_middle(a, l);
     if (phase == MEGA_GATE) kk_mega_router<HIGH>(a, l);
     if (phase == MEGA_EXPERTS) {
@@ -159,7 +151,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
     __shared__ kk_mega_shared s;
     kk_feed f;
     kk_feed_open<HIGH>(f, a, memory);
-    copy_layer(s, a, 0);
+    kk_mega_copy_layer(a, s, 0);
     if (threadIdx.x == 0) {
         s.choice.n_active = 0;
         s.barrier = 0;
@@ -182,7 +174,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
         begin<HIGH>(a, s, f, layer, phase, x, more);
         kk_mega_phase_units<HIGH>(a, s, f, parts_of(a), layer, phase, x, more);
         if (phase == MEGA_HEAD) break;
-        kk_grid_sync(a, s);
+        kk_grid_sync(a, s, phase == MEGA_OUT ? layer + 1 : KK_CU_MEGA_LAYERS);
         end<HIGH, LARGE>(a, s, f, layer, phase);
     }
     kk_grid_leave(a, s);

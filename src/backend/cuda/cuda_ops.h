@@ -335,7 +335,8 @@ enum { KK_CU_MEGA_LAYERS = 40 }; /* of one launch: all of this is the kernel's p
 typedef struct {
     kk_cu_store store;
     kk_cu_attend attend;
-    const void *q, *k, *v, *o, *router, *gate, *up, *down, *experts, *experts_down; /* v NULL: K = V */
+    const void *q, *k, *v, *o, *router, *gate, *up, *down, *experts,
+        *experts_down; /* v NULL: K = V */
     const float *norm_in, *norm_att, *norm_ffn, *norm_experts, *router_scale;
     const float *norm_dense, *norm_moe, *norm_out, *expert_scale;
     float scale;
@@ -348,14 +349,14 @@ typedef struct {
     int32_t n_layer, n_rows, hidden, ffn, expert_ffn, n_expert, n_used, router_steps;
     int32_t expert_strips, down_strips; /* of one expert's matrices */
     float eps;
-    float *x;                 /* [n_rows][hidden], replaced by the last layer's output */
-    float *y, *dense, *moe;   /* [n_rows][hidden], scratch */
-    float *logits;            /* [8][n_rows][n_expert], scratch */
-    uint16_t *z1, *z2, *z3;   /* [n_rows][hidden], scratch */
-    uint16_t *att;            /* [n_rows][att_width] */
-    uint16_t *act;            /* [n_rows][ffn] */
-    uint16_t *expert_act;     /* [n_rows * n_used][expert_ffn] */
-    int32_t *expert;          /* the last layer's choice */
+    float *x;               /* [n_rows][hidden], replaced by the last layer's output */
+    float *y, *dense, *moe; /* [n_rows][hidden], scratch */
+    float *logits;          /* [8][n_rows][n_expert], scratch */
+    uint16_t *z1, *z2, *z3; /* [n_rows][hidden], scratch */
+    uint16_t *att;          /* [n_rows][att_width] */
+    uint16_t *act;          /* [n_rows][ffn] */
+    uint16_t *expert_act;   /* [n_rows * n_used][expert_ffn] */
+    int32_t *expert;        /* the last layer's choice */
     float *weight;
     uint32_t *barrier; /* 0 before and after */
     const void *head;  /* NULL: no head */
@@ -368,7 +369,7 @@ typedef struct {
     int32_t dense_units, gate_units, expert_units, head_units; /* of 16 outputs, or 8 and 8 */
     int32_t hidden_steps, ffn_steps, expert_steps, part_floats, part_pitch;
     int32_t parts_at, stage_at, shared; /* bytes of shared memory */
-    uint64_t *trace;        /* NULL; measurements: clocks of the first block at its barriers */
+    uint64_t *trace; /* NULL; measurements: clocks of the first block at its barriers */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
 bool kk_cu_mega_fits(const kk_cu_mega *a);

@@ -339,9 +339,20 @@ __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared
     if (a.trace && kk_bid() == 0 && kk_tid() == 0) a.trace[s.marks++] = (uint64_t)clock64();
 }
 
-/* All blocks have come this far, and what they wrote can be read. */
-__device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared &s) {
+/* A layer's pointers, word by word: by warps that wait for others anyway. */
+__device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_shared &s,
+                                                   int layer) {
+    const int i = kk_tid() - 64;
+    if (layer >= a.n_layer || i < 0 || i >= (int)(sizeof(kk_cu_mega_layer) / 4)) return;
+    ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
+}
+
+/* All blocks have come this far, and what they wrote can be read.  Meanwhile the pointers of a
+ * layer are copied, unless its number is that of none. */
+__device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared &s,
+                                             int layer = KK_CU_MEGA_LAYERS) {
     kk_sync();
+    kk_mega_copy_layer(a, s, layer);
     if (kk_tid() == 0) {
         const uint32_t target = s.barrier += gridDim.x;
         uint32_t seen;
@@ -383,11 +394,17 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
                                                     int skip) {
     const int stride = kk_stage_stride(n_in), warp = kk_tid() / KK_WARP - skip;
     if (end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
-    if (n_rows == 1) {
-#pragma unroll 2
-        for (int c = kk_tid() - skip * KK_WARP; c < n_in / 8;
-             c += KK_MEGA_THREADS - skip * KK_WARP)
-            if (c >= 0) ((uint4 *)room)[c] = __ldcg((const uint4 *)x + c);
+    if (n_rows == 1) { /* at most two pieces a thread, asked for together */
+        const int c = kk_tid() - skip * KK_WARP, d = c + KK_MEGA_THREADS - skip * KK_WARP;
+        const int n = n_in / 8;
+        uint4 one, two;
+        if (c >= 0 && c < n) one = __ldcg((const uint4 *)x + c);
+        if (c >= 0 && d < n) two = __ldcg((const uint4 *)x + d);
+        if (c >= 0 && c < n) ((uint4 *)room)[c] = one;
+        if (c >= 0 && d < n) ((uint4 *)room)[d] = two;
+        for (int e = d + KK_MEGA_THREADS - skip * KK_WARP; c >= 0 && e < n;
+             e += KK_MEGA_THREADS - skip * KK_WARP)
+            ((uint4 *)room)[e] = __ldcg((const uint4 *)x + e);
     } else {
 #pragma unroll 1
         for (int r = warp; r < n_rows; r += KK_MEGA_WARPS - skip)
@@ -516,10 +533,10 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
     const int dim = a.hidden;
     const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.dense + at, dim), b = kk_mega_load(a.moe + at, dim);
-    kk_mega_row x = kk_mega_load(a.x + at, dim), w1;
+    kk_mega_row x = kk_mega_load(a.x + at, dim);
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
     const kk_mega_row w = kk_mega_load(l.norm_out, dim);
-    if (next) w1 = kk_mega_load(next, dim);
+    const kk_mega_row w1 = kk_mega_load(next ? next : l.norm_out, dim); /* no branch among loads */
     kk_row_sum_begin(y, room[0]);
     kk_row_sum_begin(b, room[1]);
     kk_sync();
