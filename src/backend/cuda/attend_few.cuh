@@ -93,9 +93,9 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
         const int k = EQ ? i - n : (i - n) / 2;
         const bool query = i < n, value = !query && (EQ || (i - n) % 2);
         const int row = query ? (q0 + i) / f.group : base + key + k - f.pos;
-        const float *x = query   ? s.q + (size_t)(row * s.n_head + kv * f.group +
-                                                (q0 + i) % f.group) * D
-                         : (value && s.v ? s.v : s.k) + (size_t)(row * n_kv + kv) * D;
+        const float *x =
+            query ? s.q + (size_t)(row * s.n_head + kv * f.group + (q0 + i) % f.group) * D
+                  : (value && s.v ? s.v : s.k) + (size_t)(row * n_kv + kv) * D;
         uint16_t *to = (uint16_t *)(query ? room + i * kk_cut<D>::PITCH
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
@@ -174,8 +174,8 @@ __device__ __forceinline__ void kk_few_softmax(float *score, int lo, int hi, flo
 
 /* o = p V for two columns a lane, keys [lo, hi) of V only. */
 template <bool WIDE>
-__device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v)[16], const char *p,
-                                            int lo, int hi) {
+__device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v)[16],
+                                            const char *p, int lo, int hi) {
     const int tid = kk_tid(), g = tid % 32 / 4, t = tid % 4;
     const char *row = p + g * KK_SCORE_PITCH * 4 + t * 4, *low = row + 8 * KK_SCORE_PITCH * 4;
     const unsigned wide = (unsigned)(hi - lo), first = (unsigned)(2 * t - lo);
@@ -277,7 +277,8 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, 
 
 /* Two of this lane's columns of sixteen keys, from column `column` of the head on. */
 template <int D>
-__device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values, int column) {
+__device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values,
+                                              int column) {
     const int tid = kk_tid();
     values += (tid % 4 * 2) * D * 2 + (tid % 32 / 4 * kk_cut<D>::NT + column) * 2;
 #pragma unroll
@@ -366,8 +367,8 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
     const kk_few f = kk_few_of(t, pos, rows);
     const int d = t.slot.head_dim, chunks = d / 32, lane = kk_tid() % 32;
 #pragma unroll 1
-    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid();
-         i < rows * t.n_head * chunks; i += (int)(blockDim.x / 32) * (int)gridDim.x) {
+    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * t.n_head * chunks;
+         i += (int)(blockDim.x / 32) * (int)gridDim.x) {
         const int column = i % chunks * 32 + lane, head = i / chunks % t.n_head;
         const int row = i / chunks / t.n_head, at = pos + row;
         /* A row further on sees less at the beginning, and perhaps a page more at the end. */

@@ -53,7 +53,8 @@ struct kk_choice {
     short pair[KK_ROWS_MAX * KK_MAX_USED];       /* row * n_used + slot */
     short pair_row[KK_ROWS_MAX * KK_MAX_USED];
     __align__(16) short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
-    __align__(16) short leader[KK_ROWS_MAX * KK_MAX_USED]; /* the same, for the first of an expert */
+    __align__(
+        16) short leader[KK_ROWS_MAX * KK_MAX_USED]; /* the same, for the first of an expert */
     float weight[KK_ROWS_MAX * KK_MAX_USED];
 };
 

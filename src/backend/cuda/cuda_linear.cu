@@ -77,8 +77,7 @@ static kk_choice_args choice_of(const kk_cu_choice *c) {
 }
 
 /* A warp per row. */
-__global__ void __launch_bounds__(KK_WARP)
-    choose_kernel(const __grid_constant__ kk_choice_args a) {
+__global__ void __launch_bounds__(KK_WARP) choose_kernel(const __grid_constant__ kk_choice_args a) {
     __shared__ kk_choice choice;
     const int r = (int)blockIdx.x, lane = (int)threadIdx.x;
     kk_next();

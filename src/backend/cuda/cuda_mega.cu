@@ -24,8 +24,8 @@ __device__ __noinline__ void combine_any(const kk_cu_mega_layer *l) {
 
 /* LARGE: one session, heads of 256, and of 512 with K = V, in bf16. */
 template <bool LARGE>
-__device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l, int pos,
-                                             char *room) {
+__device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                             int pos, char *room) {
     if (!LARGE)
         attend_any(&l, room);
     else if (l.attend.slot.head_dim == 256)
@@ -93,8 +93,9 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = phase == MEGA_EXPERTS && a.n_rows <= 4 ? a.n_rows : 0;
     if (phase == MEGA_EXPERTS && kk_tid() / KK_WARP < a.n_rows)
-        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(a.router_steps), a.n_rows * a.n_expert,
-                      l.expert_scale, kk_tid() / KK_WARP, a.n_used, a.n_expert);
+        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(a.router_steps),
+                                         a.n_rows * a.n_expert, l.expert_scale, kk_tid() / KK_WARP,
+                                         a.n_used, a.n_expert);
     char *at = stage_of(a);
 #pragma unroll 1
     for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
@@ -120,7 +121,7 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk
 }
 
 /* What lies between a phase's sums and the next phase. */
-template <bool HIGH, bool LARGE>
+template <bool LARGE>
 __device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
                                     int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
@@ -134,7 +135,7 @@ __device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_f
         else
             combine_any(&l);
         kk_grid_sync(a, s);
-        kk_feed_wake<HIGH>(f, a, s, memory);
+        kk_feed_wake(f, a, s, memory);
     } else if (phase == MEGA_OUT) {
         if (mine) kk_mega_middle(a, l, s.sums);
         kk_grid_sync(a, s);
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
     __shared__ kk_mega_shared s;
     kk_feed f;
-    kk_feed_open<HIGH>(f, a, memory);
+    kk_feed_open(f, a, memory);
     kk_mega_copy_layer(a, s, 0);
     if (threadIdx.x == 0) {
         s.choice.n_active = 0;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
         kk_mega_phase_units<HIGH>(a, s, f, parts_of(a), layer, phase, x, more);
         if (phase == MEGA_HEAD) break;
         kk_grid_sync(a, s, phase == MEGA_OUT ? layer + 1 : KK_CU_MEGA_LAYERS);
-        end<HIGH, LARGE>(a, s, f, layer, phase);
+        end<LARGE>(a, s, f, layer, phase);
     }
     kk_grid_leave(a, s);
 }
@@ -195,7 +196,8 @@ static bool is_large(const kk_cu_mega *a) {
         const kk_cu_slot *s = &a->layer[i].attend.slot;
         const kk_cu_attend *t = &a->layer[i].attend;
         if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
-            t->block || t->rows.tiles != 1 || t->n_rot % 4 || !t->n_rot || a->layer[i].store.v_raw || !a->layer[i].store.k)
+            t->block || t->rows.tiles != 1 || t->n_rot % 4 || !t->n_rot ||
+            a->layer[i].store.v_raw || !a->layer[i].store.k)
             return false;
     }
     return true;
@@ -218,8 +220,8 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     const bool high = a->n_rows > ROWS_LOW;
     const bool large = is_large(a);
     void (*kernel)(kk_cu_mega) = high ? large ? mega_kernel<true, true> : mega_kernel<true, false>
-                                      : large ? mega_kernel<false, true>
-                                              : mega_kernel<false, false>;
+                                 : large ? mega_kernel<false, true>
+                                         : mega_kernel<false, false>;
     const int room = KK_ATTEND_ROOM, stage = room > STAGE_LEAST ? room : STAGE_LEAST;
     const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
     int slots = a->slots > 0 ? a->slots : 4;
@@ -229,7 +231,7 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     const int most = SHARED_MOST - (int)fa.sharedSizeBytes;
     /* Two slots at least, and then rather rows in shared memory than more slots. */
     const int rows = a->n_rows * kk_stage_stride(a->layer[0].att_width);
-    while (slots > 2 && kk_mega_ring_bytes(slots, high) + parts + (rows > stage ? rows : stage) > most)
+    while (slots > 2 && kk_mega_ring_bytes(slots) + parts + (rows > stage ? rows : stage) > most)
         slots--;
     a->slots = slots;
     a->dense_units = a->hidden / 16;
@@ -241,7 +243,7 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     a->expert_steps = a->expert_ffn / KK_STEP;
     a->part_pitch = kk_mega_pitch(a->n_rows);
     a->part_floats = parts / (KK_MEGA_GROUPS * 2 * 4);
-    a->parts_at = kk_mega_ring_bytes(slots, high);
+    a->parts_at = kk_mega_ring_bytes(slots);
     a->stage_at = a->parts_at + parts;
     a->shared = most;
     set_turns(a, KK_MEGA_GROUPS * at.sms);

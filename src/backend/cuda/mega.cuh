@@ -43,9 +43,8 @@ enum {
 
 typedef enum { MEGA_QKV, MEGA_OUT, MEGA_GATE, MEGA_EXPERTS, MEGA_DOWN, MEGA_HEAD } kk_mega_phase;
 
-/* Steps of a slot, of two strips each: fewer where rows need the room. */
-__host__ __device__ constexpr int kk_mega_chunk(bool high) { return high ? 2 : 4; }
-__host__ __device__ constexpr int kk_mega_slot(bool high) { return 2 * 512 * kk_mega_chunk(high); }
+/* Steps of a slot, of two strips each, and its bytes. */
+enum { KK_MEGA_CHUNK = 4, KK_MEGA_SLOT = 2 * 512 * KK_MEGA_CHUNK };
 
 /* Rows of a unit's sums in shared memory. */
 __host__ __device__ __forceinline__ int kk_mega_pitch(int n_rows) { return (n_rows + 1) / 2 * 2; }
@@ -56,8 +55,8 @@ __host__ __device__ __forceinline__ int kk_mega_part_bytes(int n_rows, int n_use
     return KK_MEGA_GROUPS * 2 * 4 * (strips > down ? strips : down);
 }
 
-__host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots, bool high) {
-    return KK_MEGA_WARPS * slots * (kk_mega_slot(high) + 8);
+__host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
+    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 8);
 }
 
 /* ---- where weights lie -------------------------------------------------------------------- */
@@ -87,8 +86,8 @@ __device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase) {
 }
 
 /* Units of sixteen outputs; in GATE and of experts, eight of gate and eight of up. */
-__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
-                                             int phase) {
+__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_shared &s,
+                                             int layer, int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (phase == MEGA_QKV) return (l.q_strips + l.kv_strips * (l.v ? 2 : 1)) / 2;
     if (phase == MEGA_GATE) return a.gate_units;
@@ -143,13 +142,13 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
                 (size_t)(unit - a.dense_units - e * per);
     }
     at.one = (const uint4 *)w + strip * (size_t)at.steps * KK_WARP;
-    at.two = up ? (const uint4 *)up + strip * (size_t)at.steps * KK_WARP
-                : at.one + at.steps * KK_WARP;
+    at.two =
+        up ? (const uint4 *)up + strip * (size_t)at.steps * KK_WARP : at.one + at.steps * KK_WARP;
     return at;
 }
 
-__device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
-                                             int phase, int unit) {
+__device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s,
+                                             int layer, int phase, int unit) {
     if (phase == MEGA_OUT) return s.layer[layer & 1].att_width / KK_STEP;
     if (phase == MEGA_DOWN) return a.expert_steps;
     if (phase == MEGA_EXPERTS && unit < a.dense_units) return a.ffn_steps;
@@ -170,18 +169,16 @@ struct kk_feed {
 };
 
 /* Where this warp's ring lies. */
-template <bool HIGH>
 __device__ __forceinline__ void kk_feed_place(kk_feed &f, const kk_cu_mega &a, char *rings) {
     const int warp = kk_tid() / KK_WARP, slots = a.slots;
-    f.ring = kk_shared(rings) + warp * slots * kk_mega_slot(HIGH);
-    f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * kk_mega_slot(HIGH) + warp * slots * 8;
+    f.ring = kk_shared(rings) + warp * slots * KK_MEGA_SLOT;
+    f.bars = kk_shared(rings) + KK_MEGA_WARPS * slots * KK_MEGA_SLOT + warp * slots * 8;
     f.slots = slots;
 }
 
-template <bool HIGH>
 __device__ __forceinline__ void kk_feed_open(kk_feed &f, const kk_cu_mega &a, char *rings) {
     const int slots = a.slots;
-    kk_feed_place<HIGH>(f, a, rings);
+    kk_feed_place(f, a, rings);
     f.held = f.put = f.get = 0;
     f.parity = 0;
     f.layer = f.phase = f.left = f.routed = 0;
@@ -209,7 +206,7 @@ __device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a,
         if (!routed && (f.phase == MEGA_DOWN || f.unit >= a.dense_units)) return;
         if (f.unit >= kk_mega_units(a, s, f.layer, f.phase)) {
             if (f.phase >= MEGA_DOWN) f.layer++;
-            f.phase = f.phase < MEGA_DOWN       ? f.phase + 1
+            f.phase = f.phase < MEGA_DOWN    ? f.phase + 1
                       : f.layer == a.n_layer ? (int)MEGA_HEAD
                                              : (int)MEGA_QKV;
             f.unit = kk_mega_first(a, f.phase);
@@ -234,11 +231,11 @@ __device__ __forceinline__ void kk_feed_seek(kk_feed &f, const kk_cu_mega &a,
 }
 
 /* Asks for the next steps, at most a slot of them. */
-template <bool HIGH> __device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
-    const int n = min(kk_mega_chunk(HIGH), f.left);
+__device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
+    const int n = min((int)KK_MEGA_CHUNK, f.left);
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % KK_WARP == 0) {
-        const uint32_t bar = f.bars + f.put * 8, to = f.ring + f.put * kk_mega_slot(HIGH);
+        const uint32_t bar = f.bars + f.put * 8, to = f.ring + f.put * KK_MEGA_SLOT;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
                      "r"(n * 1024)
                      : "memory");
@@ -247,7 +244,7 @@ template <bool HIGH> __device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
                      "l"(f.one), "r"(n * 512), "r"(bar)
                      : "memory");
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1], %2, [%3];" ::"r"(to + kk_mega_chunk(HIGH) * 512),
+                     "[%0], [%1], %2, [%3];" ::"r"(to + (int)KK_MEGA_CHUNK * 512),
                      "l"(f.two), "r"(n * 512), "r"(bar)
                      : "memory");
     }
@@ -260,18 +257,17 @@ template <bool HIGH> __device__ __forceinline__ void kk_feed_ask(kk_feed &f) {
 }
 
 /* Asks for all that the ring has room for. */
-template <bool HIGH>
 __device__ __forceinline__ void kk_feed_fill(kk_feed &f, const kk_cu_mega &a,
                                              const kk_mega_shared &s) {
     while (f.held < f.slots) {
         if (f.left == 0) kk_feed_seek(f, a, s);
         if (f.left == 0) return;
-        kk_feed_ask<HIGH>(f);
+        kk_feed_ask(f);
     }
 }
 
 /* The shared address of the oldest slot, once it is there. */
-template <bool HIGH> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
+__device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n .reg .pred p;\n"
                  "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
@@ -279,7 +275,7 @@ template <bool HIGH> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_f
                  "r"(f.parity)
                  : "memory");
 #endif
-    return f.ring + f.get * kk_mega_slot(HIGH);
+    return f.ring + f.get * KK_MEGA_SLOT;
 }
 
 __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
@@ -309,10 +305,9 @@ __device__ __forceinline__ void kk_feed_rest(const kk_feed &f, kk_mega_shared &s
     to.left = f.left;
     to.routed = f.routed;
 }
-template <bool HIGH>
 __device__ __forceinline__ void kk_feed_wake(kk_feed &f, const kk_cu_mega &a,
                                              const kk_mega_shared &s, char *rings) {
-    kk_feed_place<HIGH>(f, a, rings);
+    kk_feed_place(f, a, rings);
     const volatile auto &from = s.feed[kk_tid() / KK_WARP];
     f.one = (const uint4 *)from.one;
     f.two = (const uint4 *)from.two;
@@ -389,28 +384,28 @@ struct kk_acts_at {
 
 /* Stages rows at room and moves it on, if they fit before `end`.  The first `skip` warps have
  * something else to do. */
-__device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end,
-                                                    const uint16_t *x, int n_rows, int n_in,
-                                                    int skip) {
+__device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end, const uint16_t *x,
+                                                    int n_rows, int n_in, int skip) {
     const int stride = kk_stage_stride(n_in), warp = kk_tid() / KK_WARP - skip;
     if (end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
-    if (n_rows == 1) { /* at most two pieces a thread, asked for together */
-        const int c = kk_tid() - skip * KK_WARP, d = c + KK_MEGA_THREADS - skip * KK_WARP;
-        const int n = n_in / 8;
-        uint4 one, two;
-        if (c >= 0 && c < n) one = __ldcg((const uint4 *)x + c);
-        if (c >= 0 && d < n) two = __ldcg((const uint4 *)x + d);
-        if (c >= 0 && c < n) ((uint4 *)room)[c] = one;
-        if (c >= 0 && d < n) ((uint4 *)room)[d] = two;
-        for (int e = d + KK_MEGA_THREADS - skip * KK_WARP; c >= 0 && e < n;
-             e += KK_MEGA_THREADS - skip * KK_WARP)
-            ((uint4 *)room)[e] = __ldcg((const uint4 *)x + e);
-    } else {
+    /* As many warps to a row as there are, all of its pieces asked for together. */
+    const int share = max(1, (KK_MEGA_WARPS - skip) / n_rows), step = share * KK_WARP;
 #pragma unroll 1
-        for (int r = warp; r < n_rows; r += KK_MEGA_WARPS - skip)
-#pragma unroll 6
-            for (int c = kk_tid() % KK_WARP; r >= 0 && c < n_in / 8; c += KK_WARP)
-                ((uint4 *)(room + r * stride))[c] = __ldcg((const uint4 *)(x + (size_t)r * n_in) + c);
+    for (int r = warp % n_rows; warp >= 0 && warp < share * n_rows; r += KK_MEGA_WARPS - skip) {
+        if (r >= n_rows) break;
+        const uint4 *from = (const uint4 *)(x + (size_t)r * n_in);
+        uint4 *to = (uint4 *)(room + r * stride);
+#pragma unroll 1
+        for (int c = warp / n_rows % share * KK_WARP + kk_tid() % KK_WARP; c < n_in / 8;
+             c += 6 * step) {
+            uint4 v[6];
+#pragma unroll
+            for (int k = 0; k < 6; k++)
+                if (c + k * step < n_in / 8) v[k] = __ldcg(from + c + k * step);
+#pragma unroll
+            for (int k = 0; k < 6; k++)
+                if (c + k * step < n_in / 8) to[c + k * step] = v[k];
+        }
     }
     const kk_acts_at at = {room, stride};
     room += (n_rows * stride + 127) / 128 * 128;
@@ -438,10 +433,10 @@ template <bool HIGH>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f,
                                                 const kk_cu_mega &a, const kk_mega_shared &s,
                                                 const char *lo, const char *hi, int n) {
-    constexpr int CHUNK = kk_mega_chunk(HIGH);
+    constexpr int CHUNK = KK_MEGA_CHUNK;
     const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
     for (;; n -= CHUNK) {
-        kk_feed_fill<HIGH>(f, a, s); /* also after the last: the ring is full while others work */
+        kk_feed_fill(f, a, s); /* also after the last: the ring is full while others work */
         if (n <= 0) break;
         if (n >= CHUNK) {
             uint4 x[CHUNK], y[CHUNK];
@@ -450,7 +445,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
                 x[i] = *(const uint4 *)(lo + i * 64);
                 if (HIGH) y[i] = *(const uint4 *)(hi + i * 64);
             }
-            const uint32_t slot = kk_feed_wait<HIGH>(f) + lane;
+            const uint32_t slot = kk_feed_wait(f) + lane;
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 const uint4 one = kk_lds(slot + i * 512), two = kk_lds(slot + (CHUNK + i) * 512);
@@ -458,7 +453,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
                 if (HIGH) kk_step_rows(d, one, two, y[i]);
             }
         } else {
-            const uint32_t slot = kk_feed_wait<HIGH>(f) + lane;
+            const uint32_t slot = kk_feed_wait(f) + lane;
 #pragma unroll 1
             for (int i = 0; i < n; i++) {
                 const uint4 one = kk_lds(slot + i * 512), two = kk_lds(slot + (CHUNK + i) * 512);
@@ -736,11 +731,11 @@ __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
     const int slices = kk_slices(a.router_steps), pieces = slices * (a.n_expert / 8);
     for (int p = kk_bid(); p < pieces; p += (int)gridDim.x) {
         const int from = kk_slice(a.router_steps, p % slices);
-        const int n = (kk_slice(a.router_steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
+        const int n =
+            (kk_slice(a.router_steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
         const char *w = (const char *)l.router +
                         ((size_t)(p / slices) * (size_t)a.router_steps + (size_t)from) * 512;
-        if (kk_tid() < n)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(w + kk_tid() * 128));
+        if (kk_tid() < n) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + kk_tid() * 128));
     }
 }
 
