@@ -35,7 +35,7 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     for (int i = 0; i < a->n_parts; i++) {
         kk_gemm_part &p = g.part[i];
         const kk_cu_weight &w = a->part[i].w;
-        if (a->part[i].other || !p0.up.data != !a->part[i].up.data) return cudaErrorInvalidValue;
+        if (!p0.up.data != !a->part[i].up.data) return cudaErrorInvalidValue;
         p.w = (const uint4 *)w.data;
         p.up = (const uint4 *)a->part[i].up.data;
         p.out = a->part[i].out;
@@ -61,19 +61,7 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
                      (unsigned)(total < at.sms ? total : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
 }
 
-cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) {
-    cudaError_t e = run_gemm(at, a, 1);
-    for (int i = 0; i < a->n_parts && e == cudaSuccess; i++) {
-        if (a->part[i].cap == 0) continue;
-        if (a->part[i].pitch != a->part[i].w.n_out) return cudaErrorInvalidValue;
-        kk_cu_softcap c = {};
-        c.x = (float *)a->part[i].out;
-        c.n = (size_t)a->n_rows * (size_t)a->part[i].pitch;
-        c.cap = a->part[i].cap;
-        e = kk_cu_run_softcap(at, &c);
-    }
-    return e;
-}
+cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) { return run_gemm(at, a, 1); }
 
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices) {
     *slices = kk_slices(steps_of(a->part[0].w));

@@ -21,8 +21,7 @@ int32_t kk_cu_linear_rows(int32_t n_in) {
 }
 
 cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
-    const size_t shared = linear_shared(a->n_rows, a->n_in) +
-                          (a->x2 ? (size_t)a->n_rows * (size_t)kk_stage_stride(a->n_in) : 0);
+    const size_t shared = linear_shared(a->n_rows, a->n_in);
     if (shared > SHARED_MOST) return cudaErrorInvalidValue;
     kk_linear_job_args j = {};
     bool pair = false;
@@ -42,13 +41,10 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
         p.steps = steps_of(a->part[i].w);
         p.units = two && !p.up ? a->part[i].w.strips / 2 : a->part[i].w.strips;
         p.pitch = a->part[i].pitch;
-        p.cap = a->part[i].cap;
-        p.other = a->part[i].other;
         j.units += p.units;
     }
     j.n_parts = a->n_parts;
     j.x = a->x;
-    j.x2 = a->x2;
     j.n_rows = a->n_rows;
     j.n_in = a->n_in;
     j.silu = a->silu;
@@ -142,7 +138,7 @@ static cudaError_t run_odd_gate(kk_cu_at at, const kk_cu_gate *a) {
 }
 
 cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
-    if (odd_gate(a)) return a->dense.data ? cudaErrorInvalidValue : run_odd_gate(at, a);
+    if (odd_gate(a)) return run_odd_gate(at, a);
     kk_gate_args g = {};
     const int rows = a->choice.n_rows;
     g.choice = choice_of(&a->choice);
@@ -162,17 +158,7 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
     g.act_pitch = a->act_pitch;
     g.x = a->x;
     g.n_in = a->gate.wrap * KK_STEP;
-    size_t shared = linear_shared(rows, g.n_in);
-    if (a->dense.data) {
-        g.dense = (const uint4 *)a->dense.data;
-        g.dense_x = a->dense_x;
-        g.dense_out = a->dense_out;
-        g.dense_n_out = (int)a->dense.n_out;
-        g.dense_units = a->dense.strips / 2;
-        g.dense_steps = steps_of(a->dense);
-        g.dense_in = a->dense.wrap * KK_STEP;
-        shared += (size_t)rows * (size_t)kk_stage_stride(g.dense_in);
-    }
+    const size_t shared = linear_shared(rows, g.n_in);
     if (shared > SHARED_MOST || !choice_fits(&a->choice)) return cudaErrorInvalidValue;
     return kk_launch(at, rows > 8 ? kk_gate_kernel<true> : kk_gate_kernel<false>, g,
                      (unsigned)at.sms, KK_BLOCK_THREADS, shared);

@@ -181,11 +181,9 @@ typedef struct {
         kk_cu_weight w, up; /* up.data NULL: none */
         void *out;
         int32_t pitch;
-        float cap;  /* not 0: soft-cap */
-        bool other; /* takes x2 instead of x */
     } part[KK_CU_PARTS];
     int32_t n_parts;
-    const uint16_t *x, *x2;
+    const uint16_t *x;
     int32_t n_rows, n_in; /* n_in padded: x's pitch */
     int32_t silu;
 } kk_cu_linear;
@@ -210,10 +208,6 @@ typedef struct {
     const uint16_t *x;     /* [n_rows][n_in] */
     uint16_t *act;         /* [n_rows * n_used][act_pitch] */
     int32_t ffn, act_pitch;
-    /* the dense layer's second matrix beside them; dense.data NULL: none */
-    kk_cu_weight dense;
-    const uint16_t *dense_x;
-    float *dense_out;
 } kk_cu_gate;
 cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a);
 

@@ -15,14 +15,12 @@ struct kk_part {
     void *out;
     int n_out, units, steps; /* units: strips, or pairs of strips */
     int pitch;               /* of out's rows, in values */
-    float cap;               /* not 0: soft-cap */
-    bool other;              /* takes x2 */
 };
 
 struct kk_linear_job_args {
     kk_part part[KK_MAX_PARTS];
     int n_parts, units;
-    const uint16_t *x, *x2; /* [n_rows][n_in]; x2 NULL: none */
+    const uint16_t *x; /* [n_rows][n_in] */
     int n_rows, n_in, silu;
     bool early; /* the next kernel may start before this one's wait is over */
 };
@@ -52,10 +50,8 @@ template <bool HIGH, int NS> struct kk_linear_job {
     }
     __device__ __forceinline__ bool done(const at &p) const { return p.unit >= a.units; }
     __device__ __forceinline__ bool known(const at &) const { return true; }
-    __device__ __forceinline__ kk_staged acts(const at &p) const {
-        const int stride = kk_stage_stride(a.n_in);
-        return kk_staged{a.part[p.part].other ? stage + a.n_rows * stride : stage, stride,
-                         a.n_in / KK_STEP};
+    __device__ __forceinline__ kk_staged acts(const at &) const {
+        return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
     }
     __device__ __forceinline__ int steps(const at &p) const { return a.part[p.part].steps; }
     __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
@@ -70,7 +66,6 @@ template <bool HIGH, int NS> struct kk_linear_job {
         kk_wait();
         if (!a.early) kk_next();
         kk_stage(stage, a.x, a.n_rows, a.n_in);
-        if (a.x2) kk_stage(stage + a.n_rows * kk_stage_stride(a.n_in), a.x2, a.n_rows, a.n_in);
         __syncthreads();
     }
     __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
@@ -90,9 +85,7 @@ template <bool HIGH, int NS> struct kk_linear_job {
 #pragma unroll
             for (int s = 0; s < NS; s++) {
                 const int o = (p.left * NS + s) * 8 + i % 8;
-                if (o < m.n_out)
-                    ((float *)m.out)[(size_t)r * m.pitch + o] =
-                        m.cap != 0 ? kk_dsoftcap(v[s], m.cap) : v[s];
+                if (o < m.n_out) ((float *)m.out)[(size_t)r * m.pitch + o] = v[s];
             }
         }
     }
@@ -111,8 +104,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
 
 /* ---- experts ------------------------------------------------------------------------------ */
 
-/* act[pair][ffn] = gelu(gate_e x) * (up_e x), and beside it the dense layer's second matrix,
- * which balances the blocks and gives memory something to do while experts are being chosen. */
+/* act[pair][ffn] = gelu(gate_e x) * (up_e x). */
 struct kk_gate_args {
     kk_choice_args choice;
     const uint4 *gate, *up;
@@ -122,66 +114,45 @@ struct kk_gate_args {
     int ffn, act_pitch;
     const uint16_t *x; /* [n_rows][n_in] */
     int n_in;
-    /* the dense matrix; units 0: none */
-    const uint4 *dense;
-    const uint16_t *dense_x;
-    float *dense_out;
-    int dense_n_out, dense_units, dense_steps, dense_in; /* units: pairs of strips */
 };
 
 template <bool HIGH> struct kk_gate_job {
     const kk_gate_args &a;
     kk_choice *c;
-    char *stage, *dense_stage;
-    int begin, by; /* this block's units of the dense matrix */
+    char *stage;
 
     __device__ kk_gate_job(const kk_gate_args &args, kk_choice *choice, char *room)
-        : a(args), c(choice), stage(room),
-          dense_stage(room + args.choice.n_rows * kk_stage_stride(args.n_in)) {
-        /* For one row the number of pairs is known beforehand, and so who has fewer. */
-        const int grid = (int)gridDim.x, n = a.choice.n_used * a.strips;
-        const int extra = a.choice.n_rows == 1 ? n % grid : 0;
-        begin = (int)blockIdx.x - extra;
-        by = grid - extra;
-        if (begin < 0) begin = a.dense_units;
-    }
+        : a(args), c(choice), stage(room) {}
     struct at {
-        int k, strip; /* active expert, of its strips; or k -1: a unit of the dense matrix */
+        int k, strip; /* active expert, of its strips */
     };
     __device__ __forceinline__ void settle(at &p) const {
-        if (p.k < 0 && p.strip >= a.dense_units) p = at{0, (int)blockIdx.x};
-        while (p.k >= 0 && p.strip >= a.strips) {
+        while (p.strip >= a.strips) {
             p.strip -= a.strips;
             p.k++;
         }
     }
     __device__ __forceinline__ at first() const {
-        at p = {-1, begin};
+        at p = {0, (int)blockIdx.x};
         settle(p);
         return p;
     }
     __device__ __forceinline__ void next(at &p) const {
-        p.strip += p.k < 0 ? by : (int)gridDim.x;
+        p.strip += (int)gridDim.x;
         settle(p);
     }
-    __device__ __forceinline__ bool known(const at &p) const { return p.k < 0; }
+    __device__ __forceinline__ bool known(const at &) const { return false; }
     __device__ __forceinline__ bool done(const at &p) const { return p.k >= c->n_active; }
-    __device__ __forceinline__ int steps(const at &p) const {
-        return p.k < 0 ? a.dense_steps : a.steps;
-    }
+    __device__ __forceinline__ int steps(const at &) const { return a.steps; }
     __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
-        if (p.k < 0) return a.dense + (size_t)(2 * p.strip + i) * a.dense_steps * KK_WARP;
         const size_t e = (size_t)c->active[p.k];
         return (i ? a.up + e * a.up_mat : a.gate + e * a.gate_mat) +
                (size_t)p.strip * a.steps * KK_WARP;
     }
-    __device__ __forceinline__ kk_staged acts(const at &p) const {
-        if (p.k < 0)
-            return kk_staged{dense_stage, kk_stage_stride(a.dense_in), a.dense_in / KK_STEP};
+    __device__ __forceinline__ kk_staged acts(const at &) const {
         return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
     }
     __device__ __forceinline__ int row(const at &p, int i) const {
-        if (p.k < 0) return i < a.choice.n_rows ? i : 0;
         const int at = c->first[p.k] + i;
         return c->pair_row[at < c->first[p.k + 1] ? at : at - i];
     }
@@ -189,21 +160,9 @@ template <bool HIGH> struct kk_gate_job {
         kk_wait();
         kk_next();
         kk_stage(stage, a.x, a.choice.n_rows, a.n_in);
-        if (a.dense_units) kk_stage(dense_stage, a.dense_x, a.choice.n_rows, a.dense_in);
         kk_make_choice<KK_BLOCK_THREADS>(c, a.choice, blockIdx.x == 0); /* ends with a barrier */
     }
     __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
-        if (p.k < 0) {
-            for (int i = lane; i < a.choice.n_rows * 8; i += KK_WARP)
-#pragma unroll
-                for (int s = 0; s < 2; s++) {
-                    const int o = (p.strip * 2 + s) * 8 + i % 8;
-                    if (o < a.dense_n_out)
-                        a.dense_out[(size_t)(i / 8) * a.dense_n_out + o] =
-                            kk_slices_sum<HIGH>(part, s, i);
-                }
-            return;
-        }
         const int from = c->first[p.k], n = c->first[p.k + 1] - from;
         for (int i = lane; i < n * 8; i += KK_WARP) {
             const int o = p.strip * 8 + i % 8;
