@@ -99,7 +99,6 @@ __device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk
     char *at = stage_of(a);
 #pragma unroll 1
     for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
-        x = more;
         more = kk_mega_stage(at, memory + a.shared, from, rows, width, skip);
         if (i == 0) x = more;
         from = a.z2;
