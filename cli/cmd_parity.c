@@ -80,7 +80,7 @@ static void print_report(const char *folder, const kk_parity_report *r) {
     }
     printf("  %-16s %d of %d tokens equal%*s%s\n", "greedy", r->greedy_equal, r->n_greedy, 46, "",
            verdict(r->n_greedy > 0 && r->greedy_equal + r->greedy_near == r->n_greedy));
-    if (r->greedy_near) printf("  %-16s %d closer than the error\n", "", r->greedy_near);
+    if (r->greedy_near) printf("  %-16s %d nearer than the tolerance\n", "", r->greedy_near);
     if (r->n_hidden == 0) printf("  no hidden states in expect.safetensors: nothing to compare\n");
     if (r->drafter.present) print_drafter(&r->drafter, r->tol_rms > 0);
     if (r->tol_rms > 0)
@@ -158,7 +158,7 @@ const verb verb_parity = {
         "with its dumped blocks (block.N.start, .hidden, .logits).  Exit 0 only if everything\n"
         "agrees.\n\n"
         "A GPU rounds what it multiplies to bf16: with --device cuda differences are judged by\n"
-        "their root mean square, and where two tokens are closer than the error either will do.",
+        "their root mean square, and of tokens nearer than the tolerance either will do.",
     .examples = "  kakeya parity tests/data/parity/moe\n"
                 "  kakeya parity tests/data/parity/dense --isa reference --json\n"
                 "  kakeya parity tests/data/parity/moe --device cuda\n",

@@ -428,6 +428,9 @@ static kk_status run(bench *b, kk_err *err) {
     KK_TRY(open_engine(b, err));
     if (b->opts->n_arms) KK_TRY(kk_bench_arms_check(b->opts, b->engine, err));
     if (kk_bench_compares(b->opts)) KK_TRY(kk_bench_policies_check(b->opts, b->engine, err));
+    if (b->opts->attention && kk_bench_is_remote(b->engine))
+        return kk_fail(err, KK_EDEVICE, "attention alone is timed on the CPU only, not on '%s'",
+                       b->out->device.device);
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));

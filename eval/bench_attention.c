@@ -238,9 +238,6 @@ static kk_status measure(attention *a, const kk_bench_opts *o, kk_bench_result *
                              .max_rows = CHUNK};
     a->be = kk_backend_named(o->engine.device);
     if (!a->be) return kk_fail(err, KK_EDEVICE, "no device to attend on");
-    if (a->be->pages_new)
-        return kk_fail(err, KK_EDEVICE, "attention alone is timed on the CPU only, not on '%s'",
-                       a->be->name);
     KK_TRY(a->be->open(&a->dev, &dev, err));
     fill_shape(a);
     KK_TRY(open_buffers(a, o->ctx, err));

@@ -11,7 +11,7 @@
  *
  * A device that rounds what it multiplies cannot keep to the largest difference of float32: there
  * the root mean square of differences, relative to the reference's, is judged, and a token may be
- * another where the two were closer than the error. */
+ * another where the two were closer than differences within the tolerance could bring them. */
 #ifndef KK_EVAL_PARITY_H
 #define KK_EVAL_PARITY_H
 
@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     int32_t n_tokens, vocab, n_layer, n_hidden;
-    char isa[16];
+    char isa[64];
     int32_t threads;
     double tol_logits, tol_hidden, tol_rms; /* tol_rms 0: it does not judge */
     kk_parity_way way[KK_PARITY_WAYS];

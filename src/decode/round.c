@@ -18,6 +18,7 @@ typedef struct {
     int32_t n, rows; /* sessions, and rows of the forward */
     kk_choice choice[KK_MAX_GROUPS];
     double draft_s, verify_s;
+    bool untimed; /* it was read while another session waited: how long it took is not known */
 } step;
 
 /* Sessions of a round keep their rows alike. */
@@ -150,15 +151,18 @@ static bool goes_ahead(const step *s) {
            r->layout->latents.rank == 0 && kk_sampling_is_greedy(r->sampling);
 }
 
-/* Reads what a session has in flight, before the device's place for choices is used by another. */
+/* Reads what a session has in flight, before the device's place for choices is used by another.  A
+ * round that cannot be read is forgotten: the session runs it again, and meets the error then. */
 static void land(kk_rounds *all) {
     kk_round *r = all->in_flight;
+    bool lost = false;
     all->in_flight = NULL;
     for (int i = 0; r && i < 2; i++) {
         kk_flight *f = &r->flight[i];
         if (!f->queued || f->read) continue;
-        /* A failure shows again when the session asks for it. */
-        f->read = kk_gemma4_picked(all->model, f->ticket, &f->pick, 1, NULL) == KK_OK;
+        lost = lost || kk_gemma4_picked(all->model, f->ticket, &f->pick, 1, NULL) != KK_OK;
+        f->read = true;
+        if (lost) *f = (kk_flight){0};
     }
 }
 
@@ -168,7 +172,7 @@ static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err
     kk_flight *f = &r->flight[ahead];
     const bool known = ahead == 0 || r->flight[0].read;
     if (ahead && known) r->tokens[r->len] = r->flight[0].pick.token;
-    *f = (kk_flight){.ahead = !known, .from = kk_now()};
+    *f = (kk_flight){.ahead = !known};
     const kk_gemma4_group g = {.cache = r->cache,
                                .layout = r->layout,
                                .tokens = known ? r->tokens + r->len - 1 + ahead : NULL,
@@ -185,13 +189,20 @@ static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err
     return KK_OK;
 }
 
+/* Rows enter a sink when they are committed, and the row after them looks for them there. */
+static bool fills_sink(const kk_round *r) {
+    for (int k = 0; k < KK_LAYER_KINDS; k++)
+        if (kk_cache_how(r->cache)->reach[k].sink >= r->len) return true;
+    return false;
+}
+
 /* This round, unless it is in flight already, and the next, unless this is known to be the last. */
 static kk_status enqueue_all(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
     s->rows = 1;
     if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
     const bool fits = r->room > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
-    if (!fits || r->flight[1].queued) return KK_OK;
+    if (!fits || fills_sink(r) || r->flight[1].queued) return KK_OK;
     const kk_status st = enqueue(s->all, r, 1, err);
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
 }
@@ -208,12 +219,10 @@ static void add_reach(kk_reach *to, const kk_reach *a) {
 static kk_status adopt(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
     kk_flight *f = &r->flight[0];
+    s->untimed = f->read;
     if (!f->read) KK_TRY(kk_gemma4_picked(s->all->model, f->ticket, &f->pick, 1, err));
     assert(f->pick.token >= 0 && f->pick.token < s->all->vocab);
     f->read = true;
-    const double now = kk_now();
-    s->verify_s = now - (r->last_read > f->from ? r->last_read : f->from);
-    r->last_read = now;
     r->hash_after[0] = kk_hash_add(r->hash, f->pick.digest);
     r->tokens[r->len] = f->pick.token;
     r->n_out = 1;
@@ -232,9 +241,17 @@ static bool next_flight(kk_round *r) {
 
 void kk_round_end(kk_rounds *all, kk_round *r) {
     if (all->in_flight == r) all->in_flight = NULL;
-    if (!r->flight[0].queued && !r->flight[1].queued) return;
     r->flight[0] = r->flight[1] = (kk_flight){0};
     kk_cache_commit(r->cache, kk_cache_len(r->cache));
+}
+
+/* What is waited for here: what the caller does meanwhile is no time of the round's. */
+static kk_status run_ahead(step *s, kk_err *err) {
+    const double from = kk_now();
+    KK_TRY(enqueue_all(s, err));
+    KK_TRY(adopt(s, err));
+    s->verify_s = kk_now() - from;
+    return KK_OK;
 }
 
 /* ---- forward ---------------------------------------------------------------------------- */
@@ -330,7 +347,7 @@ static void learn(const step *s) {
                             .verify_s = s->verify_s,
                             .draft_s = s->draft_s,
                             .looking = looking};
-    kk_controller_spent(costs_of(s), &spent);
+    if (!s->untimed) kk_controller_spent(costs_of(s), &spent);
 }
 
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {
@@ -352,8 +369,8 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         drop_drafts(&s);
         st = KK_OK;
     }
-    if (st == KK_OK) st = ahead ? enqueue_all(&s, err) : forward_all(&s, err);
-    if (st == KK_OK) st = ahead ? adopt(&s, err) : match_all(&s, err);
+    if (st == KK_OK) st = ahead ? run_ahead(&s, err) : forward_all(&s, err);
+    if (st == KK_OK && !ahead) st = match_all(&s, err);
     if (st == KK_OK) {
         learn(&s);
         return KK_OK;

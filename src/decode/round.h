@@ -49,7 +49,6 @@ typedef struct {
     int64_t ticket;
     kk_pick pick;
     kk_reach reach; /* what its row read */
-    double from;    /* when it was enqueued */
 } kk_flight;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
@@ -76,7 +75,6 @@ typedef struct kk_round {
     int32_t room;        /* tokens that may still be emitted, >= 1 */
     uint64_t hash;       /* of the rows chosen so far */
     kk_flight flight[2]; /* this round's and the next one's */
-    double last_read;    /* when the outcome before was at hand */
 
     int32_t n_draft, n_right; /* drafted, and of them right */
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */

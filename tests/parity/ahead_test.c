@@ -6,7 +6,11 @@
  * the first, second, any and last token, the limit, the callback, the full context.  Prompts are
  * as long as makes the rows in flight cross page borders and leave the window. */
 #define _GNU_SOURCE
+#include <time.h>
+
+#include "backend/cpu/device.h"
 #include "decode/hash.h"
+#include "model/model.h"
 #include "support/saved_session.h"
 
 enum { TOKENS = 24 };
@@ -158,6 +162,34 @@ static void it_does_go_ahead(void **state) {
     kk_engine_close(e);
 }
 
+/* ---- sinks -------------------------------------------------------------------------------- */
+
+/* Rows enter a sink when they are committed: while one of them is in flight, the next round would
+ * look for it there in vain. */
+static void sinks_fill_up_all_the_same(void **state) {
+    static const int32_t lens[] = {1, 2, 3, 4, 9, 62, 130}, sinks[] = {4, 20, 64};
+    kk_engine *one = engine("tiny:f32:3", 1, 0), *two = engine("tiny:f32:3", -1, 0);
+    const kk_generate_opts how = {.max_tokens = TOKENS, .ignore_eos = true};
+    for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
+        for (size_t k = 0; k < sizeof sinks / sizeof *sinks; k++) {
+            const kk_session_opts keeps = {.kv_sliding = k % 2 ? KK_KEEP_ALL : KK_KEEP_WINDOW,
+                                           .kv_full = KK_KEEP_WINDOW,
+                                           .sink = sinks[k],
+                                           .window = i % 2 ? -1 : 6,
+                                           .chunk = 4};
+            kk_session *a = session_with(one, keeps), *b = session_with(two, keeps);
+            tiny_append(a, prompt, lens[i]);
+            tiny_append(b, prompt, lens[i]);
+            compare(*state, a, b, &how, -1);
+            compare(*state, a, b, &how, 11);
+            kk_session_free(a);
+            kk_session_free(b);
+        }
+    }
+    kk_engine_close(one);
+    kk_engine_close(two);
+}
+
 /* ---- company ------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -197,6 +229,60 @@ static void company_makes_no_difference(void **state) {
     assert_true(hash[0][0] == hash[1][0] && hash[0][1] == hash[1][1]);
 }
 
+/* What another session's round reads on this one's behalf may fail, and whoever reads for others
+ * asks for no reason: the round is run again, and what was chosen since then is not taken for its
+ * choice. */
+static kk_status lost(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+    return err ? kk_cpu_picked(dev, ticket, out, n, err) : KK_EDEVICE;
+}
+
+static void a_lost_choice_is_made_again(void **state) {
+    uint64_t hash[2];
+    kk_backend loses = kk_cpu_backend;
+    loses.picked = lost;
+    for (int i = 0; i < 2; i++) {
+        kk_engine *e = engine("tiny:f32:3", i ? -1 : 1, 0);
+        e->model->be = &loses;
+        kk_session *a = tiny_session(e, CTX, KK_KV_BF16), *b = tiny_session(e, CTX, KK_KV_BF16);
+        company with = {.other = b, .how = {.max_tokens = 2, .ignore_eos = true}};
+        const kk_generate_opts how = {.max_tokens = TOKENS, .ignore_eos = true};
+        kk_err err;
+        kk_result r;
+        tiny_append(a, prompt, 50);
+        tiny_append(b, prompt + 100, 20);
+        assert_int_equal(kk_generate(a, &how, others_speak, &with, &r, &err), KK_OK);
+        hash[i] = kk_hash_add(r.logits_hash, with.hash);
+        assert_int_equal(a->len, 50 + TOKENS);
+        assert_same_file(*state, a, a);
+        kk_session_free(a);
+        kk_session_free(b);
+        kk_engine_close(e);
+    }
+    assert_true(hash[0] == hash[1]);
+}
+
+static bool dawdle(void *user, int32_t id) {
+    const struct timespec pause = {.tv_nsec = 3000000};
+    (void)user, (void)id;
+    nanosleep(&pause, NULL);
+    return true;
+}
+
+/* What the caller does between rounds is no part of them. */
+static void a_slow_caller_is_not_counted(void **state) {
+    (void)state;
+    kk_engine *e = engine("tiny:f32:2", 1, 0);
+    kk_session *s = tiny_session(e, CTX, KK_KV_BF16);
+    const kk_generate_opts how = {.max_tokens = TOKENS, .ignore_eos = true};
+    kk_result r;
+    tiny_append(s, prompt, 30);
+    assert_ok(kk_generate(s, &how, dawdle, NULL, &r, why));
+    assert_true(r.spec.ahead > 0);
+    assert_true(r.spec.verify_s <= r.decode_s);
+    kk_session_free(s);
+    kk_engine_close(e);
+}
+
 /* ---- what may fail ------------------------------------------------------------------------ */
 
 /* Takes memory for everything and then none: neither way allocates after the first token. */
@@ -229,6 +315,7 @@ static void a_limit_is_met_at_the_same_token(void **state) {
     for (int c = KK_MEM_KV_SLIDING; c < KK_MEM_CATEGORIES; c++) all += bytes[c];
     kk_session_free(s);
     kk_engine_close(probe);
+    int32_t failed = 0;
     for (int64_t more = 0; more < 60000; more += 15000) {
         kk_engine *e[2];
         kk_session *of[2];
@@ -242,6 +329,7 @@ static void a_limit_is_met_at_the_same_token(void **state) {
             st[i] = kk_generate(of[i], &how, NULL, NULL, &r, NULL);
         }
         assert_int_equal(st[0], st[1]);
+        failed += st[0] == KK_ENOMEM;
         assert_same(of[0], of[1]);
         assert_same_counts(of[0], of[1]);
         assert_same_file(*state, of[0], of[1]);
@@ -250,13 +338,17 @@ static void a_limit_is_met_at_the_same_token(void **state) {
             kk_engine_close(e[i]);
         }
     }
+    assert_true(failed > 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_ending_leaves_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(it_does_go_ahead, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sinks_fill_up_all_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(company_makes_no_difference, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(a_lost_choice_is_made_again, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(a_slow_caller_is_not_counted, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(nothing_is_allocated, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(a_limit_is_met_at_the_same_token, setup, scratch_teardown),
     };
