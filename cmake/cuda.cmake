@@ -13,17 +13,20 @@ elseif(DEFINED ENV{CUDACXX})
 else()
   find_program(KK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
                PATHS /usr/local/cuda /opt/cuda "${CMAKE_CURRENT_SOURCE_DIR}/.cache/cuda"
-               DOC "nvcc of CUDA 12 or later")
+               DOC "nvcc of CUDA 12.1 or later")
 endif()
 set(why "no nvcc was found (make cuda fetches one)")
 if(KK_NVCC)
   execute_process(COMMAND "${KK_NVCC}" --version OUTPUT_VARIABLE said ERROR_QUIET)
   string(REGEX MATCH "release ([0-9.]+)" said "${said}")
-  set(why "${KK_NVCC} is of CUDA ${CMAKE_MATCH_1}, and 12 is needed")
-  if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12)
+  set(why "${KK_NVCC} is of CUDA ${CMAKE_MATCH_1}, and 12.1 is needed") # for parameters of 21 KB
+  if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.1)
     set(why "${KK_NVCC} does not compile; it needs a C++ compiler beside it")
     include(CheckLanguage)
     set(ENV{CUDACXX} "${KK_NVCC}")
+    if(NOT CMAKE_CUDA_COMPILER)
+      unset(CMAKE_CUDA_COMPILER CACHE) # it may have failed before, and now work
+    endif()
     check_language(CUDA)
   endif()
 endif()

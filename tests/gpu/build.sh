@@ -9,7 +9,7 @@ cmake -S . -B build-cuda -G Ninja -DKK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(ech
 ninja -C build-cuda kakeya_cli kakeya_static kakeya_cuda kakeya_eval
 mkdir -p build-gpu/lib
 cp build-cuda/kakeya build-cuda/libkakeya_cuda.so build-gpu/
-nvcc=$(sed -n 's/^KK_NVCC:[A-Z]*=//p' build-cuda/CMakeCache.txt)
+nvcc=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build-cuda/CMakeCache.txt)
 cuda=$(dirname "$(dirname "$nvcc")")
 for test in tests/gpu/*_gpu_test.c; do
     gcc -std=gnu11 -O1 -g -Wall -Wno-unused-function -Iinclude -Isrc -Itests -I. \

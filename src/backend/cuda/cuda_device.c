@@ -6,6 +6,31 @@
 
 #include <stdio.h>
 
+/* ---- graphs -------------------------------------------------------------------------------- */
+
+static void graph_drop(kk_cuda_graph *g) {
+    if (g->exec) cudaGraphExecDestroy(g->exec);
+    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* its room stays */
+}
+
+static void drop_all_graphs(kk_dev *dev) {
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+}
+
+/* Whether one of its operations has this pointer among its arguments. */
+static bool speaks_of(const kk_cuda_graph *g, const void *p) {
+    const uint8_t *at = (const uint8_t *)g->ops;
+    const size_t bytes = (size_t)g->n_ops * sizeof *g->ops;
+    for (size_t i = 0; i + sizeof p <= bytes; i += sizeof p)
+        if (memcmp(at + i, &p, sizeof p) == 0) return true;
+    return false;
+}
+
+void kk_cuda_forget(kk_dev *dev, const void *p) {
+    for (int i = 0; i < KK_CUDA_GRAPHS; i++)
+        if (speaks_of(&dev->graphs[i], p)) graph_drop(&dev->graphs[i]);
+}
+
 /* ---- errors and memory --------------------------------------------------------------------- */
 
 kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what) {
@@ -47,6 +72,7 @@ static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_er
     if (bytes <= *have) return KK_OK;
     KK_TRY(kk_cuda_sync(dev, err)); /* what is queued may use the old one */
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
+    drop_all_graphs(dev); /* they know where it was */
     give(dev, KK_MEM_WORKSPACE, *data, *have);
     *data = p;
     *have = bytes;
@@ -55,15 +81,10 @@ static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_er
 
 /* ---- device -------------------------------------------------------------------------------- */
 
-static void graph_drop(kk_cuda_graph *g) {
-    if (g->exec) cudaGraphExecDestroy(g->exec);
-    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* its room stays */
-}
-
 static void cuda_close(kk_dev *dev) {
     if (!dev) return;
     if (dev->stream) cudaStreamSynchronize(dev->stream);
-    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+    drop_all_graphs(dev);
     kk_free(dev->graph_ops);
     kk_free(dev->graph_views);
     give(dev, KK_MEM_WORKSPACE, dev->x.data, dev->x.bytes);
@@ -105,13 +126,41 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
     return KK_OK;
 }
 
+/* Said here, because the driver says no more than that an argument is invalid. */
+static kk_status cuda_fits(kk_err *err) {
+    int major = 0, minor = 0, shared = 0;
+    KK_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
+                "asking for its kind", err);
+    KK_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
+                "asking for its kind", err);
+    KK_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+                "asking for its shared memory", err);
+    if (shared >= KK_CU_SHARED) return KK_OK;
+    return kk_fail(err, KK_EDEVICE,
+                   "this GPU (sm_%d%d) has %d bytes of shared memory for a block, and the kernels "
+                   "take %d: use --device cpu",
+                   major, minor, shared, KK_CU_SHARED);
+}
+
 static kk_status cuda_usable(kk_err *err) {
     int n = 0;
     const cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && n > 0) return KK_OK;
+    if (e == cudaSuccess && n > 0) return cuda_fits(err);
     (void)cudaGetLastError();
     return kk_fail(err, KK_EDEVICE, "no NVIDIA GPU that CUDA can use: %s",
                    e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
+}
+
+/* The kernel of a whole forward has rings that are filled by copies that older chips do not have,
+ * waits for all of its blocks, and gives each row one. */
+static kk_status check_mega(kk_dev *dev, int major, kk_err *err) {
+    int together = 0;
+    KK_CUDA_TRY(cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, 0),
+                "asking for its properties", err);
+    if (major >= 9 && together && dev->sms >= KK_CU_ROWS) return KK_OK;
+    kk_free(dev->mega);
+    dev->mega = NULL;
+    return KK_OK;
 }
 
 static kk_status open_gpu(kk_dev *dev, kk_err *err) {
@@ -120,11 +169,8 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
     KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "asking for its properties", err);
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
-    if (prop.major < 9) { /* its rings are filled by copies that older chips do not have */
-        kk_free(dev->mega);
-        dev->mega = NULL;
-    }
     dev->sms = prop.multiProcessorCount;
+    KK_TRY(check_mega(dev, prop.major, err));
     KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
     KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
     size_t left = 0, all = 0;
@@ -213,8 +259,10 @@ static kk_status cuda_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_b
 /* Begins small: graphs know where buffers lie, so a place that moves must move seldom. */
 static kk_status cuda_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
     const size_t first = bytes < KK_CUDA_GROW ? bytes : KK_CUDA_GROW;
-    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, first, out, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)first); /* counted by use */
+    const size_t taken = first + KK_CUDA_SLACK;
+    KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, taken, out, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)taken); /* counted by use */
+    (*out)->bytes = first;
     (*out)->most = bytes ? bytes : 1;
     return KK_OK;
 }
@@ -227,12 +275,15 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
     size_t room = 2 * b->bytes > bytes ? 2 * b->bytes : bytes;
     if (room > b->most) room = b->most;
     KK_TRY(kk_cuda_sync(dev, err));
-    KK_TRY(take(dev, KK_MEM_WORKSPACE, room, &p, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)room);
-    KK_CUDA_TRY(cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream),
-                "growing a buffer", err);
-    KK_TRY(kk_cuda_sync(dev, err));
-    for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, room + KK_CUDA_SLACK, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)(room + KK_CUDA_SLACK));
+    cudaError_t e = cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(dev->stream);
+    if (e != cudaSuccess) {
+        cudaFree(p);
+        return kk_cuda_fail(err, e, "growing a buffer");
+    }
+    drop_all_graphs(dev);
     cudaFree(b->data);
     b->data = p;
     b->bytes = room;
@@ -241,7 +292,8 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
 
 static void cuda_buf_free(kk_dev *dev, kk_buf *b) {
     if (!b) return;
-    kk_cuda_sync(dev, NULL);
+    kk_cuda_settle(dev);
+    kk_cuda_forget(dev, b);
     if (b->most)
         cudaFree(b->data);
     else
@@ -329,14 +381,18 @@ static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err
 
 static void cuda_pages_free(kk_dev *dev, uint8_t *base, size_t bytes) {
     (void)bytes;
-    kk_cuda_sync(dev, NULL);
+    kk_cuda_settle(dev);
     if (base) cudaFree(base);
 }
 
-/* An error shows at the next synchronisation. */
+/* An error shows at the next flush. */
 static void cuda_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
-    if (kk_cuda_flush(dev, NULL) == KK_OK)
-        cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, dev->stream);
+    kk_status st = kk_cuda_flush(dev, NULL);
+    if (st == KK_OK) {
+        const cudaError_t e = cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, dev->stream);
+        if (e != cudaSuccess) st = kk_cuda_fail(NULL, e, "copying a page");
+    }
+    if (st != KK_OK) dev->lost = st;
 }
 
 static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err) {
@@ -359,12 +415,10 @@ static void cuda_memory(const kk_dev *dev, kk_dev_memory *out) {
 }
 
 /* The best of a few passes over `bytes`, which are more than any cache holds. */
-static kk_status skim(kk_dev *dev, void *data, size_t bytes, double *out, kk_err *err) {
-    cudaEvent_t from, to;
+static kk_status skim(kk_dev *dev, void *data, size_t bytes, cudaEvent_t from, cudaEvent_t to,
+                      double *out, kk_err *err) {
     float ms = 0, best = 0;
     const kk_cu_skim a = {data, bytes, data};
-    KK_CUDA_TRY(cudaEventCreate(&from), "making an event", err);
-    KK_CUDA_TRY(cudaEventCreate(&to), "making an event", err);
     KK_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing", err);
     for (int i = 0; i < 6; i++) {
         cudaEventRecord(from, dev->stream);
@@ -374,18 +428,22 @@ static kk_status skim(kk_dev *dev, void *data, size_t bytes, double *out, kk_err
         KK_CUDA_TRY(cudaEventElapsedTime(&ms, from, to), "timing", err);
         if (i > 0 && (best == 0 || ms < best)) best = ms;
     }
-    cudaEventDestroy(from);
-    cudaEventDestroy(to);
     *out = best > 0 ? (double)bytes / (1e-3 * (double)best) : 0;
     return KK_OK;
 }
 
 static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *err) {
     void *p = NULL;
+    cudaEvent_t from = NULL, to = NULL;
     *out = 0;
     KK_TRY(kk_cuda_sync(dev, err));
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
-    const kk_status st = skim(dev, p, bytes, out, err);
+    cudaError_t e = cudaEventCreate(&from);
+    if (e == cudaSuccess) e = cudaEventCreate(&to);
+    const kk_status st = e == cudaSuccess ? skim(dev, p, bytes, from, to, out, err)
+                                          : kk_cuda_fail(err, e, "making an event");
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
     give(dev, KK_MEM_WORKSPACE, p, bytes);
     return st;
 }

@@ -11,17 +11,18 @@
 #include "backend/cuda/cuda_ops.h"
 
 enum {
-    KK_CUDA_GRAPHS = 16,             /* kept */
-    KK_CUDA_GRAPH_OPS = 1024,        /* operations of one at most */
-    KK_CUDA_GRAPH_ROWS = 64,         /* a longer chunk of a prompt seldom comes again */
-    KK_CUDA_CONTROLS = 4,            /* control blocks in flight */
-    KK_CUDA_CONTROL = 8 << 20,       /* bytes of one */
-    KK_CUDA_OPS = 4096,              /* queued before they are run anyway */
-    KK_CUDA_VIEWS = 64,              /* rows that queued operations speak of */
-    KK_CUDA_FLOWS = 8,               /* kinds of rows between a fused layer's kernels */
-    KK_CUDA_STAGE = 32 << 20,        /* bytes of weights on their way, in each of two halves */
-    KK_CUDA_BRING = 64 << 10,        /* a larger control block is copied by the copy engine */
-    KK_CUDA_GROW = 1 << 20,          /* bytes that a reserved buffer begins with */
+    KK_CUDA_GRAPHS = 16,       /* kept */
+    KK_CUDA_GRAPH_OPS = 1024,  /* operations of one at most */
+    KK_CUDA_GRAPH_ROWS = 64,   /* a longer chunk of a prompt seldom comes again */
+    KK_CUDA_CONTROLS = 4,      /* control blocks in flight */
+    KK_CUDA_CONTROL = 8 << 20, /* bytes of one */
+    KK_CUDA_OPS = 4096,        /* queued before they are run anyway */
+    KK_CUDA_VIEWS = 64,        /* rows that queued operations speak of */
+    KK_CUDA_FLOWS = 8,         /* kinds of rows between a fused layer's kernels */
+    KK_CUDA_STAGE = 32 << 20,  /* bytes of weights on their way, in each of two halves */
+    KK_CUDA_BRING = 64 << 10,  /* a larger control block is copied by the copy engine */
+    KK_CUDA_GROW = 1 << 20,    /* bytes that a reserved buffer begins with */
+    KK_CUDA_SLACK = 128 << 10, /* beyond it: attention reads the angles of a page to its end */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
     KK_CUDA_EXPERT_ROWS = 2048,      /* whose experts are worked on at once */
 };
@@ -117,6 +118,7 @@ struct kk_dev {
     kk_cuda_view *graph_views;
     int64_t clock;
     int64_t replays, runs; /* flushes that replayed a graph, and others */
+    kk_status lost;        /* of queued work whose failure nobody has been told of yet */
     kk_dev_counts counts;
     int64_t free_at_open, weights; /* bytes */
     /* choices: those of the last KK_PICKS tickets */
@@ -139,6 +141,11 @@ kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);
 /* Runs what is queued.  Errors of the work itself show at the next synchronisation. */
 kk_status kk_cuda_flush(kk_dev *dev, kk_err *err);
 kk_status kk_cuda_sync(kk_dev *dev, kk_err *err);
+/* The same for who cannot report an error: the next flush does. */
+void kk_cuda_settle(kk_dev *dev);
+/* What a graph knows by this pointer, a buffer's or a weight's, is about to go, and the pointer may
+ * soon be another's: graphs that speak of it are dropped. */
+void kk_cuda_forget(kk_dev *dev, const void *p);
 
 /* Launches recorded operations, neighbours fused where that changes no bit. */
 kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,

@@ -3,6 +3,7 @@
 #include "launch.cuh"
 
 enum { SHARED_MOST = 220 * 1024 };
+static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "as those who share rows out know it");
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
 static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte pieces */

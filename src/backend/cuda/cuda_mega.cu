@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = 227 * 1024, STAGE_LEAST = 18 * 1024 };
+enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED, STAGE_LEAST = 18 * 1024 };
 
 extern __shared__ __align__(128) char memory[];
 

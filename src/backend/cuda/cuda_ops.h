@@ -16,6 +16,8 @@
 extern "C" {
 #endif
 
+enum { KK_CU_SHARED = 227 * 1024 }; /* bytes of shared memory that a block must be able to have */
+
 /* A weight as the kernels read it: n_mat matrices in strips of 8 outputs (stream.cuh), n_out
  * padded to 16 and n_in to whole steps, as one to three bf16 planes whose sum is the weight. */
 typedef struct {
@@ -173,7 +175,7 @@ cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
 
 /* ---- products ---------------------------------------------------------------------------- */
 
-enum { KK_CU_PARTS = 4, KK_CU_ROWS = 16 };
+enum { KK_CU_PARTS = 4, KK_CU_ROWS = 16, KK_CU_BLOCK = 256 /* threads of experts' kernels */ };
 
 /* out[i] = w[i] x, for up to 16 rows of bf16; or out[i] = act(w[i] x) * (up[i] x) as bf16. */
 typedef struct {

@@ -164,6 +164,8 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
     const bool tiled = experts_tiled(a);
     int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(pitch);
+    /* Their blocks have a thread for each row's expert, and one that counts them. */
+    while (!tiled && most > 1 && most * a->n_used >= KK_CU_BLOCK) most /= 2;
     if (most > KK_CUDA_EXPERT_ROWS) most = KK_CUDA_EXPERT_ROWS;
     if (!experts_fit(dev, a, (size_t)(most < a->n_rows ? most : a->n_rows)))
         return kk_fail(err, KK_EINVAL, "experts of %d rows were not prepared for", a->n_rows);
@@ -283,10 +285,12 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
     t.out = out;
     t.out_bf16 = out_bf16;
     t.bf16_pitch = pitch;
-    if (v->tile_most > KK_CU_ROWS && kk_cu_attend_tiles(a->slot.head_dim))
+    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
+    /* Few rows go page by page, unless not even one row's pages have room: many heads far on. */
+    if (kk_cu_attend_tiles(a->slot.head_dim) &&
+        (v->tile_most > KK_CU_ROWS || row > dev->parts.bytes))
         return attend_tiles(dev, t, v->tiles, kk_cu_attend_tile_bytes(&t), kk_cu_run_attend_tiles,
                             err);
-    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
     if (t.rows.tile_most > KK_CU_ROWS) t.rows.tile_most = KK_CU_ROWS;
     while (t.rows.tile_most > 1 && (size_t)t.rows.tile_most * row > dev->parts.bytes)
         t.rows.tile_most /= 2;

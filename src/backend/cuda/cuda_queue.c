@@ -112,15 +112,18 @@ static kk_status run_queue(kk_dev *dev, kk_err *err) {
 
 kk_status kk_cuda_flush(kk_dev *dev, kk_err *err) {
     kk_cuda_queue *q = &dev->q;
-    if (q->n_ops == 0) return KK_OK;
+    if (q->n_ops == 0 && dev->lost == KK_OK) return KK_OK;
     kk_cuda_drop_stage(dev);
-    const kk_status st = run_queue(dev, err);
+    const kk_status st = dev->lost == KK_OK
+                             ? run_queue(dev, err)
+                             : kk_fail(err, dev->lost, "work queued on the GPU before was lost");
+    dev->lost = KK_OK;
     dev->control_at = (dev->control_at + 1) % KK_CUDA_CONTROLS;
     q->n_ops = q->n_views = 0;
     q->control = 0;
+    const cudaError_t e = cudaEventSynchronize(dev->control_free[dev->control_at]);
     KK_TRY(st);
-    KK_CUDA_TRY(cudaEventSynchronize(dev->control_free[dev->control_at]), "waiting for a copy",
-                err);
+    KK_CUDA_TRY(e, "waiting for a copy", err);
     return KK_OK;
 }
 
@@ -129,6 +132,11 @@ kk_status kk_cuda_sync(kk_dev *dev, kk_err *err) {
     dev->counts.syncs++;
     KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "an operation", err);
     return KK_OK;
+}
+
+void kk_cuda_settle(kk_dev *dev) {
+    const kk_status st = kk_cuda_sync(dev, NULL);
+    if (st != KK_OK) dev->lost = st;
 }
 
 /* ---- recording ------------------------------------------------------------------------------ */
@@ -426,7 +434,9 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     KK_TRY(record(dev, KIND, &op, err));                                                           \
     copy_##field(&op->a.field, args)
 
+/* A forward begins: those before it leave its page tables half of the control block. */
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
+    if (dev->q.control > KK_CUDA_CONTROL / 2) KK_TRY(kk_cuda_flush(dev, err));
     RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
     if (a->chosen) return KK_OK;
     return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));

@@ -185,7 +185,8 @@ kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, k
 
 void kk_cuda_weight_free(kk_dev *dev, kk_weight *w) {
     if (!w) return;
-    kk_cuda_sync(dev, NULL);
+    kk_cuda_settle(dev);
+    kk_cuda_forget(dev, w);
     if (w->w.data) dev->weights -= (int64_t)w->bytes;
     cudaFree((void *)(uintptr_t)w->w.data);
     kk_free(w);
