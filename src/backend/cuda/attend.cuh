@@ -346,10 +346,10 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
     __syncthreads();
 }
 
-/* A warp turns one query's scores into p, in place; m and l to its part. */
-__device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, float *part) {
-    const int lane = threadIdx.x % 32;
-    const bool s0 = (uint32_t)seen >> lane & 1, s1 = (uint32_t)(seen >> 32) >> lane & 1;
+/* A warp turns one query's scores into p, in place; m and l to its part.  s0, s1: whether this
+ * lane's two keys are seen. */
+__device__ __forceinline__ void kk_softmax_keys(float *score, int lane, bool s0, bool s1,
+                                                float *part) {
     const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
     float m = fmaxf(x, y);
 #pragma unroll
@@ -360,6 +360,12 @@ __device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, flo
     ((uint16_t *)score)[lane] = kk_dbf16(p0);
     ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
     if (lane == 0) *(float2 *)part = make_float2(m, l);
+}
+
+__device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, float *part) {
+    const int lane = threadIdx.x % 32;
+    kk_softmax_keys(score, lane, (uint32_t)seen >> lane & 1, (uint32_t)(seen >> 32) >> lane & 1,
+                    part);
 }
 
 /* Sums of this warp's columns to the parts of queries g and g + 8 of the tile. */

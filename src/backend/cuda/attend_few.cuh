@@ -156,20 +156,10 @@ __device__ __forceinline__ void kk_few_scores(float *score, const uint4 *k, cons
     team::sync();
 }
 
-/* A warp turns one query's scores into p, in place; keys [lo, hi) are seen. */
+/* kk_page_softmax where keys [lo, hi) are seen. */
 __device__ __forceinline__ void kk_few_softmax(float *score, int lo, int hi, float *part) {
     const int lane = kk_tid() % 32;
-    const bool s0 = lane >= lo && lane < hi, s1 = lane + 32 >= lo && lane + 32 < hi;
-    const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
-    float m = fmaxf(x, y);
-#pragma unroll
-    for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
-    const float p0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
-    const float p1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
-    const float l = kk_warp_sum(__fadd_rn(p0, p1));
-    ((uint16_t *)score)[lane] = kk_dbf16(p0);
-    ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
-    if (lane == 0) *(float2 *)part = make_float2(m, l);
+    kk_softmax_keys(score, lane, lane >= lo && lane < hi, lane + 32 >= lo && lane + 32 < hi, part);
 }
 
 /* o = p V for two columns a lane, keys [lo, hi) of V only. */
