@@ -1,6 +1,5 @@
 /* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
- * the device: milliseconds for 1 to 16 rows at two contexts, for several ring sizes, and where a
- * layer's time goes (clocks of one block between barriers).
+ * the device: milliseconds for 1 to 16 rows at two contexts, and where a layer's time goes.
  * Build: nvcc -O3 -std=c++17 -arch=sm_90 -I src/backend/cuda bench/gpu/mega_bench.cu
  *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS] */
 #include <algorithm>
@@ -78,14 +77,22 @@ static float timed(int reps) {
     std::sort(ms.begin(), ms.end()); CK(cudaGraphExecDestroy(e)); CK(cudaGraphDestroy(g)); CK(cudaStreamDestroy(s)); return ms[reps / 2];
 }
 static int distinct(int rows) { std::vector<int32_t> e(rows * NU); CK(cudaMemcpy(e.data(), M.expert, e.size() * 4, cudaMemcpyDeviceToHost)); std::sort(e.begin(), e.end()); return (int)(std::unique(e.begin(), e.end()) - e.begin()); }
-/* Marks of a layer: begin of strips, then before and after each barrier. */
-static void trace(double mhz) {
-    static const char *names[] = {"stage", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "wait", "stage", "gate", "wait", "choose", "experts", "wait", "stage", "down", "wait", "tail", "wait"};
-    enum { MARKS = 23 };
-    std::vector<uint64_t> t(8192); M.trace = room<uint64_t>(8192); timed(1); CK(cudaMemcpy(t.data(), M.trace, 8192 * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
-    double all = 0; printf("   us a sliding layer:");
-    for (int s = 0; s < MARKS; s++) { double d = 0; int n = 0; for (int l = 1; l < layers - 1; l++) { if (l % 6 == 5) continue; const size_t i = 2 + (size_t)(MARKS * l + s); d += (double)(t[i] - t[i - 1]); n++; } all += d / n; printf(" %s %.2f", names[s], d / n / mhz); }
-    const size_t h = 2 + (size_t)(MARKS * layers); printf(" = %.1f | head %.1f us, all %.1f us\n", all / mhz, (t[h + 2] - t[h + 1]) / mhz, (t[h + 2] - t[0]) / mhz);
+/* Marks of a layer: before strips, and before and after each barrier.  One row goes through fewer
+ * stages.  A segment ends with its last block: what each took from the end of the one before. */
+static void trace(int rows, double mhz) {
+    static const char *one[] = {"tail", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "gate", "wait", "choose", "experts", "wait", "stage", "down", "wait", NULL};
+    static const char *few[] = {"stage", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "wait", "stage", "gate", "wait", "choose", "experts", "wait", "stage", "down", "wait", "tail", "wait", NULL};
+    const char **names = rows == 1 ? one : few; int marks = 0; while (names[marks]) marks++;
+    const int first = rows == 1 ? 0 : 2; const size_t n = (size_t)sms * (first + marks * layers + 8);
+    std::vector<uint64_t> t(n); M.trace = room<uint64_t>(n); timed(1); CK(cudaMemcpy(t.data(), M.trace, n * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
+    /* Clocks of multiprocessors start anywhere: ends of barriers bring them together. */
+    std::vector<double> off(sms, 0); int ends = 0;
+    for (int l = 0; l < layers; l++) for (int s = 0; s < marks; s++) { if (names[s][0] != 'w') continue; ends++; const uint64_t *m = &t[(size_t)sms * (first + marks * l + s)]; for (int k = 0; k < sms; k++) off[k] += (double)m[k] - (double)m[0]; }
+    for (double &o : off) o /= ends;
+    auto at = [&](int m) { std::vector<double> v(sms); for (int k = 0; k < sms; k++) v[k] = ((double)t[(size_t)sms * m + k] - off[k]) / mhz; std::sort(v.begin(), v.end()); return v; };
+    double all = 0; printf("   us of a sliding layer, first / median / last block:");
+    for (int s = 0; s < marks; s++) { double f = 0, md = 0, la = 0; int k = 0; for (int l = 1; l < layers; l++) { if (l % 6 == 5) continue; const auto a = at(first + marks * l + s - 1), b = at(first + marks * l + s); f += b[0] - a[sms - 1]; md += b[sms / 2] - a[sms - 1]; la += b[sms - 1] - a[sms - 1]; k++; } all += la / k; printf("\n     %-8s %6.2f %6.2f %6.2f", names[s], f / k, md / k, la / k); }
+    const int h = first + marks * layers + (rows == 1 ? 0 : 2); printf("\n   = %.1f | head %.1f us\n", all, at(h + 1)[sms - 1] - at(h)[sms - 1]);
 }
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);
@@ -96,8 +103,8 @@ int main(int argc, char **argv) {
     const int contexts[] = {1238, 3238}, many[] = {1, 2, 4, 8, 16};
     for (int ctx : contexts) for (int rows : many) {
         set_rows(rows, ctx); printf("%d tokens, %2d rows:", ctx, rows);
-        for (int slots : {0}) { M.slots = slots; const float ms = timed(20); printf("\n  [slots %d] %.3f ms = %.0f/s\n", M.slots, ms, 1e3 / ms); trace(khz / 1e3); fflush(stdout); }
-        M.slots = 0; printf("  %d experts\n", distinct(rows)); fflush(stdout);
+        const float ms = timed(20); printf(" %.3f ms = %.0f/s\n", ms, 1e3 / ms); trace(rows, khz / 1e3);
+        printf("  %d experts\n", distinct(rows)); fflush(stdout);
     }
     std::vector<float> x(4); CK(cudaMemcpy(x.data(), M.x, 16, cudaMemcpyDeviceToHost)); printf("x %g %g\n", x[0], x[1]);
     CK(cudaDeviceSynchronize()); return 0;

@@ -329,7 +329,7 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
             *(float2 *)to = make_float2(c[0], c[1]);
             *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
         }
-        __syncthreads();
+        kk_sync();
     }
     if (chain == 0) {
         if (cut::CHAINS > 1) {
@@ -343,7 +343,7 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
         *(float2 *)(to + 8 * KK_SCORE_PITCH) =
             make_float2(__fmul_rn(c[2], scale), __fmul_rn(c[3], scale));
     }
-    __syncthreads();
+    kk_sync();
 }
 
 /* A warp turns one query's scores into p, in place; m and l to its part.  s0, s1: whether this
@@ -441,7 +441,7 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     const float *q_from = FUSED ? s.q : a.q;
     if (FUSED && u.fresh) {
         kk_store_fresh<D, EQ>(s, u);
-        __syncthreads();
+        kk_sync();
     }
     /* This warp's query, now and in the next tile; some query where it has none. */
     int q = min(u.m_from * 16 + warp, queries - 1);
@@ -472,13 +472,13 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
             if (!LATE)
                 raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
         }
-        __syncthreads();
+        kk_sync();
         kk_page_scores<D>(room.score, k, room.q, n, a.scale);
         if (warp < n) kk_page_softmax(room.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
         if (any != ~0ull && sums && (LATE || m == u.m_from)) kk_hide_values<D>(v, any);
         if (u.mixed && m == u.m_from && sums)
             careful = kk_odd_values<D>(v, ~(u.seen(a, 0) & u.seen(a, u.rows - 1)));
-        __syncthreads();
+        kk_sync();
         if (!sums) continue;
         float o[cut::NT][4];
         if (!careful) {
@@ -491,7 +491,7 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
             kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
         }
     }
-    __syncthreads(); /* q, scores and parts are free for the next unit */
+    kk_sync(); /* q, scores and parts are free for the next unit */
 }
 
 template <int D, bool EQ, bool BF16, bool FUSED>
@@ -505,11 +505,11 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_a
             more = u.mem != NULL;
             if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
         }
-        __syncthreads(); /* all have read the units: they may be found anew */
+        kk_sync(); /* all have read the units: they may be found anew */
         if (!more) return;
         from += KK_UNITS * blocks;
         if (threadIdx.x < 32) kk_find_units(a, FUSED && s.k, room.units, from, blocks);
-        __syncthreads();
+        kk_sync();
     }
 }
 
@@ -540,7 +540,7 @@ __device__ __forceinline__ void kk_attend_prepare(const kk_cu_store &s, const kk
                                                   char *shared, int block, int blocks) {
     const kk_attend_room room(shared);
     if (threadIdx.x < 32) kk_find_units(a, s.k != NULL, room.units, block, blocks);
-    __syncthreads();
+    kk_sync();
     const int bytes = (int)a.slot.head_bytes, at = (int)threadIdx.x * 128;
     for (int i = 0; i < 2 && room.units[i].mem; i++) {
         const uint8_t *head = room.units[i].mem + (size_t)room.units[i].kv * a.slot.head_bytes;
@@ -648,7 +648,7 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
     return all;
 }
 
-/* Adds up the parts of all rows and heads of the tiles.  Any number of warps per block. */
+/* Adds up the parts of all rows and heads of the tiles, by KK_ATTEND_WARPS warps. */
 inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int block, int blocks) {
     const int d = a.slot.head_dim, chunks = (d + 31) / 32, lane = threadIdx.x % 32;
     const int n_head = a.n_head, n_tiles = a.n_tiles;
@@ -656,7 +656,7 @@ inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int 
     kk_cu_tile info;
     kk_tile_pages pages;
     for (int at = (int)(threadIdx.x / 32) * blocks + block;;
-         at += (int)(blockDim.x / 32) * blocks) {
+         at += KK_ATTEND_WARPS * blocks) {
         while (at >= before + items) {
             before += items;
             if (++tile >= n_tiles) return;

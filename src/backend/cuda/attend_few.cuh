@@ -290,6 +290,20 @@ __device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
     return __any_sync(0xffffffffu, (odd & 0x80008000u) != 0);
 }
 
+/* The pages that this block will read, on their way into the cache: before q, k and v are there. */
+__device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
+    const kk_few f = kk_few_of(t, pos, rows);
+    const int tid = kk_tid(), n_kv = t.slot.n_kv_head, i = kk_bid() + tid / 2 * (int)gridDim.x;
+    if (tid >= 4 || i >= f.pages * n_kv || (tid % 2 && t.slot.k_eq_v)) return;
+    const uint8_t *head = t.rows.pages[f.page + i / n_kv] + (size_t)(i % n_kv) * t.slot.head_bytes +
+                          (tid % 2 ? t.slot.k_off : t.slot.v_off);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
+                 "r"((uint32_t)t.slot.head_bytes)
+                 : "memory");
+#endif
+}
+
 /* The first key of a page that a row at `at` sees. */
 __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int base) {
     return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
@@ -358,7 +372,7 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
     const int d = t.slot.head_dim, chunks = d / 32, lane = kk_tid() % 32;
 #pragma unroll 1
     for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * t.n_head * chunks;
-         i += (int)(blockDim.x / 32) * (int)gridDim.x) {
+         i += KK_ATTEND_WARPS * (int)gridDim.x) {
         const int column = i % chunks * 32 + lane, head = i / chunks % t.n_head;
         const int row = i / chunks / t.n_head, at = pos + row;
         /* A row further on sees less at the beginning, and perhaps a page more at the end. */

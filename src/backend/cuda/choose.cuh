@@ -174,6 +174,18 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     kk_sync();
 }
 
+/* The lists of one row, by the warp that chose: experts in the router's order. */
+__device__ __forceinline__ void kk_list_one(kk_choice *c, int n_used) {
+    const int i = kk_tid() % KK_WARP;
+    if (i < n_used) {
+        c->active[i] = c->chosen[i]; /* this lane's own */
+        c->pair[i] = (short)i;
+        c->pair_row[i] = 0;
+    }
+    if (i <= n_used) c->first[i] = (short)i;
+    if (i == 0) c->n_active = n_used;
+}
+
 struct kk_choice_args {
     const float *logits;      /* NULL: the choice lies in expert and weight already */
     int slices, slice_stride; /* logits are still to be summed over these */

@@ -133,7 +133,6 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
     m->barrier = dev->barrier.data;
     m->head = NULL;
     m->vocab = 0;
-    m->slots = 0;
     m->trace = NULL;
 }
 

@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED, STAGE_LEAST = 18 * 1024 };
+enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED };
 
 extern __shared__ __align__(128) char memory[];
 
@@ -22,16 +22,47 @@ __device__ __noinline__ void combine_any(const kk_cu_mega_layer *l) {
     kk_combine_stage(l->attend, (int)blockIdx.x, (int)gridDim.x);
 }
 
-/* LARGE: one session, heads of 256, and of 512 with K = V, in bf16. */
-template <bool LARGE>
+/* FIXED: one session, heads of 256, and of 512 with K = V, in bf16. */
+template <class S>
 __device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                              int pos, char *room) {
-    if (!LARGE)
+    if (!S::FIXED)
         attend_any(&l, room);
     else if (l.attend.slot.head_dim == 256)
-        kk_attend_few<256, false>(l.store, l.attend, pos, a.n_rows, room);
+        kk_attend_few<256, false>(l.store, l.attend, pos, S::rows(a), room);
     else
-        kk_attend_few<512, true>(l.store, l.attend, pos, a.n_rows, room);
+        kk_attend_few<512, true>(l.store, l.attend, pos, S::rows(a), room);
+}
+
+__device__ __forceinline__ void ahead(const void *w, int outs, int ins, int who) {
+    const uint32_t share = (uint32_t)((size_t)outs * ins * 2 / gridDim.x) / 128 * 128;
+    if (kk_tid() == who * 32) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)w + (size_t)share * kk_bid()), "r"(share) : "memory");
+}
+/* From q, k, v to a row for the output projection. */
+template <class S>
+__device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    kk_grid_arrive(a, s);
+#ifdef PFKV
+    if (S::FIXED) kk_prefetch_few(l.attend, s.pos, S::rows(a));
+#endif
+#ifdef EARLY
+    kk_feed_until(s, layer, MEGA_EXPERTS);
+#endif
+    kk_grid_wait(a, s);
+    attend_pages<S>(a, l, s.pos, stage_of(a));
+    kk_feed_until(s, layer, MEGA_EXPERTS);
+    kk_grid_sync(a, s);
+    if (S::FIXED)
+        kk_combine_few(l.attend, s.pos, S::rows(a));
+    else
+        combine_any(&l);
+    kk_grid_sync(a, s);
+}
+
+/* Experts are known: all may be asked for up to the next layer's attention. */
+__device__ __forceinline__ void routed(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
+    kk_feed_until(s, layer + 1, layer + 1 == a.n_layer ? MEGA_HEAD + 1 : MEGA_OUT);
 }
 
 /* What the norms of a row will read, on its way into the cache. */
@@ -40,25 +71,108 @@ __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
 }
 
+template <class S>
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
-    kk_mega_prefetch_router(a, l);
-    if (kk_bid() < a.n_rows) {
-        prefetch_row(l.norm_att, a.hidden);
-        prefetch_row(l.norm_ffn, a.hidden);
-        prefetch_row(l.norm_experts, a.hidden);
-        prefetch_row(l.router_scale, a.hidden);
+    const int dim = S::hidden(a);
+    if (!S::ONE) kk_mega_prefetch_router(a, l);
+    if (kk_bid() < S::rows(a)) {
+        prefetch_row(l.norm_att, dim);
+        prefetch_row(l.norm_ffn, dim);
+        prefetch_row(l.norm_experts, dim);
+        prefetch_row(l.router_scale, dim);
     }
-    if (kk_bid() == gridDim.x - 1) prefetch_row(l.expert_scale, a.n_expert);
+    if (kk_bid() == gridDim.x - 1) prefetch_row(l.expert_scale, S::n_expert(a));
 }
 
+template <class S>
 __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                               const float *next) {
-    if (kk_bid() >= a.n_rows) return;
-    prefetch_row(l.norm_dense, a.hidden);
-    prefetch_row(l.norm_moe, a.hidden);
-    prefetch_row(l.norm_out, a.hidden);
-    if (next) prefetch_row(next, a.hidden);
+    const int dim = S::hidden(a);
+    if (kk_bid() >= S::rows(a)) return;
+    prefetch_row(l.norm_dense, dim);
+    prefetch_row(l.norm_moe, dim);
+    prefetch_row(l.norm_out, dim);
+    if (next) prefetch_row(next, dim);
 }
+
+/* ---- one row ------------------------------------------------------------------------------ */
+
+/* The experts, by one warp, while the others stage what the dense second matrix takes. */
+template <class S>
+__device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_shared &s,
+                                                 const kk_cu_mega_layer &l, char *at) {
+    if (kk_tid() < KK_WARP) {
+        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
+                                         S::n_expert(a), l.expert_scale, 0, S::n_used(a),
+                                         S::n_expert(a));
+        kk_list_one(&s.choice, S::n_used(a));
+        if (kk_bid() == 0 && kk_tid() < S::n_used(a)) {
+            a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
+            a.weight[kk_tid()] = s.choice.weight[kk_tid()];
+        }
+    }
+    const kk_acts_at x = kk_mega_stage<S>(at, NULL, a.act, 1, S::ffn(a), 1);
+    kk_sync();
+    return x;
+}
+
+template <class S>
+__device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+                                          int layer) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0};
+    const kk_acts_at experts = {stage_of(a) + KK_ONE_EXPERTS, 0};
+    float *parts = parts_of(a);
+    kk_grid_mark(a, s);
+    kk_mega_phase_units<S, MEGA_QKV>(a, s, f, parts, layer, row);
+    attention<S>(a, s, layer);
+
+    char *at = stage_of(a);
+    kk_acts_at x = kk_mega_stage<S>(at, NULL, a.att, 1, l.att_width, 0);
+    kk_one_ask_router(l, stage_of(a));
+    prefetch_middle<S>(a, l);
+    kk_sync();
+    kk_grid_mark(a, s);
+    kk_mega_phase_units<S, MEGA_OUT>(a, s, f, parts, layer, x);
+    kk_one_middle<S>(a, s, layer, stage_of(a));
+    kk_one_wait_router();
+    kk_sync();
+    kk_grid_mark(a, s);
+    kk_one_router(a, stage_of(a));
+    kk_mega_phase_units<S, MEGA_GATE>(a, s, f, parts, layer, row);
+    kk_grid_sync(a, s);
+
+    x = one_choose<S>(a, s, l, stage_of(a));
+    routed(a, s, layer);
+    const bool last = layer + 1 == a.n_layer;
+    const float *next = last ? a.head ? a.norm_head : NULL : s.layer[(layer + 1) & 1].norm_in;
+    prefetch_tail<S>(a, l, next);
+    kk_grid_mark(a, s);
+    const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts, layer, x);
+    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts, layer, experts, turn);
+    kk_grid_sync(a, s);
+    at = stage_of(a);
+    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::n_used(a) * S::expert_ffn(a), 0);
+    x.stride = S::expert_ffn(a) * 2;
+    kk_sync();
+    kk_grid_mark(a, s);
+    kk_mega_phase_units<S, MEGA_DOWN>(a, s, f, parts, layer, x);
+    kk_one_tail<S>(a, s, layer, next, stage_of(a));
+    kk_sync();
+}
+
+template <class S>
+__device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
+    kk_one_norm<S>(a, s, stage_of(a));
+    kk_sync();
+#pragma unroll 1
+    for (int layer = 0; layer < a.n_layer; layer++) one_layer<S>(a, s, f, layer);
+    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0};
+    kk_grid_mark(a, s);
+    if (a.head) kk_mega_phase_units<S, MEGA_HEAD>(a, s, f, parts_of(a), a.n_layer, row);
+}
+
+/* ---- a few rows --------------------------------------------------------------------------- */
 
 /* Rows that want logits. */
 __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s) {
@@ -70,114 +184,138 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
 }
 
-/* What a phase takes in: its rows in shared memory, its experts chosen. */
-template <bool HIGH>
-__device__ __forceinline__ void begin(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
-                                      int phase, kk_acts_at &x, kk_acts_at &more) {
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const uint16_t *from = a.z1;
-    int rows = a.n_rows, width = a.hidden;
-    if (phase == MEGA_OUT) {
-        from = a.att;
-        width = l.att_width;
-    } else if (phase == MEGA_EXPERTS) {
-        from = a.act;
-        width = a.ffn;
-    } else if (phase == MEGA_DOWN) {
-        from = a.expert_act;
-        rows *= a.n_used;
-        width = a.expert_ffn;
-    } else if (phase == MEGA_HEAD) {
-        rows = a.n_logits;
-    }
-    /* Few rows are chosen for by warps that need not stage. */
-    const int skip = phase == MEGA_EXPERTS && a.n_rows <= 4 ? a.n_rows : 0;
-    if (phase == MEGA_EXPERTS && kk_tid() / KK_WARP < a.n_rows)
-        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(a.router_steps),
-                                         a.n_rows * a.n_expert, l.expert_scale, kk_tid() / KK_WARP,
-                                         a.n_used, a.n_expert);
+/* One matrix's rows, then its units. */
+template <class S, int PHASE>
+__device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+                                          int layer, const uint16_t *from, int rows, int width) {
     char *at = stage_of(a);
-#pragma unroll 1
-    for (int i = 0; i < (phase == MEGA_EXPERTS ? 2 : 1); i++) {
-        more = kk_mega_stage(at, memory + a.shared, from, rows, width, skip);
-        if (i == 0) x = more;
-        from = a.z2;
-        width = a.hidden;
-    }
-    if (phase == MEGA_OUT) prefetch_middle(a, l);
-    if (phase == MEGA_GATE) kk_mega_router<HIGH>(a, l);
-    if (phase == MEGA_EXPERTS) {
-        kk_list_rows(&s.choice, a.n_rows, a.n_used);
-        if (kk_bid() == 0 && kk_tid() < a.n_rows * a.n_used) {
-            a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
-            a.weight[kk_tid()] = s.choice.weight[kk_tid()];
-        }
-        f.routed = layer + 1;
-        prefetch_tail(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
-    }
+    const kk_acts_at x = kk_mega_stage<S>(at, memory + a.shared, from, rows, width, 0);
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    if (PHASE == MEGA_OUT) prefetch_middle<S>(a, l);
+    if (PHASE == MEGA_GATE) kk_mega_router<S>(a, l);
     kk_sync();
     kk_grid_mark(a, s);
+    kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x);
 }
 
-/* What lies between a phase's sums and the next phase. */
-template <bool LARGE>
-__device__ __forceinline__ void end(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f, int layer,
-                                    int phase) {
+/* Chooses experts, by a warp a row, and works on the dense second matrix and their first. */
+template <class S>
+__device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+                                            int layer) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const int warp = kk_tid() / KK_WARP;
+    if (warp < a.n_rows)
+        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
+                                         a.n_rows * S::n_expert(a), l.expert_scale, warp,
+                                         S::n_used(a), S::n_expert(a));
+    /* Few rows are chosen for by warps that need not stage. */
+    const int skip = a.n_rows <= 4 ? a.n_rows : 0;
+    char *at = stage_of(a), *end = memory + a.shared;
+    const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::ffn(a), skip);
+    const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::hidden(a), skip);
+    kk_list_rows(&s.choice, a.n_rows, S::n_used(a));
+    if (kk_bid() == 0 && kk_tid() < a.n_rows * S::n_used(a)) {
+        a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
+        a.weight[kk_tid()] = s.choice.weight[kk_tid()];
+    }
+    routed(a, s, layer);
+    prefetch_tail<S>(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
+    kk_sync();
+    kk_grid_mark(a, s);
+    const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts_of(a), layer, x);
+    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, more, turn);
+}
+
+template <class S>
+__device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+                                          int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = kk_bid() < a.n_rows;
-    if (phase == MEGA_QKV) {
-        kk_feed_rest(f, s);
-        attend_pages<LARGE>(a, l, s.pos, stage_of(a));
-        kk_grid_sync(a, s);
-        if (LARGE)
-            kk_combine_few(l.attend, s.pos, a.n_rows);
-        else
-            combine_any(&l);
-        kk_grid_sync(a, s);
-        kk_feed_wake(f, a, s, memory);
-    } else if (phase == MEGA_OUT) {
-        if (mine) kk_mega_middle(a, l, s.sums);
-        kk_grid_sync(a, s);
-    } else if (phase == MEGA_DOWN) {
-        const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
-        if (mine) kk_mega_tail(a, l, next, s.sums);
-        kk_grid_sync(a, s);
-    }
+    few_units<S, MEGA_QKV>(a, s, f, layer, a.z1, a.n_rows, S::hidden(a));
+    attention<S>(a, s, layer);
+    few_units<S, MEGA_OUT>(a, s, f, layer, a.att, a.n_rows, l.att_width);
+    kk_grid_sync(a, s);
+    if (mine) kk_mega_middle(a, l, s.sums);
+    kk_grid_sync(a, s);
+    few_units<S, MEGA_GATE>(a, s, f, layer, a.z1, a.n_rows, S::hidden(a));
+    kk_grid_sync(a, s);
+    few_experts<S>(a, s, f, layer);
+    kk_grid_sync(a, s);
+    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::n_used(a),
+                            S::expert_ffn(a));
+    kk_grid_sync(a, s);
+    const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
+    if (mine) kk_mega_tail(a, l, next, s.sums);
+    kk_grid_sync(a, s);
 }
 
-template <bool HIGH, bool LARGE>
-__global__ void __launch_bounds__(KK_MEGA_THREADS, 1)
-    mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    __shared__ kk_mega_shared s;
-    kk_feed f;
-    kk_feed_open(f, a, memory);
-    kk_mega_copy_layer(a, s, 0);
-    if (threadIdx.x == 0) {
-        s.choice.n_active = 0;
-        s.barrier = 0;
-        s.marks = 0;
-        s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
-    }
-    kk_sync();
-    if ((int)blockIdx.x < a.n_rows)
-        kk_mega_norm(a, a.x + (size_t)blockIdx.x * (size_t)a.hidden, s.layer[0].norm_in, s.sums);
+template <class S>
+__device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
+    if (kk_bid() < a.n_rows)
+        kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)a.hidden, s.layer[0].norm_in, s.sums);
     kk_grid_sync(a, s);
-    const int phases = a.n_layer * MEGA_HEAD;
 #pragma unroll 1
-    for (int i = 0; i < phases + (a.head ? 1 : 0); i++) {
-        kk_acts_at x, more;
-        int layer = i / MEGA_HEAD, phase = i - layer * MEGA_HEAD;
-        if (i == phases) {
-            phase = MEGA_HEAD;
-            head_norm(a, s);
-        }
-        begin<HIGH>(a, s, f, layer, phase, x, more);
-        kk_mega_phase_units<HIGH>(a, s, f, parts_of(a), layer, phase, x, more);
-        if (phase == MEGA_HEAD) break;
-        kk_grid_sync(a, s, phase == MEGA_OUT ? layer + 1 : KK_CU_MEGA_LAYERS);
-        end<LARGE>(a, s, f, layer, phase);
+    for (int layer = 0; layer < a.n_layer; layer++) few_layer<S>(a, s, f, layer);
+    if (!a.head) return;
+    head_norm(a, s);
+    few_units<S, MEGA_HEAD>(a, s, f, a.n_layer, a.z1, a.n_logits, S::hidden(a));
+}
+
+/* Barriers of a forward: in a layer, before the first, and all. */
+template <class S> struct grid_barriers {
+    static constexpr int PER = S::ONE ? 7 : 9, BEFORE = S::ONE ? 0 : 1;
+    static __device__ int all(const kk_cu_mega &a) {
+        return BEFORE + PER * a.n_layer + (!S::ONE && a.head ? 1 : 0);
     }
-    kk_grid_leave(a, s);
+};
+
+/* What the working warps find when they start. */
+template <class S>
+__device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &s) {
+    kk_mega_copy_layer(a, s, 0);
+    if (threadIdx.x % KK_WARP) return;
+    s.choice.n_active = 0;
+    s.marks = 0;
+    s.until = MEGA_OUT;
+    s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
+    for (int i = 0; i < KK_MEGA_GROUPS; i++) kk_bar_open(kk_shared(&s.summed[i]), KK_SLICES);
+    kk_rings_open<S>(memory);
+}
+
+/* Registers from the warps that wait and ask to those that work. */
+template <bool WORKS> __device__ __forceinline__ void share_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (WORKS)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    else
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+#endif
+}
+
+template <bool IS_26B, int ROWS>
+__global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
+    mega_kernel(const __grid_constant__ kk_cu_mega a) {
+    using S = kk_mega_of<IS_26B, ROWS>;
+    using barriers = grid_barriers<S>;
+    __shared__ kk_mega_shared s;
+    const int warp = (int)threadIdx.x / KK_WARP;
+    if (warp == KK_MEGA_PORTER) open_block<S>(a, s);
+    __syncthreads();
+    if (warp >= KK_MEGA_WARPS) {
+        share_registers<false>();
+        if (warp == KK_MEGA_PORTER)
+            kk_grid_porter(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
+        else if (warp - KK_MEGA_ASKER < KK_MEGA_GROUPS)
+            kk_ask_all<S>(a, s, memory, warp - KK_MEGA_ASKER);
+        return;
+    }
+    share_registers<true>();
+    kk_feed f = kk_feed_open<S>(memory);
+    if (S::ONE)
+        one_row<S>(a, s, f);
+    else
+        few_rows<S>(a, s, f);
+    kk_grid_leave(a, s, barriers::all(a));
 }
 
 /* ---- launch ------------------------------------------------------------------------------- */
@@ -190,11 +328,20 @@ bool kk_cu_mega_fits(const kk_cu_mega *a) {
            a->vocab % 16 == 0;
 }
 
-static bool is_large(const kk_cu_mega *a) {
+/* What kk_mega_of<true, ...> and attend_few.cuh take for granted. */
+static bool is_26b(const kk_cu_mega *a) {
+    if (a->hidden != KK_CU_26B_HIDDEN || a->ffn != KK_CU_26B_FFN ||
+        a->expert_ffn != KK_CU_26B_EXPERT_FFN || a->n_expert != KK_CU_26B_EXPERTS ||
+        a->n_used != KK_CU_26B_USED || a->router_steps != KK_CU_26B_HIDDEN / KK_STEP ||
+        a->expert_strips != 2 * KK_CU_26B_EXPERT_FFN / 8 || a->down_strips != KK_CU_26B_HIDDEN / 8)
+        return false;
     for (int i = 0; i < a->n_layer; i++) {
         const kk_cu_slot *s = &a->layer[i].attend.slot;
         const kk_cu_attend *t = &a->layer[i].attend;
-        if (s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
+        const int width = KK_CU_26B_HEADS * s->head_dim;
+        if (t->n_head != KK_CU_26B_HEADS || a->layer[i].att_width != width ||
+            a->layer[i].q_strips * 8 != width || s->n_kv_head != (s->k_eq_v ? 2 : 8) ||
+            s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
             t->block || t->rows.tiles != 1 || t->n_rot % 4 || !t->n_rot ||
             a->layer[i].store.v_raw || !a->layer[i].store.k)
             return false;
@@ -202,55 +349,53 @@ static bool is_large(const kk_cu_mega *a) {
     return true;
 }
 
+static int units_of(const kk_cu_mega_layer *l) {
+    return (l->q_strips + l->kv_strips * (l->v ? 2 : 1)) / 2;
+}
+
 /* Each phase begins where the one before left off, for one row; more rows choose more experts. */
 static void set_turns(kk_cu_mega *a, int groups) {
-    const kk_cu_mega_layer *l = &a->layer[0];
-    const int units[] = {(l->q_strips + l->kv_strips * (l->v ? 2 : 1)) / 2, a->hidden / 16,
-                         a->ffn / 8, a->hidden / 16 + a->n_used * (a->expert_ffn / 8),
-                         a->hidden / 16};
+    const int units[] = {units_of(&a->layer[0]), a->hidden / 16, a->ffn / 8, a->hidden / 16,
+                         a->n_used * (a->expert_ffn / 8), a->hidden / 16};
     int at = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         a->turn[i] = at;
-        if (i < 5) at = (at + units[i]) % groups;
+        if (i < 6) at = (at + units[i]) % groups;
     }
 }
 
+typedef void (*mega_fn)(kk_cu_mega);
+
+/* By size: those of 26B-A4B with 1, 8 and 16 rows, then any with 8 and 16. */
+#ifdef QUICK
+static const mega_fn kernels[] = {mega_kernel<true, 1>, mega_kernel<true, 8>, mega_kernel<true, 16>};
+#else
+static const mega_fn kernels[] = {mega_kernel<true, 1>, mega_kernel<true, 8>, mega_kernel<true, 16>,
+                                  mega_kernel<false, 8>, mega_kernel<false, 16>};
+#endif
+
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
-    const bool high = a->n_rows > ROWS_LOW;
-    const bool large = is_large(a);
-    void (*kernel)(kk_cu_mega) = high ? large ? mega_kernel<true, true> : mega_kernel<true, false>
-                                 : large ? mega_kernel<false, true>
-                                         : mega_kernel<false, false>;
-    const int room = KK_ATTEND_ROOM, stage = room > STAGE_LEAST ? room : STAGE_LEAST;
-    const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
-    int slots = a->slots > 0 ? a->slots : 4;
+    const bool fixed = is_26b(a), one = fixed && a->n_rows == 1, high = a->n_rows > ROWS_LOW;
+    const mega_fn kernel = kernels[one ? 0 : (fixed ? 1 : 3) + high];
+    const int slots = one ? kk_mega_of<true, 1>::SLOTS : kk_mega_of<true, 8>::SLOTS;
     cudaFuncAttributes fa;
     cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
     if (e != cudaSuccess) return e;
-    const int most = SHARED_MOST - (int)fa.sharedSizeBytes;
-    /* Two slots at least, and then rather rows in shared memory than more slots. */
-    const int rows = a->n_rows * kk_stage_stride(a->layer[0].att_width);
-    while (slots > 2 && kk_mega_ring_bytes(slots) + parts + (rows > stage ? rows : stage) > most)
-        slots--;
-    a->slots = slots;
-    a->dense_units = a->hidden / 16;
-    a->gate_units = a->ffn / 8;
-    a->expert_units = a->expert_ffn / 8;
-    a->head_units = a->vocab / 16;
-    a->hidden_steps = a->hidden / KK_STEP;
-    a->ffn_steps = a->ffn / KK_STEP;
-    a->expert_steps = a->expert_ffn / KK_STEP;
+    const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
     a->part_pitch = kk_mega_pitch(a->n_rows);
     a->part_floats = parts / (KK_MEGA_GROUPS * 2 * 4);
     a->parts_at = kk_mega_ring_bytes(slots);
     a->stage_at = a->parts_at + parts;
-    a->shared = most;
+    a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
+    const int room = KK_ATTEND_ROOM > KK_ONE_BYTES ? KK_ATTEND_ROOM : KK_ONE_BYTES;
+    if (a->stage_at + room > a->shared) return cudaErrorInvalidValue;
+    for (int i = 0; i < a->n_layer; i++) a->layer[i].qkv_units = units_of(&a->layer[i]);
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute together[1] = {};
     c.gridDim = dim3((unsigned)at.sms);
-    c.blockDim = dim3(KK_MEGA_THREADS);
-    c.dynamicSmemBytes = (size_t)most;
+    c.blockDim = dim3(KK_MEGA_BLOCK);
+    c.dynamicSmemBytes = (size_t)a->shared;
     c.stream = at.stream;
     together[0].id = cudaLaunchAttributeCooperative;
     together[0].val.cooperative = 1;
@@ -260,14 +405,12 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
 }
 
 cudaError_t kk_cu_setup_mega(void) {
-    const void *kernels[] = {
-        (const void *)mega_kernel<false, false>, (const void *)mega_kernel<false, true>,
-        (const void *)mega_kernel<true, false>, (const void *)mega_kernel<true, true>};
-    for (int i = 0; i < 4; i++) {
+    for (mega_fn kernel : kernels) {
         cudaFuncAttributes fa;
-        cudaError_t e = cudaFuncGetAttributes(&fa, kernels[i]);
+        cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
         if (e == cudaSuccess)
-            e = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+            e = cudaFuncSetAttribute((const void *)kernel,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      SHARED_MOST - (int)fa.sharedSizeBytes);
         if (e != cudaSuccess) return e;
     }

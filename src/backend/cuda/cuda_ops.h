@@ -328,6 +328,16 @@ cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a);
 
 enum { KK_CU_MEGA_LAYERS = 40 }; /* of one launch: all of this is the kernel's parameter */
 
+/* The sizes for which the kernel is compiled apart. */
+enum {
+    KK_CU_26B_HIDDEN = 2816,
+    KK_CU_26B_FFN = 2112,
+    KK_CU_26B_EXPERT_FFN = 704,
+    KK_CU_26B_EXPERTS = 128,
+    KK_CU_26B_USED = 8,
+    KK_CU_26B_HEADS = 16,
+};
+
 typedef struct {
     kk_cu_store store;
     kk_cu_attend attend;
@@ -337,6 +347,7 @@ typedef struct {
     const float *norm_dense, *norm_moe, *norm_out, *expert_scale;
     float scale;
     int32_t q_strips, kv_strips, att_width;
+    int32_t qkv_units; /* set by the launch */
 } kk_cu_mega_layer;
 
 /* Layers of mixed experts, then perhaps the head.  Sizes are multiples of 32, expert_ffn under
@@ -360,12 +371,10 @@ typedef struct {
     const int32_t *head_row; /* device; NULL: head_first, head_first + 1, ... */
     int32_t head_first, n_logits, vocab;
     float cap, *head_out;
-    /* Set by the launch; slots 0: as many as fit. */
-    int32_t turn[6], slots;
-    int32_t dense_units, gate_units, expert_units, head_units; /* of 16 outputs, or 8 and 8 */
-    int32_t hidden_steps, ffn_steps, expert_steps, part_floats, part_pitch;
+    /* Set by the launch. */
+    int32_t turn[7], part_floats, part_pitch;
     int32_t parts_at, stage_at, shared; /* bytes of shared memory */
-    uint64_t *trace; /* NULL; measurements: clocks of the first block at its barriers */
+    uint64_t *trace; /* NULL; measurements: clocks at barriers, [mark][block] */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
 bool kk_cu_mega_fits(const kk_cu_mega *a);

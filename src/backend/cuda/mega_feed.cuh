@@ -1,0 +1,362 @@
+/* mega_feed.cuh - where the weights of a forward of few rows lie, and the rings that bring them.
+ *
+ * Each warp that works has a ring of slots in shared memory.  A warp beside each group of eight asks
+ * for their weights, across stages, as far ahead as the rings hold, while norms, attention and
+ * barriers go on.  It does so apart from those that work because asking takes as long as memory
+ * does: the unit that copies takes only so much at a time, and whoever asks for more stands still.
+ *
+ * What is asked for early delays what others need now.  So there is a mark up to which weights may
+ * be asked for (until): experts wait for their router, and the output projection until attention
+ * has read its pages. */
+#ifndef KK_CUDA_MEGA_FEED_CUH
+#define KK_CUDA_MEGA_FEED_CUH
+
+#include "choose.cuh"
+#include "cuda_ops.h"
+#include "stream.cuh"
+
+enum {
+    KK_MEGA_THREADS = 512, /* that work */
+    KK_MEGA_WARPS = 16,
+    KK_MEGA_GROUPS = 2,                    /* of eight warps */
+    KK_MEGA_PORTER = KK_MEGA_WARPS,        /* the warp that waits for other blocks */
+    KK_MEGA_ASKER = KK_MEGA_WARPS + 1,     /* and those that ask for weights, one a group */
+    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128, /* one more does nothing: registers go by four warps */
+    KK_MEGA_MEET = KK_MEGA_THREADS + 32,   /* threads of a barrier with the porter */
+};
+
+/* In the order of a layer. */
+typedef enum {
+    MEGA_QKV,
+    MEGA_OUT,
+    MEGA_GATE,
+    MEGA_DENSE, /* the dense second matrix, while experts are chosen */
+    MEGA_EXPERTS,
+    MEGA_DOWN,
+    MEGA_HEAD, /* after the last layer */
+    KK_MEGA_PHASES = 8,
+} kk_mega_phase;
+
+/* Steps of a slot, of two strips each, and its bytes. */
+enum { KK_MEGA_CHUNK = 4, KK_MEGA_SLOT = 2 * 512 * KK_MEGA_CHUNK };
+
+/* ---- sizes -------------------------------------------------------------------------------- */
+
+/* The sizes of a forward: those of 26B-A4B where IS_26B, the parameter's otherwise; up to ROWS rows,
+ * which are 1, 8 or 16. */
+template <bool IS_26B, int ROWS> struct kk_mega_of {
+    static constexpr bool FIXED = IS_26B, ONE = ROWS == 1, HIGH = ROWS > 8;
+    static constexpr int SLOTS = ONE ? 3 : 2; /* more rows need the room themselves */
+#define KK_SIZE(name, fixed) \
+    static __device__ __forceinline__ int name(const kk_cu_mega &a) { return FIXED ? fixed : a.name; }
+    KK_SIZE(hidden, KK_CU_26B_HIDDEN)
+    KK_SIZE(ffn, KK_CU_26B_FFN)
+    KK_SIZE(expert_ffn, KK_CU_26B_EXPERT_FFN)
+    KK_SIZE(n_expert, KK_CU_26B_EXPERTS)
+    KK_SIZE(n_used, KK_CU_26B_USED)
+    KK_SIZE(router_steps, KK_CU_26B_HIDDEN / 32)
+    KK_SIZE(expert_strips, 2 * KK_CU_26B_EXPERT_FFN / 8)
+    KK_SIZE(down_strips, KK_CU_26B_HIDDEN / 8)
+#undef KK_SIZE
+    static __device__ __forceinline__ int rows(const kk_cu_mega &a) { return ONE ? 1 : a.n_rows; }
+    static __device__ __forceinline__ int logits(const kk_cu_mega &a) {
+        return ONE ? 1 : a.n_logits;
+    }
+    /* Floats of a row of a unit's sums, and of all its sums. */
+    static __device__ __forceinline__ int pitch(const kk_cu_mega &a) { return ONE ? 2 : a.part_pitch; }
+    static __device__ __forceinline__ int sums(const kk_cu_mega &a) {
+        return ONE ? KK_SLICES * 16 * 2 : a.part_floats;
+    }
+};
+
+/* What all warps of a block share. */
+struct kk_mega_shared {
+    kk_choice choice;
+    kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
+    int pos;                         /* of the first row, where all are one session's */
+    float sums[4][16];               /* of norms */
+    uint64_t summed[KK_MEGA_GROUPS]; /* barriers: the slices of a unit are there */
+    int until; /* KK_MEGA_PHASES * layer + phase: from here on nothing is asked for yet */
+    int marks;
+};
+
+/* ---- where weights lie -------------------------------------------------------------------- */
+
+__device__ __forceinline__ int kk_mega_group() { return threadIdx.x / 256; }
+__device__ __forceinline__ int kk_mega_slice() { return threadIdx.x / KK_WARP % KK_SLICES; }
+__device__ __forceinline__ int kk_mega_stride() { return KK_MEGA_GROUPS * (int)gridDim.x; }
+
+/* The first unit of a group: phases begin at different groups, so that what is left over of
+ * one evens out with the next. */
+__device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int group) {
+    const int u = (int)blockIdx.x + group * (int)gridDim.x - a.turn[phase];
+    return u < 0 ? u + kk_mega_stride() : u;
+}
+
+/* Units of sixteen outputs; in GATE and of experts, eight of gate and eight of up. */
+template <class S>
+__device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_shared &s,
+                                             int layer, int phase) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    if (phase == MEGA_QKV) return l.qkv_units;
+    if (phase == MEGA_GATE) return S::ffn(a) / 8;
+    if (phase == MEGA_EXPERTS) return s.choice.n_active * (S::expert_ffn(a) / 8);
+    return (phase == MEGA_HEAD ? a.vocab : S::hidden(a)) / 16;
+}
+
+/* K steps of a unit. */
+template <class S>
+__device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s,
+                                             int layer, int phase) {
+    if (phase == MEGA_OUT) return s.layer[layer & 1].att_width / KK_STEP;
+    if (phase == MEGA_DENSE) return S::ffn(a) / KK_STEP;
+    return (phase == MEGA_DOWN ? S::expert_ffn(a) : S::hidden(a)) / KK_STEP;
+}
+
+/* A unit's two strips. */
+struct kk_mega_strips_at {
+    const uint4 *one, *two;
+};
+
+/* expert: in DOWN, which of the chosen. */
+template <class S>
+__device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
+                                                          const kk_mega_shared &s, int layer,
+                                                          int phase, int unit, int expert,
+                                                          int steps) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const void *w = a.head, *up = NULL;
+    uint32_t strip = 2 * (uint32_t)unit;
+    if (phase == MEGA_QKV) {
+        w = l.q;
+        if (strip >= (uint32_t)l.q_strips) {
+            strip -= (uint32_t)l.q_strips;
+            w = l.k;
+            if (strip >= (uint32_t)l.kv_strips) {
+                strip -= (uint32_t)l.kv_strips;
+                w = l.v;
+            }
+        }
+    } else if (phase == MEGA_OUT) {
+        w = l.o;
+    } else if (phase == MEGA_GATE) {
+        strip = (uint32_t)unit;
+        w = l.gate;
+        up = l.up;
+    } else if (phase == MEGA_DENSE) {
+        w = l.down;
+    } else if (phase == MEGA_DOWN) {
+        w = l.experts_down;
+        strip += (uint32_t)s.choice.active[expert] * (uint32_t)S::down_strips(a);
+    } else if (phase == MEGA_EXPERTS) {
+        const uint32_t per = (uint32_t)S::expert_ffn(a) / 8, e = (uint32_t)unit / per;
+        w = l.experts;
+        strip = (uint32_t)s.choice.active[e] * (uint32_t)S::expert_strips(a) + unit - e * per;
+        up = (const uint4 *)w + (size_t)per * (size_t)steps * KK_WARP;
+    }
+    const size_t at = (size_t)strip * (uint32_t)steps * KK_WARP;
+    kk_mega_strips_at where;
+    where.one = (const uint4 *)w + at;
+    where.two = up ? (const uint4 *)up + at : where.one + steps * KK_WARP;
+    return where;
+}
+
+/* ---- rings -------------------------------------------------------------------------------- */
+
+/* Bytes of all rings: slots, then a barrier for each that it is full, and one that it is empty. */
+__host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
+    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 16);
+}
+
+/* Shared addresses of a warp's slots and of its barriers. */
+struct kk_ring_at {
+    uint32_t slots, full, empty;
+};
+
+template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(const char *rings, int warp) {
+    kk_ring_at r;
+    r.slots = kk_shared(rings) + warp * S::SLOTS * KK_MEGA_SLOT;
+    r.full = kk_shared(rings) + KK_MEGA_WARPS * S::SLOTS * KK_MEGA_SLOT + warp * S::SLOTS * 8;
+    r.empty = r.full + KK_MEGA_WARPS * S::SLOTS * 8;
+    return r;
+}
+
+__device__ __forceinline__ void kk_bar_open(uint32_t bar, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n) : "memory");
+}
+__device__ __forceinline__ void kk_bar_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void kk_bar_wait(uint32_t bar, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n .reg .pred p;\n"
+                 "again%=:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n"
+                 "@p bra done%=;\n bra again%=;\n done%=:\n}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ bool kk_bar_passed(uint32_t bar, uint32_t parity) {
+    uint32_t passed = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(passed)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+#endif
+    return passed;
+}
+
+/* By one thread, for all rings. */
+template <class S> __device__ __forceinline__ void kk_rings_open(const char *rings) {
+    const kk_ring_at r = kk_ring_of<S>(rings, 0);
+#pragma unroll 1
+    for (int i = 0; i < KK_MEGA_WARPS * S::SLOTS; i++) {
+        kk_bar_open(r.full + i * 8, 1);
+        kk_bar_open(r.empty + i * 8, 1);
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    asm volatile("fence.proxy.async.shared::cta;");
+#endif
+}
+
+/* ---- using -------------------------------------------------------------------------------- */
+
+/* A working warp's place in its ring, and how many units its group has summed. */
+struct kk_feed {
+    kk_ring_at ring;
+    int get;
+    uint32_t parity;
+    int units;
+};
+
+template <class S> __device__ __forceinline__ kk_feed kk_feed_open(const char *rings) {
+    kk_feed f;
+    f.ring = kk_ring_of<S>(rings, (int)threadIdx.x / KK_WARP);
+    f.get = f.units = 0;
+    f.parity = 0;
+    return f;
+}
+
+/* The shared address of the oldest slot, once it is there. */
+__device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
+    kk_bar_wait(f.ring.full + f.get * 8, f.parity);
+    return f.ring.slots + f.get * KK_MEGA_SLOT;
+}
+
+template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
+    __syncwarp();
+    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(f.ring.empty + f.get * 8);
+    if (++f.get == S::SLOTS) {
+        f.get = 0;
+        f.parity ^= 1;
+    }
+}
+
+/* Lets weights be asked for up to a phase.  What has to be known for them was written before, and a
+ * barrier of the block has passed since. */
+__device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int phase) {
+    if (kk_tid() != 0) return;
+    __threadfence_block();
+    *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
+}
+
+/* ---- asking ------------------------------------------------------------------------------- */
+
+/* n steps of two strips into a slot.  They are read once: what is used again should stay in the
+ * cache instead. */
+__device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *one,
+                                       const uint4 *two, int n) {
+#if __CUDA_ARCH__ >= 900
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(one), "r"(n * 512), "r"(bar), "l"(policy)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to + (int)KK_MEGA_CHUNK * 512),
+                 "l"(two), "r"(n * 512), "r"(bar), "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* Lanes 0 to 7 of the asking warp each have a ring of the group: what is left of their part of a
+ * unit. */
+struct kk_asker {
+    kk_ring_at ring;
+    const uint4 *one, *two;
+    int left, put;
+    uint32_t parity;
+};
+
+/* Asks for all of a unit, slot by slot, as rings get empty. */
+template <class S> __device__ __forceinline__ void kk_ask_unit(kk_asker &k) {
+    const int lane = threadIdx.x % KK_WARP;
+#pragma unroll 1
+    while (__any_sync(0xffffffffu, k.left > 0)) {
+        const bool ready = k.left > 0 && kk_bar_passed(k.ring.empty + k.put * 8, k.parity);
+        const int n = min((int)KK_MEGA_CHUNK, k.left);
+#pragma unroll 1
+        for (uint32_t who = __ballot_sync(0xffffffffu, ready); who; who &= who - 1) {
+            if (lane == __ffs((int)who) - 1)
+                kk_ask(k.ring.slots + k.put * KK_MEGA_SLOT, k.ring.full + k.put * 8, k.one, k.two, n);
+            __syncwarp();
+        }
+        if (!ready) continue;
+        k.one += n * KK_WARP;
+        k.two += n * KK_WARP;
+        k.left -= n;
+        if (++k.put == S::SLOTS) {
+            k.put = 0;
+            k.parity ^= 1;
+        }
+    }
+}
+
+/* Everything that a group will need, in the order in which it will. */
+template <class S>
+__device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s,
+                                           const char *rings, int group) {
+    const int lane = threadIdx.x % KK_WARP, slice = lane % KK_SLICES;
+    const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
+    kk_asker k = {kk_ring_of<S>(rings, group * KK_SLICES + slice), NULL, NULL, 0, 0, 1};
+    int at = 0, unit = kk_mega_first(a, MEGA_QKV, group), expert = 0;
+#pragma unroll 1
+    while (at < end) {
+        if (at >= *(volatile int *)&s.until) {
+            __nanosleep(40);
+            continue;
+        }
+        __threadfence_block();
+        const int layer = at / KK_MEGA_PHASES, phase = at % KK_MEGA_PHASES;
+        const bool down = phase == MEGA_DOWN;
+        if (unit >= kk_mega_units<S>(a, s, layer, phase)) {
+            at++;
+            if (down)
+                at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
+            unit = kk_mega_first(a, at % KK_MEGA_PHASES, group);
+            continue;
+        }
+        const int active = s.choice.n_active, mine = down ? min(expert + slice, active - 1) : 0;
+        const int steps = kk_mega_steps<S>(a, s, layer, phase);
+        const kk_mega_strips_at where = kk_mega_find<S>(a, s, layer, phase, unit, mine, steps);
+        const int from = down ? 0 : kk_slice(steps, slice);
+        k.left = down ? steps : kk_slice(steps, slice + 1) - from;
+        if (lane >= KK_SLICES || (down && expert + slice >= active)) k.left = 0;
+        k.one = where.one + from * KK_WARP;
+        k.two = where.two + from * KK_WARP;
+        kk_ask_unit<S>(k);
+        expert += down ? KK_SLICES : 0;
+        if (!down || expert >= active) { /* that was the unit's last */
+            unit += kk_mega_stride();
+            expert = 0;
+        }
+    }
+}
+
+#endif
