@@ -85,11 +85,11 @@ static void trace(int rows, double mhz) {
     const char **names = rows == 1 ? one : few; int marks = 0; while (names[marks]) marks++;
     const int first = rows == 1 ? 0 : 2; const size_t n = (size_t)sms * (first + marks * layers + 8);
     std::vector<uint64_t> t(n); M.trace = room<uint64_t>(n); timed(1); CK(cudaMemcpy(t.data(), M.trace, n * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
-    /* Clocks of multiprocessors start anywhere: ends of barriers bring them together. */
-    std::vector<double> off(sms, 0); int ends = 0;
-    for (int l = 0; l < layers; l++) for (int s = 0; s < marks; s++) { if (names[s][0] != 'w') continue; ends++; const uint64_t *m = &t[(size_t)sms * (first + marks * l + s)]; for (int k = 0; k < sms; k++) off[k] += (double)m[k] - (double)m[0]; }
-    for (double &o : off) o /= ends;
-    auto at = [&](int m) { std::vector<double> v(sms); for (int k = 0; k < sms; k++) v[k] = ((double)t[(size_t)sms * m + k] - off[k]) / mhz; std::sort(v.begin(), v.end()); return v; };
+    /* Clocks of multiprocessors start anywhere and run at their own speed: ends of barriers bring them together. */
+    std::vector<double> from(sms), by(sms); std::vector<int> ends; for (int l = 0; l < layers; l++) for (int s = 0; s < marks; s++) if (names[s][0] == 'w') ends.push_back(first + marks * l + s);
+    auto raw = [&](int m, int k) { return (double)(int64_t)(t[(size_t)sms * m + k] - t[(size_t)sms * ends[0] + k]); };
+    for (int k = 0; k < sms; k++) { double x = 0, y = 0, xx = 0, xy = 0, c = (double)ends.size(); for (int m : ends) { const double u = raw(m, k), v = raw(m, 0); x += u; y += v; xx += u * u; xy += u * v; } by[k] = (c * xy - x * y) / (c * xx - x * x); from[k] = (y - by[k] * x) / c; }
+    auto at = [&](int m) { std::vector<double> v(sms); for (int k = 0; k < sms; k++) v[k] = (from[k] + by[k] * raw(m, k)) / mhz; std::sort(v.begin(), v.end()); return v; };
     double all = 0; printf("   us of a sliding layer, first / median / last block:");
     for (int s = 0; s < marks; s++) { double f = 0, md = 0, la = 0; int k = 0; for (int l = 1; l < layers; l++) { if (l % 6 == 5) continue; const auto a = at(first + marks * l + s - 1), b = at(first + marks * l + s); f += b[0] - a[sms - 1]; md += b[sms / 2] - a[sms - 1]; la += b[sms - 1] - a[sms - 1]; k++; } all += la / k; printf("\n     %-8s %6.2f %6.2f %6.2f", names[s], f / k, md / k, la / k); }
     const int h = first + marks * layers + (rows == 1 ? 0 : 2); printf("\n   = %.1f | head %.1f us\n", all, at(h + 1)[sms - 1] - at(h)[sms - 1]);

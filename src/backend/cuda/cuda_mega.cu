@@ -278,7 +278,6 @@ __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &
     s.marks = 0;
     s.until = MEGA_OUT;
     s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
-    for (int i = 0; i < KK_MEGA_GROUPS; i++) kk_bar_open(kk_shared(&s.summed[i]), KK_SLICES);
     kk_rings_open<S>(memory);
 }
 
@@ -286,9 +285,17 @@ __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &
 template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if (WORKS)
+#ifdef R104
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+#else
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+#endif
     else
+#ifdef R104
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#else
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+#endif
 #endif
 }
 
@@ -305,7 +312,7 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
         share_registers<false>();
         if (warp == KK_MEGA_PORTER)
             kk_grid_porter(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
-        else if (warp - KK_MEGA_ASKER < KK_MEGA_GROUPS)
+        else if (warp - KK_MEGA_ASKER < KK_MEGA_GROUPS && threadIdx.x % KK_WARP == 0)
             kk_ask_all<S>(a, s, memory, warp - KK_MEGA_ASKER);
         return;
     }

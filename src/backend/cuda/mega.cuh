@@ -59,15 +59,6 @@ enum {
 
 /* ---- barriers ----------------------------------------------------------------------------- */
 
-/* This warp's slice of a unit is there; and all are. */
-__device__ __forceinline__ void kk_group_arrive(kk_mega_shared &s) {
-    __syncwarp();
-    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(kk_shared(&s.summed[kk_mega_group()]));
-}
-__device__ __forceinline__ void kk_group_wait(kk_mega_shared &s, kk_feed &f) {
-    kk_bar_wait(kk_shared(&s.summed[kk_mega_group()]), (uint32_t)f.units++ & 1);
-}
-
 /* For measurements. */
 __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared &s) {
     if (a.trace && kk_tid() == 0)
@@ -172,7 +163,7 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
         uint4 v[AT_ONCE];
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
-            if (i + k * threads < total) v[k] = __ldcg((const uint4 *)x + i + k * threads);
+            v[k] = __ldcg((const uint4 *)x + min(i + k * threads, total - 1));
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
             const int at = i + k * threads, r = S::ONE ? 0 : at / per;
@@ -214,7 +205,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
                 if (S::HIGH) y[i] = *(const uint4 *)(hi + at);
             }
         }
-        const uint32_t slot = kk_feed_wait(f) + lane;
+        const uint32_t slot = kk_feed_wait<S>(f) + lane;
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) {
             one[i] = kk_lds(slot + i * 512);
@@ -531,6 +522,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
     kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n);
+    kk_feed_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
         *(float2 *)at = make_float2(c[0], c[1]);
@@ -546,9 +538,13 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
                                                  kk_feed &f, float *to, int unit, kk_acts_at x) {
-    const int steps = S::expert_ffn(a) / KK_STEP;
+    const int steps = S::expert_ffn(a) / KK_STEP, slice = kk_mega_slice();
 #pragma unroll 1
-    for (int e = kk_mega_slice(); e < s.choice.n_active; e += KK_SLICES) {
+    for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
+        if (e >= s.choice.n_active) {
+            kk_feed_skip<S>(f, kk_mega_slots<S>(steps, true));
+            break;
+        }
         const kk_mega_rows r = kk_mega_rows_of<S, MEGA_DOWN>(a, s, unit, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
         kk_mega_product<S>(c, d, f, r.lo, r.hi, steps);
@@ -570,8 +566,7 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
             kk_mega_pairs_of<S>(a, s, f, to, u, x);
         else
             kk_mega_slice_of<S, PHASE>(a, s, f, to, layer, u, x);
-        kk_group_arrive(s);
-        kk_group_wait(s, f);
+        kk_group_sum<S>(f);
         if (PHASE == MEGA_DOWN && !S::ONE)
             kk_mega_add_slots<S>(a, s, u, to);
         else if (turn % KK_SLICES == kk_mega_slice()) {

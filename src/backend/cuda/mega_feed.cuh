@@ -1,7 +1,7 @@
 /* mega_feed.cuh - where the weights of a forward of few rows lie, and the rings that bring them.
  *
- * Each warp that works has a ring of slots in shared memory.  A warp beside each group of eight asks
- * for their weights, across stages, as far ahead as the rings hold, while norms, attention and
+ * Each group of eight warps has a ring of slots in shared memory, a part of each slot for each
+ * warp.  A thread beside the group asks for weights, across stages, as far ahead as the rings hold, while norms, attention and
  * barriers go on.  It does so apart from those that work because asking takes as long as memory
  * does: the unit that copies takes only so much at a time, and whoever asks for more stands still.
  *
@@ -37,8 +37,12 @@ typedef enum {
     KK_MEGA_PHASES = 8,
 } kk_mega_phase;
 
-/* Steps of a slot, of two strips each, and its bytes. */
-enum { KK_MEGA_CHUNK = 4, KK_MEGA_SLOT = 2 * 512 * KK_MEGA_CHUNK };
+/* Steps of a slot, of two strips each; bytes of a warp's part, and of a slot. */
+enum {
+    KK_MEGA_CHUNK = 4,
+    KK_MEGA_PART = 2 * 512 * KK_MEGA_CHUNK,
+    KK_MEGA_SLOT = KK_SLICES * KK_MEGA_PART,
+};
 
 /* ---- sizes -------------------------------------------------------------------------------- */
 
@@ -75,7 +79,6 @@ struct kk_mega_shared {
     kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
     int pos;                         /* of the first row, where all are one session's */
     float sums[4][16];               /* of norms */
-    uint64_t summed[KK_MEGA_GROUPS]; /* barriers: the slices of a unit are there */
     int until; /* KK_MEGA_PHASES * layer + phase: from here on nothing is asked for yet */
     int marks;
 };
@@ -163,21 +166,24 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* ---- rings -------------------------------------------------------------------------------- */
 
-/* Bytes of all rings: slots, then a barrier for each that it is full, and one that it is empty. */
+/* A group's barriers: for each slot that it is full, and that it is empty; and that the slices of a
+ * unit are summed. */
+template <class S> struct kk_bars { enum { FULL = 0, EMPTY = S::SLOTS * 8, SUMMED = 2 * EMPTY, BYTES = 64 }; };
+
+/* Bytes of all rings: slots, then barriers. */
 __host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
-    return KK_MEGA_WARPS * slots * (KK_MEGA_SLOT + 16);
+    return KK_MEGA_GROUPS * (slots * KK_MEGA_SLOT + 64);
 }
 
-/* Shared addresses of a warp's slots and of its barriers. */
+/* Shared addresses of a group's slots and of its barriers. */
 struct kk_ring_at {
-    uint32_t slots, full, empty;
+    uint32_t slots, bars;
 };
 
-template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(const char *rings, int warp) {
+template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(const char *rings, int group) {
     kk_ring_at r;
-    r.slots = kk_shared(rings) + warp * S::SLOTS * KK_MEGA_SLOT;
-    r.full = kk_shared(rings) + KK_MEGA_WARPS * S::SLOTS * KK_MEGA_SLOT + warp * S::SLOTS * 8;
-    r.empty = r.full + KK_MEGA_WARPS * S::SLOTS * 8;
+    r.slots = kk_shared(rings) + group * S::SLOTS * KK_MEGA_SLOT;
+    r.bars = kk_shared(rings) + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
     return r;
 }
 
@@ -210,11 +216,15 @@ __device__ __forceinline__ bool kk_bar_passed(uint32_t bar, uint32_t parity) {
 
 /* By one thread, for all rings. */
 template <class S> __device__ __forceinline__ void kk_rings_open(const char *rings) {
-    const kk_ring_at r = kk_ring_of<S>(rings, 0);
+    using bars = kk_bars<S>;
 #pragma unroll 1
-    for (int i = 0; i < KK_MEGA_WARPS * S::SLOTS; i++) {
-        kk_bar_open(r.full + i * 8, 1);
-        kk_bar_open(r.empty + i * 8, 1);
+    for (int g = 0; g < KK_MEGA_GROUPS; g++) {
+        const uint32_t at = kk_ring_of<S>(rings, g).bars;
+        for (int i = 0; i < S::SLOTS; i++) {
+            kk_bar_open(at + bars::FULL + i * 8, 1);
+            kk_bar_open(at + bars::EMPTY + i * 8, KK_SLICES);
+        }
+        kk_bar_open(at + bars::SUMMED, KK_SLICES);
     }
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;");
@@ -224,35 +234,44 @@ template <class S> __device__ __forceinline__ void kk_rings_open(const char *rin
 
 /* ---- using -------------------------------------------------------------------------------- */
 
-/* A working warp's place in its ring, and how many units its group has summed. */
+/* A working warp's place in its group's ring. */
 struct kk_feed {
-    kk_ring_at ring;
+    kk_ring_at ring; /* slots: of this warp's part of the first */
     int get;
-    uint32_t parity;
-    int units;
+    uint32_t parity; /* bit 0: of slots; bit 1: of units summed */
 };
 
 template <class S> __device__ __forceinline__ kk_feed kk_feed_open(const char *rings) {
     kk_feed f;
-    f.ring = kk_ring_of<S>(rings, (int)threadIdx.x / KK_WARP);
-    f.get = f.units = 0;
+    f.ring = kk_ring_of<S>(rings, kk_mega_group());
+    f.ring.slots += kk_mega_slice() * KK_MEGA_PART;
+    f.get = 0;
     f.parity = 0;
     return f;
 }
 
 /* The shared address of the oldest slot, once it is there. */
-__device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
-    kk_bar_wait(f.ring.full + f.get * 8, f.parity);
+template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
+    kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + f.get * 8, f.parity & 1);
     return f.ring.slots + f.get * KK_MEGA_SLOT;
 }
 
 template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
     __syncwarp();
-    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(f.ring.empty + f.get * 8);
+    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
     if (++f.get == S::SLOTS) {
         f.get = 0;
         f.parity ^= 1;
     }
+}
+
+/* This warp's slice of a unit is there; and all are. */
+template <class S> __device__ __forceinline__ void kk_group_sum(kk_feed &f) {
+    const uint32_t bar = f.ring.bars + kk_bars<S>::SUMMED;
+    __syncwarp();
+    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(bar);
+    kk_bar_wait(bar, f.parity >> 1);
+    f.parity ^= 2;
 }
 
 /* Lets weights be asked for up to a phase.  What has to be known for them was written before, and a
@@ -263,16 +282,30 @@ __device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int 
     *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
 }
 
+/* Slots of a unit: as many for all warps of a group as the one with most steps needs. */
+template <class S> __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
+    const int most = down || steps < KK_SHORT_STEPS ? steps : (steps + KK_SLICES - 1) / KK_SLICES;
+    return (most + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK;
+}
+
+/* Slots in which this warp has no steps. */
+template <class S> __device__ __forceinline__ void kk_feed_skip(kk_feed &f, int n) {
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        kk_feed_wait<S>(f);
+        kk_feed_release<S>(f);
+    }
+}
+
 /* ---- asking ------------------------------------------------------------------------------- */
 
-/* n steps of two strips into a slot.  They are read once: what is used again should stay in the
- * cache instead. */
+/* n steps of two strips into a warp's part of a slot.  They are read once: what is used again should
+ * stay in the cache instead. */
 __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *one,
-                                       const uint4 *two, int n) {
+                                       const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar),
+                 "r"(n * 1024)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -285,47 +318,100 @@ __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *o
 #endif
 }
 
-/* Lanes 0 to 7 of the asking warp each have a ring of the group: what is left of their part of a
- * unit. */
+/* The asking thread's place in the ring. */
 struct kk_asker {
     kk_ring_at ring;
-    const uint4 *one, *two;
-    int left, put;
+    int put;
     uint32_t parity;
+    uint64_t policy;
+    int asked; /* slots */
+    int pace;
 };
 
-/* Asks for all of a unit, slot by slot, as rings get empty. */
-template <class S> __device__ __forceinline__ void kk_ask_unit(kk_asker &k) {
-    const int lane = threadIdx.x % KK_WARP;
+/* Waits for an empty slot, and says that all of it was asked for. */
+template <class S> __device__ __forceinline__ uint32_t kk_ask_begin(const kk_asker &k) {
+    kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
+    if (k.asked >= k.pace && k.pace < S::SLOTS) {
+        const int i = k.put >= k.pace ? k.put - k.pace : k.put - k.pace + S::SLOTS;
+        kk_bar_wait(k.ring.bars + kk_bars<S>::FULL + i * 8,
+                    k.put >= k.pace ? k.parity ^ 1 : k.parity);
+    }
+    return k.ring.slots + k.put * KK_MEGA_SLOT;
+}
+template <class S> __device__ __forceinline__ void kk_ask_end(kk_asker &k) {
+    kk_bar_arrive(k.ring.bars + kk_bars<S>::FULL + k.put * 8);
+    k.asked++;
+    if (++k.put == S::SLOTS) {
+        k.put = 0;
+        k.parity ^= 1;
+    }
+}
+
+/* A unit's slices. */
+template <class S>
+__device__ __forceinline__ void kk_ask_slices(kk_asker &k, kk_mega_strips_at w, int steps) {
+    const int slots = kk_mega_slots<S>(steps, false);
 #pragma unroll 1
-    while (__any_sync(0xffffffffu, k.left > 0)) {
-        const bool ready = k.left > 0 && kk_bar_passed(k.ring.empty + k.put * 8, k.parity);
-        const int n = min((int)KK_MEGA_CHUNK, k.left);
-#pragma unroll 1
-        for (uint32_t who = __ballot_sync(0xffffffffu, ready); who; who &= who - 1) {
-            if (lane == __ffs((int)who) - 1)
-                kk_ask(k.ring.slots + k.put * KK_MEGA_SLOT, k.ring.full + k.put * 8, k.one, k.two, n);
-            __syncwarp();
+    for (int j = 0; j < slots; j++) {
+        uint32_t to = kk_ask_begin<S>(k);
+        const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + k.put * 8;
+#pragma unroll
+        for (int i = 0; i < KK_SLICES; i++, to += KK_MEGA_PART) {
+            const int at = kk_slice(steps, i) + j * KK_MEGA_CHUNK;
+            const int n = min((int)KK_MEGA_CHUNK, kk_slice(steps, i + 1) - at);
+            if (n > 0) kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
         }
-        if (!ready) continue;
-        k.one += n * KK_WARP;
-        k.two += n * KK_WARP;
-        k.left -= n;
-        if (++k.put == S::SLOTS) {
-            k.put = 0;
-            k.parity ^= 1;
+        kk_ask_end<S>(k);
+    }
+}
+
+/* A unit of DOWN: eight experts at a time. */
+template <class S>
+__device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
+                                               const kk_mega_shared &s, int layer, int unit) {
+    const int steps = S::expert_ffn(a) / KK_STEP, slots = kk_mega_slots<S>(steps, true);
+#pragma unroll 1
+    for (int e = 0; e < s.choice.n_active; e += KK_SLICES) {
+#pragma unroll 1
+        for (int j = 0; j < slots; j++) {
+            uint32_t to = kk_ask_begin<S>(k);
+            const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + k.put * 8;
+            const int at = j * KK_MEGA_CHUNK, n = min((int)KK_MEGA_CHUNK, steps - at);
+            const int last = min((int)KK_SLICES, s.choice.n_active - e);
+#pragma unroll 1
+            for (int i = 0; i < last; i++, to += KK_MEGA_PART) {
+                const kk_mega_strips_at w =
+                    kk_mega_find<S>(a, s, layer, MEGA_DOWN, unit, e + i, steps);
+                kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
+            }
+            kk_ask_end<S>(k);
         }
     }
 }
 
-/* Everything that a group will need, in the order in which it will. */
+/* All of a group's units of a phase into the cache. */
+template <class S>
+__device__ __forceinline__ void kk_ask_ahead(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
+                                             int phase, int group) {
+    const int steps = kk_mega_steps<S>(a, s, layer, phase), units = kk_mega_units<S>(a, s, layer, phase);
+#pragma unroll 1
+    for (int u = kk_mega_first(a, phase, group); u < units; u += kk_mega_stride()) {
+        const kk_mega_strips_at w = kk_mega_find<S>(a, s, layer, phase, u, 0, steps);
+#if __CUDA_ARCH__ >= 900
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(w.one), "r"(steps * 512) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(w.two), "r"(steps * 512) : "memory");
+#endif
+    }
+}
+
+/* Everything that a group will need, in the order in which it will; by one thread. */
 template <class S>
 __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s,
                                            const char *rings, int group) {
-    const int lane = threadIdx.x % KK_WARP, slice = lane % KK_SLICES;
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
-    kk_asker k = {kk_ring_of<S>(rings, group * KK_SLICES + slice), NULL, NULL, 0, 0, 1};
-    int at = 0, unit = kk_mega_first(a, MEGA_QKV, group), expert = 0;
+    kk_asker k = {kk_ring_of<S>(rings, group), 0, 1, 0, 0, 1};
+    int at = 0, unit = kk_mega_first(a, MEGA_QKV, group);
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(k.policy));
 #pragma unroll 1
     while (at < end) {
         if (at >= *(volatile int *)&s.until) {
@@ -334,28 +420,35 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
         }
         __threadfence_block();
         const int layer = at / KK_MEGA_PHASES, phase = at % KK_MEGA_PHASES;
-        const bool down = phase == MEGA_DOWN;
         if (unit >= kk_mega_units<S>(a, s, layer, phase)) {
             at++;
-            if (down)
+            if (phase == MEGA_DOWN)
                 at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
             unit = kk_mega_first(a, at % KK_MEGA_PHASES, group);
+#ifdef LOOK1
+            if (phase + 1 == MEGA_OUT) { kk_ask_ahead<S>(a, s, layer, MEGA_GATE, group); kk_ask_ahead<S>(a, s, layer, MEGA_DENSE, group); }
+#endif
+#ifdef LOOK2
+            if (phase + 1 == MEGA_GATE && layer + 1 < a.n_layer) kk_ask_ahead<S>(a, s, layer + 1, MEGA_QKV, group);
+#endif
+#ifdef LOOK3
+            if (phase + 1 == MEGA_DENSE && layer + 1 < a.n_layer) kk_ask_ahead<S>(a, s, layer + 1, MEGA_QKV, group);
+#endif
             continue;
         }
-        const int active = s.choice.n_active, mine = down ? min(expert + slice, active - 1) : 0;
         const int steps = kk_mega_steps<S>(a, s, layer, phase);
-        const kk_mega_strips_at where = kk_mega_find<S>(a, s, layer, phase, unit, mine, steps);
-        const int from = down ? 0 : kk_slice(steps, slice);
-        k.left = down ? steps : kk_slice(steps, slice + 1) - from;
-        if (lane >= KK_SLICES || (down && expert + slice >= active)) k.left = 0;
-        k.one = where.one + from * KK_WARP;
-        k.two = where.two + from * KK_WARP;
-        kk_ask_unit<S>(k);
-        expert += down ? KK_SLICES : 0;
-        if (!down || expert >= active) { /* that was the unit's last */
-            unit += kk_mega_stride();
-            expert = 0;
-        }
+#ifndef GENTLE
+#define GENTLE (phase == MEGA_QKV && unit < kk_mega_stride()) || (phase >= MEGA_OUT && phase <= MEGA_DENSE)
+#endif
+#ifndef FAST
+#define FAST 2
+#endif
+        k.pace = (GENTLE) ? 1 : FAST;
+        if (phase == MEGA_DOWN)
+            kk_ask_experts<S>(k, a, s, layer, unit);
+        else
+            kk_ask_slices<S>(k, kk_mega_find<S>(a, s, layer, phase, unit, 0, steps), steps);
+        unit += kk_mega_stride();
     }
 }
 
