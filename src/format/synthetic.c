@@ -133,10 +133,16 @@ static kk_dtype fallback_of(kk_dtype t) {
     }
 }
 
+/* Routers are bf16 in checkpoints of that type, and float32 beside packed weights. */
+static kk_dtype router_type(kk_dtype t) { return t == KK_BF16 ? KK_BF16 : KK_F32; }
+
 static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dtype *type) {
     *type = KK_F32;
     if (item->role == KK_ROLE_VECTOR) return &m->vector;
-    if (item->role == KK_ROLE_ROUTER) return &m->router;
+    if (item->role == KK_ROLE_ROUTER) {
+        *type = router_type(m->type);
+        return &m->router;
+    }
     const int64_t row = item->dims[item->n_dims - 1];
     const bool fits = row % kk_dtype_get(m->type)->values == 0;
     *type = fits ? m->type : fallback_of(m->type);
@@ -241,7 +247,8 @@ static kk_status fill(maker *m, kk_err *err) {
                        (double)total / 1e9, (double)available / 1e9);
     if (!make_tile(&m->matrix, m->type, 0, 0.02f) ||
         !make_tile(&m->fallback, fallback_of(m->type), 0, 0.02f) ||
-        !make_tile(&m->vector, KK_F32, 1, 0.05f) || !make_tile(&m->router, KK_F32, 0, 0.5f))
+        !make_tile(&m->vector, KK_F32, 1, 0.05f) ||
+        !make_tile(&m->router, router_type(m->type), 0, 0.5f))
         return kk_fail(err, KK_ENOMEM, "no memory for random weights");
     KK_TRY(make_tensors(m, err));
     KK_TRY(lay_all(m, err));

@@ -1,5 +1,6 @@
 /* attend_few.cuh - attend.cuh's pages for the kernel that does a whole forward: one session's few
- * rows, stored in bf16, in heads of 256, or of 512 where K = V.
+ * rows, stored in bf16, in the heads of 26B-A4B: 16 of 256, with 8 of K/V, or of 512, with 2 where
+ * K = V.
  *
  * That kernel runs through all its code in every layer, and what does not fit the instruction
  * cache costs more than what it computes: this is the same arithmetic, to the bit, in as little
@@ -13,6 +14,7 @@
  * those of 512 sixteen. */
 template <int D> struct kk_team {
     enum { WARPS = D == 256 ? 8 : 16, TILE = D == 256 ? 8 : 16 /* queries at a time */ };
+    enum { HEADS = KK_CU_26B_HEADS, KV = D == 256 ? 8 : 2, GROUP = HEADS / KV };
     /* Bytes of shared memory: queries, then scores. */
     enum { ROOM = TILE * (kk_cut<D>::PITCH + KK_SCORE_PITCH * 4) };
     static __device__ __forceinline__ int team() { return kk_tid() / (WARPS * 32); }
@@ -28,7 +30,7 @@ template <int D> struct kk_team {
 /* The session's rows, and the pages that they see. */
 struct kk_few {
     int pos, rows, from; /* from: the first position that the first row sees */
-    int page, pages, group;
+    int page, pages;
 };
 
 __device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int rows) {
@@ -38,13 +40,14 @@ __device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int 
     f.from = t.window && pos >= t.window ? pos - t.window + 1 : 0;
     f.page = f.from / KK_PAGE;
     f.pages = (pos + rows - 1) / KK_PAGE + 1 - f.page;
-    f.group = t.n_head / t.slot.n_kv_head;
     return f;
 }
 
+template <int D>
 __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, int head, int page) {
-    return t.parts + ((size_t)(row * t.n_head + head) * (size_t)t.rows.most_pages + (size_t)page) *
-                         (size_t)(t.slot.head_dim + 4);
+    return t.parts + ((size_t)(row * kk_team<D>::HEADS + head) * (size_t)t.rows.most_pages +
+                      (size_t)page) *
+                         (size_t)(D + 4);
 }
 
 /* kk_head_norm, once for heads that are turned and for those that are not (full false): all that
@@ -87,15 +90,16 @@ template <int D, bool EQ>
 __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
                                              int n, char *room, uint8_t *head, int key, int base,
                                              int fresh) {
-    const int lane = kk_tid() % 32, n_kv = s.slot.n_kv_head;
+    enum { GROUP = kk_team<D>::GROUP, KV = kk_team<D>::KV };
+    const int lane = kk_tid() % 32;
 #pragma unroll 1
     for (int i = kk_team<D>::warp(); i < n + fresh * (EQ ? 1 : 2); i += kk_team<D>::WARPS) {
         const int k = EQ ? i - n : (i - n) / 2;
         const bool query = i < n, value = !query && (EQ || (i - n) % 2);
-        const int row = query ? (q0 + i) / f.group : base + key + k - f.pos;
+        const int row = query ? (q0 + i) / GROUP : base + key + k - f.pos;
         const float *x =
-            query ? s.q + (size_t)(row * s.n_head + kv * f.group + (q0 + i) % f.group) * D
-                  : (value && s.v ? s.v : s.k) + (size_t)(row * n_kv + kv) * D;
+            query ? s.q + (size_t)(row * kk_team<D>::HEADS + kv * GROUP + (q0 + i) % GROUP) * D
+                  : (value && s.v ? s.v : s.k) + (size_t)(row * KV + kv) * D;
         uint16_t *to = (uint16_t *)(query ? room + i * kk_cut<D>::PITCH
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
@@ -197,9 +201,9 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
     const int lane = kk_tid() % 32;
 #pragma unroll
     for (int half = 0; half < kk_team<D>::TILE / 8; half++) {
-        const int i = lane / 4 + 8 * half, row = (q0 + i) / f.group;
+        const int i = lane / 4 + 8 * half, row = (q0 + i) / kk_team<D>::GROUP;
         if (i >= n || (only >= 0 && row != only)) continue;
-        float *to = kk_few_part(t, row, kv * f.group + (q0 + i) % f.group, page) + 4 + column +
+        float *to = kk_few_part<D>(t, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) + 4 + column +
                     2 * kk_cut<D>::NT * (lane % 4);
         *(float2 *)to = make_float2(o[0][2 * half], o[1][2 * half]);
         *(float2 *)(to + kk_cut<D>::NT) = make_float2(o[0][2 * half + 1], o[1][2 * half + 1]);
@@ -291,11 +295,13 @@ __device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
 }
 
 /* The pages that this block will read, on their way into the cache: before q, k and v are there. */
+template <int D>
 __device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
-    const int tid = kk_tid(), n_kv = t.slot.n_kv_head, i = kk_bid() + tid / 2 * (int)gridDim.x;
-    if (tid >= 4 || i >= f.pages * n_kv || (tid % 2 && t.slot.k_eq_v)) return;
-    const uint8_t *head = t.rows.pages[f.page + i / n_kv] + (size_t)(i % n_kv) * t.slot.head_bytes +
+    enum { KV = kk_team<D>::KV };
+    const int tid = kk_tid(), i = kk_bid() + tid / 2 * (int)gridDim.x;
+    if (tid >= 4 || i >= f.pages * KV || (tid % 2 && D == 512)) return;
+    const uint8_t *head = t.rows.pages[f.page + i / KV] + (size_t)(i % KV) * t.slot.head_bytes +
                           (tid % 2 ? t.slot.k_off : t.slot.v_off);
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
@@ -317,13 +323,14 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
     using cut = kk_cut<D>;
     using team = kk_team<D>;
     const kk_few f = kk_few_of(t, pos, rows);
-    const int n_kv = t.slot.n_kv_head, queries = rows * f.group, teams = 16 / team::WARPS;
+    enum { GROUP = team::GROUP, KV = team::KV };
+    const int queries = rows * GROUP, teams = 16 / team::WARPS;
     room += team::team() * team::ROOM;
     float *score = (float *)(room + team::TILE * cut::PITCH);
 #pragma unroll 1
-    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * n_kv;
+    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * KV;
          i += teams * (int)gridDim.x) {
-        const int index = i / n_kv, kv = i - index * n_kv, base = (f.page + index) * KK_PAGE;
+        const int index = i / KV, kv = i % KV, base = (f.page + index) * KK_PAGE;
         uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
         const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
 #pragma unroll 1
@@ -338,11 +345,11 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
             kk_few_scores<D>(score, k, room, t.scale);
             uint32_t v[16];
             kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
-            const int warp = team::warp(), row = (q0 + warp) / f.group;
+            const int warp = team::warp(), row = (q0 + warp) / GROUP;
             if (warp < n)
                 kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
                                min(pos + row + 1 - base, (int)KK_PAGE),
-                               kk_few_part(t, row, kv * f.group + (q0 + warp) % f.group, index));
+                               kk_few_part<D>(t, row, kv * GROUP + (q0 + warp) % GROUP, index));
             team::sync();
 #pragma unroll 1
             for (int pass = 0; pass < 2; pass++) {
@@ -350,9 +357,9 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
                 if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
                 /* Where a value is not finite, rows are done one after the other. */
                 const bool careful = rows > 1 && kk_few_odd(v);
-                const int last = careful ? (q0 + n - 1) / f.group : 0;
+                const int last = careful ? (q0 + n - 1) / GROUP : 0;
 #pragma unroll 1
-                for (int r = careful ? q0 / f.group : 0; r <= last; r++) {
+                for (int r = careful ? q0 / GROUP : 0; r <= last; r++) {
                     float o[2][4];
                     const int lo = kk_few_sees(t, pos + r, base);
                     kk_few_sums<(team::TILE > 8)>(
@@ -367,19 +374,21 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
 }
 
 /* Adds up the pages of all rows and heads: a warp for 32 columns. */
+template <int D>
 __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
-    const int d = t.slot.head_dim, chunks = d / 32, lane = kk_tid() % 32;
+    enum { CHUNKS = D / 32, HEADS = kk_team<D>::HEADS };
+    const int lane = kk_tid() % 32;
 #pragma unroll 1
-    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * t.n_head * chunks;
+    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * HEADS * CHUNKS;
          i += KK_ATTEND_WARPS * (int)gridDim.x) {
-        const int column = i % chunks * 32 + lane, head = i / chunks % t.n_head;
-        const int row = i / chunks / t.n_head, at = pos + row;
+        const int column = i % CHUNKS * 32 + lane, head = i / CHUNKS % HEADS;
+        const int row = i / CHUNKS / HEADS, at = pos + row;
         /* A row further on sees less at the beginning, and perhaps a page more at the end. */
         const int first = (t.window && at >= t.window ? at - t.window + 1 : 0) / KK_PAGE;
         const int end = at / KK_PAGE + 1;
-        const size_t stride = (size_t)d + 4;
-        const float *part = kk_few_part(t, row, head, 0);
+        const size_t stride = D + 4;
+        const float *part = kk_few_part<D>(t, row, head, 0);
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
@@ -416,7 +425,7 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
             all.add(one.m, one.l, one.o);
         }
         const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);
-        t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)(head * d + column)] = kk_dbf16(y);
+        t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)(head * D + column)] = kk_dbf16(y);
     }
 }
 

@@ -1,5 +1,5 @@
-/* cuda_layer.c - recognises layers of mixed experts among recorded operations, and the head after
- * them, and hands them as a whole to the kernel of mega.cuh.  The same bits as one by one.
+/* cuda_layer.c - recognises 26B-A4B's layers of mixed experts among recorded operations, and the head
+ * after them, and hands them as a whole to the kernel of mega.cuh.  The same bits as one by one.
  *
  * Rows on their way between its stages lie in scratch of the device, as bf16 where a matrix
  * follows.  The model's own buffers for them (z, gate, up and so on) are not written: within a
@@ -189,6 +189,7 @@ static bool add_layer(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op,
     if (!kk_cuda_attend_fits(dev, &op[3].a.attend, &views[op[3].view], &l->attend)) return false;
     l->attend.out_bf16 = m->att;
     l->attend.bf16_pitch = l->att_width;
+    if (!kk_cu_mega_takes(l)) return false;
     m->n_layer++;
     return true;
 }

@@ -13,50 +13,32 @@ __device__ __forceinline__ float *parts_of(const kk_cu_mega &a) {
 }
 __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) { return memory + a.stage_at; }
 
-/* Any attention.  Not inlined: a call costs its saved registers, which go to memory. */
-__device__ __noinline__ void attend_any(const kk_cu_mega_layer *l, char *room) {
-    kk_attend_stage(l->store, l->attend, room, (int)blockIdx.x, (int)gridDim.x);
-}
-
-__device__ __noinline__ void combine_any(const kk_cu_mega_layer *l) {
-    kk_combine_stage(l->attend, (int)blockIdx.x, (int)gridDim.x);
-}
-
-/* FIXED: one session, heads of 256, and of 512 with K = V, in bf16. */
 template <class S>
 __device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                              int pos, char *room) {
-    if (!S::FIXED)
-        attend_any(&l, room);
-    else if (l.attend.slot.head_dim == 256)
+    if (l.attend.slot.head_dim == 256)
         kk_attend_few<256, false>(l.store, l.attend, pos, S::rows(a), room);
     else
         kk_attend_few<512, true>(l.store, l.attend, pos, S::rows(a), room);
 }
 
-__device__ __forceinline__ void ahead(const void *w, int outs, int ins, int who) {
-    const uint32_t share = (uint32_t)((size_t)outs * ins * 2 / gridDim.x) / 128 * 128;
-    if (kk_tid() == who * 32) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)w + (size_t)share * kk_bid()), "r"(share) : "memory");
-}
 /* From q, k, v to a row for the output projection. */
 template <class S>
 __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     kk_grid_arrive(a, s);
-#ifdef PFKV
-    if (S::FIXED) kk_prefetch_few(l.attend, s.pos, S::rows(a));
-#endif
-#ifdef EARLY
-    kk_feed_until(s, layer, MEGA_EXPERTS);
-#endif
+    if (l.attend.slot.head_dim == 256)
+        kk_prefetch_few<256>(l.attend, s.pos, S::rows(a));
+    else
+        kk_prefetch_few<512>(l.attend, s.pos, S::rows(a));
     kk_grid_wait(a, s);
     attend_pages<S>(a, l, s.pos, stage_of(a));
     kk_feed_until(s, layer, MEGA_EXPERTS);
     kk_grid_sync(a, s);
-    if (S::FIXED)
-        kk_combine_few(l.attend, s.pos, S::rows(a));
+    if (l.attend.slot.head_dim == 256)
+        kk_combine_few<256>(l.attend, s.pos, S::rows(a));
     else
-        combine_any(&l);
+        kk_combine_few<512>(l.attend, s.pos, S::rows(a));
     kk_grid_sync(a, s);
 }
 
@@ -73,7 +55,7 @@ __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
 
 template <class S>
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
-    const int dim = S::hidden(a);
+    const int dim = S::HIDDEN;
     if (!S::ONE) kk_mega_prefetch_router(a, l);
     if (kk_bid() < S::rows(a)) {
         prefetch_row(l.norm_att, dim);
@@ -81,13 +63,13 @@ __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu
         prefetch_row(l.norm_experts, dim);
         prefetch_row(l.router_scale, dim);
     }
-    if (kk_bid() == gridDim.x - 1) prefetch_row(l.expert_scale, S::n_expert(a));
+    if (kk_bid() == gridDim.x - 1) prefetch_row(l.expert_scale, S::EXPERTS);
 }
 
 template <class S>
 __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                               const float *next) {
-    const int dim = S::hidden(a);
+    const int dim = S::HIDDEN;
     if (kk_bid() >= S::rows(a)) return;
     prefetch_row(l.norm_dense, dim);
     prefetch_row(l.norm_moe, dim);
@@ -103,15 +85,15 @@ __device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_sh
                                                  const kk_cu_mega_layer &l, char *at) {
     if (kk_tid() < KK_WARP) {
         kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         S::n_expert(a), l.expert_scale, 0, S::n_used(a),
-                                         S::n_expert(a));
-        kk_list_one(&s.choice, S::n_used(a));
-        if (kk_bid() == 0 && kk_tid() < S::n_used(a)) {
+                                         S::EXPERTS, l.expert_scale, 0, S::USED,
+                                         S::EXPERTS);
+        kk_list_one(&s.choice, S::USED);
+        if (kk_bid() == 0 && kk_tid() < S::USED) {
             a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
             a.weight[kk_tid()] = s.choice.weight[kk_tid()];
         }
     }
-    const kk_acts_at x = kk_mega_stage<S>(at, NULL, a.act, 1, S::ffn(a), 1);
+    const kk_acts_at x = kk_mega_stage<S>(at, NULL, a.act, 1, S::FFN, 1);
     kk_sync();
     return x;
 }
@@ -152,8 +134,8 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts, layer, experts, turn);
     kk_grid_sync(a, s);
     at = stage_of(a);
-    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::n_used(a) * S::expert_ffn(a), 0);
-    x.stride = S::expert_ffn(a) * 2;
+    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN, 0);
+    x.stride = S::EXPERT_FFN * 2;
     kk_sync();
     kk_grid_mark(a, s);
     kk_mega_phase_units<S, MEGA_DOWN>(a, s, f, parts, layer, x);
@@ -179,7 +161,7 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
     const int i = kk_bid();
     if (i < a.n_logits) {
         const int row = a.head_row ? a.head_row[i] : a.head_first + i;
-        kk_mega_norm(a, a.x + (size_t)row * (size_t)a.hidden, a.norm_head, s.sums);
+        kk_mega_norm(a, a.x + (size_t)row * (size_t)KK_CU_26B_HIDDEN, a.norm_head, s.sums);
     }
     kk_grid_sync(a, s);
 }
@@ -206,15 +188,15 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
     const int warp = kk_tid() / KK_WARP;
     if (warp < a.n_rows)
         kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         a.n_rows * S::n_expert(a), l.expert_scale, warp,
-                                         S::n_used(a), S::n_expert(a));
+                                         a.n_rows * S::EXPERTS, l.expert_scale, warp,
+                                         S::USED, S::EXPERTS);
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = a.n_rows <= 4 ? a.n_rows : 0;
     char *at = stage_of(a), *end = memory + a.shared;
-    const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::ffn(a), skip);
-    const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::hidden(a), skip);
-    kk_list_rows(&s.choice, a.n_rows, S::n_used(a));
-    if (kk_bid() == 0 && kk_tid() < a.n_rows * S::n_used(a)) {
+    const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::FFN, skip);
+    const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
+    kk_list_rows(&s.choice, a.n_rows, S::USED);
+    if (kk_bid() == 0 && kk_tid() < a.n_rows * S::USED) {
         a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
         a.weight[kk_tid()] = s.choice.weight[kk_tid()];
     }
@@ -231,18 +213,18 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = kk_bid() < a.n_rows;
-    few_units<S, MEGA_QKV>(a, s, f, layer, a.z1, a.n_rows, S::hidden(a));
+    few_units<S, MEGA_QKV>(a, s, f, layer, a.z1, a.n_rows, S::HIDDEN);
     attention<S>(a, s, layer);
     few_units<S, MEGA_OUT>(a, s, f, layer, a.att, a.n_rows, l.att_width);
     kk_grid_sync(a, s);
     if (mine) kk_mega_middle(a, l, s.sums);
     kk_grid_sync(a, s);
-    few_units<S, MEGA_GATE>(a, s, f, layer, a.z1, a.n_rows, S::hidden(a));
+    few_units<S, MEGA_GATE>(a, s, f, layer, a.z1, a.n_rows, S::HIDDEN);
     kk_grid_sync(a, s);
     few_experts<S>(a, s, f, layer);
     kk_grid_sync(a, s);
-    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::n_used(a),
-                            S::expert_ffn(a));
+    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::USED,
+                            S::EXPERT_FFN);
     kk_grid_sync(a, s);
     const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
     if (mine) kk_mega_tail(a, l, next, s.sums);
@@ -252,13 +234,13 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
 template <class S>
 __device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
     if (kk_bid() < a.n_rows)
-        kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)a.hidden, s.layer[0].norm_in, s.sums);
+        kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)KK_CU_26B_HIDDEN, s.layer[0].norm_in, s.sums);
     kk_grid_sync(a, s);
 #pragma unroll 1
     for (int layer = 0; layer < a.n_layer; layer++) few_layer<S>(a, s, f, layer);
     if (!a.head) return;
     head_norm(a, s);
-    few_units<S, MEGA_HEAD>(a, s, f, a.n_layer, a.z1, a.n_logits, S::hidden(a));
+    few_units<S, MEGA_HEAD>(a, s, f, a.n_layer, a.z1, a.n_logits, S::HIDDEN);
 }
 
 /* Barriers of a forward: in a layer, before the first, and all. */
@@ -285,24 +267,16 @@ __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &
 template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if (WORKS)
-#ifdef R104
         asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-#else
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-#endif
     else
-#ifdef R104
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-#else
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-#endif
 #endif
 }
 
-template <bool IS_26B, int ROWS>
+template <int ROWS>
 __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    using S = kk_mega_of<IS_26B, ROWS>;
+    using S = kk_mega_of<ROWS>;
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
@@ -328,32 +302,20 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
 /* ---- launch ------------------------------------------------------------------------------- */
 
 bool kk_cu_mega_fits(const kk_cu_mega *a) {
-    return a->hidden % 32 == 0 && a->ffn % 32 == 0 && a->expert_ffn % 32 == 0 &&
-           a->expert_ffn / KK_STEP < KK_SHORT_STEPS && a->hidden <= 2 * KK_ROW_SPAN &&
-           a->n_expert <= MEGA_EXPERTS_MOST && a->n_expert % 8 == 0 && a->n_used <= KK_MAX_USED &&
-           a->n_used <= a->n_expert && a->n_layer <= KK_CU_MEGA_LAYERS && a->n_rows <= KK_CU_ROWS &&
-           a->vocab % 16 == 0;
+    return a->hidden == KK_CU_26B_HIDDEN && a->ffn == KK_CU_26B_FFN &&
+           a->expert_ffn == KK_CU_26B_EXPERT_FFN && a->n_expert == KK_CU_26B_EXPERTS &&
+           a->n_used == KK_CU_26B_USED && a->expert_strips == 2 * KK_CU_26B_EXPERT_FFN / 8 &&
+           a->down_strips == KK_CU_26B_HIDDEN / 8 && a->n_rows <= KK_CU_ROWS;
 }
 
-/* What kk_mega_of<true, ...> and attend_few.cuh take for granted. */
-static bool is_26b(const kk_cu_mega *a) {
-    if (a->hidden != KK_CU_26B_HIDDEN || a->ffn != KK_CU_26B_FFN ||
-        a->expert_ffn != KK_CU_26B_EXPERT_FFN || a->n_expert != KK_CU_26B_EXPERTS ||
-        a->n_used != KK_CU_26B_USED || a->router_steps != KK_CU_26B_HIDDEN / KK_STEP ||
-        a->expert_strips != 2 * KK_CU_26B_EXPERT_FFN / 8 || a->down_strips != KK_CU_26B_HIDDEN / 8)
-        return false;
-    for (int i = 0; i < a->n_layer; i++) {
-        const kk_cu_slot *s = &a->layer[i].attend.slot;
-        const kk_cu_attend *t = &a->layer[i].attend;
-        const int width = KK_CU_26B_HEADS * s->head_dim;
-        if (t->n_head != KK_CU_26B_HEADS || a->layer[i].att_width != width ||
-            a->layer[i].q_strips * 8 != width || s->n_kv_head != (s->k_eq_v ? 2 : 8) ||
-            s->format != KK_CU_BF16 || s->head_dim != (s->k_eq_v ? 512 : 256) || t->sink ||
-            t->block || t->rows.tiles != 1 || t->n_rot % 4 || !t->n_rot ||
-            a->layer[i].store.v_raw || !a->layer[i].store.k)
-            return false;
-    }
-    return true;
+bool kk_cu_mega_takes(const kk_cu_mega_layer *l) {
+    const kk_cu_slot *s = &l->attend.slot;
+    const kk_cu_attend *t = &l->attend;
+    const int width = KK_CU_26B_HEADS * s->head_dim;
+    return s->format == KK_CU_BF16 && s->head_dim == (s->k_eq_v ? 512 : 256) &&
+           s->n_kv_head == (s->k_eq_v ? 2 : 8) && t->n_head == KK_CU_26B_HEADS && !t->sink &&
+           !t->block && t->rows.tiles == 1 && t->n_rot && t->n_rot % 4 == 0 && !l->store.v_raw &&
+           l->store.k && l->att_width == width && l->q_strips * 8 == width;
 }
 
 static int units_of(const kk_cu_mega_layer *l) {
@@ -373,18 +335,12 @@ static void set_turns(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* By size: those of 26B-A4B with 1, 8 and 16 rows, then any with 8 and 16. */
-#ifdef QUICK
-static const mega_fn kernels[] = {mega_kernel<true, 1>, mega_kernel<true, 8>, mega_kernel<true, 16>};
-#else
-static const mega_fn kernels[] = {mega_kernel<true, 1>, mega_kernel<true, 8>, mega_kernel<true, 16>,
-                                  mega_kernel<false, 8>, mega_kernel<false, 16>};
-#endif
+static const mega_fn kernels[] = {mega_kernel<1>, mega_kernel<8>, mega_kernel<16>};
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
-    const bool fixed = is_26b(a), one = fixed && a->n_rows == 1, high = a->n_rows > ROWS_LOW;
-    const mega_fn kernel = kernels[one ? 0 : (fixed ? 1 : 3) + high];
-    const int slots = one ? kk_mega_of<true, 1>::SLOTS : kk_mega_of<true, 8>::SLOTS;
+    const bool one = a->n_rows == 1 && a->router_steps == KK_CU_26B_HIDDEN / KK_STEP;
+    const mega_fn kernel = kernels[one ? 0 : a->n_rows <= ROWS_LOW ? 1 : 2];
+    const int slots = one ? kk_mega_of<1>::SLOTS : kk_mega_of<8>::SLOTS;
     cudaFuncAttributes fa;
     cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
     if (e != cudaSuccess) return e;
@@ -394,7 +350,7 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     a->parts_at = kk_mega_ring_bytes(slots);
     a->stage_at = a->parts_at + parts;
     a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
-    const int room = KK_ATTEND_ROOM > KK_ONE_BYTES ? KK_ATTEND_ROOM : KK_ONE_BYTES;
+    const int attend = KK_ATTEND_ROOM, row = KK_ONE_BYTES, room = attend > row ? attend : row;
     if (a->stage_at + room > a->shared) return cudaErrorInvalidValue;
     for (int i = 0; i < a->n_layer; i++) a->layer[i].qkv_units = units_of(&a->layer[i]);
     set_turns(a, KK_MEGA_GROUPS * at.sms);

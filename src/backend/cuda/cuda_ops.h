@@ -328,7 +328,8 @@ cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a);
 
 enum { KK_CU_MEGA_LAYERS = 40 }; /* of one launch: all of this is the kernel's parameter */
 
-/* The sizes for which the kernel is compiled apart. */
+/* The sizes of 26B-A4B, for which the kernel is compiled: what is known then need not be looked up
+ * and divided by. */
 enum {
     KK_CU_26B_HIDDEN = 2816,
     KK_CU_26B_FFN = 2112,
@@ -350,8 +351,8 @@ typedef struct {
     int32_t qkv_units; /* set by the launch */
 } kk_cu_mega_layer;
 
-/* Layers of mixed experts, then perhaps the head.  Sizes are multiples of 32, expert_ffn under
- * 1536; rows at most KK_CU_ROWS. */
+/* Layers of mixed experts with the sizes above, one session's rows, K/V in bf16; then perhaps the
+ * head. */
 typedef struct {
     int32_t n_layer, n_rows, hidden, ffn, expert_ffn, n_expert, n_used, router_steps;
     int32_t expert_strips, down_strips; /* of one expert's matrices */
@@ -378,6 +379,7 @@ typedef struct {
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
 bool kk_cu_mega_fits(const kk_cu_mega *a);
+bool kk_cu_mega_takes(const kk_cu_mega_layer *l);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
 
 cudaError_t kk_cu_setup_mega(void);

@@ -65,9 +65,21 @@ void kk_cuda_drop_stage(kk_dev *dev) {
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* Planes of bf16 that hold a type's values exactly. */
-static int32_t planes_of(kk_dtype t) {
-    return t == KK_BF16 ? 1 : t == KK_F16 || t == KK_Q4_0 ? 2 : 3;
+/* Whether all of a float32 matrix is bf16: routers of packed files were that before. */
+static bool is_bf16(const kk_matrix *m) {
+    const int64_t n = m->n_mat * m->n_out * m->n_in;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t v;
+        memcpy(&v, (const uint8_t *)m->data + 4 * i, sizeof v);
+        if (v & 0xffff) return false;
+    }
+    return true;
+}
+
+/* Planes of bf16 that hold a matrix's values exactly. */
+static int32_t planes_of(const kk_matrix *m) {
+    if (m->dtype == KK_BF16 || (m->dtype == KK_F32 && is_bf16(m))) return 1;
+    return m->dtype == KK_F16 || m->dtype == KK_Q4_0 ? 2 : 3;
 }
 
 typedef struct {
@@ -139,7 +151,7 @@ static kk_cu_weight shape_of(const kk_matrix *m) {
                           .n_in = m->n_in,
                           .strips = (int32_t)((m->n_out + 15) / 16 * 2),
                           .wrap = (int32_t)(steps < 8 ? 8 : steps),
-                          .planes = planes_of(m->dtype)};
+                          .planes = planes_of(m)};
 }
 
 /* Counted by who opened the file. */

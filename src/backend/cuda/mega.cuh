@@ -265,7 +265,7 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
  * the router take. */
 __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                                float (*room)[16]) {
-    const int dim = a.hidden;
+    const int dim = KK_CU_26B_HIDDEN;
     const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.y + at, dim), x = kk_mega_load(a.x + at, dim);
     const kk_mega_row w = kk_mega_load(l.norm_att, dim);
@@ -301,7 +301,7 @@ __device__ __forceinline__ void kk_tail_row(kk_mega_row &y, kk_mega_row &b, kk_m
 /* Row kk_bid() at the end of a layer, and the norm that follows, if any. */
 __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                              const float *next, float (*room)[16]) {
-    const int dim = a.hidden;
+    const int dim = KK_CU_26B_HIDDEN;
     const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.dense + at, dim), b = kk_mega_load(a.moe + at, dim);
     kk_mega_row x = kk_mega_load(a.x + at, dim);
@@ -316,7 +316,7 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
 /* A row that only has to be normed, into row kk_bid() of z1. */
 __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x, const float *w,
                                              float (*room)[16]) {
-    const int dim = a.hidden;
+    const int dim = KK_CU_26B_HIDDEN;
     const kk_mega_row r = kk_mega_load(x, dim), by = kk_mega_load(w, dim);
     const float inv = kk_inv_rms(r, dim, a.eps, room[0]);
     kk_mega_put(a.z1 + (size_t)kk_bid() * (size_t)dim, r, inv, by, 1.0f, dim);
@@ -330,7 +330,7 @@ template <class S>
 __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_shared &s, int layer,
                                               char *room) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const int dim = S::hidden(a);
+    const int dim = S::HIDDEN;
     kk_grid_arrive(a, s);
     const kk_mega_row w = kk_mega_load(l.norm_att, dim);
     const kk_mega_row w1 = kk_mega_load(l.norm_ffn, dim), w2 = kk_mega_load(l.norm_experts, dim);
@@ -354,7 +354,7 @@ template <class S>
 __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared &s, int layer,
                                             const float *next, char *room) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const int dim = S::hidden(a);
+    const int dim = S::HIDDEN;
     kk_grid_arrive(a, s);
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
     const kk_mega_row w = kk_mega_load(l.norm_out, dim);
@@ -371,7 +371,7 @@ __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared 
 /* The first layer's norm. */
 template <class S>
 __device__ __forceinline__ void kk_one_norm(const kk_cu_mega &a, kk_mega_shared &s, char *room) {
-    const int dim = S::hidden(a);
+    const int dim = S::HIDDEN;
     const kk_mega_row r = kk_mega_load(a.x, dim), by = kk_mega_load(s.layer[0].norm_in, dim);
     const float inv = kk_inv_rms(r, dim, a.eps, s.sums[0]);
     kk_mega_put((uint16_t *)(room + KK_ONE_ROW), r, inv, by, 1.0f, dim);
@@ -394,7 +394,7 @@ __device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_m
                                               int phase, int unit, int &pitch) {
     int o = unit * 16;
     float *out = phase == MEGA_HEAD ? a.head_out : phase == MEGA_DENSE ? a.dense : a.y;
-    pitch = phase == MEGA_HEAD ? a.vocab : S::hidden(a);
+    pitch = phase == MEGA_HEAD ? a.vocab : S::HIDDEN;
     if (phase == MEGA_QKV) {
         out = l.store.q;
         pitch = l.q_strips * 8;
@@ -429,7 +429,7 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
         }
         return;
     }
-    const int per = S::expert_ffn(a) / 8, e = EXPERT ? unit / per : 0;
+    const int per = S::EXPERT_FFN / 8, e = EXPERT ? unit / per : 0;
     const int from = EXPERT ? s.choice.first[e] : 0;
     const int n = S::ONE ? 1 : EXPERT ? s.choice.first[e + 1] - from : a.n_rows;
 #pragma unroll 1
@@ -438,10 +438,10 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
         const uint16_t y = kk_dbf16(kk_glu_of(kk_mega_sum(part, part_pitch, k, r),
                                               kk_mega_sum(part, part_pitch, 8 + k, r), 0));
         if (EXPERT)
-            a.expert_act[(size_t)s.choice.pair[from + r] * S::expert_ffn(a) +
+            a.expert_act[(size_t)s.choice.pair[from + r] * S::EXPERT_FFN +
                          (unit - e * per) * 8 + k] = y;
         else
-            a.act[(size_t)r * S::ffn(a) + unit * 8 + k] = y;
+            a.act[(size_t)r * S::FFN + unit * 8 + k] = y;
     }
 }
 
@@ -466,7 +466,7 @@ __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
     }
     int r0 = g < r.n ? g : 0, r1 = g + 8 < r.n ? g + 8 : 0;
     if (PHASE == MEGA_EXPERTS || PHASE == MEGA_DOWN) {
-        const int e = PHASE == MEGA_EXPERTS ? unit / (S::expert_ffn(a) / 8) : expert;
+        const int e = PHASE == MEGA_EXPERTS ? unit / (S::EXPERT_FFN / 8) : expert;
         const short *of = PHASE == MEGA_EXPERTS ? c->pair_row : c->pair;
         r.first = c->first[e];
         r.n = c->first[e + 1] - r.first;
@@ -503,11 +503,11 @@ __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_
         const int r = i / 16;
         float y = 0;
 #pragma unroll 8
-        for (int k = 0; k < S::n_used(a); k++) {
-            const int p = r * S::n_used(a) + k;
+        for (int k = 0; k < S::USED; k++) {
+            const int p = r * S::USED + k;
             y = __fmaf_rn(s.choice.weight[p], from[p * 16 + i % 16], y);
         }
-        a.moe[(size_t)r * S::hidden(a) + unit * 16 + i % 16] = y;
+        a.moe[(size_t)r * S::HIDDEN + unit * 16 + i % 16] = y;
     }
 }
 
@@ -538,7 +538,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
                                                  kk_feed &f, float *to, int unit, kk_acts_at x) {
-    const int steps = S::expert_ffn(a) / KK_STEP, slice = kk_mega_slice();
+    const int steps = S::EXPERT_FFN / KK_STEP, slice = kk_mega_slice();
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
         if (e >= s.choice.n_active) {
@@ -584,7 +584,7 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
 /* Its weights come straight from memory: a stage ahead they are asked into the cache. */
 __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
                                                         const kk_cu_mega_layer &l) {
-    const int slices = kk_slices(a.router_steps), pieces = slices * (a.n_expert / 8);
+    const int slices = kk_slices(a.router_steps), pieces = slices * (KK_CU_26B_EXPERTS / 8);
     for (int p = kk_bid(); p < pieces; p += (int)gridDim.x) {
         const int from = kk_slice(a.router_steps, p % slices);
         const int n =
@@ -602,9 +602,9 @@ __device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_
     const int slices = kk_slices(S::router_steps(a));
     if (kk_tid() / KK_WARP != KK_MEGA_WARPS - 1) return;
 #pragma unroll 1
-    for (int p = kk_bid(); p < slices * (S::n_expert(a) / 8); p += (int)gridDim.x)
-        kk_router_piece<S::HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, a.hidden,
-                                 a.n_expert, S::router_steps(a), p / slices, p % slices);
+    for (int p = kk_bid(); p < slices * (S::EXPERTS / 8); p += (int)gridDim.x)
+        kk_router_piece<S::HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, S::HIDDEN,
+                                 S::EXPERTS, S::router_steps(a), p / slices, p % slices);
 }
 
 /* One row: this block's piece, on its way to shared memory. */

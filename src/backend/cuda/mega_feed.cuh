@@ -46,22 +46,17 @@ enum {
 
 /* ---- sizes -------------------------------------------------------------------------------- */
 
-/* The sizes of a forward: those of 26B-A4B where IS_26B, the parameter's otherwise; up to ROWS rows,
- * which are 1, 8 or 16. */
-template <bool IS_26B, int ROWS> struct kk_mega_of {
-    static constexpr bool FIXED = IS_26B, ONE = ROWS == 1, HIGH = ROWS > 8;
+/* The sizes of a forward of up to ROWS rows, which are 1, 8 or 16: those of 26B-A4B. */
+template <int ROWS> struct kk_mega_of {
+    static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8;
     static constexpr int SLOTS = ONE ? 3 : 2; /* more rows need the room themselves */
-#define KK_SIZE(name, fixed) \
-    static __device__ __forceinline__ int name(const kk_cu_mega &a) { return FIXED ? fixed : a.name; }
-    KK_SIZE(hidden, KK_CU_26B_HIDDEN)
-    KK_SIZE(ffn, KK_CU_26B_FFN)
-    KK_SIZE(expert_ffn, KK_CU_26B_EXPERT_FFN)
-    KK_SIZE(n_expert, KK_CU_26B_EXPERTS)
-    KK_SIZE(n_used, KK_CU_26B_USED)
-    KK_SIZE(router_steps, KK_CU_26B_HIDDEN / 32)
-    KK_SIZE(expert_strips, 2 * KK_CU_26B_EXPERT_FFN / 8)
-    KK_SIZE(down_strips, KK_CU_26B_HIDDEN / 8)
-#undef KK_SIZE
+    static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
+    static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
+    static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
+    /* A router may have several planes, but not where one row has its own stages. */
+    static __device__ __forceinline__ int router_steps(const kk_cu_mega &a) {
+        return ONE ? KK_CU_26B_HIDDEN / 32 : a.router_steps;
+    }
     static __device__ __forceinline__ int rows(const kk_cu_mega &a) { return ONE ? 1 : a.n_rows; }
     static __device__ __forceinline__ int logits(const kk_cu_mega &a) {
         return ONE ? 1 : a.n_logits;
@@ -102,9 +97,9 @@ __device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_
                                              int layer, int phase) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (phase == MEGA_QKV) return l.qkv_units;
-    if (phase == MEGA_GATE) return S::ffn(a) / 8;
-    if (phase == MEGA_EXPERTS) return s.choice.n_active * (S::expert_ffn(a) / 8);
-    return (phase == MEGA_HEAD ? a.vocab : S::hidden(a)) / 16;
+    if (phase == MEGA_GATE) return S::FFN / 8;
+    if (phase == MEGA_EXPERTS) return s.choice.n_active * (S::EXPERT_FFN / 8);
+    return (phase == MEGA_HEAD ? a.vocab : S::HIDDEN) / 16;
 }
 
 /* K steps of a unit. */
@@ -112,8 +107,8 @@ template <class S>
 __device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s,
                                              int layer, int phase) {
     if (phase == MEGA_OUT) return s.layer[layer & 1].att_width / KK_STEP;
-    if (phase == MEGA_DENSE) return S::ffn(a) / KK_STEP;
-    return (phase == MEGA_DOWN ? S::expert_ffn(a) : S::hidden(a)) / KK_STEP;
+    if (phase == MEGA_DENSE) return S::FFN / KK_STEP;
+    return (phase == MEGA_DOWN ? S::EXPERT_FFN : S::HIDDEN) / KK_STEP;
 }
 
 /* A unit's two strips. */
@@ -150,11 +145,11 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
         w = l.down;
     } else if (phase == MEGA_DOWN) {
         w = l.experts_down;
-        strip += (uint32_t)s.choice.active[expert] * (uint32_t)S::down_strips(a);
+        strip += (uint32_t)s.choice.active[expert] * (uint32_t)(S::HIDDEN / 8);
     } else if (phase == MEGA_EXPERTS) {
-        const uint32_t per = (uint32_t)S::expert_ffn(a) / 8, e = (uint32_t)unit / per;
+        const uint32_t per = (uint32_t)S::EXPERT_FFN / 8, e = (uint32_t)unit / per;
         w = l.experts;
-        strip = (uint32_t)s.choice.active[e] * (uint32_t)S::expert_strips(a) + unit - e * per;
+        strip = (uint32_t)s.choice.active[e] * (uint32_t)(2 * S::EXPERT_FFN / 8) + unit - e * per;
         up = (const uint4 *)w + (size_t)per * (size_t)steps * KK_WARP;
     }
     const size_t at = (size_t)strip * (uint32_t)steps * KK_WARP;
@@ -325,10 +320,11 @@ struct kk_asker {
     uint32_t parity;
     uint64_t policy;
     int asked; /* slots */
-    int pace;
+    int pace;  /* how many may be under way */
 };
 
-/* Waits for an empty slot, and says that all of it was asked for. */
+/* Waits for an empty slot, and until few enough copies are under way: every trip to the cache waits
+ * behind them, those of barriers and norms too.  Then, that all of a slot was asked for. */
 template <class S> __device__ __forceinline__ uint32_t kk_ask_begin(const kk_asker &k) {
     kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
     if (k.asked >= k.pace && k.pace < S::SLOTS) {
@@ -369,7 +365,7 @@ __device__ __forceinline__ void kk_ask_slices(kk_asker &k, kk_mega_strips_at w, 
 template <class S>
 __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
                                                const kk_mega_shared &s, int layer, int unit) {
-    const int steps = S::expert_ffn(a) / KK_STEP, slots = kk_mega_slots<S>(steps, true);
+    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots<S>(steps, true);
 #pragma unroll 1
     for (int e = 0; e < s.choice.n_active; e += KK_SLICES) {
 #pragma unroll 1
@@ -386,21 +382,6 @@ __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
             }
             kk_ask_end<S>(k);
         }
-    }
-}
-
-/* All of a group's units of a phase into the cache. */
-template <class S>
-__device__ __forceinline__ void kk_ask_ahead(const kk_cu_mega &a, const kk_mega_shared &s, int layer,
-                                             int phase, int group) {
-    const int steps = kk_mega_steps<S>(a, s, layer, phase), units = kk_mega_units<S>(a, s, layer, phase);
-#pragma unroll 1
-    for (int u = kk_mega_first(a, phase, group); u < units; u += kk_mega_stride()) {
-        const kk_mega_strips_at w = kk_mega_find<S>(a, s, layer, phase, u, 0, steps);
-#if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(w.one), "r"(steps * 512) : "memory");
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(w.two), "r"(steps * 512) : "memory");
-#endif
     }
 }
 
@@ -425,25 +406,12 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
             if (phase == MEGA_DOWN)
                 at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
             unit = kk_mega_first(a, at % KK_MEGA_PHASES, group);
-#ifdef LOOK1
-            if (phase + 1 == MEGA_OUT) { kk_ask_ahead<S>(a, s, layer, MEGA_GATE, group); kk_ask_ahead<S>(a, s, layer, MEGA_DENSE, group); }
-#endif
-#ifdef LOOK2
-            if (phase + 1 == MEGA_GATE && layer + 1 < a.n_layer) kk_ask_ahead<S>(a, s, layer + 1, MEGA_QKV, group);
-#endif
-#ifdef LOOK3
-            if (phase + 1 == MEGA_DENSE && layer + 1 < a.n_layer) kk_ask_ahead<S>(a, s, layer + 1, MEGA_QKV, group);
-#endif
             continue;
         }
         const int steps = kk_mega_steps<S>(a, s, layer, phase);
-#ifndef GENTLE
-#define GENTLE (phase == MEGA_QKV && unit < kk_mega_stride()) || (phase >= MEGA_OUT && phase <= MEGA_DENSE)
-#endif
-#ifndef FAST
-#define FAST 2
-#endif
-        k.pace = (GENTLE) ? 1 : FAST;
+        /* What lies beyond a barrier has time. */
+        const bool ahead = phase == MEGA_QKV ? unit < kk_mega_stride() : phase <= MEGA_DENSE;
+        k.pace = ahead ? 1 : 2;
         if (phase == MEGA_DOWN)
             kk_ask_experts<S>(k, a, s, layer, unit);
         else
