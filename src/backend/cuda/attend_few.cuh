@@ -294,13 +294,19 @@ __device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
     return __any_sync(0xffffffffu, (odd & 0x80008000u) != 0);
 }
 
+/* Tiles of queries of a head. */
+template <int D> __device__ __forceinline__ int kk_few_tiles(int rows) {
+    return (rows * kk_team<D>::GROUP + kk_team<D>::TILE - 1) / kk_team<D>::TILE;
+}
+
 /* The pages that this block will read, on their way into the cache: before q, k and v are there. */
 template <int D>
 __device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
     enum { KV = kk_team<D>::KV };
-    const int tid = kk_tid(), i = kk_bid() + tid / 2 * (int)gridDim.x;
-    if (tid >= 4 || i >= f.pages * KV || (tid % 2 && D == 512)) return;
+    const int tid = kk_tid(), tiles = kk_few_tiles<D>(rows);
+    const int u = kk_bid() + tid / 2 * (int)gridDim.x, i = u / tiles;
+    if (tid >= 4 || u % tiles || i >= f.pages * KV || (tid % 2 && D == 512)) return;
     const uint8_t *head = t.rows.pages[f.page + i / KV] + (size_t)(i % KV) * t.slot.head_bytes +
                           (tid % 2 ? t.slot.k_off : t.slot.v_off);
 #if __CUDA_ARCH__ >= 900
@@ -315,8 +321,9 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
     return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
 }
 
-/* All pages and heads of this block: new rows are stored, results left in the parts.  A page is
- * read anew for every tile of queries: registers are dearer. */
+/* This block's share of all pages, heads and tiles of queries: results are left in the parts.  A page
+ * is read anew for every tile, because registers are dearer, and new rows are stored by all of its
+ * tiles, because none waits for another. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
                                               int rows, char *room) {
@@ -324,52 +331,49 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
     using team = kk_team<D>;
     const kk_few f = kk_few_of(t, pos, rows);
     enum { GROUP = team::GROUP, KV = team::KV };
-    const int queries = rows * GROUP, teams = 16 / team::WARPS;
+    const int queries = rows * GROUP, teams = 16 / team::WARPS, tiles = kk_few_tiles<D>(rows);
     room += team::team() * team::ROOM;
     float *score = (float *)(room + team::TILE * cut::PITCH);
 #pragma unroll 1
-    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * KV;
+    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * KV * tiles;
          i += teams * (int)gridDim.x) {
-        const int index = i / KV, kv = i % KV, base = (f.page + index) * KK_PAGE;
+        const int index = i / tiles / KV, kv = i / tiles % KV, base = (f.page + index) * KK_PAGE;
         uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
         const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
+        const int q0 = i % tiles * team::TILE, n = min((int)team::TILE, queries - q0);
+        const int key = max(pos - base, 0), fresh = max(end - key, 0);
+        kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base, fresh);
+        team::sync();
+        uint4 k[8];
+        kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+        if (EQ) kk_few_rebuild<D>(k, t, base);
+        kk_few_scores<D>(score, k, room, t.scale);
+        uint32_t v[16];
+        kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
+        const int warp = team::warp(), row = (q0 + warp) / GROUP;
+        if (warp < n)
+            kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
+                           min(pos + row + 1 - base, (int)KK_PAGE),
+                           kk_few_part<D>(t, row, kv * GROUP + (q0 + warp) % GROUP, index));
+        team::sync();
 #pragma unroll 1
-        for (int q0 = 0; q0 < queries; q0 += team::TILE) {
-            const int n = min((int)team::TILE, queries - q0), key = max(pos - base, 0);
-            const int fresh = q0 == 0 ? max(end - key, 0) : 0;
-            kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base, fresh);
-            team::sync();
-            uint4 k[8];
-            kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
-            if (EQ) kk_few_rebuild<D>(k, t, base);
-            kk_few_scores<D>(score, k, room, t.scale);
-            uint32_t v[16];
-            kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
-            const int warp = team::warp(), row = (q0 + warp) / GROUP;
-            if (warp < n)
-                kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
-                               min(pos + row + 1 - base, (int)KK_PAGE),
-                               kk_few_part<D>(t, row, kv * GROUP + (q0 + warp) % GROUP, index));
-            team::sync();
+        for (int pass = 0; pass < 2; pass++) {
+            const int column = kk_few_column<D>(pass);
+            if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
+            /* Where a value is not finite, rows are done one after the other. */
+            const bool careful = rows > 1 && kk_few_odd(v);
+            const int last = careful ? (q0 + n - 1) / GROUP : 0;
 #pragma unroll 1
-            for (int pass = 0; pass < 2; pass++) {
-                const int column = kk_few_column<D>(pass);
-                if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
-                /* Where a value is not finite, rows are done one after the other. */
-                const bool careful = rows > 1 && kk_few_odd(v);
-                const int last = careful ? (q0 + n - 1) / GROUP : 0;
-#pragma unroll 1
-                for (int r = careful ? q0 / GROUP : 0; r <= last; r++) {
-                    float o[2][4];
-                    const int lo = kk_few_sees(t, pos + r, base);
-                    kk_few_sums<(team::TILE > 8)>(
-                        o, v, (const char *)score, lo,
-                        careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
-                    kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
-                }
+            for (int r = careful ? q0 / GROUP : 0; r <= last; r++) {
+                float o[2][4];
+                const int lo = kk_few_sees(t, pos + r, base);
+                kk_few_sums<(team::TILE > 8)>(
+                    o, v, (const char *)score, lo,
+                    careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
+                kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
             }
-            team::sync(); /* q and scores are free again */
         }
+        team::sync(); /* q and scores are free again */
     }
 }
 

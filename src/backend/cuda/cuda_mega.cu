@@ -174,9 +174,9 @@ __device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s
     const kk_acts_at x = kk_mega_stage<S>(at, memory + a.shared, from, rows, width, 0);
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (PHASE == MEGA_OUT) prefetch_middle<S>(a, l);
-    if (PHASE == MEGA_GATE) kk_mega_router<S>(a, l);
     kk_sync();
     kk_grid_mark(a, s);
+    if (PHASE == MEGA_GATE) kk_mega_router<S>(a, l);
     kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x);
 }
 

@@ -184,11 +184,12 @@ __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const
     kk_mma(c, one.z, two.z, one.w, two.w, x.z, x.w);
 }
 
-/* c (rows 0 to 7), d (8 to 15) += n steps from the ring against activations from lo and hi on.
+/* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and hi.
  * Of a slot that is not full the rest is read, and left out. */
 template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f,
-                                                const char *lo, const char *hi, int n) {
+                                                const char *lo, const char *hi, int n,
+                                                bool both) {
     constexpr int CHUNK = KK_MEGA_CHUNK;
     const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
     uint32_t near = S::ONE ? kk_shared(lo) : 0;
@@ -202,7 +203,8 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
             } else {
                 const int at = min(i, n - 1) * 64;
                 x[i] = *(const uint4 *)(lo + at);
-                if (S::HIGH) y[i] = *(const uint4 *)(hi + at);
+                y[i] = make_uint4(0, 0, 0, 0);
+                if (S::HIGH && both) y[i] = *(const uint4 *)(hi + at);
             }
         }
         const uint32_t slot = kk_feed_wait<S>(f) + lane;
@@ -215,7 +217,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
         for (int i = 0; i < CHUNK; i++) {
             if (i >= n) break;
             kk_step_rows(c, one[i], two[i], x[i]);
-            if (S::HIGH) kk_step_rows(d, one[i], two[i], y[i]);
+            if (S::HIGH && both) kk_step_rows(d, one[i], two[i], y[i]);
         }
         kk_feed_release<S>(f);
         near += CHUNK * 64;
@@ -521,7 +523,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const int from = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - from;
     const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n);
+    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.n > 8);
     kk_feed_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
@@ -547,7 +549,7 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
         }
         const kk_mega_rows r = kk_mega_rows_of<S, MEGA_DOWN>(a, s, unit, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps);
+        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.n > 8);
         kk_mega_put_pairs<S>(s, to, r, c, d);
     }
 }
