@@ -103,7 +103,9 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
         uint16_t *to = (uint16_t *)(query ? room + i * kk_cut<D>::PITCH
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
-        kk_head<D> h = kk_head_load<D>(x);
+        kk_head<D> h;
+#pragma unroll
+        for (int e = 0; e < D / 32; e++) h.v[e] = __ldcg(x + lane + 32 * e); /* from other blocks */
         kk_few_norm<D>(h, query ? s.q_norm : s.k_norm,
                        s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot, s.eps, !value);
 #pragma unroll

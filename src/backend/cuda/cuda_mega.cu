@@ -12,6 +12,10 @@ __device__ __forceinline__ float *parts_of(const kk_cu_mega &a) {
     return (float *)(memory + a.parts_at);
 }
 __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) { return memory + a.stage_at; }
+/* A slot's steps are read whole, past the end of a row. */
+__device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
+    return memory + a.shared - KK_MEGA_CHUNK * 64;
+}
 
 template <class S>
 __device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l,
@@ -102,8 +106,8 @@ template <class S>
 __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0};
-    const kk_acts_at experts = {stage_of(a) + KK_ONE_EXPERTS, 0};
+    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0, true};
+    const kk_acts_at experts = {stage_of(a) + KK_ONE_EXPERTS, 0, true};
     float *parts = parts_of(a);
     kk_grid_mark(a, s);
     kk_mega_phase_units<S, MEGA_QKV>(a, s, f, parts, layer, row);
@@ -149,7 +153,7 @@ __device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, 
     kk_sync();
 #pragma unroll 1
     for (int layer = 0; layer < a.n_layer; layer++) one_layer<S>(a, s, f, layer);
-    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0};
+    const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0, true};
     kk_grid_mark(a, s);
     if (a.head) kk_mega_phase_units<S, MEGA_HEAD>(a, s, f, parts_of(a), a.n_layer, row);
 }
@@ -171,7 +175,7 @@ template <class S, int PHASE>
 __device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                           int layer, const uint16_t *from, int rows, int width) {
     char *at = stage_of(a);
-    const kk_acts_at x = kk_mega_stage<S>(at, memory + a.shared, from, rows, width, 0);
+    const kk_acts_at x = kk_mega_stage<S>(at, stage_end(a), from, rows, width, 0);
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (PHASE == MEGA_OUT) prefetch_middle<S>(a, l);
     kk_sync();
@@ -192,7 +196,7 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
                                          S::USED, S::EXPERTS);
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = a.n_rows <= 4 ? a.n_rows : 0;
-    char *at = stage_of(a), *end = memory + a.shared;
+    char *at = stage_of(a), *end = stage_end(a);
     const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::FFN, skip);
     const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
     kk_list_rows(&s.choice, a.n_rows, S::USED);
@@ -285,7 +289,7 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     if (warp >= KK_MEGA_WARPS) {
         share_registers<false>();
         if (warp == KK_MEGA_PORTER)
-            kk_grid_porter(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
+            kk_grid_porter<S>(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
         else if (warp - KK_MEGA_ASKER < KK_MEGA_GROUPS && threadIdx.x % KK_WARP == 0)
             kk_ask_all<S>(a, s, memory, warp - KK_MEGA_ASKER);
         return;

@@ -88,7 +88,9 @@ typedef struct {
     float theta, factor;
     int32_t n_rot, head_dim;
 } kk_cu_rope;
-cudaError_t kk_cu_run_rope(kk_cu_at at, const kk_cu_rope *a);
+enum { KK_CU_ROPES = 4 };
+/* Up to KK_CU_ROPES of them in one launch. */
+cudaError_t kk_cu_run_ropes(kk_cu_at at, const kk_cu_rope *a, int n);
 
 typedef struct {
     float *out;

@@ -318,12 +318,6 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
                               a->n_rows,         a->dim,          a->eps};
         return kk_cu_run_norm(at, &e);
     }
-    case KK_CUDA_ROPE: {
-        const kk_rope_args *a = &op->a.rope;
-        const kk_cu_rope e = {kk_cuda_f(a->table), a->n,          control,         a->rope.theta,
-                              a->rope.factor,      a->rope.n_rot, a->rope.head_dim};
-        return kk_cu_run_rope(at, &e);
-    }
     case KK_CUDA_RESIDUAL: {
         const kk_residual_args *a = &op->a.residual;
         const kk_cu_residual e = {kk_cuda_f(a->x), kk_cuda_f(a->a), kk_cuda_f(a->w), a->n_rows,
@@ -386,6 +380,24 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     }
 }
 
+/* Angles of one kind of layer after the other: together. */
+static kk_status run_ropes(const kk_dev *dev, const kk_cuda_op *ops, int32_t n, int32_t *used,
+                           kk_err *err) {
+    kk_cu_rope ropes[KK_CU_ROPES];
+    for (*used = 0; *used < n && *used < KK_CU_ROPES && ops[*used].kind == KK_CUDA_ROPE; ++*used) {
+        const kk_rope_args *a = &ops[*used].a.rope;
+        ropes[*used] = (kk_cu_rope){kk_cuda_f(a->table),
+                                    a->n,
+                                    (const void *)(dev->control + ops[*used].control),
+                                    a->rope.theta,
+                                    a->rope.factor,
+                                    a->rope.n_rot,
+                                    a->rope.head_dim};
+    }
+    KK_CUDA_TRY(kk_cu_run_ropes(kk_cuda_at(dev), ropes, *used), "angles", err);
+    return KK_OK;
+}
+
 static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *views, kk_err *err) {
     switch (op->kind) {
     case KK_CUDA_LINEAR: return kk_cuda_linear_now(dev, &op->a.linear, err);
@@ -407,7 +419,9 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
     for (int32_t i = 0; i < n;) {
         int32_t used = 0;
         if (dev->fuse) KK_TRY(kk_cuda_plan_layer(dev, ops + i, n - i, views, &used, err));
-        if (!used) {
+        if (!used && ops[i].kind == KK_CUDA_ROPE) {
+            KK_TRY(run_ropes(dev, ops + i, n - i, &used, err));
+        } else if (!used) {
             KK_TRY(run_op(dev, &ops[i], views, err));
             used = 1;
         }

@@ -138,8 +138,13 @@ cudaError_t kk_cu_run_glu(kk_cu_at at, const kk_cu_glu *a) {
                      THREADS, 0);
 }
 
+typedef struct {
+    kk_cu_rope of[KK_CU_ROPES];
+} ropes_args;
+
 /* Angles are products of floats, as in the reference. */
-__global__ void rope_kernel(const __grid_constant__ kk_cu_rope a) {
+__global__ void ropes_kernel(const __grid_constant__ ropes_args args) {
+    const kk_cu_rope &a = args.of[blockIdx.y];
     kk_next();
     kk_wait();
     EACH(i, (size_t)a.n * (size_t)a.n_rot) {
@@ -153,9 +158,18 @@ __global__ void rope_kernel(const __grid_constant__ kk_cu_rope a) {
         row[a.n_rot + k] = (float)sin(angle);
     }
 }
-cudaError_t kk_cu_run_rope(kk_cu_at at, const kk_cu_rope *a) {
-    if (a->n * a->n_rot == 0) return cudaSuccess;
-    return kk_launch(at, rope_kernel, *a, kk_blocks((size_t)(a->n * a->n_rot), 64), 64, 0);
+cudaError_t kk_cu_run_ropes(kk_cu_at at, const kk_cu_rope *a, int n) {
+    ropes_args args = {};
+    size_t most = 0;
+    int used = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t angles = (size_t)(a[i].n * a[i].n_rot);
+        if (!angles) continue;
+        args.of[used++] = a[i];
+        if (angles > most) most = angles;
+    }
+    if (!used) return cudaSuccess;
+    return kk_launch(at, ropes_kernel, args, dim3(kk_blocks(most, 64), (unsigned)used), 64, 0);
 }
 
 /* A block per piece of dim values. */

@@ -91,6 +91,7 @@ __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_
 
 /* The porter's part: `n` barriers, `per` of them in a layer, `before` before the first.  At the first
  * of a layer it fetches the next one's pointers. */
+template <class S>
 __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shared &s, int n,
                                                int per, int before) {
 #pragma unroll 1
@@ -103,11 +104,19 @@ __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shar
         if (kk_tid() % KK_WARP == 0) {
             const uint32_t target = (uint32_t)(i + 1) * gridDim.x;
             uint32_t seen;
+            /* What others wrote is not read before this is seen.  One row is read past the near
+             * cache only; more rows through it, so that it has to be emptied. */
             do
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                             : "=r"(seen)
-                             : "l"(a.barrier)
-                             : "memory");
+                if (S::ONE)
+                    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                                 : "=r"(seen)
+                                 : "l"(a.barrier)
+                                 : "memory");
+                else
+                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                 : "=r"(seen)
+                                 : "l"(a.barrier)
+                                 : "memory");
             while (seen < target);
         }
         __syncwarp();
@@ -145,6 +154,7 @@ __device__ __forceinline__ void kk_sts(uint32_t at, const uint4 &v) {
 struct kk_acts_at {
     const char *base;
     int stride; /* bytes */
+    bool near;  /* in shared memory */
 };
 
 /* Stages rows at room and moves it on, if they fit before `end`.  The first `skip` warps have
@@ -154,7 +164,7 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
                                                     int n_rows, int n_in, int skip) {
     enum { AT_ONCE = S::ONE ? 2 : 6 };
     const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in), per = n_in / 8;
-    if (!S::ONE && end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2};
+    if (!S::ONE && end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2, false};
     const int threads = KK_MEGA_THREADS - skip * KK_WARP, total = n_rows * per;
     const uint32_t to = kk_shared(room);
     const int first = kk_tid() - skip * KK_WARP;
@@ -170,7 +180,7 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
             if (at < total) kk_sts(to + r * stride + (at - r * per) * 16, v[k]);
         }
     }
-    const kk_acts_at at = {room, stride};
+    const kk_acts_at at = {room, stride, true};
     room += (n_rows * stride + 127) / 128 * 128;
     return at;
 }
@@ -189,22 +199,24 @@ __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const
 template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f,
                                                 const char *lo, const char *hi, int n,
-                                                bool both) {
+                                                bool near, bool both) {
     constexpr int CHUNK = KK_MEGA_CHUNK;
     const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
-    uint32_t near = S::ONE ? kk_shared(lo) : 0;
 #pragma unroll 1
     for (; n > 0; n -= CHUNK) {
         uint4 one[CHUNK], two[CHUNK], x[CHUNK], y[CHUNK];
+        if (S::ONE || near) {
 #pragma unroll
-        for (int i = 0; i < CHUNK; i++) {
-            if (S::ONE) {
-                x[i] = kk_lds(near + i * 64);
-            } else {
+            for (int i = 0; i < CHUNK; i++) {
+                x[i] = kk_lds(kk_shared(lo) + i * 64); /* staged rows have room behind them */
+                y[i] = S::HIGH && both ? kk_lds(kk_shared(hi) + i * 64) : x[i];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) {
                 const int at = min(i, n - 1) * 64;
                 x[i] = *(const uint4 *)(lo + at);
-                y[i] = make_uint4(0, 0, 0, 0);
-                if (S::HIGH && both) y[i] = *(const uint4 *)(hi + at);
+                y[i] = S::HIGH && both ? *(const uint4 *)(hi + at) : x[i];
             }
         }
         const uint32_t slot = kk_feed_wait<S>(f) + lane;
@@ -220,7 +232,6 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
             if (S::HIGH && both) kk_step_rows(d, one[i], two[i], y[i]);
         }
         kk_feed_release<S>(f);
-        near += CHUNK * 64;
         lo += CHUNK * 64;
         hi += CHUNK * 64;
     }
@@ -451,6 +462,7 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
 struct kk_mega_rows {
     const char *lo, *hi;
     int first, n; /* of the expert's pairs, in DOWN */
+    bool near;
 };
 
 /* expert: in DOWN, which of the chosen. */
@@ -460,7 +472,7 @@ __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
                                                         int expert, kk_acts_at x) {
     const int tid = kk_tid(), g = tid % KK_WARP / 4, t = tid % 4;
     const kk_choice *c = &s.choice;
-    kk_mega_rows r = {NULL, NULL, 0, PHASE == MEGA_HEAD ? S::logits(a) : S::rows(a)};
+    kk_mega_rows r = {NULL, NULL, 0, PHASE == MEGA_HEAD ? S::logits(a) : S::rows(a), x.near};
     if (S::ONE) {
         r.first = PHASE == MEGA_DOWN ? expert : 0;
         r.lo = r.hi = x.base + (PHASE == MEGA_DOWN ? expert * x.stride : 0) + t * 16;
@@ -523,7 +535,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const int from = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - from;
     const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.n > 8);
+    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.near, r.n > 8);
     kk_feed_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
@@ -549,7 +561,7 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
         }
         const kk_mega_rows r = kk_mega_rows_of<S, MEGA_DOWN>(a, s, unit, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.n > 8);
+        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.near, r.n > 8);
         kk_mega_put_pairs<S>(s, to, r, c, d);
     }
 }
