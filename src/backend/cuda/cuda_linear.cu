@@ -198,5 +198,6 @@ cudaError_t kk_cu_setup(void) {
             kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
         if (e != cudaSuccess) return e;
     }
-    return kk_cu_setup_mega();
+    const cudaError_t e = kk_cu_setup_rows();
+    return e == cudaSuccess ? kk_cu_setup_mega() : e;
 }

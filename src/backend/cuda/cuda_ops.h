@@ -385,6 +385,7 @@ bool kk_cu_mega_takes(const kk_cu_mega_layer *l);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
 
 cudaError_t kk_cu_setup_mega(void);
+cudaError_t kk_cu_setup_rows(void);
 cudaError_t kk_cu_setup(void); /* shared-memory limits of all kernels, once per device */
 
 #ifdef __cplusplus
