@@ -9,82 +9,24 @@
  * in chunks of 256, the last ones GROUP at a time.  Two more passes must give the same bits: the
  * same once more, and one that looks into every layer for the experts, and so runs operation by
  * operation; if they do not, the exit status is 3. */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "core/clock.h"
-#include "format/format.h"
-#include "model/model.h"
+#include "gpu/model_world.h"
 
 enum { CHUNK = 256 };
 
 typedef struct {
-    kk_mem mem;
-    const kk_backend *be;
-    kk_dev *dev;
-    kk_gemma4 *model;
-    kk_kv_layout layout;
-    kk_pool *pool[KK_KINDS];
-    kk_cache *cache;
-    const kk_config *cfg;
+    world w;
     const int32_t *tokens;
     int32_t n, rows, group;
     int32_t *experts; /* [layers][rows][used]; NULL: nobody asks */
     int32_t at;       /* of the last rows: the first of the forward at hand */
 } subject;
 
-static void must(kk_status st, const kk_err *err, const char *what) {
-    if (st == KK_OK) return;
-    printf("%s: %s\n", what, err->msg);
-    exit(1);
-}
-
-static void open_subject(subject *s, const kk_checkpoint *ckpt, const char *device) {
-    kk_err err = {0};
-    s->be = kk_backend_named(device);
-    if (!s->be) {
-        printf("no device '%s'\n", device);
-        exit(1);
-    }
-    const kk_dev_opts dev = {.mem = &s->mem, .max_rows = CHUNK};
-    must(s->be->open(&s->dev, &dev, &err), &err, "open");
-    const kk_gemma4_opts opts = {s->be, s->dev, &s->mem, CHUNK, CHUNK};
-    must(kk_gemma4_new(&s->model, ckpt, &opts, &err), &err, "model");
-    s->cfg = kk_gemma4_config(s->model);
-    must(kk_kv_layout_init(&s->layout, kk_gemma4_kv_shape(s->model), KK_BF16, NULL, &err), &err,
-         "layout");
-    for (int k = 0; k < KK_KINDS; k++) {
-        if (!s->layout.page_bytes[k]) continue;
-        must(kk_pool_new(&s->pool[k], &s->mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
-                         s->layout.page_bytes[k], &err),
-             &err, "pool");
-        kk_pool_place(s->pool[k], s->be, s->dev);
-    }
-}
-
-static void clear_cache(subject *s) {
-    kk_err err = {0};
-    kk_cache_free(s->cache);
-    const kk_cache_opts c = {.layout = &s->layout,
-                             .pool = {s->pool[0], s->pool[1]},
-                             .policy = {&kk_kv_native, &kk_kv_exact},
-                             .reach = {{.window = s->layout.shape.window}},
-                             .max_len = s->n + CHUNK};
-    must(kk_cache_new(&s->cache, &c, &err), &err, "cache");
-}
-
-static void close_subject(subject *s) {
-    kk_cache_free(s->cache);
-    for (int k = 0; k < KK_KINDS; k++) kk_pool_free(s->pool[k]);
-    kk_gemma4_free(s->model);
-    s->be->close(s->dev);
-}
-
 /* What the router of this layer chose for the rows of the forward at hand. */
 static kk_status note_experts(subject *s, int32_t layer, int32_t n, kk_err *err) {
-    const size_t used = (size_t)s->cfg->n_expert_used;
+    const size_t used = (size_t)s->w.cfg->n_expert_used;
     int32_t *to = s->experts + ((size_t)layer * (size_t)s->rows + (size_t)s->at) * used;
-    return s->be->read(s->dev, s->model->expert, 0, to, (size_t)n * used * sizeof *to, err);
+    return s->w.be->read(s->w.dev, s->w.model->expert, 0, to, (size_t)n * used * sizeof *to, err);
 }
 
 static kk_status on_part(void *user, int32_t layer, kk_gemma4_part part, const kk_buf *buf,
@@ -99,39 +41,37 @@ static kk_status on_part(void *user, int32_t layer, kk_gemma4_part part, const k
 static void forward(subject *s, int32_t n, float *taps, float *logits) {
     kk_err err = {0};
     int32_t layers[260];
-    for (int32_t i = 0; i < s->cfg->n_layer + 2; i++) layers[i] = i - 1;
-    const int64_t len = kk_cache_len(s->cache);
+    for (int32_t i = 0; i < s->w.cfg->n_layer + 2; i++) layers[i] = i - 1;
+    const int64_t len = kk_cache_len(s->w.cache);
     const kk_gemma4_watch watch = {on_part, s};
-    const kk_gemma4_group g = {.cache = s->cache,
-                               .layout = &s->layout,
+    const kk_gemma4_group g = {.cache = s->w.cache,
+                               .layout = &s->w.layout,
                                .tokens = s->tokens + len,
                                .n_rows = n,
                                .n_logits = logits ? n : 0};
     const kk_gemma4_forward_args a = {.groups = &g,
                                       .n_groups = 1,
                                       .tap_layers = layers,
-                                      .n_taps = taps ? s->cfg->n_layer + 2 : 0,
+                                      .n_taps = taps ? s->w.cfg->n_layer + 2 : 0,
                                       .tap_out = taps,
                                       .watch = logits && s->experts ? &watch : NULL};
-    must(kk_cache_reserve(s->cache, n, &err), &err, "reserve");
-    must(kk_gemma4_forward(s->model, &a, &err), &err, "forward");
-    if (a.watch) must(note_experts(s, s->cfg->n_layer - 1, n, &err), &err, "experts");
-    for (int32_t i = 0; logits && i < n; i++)
-        must(kk_gemma4_logits(s->model, i, logits + (size_t)i * (size_t)s->cfg->vocab, &err), &err,
-             "logits");
-    kk_cache_commit(s->cache, len + n);
+    must(kk_cache_reserve(s->w.cache, n, &err), &err, "reserve");
+    must(kk_gemma4_forward(s->w.model, &a, &err), &err, "forward");
+    if (a.watch) must(note_experts(s, s->w.cfg->n_layer - 1, n, &err), &err, "experts");
+    if (logits) world_logits(&s->w, n, logits);
+    kk_cache_commit(s->w.cache, len + n);
 }
 
 /* The whole text; hidden may be NULL. */
 static void pass(subject *s, float *hidden, float *logits) {
-    const size_t dim = (size_t)s->cfg->hidden, taps = (size_t)s->cfg->n_layer + 2;
+    const size_t dim = (size_t)s->w.cfg->hidden, taps = (size_t)s->w.cfg->n_layer + 2;
     float *room = calloc(taps * CHUNK * dim, sizeof *room);
-    clear_cache(s);
+    world_start(&s->w, s->n + CHUNK);
     for (int32_t left = s->n - s->rows; left > 0; left -= CHUNK)
         forward(s, left < CHUNK ? left : CHUNK, NULL, NULL);
     for (s->at = 0; s->at < s->rows; s->at += s->group) {
         const int32_t left = s->rows - s->at, n = left < s->group ? left : s->group;
-        forward(s, n, hidden ? room : NULL, logits + (size_t)s->at * (size_t)s->cfg->vocab);
+        forward(s, n, hidden ? room : NULL, logits + (size_t)s->at * (size_t)s->w.cfg->vocab);
         for (size_t t = 0; hidden && t < taps; t++)
             memcpy(hidden + (t * (size_t)s->rows + (size_t)s->at) * dim, room + t * (size_t)n * dim,
                    (size_t)n * dim * sizeof *room);
@@ -159,7 +99,7 @@ static int32_t *read_tokens(const char *path, int32_t *n) {
 
 /* Tells whether all rows have the bits of the first pass. */
 static bool same(const subject *s, const float *first, const float *again, const char *what) {
-    const size_t row = (size_t)s->cfg->vocab;
+    const size_t row = (size_t)s->w.cfg->vocab;
     int32_t differ = 0, at = -1;
     for (int32_t i = 0; i < s->rows; i++) {
         if (memcmp(first + (size_t)i * row, again + (size_t)i * row, row * 4) == 0) continue;
@@ -171,9 +111,9 @@ static bool same(const subject *s, const float *first, const float *again, const
 }
 
 static int dump(subject *s, const char *out) {
-    const size_t rows = (size_t)s->rows, vocab = rows * (size_t)s->cfg->vocab;
-    const size_t hidden = ((size_t)s->cfg->n_layer + 2) * rows * (size_t)s->cfg->hidden;
-    const size_t chosen = (size_t)s->cfg->n_layer * rows * (size_t)s->cfg->n_expert_used;
+    const size_t rows = (size_t)s->rows, vocab = rows * (size_t)s->w.cfg->vocab;
+    const size_t hidden = ((size_t)s->w.cfg->n_layer + 2) * rows * (size_t)s->w.cfg->hidden;
+    const size_t chosen = (size_t)s->w.cfg->n_layer * rows * (size_t)s->w.cfg->n_expert_used;
     float *h = calloc(hidden, 4), *logits = calloc(vocab, 4), *again = calloc(vocab, 4);
     double t = kk_now();
     pass(s, h, logits);
@@ -213,10 +153,10 @@ int main(int argc, char **argv) {
     const kk_checkpoint_opts how = {0};
     double t = kk_now();
     must(kk_checkpoint_open(&ckpt, argv[1], &how, &err), &err, argv[1]);
-    open_subject(&s, ckpt, argv[4]);
-    printf("%s: loaded in %.1f s on %s; ", argv[4], kk_now() - t, s.be->isa(s.dev));
+    world_open(&s.w, ckpt, argv[4], NULL, CHUNK, CHUNK);
+    printf("%s: loaded in %.1f s on %s; ", argv[4], kk_now() - t, s.w.be->isa(s.w.dev));
     const int bad = dump(&s, argv[3]);
-    close_subject(&s);
+    world_close(&s.w);
     kk_checkpoint_close(ckpt);
     free(tokens);
     return bad;

@@ -6,68 +6,16 @@
  *   forward_gpu_test bits SPEC|FOLDER [...]      without the CPU
  *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...] */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "core/clock.h"
-#include "format/format.h"
-#include "model/model.h"
+#include "gpu/model_world.h"
 
 enum { PROMPT = 310, TAIL = 24, MAX_ROWS = 2048, MAX_LOGITS = 32 };
 
-typedef struct {
-    kk_mem mem;
-    const kk_backend *be;
-    kk_dev *dev;
-    kk_gemma4 *model;
-    kk_kv_layout layout;
-    kk_pool *pool[KK_KINDS];
-    kk_cache *cache;
-    int32_t vocab;
-} world;
-
-static void must(kk_status st, const kk_err *err, const char *what) {
-    if (st == KK_OK) return;
-    printf("%s: %s\n", what, err->msg);
-    exit(1);
-}
-
 static void open_world(world *w, const kk_checkpoint *ckpt, const char *device, const char *isa,
                        int64_t max_len) {
-    kk_err err = {0};
-    memset(w, 0, sizeof *w);
-    w->be = kk_backend_named(device);
-    if (!w->be) {
-        printf("no device '%s'\n", device);
-        exit(1);
-    }
-    const kk_dev_opts dev = {.isa = isa, .mem = &w->mem, .max_rows = MAX_ROWS};
-    must(w->be->open(&w->dev, &dev, &err), &err, "open");
-    const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, MAX_ROWS, MAX_LOGITS};
-    must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
-    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_BF16, NULL, &err), &err,
-         "layout");
-    for (int k = 0; k < KK_KINDS; k++) {
-        if (!w->layout.page_bytes[k]) continue;
-        must(kk_pool_new(&w->pool[k], &w->mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
-                         w->layout.page_bytes[k], &err),
-             &err, "pool");
-        kk_pool_place(w->pool[k], w->be, w->dev);
-    }
-    w->vocab = kk_gemma4_config(w->model)->vocab;
-    const kk_cache_opts c = {.layout = &w->layout,
-                             .pool = {w->pool[0], w->pool[1]},
-                             .policy = {&kk_kv_native, &kk_kv_exact},
-                             .reach = {{.window = w->layout.shape.window}},
-                             .max_len = max_len};
-    must(kk_cache_new(&w->cache, &c, &err), &err, "cache");
-}
-
-static void close_world(world *w) {
-    kk_cache_free(w->cache);
-    for (int k = 0; k < KK_KINDS; k++) kk_pool_free(w->pool[k]);
-    kk_gemma4_free(w->model);
-    w->be->close(w->dev);
+    world_open(w, ckpt, device, isa, MAX_ROWS, MAX_LOGITS);
+    world_start(w, max_len);
 }
 
 /* The next n tokens; logits of the last n_logits of them go to `to` unless it is NULL. */
@@ -82,9 +30,7 @@ static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits
                                .n_logits = n_logits};
     const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
     must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
-    for (int32_t i = 0; to && i < n_logits; i++)
-        must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->vocab, &err), &err,
-             "logits");
+    if (to) world_logits(w, n_logits, to);
     if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
 }
 
@@ -97,9 +43,9 @@ static void run(const kk_checkpoint *ckpt, const char *device, const char *isa,
         forward(&w, tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
     for (int32_t i = 0; i < TAIL; i += group) {
         const int32_t n = TAIL - i < group ? TAIL - i : group;
-        forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.vocab, true);
+        forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.cfg->vocab, true);
     }
-    close_world(&w);
+    world_close(&w);
 }
 
 static double distance(const float *a, const float *b, size_t n) {
@@ -126,7 +72,7 @@ static float *layer_outputs(const kk_checkpoint *ckpt, const char *device, const
     const kk_gemma4_forward_args a = {
         .groups = &g, .n_groups = 1, .tap_layers = layers, .n_taps = n_layer + 2, .tap_out = out};
     must(kk_gemma4_forward(w.model, &a, &err), &err, "forward");
-    close_world(&w);
+    world_close(&w);
     return out;
 }
 
@@ -234,12 +180,12 @@ static int distinct_experts(world *w, int32_t rows) {
 static void time_rows(world *w, int64_t ctx, int32_t rows, int32_t reps, uint64_t *z) {
     double took[256], host = 0;
     kk_err err = {0};
-    float *row = calloc((size_t)w->vocab, 4);
+    float *row = calloc((size_t)w->cfg->vocab, 4);
     for (int32_t i = -4; i < reps; i++) {
         int32_t t[MAX_ROWS];
         for (int32_t r = 0; r < rows; r++) {
             *z = *z * 6364136223846793005u + 1442695040888963407u;
-            t[r] = (int32_t)((*z >> 33) % (uint64_t)w->vocab);
+            t[r] = (int32_t)((*z >> 33) % (uint64_t)w->cfg->vocab);
         }
         const double a = kk_now();
         forward(w, t, rows, rows < MAX_LOGITS ? rows : MAX_LOGITS, NULL, false);
@@ -270,7 +216,7 @@ static double prefill(world *w, int64_t until, int32_t chunk, bool keep, uint64_
         const int32_t rows = (int32_t)(until - at < chunk ? until - at : chunk);
         for (int32_t r = 0; r < rows; r++) {
             *z = *z * 6364136223846793005u + 1442695040888963407u;
-            tokens[r] = (int32_t)((*z >> 33) % (uint64_t)w->vocab);
+            tokens[r] = (int32_t)((*z >> 33) % (uint64_t)w->cfg->vocab);
         }
         forward(w, tokens, rows, 0, NULL, keep);
     }
@@ -304,7 +250,7 @@ static int bench(const char *spec, int n, char **contexts) {
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
             time_rows(&w, ctx, rows[k], rows[k] == 1 ? 100 : 20, &z);
     }
-    close_world(&w);
+    world_close(&w);
     kk_checkpoint_close(ckpt);
     return 0;
 }

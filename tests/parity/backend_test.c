@@ -254,14 +254,17 @@ static void case_ple(rig *r) {
 static void linear_one(rig *r, kk_dtype t, int32_t n_rows, int32_t n_out, int32_t n_in) {
     const size_t all = (size_t)(n_rows * n_out);
     kk_buf *out = rig_random_buf(r, all, 1);
+    const kk_matrix m = rig_matrix(r, t, 1, n_out, n_in);
+    const float *x = rig_floats(r, (size_t)(n_rows * n_in), 3);
     const kk_linear_args a = {.out = {out},
-                              .w = {rig_weight(r, t, n_out, n_in)},
+                              .w = {rig_load(r, m, 1)},
                               .n = 1,
-                              .x = rig_random_buf(r, (size_t)(n_rows * n_in), 3),
+                              .x = rig_buf(r, x, (size_t)(n_rows * n_in)),
                               .n_rows = n_rows};
     RIG_RUN(r, linear, &a);
     RIG_RECORD(r, RIG_FLOATS, out, all, "linear %s [%d, %d], %d rows", kk_dtype_get(t)->name, n_out,
                n_in, n_rows);
+    rig_record_sums(r, &m, x, (size_t)n_rows);
 }
 
 static void case_linear(rig *r) {
@@ -298,14 +301,18 @@ static void case_linear_together(rig *r) {
             memset(x + 32, 0, 32 * sizeof *x);
             kk_linear_args a = {.n = 2 + (int32_t)((i + k) % 3), .n_rows = n};
             a.x = rig_buf(r, x, (size_t)(n * IN));
+            kk_matrix matrix[KK_LINEAR_MAX];
             for (int32_t m = 0; m < a.n; m++) {
-                a.w[m] = rig_weight(r, together[k][m], outs[m], IN);
+                matrix[m] = rig_matrix(r, together[k][m], 1, outs[m], IN);
+                a.w[m] = rig_load(r, matrix[m], 1);
                 a.out[m] = rig_random_buf(r, (size_t)(n * outs[m]), 1);
             }
             RIG_RUN(r, linear, &a);
-            for (int32_t m = 0; m < a.n; m++)
+            for (int32_t m = 0; m < a.n; m++) {
                 RIG_RECORD(r, RIG_FLOATS, a.out[m], (size_t)(n * outs[m]),
                            "linear, matrix %d of %d of set %zu, %d rows", m, a.n, k, n);
+                rig_record_sums(r, &matrix[m], x, (size_t)n);
+            }
         }
     }
 }
@@ -415,14 +422,37 @@ static void case_experts_mixed(rig *r) {
     for (size_t i = 0; i < COUNT(shapes); i++) experts_one(r, &shapes[i], shapes[i].n_expert);
 }
 
+/* Gives the last record a router's logits: sums of its rows, normed, with its matrix. */
+static void record_logits(rig *r, const kk_matrix *proj, const float *x, const float *scale,
+                          const float *by, size_t n_rows) {
+    if (!r->with_sums) return;
+    const size_t n = (size_t)proj->n_in, bytes = (size_t)proj->n_out * sizeof *by;
+    float *normed = rig_memory(r, n_rows * n * sizeof *normed);
+    for (size_t k = 0; k < n_rows; k++) {
+        double squares = 0;
+        for (size_t i = 0; i < n; i++) squares += (double)x[k * n + i] * (double)x[k * n + i];
+        const double root = sqrt(squares / (double)n + (double)eps) * sqrt((double)n);
+        for (size_t i = 0; i < n; i++)
+            normed[k * n + i] = (float)((double)x[k * n + i] * (double)scale[i] / root);
+    }
+    rig_record_sums(r, proj, normed, n_rows);
+    rig_sums *to = &r->out->items[r->out->n - 1].sums;
+    to->by = malloc(bytes);
+    assert_non_null(to->by);
+    memcpy(to->by, by, bytes);
+}
+
 static void route_one(rig *r, kk_matrix proj, int32_t n_rows, int32_t n_used, const char *what) {
     const size_t slots = (size_t)(n_rows * n_used), n_in = (size_t)proj.n_in;
+    const size_t n_x = (size_t)n_rows * n_in, n_expert = (size_t)proj.n_out;
     kk_buf *expert = rig_random_buf(r, slots, 1), *weight = rig_random_buf(r, slots, 1);
+    const float *x = rig_floats(r, n_x, 20), *scale = rig_floats(r, n_in, 30);
+    const float *by = rig_floats(r, n_expert, 2);
     const kk_route_args a = {.expert = expert,
                              .weight = weight,
-                             .x = rig_random_buf(r, (size_t)n_rows * n_in, 20),
-                             .scale = rig_random_buf(r, n_in, 30),
-                             .per_expert_scale = rig_random_buf(r, (size_t)proj.n_out, 2),
+                             .x = rig_buf(r, x, n_x),
+                             .scale = rig_buf(r, scale, n_in),
+                             .per_expert_scale = rig_buf(r, by, n_expert),
                              .proj = rig_load(r, proj, 1),
                              .n_rows = n_rows,
                              .n_used = n_used,
@@ -431,6 +461,7 @@ static void route_one(rig *r, kk_matrix proj, int32_t n_rows, int32_t n_used, co
     RIG_RUN(r, route, &a);
     RIG_RECORD(r, RIG_INTS, expert, slots, "experts%s: %d of %d, %d rows", what, n_used,
                (int)proj.n_out, n_rows);
+    record_logits(r, &proj, x, scale, by, (size_t)n_rows);
     RIG_RECORD(r, RIG_FLOATS, weight, slots, "weights%s: %d of %d, %d rows", what, n_used,
                (int)proj.n_out, n_rows);
 }

@@ -30,11 +30,21 @@ static inline size_t rig_width(rig_kind kind) {
     return kind == RIG_BYTES ? 1 : kind == RIG_BF16 ? 2 : 4;
 }
 
+/* What the sums of products behind a record should be, in float64, for devices that round what they
+ * multiply: that moves a sum by a share of the root of its terms' squares, however near to zero it
+ * comes out. */
+typedef struct {
+    double *sum, *size; /* [n_rows, width]; size is that root; NULL: nobody asked */
+    size_t n_rows, width;
+    float *by; /* of a router alone: the scale of each expert's weight, [width] */
+} rig_sums;
+
 typedef struct {
     char label[112];
     rig_kind kind;
     size_t n; /* values */
     void *data;
+    rig_sums sums;
 } rig_record;
 
 typedef struct {
@@ -48,6 +58,7 @@ typedef struct {
     kk_mem mem;
     uint64_t random;
     rig_records *out;
+    bool with_sums; /* records of products carry them */
     struct {
         kk_buf *buf;
         size_t n;
@@ -204,8 +215,41 @@ rig_record_values(rig *r, rig_kind kind, const void *data, size_t n, const char 
         free(words_);                                                                              \
     } while (0)
 
+/* Gives the last record the sums of rows [n_rows, n_in] with a matrix. */
+static inline void rig_record_sums(rig *r, const kk_matrix *m, const float *x, size_t n_rows) {
+    if (!r->with_sums) return;
+    const size_t n_out = (size_t)m->n_out, n_in = (size_t)m->n_in;
+    float *w = rig_memory(r, n_in * sizeof *w);
+    rig_sums *to = &r->out->items[r->out->n - 1].sums;
+    size_t row_bytes;
+    assert_true(kk_dtype_bytes(m->dtype, n_in, &row_bytes));
+    to->n_rows = n_rows;
+    to->width = n_out;
+    to->sum = malloc(n_rows * n_out * sizeof *to->sum);
+    to->size = malloc(n_rows * n_out * sizeof *to->size);
+    assert_true(to->sum && to->size);
+    for (size_t o = 0; o < n_out; o++) {
+        kk_dequantize(m->dtype, (const uint8_t *)m->data + o * row_bytes, w, n_in);
+        for (size_t k = 0; k < n_rows; k++) {
+            double sum = 0, squares = 0;
+            for (size_t i = 0; i < n_in; i++) {
+                const double term = (double)w[i] * (double)x[k * n_in + i];
+                sum += term;
+                squares += term * term;
+            }
+            to->sum[k * n_out + o] = sum;
+            to->size[k * n_out + o] = sqrt(squares);
+        }
+    }
+}
+
 static inline void rig_records_free(rig_records *l) {
-    for (size_t i = 0; i < l->n; i++) free(l->items[i].data);
+    for (size_t i = 0; i < l->n; i++) {
+        free(l->items[i].data);
+        free(l->items[i].sums.sum);
+        free(l->items[i].sums.size);
+        free(l->items[i].sums.by);
+    }
     free(l->items);
     *l = (rig_records){0};
 }

@@ -1,0 +1,84 @@
+/* model_world.h - a checkpoint on a device with a session's pages and cache, for tests that run
+ * forwards themselves.  A failure ends the program with the library's own sentence. */
+#ifndef KK_TESTS_MODEL_WORLD_H
+#define KK_TESTS_MODEL_WORLD_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "format/format.h"
+#include "model/model.h"
+
+typedef struct {
+    kk_mem mem;
+    const kk_backend *be;
+    kk_dev *dev;
+    kk_gemma4 *model;
+    const kk_config *cfg; /* the model's */
+    kk_kv_layout layout;
+    kk_pool *pool[KK_KINDS];
+    kk_cache *cache;
+} world;
+
+static inline void must(kk_status st, const kk_err *err, const char *what) {
+    if (st == KK_OK) return;
+    printf("%s: %s\n", what, err->msg);
+    exit(1);
+}
+
+static inline void world_pools(world *w) {
+    kk_err err = {0};
+    for (int k = 0; k < KK_KINDS; k++) {
+        if (!w->layout.page_bytes[k]) continue;
+        must(kk_pool_new(&w->pool[k], &w->mem, k ? KK_MEM_KV_FULL : KK_MEM_KV_SLIDING,
+                         w->layout.page_bytes[k], &err),
+             &err, "pool");
+        kk_pool_place(w->pool[k], w->be, w->dev);
+    }
+}
+
+/* Without a cache yet.  isa NULL: the best. */
+static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device,
+                              const char *isa, int32_t max_rows, int32_t max_logits) {
+    kk_err err = {0};
+    memset(w, 0, sizeof *w);
+    must(kk_backend_find(&w->be, device, &err), &err, "device");
+    const kk_dev_opts dev = {.isa = isa, .mem = &w->mem, .max_rows = max_rows};
+    must(w->be->open(&w->dev, &dev, &err), &err, "open");
+    const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, max_rows, max_logits};
+    must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
+    w->cfg = kk_gemma4_config(w->model);
+    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_BF16, NULL, &err), &err,
+         "layout");
+    world_pools(w);
+}
+
+/* An empty cache of so many tokens, in place of the one there was. */
+static inline void world_start(world *w, int64_t max_len) {
+    kk_err err = {0};
+    kk_cache_free(w->cache);
+    const kk_cache_opts c = {.layout = &w->layout,
+                             .pool = {w->pool[0], w->pool[1]},
+                             .policy = {&kk_kv_native, &kk_kv_exact},
+                             .reach = {{.window = w->layout.shape.window}},
+                             .max_len = max_len};
+    must(kk_cache_new(&w->cache, &c, &err), &err, "cache");
+}
+
+/* Logits of the last forward's first n_logits rows, which were asked for: [n_logits, vocab]. */
+static inline void world_logits(world *w, int32_t n_logits, float *to) {
+    kk_err err = {0};
+    for (int32_t i = 0; i < n_logits; i++)
+        must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->cfg->vocab, &err), &err,
+             "logits");
+}
+
+static inline void world_close(world *w) {
+    kk_cache_free(w->cache);
+    for (int k = 0; k < KK_KINDS; k++) kk_pool_free(w->pool[k]);
+    kk_gemma4_free(w->model);
+    w->be->close(w->dev);
+}
+
+#endif
