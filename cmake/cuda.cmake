@@ -38,7 +38,7 @@ elseif(NOT CMAKE_CUDA_COMPILER)
 endif()
 
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 90-virtual)
 endif()
 enable_language(CUDA)
 message(STATUS "with the CUDA device: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
