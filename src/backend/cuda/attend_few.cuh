@@ -379,6 +379,50 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
     }
 }
 
+/* The pages of one span, of those that a row sees [first, end): lane k of eight has page k's weights,
+ * and all lanes have their column of all pages.  page: the first of the parts. */
+__device__ __forceinline__ kk_fold kk_few_span(const float *part, size_t stride, int column,
+                                               int span, int first, int end, int page0) {
+    const int lane = kk_tid() % 32;
+    const int mine = span + lane % KK_SPAN;
+    float2 ml = make_float2(-INFINITY, 0);
+    if (mine >= first && mine < end)
+        ml = __ldcg((const float2 *)(part + (size_t)(mine - page0) * stride));
+    float o[KK_SPAN];
+#pragma unroll
+    for (int k = 0; k < KK_SPAN; k++) {
+        const int page = min(max(span + k, first), end - 1) - page0;
+        o[k] = __ldcg(part + (size_t)page * stride + 4 + column);
+    }
+    float top = ml.x; /* so far */
+#pragma unroll
+    for (int k = 1; k < KK_SPAN; k *= 2) {
+        const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
+        if (lane % KK_SPAN >= k) top = fmaxf(top, up);
+    }
+    float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
+    if (lane % KK_SPAN == 0) before = -INFINITY;
+    const float keep = kk_dexp(__fsub_rn(before, top)), by = kk_dexp(__fsub_rn(ml.x, top));
+    kk_fold one = {__shfl_sync(0xffffffffu, top, KK_SPAN - 1), 0, 0};
+#pragma unroll
+    for (int k = 0; k < KK_SPAN; k++) {
+        const float a = __shfl_sync(0xffffffffu, keep, k);
+        const float b = __shfl_sync(0xffffffffu, by, k);
+        const float l = __shfl_sync(0xffffffffu, ml.y, k);
+        if (span + k < first || span + k >= end) continue;
+        one.l = __fmaf_rn(l, b, __fmul_rn(one.l, a));
+        one.o = __fmaf_rn(o[k], b, __fmul_rn(one.o, a));
+    }
+    return one;
+}
+
+/* A finished sum, into a row for the output projection. */
+__device__ __forceinline__ void kk_few_put(const kk_cu_attend &t, int row, int column,
+                                           const kk_fold &all) {
+    const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);
+    t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)column] = kk_dbf16(y);
+}
+
 /* Adds up the pages of all rows and heads: a warp for 32 columns. */
 template <int D>
 __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
@@ -398,40 +442,43 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
-            /* Lane k of eight has page k's weights; all lanes have their column of all pages. */
-            const int mine = span + lane % KK_SPAN;
-            float2 ml = make_float2(-INFINITY, 0);
-            if (mine >= first && mine < end)
-                ml = __ldcg((const float2 *)(part + (size_t)(mine - f.page) * stride));
-            float o[KK_SPAN];
-#pragma unroll
-            for (int k = 0; k < KK_SPAN; k++) {
-                const int page = min(max(span + k, first), end - 1) - f.page;
-                o[k] = __ldcg(part + (size_t)page * stride + 4 + column);
-            }
-            float top = ml.x; /* so far */
-#pragma unroll
-            for (int k = 1; k < KK_SPAN; k *= 2) {
-                const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
-                if (lane % KK_SPAN >= k) top = fmaxf(top, up);
-            }
-            float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
-            if (lane % KK_SPAN == 0) before = -INFINITY;
-            const float keep = kk_dexp(__fsub_rn(before, top)), by = kk_dexp(__fsub_rn(ml.x, top));
-            kk_fold one = {__shfl_sync(0xffffffffu, top, KK_SPAN - 1), 0, 0};
-#pragma unroll
-            for (int k = 0; k < KK_SPAN; k++) {
-                const float a = __shfl_sync(0xffffffffu, keep, k);
-                const float b = __shfl_sync(0xffffffffu, by, k);
-                const float l = __shfl_sync(0xffffffffu, ml.y, k);
-                if (span + k < first || span + k >= end) continue;
-                one.l = __fmaf_rn(l, b, __fmul_rn(one.l, a));
-                one.o = __fmaf_rn(o[k], b, __fmul_rn(one.o, a));
-            }
+            const kk_fold one = kk_few_span(part, stride, column, span, first, end, f.page);
             all.add(one.m, one.l, one.o);
         }
-        const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);
-        t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)(head * D + column)] = kk_dbf16(y);
+        kk_few_put(t, row, head * D + column, all);
+    }
+}
+
+/* The same for one row, with little to do and everybody waiting: eight warps for 32 columns, a span
+ * each.  room: 6 KB of shared memory. */
+template <int D>
+__device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *room) {
+    const kk_few f = kk_few_of(t, pos, 1);
+    enum { CHUNKS = D / 32, HEADS = kk_team<D>::HEADS };
+    const int lane = kk_tid() % 32, warp = kk_tid() / 32 % 8, team = kk_tid() / 256;
+    const int end = pos / KK_PAGE + 1;
+    float *mine = room + team * 8 * 3 * 32 + lane;
+#pragma unroll 1
+    for (int i = kk_bid() + team * (int)gridDim.x; i < HEADS * CHUNKS; i += 2 * (int)gridDim.x) {
+        const int column = i % CHUNKS * 32 + lane, head = i / CHUNKS;
+        const float *part = kk_few_part<D>(t, 0, head, 0);
+        kk_fold all = {-INFINITY, 0, 0};
+#pragma unroll 1
+        for (int from = f.page / KK_SPAN * KK_SPAN; from < end; from += 8 * KK_SPAN) {
+            const int span = from + warp * KK_SPAN;
+            if (span < end) {
+                const kk_fold one = kk_few_span(part, D + 4, column, span, f.page, end, f.page);
+                mine[(warp * 3) * 32] = one.m;
+                mine[(warp * 3 + 1) * 32] = one.l;
+                mine[(warp * 3 + 2) * 32] = one.o;
+            }
+            asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
+            if (warp == 0)
+                for (int k = 0; k < 8 && from + k * KK_SPAN < end; k++)
+                    all.add(mine[(k * 3) * 32], mine[(k * 3 + 1) * 32], mine[(k * 3 + 2) * 32]);
+            asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
+        }
+        if (warp == 0) kk_few_put(t, 0, head * D + column, all);
     }
 }
 

@@ -17,33 +17,29 @@ __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
     return memory + a.shared - KK_MEGA_CHUNK * 64;
 }
 
-template <class S>
-__device__ __forceinline__ void attend_pages(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                             int pos, char *room) {
-    if (l.attend.slot.head_dim == 256)
-        kk_attend_few<256, false>(l.store, l.attend, pos, S::rows(a), room);
-    else
-        kk_attend_few<512, true>(l.store, l.attend, pos, S::rows(a), room);
-}
-
-/* From q, k, v to a row for the output projection. */
-template <class S>
-__device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
+/* From q, k, v of heads of D to a row for the output projection. */
+template <class S, int D>
+__device__ __forceinline__ void attend_heads(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     kk_grid_arrive(a, s);
-    if (l.attend.slot.head_dim == 256)
-        kk_prefetch_few<256>(l.attend, s.pos, S::rows(a));
-    else
-        kk_prefetch_few<512>(l.attend, s.pos, S::rows(a));
+    kk_prefetch_few<D>(l.attend, s.pos, S::rows(a));
     kk_grid_wait(a, s);
-    attend_pages<S>(a, l, s.pos, stage_of(a));
+    kk_attend_few<D, D == 512>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
     kk_feed_until(s, layer, MEGA_EXPERTS);
     kk_grid_sync(a, s);
-    if (l.attend.slot.head_dim == 256)
-        kk_combine_few<256>(l.attend, s.pos, S::rows(a));
+    if (S::ONE)
+        kk_combine_one<D>(l.attend, s.pos, (float *)stage_of(a));
     else
-        kk_combine_few<512>(l.attend, s.pos, S::rows(a));
+        kk_combine_few<D>(l.attend, s.pos, S::rows(a));
     kk_grid_sync(a, s);
+}
+
+template <class S>
+__device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
+    if (s.layer[layer & 1].attend.slot.head_dim == 256)
+        attend_heads<S, 256>(a, s, layer);
+    else
+        attend_heads<S, 512>(a, s, layer);
 }
 
 /* Experts are known: all may be asked for up to the next layer's attention. */
