@@ -655,8 +655,7 @@ inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int 
     int tile = -1, before = 0, items = 0;
     kk_cu_tile info;
     kk_tile_pages pages;
-    for (int at = (int)(threadIdx.x / 32) * blocks + block;;
-         at += KK_ATTEND_WARPS * blocks) {
+    for (int at = (int)(threadIdx.x / 32) * blocks + block;; at += KK_ATTEND_WARPS * blocks) {
         while (at >= before + items) {
             before += items;
             if (++tile >= n_tiles) return;

@@ -45,9 +45,9 @@ __device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int 
 
 template <int D>
 __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, int head, int page) {
-    return t.parts + ((size_t)(row * kk_team<D>::HEADS + head) * (size_t)t.rows.most_pages +
-                      (size_t)page) *
-                         (size_t)(D + 4);
+    return t.parts +
+           ((size_t)(row * kk_team<D>::HEADS + head) * (size_t)t.rows.most_pages + (size_t)page) *
+               (size_t)(D + 4);
 }
 
 /* kk_head_norm, once for heads that are turned and for those that are not (full false): all that
@@ -205,8 +205,9 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
     for (int half = 0; half < kk_team<D>::TILE / 8; half++) {
         const int i = lane / 4 + 8 * half, row = (q0 + i) / kk_team<D>::GROUP;
         if (i >= n || (only >= 0 && row != only)) continue;
-        float *to = kk_few_part<D>(t, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) + 4 + column +
-                    2 * kk_cut<D>::NT * (lane % 4);
+        float *to =
+            kk_few_part<D>(t, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) +
+            4 + column + 2 * kk_cut<D>::NT * (lane % 4);
         *(float2 *)to = make_float2(o[0][2 * half], o[1][2 * half]);
         *(float2 *)(to + kk_cut<D>::NT) = make_float2(o[0][2 * half + 1], o[1][2 * half + 1]);
     }

@@ -85,8 +85,7 @@ __device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_sh
                                                  const kk_cu_mega_layer &l, char *at) {
     if (kk_tid() < KK_WARP) {
         kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         S::EXPERTS, l.expert_scale, 0, S::USED,
-                                         S::EXPERTS);
+                                         S::EXPERTS, l.expert_scale, 0, S::USED, S::EXPERTS);
         kk_list_one(&s.choice, S::USED);
         if (kk_bid() == 0 && kk_tid() < S::USED) {
             a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
@@ -188,8 +187,8 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
     const int warp = kk_tid() / KK_WARP;
     if (warp < a.n_rows)
         kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         a.n_rows * S::EXPERTS, l.expert_scale, warp,
-                                         S::USED, S::EXPERTS);
+                                         a.n_rows * S::EXPERTS, l.expert_scale, warp, S::USED,
+                                         S::EXPERTS);
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = a.n_rows <= 4 ? a.n_rows : 0;
     char *at = stage_of(a), *end = stage_end(a);
@@ -223,8 +222,7 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
     few_experts<S>(a, s, f, layer);
     kk_grid_sync(a, s);
-    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::USED,
-                            S::EXPERT_FFN);
+    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
     kk_grid_sync(a, s);
     const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
     if (mine) kk_mega_tail(a, l, next, s.sums);
@@ -234,7 +232,8 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
 template <class S>
 __device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
     if (kk_bid() < a.n_rows)
-        kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)KK_CU_26B_HIDDEN, s.layer[0].norm_in, s.sums);
+        kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)KK_CU_26B_HIDDEN, s.layer[0].norm_in,
+                     s.sums);
     kk_grid_sync(a, s);
 #pragma unroll 1
     for (int layer = 0; layer < a.n_layer; layer++) few_layer<S>(a, s, f, layer);
@@ -324,8 +323,9 @@ static int units_of(const kk_cu_mega_layer *l) {
 
 /* Each phase begins where the one before left off, for one row; more rows choose more experts. */
 static void set_turns(kk_cu_mega *a, int groups) {
-    const int units[] = {units_of(&a->layer[0]), a->hidden / 16, a->ffn / 8, a->hidden / 16,
-                         a->n_used * (a->expert_ffn / 8), a->hidden / 16};
+    const int units[] = {
+        units_of(&a->layer[0]),          a->hidden / 16, a->ffn / 8, a->hidden / 16,
+        a->n_used * (a->expert_ffn / 8), a->hidden / 16};
     int at = 0;
     for (int i = 0; i < 7; i++) {
         a->turn[i] = at;

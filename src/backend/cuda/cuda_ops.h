@@ -377,7 +377,7 @@ typedef struct {
     /* Set by the launch. */
     int32_t turn[7], part_floats, part_pitch;
     int32_t parts_at, stage_at, shared; /* bytes of shared memory */
-    uint64_t *trace; /* NULL; measurements: clocks at barriers, [mark][block] */
+    uint64_t *trace;                    /* NULL; measurements: clocks at barriers, [mark][block] */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
 bool kk_cu_mega_fits(const kk_cu_mega *a);

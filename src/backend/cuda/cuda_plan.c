@@ -386,13 +386,10 @@ static kk_status run_ropes(const kk_dev *dev, const kk_cuda_op *ops, int32_t n, 
     kk_cu_rope ropes[KK_CU_ROPES];
     for (*used = 0; *used < n && *used < KK_CU_ROPES && ops[*used].kind == KK_CUDA_ROPE; ++*used) {
         const kk_rope_args *a = &ops[*used].a.rope;
-        ropes[*used] = (kk_cu_rope){kk_cuda_f(a->table),
-                                    a->n,
-                                    (const void *)(dev->control + ops[*used].control),
-                                    a->rope.theta,
-                                    a->rope.factor,
-                                    a->rope.n_rot,
-                                    a->rope.head_dim};
+        ropes[*used] = (kk_cu_rope){
+            kk_cuda_f(a->table), a->n,           (const void *)(dev->control + ops[*used].control),
+            a->rope.theta,       a->rope.factor, a->rope.n_rot,
+            a->rope.head_dim};
     }
     KK_CUDA_TRY(kk_cu_run_ropes(kk_cuda_at(dev), ropes, *used), "angles", err);
     return KK_OK;

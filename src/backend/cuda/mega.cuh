@@ -164,7 +164,8 @@ __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end
                                                     int n_rows, int n_in, int skip) {
     enum { AT_ONCE = S::ONE ? 2 : 6 };
     const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in), per = n_in / 8;
-    if (!S::ONE && end - room < (long)n_rows * stride) return kk_acts_at{(const char *)x, n_in * 2, false};
+    if (!S::ONE && end - room < (long)n_rows * stride)
+        return kk_acts_at{(const char *)x, n_in * 2, false};
     const int threads = KK_MEGA_THREADS - skip * KK_WARP, total = n_rows * per;
     const uint32_t to = kk_shared(room);
     const int first = kk_tid() - skip * KK_WARP;
@@ -197,9 +198,8 @@ __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const
 /* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and hi.
  * Of a slot that is not full the rest is read, and left out. */
 template <class S>
-__device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f,
-                                                const char *lo, const char *hi, int n,
-                                                bool near, bool both) {
+__device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f, const char *lo,
+                                                const char *hi, int n, bool near, bool both) {
     constexpr int CHUNK = KK_MEGA_CHUNK;
     const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
 #pragma unroll 1
@@ -451,8 +451,8 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
         const uint16_t y = kk_dbf16(kk_glu_of(kk_mega_sum(part, part_pitch, k, r),
                                               kk_mega_sum(part, part_pitch, 8 + k, r), 0));
         if (EXPERT)
-            a.expert_act[(size_t)s.choice.pair[from + r] * S::EXPERT_FFN +
-                         (unit - e * per) * 8 + k] = y;
+            a.expert_act[(size_t)s.choice.pair[from + r] * S::EXPERT_FFN + (unit - e * per) * 8 +
+                         k] = y;
         else
             a.act[(size_t)r * S::FFN + unit * 8 + k] = y;
     }
@@ -574,7 +574,8 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
                                                    kk_acts_at x, int turn = 0) {
     const int units = kk_mega_units<S>(a, s, layer, PHASE), size = S::sums(a);
 #pragma unroll 1
-    for (int u = kk_mega_first(a, PHASE, kk_mega_group()); u < units; u += kk_mega_stride(), turn++) {
+    for (int u = kk_mega_first(a, PHASE, kk_mega_group()); u < units;
+         u += kk_mega_stride(), turn++) {
         float *to = parts + (kk_mega_group() * 2 + (turn & 1)) * size;
         if (PHASE == MEGA_DOWN)
             kk_mega_pairs_of<S>(a, s, f, to, u, x);

@@ -1,9 +1,10 @@
 /* mega_feed.cuh - where the weights of a forward of few rows lie, and the rings that bring them.
  *
  * Each group of eight warps has a ring of slots in shared memory, a part of each slot for each
- * warp.  A thread beside the group asks for weights, across stages, as far ahead as the rings hold, while norms, attention and
- * barriers go on.  It does so apart from those that work because asking takes as long as memory
- * does: the unit that copies takes only so much at a time, and whoever asks for more stands still.
+ * warp.  A thread beside the group asks for weights, across stages, as far ahead as the ring
+ * holds, while norms, attention and barriers go on.  It is none of those that work because asking
+ * takes as long as memory does: the unit that copies takes only so much at a time, and whoever
+ * asks for more stands still.
  *
  * What is asked for early delays what others need now.  So there is a mark up to which weights may
  * be asked for (until): experts wait for their router, and the output projection until attention
@@ -62,7 +63,9 @@ template <int ROWS> struct kk_mega_of {
         return ONE ? 1 : a.n_logits;
     }
     /* Floats of a row of a unit's sums, and of all its sums. */
-    static __device__ __forceinline__ int pitch(const kk_cu_mega &a) { return ONE ? 2 : a.part_pitch; }
+    static __device__ __forceinline__ int pitch(const kk_cu_mega &a) {
+        return ONE ? 2 : a.part_pitch;
+    }
     static __device__ __forceinline__ int sums(const kk_cu_mega &a) {
         return ONE ? KK_SLICES * 16 * 2 : a.part_floats;
     }
@@ -72,8 +75,8 @@ template <int ROWS> struct kk_mega_of {
 struct kk_mega_shared {
     kk_choice choice;
     kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
-    int pos;                         /* of the first row, where all are one session's */
-    float sums[4][16];               /* of norms */
+    int pos;                   /* of the first row, where all are one session's */
+    float sums[4][16];         /* of norms */
     int until; /* KK_MEGA_PHASES * layer + phase: from here on nothing is asked for yet */
     int marks;
 };
@@ -163,7 +166,9 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* A group's barriers: for each slot that it is full, and that it is empty; and that the slices of a
  * unit are summed. */
-template <class S> struct kk_bars { enum { FULL = 0, EMPTY = S::SLOTS * 8, SUMMED = 2 * EMPTY, BYTES = 64 }; };
+template <class S> struct kk_bars {
+    enum { FULL = 0, EMPTY = S::SLOTS * 8, SUMMED = 2 * EMPTY, BYTES = 64 };
+};
 
 /* Bytes of all rings: slots, then barriers. */
 __host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
@@ -178,7 +183,8 @@ struct kk_ring_at {
 template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(const char *rings, int group) {
     kk_ring_at r;
     r.slots = kk_shared(rings) + group * S::SLOTS * KK_MEGA_SLOT;
-    r.bars = kk_shared(rings) + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
+    r.bars =
+        kk_shared(rings) + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
     return r;
 }
 
