@@ -3,7 +3,7 @@
 # Host code is C like everything else; kernels are CUDA C++.  It carries its own copy of the few
 # core functions it calls, so that it needs nothing of the program that loads it, and the CUDA
 # runtime linked in, so that it needs the driver alone.  It holds code for each chip of
-# CMAKE_CUDA_ARCHITECTURES, and of the last also the intermediate code that newer chips translate.
+# CMAKE_CUDA_ARCHITECTURES, and the intermediate code that newer chips translate.
 
 # `scripts/setup cuda` puts a compiler into .cache/cuda where the system has none.
 if(CMAKE_CUDA_COMPILER)
