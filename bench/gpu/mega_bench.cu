@@ -1,6 +1,6 @@
 /* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
  * the device: milliseconds for 1 to 16 rows at two contexts, and where a layer's time goes.
- * Build: nvcc -O3 -std=c++17 -arch=sm_90 -I src/backend/cuda bench/gpu/mega_bench.cu
+ * Build: nvcc -O3 -std=c++17 -arch=sm_90a -I src/backend/cuda bench/gpu/mega_bench.cu
  *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS] */
 #include <algorithm>
 #include <stdio.h>

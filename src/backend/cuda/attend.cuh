@@ -567,12 +567,6 @@ __device__ __forceinline__ void kk_attend_run(const kk_cu_store &s, const kk_cu_
     default: return;
     }
 }
-__device__ __forceinline__ void kk_attend_stage(const kk_cu_store &s, const kk_cu_attend &a,
-                                                char *room, int block, int blocks) {
-    kk_attend_prepare(s, a, room, block, blocks);
-    kk_attend_run(s, a, room, block, blocks);
-}
-
 /* ---- adding up pages ----------------------------------------------------------------------- */
 
 /* A maximum, a sum and one column. */

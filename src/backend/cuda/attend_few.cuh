@@ -324,9 +324,9 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
     return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
 }
 
-/* This block's share of all pages, heads and tiles of queries: results are left in the parts.  A page
- * is read anew for every tile, because registers are dearer, and new rows are stored by all of its
- * tiles, because none waits for another. */
+/* This block's share of all pages, heads and tiles of queries: results are left in the parts.  A
+ * page is read anew for every tile, because registers are dearer, and new rows are stored by all of
+ * its tiles, because none waits for another. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
                                               int rows, char *room) {
@@ -380,8 +380,8 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
     }
 }
 
-/* The pages of one span, of those that a row sees [first, end): lane k of eight has page k's weights,
- * and all lanes have their column of all pages.  page: the first of the parts. */
+/* The pages of one span, of those that a row sees [first, end): lane k of eight has page k's
+ * weights, and all lanes have their column of all pages.  page0: the first of the parts. */
 __device__ __forceinline__ kk_fold kk_few_span(const float *part, size_t stride, int column,
                                                int span, int first, int end, int page0) {
     const int lane = kk_tid() % 32;

@@ -1,5 +1,6 @@
-/* cuda_layer.c - recognises 26B-A4B's layers of mixed experts among recorded operations, and the head
- * after them, and hands them as a whole to the kernel of mega.cuh.  The same bits as one by one.
+/* cuda_layer.c - recognises 26B-A4B's layers of mixed experts among recorded operations, and the
+ * head after them, and hands them as a whole to the kernel of mega.cuh.  The same bits as one by
+ * one.
  *
  * Rows on their way between its stages lie in scratch of the device, as bf16 where a matrix
  * follows.  The model's own buffers for them (z, gate, up and so on) are not written: within a
@@ -152,6 +153,7 @@ static bool all_plain(const kk_cuda_op *op) {
     const kk_linear_args *qkv = &op[1].a.linear, *gu = &op[7].a.linear;
     for (int32_t i = 0; i < qkv->n; i++)
         if (!plain_bf16(qkv->w[i])) return false;
+    if (qkv->n == 3 && qkv->w[2]->w.n_out != qkv->w[1]->w.n_out) return false;
     return plain_bf16(op[4].a.linear.w[0]) && plain_bf16(gu->w[0]) && plain_bf16(gu->w[1]) &&
            plain_bf16(op[9].a.linear.w[0]) && plain_bf16(op[13].a.experts.gate) &&
            plain_bf16(op[13].a.experts.down) && op[5].a.residual.scale == 1.0f;
@@ -221,8 +223,8 @@ kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         *used += LAYER_OPS;
     if (!m->n_layer) return KK_OK;
     const kk_cuda_op *rest = ops + *used;
-    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) &&
-        rest[2].a.linear.w[0]->w.n_out % 16 == 0) {
+    if (is_head(dev, rest, n - *used, ops[0].a.norm.x) && rest[2].a.linear.n_rows >= 1 &&
+        rest[2].a.linear.n_rows <= m->n_rows && rest[2].a.linear.w[0]->w.n_out % 16 == 0) {
         add_head(dev, m, rest);
         *used += HEAD_OPS;
     }

@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { MEGA_EXPERTS_MOST = 128, ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED };
+enum { ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED };
 
 extern __shared__ __align__(128) char memory[];
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
 template <class S>
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     const int dim = S::HIDDEN;
-    if (!S::ONE) kk_mega_prefetch_router(a, l);
+    if (!S::ONE) kk_mega_prefetch_router(l);
     if (kk_bid() < S::rows(a)) {
         prefetch_row(l.norm_att, dim);
         prefetch_row(l.norm_ffn, dim);
@@ -84,8 +84,8 @@ template <class S>
 __device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_shared &s,
                                                  const kk_cu_mega_layer &l, char *at) {
     if (kk_tid() < KK_WARP) {
-        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         S::EXPERTS, l.expert_scale, 0, S::USED, S::EXPERTS);
+        kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS), S::EXPERTS,
+                                  l.expert_scale, 0, S::USED, S::EXPERTS);
         kk_list_one(&s.choice, S::USED);
         if (kk_bid() == 0 && kk_tid() < S::USED) {
             a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
@@ -97,6 +97,8 @@ __device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_sh
     return x;
 }
 
+/* Whatever other blocks wrote is read past the near cache here (__ldcg): barriers of one row do not
+ * empty it. */
 template <class S>
 __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                           int layer) {
@@ -186,9 +188,8 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const int warp = kk_tid() / KK_WARP;
     if (warp < a.n_rows)
-        kk_choose_row<MEGA_EXPERTS_MOST>(&s.choice, a.logits, kk_slices(S::router_steps(a)),
-                                         a.n_rows * S::EXPERTS, l.expert_scale, warp, S::USED,
-                                         S::EXPERTS);
+        kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS),
+                                  a.n_rows * S::EXPERTS, l.expert_scale, warp, S::USED, S::EXPERTS);
     /* Few rows are chosen for by warps that need not stage. */
     const int skip = a.n_rows <= 4 ? a.n_rows : 0;
     char *at = stage_of(a), *end = stage_end(a);
@@ -303,7 +304,8 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
 bool kk_cu_mega_fits(const kk_cu_mega *a) {
     return a->hidden == KK_CU_26B_HIDDEN && a->ffn == KK_CU_26B_FFN &&
            a->expert_ffn == KK_CU_26B_EXPERT_FFN && a->n_expert == KK_CU_26B_EXPERTS &&
-           a->n_used == KK_CU_26B_USED && a->expert_strips == 2 * KK_CU_26B_EXPERT_FFN / 8 &&
+           a->n_used == KK_CU_26B_USED && a->router_steps == KK_CU_26B_HIDDEN / KK_STEP &&
+           a->expert_strips == 2 * KK_CU_26B_EXPERT_FFN / 8 &&
            a->down_strips == KK_CU_26B_HIDDEN / 8 && a->n_rows <= KK_CU_ROWS;
 }
 
@@ -314,7 +316,8 @@ bool kk_cu_mega_takes(const kk_cu_mega_layer *l) {
     return s->format == KK_CU_BF16 && s->head_dim == (s->k_eq_v ? 512 : 256) &&
            s->n_kv_head == (s->k_eq_v ? 2 : 8) && t->n_head == KK_CU_26B_HEADS && !t->sink &&
            !t->block && t->rows.tiles == 1 && t->n_rot && t->n_rot % 4 == 0 && !l->store.v_raw &&
-           l->store.k && l->att_width == width && l->q_strips * 8 == width;
+           l->store.k && l->att_width == width && l->q_strips * 8 == width &&
+           l->kv_strips * 8 == s->n_kv_head * s->head_dim;
 }
 
 static int units_of(const kk_cu_mega_layer *l) {
@@ -338,7 +341,8 @@ typedef void (*mega_fn)(kk_cu_mega);
 static const mega_fn kernels[] = {mega_kernel<1>, mega_kernel<8>, mega_kernel<16>};
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
-    const bool one = a->n_rows == 1 && a->router_steps == KK_CU_26B_HIDDEN / KK_STEP;
+    /* One row has stages of its own where every piece of the router has a block. */
+    const bool one = a->n_rows == 1 && at.sms >= KK_CU_26B_EXPERTS / 8 * KK_SLICES;
     const mega_fn kernel = kernels[one ? 0 : a->n_rows <= ROWS_LOW ? 1 : 2];
     const int slots = one ? kk_mega_of<1>::SLOTS : kk_mega_of<8>::SLOTS;
     cudaFuncAttributes fa;

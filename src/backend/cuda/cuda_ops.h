@@ -356,8 +356,9 @@ typedef struct {
 /* Layers of mixed experts with the sizes above, one session's rows, K/V in bf16; then perhaps the
  * head. */
 typedef struct {
-    int32_t n_layer, n_rows, hidden, ffn, expert_ffn, n_expert, n_used, router_steps;
-    int32_t expert_strips, down_strips; /* of one expert's matrices */
+    int32_t n_layer, n_rows;
+    /* For kk_cu_mega_fits alone; strips are of one expert's matrices. */
+    int32_t hidden, ffn, expert_ffn, n_expert, n_used, router_steps, expert_strips, down_strips;
     float eps;
     float *x;               /* [n_rows][hidden], replaced by the last layer's output */
     float *y, *dense, *moe; /* [n_rows][hidden], scratch */
@@ -380,6 +381,7 @@ typedef struct {
     uint64_t *trace;                    /* NULL; measurements: clocks at barriers, [mark][block] */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
+/* Whether the sizes are those, and whether a layer is of that kind: the kernel does not look. */
 bool kk_cu_mega_fits(const kk_cu_mega *a);
 bool kk_cu_mega_takes(const kk_cu_mega_layer *l);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);

@@ -444,8 +444,8 @@ cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a) {
     return kk_launch(at, skim_kernel, *a, (unsigned)(at.sms * 8), 512, 0);
 }
 
-/* The kernels around a forward of few rows leave the chip's shared memory as it needs it: dividing it
- * anew takes time, twice a token. */
+/* The kernels around a forward of few rows leave the chip's shared memory as it needs it: dividing
+ * it anew takes time, twice a token. */
 cudaError_t kk_cu_setup_rows(void) {
     const void *around[] = {(const void *)bring_kernel, (const void *)ropes_kernel,
                             (const void *)embed_kernel, (const void *)choose_rows_kernel};

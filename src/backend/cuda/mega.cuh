@@ -20,7 +20,7 @@
  * of K each, so that sums are those of every other kernel here (arith.cuh).
  *
  *   QKV     q, k, v of the normed rows
- *   ...     rows stored, attention by page, pages merged           (attend.cuh)
+ *   ...     rows stored, attention by page, pages merged           (attend_few.cuh)
  *   OUT     the output projection
  *   ...     residual, three norms                       (a block per row, or all for one)
  *   GATE    the router; gate and up of the dense part
@@ -65,8 +65,8 @@ __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared
         a.trace[(size_t)s.marks++ * gridDim.x + (size_t)kk_bid()] = (uint64_t)clock64();
 }
 
-/* Barriers of all blocks, in two halves.  A warp that does nothing else (the porter) tells the other
- * blocks and waits for them. */
+/* Barriers of all blocks, in two halves.  A warp that does nothing else (the porter) tells the
+ * other blocks and waits for them. */
 __device__ __forceinline__ void kk_grid_arrive(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_mark(a, s);
     asm volatile("bar.arrive 3, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
@@ -89,8 +89,8 @@ __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_
         ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
 
-/* The porter's part: `n` barriers, `per` of them in a layer, `before` before the first.  At the first
- * of a layer it fetches the next one's pointers. */
+/* The porter's part: `n` barriers, `per` of them in a layer, `before` before the first.  At the
+ * first of a layer it fetches the next one's pointers. */
 template <class S>
 __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shared &s, int n,
                                                int per, int before) {
@@ -124,7 +124,8 @@ __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shar
     }
 }
 
-/* The count is left at 0 for the next launch: the last block to come does it.  n: barriers before. */
+/* The count is left at 0 for the next launch: the last block to come does it.  n: barriers so
+ * far. */
 __device__ __forceinline__ void kk_grid_leave(const kk_cu_mega &a, kk_mega_shared &s, int n) {
     kk_sync();
     if (kk_tid() == 0) {
@@ -158,7 +159,7 @@ struct kk_acts_at {
 };
 
 /* Stages rows at room and moves it on, if they fit before `end`.  The first `skip` warps have
- * something else to do.  One row's pieces are not read side by side with another's: no padding. */
+ * something else to do.  One row always fits, and needs no padding: nothing is read beside it. */
 template <class S>
 __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end, const uint16_t *x,
                                                     int n_rows, int n_in, int skip) {
@@ -195,8 +196,8 @@ __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const
     kk_mma(c, one.z, two.z, one.w, two.w, x.z, x.w);
 }
 
-/* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and hi.
- * Of a slot that is not full the rest is read, and left out. */
+/* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and
+ * hi on.  Of a slot that is not full the rest is read, and left out. */
 template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f, const char *lo,
                                                 const char *hi, int n, bool near, bool both) {
@@ -335,8 +336,8 @@ __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x
     kk_mega_put(a.z1 + (size_t)kk_bid() * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
-/* The same for one row, by every block for itself: what the dense part and the experts take, and the
- * slice that this block's piece of the router does, go to its shared memory.  The row itself is
+/* The same for one row, by every block for itself: what the dense part and the experts take, and
+ * the slice that this block's piece of the router does, go to its shared memory.  The row itself is
  * read from one place and written to another, by one block, because others may still be reading.
  * Weights are asked for before the barrier. */
 template <class S>
@@ -536,7 +537,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
     kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.near, r.n > 8);
-    kk_feed_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
+    kk_feed_skip<S>(f, kk_mega_slots(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
         *(float2 *)at = make_float2(c[0], c[1]);
@@ -556,7 +557,7 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
         if (e >= s.choice.n_active) {
-            kk_feed_skip<S>(f, kk_mega_slots<S>(steps, true));
+            kk_feed_skip<S>(f, kk_mega_slots(steps, true));
             break;
         }
         const kk_mega_rows r = kk_mega_rows_of<S, MEGA_DOWN>(a, s, unit, e, x);
@@ -597,15 +598,14 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
 /* ---- the router --------------------------------------------------------------------------- */
 
 /* Its weights come straight from memory: a stage ahead they are asked into the cache. */
-__device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
-                                                        const kk_cu_mega_layer &l) {
-    const int slices = kk_slices(a.router_steps), pieces = slices * (KK_CU_26B_EXPERTS / 8);
+__device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega_layer &l) {
+    const int steps = KK_CU_26B_HIDDEN / KK_STEP, slices = kk_slices(steps);
+    const int pieces = slices * (KK_CU_26B_EXPERTS / 8);
     for (int p = kk_bid(); p < pieces; p += (int)gridDim.x) {
-        const int from = kk_slice(a.router_steps, p % slices);
-        const int n =
-            (kk_slice(a.router_steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
-        const char *w = (const char *)l.router +
-                        ((size_t)(p / slices) * (size_t)a.router_steps + (size_t)from) * 512;
+        const int from = kk_slice(steps, p % slices);
+        const int n = (kk_slice(steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
+        const char *w =
+            (const char *)l.router + ((size_t)(p / slices) * (size_t)steps + (size_t)from) * 512;
         if (kk_tid() < n) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + kk_tid() * 128));
     }
 }
@@ -614,12 +614,12 @@ __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega &a,
  * memory: spread over the chip, because everything waits for it.  out[slice][row][expert]. */
 template <class S>
 __device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
-    const int slices = kk_slices(S::router_steps(a));
+    const int slices = kk_slices(S::ROUTER_STEPS);
     if (kk_tid() / KK_WARP != KK_MEGA_WARPS - 1) return;
 #pragma unroll 1
     for (int p = kk_bid(); p < slices * (S::EXPERTS / 8); p += (int)gridDim.x)
         kk_router_piece<S::HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, S::HIDDEN,
-                                 S::EXPERTS, S::router_steps(a), p / slices, p % slices);
+                                 S::EXPERTS, S::ROUTER_STEPS, p / slices, p % slices);
 }
 
 /* One row: this block's piece, on its way to shared memory. */

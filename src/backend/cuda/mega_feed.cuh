@@ -54,10 +54,7 @@ template <int ROWS> struct kk_mega_of {
     static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
     static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
     static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
-    /* A router may have several planes, but not where one row has its own stages. */
-    static __device__ __forceinline__ int router_steps(const kk_cu_mega &a) {
-        return ONE ? KK_CU_26B_HIDDEN / 32 : a.router_steps;
-    }
+    static constexpr int ROUTER_STEPS = HIDDEN / KK_STEP;
     static __device__ __forceinline__ int rows(const kk_cu_mega &a) { return ONE ? 1 : a.n_rows; }
     static __device__ __forceinline__ int logits(const kk_cu_mega &a) {
         return ONE ? 1 : a.n_logits;
@@ -203,17 +200,6 @@ __device__ __forceinline__ void kk_bar_wait(uint32_t bar, uint32_t parity) {
                  : "memory");
 #endif
 }
-__device__ __forceinline__ bool kk_bar_passed(uint32_t bar, uint32_t parity) {
-    uint32_t passed = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(passed)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-#endif
-    return passed;
-}
 
 /* By one thread, for all rings. */
 template <class S> __device__ __forceinline__ void kk_rings_open(const char *rings) {
@@ -284,7 +270,7 @@ __device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int 
 }
 
 /* Slots of a unit: as many for all warps of a group as the one with most steps needs. */
-template <class S> __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
+__device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
     const int most = down || steps < KK_SHORT_STEPS ? steps : (steps + KK_SLICES - 1) / KK_SLICES;
     return (most + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK;
 }
@@ -300,8 +286,8 @@ template <class S> __device__ __forceinline__ void kk_feed_skip(kk_feed &f, int 
 
 /* ---- asking ------------------------------------------------------------------------------- */
 
-/* n steps of two strips into a warp's part of a slot.  They are read once: what is used again should
- * stay in the cache instead. */
+/* n steps of two strips into a warp's part of a slot.  They are read once: what is used again
+ * should stay in the cache instead. */
 __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *one,
                                        const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
@@ -352,7 +338,7 @@ template <class S> __device__ __forceinline__ void kk_ask_end(kk_asker &k) {
 /* A unit's slices. */
 template <class S>
 __device__ __forceinline__ void kk_ask_slices(kk_asker &k, kk_mega_strips_at w, int steps) {
-    const int slots = kk_mega_slots<S>(steps, false);
+    const int slots = kk_mega_slots(steps, false);
 #pragma unroll 1
     for (int j = 0; j < slots; j++) {
         uint32_t to = kk_ask_begin<S>(k);
@@ -371,7 +357,7 @@ __device__ __forceinline__ void kk_ask_slices(kk_asker &k, kk_mega_strips_at w, 
 template <class S>
 __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
                                                const kk_mega_shared &s, int layer, int unit) {
-    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots<S>(steps, true);
+    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots(steps, true);
 #pragma unroll 1
     for (int e = 0; e < s.choice.n_active; e += KK_SLICES) {
 #pragma unroll 1
