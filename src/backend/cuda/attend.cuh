@@ -569,6 +569,24 @@ __device__ __forceinline__ void kk_attend_run(const kk_cu_store &s, const kk_cu_
 }
 /* ---- adding up pages ----------------------------------------------------------------------- */
 
+/* Lane k of every eight has the maximum of page k of a span: the maximum so far, what the sums before
+ * the page are multiplied with, and the page's own. */
+struct kk_span_scan {
+    float top, keep, by;
+};
+
+__device__ __forceinline__ kk_span_scan kk_scan_span(float m, int lane) {
+    float top = m;
+#pragma unroll
+    for (int k = 1; k < KK_SPAN; k *= 2) {
+        const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
+        if (lane % KK_SPAN >= k) top = fmaxf(top, up);
+    }
+    float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
+    if (lane % KK_SPAN == 0) before = -INFINITY;
+    return {top, kk_dexp(__fsub_rn(before, top)), kk_dexp(__fsub_rn(m, top))};
+}
+
 /* A maximum, a sum and one column. */
 struct kk_fold {
     float m, l, o;
@@ -610,15 +628,8 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
         };
         float o[KK_SPAN], next[KK_SPAN];
         load(o, 0);
-        float top = ml.x; /* so far, within the span */
-#pragma unroll
-        for (int k = 1; k < KK_SPAN; k *= 2) {
-            const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
-            if (lane % KK_SPAN >= k) top = fmaxf(top, up);
-        }
-        float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
-        if (lane % KK_SPAN == 0) before = -INFINITY;
-        const float a = kk_dexp(__fsub_rn(before, top)), b = kk_dexp(__fsub_rn(ml.x, top));
+        const kk_span_scan scan = kk_scan_span(ml.x, lane);
+        const float top = scan.top, a = scan.keep, b = scan.by;
 #pragma unroll 1
         for (int k = 0; k < 32 && mask >> k; k += KK_SPAN) {
             if (k + KK_SPAN < 32) load(next, k + KK_SPAN);

@@ -395,20 +395,12 @@ __device__ __forceinline__ kk_fold kk_few_span(const float *part, size_t stride,
         const int page = min(max(span + k, first), end - 1) - page0;
         o[k] = __ldcg(part + (size_t)page * stride + 4 + column);
     }
-    float top = ml.x; /* so far */
-#pragma unroll
-    for (int k = 1; k < KK_SPAN; k *= 2) {
-        const float up = __shfl_up_sync(0xffffffffu, top, k, KK_SPAN);
-        if (lane % KK_SPAN >= k) top = fmaxf(top, up);
-    }
-    float before = __shfl_up_sync(0xffffffffu, top, 1, KK_SPAN);
-    if (lane % KK_SPAN == 0) before = -INFINITY;
-    const float keep = kk_dexp(__fsub_rn(before, top)), by = kk_dexp(__fsub_rn(ml.x, top));
-    kk_fold one = {__shfl_sync(0xffffffffu, top, KK_SPAN - 1), 0, 0};
+    const kk_span_scan scan = kk_scan_span(ml.x, lane);
+    kk_fold one = {__shfl_sync(0xffffffffu, scan.top, KK_SPAN - 1), 0, 0};
 #pragma unroll
     for (int k = 0; k < KK_SPAN; k++) {
-        const float a = __shfl_sync(0xffffffffu, keep, k);
-        const float b = __shfl_sync(0xffffffffu, by, k);
+        const float a = __shfl_sync(0xffffffffu, scan.keep, k);
+        const float b = __shfl_sync(0xffffffffu, scan.by, k);
         const float l = __shfl_sync(0xffffffffu, ml.y, k);
         if (span + k < first || span + k >= end) continue;
         one.l = __fmaf_rn(l, b, __fmul_rn(one.l, a));

@@ -77,6 +77,14 @@ __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_m
     if (next) prefetch_row(next, dim);
 }
 
+/* The choice, for whoever asks which experts were taken. */
+template <class S>
+__device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_shared &s) {
+    if (kk_bid() != 0 || kk_tid() >= S::rows(a) * S::USED) return;
+    a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
+    a.weight[kk_tid()] = s.choice.weight[kk_tid()];
+}
+
 /* ---- one row ------------------------------------------------------------------------------ */
 
 /* The experts, by one warp, while the others stage what the dense second matrix takes. */
@@ -87,10 +95,7 @@ __device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_sh
         kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS), S::EXPERTS,
                                   l.expert_scale, 0, S::USED, S::EXPERTS);
         kk_list_one(&s.choice, S::USED);
-        if (kk_bid() == 0 && kk_tid() < S::USED) {
-            a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
-            a.weight[kk_tid()] = s.choice.weight[kk_tid()];
-        }
+        tell_choice<S>(a, s);
     }
     const kk_acts_at x = kk_mega_stage<S>(at, NULL, a.act, 1, S::FFN, 1);
     kk_sync();
@@ -196,10 +201,7 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
     const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::FFN, skip);
     const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
     kk_list_rows(&s.choice, a.n_rows, S::USED);
-    if (kk_bid() == 0 && kk_tid() < a.n_rows * S::USED) {
-        a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
-        a.weight[kk_tid()] = s.choice.weight[kk_tid()];
-    }
+    tell_choice<S>(a, s);
     routed(a, s, layer);
     prefetch_tail<S>(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     kk_sync();
