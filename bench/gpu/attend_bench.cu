@@ -1,9 +1,8 @@
 /* attend_bench.cu - attention alone on the GPU, in the shapes of 26B-A4B: decoding rows at several
- * contexts, as kernels and as stages of one persistent kernel, and a prompt.
+ * contexts, and a prompt.
  *
  * Every layer has pages of its own, so that nothing but what a layer reads twice comes from the
- * cache.  The stages must give the kernels' bits, stored rows included; the program says so and
- * fails otherwise.  Built with cuda_attend.cu and cuda_attend_tiles.cu:
+ * cache.  Built with cuda_attend.cu and cuda_attend_tiles.cu:
  *   nvcc -O3 -arch=sm_90 -Isrc/backend/cuda bench/gpu/attend_bench.cu src/backend/cuda/cuda_attend*.cu
  *   attend_bench [check]     check: small, for sanitizers */
 #include <algorithm>
@@ -23,8 +22,6 @@
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
-
-static int failures;
 
 struct shape {
     const char *name;
@@ -181,59 +178,6 @@ static void by_kernels(const kk_cu_at &at, const layers &l, bool stores) {
     }
 }
 
-__device__ void grid_barrier(unsigned *count, unsigned target) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(count, 1);
-        while (*(volatile unsigned *)count < target) {
-        }
-        __threadfence();
-    }
-    __syncthreads();
-}
-
-__global__ void __launch_bounds__(512, 1)
-    stages_kernel(const __grid_constant__ layers l, unsigned *count) {
-    extern __shared__ __align__(16) char room[];
-    __shared__ kk_cu_store s[2];
-    __shared__ kk_cu_attend a[2];
-    __shared__ kk_cu_tile tile;
-    const int block = (int)blockIdx.x, blocks = (int)gridDim.x;
-    unsigned turn = 0;
-    /* The next layer's pages are found and asked for while others still work on this one. */
-    const auto prepare = [&](int i) {
-        if (threadIdx.x == 0) {
-            s[i % 2] = l.s;
-            a[i % 2] = l.a;
-            s[i % 2].rows.pages += i * l.pages;
-            a[i % 2].rows.pages += i * l.pages;
-            if (l.a.n_tiles == 1) a[i % 2].rows.tile = &tile;
-        }
-        __syncthreads();
-        kk_attend_prepare(s[i % 2], a[i % 2], room, block, blocks);
-    };
-    if (threadIdx.x == 0) tile = l.s.rows.tile[0];
-    prepare(0);
-    for (int i = 0; i < l.n; i++) {
-        kk_attend_run(s[i % 2], a[i % 2], room, block, blocks);
-        if (i + 1 < l.n) prepare(i + 1);
-        grid_barrier(count, ++turn * gridDim.x);
-        kk_combine_stage(a[i % 2], block, blocks);
-        grid_barrier(count, ++turn * gridDim.x);
-    }
-}
-
-__global__ void __launch_bounds__(512, 1) barriers_kernel(int n, unsigned *count) {
-    for (int i = 1; i <= n; i++) grid_barrier(count, i * gridDim.x);
-}
-
-static void by_stages(const kk_cu_at &at, const layers &l, unsigned *count) {
-    MUST(cudaMemsetAsync(count, 0, 4, at.stream));
-    stages_kernel<<<at.sms, 512, KK_ATTEND_ROOM, at.stream>>>(l, count);
-    MUST(cudaGetLastError());
-}
-
 template <class F> static double microseconds(const kk_cu_at &at, F run) {
     cudaEvent_t from, to;
     std::vector<float> times;
@@ -252,62 +196,18 @@ template <class F> static double microseconds(const kk_cu_at &at, F run) {
     return times[times.size() / 2] * 1e3;
 }
 
-/* ---- checks --------------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
-static std::vector<uint8_t> bytes_of(const void *p, size_t n) {
-    std::vector<uint8_t> v(n);
-    MUST(cudaMemcpy(v.data(), p, n, cudaMemcpyDeviceToHost));
-    return v;
-}
-
-/* The stages against the kernels: outputs and stored rows. */
-static void compare(const kk_cu_at &at, bench &b, unsigned *count, int rows) {
-    const size_t out = (size_t)rows * b.l.a.bf16_pitch * 2, q = out * 2;
-    const size_t pages = b.n_pages * b.page_bytes;
-    MUST(cudaMemset(b.l.a.out_bf16, 0xff, out));
-    by_stages(at, b.l, count);
-    MUST(cudaStreamSynchronize(at.stream));
-    const auto got = bytes_of(b.l.a.out_bf16, out), stored = bytes_of(b.pages_at, pages);
-    float *raw = device<float>(q / 4);
-    MUST(cudaMemcpy(raw, b.l.s.q, q, cudaMemcpyDeviceToDevice));
-    MUST(cudaMemset(b.l.a.out_bf16, 0xff, out));
-    fill_bf16<<<1024, 256>>>((uint16_t *)b.pages_at, pages / 2, 7);
-    MUST(cudaDeviceSynchronize());
-    for (int i = 0; i < b.l.n; i++) { /* storing norms q in place */
-        layers one = b.l;
-        one.n = 1;
-        one.s.rows.pages += i * b.l.pages;
-        one.a.rows.pages += i * b.l.pages;
-        MUST(cudaMemcpyAsync(b.l.s.q, raw, q, cudaMemcpyDeviceToDevice, at.stream));
-        kk_cu_at plain = at;
-        plain.early = false;
-        by_kernels(plain, one, true);
-    }
-    MUST(cudaStreamSynchronize(at.stream));
-    const bool same = got == bytes_of(b.l.a.out_bf16, out);
-    const bool kept = stored == bytes_of(b.pages_at, pages);
-    bool finite = true;
-    for (size_t i = 1; i < got.size(); i += 2)
-        finite = finite && ((got[i] & 0x7f) != 0x7f || !(got[i - 1] & 0x80));
-    if (!same || !kept || !finite) {
-        failures++;
-        printf("  FAIL %s, %d rows: stages %s, stored rows %s, %s\n", b.sh.name, rows,
-               same ? "same" : "differ", kept ? "same" : "differ",
-               finite ? "finite" : "not finite");
-    }
-    MUST(cudaMemcpy(b.l.s.q, raw, q, cudaMemcpyDeviceToDevice));
-    cudaFree(raw);
-}
-
-static void decode(const kk_cu_at &at, const shape &sh, int rows, int context, unsigned *count,
-                   bool small) {
+static void decode(const kk_cu_at &at, const shape &sh, int rows, int context, bool small) {
     const double bytes = (double)std::min(context, sh.window ? sh.window + rows : context) *
                          sh.n_kv * sh.d * 2 * (sh.k_eq_v ? 1 : 2);
     int n_layers = (int)(400e6 / bytes);
     n_layers = small ? 2 : n_layers > LAYERS_MOST ? LAYERS_MOST : n_layers < 2 ? 2 : n_layers;
     bench b = make(sh, rows, context, n_layers, rows);
-    compare(at, b, count, rows);
-    if (!small) {
+    if (small) {
+        by_kernels(at, b.l, true);
+        MUST(cudaStreamSynchronize(at.stream));
+    } else {
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         MUST(cudaStreamBeginCapture(at.stream, cudaStreamCaptureModeThreadLocal));
@@ -317,10 +217,8 @@ static void decode(const kk_cu_at &at, const shape &sh, int rows, int context, u
         const double kernels = microseconds(at, [&] { MUST(cudaGraphLaunch(exec, at.stream)); });
         cudaGraphExecDestroy(exec);
         cudaGraphDestroy(graph);
-        const double stages = microseconds(at, [&] { by_stages(at, b.l, count); });
-        printf(
-            "%-8s %2d rows at %5d: kernels %6.2f us, stages %6.2f us a layer (%.2f us of bytes)\n",
-            sh.name, rows, context, kernels / n_layers, stages / n_layers, bytes / 4.5e6);
+        printf("%-8s %2d rows at %5d: %6.2f us a layer (%.2f us of bytes)\n", sh.name, rows, context,
+               kernels / n_layers, bytes / 4.5e6);
     }
     drop(b);
 }
@@ -346,12 +244,11 @@ int main(int argc, char **argv) {
     MUST(cudaStreamCreate(&at.stream));
     at.sms = device_sms;
     at.early = !small;
-    unsigned *count = device<unsigned>(1);
     static const int rows[] = {1, 8, 16}, contexts[] = {1238, 3238, 32768};
     if (small) {
         for (int r : {1, 5, 16}) {
-            decode(at, sliding, r, 130 + r, count, true);
-            decode(at, full, r, 130 + r, count, true);
+            decode(at, sliding, r, 130 + r, true);
+            decode(at, full, r, 130 + r, true);
         }
         prompt(at, sliding, 70, 150);
         prompt(at, full, 70, 150);
@@ -359,17 +256,11 @@ int main(int argc, char **argv) {
         for (const shape *sh : {&sliding, &full})
             for (int c : contexts)
                 for (int r : rows)
-                    if (sh == &full || c < 32768) decode(at, *sh, r, c, count, false);
-        const double barriers = microseconds(at, [&] {
-            MUST(cudaMemsetAsync(count, 0, 4, at.stream));
-            barriers_kernel<<<at.sms, 512, 0, at.stream>>>(200, count);
-        });
-        printf("two barriers of the stages: %.2f us\n", barriers / 100);
+                    if (sh == &full || c < 32768) decode(at, *sh, r, c, false);
         const double s = prompt(at, sliding, 3238, 3238), f = prompt(at, full, 3238, 3238);
         printf("a prompt of 3238 through 25 and 5 layers: %.2f ms\n", (25 * s + 5 * f) / 1e3);
         prompt(at, full, 2048, 32768);
         prompt(at, full, 2048, 131072);
     }
-    printf("%d failures\n", failures);
-    return failures != 0;
+    return 0;
 }

@@ -71,14 +71,13 @@ template <int D> struct kk_cut {
  * page's first. */
 struct kk_unit {
     uint8_t *mem;        /* the page; NULL: there are no more units */
-    uint64_t any, fresh; /* keys that some row sees, and that this forward stores */
+    uint64_t any;        /* keys that some row sees */
     int base;            /* the page's first position */
     int tile, index, kv; /* index: of the page among the tile's */
     int row, rows;       /* of the forward; of the tile, those done now */
     int pos, end;        /* of the first row, or of the group and its end where rows are a block */
     int m_from, m_to;    /* tiles of queries */
-    int fresh_from, fresh_to, fresh_row; /* keys, and the row of key 0 */
-    bool mixed;                          /* some keys are seen by some rows only */
+    bool mixed;          /* some keys are seen by some rows only */
 
     __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
         return kk_seen(kk_sight_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
@@ -90,8 +89,8 @@ static_assert(sizeof(kk_unit) <= 96, "units fit their room");
 /* One warp finds the block's next units: a lane each, `from` and every blocks-th after it.  Tiles
  * come in turn; in a tile page, share of the queries, K/V head.  Queries are shared out where
  * there are fewer pages than blocks. */
-inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, bool stores, kk_unit *to,
-                                                  int from, int blocks) {
+inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit *to, int from,
+                                                  int blocks) {
     const int lane = threadIdx.x % 32, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
     int total = 0;
     for (int i = 0; i < a.n_tiles; i++)
@@ -125,10 +124,6 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, bool st
         const kk_sight last = kk_sight_of(a, info, a.first_row + u.rows - 1);
         u.any = kk_seen({last.sink, first.from, last.to}, u.base);
         u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
-        u.fresh_row = info.row + (u.base - (int)info.pos);
-        u.fresh_from = kk_clip((int)info.group_pos, u.base);
-        u.fresh_to = kk_clip((int)info.group_end, u.base);
-        u.fresh = stores ? kk_keys((int)info.group_pos, (int)info.group_end, u.base) : 0;
         break;
     }
     if (lane < KK_UNITS) to[lane] = u;
@@ -270,34 +265,8 @@ __device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
 
 /* ---- a unit -------------------------------------------------------------------------------- */
 
-/* Stores the session's new rows of a page, K and V of one head: a warp per row of either. */
-template <int D, bool EQ>
-__device__ __noinline__ void kk_store_fresh(const kk_cu_store &s, const kk_unit &u) {
-    const int kinds = EQ ? 1 : 2, warp = threadIdx.x / 32;
-    for (int i = warp; i < (u.fresh_to - u.fresh_from) * kinds; i += KK_ATTEND_WARPS) {
-        const bool value = EQ || i % 2;
-        const int j = u.fresh_from + i / kinds;
-        const size_t row = (size_t)(u.fresh_row + j);
-        const size_t at = (row * (size_t)s.slot.n_kv_head + (size_t)u.kv) * D;
-        kk_head<D> h = kk_head_load<D>((value && s.v ? s.v : s.k) + at);
-        if (!value)
-            kk_head_norm<D, true>(h, s.k_norm, s.rope_rows + row * 2 * (size_t)s.n_rot, s.n_rot,
-                                  s.eps);
-        else if (!s.v_raw)
-            kk_head_norm<D, false>(h, NULL, NULL, 0, s.eps);
-        uint8_t *base =
-            u.mem + (value ? s.slot.v_off : s.slot.k_off) + (size_t)u.kv * s.slot.head_bytes;
-        kk_put(s.slot, base, j, D, [&](int k) { return h.v[k]; });
-    }
-}
-
-/* q of one query, as it was stored (FUSED: to be normed and turned), rounded to shared memory. */
-template <int D, bool FUSED>
-__device__ __forceinline__ void kk_query_stage(char *to, kk_head<D> &h, const kk_cu_store &s,
-                                               int row) {
-    if (FUSED)
-        kk_head_norm<D, true>(h, s.q_norm, s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot,
-                              s.eps);
+/* q of one query, rounded to shared memory. */
+template <int D> __device__ __forceinline__ void kk_query_stage(char *to, const kk_head<D> &h) {
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         *(uint16_t *)(to + (threadIdx.x % 32 + 32 * i) * 2) = kk_dbf16(h.v[i]);
@@ -423,9 +392,9 @@ struct kk_attend_room {
     }
 };
 
-template <int D, bool EQ, bool BF16, bool FUSED>
-__device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu_attend &a,
-                                               const kk_attend_room &room, const kk_unit &u) {
+template <int D, bool EQ, bool BF16>
+__device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_attend_room &room,
+                                               const kk_unit &u) {
     using cut = kk_cut<D>;
     /* Registers do not hold all of a wide head beside a query that is being made ready: its values
      * come after that, once for each tile of queries, and from near by where K = V. */
@@ -438,15 +407,10 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     const uint8_t *keys = head + (EQ ? a.slot.v_off : a.slot.k_off);
     const uint8_t *values = head + a.slot.v_off;
     const int queries = u.rows * group, base = u.base;
-    const float *q_from = FUSED ? s.q : a.q;
-    if (FUSED && u.fresh) {
-        kk_store_fresh<D, EQ>(s, u);
-        kk_sync();
-    }
     /* This warp's query, now and in the next tile; some query where it has none. */
     int q = min(u.m_from * 16 + warp, queries - 1);
     int row = q / group, q_head = u.kv * group + q % group;
-    kk_head<D> raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+    kk_head<D> raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
     uint4 k[cut::STEPS];
     uint32_t v[16][cut::NW];
     const bool scores = chain < cut::CHAINS;
@@ -456,12 +420,12 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     for (int m = u.m_from; m < u.m_to; m++) {
         const int q0 = m * 16, n = min(16, queries - q0), now = row;
         if (LATE && m > u.m_from)
-            raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+            raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
         float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
         if (warp < n) {
             part = kk_part(a, u.tile, row, q_head, u.index);
             if (lane == 0) parts[warp] = part;
-            kk_query_stage<D, FUSED>(room.q + warp * cut::PITCH, raw, s, u.row + row);
+            kk_query_stage<D>(room.q + warp * cut::PITCH, raw);
         }
         if (EQ && BF16 && scores && m == u.m_from) kk_rebuild_key<D>(k, a, base, u.end, chain, j);
         if (LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
@@ -469,8 +433,7 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
             q = min(q0 + 16 + warp, queries - 1);
             row = q / group;
             q_head = u.kv * group + q % group;
-            if (!LATE)
-                raw = kk_head_load<D>(q_from + ((u.row + row) * n_head + q_head) * (size_t)D);
+            if (!LATE) raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
         }
         kk_sync();
         kk_page_scores<D>(room.score, k, room.q, n, a.scale);
@@ -494,39 +457,40 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_store &s, const kk_cu
     kk_sync(); /* q, scores and parts are free for the next unit */
 }
 
-template <int D, bool EQ, bool BF16, bool FUSED>
-__device__ __noinline__ void kk_attend_units(const kk_cu_store &s, const kk_cu_attend &a,
-                                             char *shared, int block, int blocks) {
+template <int D, bool EQ, bool BF16>
+__device__ __noinline__ void kk_attend_units(const kk_cu_attend &a, char *shared, int block,
+                                             int blocks) {
     const kk_attend_room room(shared);
     for (int from = block;;) {
         bool more = true;
         for (int i = 0; i < KK_UNITS && more; i++) {
             const kk_unit &u = room.units[i];
             more = u.mem != NULL;
-            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16, FUSED>(s, a, room, u);
+            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16>(a, room, u);
         }
         kk_sync(); /* all have read the units: they may be found anew */
         if (!more) return;
         from += KK_UNITS * blocks;
-        if (threadIdx.x < 32) kk_find_units(a, FUSED && s.k, room.units, from, blocks);
+        if (threadIdx.x < 32) kk_find_units(a, room.units, from, blocks);
         kk_sync();
     }
 }
 
-template <int D, bool FUSED>
-__device__ __forceinline__ void kk_attend_head(const kk_cu_store &s, const kk_cu_attend &a,
-                                               char *room, int block, int blocks) {
+/* All units of this block, as kk_attend_prepare left them in room: results go to a.parts. */
+template <int D>
+__device__ __forceinline__ void kk_attend_head(const kk_cu_attend &a, char *room, int block,
+                                               int blocks) {
     const bool bf16 = a.slot.format == KK_CU_BF16;
     if (a.slot.k_eq_v) {
         if (bf16)
-            kk_attend_units<D, true, true, FUSED>(s, a, room, block, blocks);
+            kk_attend_units<D, true, true>(a, room, block, blocks);
         else
-            kk_attend_units<D, true, false, FUSED>(s, a, room, block, blocks);
+            kk_attend_units<D, true, false>(a, room, block, blocks);
     } else {
         if (bf16)
-            kk_attend_units<D, false, true, FUSED>(s, a, room, block, blocks);
+            kk_attend_units<D, false, true>(a, room, block, blocks);
         else
-            kk_attend_units<D, false, false, FUSED>(s, a, room, block, blocks);
+            kk_attend_units<D, false, false>(a, room, block, blocks);
     }
 }
 
@@ -534,12 +498,12 @@ __host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
     return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
 }
 
-/* Finds this block's first units, and asks for the pages of the first two: they may come from
- * memory while q, K and V of this layer are still being computed.  Leaves them in room. */
-__device__ __forceinline__ void kk_attend_prepare(const kk_cu_store &s, const kk_cu_attend &a,
-                                                  char *shared, int block, int blocks) {
+/* Finds this block's first units, leaves them in room (KK_ATTEND_ROOM bytes of shared memory, 16-byte
+ * aligned), and asks for the pages of the first two.  512 threads. */
+__device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *shared, int block,
+                                                  int blocks) {
     const kk_attend_room room(shared);
-    if (threadIdx.x < 32) kk_find_units(a, s.k != NULL, room.units, block, blocks);
+    if (threadIdx.x < 32) kk_find_units(a, room.units, block, blocks);
     kk_sync();
     const int bytes = (int)a.slot.head_bytes, at = (int)threadIdx.x * 128;
     for (int i = 0; i < 2 && room.units[i].mem; i++) {
@@ -552,21 +516,6 @@ __device__ __forceinline__ void kk_attend_prepare(const kk_cu_store &s, const kk
     }
 }
 
-/* All units of this block: stores the rows of s that lie in its pages (s.k NULL: none), norms and
- * turns q of s (which stays as it is), and leaves the pages' results in a.parts.  Between grid
- * barriers; 512 threads; room: KK_ATTEND_ROOM bytes of shared memory, 16-byte aligned, as
- * kk_attend_prepare left it, which may come before the barrier.  Tiles, page tables and arguments
- * may lie in any memory. */
-__device__ __forceinline__ void kk_attend_run(const kk_cu_store &s, const kk_cu_attend &a,
-                                              char *room, int block, int blocks) {
-    switch (a.slot.head_dim) {
-    case 64: return kk_attend_head<64, true>(s, a, room, block, blocks);
-    case 128: return kk_attend_head<128, true>(s, a, room, block, blocks);
-    case 256: return kk_attend_head<256, true>(s, a, room, block, blocks);
-    case 512: return kk_attend_head<512, true>(s, a, room, block, blocks);
-    default: return;
-    }
-}
 /* ---- adding up pages ----------------------------------------------------------------------- */
 
 /* Lane k of every eight has the maximum of page k of a span: the maximum so far, what the sums before

@@ -218,10 +218,8 @@ __global__ void __launch_bounds__(512, 1) attend_kernel(const __grid_constant__ 
     if (threadIdx.x == 0) near = a;
     kk_wait();
     __syncthreads();
-    kk_cu_store none;
-    none.k = NULL;
-    kk_attend_prepare(none, near, room, (int)blockIdx.x, (int)gridDim.x);
-    kk_attend_head<D, false>(none, near, room, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_prepare(near, room, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_head<D>(near, room, (int)blockIdx.x, (int)gridDim.x);
 }
 
 __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ kk_cu_attend a) {
