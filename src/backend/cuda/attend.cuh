@@ -498,8 +498,8 @@ __host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
     return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
 }
 
-/* Finds this block's first units, leaves them in room (KK_ATTEND_ROOM bytes of shared memory, 16-byte
- * aligned), and asks for the pages of the first two.  512 threads. */
+/* Finds this block's first units, leaves them in room (KK_ATTEND_ROOM bytes of shared memory,
+ * 16-byte aligned), and asks for the pages of the first two.  512 threads. */
 __device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *shared, int block,
                                                   int blocks) {
     const kk_attend_room room(shared);
@@ -518,8 +518,8 @@ __device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *s
 
 /* ---- adding up pages ----------------------------------------------------------------------- */
 
-/* Lane k of every eight has the maximum of page k of a span: the maximum so far, what the sums before
- * the page are multiplied with, and the page's own. */
+/* Lane k of every eight has the maximum of page k of a span: the maximum so far, what the sums
+ * before the page are multiplied with, and the page's own. */
 struct kk_span_scan {
     float top, keep, by;
 };
