@@ -11,11 +11,10 @@ enum { KK_MAX_EXPERTS = 256, KK_MAX_USED = 16 };
 
 /* One warp: a slice of a strip, straight from memory.  out[slice][row][n_out]: who chooses adds
  * the slices up. */
-template <bool HIGH>
+template <bool HIGH, int AT_ONCE = HIGH ? 4 : 6>
 __device__ __forceinline__ void kk_router_piece(const uint4 *w, const uint16_t *x, float *out,
                                                 int n_rows, int n_in, int n_out, int steps,
                                                 int strip, int slice) {
-    enum { AT_ONCE = HIGH ? 4 : 6 };
     const int lane = kk_tid() % KK_WARP, g = lane / 4, t = lane % 4, wrap = n_in / KK_STEP;
     const int from = kk_slice(steps, slice), to = kk_slice(steps, slice + 1);
     const uint16_t *lo = x + (size_t)(g < n_rows ? g : 0) * n_in + t * 8;
@@ -133,11 +132,13 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
 }
 
 /* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
- * lower experts, and earlier ones of its own.  All threads of the block; ends with a barrier. */
-__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used) {
+ * lower experts, and earlier ones of its own.  The first threads of a block, more than there are
+ * pairs; they meet in `sync`, and once more at the end. */
+template <class F>
+__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used, F sync) {
     const int pairs = n_rows * n_used, i = kk_tid(), rounds = (pairs + 7) / 8;
     if (i >= pairs && i < rounds * 8) c->chosen[i] = c->leader[i] = 0x7fff;
-    kk_sync();
+    sync();
     int e = 0, less = 0, before = 0;
     if (i < pairs) {
         e = c->chosen[i];
@@ -156,7 +157,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
         c->pair[less + before] = (short)i;
         c->pair_row[less + before] = (short)(i / n_used);
     }
-    kk_sync();
+    sync();
     if (i == pairs) e = 0x7fff; /* this one counts them all */
     if ((i < pairs && before == 0) || i == pairs) {
         int index = 0;
@@ -171,7 +172,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
         c->first[index] = (short)(i == pairs ? pairs : less);
         if (i == pairs) c->n_active = index;
     }
-    kk_sync();
+    sync();
 }
 
 /* The lists of one row, by the warp that chose: experts in the router's order. */
@@ -207,7 +208,7 @@ __device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_arg
             c->weight[i] = a.weight[i];
         }
     }
-    kk_list_rows(c, a.n_rows, a.n_used);
+    kk_list_rows(c, a.n_rows, a.n_used, kk_sync);
     if (write && a.logits)
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += THREADS) {
             a.expert[i] = c->chosen[i];

@@ -375,6 +375,13 @@ static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err
     *out = NULL;
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
     kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes);
+    /* Attention reads pages whole, and leaves out what lies behind the last row: it should be
+     * something, for tools that look. */
+    const cudaError_t e = cudaMemsetAsync(p, 0, bytes, dev->stream);
+    if (e != cudaSuccess) {
+        cudaFree(p);
+        return kk_cuda_fail(err, e, "clearing pages");
+    }
     *out = p;
     return KK_OK;
 }

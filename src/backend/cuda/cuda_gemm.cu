@@ -129,11 +129,12 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
     if (tiles > 0) {
         const expert_tiles e = {sum - tiles, tiles, pieces};
         of[tid] = e;
-        for (int t = 0; t < tiles; t++)
+        for (int t = 0; t < tiles; t++) {
+            const int from = e.begin(t) * 16, n = min(count[tid], e.begin(t + 1) * 16) - from;
             a.tile[e.first + t] = make_int2(tid, e.begin(t + 1) - e.begin(t));
-        const int last = e.first + tiles - 1, from = e.begin(tiles - 1) * 16;
-        for (int i = count[tid]; i < pieces * 16; i++)
-            a.slot[(size_t)last * KK_TILE_ROWS + (i - from)] = -1;
+            for (int i = n; i < KK_TILE_ROWS; i++) /* lists are read whole */
+                a.slot[(size_t)(e.first + t) * KK_TILE_ROWS + i] = -1;
+        }
     }
     __syncthreads();
     for (int i = tid; i < a.pairs; i += GROUP_THREADS) {

@@ -2,7 +2,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
-enum { ROWS_LOW = 8, SHARED_MOST = KK_CU_SHARED };
+enum { SHARED_MOST = KK_CU_SHARED };
 
 extern __shared__ __align__(128) char memory[];
 
@@ -25,7 +25,6 @@ __device__ __forceinline__ void attend_heads(const kk_cu_mega &a, kk_mega_shared
     kk_prefetch_few<D>(l.attend, s.pos, S::rows(a));
     kk_grid_wait(a, s);
     kk_attend_few<D, D == 512>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
-    kk_feed_until(s, layer, MEGA_EXPERTS);
     kk_grid_sync(a, s);
     if (S::ONE)
         kk_combine_one<D>(l.attend, s.pos, (float *)stage_of(a));
@@ -42,7 +41,7 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
         attend_heads<S, 512>(a, s, layer);
 }
 
-/* Experts are known: all may be asked for up to the next layer's attention. */
+/* Experts are known: all may be asked for up to the next layer's attention.  By one thread. */
 __device__ __forceinline__ void routed(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     kk_feed_until(s, layer + 1, layer + 1 == a.n_layer ? MEGA_HEAD + 1 : MEGA_OUT);
 }
@@ -77,30 +76,61 @@ __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_m
     if (next) prefetch_row(next, dim);
 }
 
-/* The choice, for whoever asks which experts were taken. */
+/* ---- the choice --------------------------------------------------------------------------- */
+
+/* For whoever asks which experts were taken.  i: this thread, of some. */
 template <class S>
-__device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_shared &s) {
-    if (kk_bid() != 0 || kk_tid() >= S::rows(a) * S::USED) return;
-    a.expert[kk_tid()] = s.choice.chosen[kk_tid()];
-    a.weight[kk_tid()] = s.choice.weight[kk_tid()];
+__device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_shared &s, int i) {
+    if (kk_bid() != 0 || i >= S::rows(a) * S::USED) return;
+    a.expert[i] = s.choice.chosen[i];
+    a.weight[i] = s.choice.weight[i];
+}
+
+template <class S>
+__device__ __forceinline__ void choose_row(const kk_cu_mega &a, kk_mega_shared &s, int layer,
+                                           int row) {
+    kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS),
+                              S::rows(a) * S::EXPERTS, s.layer[layer & 1].expert_scale, row,
+                              S::USED, S::EXPERTS);
+}
+
+/* The router's warp: its sums, layer by layer, and one row's choice, while the others work on the
+ * dense part.  More rows are chosen for by a warp each. */
+template <class S>
+__device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s) {
+    const int lane = kk_tid() % KK_WARP, pieces = kk_slices(S::ROUTER_STEPS) * (S::EXPERTS / 8);
+#pragma unroll 1
+    for (int layer = 0; layer < a.n_layer; layer++) {
+        kk_meet_normed<true>();
+        if (S::ONE)
+            kk_one_router(a, stage_of(a));
+        else
+            kk_mega_router<S>(a, s.layer[layer & 1]);
+        kk_grid_routed(a, pieces, layer);
+        if (S::ONE) {
+            choose_row<S>(a, s, layer, 0);
+            kk_list_one(&s.choice, S::USED);
+            __syncwarp();
+            if (lane == 0) routed(a, s, layer);
+            tell_choice<S>(a, s, lane);
+        }
+        kk_meet_chosen<false>(S::ONE ? (int)KK_MEGA_MEET : (a.n_rows + 1) * KK_WARP);
+    }
+}
+
+/* More rows than one, by a warp each. */
+template <class S>
+__device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
+    kk_meet_chosen<true>((a.n_rows + 1) * KK_WARP);
+    choose_row<S>(a, s, layer, kk_tid() / KK_WARP);
+    kk_list_rows(&s.choice, a.n_rows, S::USED, [&] {
+        asm volatile("bar.sync 7, %0;" ::"r"(a.n_rows * KK_WARP) : "memory");
+    });
+    if (kk_tid() == 0) routed(a, s, layer);
+    tell_choice<S>(a, s, kk_tid());
 }
 
 /* ---- one row ------------------------------------------------------------------------------ */
-
-/* The experts, by one warp, while the others stage what the dense second matrix takes. */
-template <class S>
-__device__ __forceinline__ kk_acts_at one_choose(const kk_cu_mega &a, kk_mega_shared &s,
-                                                 const kk_cu_mega_layer &l, char *at) {
-    if (kk_tid() < KK_WARP) {
-        kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS), S::EXPERTS,
-                                  l.expert_scale, 0, S::USED, S::EXPERTS);
-        kk_list_one(&s.choice, S::USED);
-        tell_choice<S>(a, s);
-    }
-    const kk_acts_at x = kk_mega_stage<S>(at, NULL, a.act, 1, S::FFN, 1);
-    kk_sync();
-    return x;
-}
 
 /* Whatever other blocks wrote is read past the near cache here (__ldcg): barriers of one row do not
  * empty it. */
@@ -116,7 +146,7 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     attention<S>(a, s, layer);
 
     char *at = stage_of(a);
-    kk_acts_at x = kk_mega_stage<S>(at, NULL, a.att, 1, l.att_width, 0);
+    kk_acts_at x = kk_mega_stage<S>(at, NULL, a.att, 1, l.att_width);
     kk_one_ask_router(l, stage_of(a));
     prefetch_middle<S>(a, l);
     kk_sync();
@@ -124,23 +154,24 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     kk_mega_phase_units<S, MEGA_OUT>(a, s, f, parts, layer, x);
     kk_one_middle<S>(a, s, layer, stage_of(a));
     kk_one_wait_router();
+    kk_meet_normed<false>();
     kk_sync();
     kk_grid_mark(a, s);
-    kk_one_router(a, stage_of(a));
     kk_mega_phase_units<S, MEGA_GATE>(a, s, f, parts, layer, row);
     kk_grid_sync(a, s);
 
-    x = one_choose<S>(a, s, l, stage_of(a));
-    routed(a, s, layer);
+    at = stage_of(a);
+    x = kk_mega_stage<S>(at, NULL, a.act, 1, S::FFN);
     const bool last = layer + 1 == a.n_layer;
     const float *next = last ? a.head ? a.norm_head : NULL : s.layer[(layer + 1) & 1].norm_in;
     prefetch_tail<S>(a, l, next);
+    kk_meet_chosen<true>(KK_MEGA_MEET);
     kk_grid_mark(a, s);
     const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts, layer, x);
     kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts, layer, experts, turn);
     kk_grid_sync(a, s);
     at = stage_of(a);
-    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN, 0);
+    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN);
     x.stride = S::EXPERT_FFN * 2;
     kk_sync();
     kk_grid_mark(a, s);
@@ -177,37 +208,37 @@ template <class S, int PHASE>
 __device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                           int layer, const uint16_t *from, int rows, int width) {
     char *at = stage_of(a);
-    const kk_acts_at x = kk_mega_stage<S>(at, stage_end(a), from, rows, width, 0);
+    const kk_acts_at x = kk_mega_stage<S>(at, stage_end(a), from, rows, width);
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     if (PHASE == MEGA_OUT) prefetch_middle<S>(a, l);
     kk_sync();
     kk_grid_mark(a, s);
-    if (PHASE == MEGA_GATE) kk_mega_router<S>(a, l);
     kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x);
 }
 
-/* Chooses experts, by a warp a row, and works on the dense second matrix and their first. */
+/* Chooses experts while other blocks end the dense first matrix, and other warps (if rows leave
+ * any) stage; then the dense second one, and the experts' first. */
 template <class S>
 __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                             int layer) {
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    const int warp = kk_tid() / KK_WARP;
-    if (warp < a.n_rows)
-        kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS),
-                                  a.n_rows * S::EXPERTS, l.expert_scale, warp, S::USED, S::EXPERTS);
-    /* Few rows are chosen for by warps that need not stage. */
-    const int skip = a.n_rows <= 4 ? a.n_rows : 0;
+    const bool chooses = kk_tid() / KK_WARP < a.n_rows;
+    const int skip = S::HIGH ? 0 : a.n_rows;
+    kk_grid_arrive(a, s);
+    if (chooses) {
+        if (!S::HIGH) kk_grid_pass();
+        choose_rows<S>(a, s, layer);
+        if (!S::HIGH) kk_grid_mark(a, s);
+    }
+    if (S::HIGH || !chooses) kk_grid_wait(a, s);
     char *at = stage_of(a), *end = stage_end(a);
     const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::FFN, skip);
-    const kk_acts_at more = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
-    kk_list_rows(&s.choice, a.n_rows, S::USED);
-    tell_choice<S>(a, s);
-    routed(a, s, layer);
-    prefetch_tail<S>(a, l, layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
+    const kk_acts_at experts = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
+    prefetch_tail<S>(a, s.layer[layer & 1],
+                     layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     kk_sync();
     kk_grid_mark(a, s);
     const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts_of(a), layer, x);
-    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, more, turn);
+    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, experts, turn);
 }
 
 template <class S>
@@ -221,8 +252,8 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
     if (mine) kk_mega_middle(a, l, s.sums);
     kk_grid_sync(a, s);
+    kk_meet_normed<false>();
     few_units<S, MEGA_GATE>(a, s, f, layer, a.z1, a.n_rows, S::HIDDEN);
-    kk_grid_sync(a, s);
     few_experts<S>(a, s, f, layer);
     kk_grid_sync(a, s);
     few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
@@ -271,7 +302,7 @@ template <bool WORKS> __device__ __forceinline__ void share_registers() {
     if (WORKS)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
     else
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
 #endif
 }
 
@@ -288,7 +319,9 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
         share_registers<false>();
         if (warp == KK_MEGA_PORTER)
             kk_grid_porter<S>(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
-        else if (warp - KK_MEGA_ASKER < KK_MEGA_GROUPS && threadIdx.x % KK_WARP == 0)
+        else if (warp == KK_MEGA_ROUTER)
+            route_all<S>(a, s);
+        else if (threadIdx.x % KK_WARP < KK_SLICES)
             kk_ask_all<S>(a, s, memory, warp - KK_MEGA_ASKER);
         return;
     }
@@ -340,25 +373,33 @@ static void set_turns(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-static const mega_fn kernels[] = {mega_kernel<1>, mega_kernel<8>, mega_kernel<16>};
+/* A kernel for up to so many rows, and what it wants of shared memory. */
+static const struct {
+    mega_fn fn;
+    int rows, slots, room;
+} kernels[] = {
+    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, KK_ONE_BYTES},
+    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, 0},
+    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, 0},
+};
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     /* One row has stages of its own where every piece of the router has a block. */
-    const bool one = a->n_rows == 1 && at.sms >= KK_CU_26B_EXPERTS / 8 * KK_SLICES;
-    const mega_fn kernel = kernels[one ? 0 : a->n_rows <= ROWS_LOW ? 1 : 2];
-    const int slots = one ? kk_mega_of<1>::SLOTS : kk_mega_of<8>::SLOTS;
+    int i = at.sms >= KK_CU_26B_EXPERTS / 8 * KK_SLICES ? 0 : 1;
+    while (kernels[i].rows < a->n_rows) i++;
+    const mega_fn kernel = kernels[i].fn;
     cudaFuncAttributes fa;
     cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
     if (e != cudaSuccess) return e;
     const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
     a->part_pitch = kk_mega_pitch(a->n_rows);
     a->part_floats = parts / (KK_MEGA_GROUPS * 2 * 4);
-    a->parts_at = kk_mega_ring_bytes(slots);
+    a->parts_at = kk_mega_ring_bytes(kernels[i].slots);
     a->stage_at = a->parts_at + parts;
     a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
-    const int attend = KK_ATTEND_ROOM, row = KK_ONE_BYTES, room = attend > row ? attend : row;
+    const int attend = KK_ATTEND_ROOM, row = kernels[i].room, room = attend > row ? attend : row;
     if (a->stage_at + room > a->shared) return cudaErrorInvalidValue;
-    for (int i = 0; i < a->n_layer; i++) a->layer[i].qkv_units = units_of(&a->layer[i]);
+    for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute together[1] = {};
@@ -374,11 +415,11 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
 }
 
 cudaError_t kk_cu_setup_mega(void) {
-    for (mega_fn kernel : kernels) {
+    for (const auto &k : kernels) {
         cudaFuncAttributes fa;
-        cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
+        cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
         if (e == cudaSuccess)
-            e = cudaFuncSetAttribute((const void *)kernel,
+            e = cudaFuncSetAttribute((const void *)k.fn,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      SHARED_MOST - (int)fa.sharedSizeBytes);
         if (e != cudaSuccess) return e;

@@ -23,8 +23,9 @@
  *   ...     rows stored, attention by page, pages merged           (attend_few.cuh)
  *   OUT     the output projection
  *   ...     residual, three norms                       (a block per row, or all for one)
- *   GATE    the router; gate and up of the dense part
- *   DENSE   the dense second matrix, while experts are chosen
+ *   GATE    gate and up of the dense part, beside the router, which has a warp of its own; experts
+ *           are chosen while other blocks are waited for
+ *   DENSE   the dense second matrix
  *   EXPERTS their gate and up
  *   DOWN    their second matrices, summed by slot
  *   ...     tail and the next norm                      (a block per row, or all for one)
@@ -35,6 +36,9 @@
 #include "attend_few.cuh"
 #include "mega_feed.cuh"
 #include "rows.cuh"
+
+/* Where the router's count lies among the words of a barrier: in a line of its own. */
+enum { KK_MEGA_ROUTED = 32 };
 
 /* Rows of a unit's sums in shared memory. */
 __host__ __device__ __forceinline__ int kk_mega_pitch(int n_rows) { return (n_rows + 1) / 2 * 2; }
@@ -76,10 +80,30 @@ __device__ __forceinline__ void kk_grid_wait(const kk_cu_mega &a, kk_mega_shared
     kk_grid_mark(a, s);
 }
 
+/* For warps that another barrier of the block, later, tells the same. */
+__device__ __forceinline__ void kk_grid_pass() {
+    asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+}
+
 /* All blocks have come this far, and what they wrote can be read. */
 __device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_arrive(a, s);
     kk_grid_wait(a, s);
+}
+
+/* Meetings with the router's warp: rows are normed; one row's experts are chosen, or those of more
+ * rows can be. */
+template <bool WAIT> __device__ __forceinline__ void kk_meet_normed() {
+    if (WAIT)
+        asm volatile("bar.sync 5, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+    else
+        asm volatile("bar.arrive 5, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+}
+template <bool WAIT> __device__ __forceinline__ void kk_meet_chosen(int threads) {
+    if (WAIT)
+        asm volatile("bar.sync 6, %0;" ::"r"(threads) : "memory");
+    else
+        asm volatile("bar.arrive 6, %0;" ::"r"(threads) : "memory");
 }
 
 /* A layer's pointers, word by word. */
@@ -90,18 +114,25 @@ __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_
 }
 
 /* The porter's part: `n` barriers, `per` of them in a layer, `before` before the first.  At the
- * first of a layer it fetches the next one's pointers. */
+ * first of a layer it fetches the next one's pointers; at the second pages have been read, and
+ * weights may be asked for again, but not before others were told: that waits for every copy under
+ * way. */
 template <class S>
 __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shared &s, int n,
                                                int per, int before) {
+    const bool first = kk_tid() % KK_WARP == 0;
 #pragma unroll 1
-    for (int i = 0, at = -before, layer = 1; i < n; i++) {
+    for (int i = 0, at = -before, layer = 0; i < n; i++) {
         asm volatile("bar.sync 3, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
-        if (kk_tid() % KK_WARP == 0)
+        if (first)
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.barrier) : "memory");
-        if (at == 0 && layer < a.n_layer) kk_mega_copy_layer(a, s, layer++);
-        at = at + 1 == per ? 0 : at + 1;
-        if (kk_tid() % KK_WARP == 0) {
+        if (at == 0 && layer + 1 < a.n_layer) kk_mega_copy_layer(a, s, layer + 1);
+        if (at == 1 && first) kk_feed_until(s, layer, MEGA_EXPERTS);
+        if (++at == per) {
+            at = 0;
+            layer++;
+        }
+        if (first) {
             const uint32_t target = (uint32_t)(i + 1) * gridDim.x;
             uint32_t seen;
             /* What others wrote is not read before this is seen.  One row is read past the near
@@ -124,13 +155,14 @@ __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shar
     }
 }
 
-/* The count is left at 0 for the next launch: the last block to come does it.  n: barriers so
+/* The counts are left at 0 for the next launch: the last block to come does it.  n: barriers so
  * far. */
 __device__ __forceinline__ void kk_grid_leave(const kk_cu_mega &a, kk_mega_shared &s, int n) {
     kk_sync();
     if (kk_tid() == 0) {
         kk_grid_mark(a, s);
-        if (atomicAdd(a.barrier, 1u) + 1 == (uint32_t)(n + 1) * gridDim.x) *a.barrier = 0;
+        if (atomicAdd(a.barrier, 1u) + 1 == (uint32_t)(n + 1) * gridDim.x)
+            a.barrier[0] = a.barrier[KK_MEGA_ROUTED] = 0;
     }
 }
 
@@ -162,7 +194,7 @@ struct kk_acts_at {
  * something else to do.  One row always fits, and needs no padding: nothing is read beside it. */
 template <class S>
 __device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end, const uint16_t *x,
-                                                    int n_rows, int n_in, int skip) {
+                                                    int n_rows, int n_in, int skip = 0) {
     enum { AT_ONCE = S::ONE ? 2 : 6 };
     const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in), per = n_in / 8;
     if (!S::ONE && end - room < (long)n_rows * stride)
@@ -275,8 +307,22 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
     }
 }
 
-/* Row kk_bid() after attention: residual, and the norms that the dense part, the experts and
- * the router take. */
+/* A row after attention: residual. */
+__device__ __forceinline__ void kk_add_attention(kk_mega_row &x, kk_mega_row &y,
+                                                 const kk_mega_row &w, int dim, float eps,
+                                                 float *room) {
+    kk_scale(y, y, kk_inv_rms(y, dim, eps, room), w);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
+}
+
+/* What the router's input is multiplied with beside its scale. */
+__device__ __forceinline__ float kk_router_root() {
+    return __fdiv_rn(1.0f, __fsqrt_rn((float)KK_CU_26B_HIDDEN));
+}
+
+/* Row kk_bid() after attention, and the norms that the dense part, the experts and the router
+ * take. */
 __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                                float (*room)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
@@ -285,14 +331,12 @@ __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_
     const kk_mega_row w = kk_mega_load(l.norm_att, dim);
     const kk_mega_row w1 = kk_mega_load(l.norm_ffn, dim), w2 = kk_mega_load(l.norm_experts, dim);
     const kk_mega_row w3 = kk_mega_load(l.router_scale, dim);
-    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, room[0]), w);
-#pragma unroll
-    for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
+    kk_add_attention(x, y, w, dim, a.eps, room[0]);
     kk_row_store(a.x + at, x, dim);
     const float inv = kk_inv_rms(x, dim, a.eps, room[1]);
     kk_mega_put(a.z1 + at, x, inv, w1, 1.0f, dim);
     kk_mega_put(a.z2 + at, x, inv, w2, 1.0f, dim);
-    kk_mega_put(a.z3 + at, x, inv, w3, __fdiv_rn(1.0f, __fsqrt_rn((float)dim)), dim);
+    kk_mega_put(a.z3 + at, x, inv, w3, kk_router_root(), dim);
 }
 
 /* x and both branches at the end of a layer: the new x. */
@@ -351,16 +395,14 @@ __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_share
     const kk_mega_row w3 = kk_mega_load(l.router_scale, dim);
     kk_grid_wait(a, s);
     kk_mega_row y = kk_mega_load(a.y, dim), x = kk_mega_load(a.x, dim);
-    kk_scale(y, y, kk_inv_rms(y, dim, a.eps, s.sums[0]), w);
-#pragma unroll
-    for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
+    kk_add_attention(x, y, w, dim, a.eps, s.sums[0]);
     if (kk_bid() == 0) kk_row_store((float *)a.z1, x, dim);
     const float inv = kk_inv_rms(x, dim, a.eps, s.sums[1]);
     kk_mega_put((uint16_t *)(room + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
     kk_mega_put((uint16_t *)(room + KK_ONE_EXPERTS), x, inv, w2, 1.0f, dim);
     const int from = kk_bid() % KK_SLICES * KK_ONE_SLICE;
-    kk_mega_put((uint16_t *)(room + KK_ONE_PIECE), x, inv, w3,
-                __fdiv_rn(1.0f, __fsqrt_rn((float)dim)), from + KK_ONE_SLICE, from);
+    kk_mega_put((uint16_t *)(room + KK_ONE_PIECE), x, inv, w3, kk_router_root(),
+                from + KK_ONE_SLICE, from);
 }
 
 /* And the end of a layer: what the next product takes goes to shared memory. */
@@ -610,16 +652,16 @@ __device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega_layer &
     }
 }
 
-/* A slice of a strip of the router by one warp of each of the first blocks, straight from
- * memory: spread over the chip, because everything waits for it.  out[slice][row][expert]. */
+/* Slices of strips of the router, spread over the chip because everything waits for them, straight
+ * from memory.  out[slice][row][expert]. */
 template <class S>
 __device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     const int slices = kk_slices(S::ROUTER_STEPS);
-    if (kk_tid() / KK_WARP != KK_MEGA_WARPS - 1) return;
 #pragma unroll 1
     for (int p = kk_bid(); p < slices * (S::EXPERTS / 8); p += (int)gridDim.x)
-        kk_router_piece<S::HIGH>((const uint4 *)l.router, a.z3, a.logits, a.n_rows, S::HIDDEN,
-                                 S::EXPERTS, S::ROUTER_STEPS, p / slices, p % slices);
+        kk_router_piece<S::HIGH, S::HIGH ? 2 : 6>((const uint4 *)l.router, a.z3, a.logits, a.n_rows,
+                                                  S::HIDDEN, S::EXPERTS, S::ROUTER_STEPS,
+                                                  p / slices, p % slices);
 }
 
 /* One row: this block's piece, on its way to shared memory. */
@@ -637,14 +679,14 @@ __device__ __forceinline__ void kk_one_wait_router() {
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* And its sums, by one warp. */
+/* And its sums. */
 __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *room) {
-    const int tid = kk_tid(), p = kk_bid(), lane = tid % KK_WARP;
-    if (tid / KK_WARP != KK_MEGA_WARPS - 1 || p >= KK_CU_26B_EXPERTS / 8 * KK_SLICES) return;
+    const int p = kk_bid(), lane = kk_tid() % KK_WARP;
+    if (p >= KK_CU_26B_EXPERTS / 8 * KK_SLICES) return;
     const uint32_t w = kk_shared(room + KK_ONE_ROUTER) + lane * 16;
     const uint32_t x = kk_shared(room + KK_ONE_PIECE) + lane % 4 * 16;
     float c[4] = {0, 0, 0, 0};
-    enum { STEPS = KK_ONE_SLICE / 32, AT_ONCE = 6 };
+    enum { STEPS = KK_ONE_SLICE / 32, AT_ONCE = 4 };
 #pragma unroll
     for (int from = 0; from < STEPS; from += AT_ONCE) {
         uint4 ws[AT_ONCE], xs[AT_ONCE];
@@ -661,6 +703,22 @@ __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *r
         float *out = a.logits + p % KK_SLICES * KK_CU_26B_EXPERTS + p / KK_SLICES * 8 + 2 * lane;
         *(float2 *)out = make_float2(c[0], c[1]);
     }
+}
+
+/* All blocks have their piece of the router's sums: the warp's own barrier, so that the others need
+ * not wait for it.  n: how often it was met before. */
+__device__ __forceinline__ void kk_grid_routed(const kk_cu_mega &a, int pieces, int n) {
+    __syncwarp();
+    if (kk_tid() % KK_WARP == 0) {
+        uint32_t *count = a.barrier + KK_MEGA_ROUTED;
+        const int blocks = min(pieces, (int)gridDim.x);
+        if (kk_bid() < blocks)
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
+        uint32_t seen;
+        do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+        while (seen < (uint32_t)((n + 1) * blocks));
+    }
+    __syncwarp();
 }
 
 #endif

@@ -1,14 +1,16 @@
 /* mega_feed.cuh - where the weights of a forward of few rows lie, and the rings that bring them.
  *
  * Each group of eight warps has a ring of slots in shared memory, a part of each slot for each
- * warp.  A thread beside the group asks for weights, across stages, as far ahead as the ring
- * holds, while norms, attention and barriers go on.  It is none of those that work because asking
- * takes as long as memory does: the unit that copies takes only so much at a time, and whoever
- * asks for more stands still.
+ * warp.  A warp beside the group asks for weights, a lane for each part, across stages, as far
+ * ahead as the ring holds, while norms, attention and barriers go on.  It is none of those that
+ * work because asking takes as long as memory does: the unit that copies takes only so much at a
+ * time, and whoever asks for more stands still.
  *
  * What is asked for early delays what others need now.  So there is a mark up to which weights may
  * be asked for (until): experts wait for their router, and the output projection until attention
- * has read its pages. */
+ * has read its pages.  And a block that tells the others how far it is (a release) waits for every
+ * copy it has under way: of weights that lie beyond a barrier, half a slot is asked for at a
+ * time. */
 #ifndef KK_CUDA_MEGA_FEED_CUH
 #define KK_CUDA_MEGA_FEED_CUH
 
@@ -21,9 +23,10 @@ enum {
     KK_MEGA_WARPS = 16,
     KK_MEGA_GROUPS = 2,                    /* of eight warps */
     KK_MEGA_PORTER = KK_MEGA_WARPS,        /* the warp that waits for other blocks */
-    KK_MEGA_ASKER = KK_MEGA_WARPS + 1,     /* and those that ask for weights, one a group */
-    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128, /* one more does nothing: registers go by four warps */
-    KK_MEGA_MEET = KK_MEGA_THREADS + 32,   /* threads of a barrier with the porter */
+    KK_MEGA_ASKER = KK_MEGA_WARPS + 1,     /* those that ask for weights, one a group */
+    KK_MEGA_ROUTER = KK_MEGA_WARPS + 3,    /* and the one that has the router */
+    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128, /* registers go by four warps */
+    KK_MEGA_MEET = KK_MEGA_THREADS + 32,   /* threads of a barrier with one of those */
 };
 
 /* In the order of a layer. */
@@ -31,12 +34,16 @@ typedef enum {
     MEGA_QKV,
     MEGA_OUT,
     MEGA_GATE,
-    MEGA_DENSE, /* the dense second matrix, while experts are chosen */
+    MEGA_DENSE, /* the dense second matrix */
     MEGA_EXPERTS,
     MEGA_DOWN,
     MEGA_HEAD, /* after the last layer */
     KK_MEGA_PHASES = 8,
 } kk_mega_phase;
+
+/* Pieces of a slot that come one after the other, and how many of them may be under way: of weights
+ * beyond a barrier, and of others. */
+enum { KK_MEGA_CUTS = 2, KK_PACE_AHEAD = 1, KK_PACE = 2 * KK_MEGA_CUTS };
 
 /* Steps of a slot, of two strips each; bytes of a warp's part, and of a slot. */
 enum {
@@ -161,15 +168,16 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* ---- rings -------------------------------------------------------------------------------- */
 
-/* A group's barriers: for each slot that it is full, and that it is empty; and that the slices of a
- * unit are summed. */
+/* A group's barriers: for each slot that its pieces are full, and that it is empty; and that the
+ * slices of a unit are summed. */
 template <class S> struct kk_bars {
-    enum { FULL = 0, EMPTY = S::SLOTS * 8, SUMMED = 2 * EMPTY, BYTES = 64 };
+    enum { FULL = 0, EMPTY = S::SLOTS * KK_MEGA_CUTS * 8, SUMMED = EMPTY + S::SLOTS * 8 };
+    enum { BYTES = 128 };
 };
 
 /* Bytes of all rings: slots, then barriers. */
 __host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
-    return KK_MEGA_GROUPS * (slots * KK_MEGA_SLOT + 64);
+    return KK_MEGA_GROUPS * (slots * KK_MEGA_SLOT + 128);
 }
 
 /* Shared addresses of a group's slots and of its barriers. */
@@ -208,7 +216,8 @@ template <class S> __device__ __forceinline__ void kk_rings_open(const char *rin
     for (int g = 0; g < KK_MEGA_GROUPS; g++) {
         const uint32_t at = kk_ring_of<S>(rings, g).bars;
         for (int i = 0; i < S::SLOTS; i++) {
-            kk_bar_open(at + bars::FULL + i * 8, 1);
+            for (int c = 0; c < KK_MEGA_CUTS; c++)
+                kk_bar_open(at + bars::FULL + (i * KK_MEGA_CUTS + c) * 8, KK_SLICES / KK_MEGA_CUTS);
             kk_bar_open(at + bars::EMPTY + i * 8, KK_SLICES);
         }
         kk_bar_open(at + bars::SUMMED, KK_SLICES);
@@ -239,7 +248,8 @@ template <class S> __device__ __forceinline__ kk_feed kk_feed_open(const char *r
 
 /* The shared address of the oldest slot, once it is there. */
 template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
-    kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + f.get * 8, f.parity & 1);
+    const int cut = kk_mega_slice() / (KK_SLICES / KK_MEGA_CUTS);
+    kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + (f.get * KK_MEGA_CUTS + cut) * 8, f.parity & 1);
     return f.ring.slots + f.get * KK_MEGA_SLOT;
 }
 
@@ -261,10 +271,9 @@ template <class S> __device__ __forceinline__ void kk_group_sum(kk_feed &f) {
     f.parity ^= 2;
 }
 
-/* Lets weights be asked for up to a phase.  What has to be known for them was written before, and a
- * barrier of the block has passed since. */
+/* Lets weights be asked for up to a phase; by one thread.  What has to be known for them was written
+ * before, and its warp or its block has met since. */
 __device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int phase) {
-    if (kk_tid() != 0) return;
     __threadfence_block();
     *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
 }
@@ -291,8 +300,7 @@ template <class S> __device__ __forceinline__ void kk_feed_skip(kk_feed &f, int 
 __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *one,
                                        const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar),
-                 "r"(n * 1024)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -305,30 +313,46 @@ __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *o
 #endif
 }
 
-/* The asking thread's place in the ring. */
+/* The asking lanes' place in the ring: a lane for each warp's part. */
 struct kk_asker {
     kk_ring_at ring;
     int put;
     uint32_t parity;
     uint64_t policy;
-    int asked; /* slots */
-    int pace;  /* how many may be under way */
+    int asked; /* pieces */
+    int ahead; /* slots of which fewer may be under way */
 };
 
-/* Waits for an empty slot, and until few enough copies are under way: every trip to the cache waits
- * behind them, those of barriers and norms too.  Then, that all of a slot was asked for. */
-template <class S> __device__ __forceinline__ uint32_t kk_ask_begin(const kk_asker &k) {
+/* A slot: n steps, from `at` on, of this lane's strips (n may be 0).  Waits until it is empty, and
+ * until few enough copies are under way: every trip to the cache waits behind them, those of
+ * barriers and norms too. */
+template <class S>
+__device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at &w, int at,
+                                            int n) {
+    const int part = (int)threadIdx.x % KK_WARP;
+    const uint32_t to = k.ring.slots + k.put * KK_MEGA_SLOT + part * KK_MEGA_PART;
     kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
-    if (k.asked >= k.pace && k.pace < S::SLOTS) {
-        const int i = k.put >= k.pace ? k.put - k.pace : k.put - k.pace + S::SLOTS;
-        kk_bar_wait(k.ring.bars + kk_bars<S>::FULL + i * 8,
-                    k.put >= k.pace ? k.parity ^ 1 : k.parity);
+    const int pace = k.ahead > 0 ? KK_PACE_AHEAD : KK_PACE;
+#pragma unroll
+    for (int cut = 0; cut < KK_MEGA_CUTS; cut++) {
+        const int behind = k.asked - pace; /* this one has to be there */
+        if (behind >= 0 && pace < KK_MEGA_CUTS * S::SLOTS) {
+            const int i = k.put - (k.asked / KK_MEGA_CUTS - behind / KK_MEGA_CUTS);
+            kk_bar_wait(k.ring.bars + kk_bars<S>::FULL +
+                            ((i < 0 ? i + S::SLOTS : i) * KK_MEGA_CUTS + behind % KK_MEGA_CUTS) * 8,
+                        i < 0 ? k.parity : k.parity ^ 1);
+        }
+        if (part / (KK_SLICES / KK_MEGA_CUTS) == cut) {
+            const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + (k.put * KK_MEGA_CUTS + cut) * 8;
+            if (n > 0)
+                kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
+            else
+                kk_bar_arrive(bar);
+        }
+        __syncwarp((1 << KK_SLICES) - 1);
+        k.asked++;
     }
-    return k.ring.slots + k.put * KK_MEGA_SLOT;
-}
-template <class S> __device__ __forceinline__ void kk_ask_end(kk_asker &k) {
-    kk_bar_arrive(k.ring.bars + kk_bars<S>::FULL + k.put * 8);
-    k.asked++;
+    k.ahead--;
     if (++k.put == S::SLOTS) {
         k.put = 0;
         k.parity ^= 1;
@@ -337,19 +361,13 @@ template <class S> __device__ __forceinline__ void kk_ask_end(kk_asker &k) {
 
 /* A unit's slices. */
 template <class S>
-__device__ __forceinline__ void kk_ask_slices(kk_asker &k, kk_mega_strips_at w, int steps) {
-    const int slots = kk_mega_slots(steps, false);
+__device__ __forceinline__ void kk_ask_slices(kk_asker &k, const kk_mega_strips_at &w, int steps) {
+    const int part = (int)threadIdx.x % KK_WARP, slots = kk_mega_slots(steps, false);
+    const int from = kk_slice(steps, part), end = kk_slice(steps, part + 1);
 #pragma unroll 1
     for (int j = 0; j < slots; j++) {
-        uint32_t to = kk_ask_begin<S>(k);
-        const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + k.put * 8;
-#pragma unroll
-        for (int i = 0; i < KK_SLICES; i++, to += KK_MEGA_PART) {
-            const int at = kk_slice(steps, i) + j * KK_MEGA_CHUNK;
-            const int n = min((int)KK_MEGA_CHUNK, kk_slice(steps, i + 1) - at);
-            if (n > 0) kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
-        }
-        kk_ask_end<S>(k);
+        const int at = from + j * KK_MEGA_CHUNK;
+        kk_ask_slot<S>(k, w, at, min((int)KK_MEGA_CHUNK, end - at));
     }
 }
 
@@ -359,30 +377,25 @@ __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
                                                const kk_mega_shared &s, int layer, int unit) {
     const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots(steps, true);
 #pragma unroll 1
-    for (int e = 0; e < s.choice.n_active; e += KK_SLICES) {
+    for (int e = (int)threadIdx.x % KK_WARP, i = 0; i < s.choice.n_active;
+         e += KK_SLICES, i += KK_SLICES) {
+        const bool some = e < s.choice.n_active;
+        const kk_mega_strips_at w =
+            kk_mega_find<S>(a, s, layer, MEGA_DOWN, unit, some ? e : 0, steps);
 #pragma unroll 1
         for (int j = 0; j < slots; j++) {
-            uint32_t to = kk_ask_begin<S>(k);
-            const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + k.put * 8;
-            const int at = j * KK_MEGA_CHUNK, n = min((int)KK_MEGA_CHUNK, steps - at);
-            const int last = min((int)KK_SLICES, s.choice.n_active - e);
-#pragma unroll 1
-            for (int i = 0; i < last; i++, to += KK_MEGA_PART) {
-                const kk_mega_strips_at w =
-                    kk_mega_find<S>(a, s, layer, MEGA_DOWN, unit, e + i, steps);
-                kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
-            }
-            kk_ask_end<S>(k);
+            const int at = j * KK_MEGA_CHUNK;
+            kk_ask_slot<S>(k, w, at, some ? min((int)KK_MEGA_CHUNK, steps - at) : 0);
         }
     }
 }
 
-/* Everything that a group will need, in the order in which it will; by one thread. */
+/* Everything that a group will need, in the order in which it will; by eight lanes. */
 template <class S>
 __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s,
                                            const char *rings, int group) {
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
-    kk_asker k = {kk_ring_of<S>(rings, group), 0, 1, 0, 0, 1};
+    kk_asker k = {kk_ring_of<S>(rings, group), 0, 1, 0, 0, S::SLOTS};
     int at = 0, unit = kk_mega_first(a, MEGA_QKV, group);
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(k.policy));
 #pragma unroll 1
@@ -398,12 +411,12 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
             if (phase == MEGA_DOWN)
                 at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
             unit = kk_mega_first(a, at % KK_MEGA_PHASES, group);
+            /* The first slots of most lie beyond a barrier, and have time. */
+            const int begins = at % KK_MEGA_PHASES;
+            k.ahead = begins == MEGA_EXPERTS || begins == MEGA_HEAD ? 0 : S::SLOTS;
             continue;
         }
         const int steps = kk_mega_steps<S>(a, s, layer, phase);
-        /* What lies beyond a barrier has time. */
-        const bool ahead = phase == MEGA_QKV ? unit < kk_mega_stride() : phase <= MEGA_DENSE;
-        k.pace = ahead ? 1 : 2;
         if (phase == MEGA_DOWN)
             kk_ask_experts<S>(k, a, s, layer, unit);
         else
