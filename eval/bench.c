@@ -187,6 +187,27 @@ static kk_status time_prefill(bench *b, kk_err *err) {
     return KK_OK;
 }
 
+/* The ids of the r-th count of rows in repeat i: others every time. */
+static const int32_t *rows_of(bench *b, int32_t i, int32_t r) {
+    return random_tokens(b, b->opts->rows[r], 100 + (uint64_t)(i * KK_BENCH_ROWS + r));
+}
+
+/* The distinct experts of all rows that will be timed.  Before, because a forward after one that
+ * stops at every layer takes longer. */
+static kk_status count_experts(bench *b, kk_err *err) {
+    const kk_bench_opts *o = b->opts;
+    for (int32_t i = 0; i < o->repeat; i++) {
+        for (int32_t r = 0; r < o->n_rows; r++) {
+            kk_bench_pass chose = {0};
+            if (!go_on(b, 0, 0)) return kk_fail(err, KK_ESTOPPED, "stopped while counting experts");
+            KK_TRY(kk_bench_experts(b->session, rows_of(b, i, r), o->rows[r], &chose, err));
+            b->out->whole[r].experts += chose.experts / o->repeat;
+            b->out->whole[r].bytes += chose.bytes / o->repeat;
+        }
+    }
+    return KK_OK;
+}
+
 /* A forward of R rows of the whole model at the decode's context, as a verification of R - 1
  * drafted tokens would be. */
 static kk_status time_whole(bench *b, kk_err *err) {
@@ -194,15 +215,11 @@ static kk_status time_whole(bench *b, kk_err *err) {
     double seconds[KK_BENCH_ROWS][MAX_REPEAT], warm;
     if (o->n_rows == 0) return KK_OK;
     KK_TRY(step(b, "timing rows of the whole model", err));
+    KK_TRY(count_experts(b, err));
     for (int32_t i = 0; i < o->repeat; i++) {
         for (int32_t r = 0; r < o->n_rows; r++) {
-            const uint64_t seed = 100 + (uint64_t)(i * KK_BENCH_ROWS + r);
-            const int32_t *ids = random_tokens(b, o->rows[r], seed);
+            const int32_t *ids = rows_of(b, i, r);
             if (!go_on(b, 0, 0)) return kk_fail(err, KK_ESTOPPED, "stopped while timing rows");
-            kk_bench_pass chose = {0}; /* by these rows; other repeats have others */
-            KK_TRY(kk_bench_experts(b->session, ids, o->rows[r], &chose, err));
-            b->out->whole[r].experts += chose.experts / o->repeat;
-            b->out->whole[r].bytes += chose.bytes / o->repeat;
             for (int k = 0; i == 0 && k < WARM_FORWARDS; k++) /* until the device knows it */
                 KK_TRY(kk_bench_forward(b->session, ids, o->rows[r], &warm, err));
             KK_TRY(kk_bench_forward(b->session, ids, o->rows[r], &seconds[r][i], err));

@@ -258,13 +258,13 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
             one[i] = kk_lds(slot + i * 512);
             two[i] = kk_lds(slot + (CHUNK + i) * 512);
         }
-        kk_feed_release<S>(f);
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) {
             if (i >= n) break;
             kk_step_rows(c, one[i], two[i], x[i]);
             if (S::HIGH && both) kk_step_rows(d, one[i], two[i], y[i]);
         }
+        kk_feed_release<S>(f);
         lo += CHUNK * 64;
         hi += CHUNK * 64;
     }

@@ -168,10 +168,10 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* ---- rings -------------------------------------------------------------------------------- */
 
-/* A group's barriers: for each piece of a slot that it is full, and that it is empty; and that the
+/* A group's barriers: for each slot that its pieces are full, and that it is empty; and that the
  * slices of a unit are summed. */
 template <class S> struct kk_bars {
-    enum { FULL = 0, EMPTY = S::SLOTS * KK_MEGA_CUTS * 8, SUMMED = 2 * EMPTY };
+    enum { FULL = 0, EMPTY = S::SLOTS * KK_MEGA_CUTS * 8, SUMMED = EMPTY + S::SLOTS * 8 };
     enum { BYTES = 128 };
 };
 
@@ -215,9 +215,10 @@ template <class S> __device__ __forceinline__ void kk_rings_open(const char *rin
 #pragma unroll 1
     for (int g = 0; g < KK_MEGA_GROUPS; g++) {
         const uint32_t at = kk_ring_of<S>(rings, g).bars;
-        for (int i = 0; i < S::SLOTS * KK_MEGA_CUTS; i++) {
-            kk_bar_open(at + bars::FULL + i * 8, KK_SLICES / KK_MEGA_CUTS);
-            kk_bar_open(at + bars::EMPTY + i * 8, KK_SLICES / KK_MEGA_CUTS);
+        for (int i = 0; i < S::SLOTS; i++) {
+            for (int c = 0; c < KK_MEGA_CUTS; c++)
+                kk_bar_open(at + bars::FULL + (i * KK_MEGA_CUTS + c) * 8, KK_SLICES / KK_MEGA_CUTS);
+            kk_bar_open(at + bars::EMPTY + i * 8, KK_SLICES);
         }
         kk_bar_open(at + bars::SUMMED, KK_SLICES);
     }
@@ -252,11 +253,11 @@ template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_fee
     return f.ring.slots + f.get * KK_MEGA_SLOT;
 }
 
+/* Lets the slot be filled again: after products that took what was loaded from it.  Loads that are
+ * only under way may be overtaken by the next copy; that was seen, in the head of 16 rows. */
 template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
     __syncwarp();
-    const int cut = kk_mega_slice() / (KK_SLICES / KK_MEGA_CUTS);
-    if (threadIdx.x % KK_WARP == 0)
-        kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + (f.get * KK_MEGA_CUTS + cut) * 8);
+    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
     if (++f.get == S::SLOTS) {
         f.get = 0;
         f.parity ^= 1;
@@ -324,19 +325,18 @@ struct kk_asker {
     int ahead; /* slots of which fewer may be under way */
 };
 
-/* A slot: n steps, from `at` on, of this lane's strips (n may be 0), piece by piece.  Waits until it
- * is empty, and until few enough copies are under way: every trip to the cache waits behind them, those of
+/* A slot: n steps, from `at` on, of this lane's strips (n may be 0).  Waits until it is empty, and
+ * until few enough copies are under way: every trip to the cache waits behind them, those of
  * barriers and norms too. */
 template <class S>
 __device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at &w, int at,
                                             int n) {
     const int part = (int)threadIdx.x % KK_WARP;
     const uint32_t to = k.ring.slots + k.put * KK_MEGA_SLOT + part * KK_MEGA_PART;
+    kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
     const int pace = k.ahead > 0 ? KK_PACE_AHEAD : KK_PACE;
 #pragma unroll
     for (int cut = 0; cut < KK_MEGA_CUTS; cut++) {
-        const uint32_t bars = k.ring.bars + (k.put * KK_MEGA_CUTS + cut) * 8;
-        kk_bar_wait(bars + kk_bars<S>::EMPTY, k.parity);
         const int behind = k.asked - pace; /* this one has to be there */
         if (behind >= 0 && pace < KK_MEGA_CUTS * S::SLOTS) {
             const int i = k.put - (k.asked / KK_MEGA_CUTS - behind / KK_MEGA_CUTS);
@@ -345,11 +345,11 @@ __device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at
                         i < 0 ? k.parity : k.parity ^ 1);
         }
         if (part / (KK_SLICES / KK_MEGA_CUTS) == cut) {
+            const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + (k.put * KK_MEGA_CUTS + cut) * 8;
             if (n > 0)
-                kk_ask(to, bars + kk_bars<S>::FULL, w.one + at * KK_WARP, w.two + at * KK_WARP, n,
-                       k.policy);
+                kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
             else
-                kk_bar_arrive(bars + kk_bars<S>::FULL);
+                kk_bar_arrive(bar);
         }
         __syncwarp((1 << KK_SLICES) - 1);
         k.asked++;
