@@ -502,32 +502,41 @@ INLINE vf load_weights_n(const uint8_t *w, size_t i, int32_t n, kk_dtype t) {
     return load_weights(tail, 0, t);
 }
 
-/* no outputs by nr rows, at most KK_CHAINS sums, which are finished together. */
+/* no outputs by nr rows, at most KK_CHAINS sums, which are finished together.  Loops over rows and
+ * outputs are unrolled before anything else is done to them, so that the sums stay in registers. */
 INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int32_t nr,
                        kk_dtype t) {
     const uint8_t *w = s->w + (size_t)o * s->w_stride, *run = w;
-    const float *x[4];
-    vf acc[KK_CHAINS];
+    const float *x[KK_FLOAT_ROWS];
+    vf acc[KK_CHAINS], xv[KK_FLOAT_ROWS];
     float sums[KK_CHAINS];
+#pragma GCC unroll 16
     for (int32_t i = 0; i < KK_CHAINS; i++) acc[i] = vf_set1(0);
+#pragma GCC unroll 16
     for (int32_t c = 0; c < nr; c++)
         x[c] = s->x.f + (size_t)(s->in_row ? s->in_row[r + c] : r + c) * (size_t)s->n_in;
     const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
     const size_t step = (size_t)(no * KK_LANES) * (t == KK_F32 ? 4u : 2u);
     for (int32_t i = 0; i < whole; i += KK_LANES, run += step) {
         if (r == 0) prefetch_ahead(run, step);
+#pragma GCC unroll 16
+        for (int32_t c = 0; c < nr; c++) xv[c] = vf_held(vf_load(x[c] + i));
+#pragma GCC unroll 16
         for (int32_t a = 0; a < no; a++) {
             const vf wv = load_weights(w + (size_t)a * s->w_stride, (size_t)i, t);
-            for (int32_t c = 0; c < nr; c++)
-                acc[c * no + a] = vf_fma(vf_load(x[c] + i), wv, acc[c * no + a]);
+#pragma GCC unroll 16
+            for (int32_t c = 0; c < nr; c++) acc[c * no + a] = vf_fma(xv[c], wv, acc[c * no + a]);
         }
     }
+#pragma GCC unroll 16
     for (int32_t a = 0; left && a < no; a++) {
         const vf wv = load_weights_n(w + (size_t)a * s->w_stride, (size_t)whole, left, t);
+#pragma GCC unroll 16
         for (int32_t c = 0; c < nr; c++)
             acc[c * no + a] = vf_fma(vf_load_n(x[c] + whole, left), wv, acc[c * no + a]);
     }
     finish_sums(sums, acc);
+#pragma GCC unroll 16
     for (int32_t c = 0; c < nr; c++)
         memcpy(out_of(s, r + c) + o, sums + c * no, (size_t)no * sizeof *sums);
 }
@@ -535,20 +544,28 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int3
 /* nr rows against the whole strip; few rows take many outputs at a time.  Routers have fewer
  * outputs than a strip. */
 INLINE void rows_float(const kk_strip *s, int32_t r, int32_t nr, kk_dtype t) {
-    const int32_t no = nr == 1 ? KK_CHAINS : nr == 2 ? KK_CHAINS / 2 : KK_CHAINS / 4;
+    const int32_t no = nr == 1   ? KK_CHAINS
+                       : nr == 2 ? KK_CHAINS / 2
+                       : nr <= 4 ? KK_CHAINS / 4
+                                 : KK_CHAINS / 8;
     int32_t o = 0;
     for (; o + no <= s->n_out; o += no) tile_float(s, o, no, r, nr, t);
     for (; 4 * nr <= KK_CHAINS && o + 4 <= s->n_out; o += 4) tile_float(s, o, 4, r, nr, t);
     for (; o < s->n_out; o++) tile_float(s, o, 1, r, nr, t);
 }
 
+/* Four rows at a time keep the multipliers busy.  A fifth comes along where there are registers
+ * for it: alone it would cost as much as two. */
 INLINE void strip_float(const kk_strip *s, kk_dtype t) {
     int32_t r = 0;
-    for (; r + 4 <= s->n_rows; r += 4) rows_float(s, r, 4, t);
+    for (; s->n_rows - r == 4 || s->n_rows - r > KK_FLOAT_ROWS; r += 4) rows_float(s, r, 4, t);
     switch (s->n_rows - r) {
     case 1: rows_float(s, r, 1, t); break;
     case 2: rows_float(s, r, 2, t); break;
     case 3: rows_float(s, r, 3, t); break;
+#if KK_FLOAT_ROWS > 4
+    case 5: rows_float(s, r, 5, t); break;
+#endif
     default: break;
     }
 }

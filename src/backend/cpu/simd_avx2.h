@@ -9,6 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 4
+#define KK_FLOAT_ROWS 4  /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 1
 #define KK_CHAINS 4      /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 0 /* signed weights: see dot4_q8 */
@@ -50,6 +51,7 @@ static inline vf vf_load(const float *p) {
 static inline vf vf_load_n(const float *p, int32_t n) {
     return (vf){_mm256_maskload_ps(p, half_mask(n)), _mm256_maskload_ps(p + 8, half_mask(n - 8))};
 }
+static inline vf vf_held(vf a) { return a; } /* see simd_avx512.h */
 static inline void vf_store(float *p, vf x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);

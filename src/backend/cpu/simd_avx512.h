@@ -9,6 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 8
+#define KK_FLOAT_ROWS 5  /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 4
 #define KK_CHAINS 16     /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
@@ -22,6 +23,11 @@ static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline vf vf_load_n(const float *p, int32_t n) {
     return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+/* In a register from here on: a compiler would otherwise read memory again at every use. */
+static inline vf vf_held(vf a) {
+    __asm__("" : "+v"(a));
+    return a;
 }
 static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
 static inline void vf_store_n(float *p, vf a, int32_t n) {
@@ -55,20 +61,27 @@ static inline float vf_sum(vf a) {
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 /* Lane j = vf_sum(a[j]).  Each step adds halves of two registers that lie side by side, so that
- * sixteen sums cost as many additions as two alone. */
-#define FOLD(shuffle, x, y, low, high) _mm512_add_ps(shuffle(x, y, low), shuffle(x, y, high))
-static inline vf vf_sums(const vf a[16]) {
-    vf t[8], u[4];
-    for (int j = 0; j < 4; j++) {
-        t[j] = FOLD(_mm512_shuffle_f32x4, a[j], a[j + 4], 0x44, 0xee);
-        t[j + 4] = FOLD(_mm512_shuffle_f32x4, a[j + 8], a[j + 12], 0x44, 0xee);
-    }
-    for (int j = 0; j < 4; j++) u[j] = FOLD(_mm512_shuffle_f32x4, t[j], t[j + 4], 0x88, 0xdd);
-    const vf v = FOLD(_mm512_shuffle_ps, u[0], u[1], 0x44, 0xee);
-    const vf w = FOLD(_mm512_shuffle_ps, u[2], u[3], 0x44, 0xee);
-    return FOLD(_mm512_shuffle_ps, v, w, 0x88, 0xdd);
+ * sixteen sums cost as many additions as two alone.  Half of what a step adds lies in its place
+ * already and is chosen by a mask: there are fewer ports for shuffles than for anything else. */
+static inline vf fold_8(vf x, vf y) { /* lanes 0-7 of x, 8-15 of y */
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, x, y), _mm512_shuffle_f32x4(x, y, 0x4e));
 }
-#undef FOLD
+static inline vf fold_4(vf x, vf y) { /* by fours: x, y, x, y */
+    const vf other = _mm512_mask_blend_ps(0x0f0f, x, y);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, x, y),
+                         _mm512_shuffle_f32x4(other, other, 0xb1));
+}
+static inline vf fold_2(vf x, vf y) { /* by twos: x, y, x, ... */
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, x, y), _mm512_shuffle_ps(x, y, 0x4e));
+}
+static inline vf vf_sums(const vf a[16]) {
+    vf u[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+        u[j] = fold_4(fold_8(a[j], a[j + 8]), fold_8(a[j + 4], a[j + 12]));
+    const vf v = fold_2(u[0], u[1]), w = fold_2(u[2], u[3]);
+    return _mm512_add_ps(_mm512_shuffle_ps(v, w, 0x88), _mm512_shuffle_ps(v, w, 0xdd));
+}
 static inline bool vf_finite(vf a, vf b) { /* all of them; 0x99: NaNs and infinities */
     return (_mm512_fpclass_ps_mask(a, 0x99) | _mm512_fpclass_ps_mask(b, 0x99)) == 0;
 }

@@ -9,6 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 4
+#define KK_FLOAT_ROWS 4  /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 1
 #define KK_CHAINS 4      /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 0 /* sdot takes signed weights, and 0..63 are signed too */
@@ -65,6 +66,7 @@ static inline vf vf_load_n(const float *p, int32_t n) {
     memcpy(t, p, (size_t)n * sizeof *p);
     return vf_load(t);
 }
+static inline vf vf_held(vf a) { return a; } /* see simd_avx512.h */
 static inline void vf_store(float *p, vf a) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.v[i]);
 }
