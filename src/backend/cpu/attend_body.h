@@ -14,6 +14,7 @@ typedef struct {
     float *lane;    /* [pairs][KK_LANES] sums of weights */
     float *m;       /* [pairs] largest score so far */
     int32_t n_rows; /* a chunk has so many rows */
+    kk_page_sight see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
 } attend_work;
 
 typedef struct {
@@ -120,66 +121,127 @@ static void rebuild_keys(const attend_work *w, int64_t pos, int32_t n) {
 
 /* ---- scores, weights, sums -------------------------------------------------------------- */
 
-enum { MOST_HEADS = 4 };
-_Static_assert(KK_HEAD_TILE <= MOST_HEADS, "a tile's heads have their chains");
+/* Queries that meet the same rows of a page: heads of a row, or one head of several rows.  From
+ * one of them to the next it is so many floats. */
+typedef struct {
+    size_t q, s, c; /* of queries and sums; of scores and weights; of what sums shrink by */
+} steps;
 
-/* s[h][j] = scale * q[h] . k[j] for a few heads and keys, KK_CHAINS sums at most, which are
+enum { MOST_QUERIES = 4 };
+_Static_assert(KK_HEAD_TILE <= MOST_QUERIES, "a tile's queries have their chains");
+
+/* Those that are fewer than a tile; the count is a constant in each case. */
+#if KK_HEAD_TILE == 4
+#define QUERY_CASES(n, call)                                                                       \
+    switch (n) {                                                                                   \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2); break;                                                                        \
+    case 3: call(3); break;                                                                        \
+    default: break;                                                                                \
+    }
+#else
+#define QUERY_CASES(n, call) (void)(n);
+#endif
+
+/* s[h][j] = scale * q[h] . k[j] for nq queries and a few keys, KK_CHAINS sums at most, which are
  * finished together. */
-INLINE void score_tile(float *s, const float *q, const float *k, int32_t d, int32_t heads,
+INLINE void score_tile(float *s, const float *q, steps to, const float *k, int32_t d, int32_t nq,
                        int32_t keys, float scale) {
     vf acc[KK_CHAINS];
     float sums[KK_CHAINS];
     const size_t n = (size_t)d;
+#pragma GCC unroll 16
     for (int32_t i = 0; i < KK_CHAINS; i++) acc[i] = vf_set1(0);
     EACH_LANES(d, {
+        vf qv[MOST_QUERIES];
+        UNROLL
+        for (int32_t h = 0; h < nq; h++) qv[h] = vf_held(V(q + (size_t)h * to.q));
+        UNROLL
         for (int32_t j = 0; j < keys; j++) {
-            const vf kv = V(k + (size_t)j * n);
-            for (int32_t h = 0; h < heads; h++)
-                acc[h * keys + j] = vf_fma(V(q + (size_t)h * n), kv, acc[h * keys + j]);
+            const vf kv = nq > 1 ? vf_held(V(k + (size_t)j * n)) : V(k + (size_t)j * n);
+            UNROLL
+            for (int32_t h = 0; h < nq; h++)
+                acc[h * keys + j] = vf_fma(qv[h], kv, acc[h * keys + j]);
         }
     });
-    finish_sums(sums, acc);
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < keys; j++) s[h * KK_PAGE_ROWS + j] = sums[h * keys + j] * scale;
+    finish_sums(keys == KK_CHAINS ? s : sums, acc, scale);
+#pragma GCC unroll 4
+    for (int32_t h = 0; keys < KK_CHAINS && h < nq; h++)
+        memcpy(s + (size_t)h * to.s, sums + h * keys, (size_t)keys * sizeof *sums);
 }
 
-INLINE void score_heads(float *s, const float *q, const float *k, int32_t d, int32_t heads,
-                        int32_t n, float scale) {
-    const int32_t keys = KK_CHAINS / heads;
+INLINE void score_queries(float *s, const float *q, steps to, const float *k, int32_t d, int32_t nq,
+                          int32_t n, float scale) {
+    const int32_t keys = nq == 3 ? KK_CHAINS / 4 : KK_CHAINS / nq;
     int32_t j = 0;
     for (; j + keys <= n; j += keys)
-        score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, keys, scale);
-    for (; j < n; j++) score_tile(s + j, q, k + (size_t)j * (size_t)d, d, heads, 1, scale);
+        score_tile(s + j, q, to, k + (size_t)j * (size_t)d, d, nq, keys, scale);
+    for (; j < n; j++) score_tile(s + j, q, to, k + (size_t)j * (size_t)d, d, nq, 1, scale);
+}
+
+/* As many queries as there are, a few at a time. */
+INLINE void score_all(float *s, const float *q, steps to, const float *k, int32_t d, int32_t nq,
+                      int32_t n, float scale) {
+    int32_t h = 0;
+    for (; h + KK_HEAD_TILE <= nq; h += KK_HEAD_TILE)
+        score_queries(s + (size_t)h * to.s, q + (size_t)h * to.q, to, k, d, KK_HEAD_TILE, n, scale);
+#define LAST(n_last)                                                                               \
+    score_queries(s + (size_t)h * to.s, q + (size_t)h * to.q, to, k, d, n_last, n, scale)
+    QUERY_CASES(nq - h, LAST)
+#undef LAST
 }
 
 /* acc[h] = acc[h] * c[h], then += p[h][j] * v[j] in order of j, for j < n. */
-INLINE void add_heads(float *acc, const float *c, const float *p, const float *v, int32_t d,
-                      int32_t heads, int32_t n) {
+INLINE void add_queries(float *acc, const float *c, const float *p, steps to, const float *v,
+                        int32_t d, int32_t nq, int32_t n) {
     const size_t wide = (size_t)d;
     int32_t i = 0;
     for (; i + 4 * KK_LANES <= d; i += 4 * KK_LANES) {
-        vf a[MOST_HEADS][4];
-        for (int32_t h = 0; h < heads; h++)
+        vf a[MOST_QUERIES][4], vj[4];
+#pragma GCC unroll 4
+        for (int32_t h = 0; h < nq; h++)
+#pragma GCC unroll 4
             for (int32_t k = 0; k < 4; k++)
-                a[h][k] = vf_mul(vf_load(acc + (size_t)h * wide + i + 16 * k), vf_set1(c[h]));
+                a[h][k] = vf_mul(vf_load(acc + (size_t)h * to.q + i + 16 * k),
+                                 vf_set1(c[(size_t)h * to.c]));
         for (int32_t j = 0; j < n; j++) {
-            const float *vj = v + (size_t)j * wide + i;
-            for (int32_t h = 0; h < heads; h++) {
-                const vf pj = vf_set1(p[h * KK_PAGE_ROWS + j]);
-                for (int32_t k = 0; k < 4; k++) a[h][k] = vf_fma(pj, vf_load(vj + 16 * k), a[h][k]);
+            const float *at = v + (size_t)j * wide + i;
+#pragma GCC unroll 4
+            for (int32_t k = 0; k < 4; k++)
+                vj[k] = nq > 1 ? vf_held(vf_load(at + 16 * k)) : vf_load(at + 16 * k);
+#pragma GCC unroll 4
+            for (int32_t h = 0; h < nq; h++) {
+                const vf pj = vf_set1(p[(size_t)h * to.s + (size_t)j]);
+#pragma GCC unroll 4
+                for (int32_t k = 0; k < 4; k++) a[h][k] = vf_fma(pj, vj[k], a[h][k]);
             }
         }
-        for (int32_t h = 0; h < heads; h++)
-            for (int32_t k = 0; k < 4; k++) vf_store(acc + (size_t)h * wide + i + 16 * k, a[h][k]);
+#pragma GCC unroll 4
+        for (int32_t h = 0; h < nq; h++)
+#pragma GCC unroll 4
+            for (int32_t k = 0; k < 4; k++)
+                vf_store(acc + (size_t)h * to.q + i + 16 * k, a[h][k]);
     }
     for (; i < d; i++) {
-        for (int32_t h = 0; h < heads; h++) {
-            float a = acc[(size_t)h * wide + (size_t)i] * c[h];
+        for (int32_t h = 0; h < nq; h++) {
+            float a = acc[(size_t)h * to.q + (size_t)i] * c[(size_t)h * to.c];
             for (int32_t j = 0; j < n; j++)
-                a = fmaf(p[h * KK_PAGE_ROWS + j], v[(size_t)j * wide + (size_t)i], a);
-            acc[(size_t)h * wide + (size_t)i] = a;
+                a = fmaf(p[(size_t)h * to.s + (size_t)j], v[(size_t)j * wide + (size_t)i], a);
+            acc[(size_t)h * to.q + (size_t)i] = a;
         }
     }
+}
+
+INLINE void add_all(float *acc, const float *c, const float *p, steps to, const float *v, int32_t d,
+                    int32_t nq, int32_t n) {
+    int32_t h = 0;
+#define AT(x, step) ((x) + (size_t)h * to.step)
+    for (; h + KK_HEAD_TILE <= nq; h += KK_HEAD_TILE)
+        add_queries(AT(acc, q), AT(c, c), AT(p, s), to, v, d, KK_HEAD_TILE, n);
+#define LAST(n_last) add_queries(AT(acc, q), AT(c, c), AT(p, s), to, v, d, n_last, n)
+    QUERY_CASES(nq - h, LAST)
+#undef LAST
+#undef AT
 }
 
 /* p = 0 for the keys of a page that a row does not see, whose exponentials are only small. */
@@ -211,56 +273,84 @@ INLINE row_range common(row_range a, row_range b) {
     return (row_range){a.lo > b.lo ? a.lo : b.lo, a.hi < b.hi ? a.hi : b.hi};
 }
 
-/* Rows `part` of the page, of which `chunk` lie in the scratch, against all heads of row r. */
-static void score_part(const attend_work *w, int32_t r, row_range part, row_range chunk) {
+/* Keys `at` of the page, of which `chunk` lie in the scratch, against n rows of the tile from r on,
+ * which see them all: row by row with all heads, or head by head with all rows. */
+static void score_part(const attend_work *w, int32_t r, int32_t n, row_range at, row_range chunk) {
     const kk_attend_tile *t = w->t;
-    const row_range at = common(part, chunk);
-    const int32_t d = t->head_dim, n = at.hi - at.lo;
-    if (n <= 0) return;
+    const int32_t d = t->head_dim, heads = t->n_group, n_keys = at.hi - at.lo;
+    if (n_keys <= 0) return;
     const float *q = t->q + (size_t)r * t->q_stride;
     const float *k = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
-    float *s = w->s + (size_t)(r * t->n_group) * KK_PAGE_ROWS + at.lo;
-    int32_t h = 0;
-    for (; h + KK_HEAD_TILE <= t->n_group; h += KK_HEAD_TILE)
-        score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, KK_HEAD_TILE, n, t->scale);
-    for (; KK_HEAD_TILE > 2 && h + 2 <= t->n_group; h += 2)
-        score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, 2, n, t->scale);
-    for (; h < t->n_group; h++) score_heads(s + h * KK_PAGE_ROWS, q + h * d, k, d, 1, n, t->scale);
+    float *s = w->s + (size_t)(r * heads) * KK_PAGE_ROWS + at.lo;
+    if (n == 1) {
+        score_all(s, q, (steps){(size_t)d, KK_PAGE_ROWS, 1}, k, d, heads, n_keys, t->scale);
+        return;
+    }
+    const steps rows = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
+    for (int32_t h = 0; h < heads; h++)
+        score_all(s + h * KK_PAGE_ROWS, q + h * d, rows, k, d, n, n_keys, t->scale);
 }
 
 /* As score_part; sums from before the page shrink once, before its first values come in. */
-static void add_part(const attend_work *w, int32_t r, row_range part, row_range chunk) {
+static void add_part(const attend_work *w, int32_t r, int32_t n, row_range at, row_range chunk) {
     const kk_attend_tile *t = w->t;
-    const row_range at = common(part, chunk);
-    const int32_t d = t->head_dim, n = at.hi - at.lo;
-    if (n <= 0) return;
-    float *acc = t->out + (size_t)r * t->q_stride, *c = w->c + r * t->n_group;
+    const int32_t d = t->head_dim, heads = t->n_group, n_keys = at.hi - at.lo;
+    if (n_keys <= 0) return;
+    float *acc = t->out + (size_t)r * t->q_stride, *c = w->c + r * heads;
     const float *v = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
-    const float *p = w->s + (size_t)(r * t->n_group) * KK_PAGE_ROWS + at.lo;
-    int32_t h = 0;
-    for (; h + KK_HEAD_TILE <= t->n_group; h += KK_HEAD_TILE)
-        add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, KK_HEAD_TILE, n);
-    for (; KK_HEAD_TILE > 2 && h + 2 <= t->n_group; h += 2)
-        add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, 2, n);
-    for (; h < t->n_group; h++) add_heads(acc + h * d, c + h, p + h * KK_PAGE_ROWS, v, d, 1, n);
-    for (h = 0; h < t->n_group; h++) c[h] = 1;
+    const float *p = w->s + (size_t)(r * heads) * KK_PAGE_ROWS + at.lo;
+    const steps rows = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
+    if (n == 1)
+        add_all(acc, c, p, (steps){(size_t)d, KK_PAGE_ROWS, 1}, v, d, heads, n_keys);
+    else
+        for (int32_t h = 0; h < heads; h++)
+            add_all(acc + h * d, c + h, p + h * KK_PAGE_ROWS, rows, v, d, n, n_keys);
+    for (int32_t i = 0; i < n * heads; i++) c[i] = 1;
 }
 
-typedef void part_fn(const attend_work *w, int32_t r, row_range part, row_range chunk);
+typedef void part_fn(const attend_work *w, int32_t r, int32_t n, row_range at, row_range chunk);
 
-/* All rows of the tile with what they see of the chunk. */
-INLINE void each_row(const attend_work *w, int64_t page, row_range chunk, part_fn *fn) {
-    for (int32_t r = 0; r < w->t->n_rows; r++) {
-        const kk_page_sight see = kk_sight_page(kk_attend_sight(w->t, r), page);
-        fn(w, r, (row_range){see.lo, see.hole}, chunk);
-        fn(w, r, (row_range){see.hole_end, see.hi}, chunk);
+/* What a row sees of the chunk, before the hole in its sight or after it. */
+INLINE row_range seen_part(const attend_work *w, int32_t r, bool after, row_range chunk) {
+    const kk_page_sight *see = &w->see[r];
+    return common(after ? (row_range){see->hole_end, see->hi} : (row_range){see->lo, see->hole},
+                  chunk);
+}
+
+/* Rows [r, r + n) see nearly the same of it: that is met by all of them at once, and what comes
+ * before and after by each alone, so that every row meets its keys in order. */
+INLINE void meet_rows(const attend_work *w, int32_t r, int32_t n, bool after, row_range chunk,
+                      part_fn *fn) {
+    row_range at[MOST_QUERIES], all = chunk;
+    for (int32_t i = 0; i < n; i++) {
+        at[i] = seen_part(w, r + i, after, chunk);
+        all = common(all, at[i]);
+    }
+    if (all.lo >= all.hi) all.lo = all.hi = chunk.hi;
+    for (int32_t i = 0; i < n; i++)
+        fn(w, r + i, 1, (row_range){at[i].lo, at[i].hi < all.lo ? at[i].hi : all.lo}, chunk);
+    fn(w, r, n, all, chunk);
+    for (int32_t i = 0; i < n; i++) fn(w, r + i, 1, (row_range){all.hi, at[i].hi}, chunk);
+}
+
+/* All rows of the tile with what they see of the chunk.  Where a row has few heads, several rows
+ * at a time make up for it: keys and values are then read once for all of them. */
+INLINE void each_row(const attend_work *w, row_range chunk, part_fn *fn) {
+    const int32_t rows = w->t->n_group < KK_HEAD_TILE ? KK_HEAD_TILE : 1;
+    for (int32_t r = 0, n; r < w->t->n_rows; r += n) {
+        n = w->t->n_rows - r < rows ? w->t->n_rows - r : rows;
+        for (int after = 0; after < 2; after++)
+            if (n > 1)
+                meet_rows(w, r, n, after, chunk, fn);
+            else
+                fn(w, r, 1, seen_part(w, r, after, chunk), chunk);
     }
 }
 
-static void weigh_page(const attend_work *w, int64_t page) {
+static void weigh_page(const attend_work *w) {
     const kk_attend_tile *t = w->t;
     for (int32_t r = 0; r < t->n_rows; r++) {
-        const kk_page_sight see = kk_sight_page(kk_attend_sight(t, r), page);
+        const kk_page_sight see = w->see[r];
         if (see.lo >= see.hi) continue;
         for (int32_t p = r * t->n_group; p < (r + 1) * t->n_group; p++)
             weigh_row(w->s + (size_t)p * KK_PAGE_ROWS, w->m + p, w->c + p,
@@ -269,9 +359,11 @@ static void weigh_page(const attend_work *w, int64_t page) {
 }
 
 /* at and next: this page, and the one that comes after, to be fetched. */
-static void attend_page(const attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
+    for (int32_t r = 0; r < t->n_rows; r++)
+        w->see[r] = kk_sight_page(kk_attend_sight(t, r), page);
     const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
     const int32_t pairs = t->n_rows * t->n_group;
     for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)
@@ -280,14 +372,14 @@ static void attend_page(const attend_work *w, int64_t page, kk_page_sight see, c
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
         load_rows(w->rows, t->format, t->head_dim, at + k_off, next + k_off, c);
         if (t->k_eq_v) rebuild_keys(w, (page - t->page_base) * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
-        each_row(w, page, c, score_part);
+        each_row(w, c, score_part);
     }
-    weigh_page(w, page);
+    weigh_page(w);
     if (t->k_eq_v) next = at; /* it has been fetched */
     for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
         load_rows(w->rows, t->format, t->head_dim, at + t->v_off, next + t->v_off, c);
-        each_row(w, page, c, add_part);
+        each_row(w, c, add_part);
     }
 }
 

@@ -14,6 +14,8 @@
 #include "backend/cpu/mathf.h"
 
 #define INLINE static inline __attribute__((always_inline))
+/* Before a loop inside a macro's arguments, where #pragma cannot stand. */
+#define UNROLL _Pragma("GCC unroll 16")
 
 /* ---- functions of lanes ----------------------------------------------------------------- */
 
@@ -81,12 +83,12 @@ INLINE float dot_lanes(const float *a, const float *b, int32_t n) {
     return vf_sum(acc);
 }
 
-/* out[i] = vf_sum(acc[i]) */
-INLINE void finish_sums(float out[KK_CHAINS], const vf acc[KK_CHAINS]) {
+/* out[i] = vf_sum(acc[i]) * scale */
+INLINE void finish_sums(float out[KK_CHAINS], const vf acc[KK_CHAINS], float scale) {
 #if KK_CHAINS == 16
-    vf_store(out, vf_sums(acc));
+    vf_store(out, vf_mul(vf_sums(acc), vf_set1(scale)));
 #else
-    for (int32_t i = 0; i < KK_CHAINS; i++) out[i] = vf_sum(acc[i]);
+    for (int32_t i = 0; i < KK_CHAINS; i++) out[i] = vf_sum(acc[i]) * scale;
 #endif
 }
 
@@ -535,9 +537,9 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int3
         for (int32_t c = 0; c < nr; c++)
             acc[c * no + a] = vf_fma(vf_load_n(x[c] + whole, left), wv, acc[c * no + a]);
     }
-    finish_sums(sums, acc);
+    finish_sums(no == KK_CHAINS ? out_of(s, r) + o : sums, acc, 1);
 #pragma GCC unroll 16
-    for (int32_t c = 0; c < nr; c++)
+    for (int32_t c = 0; no < KK_CHAINS && c < nr; c++)
         memcpy(out_of(s, r + c) + o, sums + c * no, (size_t)no * sizeof *sums);
 }
 

@@ -3,13 +3,7 @@
  * cpu_latent.c for what they add up to. */
 
 static void dots(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k) {
-    const size_t wide = (size_t)n;
-    int32_t p = 0;
-    for (; p + KK_HEAD_TILE <= n_q; p += KK_HEAD_TILE)
-        score_heads(s + p * KK_PAGE_ROWS, q + (size_t)p * wide, k, n, KK_HEAD_TILE, n_k, 1);
-    for (; KK_HEAD_TILE > 2 && p + 2 <= n_q; p += 2)
-        score_heads(s + p * KK_PAGE_ROWS, q + (size_t)p * wide, k, n, 2, n_k, 1);
-    for (; p < n_q; p++) score_heads(s + p * KK_PAGE_ROWS, q + (size_t)p * wide, k, n, 1, n_k, 1);
+    score_all(s, q, (steps){(size_t)n, KK_PAGE_ROWS, 1}, k, n, n_q, n_k, 1);
 }
 
 static void weigh(const kk_weighing *w) {
@@ -30,7 +24,7 @@ static void weigh(const kk_weighing *w) {
 /* `parts` registers of values from i on, of `accs` sums; left: how many values the last has. */
 INLINE void sum_tile(const kk_sums *s, int32_t p, int32_t i, int32_t accs, int32_t parts,
                      int32_t left) {
-    vf a[MOST_HEADS][4];
+    vf a[MOST_QUERIES][4];
     const bool tail = left < KK_LANES;
     float *acc = s->acc + (size_t)p * s->acc_stride + i;
     const float *x = s->x + i, *w = s->w + p * KK_PAGE_ROWS;
