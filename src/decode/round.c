@@ -305,13 +305,49 @@ static kk_status match(step *s, kk_round *r, int32_t first, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status match_all(step *s, kk_err *err) {
-    const double from = kk_now() - s->verify_s; /* which grows by what is waited for */
+/* Greedy choices are the device's, which makes them for all rows at once with all its threads;
+ * rows that turn out not to count cost less than to wait for each verdict. */
+static bool picks(const step *s) {
+    bool greedy = !s->all->ahead && s->rows <= KK_PICK_ROWS;
+    for (int32_t i = 0; i < s->n; i++) greedy = greedy && kk_sampling_is_greedy(s->rounds[i]->sampling);
+    return greedy;
+}
+
+static void match_picks(kk_round *r, const kk_pick *pick) {
+    for (int32_t i = 0; i <= r->n_draft; i++) {
+        const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
+        r->hash_after[i] = kk_hash_add(i ? r->hash_after[i - 1] : r->hash, pick[i].digest);
+        r->tokens[r->len + i] = pick[i].token;
+        r->n_out = i + 1;
+        r->stopped = kk_stop_at(&r->stop, pick[i].token);
+        if (pick[i].token != drafted) break;
+        r->n_right = i + 1;
+        if (r->stopped) break;
+    }
+}
+
+static kk_status pick_all(step *s, kk_err *err) {
+    kk_pick pick[KK_PICK_ROWS];
+    int64_t ticket;
+    KK_TRY(kk_gemma4_choose(s->all->model, &ticket, err));
+    KK_TRY(kk_gemma4_picked(s->all->model, ticket, pick, s->rows, err));
+    for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1)
+        match_picks(s->rounds[i], pick + first);
+    return KK_OK;
+}
+
+static kk_status match_each(step *s, kk_err *err) {
     int32_t first = 0;
     for (int32_t i = 0; i < s->n; i++) {
         KK_TRY(match(s, s->rounds[i], first, err));
         first += s->rounds[i]->n_draft + 1;
     }
+    return KK_OK;
+}
+
+static kk_status match_all(step *s, kk_err *err) {
+    const double from = kk_now() - s->verify_s; /* which grows by what is waited for */
+    KK_TRY(picks(s) ? pick_all(s, err) : match_each(s, err));
     const double chose = kk_now() - from - s->verify_s;
     for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += chose;
     return KK_OK;

@@ -60,7 +60,7 @@ typedef struct kk_round {
     float mix;
     int32_t *tokens; /* [cap] */
     int32_t cap;
-    float *logits; /* [vocab], scratch: ends as the last chosen row's */
+    float *logits; /* [vocab], scratch */
     const kk_sampling *sampling;
     kk_stop stop;
     const kk_proposer *proposer;

@@ -185,6 +185,24 @@ static void check_rows(const kk_kernels *k) {
     }
 }
 
+/* Ties, zeros of both signs, infinities and what is no number, at every place. */
+static void check_largest(const kk_kernels *k) {
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 7.0f};
+    for (int32_t n = 1; n < 300; n += 1 + n / 9) {
+        float *x = floats((size_t)n, 7);
+        for (int turn = 0; turn < 40; turn++) {
+            x[below(n)] = odd[below(6)];
+            x[below(n)] = x[below(n)];
+            CHECK_SAY(k->largest(x, n) == ref->largest(x, n), "%s largest of %d", k->name, n);
+        }
+        for (int32_t i = 0; i < n; i++) x[i] = NAN;
+        CHECK_SAY(k->largest(x, n) == 0, "%s largest of %d, none a number", k->name, n);
+        x[n - 1] = -INFINITY;
+        CHECK_SAY(k->largest(x, n) == n - 1, "%s largest of %d, the last a number", k->name, n);
+        free(x);
+    }
+}
+
 static void check_quantize(const kk_kernels *k) {
     for (int32_t n = 32; n <= 320; n += 32) {
         acts a = activations(1, n), b = activations(1, n);
@@ -554,6 +572,7 @@ int main(void) {
         if (!k) continue;
         check_strips(k);
         check_rows(k);
+        check_largest(k);
         check_quantize(k);
         check_pack(k);
         check_attend(k);

@@ -169,17 +169,25 @@ kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
     return KK_OK;
 }
 
+/* A banned id is left out by looking on both sides of it, should it be the largest. */
+static int32_t largest_of(const kk_kernels *k, const float *x, int32_t n, int32_t banned) {
+    const int32_t best = k->largest(x, n);
+    if (best != banned || n == 1) return best;
+    const int32_t after = banned + 1;
+    if (banned == 0) return after + k->largest(x + after, n - after);
+    const int32_t low = k->largest(x, banned);
+    if (after == n) return low;
+    const int32_t high = after + k->largest(x + after, n - after);
+    return x[high] > x[low] || (isnan(x[low]) && !isnan(x[high])) ? high : low;
+}
+
 static void argmax_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const rows_job *j = arg;
     const kk_argmax_args *a = j->args;
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = kk_buf_f(a->x) + (size_t)r * (size_t)a->dim;
-        int32_t best = a->banned == 0 && a->dim > 1 ? 1 : 0;
-        for (int32_t i = best + 1; i < a->dim; i++)
-            if (i != a->banned && (x[i] > x[best] || (isnan(x[best]) && !isnan(x[i])))) best = i;
-        a->out[r] = best;
-    }
+    for (int64_t r = begin; r < end; r++)
+        a->out[r] = largest_of(j->dev->k, kk_buf_f(a->x) + (size_t)r * (size_t)a->dim, a->dim,
+                               a->banned);
 }
 
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
@@ -191,17 +199,16 @@ kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
 
 /* ---- choices ---------------------------------------------------------------------------- */
 
+/* A piece is so many chunks of one row. */
+enum { PIECE = 1024 };
+
 typedef struct {
     const kk_choose_args *args;
-    int32_t row;
-    _Atomic uint64_t sum;
+    int64_t pieces; /* of a row */
+    _Atomic uint64_t sum[KK_PICK_ROWS];
 } choose_job;
 
-static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    (void)thread;
-    choose_job *j = arg;
-    const int64_t dim = j->args->dim;
-    const float *x = kk_buf_f(j->args->x) + j->row * dim;
+static uint64_t digest_chunks(const float *x, int64_t dim, int64_t begin, int64_t end) {
     uint32_t word[KK_DIGEST_WORDS];
     uint64_t sum = 0;
     for (int64_t c = begin; c < end; c++) {
@@ -210,7 +217,19 @@ static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread)
         memcpy(word, x + at, (size_t)n * sizeof *word);
         sum += kk_digest_chunk((uint64_t)c, word, n);
     }
-    atomic_fetch_add_explicit(&j->sum, sum, memory_order_relaxed);
+    return sum;
+}
+
+static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    choose_job *j = arg;
+    const int64_t dim = j->args->dim, chunks = (dim + KK_DIGEST_WORDS - 1) / KK_DIGEST_WORDS;
+    for (int64_t p = begin; p < end; p++) {
+        const int64_t row = p / j->pieces, from = p % j->pieces * PIECE;
+        const int64_t to = from + PIECE < chunks ? from + PIECE : chunks;
+        const uint64_t sum = digest_chunks(kk_buf_f(j->args->x) + row * dim, dim, from, to);
+        atomic_fetch_add_explicit(&j->sum[row], sum, memory_order_relaxed);
+    }
 }
 
 kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
@@ -221,12 +240,10 @@ kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, k
     int32_t *token = a->token->data;
     const kk_argmax_args largest = {token, a->x, a->n_rows, a->dim, -1};
     KK_TRY(kk_cpu_argmax(dev, &largest, err));
-    for (int32_t r = 0; r < a->n_rows; r++) {
-        choose_job j = {.args = a, .row = r};
-        kk_threads_loop(dev->threads, (a->dim + KK_DIGEST_WORDS - 1) / KK_DIGEST_WORDS, 1024,
-                        digest_pieces, &j);
-        pick[r] = (kk_pick){token[r], kk_digest_end(atomic_load(&j.sum), (uint64_t)a->dim)};
-    }
+    choose_job j = {.args = a, .pieces = (a->dim - 1) / (PIECE * KK_DIGEST_WORDS) + 1};
+    kk_threads_loop(dev->threads, a->n_rows * j.pieces, 1, digest_pieces, &j);
+    for (int32_t r = 0; r < a->n_rows; r++)
+        pick[r] = (kk_pick){token[r], kk_digest_end(atomic_load(&j.sum[r]), (uint64_t)a->dim)};
     *ticket = dev->tickets++;
     return KK_OK;
 }

@@ -234,6 +234,9 @@ typedef struct {
     void (*add_scale)(float *y, const float *a, int32_t n, float scale);
     void (*axpy)(float *y, float w, const float *x, int32_t n);
     void (*softcap)(float *x, int32_t n, float cap);
+    /* Where the largest of x is, the first of several; what is no number comes after all numbers,
+     * and 0 is the answer where there is nothing else. */
+    int32_t (*largest)(const float *x, int32_t n);
     /* Round to the cache's formats.  pack: KV8 or KV4, n a multiple of KK_KV_GROUP; a scale and
      * a bias for each group. */
     void (*to_bf16)(uint16_t *y, const float *x, int32_t n);

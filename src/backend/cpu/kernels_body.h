@@ -128,6 +128,21 @@ static void softcap(float *x, int32_t n, float cap) {
     EACH_LANES(n, { SET(x, softcap_lanes(V(x), c)); });
 }
 
+/* The largest first, then where it is.  A row with something that is no number may show neither. */
+static int32_t largest(const float *x, int32_t n) {
+    vf top[4];
+    float most = -INFINITY;
+    int32_t i = 0;
+    for (int k = 0; k < 4; k++) top[k] = vf_set1(-INFINITY);
+    for (; i + 4 * KK_LANES <= n; i += 4 * KK_LANES)
+        for (int k = 0; k < 4; k++) top[k] = vf_max(vf_load(x + i + k * KK_LANES), top[k]);
+    if (i > 0) most = vf_hmax(vf_max(vf_max(top[0], top[1]), vf_max(top[2], top[3])));
+    for (; i < n; i++) most = x[i] > most ? x[i] : most;
+    for (i = 0; i < n; i++)
+        if (x[i] == most) return i;
+    return kk_kernels_reference.largest(x, n);
+}
+
 static void rotate(float *x, const float *cs, int32_t n, int32_t n_rot) {
     float *y = x + n / 2;
     const float *sn = cs + n_rot;
@@ -611,6 +626,7 @@ const kk_kernels KK_KERNELS = {
     .add_scale = add_scale,
     .axpy = axpy,
     .softcap = softcap,
+    .largest = largest,
     .to_bf16 = to_bf16,
     .pack = pack,
 };

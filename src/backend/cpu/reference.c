@@ -195,6 +195,13 @@ static void axpy(float *y, float w, const float *x, int32_t n) {
     for (int32_t i = 0; i < n; i++) y[i] = fmaf(w, x[i], y[i]);
 }
 
+static int32_t largest(const float *x, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > x[best] || (isnan(x[best]) && !isnan(x[i]))) best = i;
+    return best;
+}
+
 static void softcap(float *x, int32_t n, float cap) {
     for (int32_t i = 0; i < n; i++) x[i] = kk_softcap(x[i], cap);
 }
@@ -381,6 +388,7 @@ const kk_kernels kk_kernels_reference = {
     .add_scale = add_scale,
     .axpy = axpy,
     .softcap = softcap,
+    .largest = largest,
     .to_bf16 = to_bf16,
     .pack = pack,
 };
