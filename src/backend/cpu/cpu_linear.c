@@ -26,7 +26,7 @@ static void round_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round) {
     if (!round) return (kk_acts){.f = x};
     round_job j = {dev, x, n};
-    kk_threads_loop(dev->threads, n_rows, 4, round_rows, &j);
+    kk_threads_loop(dev->threads, n_rows, kk_cpu_row_grain(n), round_rows, &j);
     return (kk_acts){x, dev->acts.data};
 }
 
@@ -141,9 +141,10 @@ kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
     kk_buf in = {.data = j.normed}, out = {.data = j.logits};
     const kk_linear_args proj = {
         .out = {&out}, .w = {a->proj}, .n = 1, .x = &in, .n_rows = a->n_rows};
-    kk_threads_loop(dev->threads, a->n_rows, 4, normalise_rows, &j);
+    kk_threads_loop(dev->threads, a->n_rows, kk_cpu_row_grain(j.hidden), normalise_rows, &j);
     KK_TRY(kk_cpu_linear(dev, &proj, err));
-    kk_threads_loop(dev->threads, a->n_rows, 4, choose_rows, &j);
+    kk_threads_loop(dev->threads, a->n_rows, kk_cpu_row_grain((int64_t)a->n_used * j.n_expert),
+                    choose_rows, &j);
     return KK_OK;
 }
 
@@ -265,7 +266,7 @@ kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->gate->m.n_in, round_x);
     run_expert_matrix(&j, a->gate, 0, a->gate->m.n_out, j.row, mid, 2 * ffn);
     if (a->up) run_expert_matrix(&j, a->up, 0, a->ffn, j.row, mid + ffn, 2 * ffn);
-    kk_threads_loop(dev->threads, slots, 4, activate_slots, &j);
+    kk_threads_loop(dev->threads, slots, kk_cpu_row_grain(4 * (int64_t)a->ffn), activate_slots, &j);
     j.x = kk_cpu_acts(dev, dev->slot_act.data, (int32_t)slots, a->ffn,
                       kk_dtype_is_quant(a->down->m.dtype));
     /* As many outputs at a time as the scratch holds for all slots: all, when decoding. */
@@ -274,7 +275,7 @@ kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
     for (int64_t o = 0; o < hidden; o += slice) {
         const int64_t n = hidden - o < slice ? hidden - o : slice;
         run_expert_matrix(&j, a->down, o, n, j.slot, dev->slot_out.data, (size_t)n);
-        kk_threads_loop(dev->threads, a->n_rows, 4, add_slots, &j);
+        kk_threads_loop(dev->threads, a->n_rows, kk_cpu_row_grain(a->n_used * n), add_slots, &j);
     }
     return KK_OK;
 }

@@ -4,16 +4,14 @@
 #include "backend/cpu/device.h"
 #include "core/digest.h"
 
-enum { GRAIN = 4 }; /* rows a thread takes at a time */
-
 typedef struct {
     kk_dev *dev;
     const void *args;
 } rows_job;
 
-static void each_row(kk_dev *dev, int32_t n_rows, kk_loop_fn fn, const void *args) {
+static void each_row(kk_dev *dev, int32_t n_rows, int64_t width, kk_loop_fn fn, const void *args) {
     rows_job j = {dev, args};
-    kk_threads_loop(dev->threads, n_rows, GRAIN, fn, &j);
+    kk_threads_loop(dev->threads, n_rows, kk_cpu_row_grain(width), fn, &j);
 }
 
 /* The id of row r, from wherever they are. */
@@ -35,7 +33,7 @@ static void embed_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
     (void)err;
-    each_row(dev, a->n_rows, embed_rows, a);
+    each_row(dev, a->n_rows, a->table->m.n_in, embed_rows, a);
     return KK_OK;
 }
 
@@ -51,7 +49,7 @@ static void norm_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
     (void)err;
-    each_row(dev, a->n_rows, norm_rows, a);
+    each_row(dev, a->n_rows, a->dim, norm_rows, a);
     return KK_OK;
 }
 
@@ -97,7 +95,7 @@ static void residual_rows(void *arg, int64_t begin, int64_t end, int32_t thread)
 kk_status kk_cpu_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err) {
     if ((size_t)a->dim * sizeof(float) > dev->thread_stride)
         return kk_fail(err, KK_EINVAL, "rows of %d values are too wide", a->dim);
-    each_row(dev, a->n_rows, residual_rows, a);
+    each_row(dev, a->n_rows, a->dim, residual_rows, a);
     return KK_OK;
 }
 
@@ -114,7 +112,7 @@ static void glu_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err) {
     (void)err;
-    each_row(dev, a->n_rows, glu_rows, a);
+    each_row(dev, a->n_rows, 4 * (int64_t)a->dim, glu_rows, a); /* exponentials */
     return KK_OK;
 }
 
@@ -141,7 +139,7 @@ static void ple_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
     if (a->dim > KK_MAX_HEAD_DIM)
         return kk_fail(err, KK_EINVAL, "per-layer inputs of %d values are too wide", a->dim);
-    each_row(dev, a->n_rows, ple_rows, a);
+    each_row(dev, a->n_rows, (int64_t)a->n_layer * a->dim, ple_rows, a);
     return KK_OK;
 }
 

@@ -60,6 +60,10 @@ static inline const uint8_t *kk_weight_row(const kk_weight *w, int64_t mat, int6
     return (const uint8_t *)w->m.data + (size_t)(mat * w->m.n_out + row) * w->row_bytes;
 }
 
+/* Rows of so many values that a thread takes at a time: to share out less than a microsecond's work
+ * would take longer than to do it. */
+static inline int64_t kk_cpu_row_grain(int64_t width) { return width < 8192 ? 8192 / width : 1; }
+
 /* Rounds rows of n floats into the device's activation scratch when `round` is set, and gives
  * both views of them. */
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round);
