@@ -29,6 +29,7 @@ static const double CLIP = 2;          /* times the known cost: what is above is
 static const double COMMON = 0.03;     /* share of a surprise that all rows have in common */
 static const double SLACK = 1.25;      /* times what is possible: what a measurement may say */
 static const double FORGOTTEN = 0.01;  /* weight at which a row counts as not measured */
+static const int64_t ALONE = 8;        /* rounds without a draft, after which its cost is inferred */
 
 typedef struct {
     int32_t rows[KK_COST_ROWS], n;
@@ -156,8 +157,9 @@ double kk_cost_at(const kk_cost_table *t, int32_t rows) {
     return cost(&c, rows);
 }
 
-static void measured(kk_cost_table *t, int32_t rows, double seconds) {
-    if (rows < 1 || !(seconds > 0)) return;
+/* Returns what it took to be common to all rows: the factor that they were moved by. */
+static double measured(kk_cost_table *t, int32_t rows, double seconds) {
+    if (rows < 1 || !(seconds > 0)) return 1;
     const double inferred = kk_cost_at(t, rows);
     if (rows > KK_COST_ROWS) { /* is taken as news of the last row that has a place */
         seconds *= inferred > 0 ? kk_cost_at(t, KK_COST_ROWS) / inferred : 1;
@@ -168,18 +170,32 @@ static void measured(kk_cost_table *t, int32_t rows, double seconds) {
     if (*weight < FORGOTTEN || (*weight < FEW && seconds * CLIP < *known)) {
         *known = inferred > 0 ? at_most(seconds, CLIP * inferred) : seconds;
         *weight = 1;
-        return;
+        return 1;
     }
     const double surprise = at_least(at_most(seconds / *known, CLIP), 1 / CLIP);
     const double common = 1 + COMMON * (surprise - 1) * *weight / (*weight + FEW);
     *known *= 1 + (surprise - 1) / (*weight + 1);
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) t->seconds[r] *= common;
     *weight = at_most(*weight + 1, MOST_WEIGHT);
+    return common;
+}
+
+/* While drafts are made they say themselves what they cost.  When none was for a while, what all
+ * forwards have in common is theirs too: after a session with a long context they would seem dear
+ * to one with a short context, which would then make none and never learn better. */
+static void follow(kk_costs *costs, double common) {
+    if (costs->undrafted++ < ALONE) return;
+    for (int32_t r = 1; r <= KK_COST_ROWS; r++) costs->draft.seconds[r] *= common;
 }
 
 void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
-    measured(&costs->verify, s->rows, s->verify_s);
-    if (s->drafted > 0) measured(&costs->draft, s->drafted, s->draft_s);
+    const double common = measured(&costs->verify, s->rows, s->verify_s);
+    if (s->drafted > 0) {
+        measured(&costs->draft, s->drafted, s->draft_s);
+        costs->undrafted = 0;
+    } else {
+        follow(costs, common);
+    }
     costs->total_s += s->verify_s + s->draft_s;
     const double extra = s->verify_s + s->draft_s - kk_cost_at(&costs->verify, s->sessions);
     if (s->looking && extra > 0) costs->looking_s += extra;

@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     kk_cost_table verify;      /* by rows of the forward, over all sessions */
     kk_cost_table draft;       /* by tokens drafted by proposers that are not free, all sessions */
+    int64_t undrafted;         /* rounds since one of those was run */
     double total_s, looking_s; /* spent in all, and of it extra in rounds that looked */
 } kk_costs;
 

@@ -348,6 +348,27 @@ static void costs_are_followed(void **state) {
     }
 }
 
+/* Rounds behind a long context, drafted and plain, and then only plain ones behind a short one. */
+static void drafts_grow_cheaper_with_plain_rounds(void **state) {
+    (void)state;
+    const double draft_s = 0.4;
+    kk_costs costs = {0};
+    for (int k = 0; k < 120; k++) {
+        const bool drafts = k % 2;
+        const int32_t rows = drafts ? 8 : 1;
+        kk_controller_spent(&costs, &(kk_spent){.sessions = 1,
+                                                .rows = rows,
+                                                .drafted = drafts ? 7 : 0,
+                                                .verify_s = 3 * dense(rows),
+                                                .draft_s = drafts ? 3 * draft_s : 0});
+    }
+    for (int k = 0; k < 300; k++)
+        kk_controller_spent(&costs, &(kk_spent){.sessions = 1, .rows = 1, .verify_s = dense(1)});
+    assert_true(kk_cost_at(&costs.draft, 7) > 0.9 * draft_s);
+    assert_true(kk_cost_at(&costs.draft, 7) < 1.5 * draft_s);
+    assert_true(kk_cost_at(&costs.verify, 8) < 1.5 * dense(8));
+}
+
 /* A small model on a processor, in whose caches either the verifier or the drafter fits: what a
  * draft costs round after round is less than a single one shows. */
 static double cached(int32_t rows) { return rows == 1 ? 1 : 1.3 + 0.28 * (rows - 1); }
@@ -538,6 +559,7 @@ int main(void) {
         cmocka_unit_test(it_is_found_soon),
         cmocka_unit_test(a_change_of_text_is_noticed),
         cmocka_unit_test(costs_are_followed),
+        cmocka_unit_test(drafts_grow_cheaper_with_plain_rounds),
         cmocka_unit_test(dear_drafts_and_cold_caches_do_not_hide_what_pays),
         cmocka_unit_test(sessions_are_chosen_for_together),
         cmocka_unit_test(rows_are_shared_out_by_chance_of_success),
