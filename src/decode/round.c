@@ -309,7 +309,8 @@ static kk_status match(step *s, kk_round *r, int32_t first, kk_err *err) {
  * rows that turn out not to count cost less than to wait for each verdict. */
 static bool picks(const step *s) {
     bool greedy = !s->all->ahead && s->rows <= KK_PICK_ROWS;
-    for (int32_t i = 0; i < s->n; i++) greedy = greedy && kk_sampling_is_greedy(s->rounds[i]->sampling);
+    for (int32_t i = 0; i < s->n; i++)
+        greedy = greedy && kk_sampling_is_greedy(s->rounds[i]->sampling);
     return greedy;
 }
 

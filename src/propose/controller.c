@@ -29,7 +29,7 @@ static const double CLIP = 2;          /* times the known cost: what is above is
 static const double COMMON = 0.03;     /* share of a surprise that all rows have in common */
 static const double SLACK = 1.25;      /* times what is possible: what a measurement may say */
 static const double FORGOTTEN = 0.01;  /* weight at which a row counts as not measured */
-static const int64_t ALONE = 8;        /* rounds without a draft, after which its cost is inferred */
+static const int64_t ALONE = 8;        /* rounds without a draft until its cost is inferred */
 
 typedef struct {
     int32_t rows[KK_COST_ROWS], n;

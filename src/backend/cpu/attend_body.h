@@ -8,12 +8,12 @@
 /* What a tile works with; a pair is a (row, head). */
 typedef struct {
     const kk_attend_tile *t;
-    float *rows;    /* [KK_ATTEND_CHUNK] */
-    float *s;       /* [pairs][KK_PAGE_ROWS] scores, then weights */
-    float *c;       /* [pairs] what a new largest score makes of earlier sums */
-    float *lane;    /* [pairs][KK_LANES] sums of weights */
-    float *m;       /* [pairs] largest score so far */
-    int32_t n_rows; /* a chunk has so many rows */
+    float *rows;                       /* [KK_ATTEND_CHUNK] */
+    float *s;                          /* [pairs][KK_PAGE_ROWS] scores, then weights */
+    float *c;                          /* [pairs] what a new largest score makes of earlier sums */
+    float *lane;                       /* [pairs][KK_LANES] sums of weights */
+    float *m;                          /* [pairs] largest score so far */
+    int32_t n_rows;                    /* a chunk has so many rows */
     kk_page_sight see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
 } attend_work;
 
@@ -219,8 +219,7 @@ INLINE void add_queries(float *acc, const float *c, const float *p, steps to, co
 #pragma GCC unroll 4
         for (int32_t h = 0; h < nq; h++)
 #pragma GCC unroll 4
-            for (int32_t k = 0; k < 4; k++)
-                vf_store(acc + (size_t)h * to.q + i + 16 * k, a[h][k]);
+            for (int32_t k = 0; k < 4; k++) vf_store(acc + (size_t)h * to.q + i + 16 * k, a[h][k]);
     }
     for (; i < d; i++) {
         for (int32_t h = 0; h < nq; h++) {
@@ -362,8 +361,7 @@ static void weigh_page(const attend_work *w) {
 static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
-    for (int32_t r = 0; r < t->n_rows; r++)
-        w->see[r] = kk_sight_page(kk_attend_sight(t, r), page);
+    for (int32_t r = 0; r < t->n_rows; r++) w->see[r] = kk_sight_page(kk_attend_sight(t, r), page);
     const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
     const int32_t pairs = t->n_rows * t->n_group;
     for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)

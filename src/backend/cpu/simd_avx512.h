@@ -9,7 +9,7 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 8
-#define KK_FLOAT_ROWS 5  /* rows a tile of floats takes at most */
+#define KK_FLOAT_ROWS 5 /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 4
 #define KK_CHAINS 16     /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
@@ -77,8 +77,7 @@ static inline vf fold_2(vf x, vf y) { /* by twos: x, y, x, ... */
 static inline vf vf_sums(const vf a[16]) {
     vf u[4];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        u[j] = fold_4(fold_8(a[j], a[j + 8]), fold_8(a[j + 4], a[j + 12]));
+    for (int j = 0; j < 4; j++) u[j] = fold_4(fold_8(a[j], a[j + 8]), fold_8(a[j + 4], a[j + 12]));
     const vf v = fold_2(u[0], u[1]), w = fold_2(u[2], u[3]);
     return _mm512_add_ps(_mm512_shuffle_ps(v, w, 0x88), _mm512_shuffle_ps(v, w, 0xdd));
 }
