@@ -335,7 +335,8 @@ INLINE void meet_rows(const attend_work *w, int32_t r, int32_t n, bool after, ro
 /* All rows of the tile with what they see of the chunk.  Where a row has few heads, several rows
  * at a time make up for it: keys and values are then read once for all of them. */
 INLINE void each_row(const attend_work *w, row_range chunk, part_fn *fn) {
-    const int32_t rows = w->t->n_group < KK_HEAD_TILE ? KK_HEAD_TILE : 1;
+    int32_t rows = 1;
+    if (w->t->n_group < KK_HEAD_TILE) rows = KK_HEAD_TILE;
     for (int32_t r = 0, n; r < w->t->n_rows; r += n) {
         n = w->t->n_rows - r < rows ? w->t->n_rows - r : rows;
         for (int after = 0; after < 2; after++)
