@@ -202,9 +202,10 @@ static kk_status count_experts(bench *b, kk_err *err) {
             if (!go_on(b, 0, 0)) return kk_fail(err, KK_ESTOPPED, "stopped while counting experts");
             KK_TRY(kk_bench_experts(b->session, rows_of(b, i, r), o->rows[r], &chose, err));
             b->out->whole[r].experts += chose.experts / o->repeat;
-            b->out->whole[r].bytes += chose.bytes / o->repeat;
+            b->out->whole[r].bytes += chose.bytes;
         }
     }
+    for (int32_t r = 0; r < o->n_rows; r++) b->out->whole[r].bytes /= o->repeat;
     return KK_OK;
 }
 

@@ -77,13 +77,13 @@ static float timed(int reps) {
     std::sort(ms.begin(), ms.end()); CK(cudaGraphExecDestroy(e)); CK(cudaGraphDestroy(g)); CK(cudaStreamDestroy(s)); return ms[reps / 2];
 }
 static int distinct(int rows) { std::vector<int32_t> e(rows * NU); CK(cudaMemcpy(e.data(), M.expert, e.size() * 4, cudaMemcpyDeviceToHost)); std::sort(e.begin(), e.end()); return (int)(std::unique(e.begin(), e.end()) - e.begin()); }
-/* Marks of a layer: before strips, and before and after each barrier.  Up to four rows go through
- * fewer stages.  A segment ends with its last block: what each took from the end of the one before. */
+/* Marks of a layer: before strips, and before and after each barrier.  One row goes through fewer
+ * stages.  A segment ends with its last block: what each took from the end of the one before. */
 static void trace(int rows, double mhz) {
     static const char *one[] = {"tail", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "gate", "wait", "stage", "experts", "wait", "stage", "down", "wait", NULL};
     static const char *few[] = {"stage", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "wait", "stage", "gate", "choose", "stage", "experts", "wait", "stage", "down", "wait", "tail", "wait", NULL};
-    const bool near = rows == 1; const char **names = near ? one : few; int marks = 0; while (names[marks]) marks++;
-    const int first = near ? 0 : 2; const size_t n = (size_t)sms * (first + marks * layers + 8);
+    const bool alone = rows == 1; const char **names = alone ? one : few; int marks = 0; while (names[marks]) marks++;
+    const int first = alone ? 0 : 2; const size_t n = (size_t)sms * (first + marks * layers + 8);
     std::vector<uint64_t> t(n); M.trace = room<uint64_t>(n); timed(1); CK(cudaMemcpy(t.data(), M.trace, n * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
     /* Clocks of multiprocessors start anywhere and run at their own speed: ends of barriers bring them together. */
     std::vector<double> from(sms), by(sms); std::vector<int> ends; for (int l = 0; l < layers; l++) for (int s = 0; s < marks; s++) if (names[s][0] == 'w') ends.push_back(first + marks * l + s);
@@ -92,7 +92,7 @@ static void trace(int rows, double mhz) {
     auto at = [&](int m) { std::vector<double> v(sms); for (int k = 0; k < sms; k++) v[k] = (from[k] + by[k] * raw(m, k)) / mhz; std::sort(v.begin(), v.end()); return v; };
     double all = 0; printf("   us of a sliding layer, first / median / last block:");
     for (int s = 0; s < marks; s++) { double f = 0, md = 0, la = 0; int k = 0; for (int l = 1; l < layers; l++) { if (l % 6 == 5) continue; const auto a = at(first + marks * l + s - 1), b = at(first + marks * l + s); f += b[0] - a[sms - 1]; md += b[sms / 2] - a[sms - 1]; la += b[sms - 1] - a[sms - 1]; k++; } all += la / k; printf("\n     %-8s %6.2f %6.2f %6.2f", names[s], f / k, md / k, la / k); }
-    const int h = first + marks * layers + (near ? 0 : 2); printf("\n   = %.1f | head %.1f us\n", all, at(h + 1)[sms - 1] - at(h)[sms - 1]);
+    const int h = first + marks * layers + (alone ? 0 : 2); printf("\n   = %.1f | head %.1f us\n", all, at(h + 1)[sms - 1] - at(h)[sms - 1]);
 }
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);

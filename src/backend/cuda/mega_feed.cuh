@@ -10,7 +10,8 @@
  * be asked for (until): experts wait for their router, and the output projection until attention
  * has read its pages.  And a block that tells the others how far it is (a release) waits for every
  * copy it has under way: of weights that lie beyond a barrier, half a slot is asked for at a
- * time. */
+ * time.  (Not of the head's, which come once, nor of the experts', for which memory is waited
+ * for.) */
 #ifndef KK_CUDA_MEGA_FEED_CUH
 #define KK_CUDA_MEGA_FEED_CUH
 
