@@ -169,13 +169,14 @@ static kk_status add_piece(builder *b, const int32_t *ids, size_t first, size_t 
 
 static kk_status add_file(builder *b, const char *path, kk_err *err) {
     const size_t most = (size_t)b->opts->length;
-    const bool held = kk_quality_held_out(path, strlen(path));
     char *text;
     int32_t *ids = NULL;
     size_t len, n;
     struct stat s;
     if (stat(path, &s) != 0 || s.st_size > MOST_FILE || s.st_size < LEAST_TOKENS) return KK_OK;
     KK_TRY(kk_file_read(path, MOST_FILE, &text, &len, err));
+    /* By what it says: the same wherever it lies, and copies of it go with it. */
+    const bool held = kk_quality_held_out(text, len);
     kk_status st = kk_encode(b->tok, text, len, KK_ENCODE_BOS, &ids, &n, err);
     kk_free(text);
     for (int i = 0; st == KK_OK && i < PIECES && n >= LEAST_TOKENS; i++) {

@@ -2,7 +2,7 @@
  *
  * From files and folders; from sets of prompts; from documents that hide a code; and from what the
  * model itself goes on to say after prompts.  A text is held out, to judge by, or trained on, as a
- * hash of its file name or prompt says, so that no two sequences of one text lie on both sides.
+ * hash of the file or prompt says, so that no two sequences of one text lie on both sides.
  *
  * Documents with a code never are those of an evaluation: they are drawn from other seeds and
  * their codes begin with other words. */
