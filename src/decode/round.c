@@ -215,6 +215,14 @@ static void add_reach(kk_reach *to, const kk_reach *a) {
     to->rows_rebuilt += a->rows_rebuilt;
 }
 
+/* The token after row i of the round. */
+static void take(kk_round *r, int32_t i, kk_pick pick) {
+    r->hash_after[i] = kk_hash_add(i ? r->hash_after[i - 1] : r->hash, pick.digest);
+    r->tokens[r->len + i] = pick.token;
+    r->n_out = i + 1;
+    r->stopped = kk_stop_at(&r->stop, pick.token);
+}
+
 /* The outcome of the round that was enqueued first. */
 static kk_status adopt(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
@@ -223,10 +231,7 @@ static kk_status adopt(step *s, kk_err *err) {
     if (!f->read) KK_TRY(kk_gemma4_picked(s->all->model, f->ticket, &f->pick, 1, err));
     assert(f->pick.token >= 0 && f->pick.token < s->all->vocab);
     f->read = true;
-    r->hash_after[0] = kk_hash_add(r->hash, f->pick.digest);
-    r->tokens[r->len] = f->pick.token;
-    r->n_out = 1;
-    r->stopped = kk_stop_at(&r->stop, f->pick.token);
+    take(r, 0, f->pick);
     r->stats->ahead += f->ahead;
     add_reach(r->reach, &f->reach);
     return KK_OK;
@@ -277,34 +282,6 @@ static kk_status forward_all(step *s, kk_err *err) {
 
 /* ---- choose and match ------------------------------------------------------------------- */
 
-/* Chooses the token after row i of the round and adds the row to the hash. */
-static void choose(const kk_rounds *all, kk_round *r, int32_t i) {
-    const uint64_t chain = i ? r->hash_after[i - 1] : r->hash;
-    r->hash_after[i] = kk_hash_row(chain, r->logits, (size_t)all->vocab);
-    const int32_t y =
-        kk_sample(all->sampler, r->sampling, r->logits, r->tokens, (int64_t)r->len + i);
-    r->tokens[r->len + i] = y;
-    r->n_out = i + 1;
-    r->stopped = kk_stop_at(&r->stop, y);
-}
-
-/* Rows are chosen one after the other as long as the draft holds; first is this session's first
- * row of logits. */
-static kk_status match(step *s, kk_round *r, int32_t first, kk_err *err) {
-    const kk_rounds *all = s->all;
-    for (int32_t i = 0; i <= r->n_draft; i++) {
-        const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
-        const double from = kk_now();
-        KK_TRY(kk_gemma4_logits(all->model, first + i, r->logits, err));
-        if (first + i == 0) s->verify_s += kk_now() - from; /* a device that queues is done now */
-        choose(all, r, i);
-        if (r->tokens[r->len + i] != drafted) break;
-        r->n_right = i + 1;
-        if (r->stopped) break;
-    }
-    return KK_OK;
-}
-
 /* Greedy choices are the device's, which makes them for all rows at once with all its threads;
  * rows that turn out not to count cost less than to wait for each verdict. */
 static bool picks(const step *s) {
@@ -314,41 +291,46 @@ static bool picks(const step *s) {
     return greedy;
 }
 
-static void match_picks(kk_round *r, const kk_pick *pick) {
-    for (int32_t i = 0; i <= r->n_draft; i++) {
-        const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
-        r->hash_after[i] = kk_hash_add(i ? r->hash_after[i - 1] : r->hash, pick[i].digest);
-        r->tokens[r->len + i] = pick[i].token;
-        r->n_out = i + 1;
-        r->stopped = kk_stop_at(&r->stop, pick[i].token);
-        if (pick[i].token != drafted) break;
-        r->n_right = i + 1;
-        if (r->stopped) break;
-    }
+/* What the round's sampling makes of the logits of its row i, which lie in r. */
+static kk_pick choose(const kk_rounds *all, kk_round *r, int32_t i) {
+    const uint64_t digest = kk_hash_digest(r->logits, (size_t)all->vocab); /* before they change */
+    return (kk_pick){
+        kk_sample(all->sampler, r->sampling, r->logits, r->tokens, (int64_t)r->len + i), digest};
 }
 
-static kk_status pick_all(step *s, kk_err *err) {
-    kk_pick pick[KK_PICK_ROWS];
-    int64_t ticket;
-    KK_TRY(kk_gemma4_choose(s->all->model, &ticket, err));
-    KK_TRY(kk_gemma4_picked(s->all->model, ticket, pick, s->rows, err));
-    for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1)
-        match_picks(s->rounds[i], pick + first);
+static kk_status read_logits(step *s, kk_round *r, int32_t row, kk_err *err) {
+    const double from = kk_now();
+    KK_TRY(kk_gemma4_logits(s->all->model, row, r->logits, err));
+    if (row == 0) s->verify_s += kk_now() - from; /* a device that queues is done now */
     return KK_OK;
 }
 
-static kk_status match_each(step *s, kk_err *err) {
-    int32_t first = 0;
-    for (int32_t i = 0; i < s->n; i++) {
-        KK_TRY(match(s, s->rounds[i], first, err));
-        first += s->rounds[i]->n_draft + 1;
+/* Rows are taken one after the other as long as the draft holds.  first: this session's first row
+ * of the forward; picked: what was chosen for all rows of it, NULL if nothing was yet. */
+static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picked, kk_err *err) {
+    for (int32_t i = 0; i <= r->n_draft; i++) {
+        const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
+        if (!picked) KK_TRY(read_logits(s, r, first + i, err));
+        const kk_pick pick = picked ? picked[first + i] : choose(s->all, r, i);
+        take(r, i, pick);
+        if (pick.token != drafted) break;
+        r->n_right = i + 1;
+        if (r->stopped) break;
     }
     return KK_OK;
 }
 
 static kk_status match_all(step *s, kk_err *err) {
     const double from = kk_now() - s->verify_s; /* which grows by what is waited for */
-    KK_TRY(picks(s) ? pick_all(s, err) : match_each(s, err));
+    kk_pick pick[KK_PICK_ROWS];
+    const bool picked = picks(s);
+    int64_t ticket;
+    if (picked) {
+        KK_TRY(kk_gemma4_choose(s->all->model, &ticket, err));
+        KK_TRY(kk_gemma4_picked(s->all->model, ticket, pick, s->rows, err));
+    }
+    for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1)
+        KK_TRY(match(s, s->rounds[i], first, picked ? pick : NULL, err));
     const double chose = kk_now() - from - s->verify_s;
     for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += chose;
     return KK_OK;
@@ -423,7 +405,7 @@ void kk_round_first(const kk_rounds *all, kk_round *r) {
     assert(r->room > 0 && r->len > 0 && r->len < r->cap);
     assert(kk_cache_len(r->cache) == r->len);
     r->n_draft = r->n_right = 0;
-    choose(all, r, 0);
+    take(r, 0, choose(all, r, 0));
 }
 
 void kk_round_commit(kk_round *r, int32_t n_keep) {
