@@ -1,7 +1,8 @@
 /* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
  * the device: milliseconds for 1 to 16 rows at two contexts, and where a layer's time goes.
  * Build: nvcc -O3 -std=c++17 -arch=sm_90a -I src/backend/cuda bench/gpu/mega_bench.cu
- *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS] */
+ *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS]
+ * With -DKK_MEGA_TRACE it says where a layer's time goes, in a kernel that its clocks slow down. */
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +78,7 @@ static float timed(int reps) {
     std::sort(ms.begin(), ms.end()); CK(cudaGraphExecDestroy(e)); CK(cudaGraphDestroy(g)); CK(cudaStreamDestroy(s)); return ms[reps / 2];
 }
 static int distinct(int rows) { std::vector<int32_t> e(rows * NU); CK(cudaMemcpy(e.data(), M.expert, e.size() * 4, cudaMemcpyDeviceToHost)); std::sort(e.begin(), e.end()); return (int)(std::unique(e.begin(), e.end()) - e.begin()); }
+#ifdef KK_MEGA_TRACE
 /* Marks of a layer: before strips, and before and after each barrier.  One row goes through fewer
  * stages.  A segment ends with its last block: what each took from the end of the one before. */
 static void trace(int rows, double mhz) {
@@ -94,16 +96,20 @@ static void trace(int rows, double mhz) {
     for (int s = 0; s < marks; s++) { double f = 0, md = 0, la = 0; int k = 0; for (int l = 1; l < layers; l++) { if (l % 6 == 5) continue; const auto a = at(first + marks * l + s - 1), b = at(first + marks * l + s); f += b[0] - a[sms - 1]; md += b[sms / 2] - a[sms - 1]; la += b[sms - 1] - a[sms - 1]; k++; } all += la / k; printf("\n     %-8s %6.2f %6.2f %6.2f", names[s], f / k, md / k, la / k); }
     const int h = first + marks * layers + (alone ? 0 : 2); printf("\n   = %.1f | head %.1f us\n", all, at(h + 1)[sms - 1] - at(h)[sms - 1]);
 }
+#endif
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);
-    cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount; int khz = 1755000; /* as it runs under load */
+    cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount;
     CK(kk_cu_setup_mega()); make(); CK(cudaDeviceSynchronize());
     if (argc > 2) { /* for a profiler: one forward without the head */
         M.head = NULL; M.vocab = 0; set_rows(atoi(argv[2]), 1238); for (int i = 0; i < 4; i++) printf("%.3f ms\n", timed(1)); return 0; }
     const int contexts[] = {1238, 3238}, many[] = {1, 2, 4, 8, 16};
     for (int ctx : contexts) for (int rows : many) {
         set_rows(rows, ctx); printf("%d tokens, %2d rows:", ctx, rows);
-        const float ms = timed(20); printf(" %.3f ms = %.0f/s\n", ms, 1e3 / ms); trace(rows, khz / 1e3);
+        const float ms = timed(20); printf(" %.3f ms = %.0f/s\n", ms, 1e3 / ms);
+#ifdef KK_MEGA_TRACE
+        trace(rows, 1755.0); /* MHz, as it runs under load */
+#endif
         printf("  %d experts\n", distinct(rows)); fflush(stdout);
     }
     std::vector<float> x(4); CK(cudaMemcpy(x.data(), M.x, 16, cudaMemcpyDeviceToHost)); printf("x %g %g\n", x[0], x[1]);

@@ -109,10 +109,14 @@ __device__ __forceinline__ int kk_turned(int k) {
     return (k & ~31) | (k >> 1 & 3) << 3 | (k >> 3 & 3) << 1 | (k & 1);
 }
 
-/* The barrier of the threads that work: all of a block, but at most 512. */
+/* The barrier of the threads that work: all of a block, or as many as a file says before it
+ * includes this one. */
 __device__ __forceinline__ void kk_sync() {
-    const unsigned n = blockDim.x < 512 ? blockDim.x : 512;
-    asm volatile("bar.sync 0, %0;" ::"r"(n) : "memory");
+#ifdef KK_WORKING_THREADS
+    asm volatile("bar.sync 0, %0;" ::"n"(KK_WORKING_THREADS) : "memory");
+#else
+    __syncthreads();
+#endif
 }
 
 /* ---- sums ------------------------------------------------------------------------------- */
@@ -133,7 +137,7 @@ template <int V> __device__ __forceinline__ kk_row<V> kk_row_load(const float *p
     kk_row<V> r;
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         if (dim % 4 == 0) {
             const float4 f = at < dim ? *(const float4 *)(p + at) : make_float4(0, 0, 0, 0);
             r.v[4 * i] = f.x;
@@ -152,7 +156,7 @@ template <int V>
 __device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int dim) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         if (dim % 4 == 0) {
             if (at < dim)
                 *(float4 *)(p + at) =
@@ -171,7 +175,7 @@ __device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &
                                                   bool turned = false) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        const int at = i * KK_ROW_SPAN + 4 * (int)threadIdx.x;
+        const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         if (dim % 4 == 0) {
             if (at < dim && turned) {
                 *(uint32_t *)(p + kk_turned(at)) = kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]);
@@ -194,10 +198,10 @@ template <int V> __device__ __forceinline__ void kk_row_sum_begin(const kk_row<V
 #pragma unroll
     for (int i = 0; i < 4 * V; i++) s = __fmaf_rn(r.v[i], r.v[i], s);
     s = kk_warp_sum(s);
-    if (threadIdx.x % KK_WARP == 0) room[threadIdx.x / KK_WARP] = s;
+    if (kk_tid() % KK_WARP == 0) room[kk_tid() / KK_WARP] = s;
 }
 __device__ __forceinline__ float kk_row_sum_end(int dim, float eps, const float *room) {
-    float s = room[threadIdx.x % 16];
+    float s = room[kk_tid() % 16];
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)dim), eps)));

@@ -43,11 +43,12 @@ __device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int 
     return f;
 }
 
-template <int D>
-__device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int row, int head, int page) {
+/* dim: of a head. */
+__device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int dim, int row, int head,
+                                              int page) {
     return t.parts +
-           ((size_t)(row * kk_team<D>::HEADS + head) * (size_t)t.rows.most_pages + (size_t)page) *
-               (size_t)(D + 4);
+           ((size_t)(row * KK_CU_26B_HEADS + head) * (size_t)t.rows.most_pages + (size_t)page) *
+               (size_t)(dim + 4);
 }
 
 /* kk_head_norm, once for heads that are turned and for those that are not (full false): all that
@@ -206,7 +207,7 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
         const int i = lane / 4 + 8 * half, row = (q0 + i) / kk_team<D>::GROUP;
         if (i >= n || (only >= 0 && row != only)) continue;
         float *to =
-            kk_few_part<D>(t, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) +
+            kk_few_part(t, D, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) +
             4 + column + 2 * kk_cut<D>::NT * (lane % 4);
         *(float2 *)to = make_float2(o[0][2 * half], o[1][2 * half]);
         *(float2 *)(to + kk_cut<D>::NT) = make_float2(o[0][2 * half + 1], o[1][2 * half + 1]);
@@ -303,14 +304,16 @@ template <int D> __device__ __forceinline__ int kk_few_tiles(int rows) {
 }
 
 /* The pages that this block will read, on their way into the cache: before q, k and v are there. */
-template <int D>
 __device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
-    enum { KV = kk_team<D>::KV };
-    const int tid = kk_tid(), tiles = kk_few_tiles<D>(rows);
+    const bool wide = t.slot.head_dim == 512;
+    const int tid = kk_tid(), tiles = wide ? kk_few_tiles<512>(rows) : kk_few_tiles<256>(rows);
     const int u = kk_bid() + tid / 2 * (int)gridDim.x, i = u / tiles;
-    if (tid >= 4 || u % tiles || i >= f.pages * KV || (tid % 2 && D == 512)) return;
-    const uint8_t *head = t.rows.pages[f.page + i / KV] + (size_t)(i % KV) * t.slot.head_bytes +
+    const int shift = wide ? 1 : 3; /* two K/V heads, or eight */
+    static_assert(kk_team<512>::KV == 2 && kk_team<256>::KV == 8, "heads of a page");
+    if (tid >= 4 || u % tiles || i >= f.pages << shift || (tid % 2 && wide)) return;
+    const uint8_t *head = t.rows.pages[f.page + (i >> shift)] +
+                          (size_t)(i & ((1 << shift) - 1)) * t.slot.head_bytes +
                           (tid % 2 ? t.slot.k_off : t.slot.v_off);
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
@@ -357,7 +360,7 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
         if (warp < n)
             kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
                            min(pos + row + 1 - base, (int)KK_PAGE),
-                           kk_few_part<D>(t, row, kv * GROUP + (q0 + warp) % GROUP, index));
+                           kk_few_part(t, D, row, kv * GROUP + (q0 + warp) % GROUP, index));
         team::sync();
 #pragma unroll 1
         for (int pass = 0; pass < 2; pass++) {
@@ -416,62 +419,64 @@ __device__ __forceinline__ void kk_few_put(const kk_cu_attend &t, int row, int c
     t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)column] = kk_dbf16(y);
 }
 
-/* Adds up the pages of all rows and heads: a warp for 32 columns. */
-template <int D>
+/* Adds up the pages of all rows and heads: a warp for 32 columns.  One for heads of all sizes: what
+ * a layer does has to fit the cache of instructions. */
 __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
-    enum { CHUNKS = D / 32, HEADS = kk_team<D>::HEADS };
-    const int lane = kk_tid() % 32;
+    const int dim = t.slot.head_dim;
+    const int lane = kk_tid() % 32, chunks = dim / 32, per = chunks * KK_CU_26B_HEADS;
 #pragma unroll 1
-    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * HEADS * CHUNKS;
+    for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * per;
          i += KK_ATTEND_WARPS * (int)gridDim.x) {
-        const int column = i % CHUNKS * 32 + lane, head = i / CHUNKS % HEADS;
-        const int row = i / CHUNKS / HEADS, at = pos + row;
+        const int row = i / per, chunk = i - row * per, head = chunk / chunks, at = pos + row;
         /* A row further on sees less at the beginning, and perhaps a page more at the end. */
         const int first = (t.window && at >= t.window ? at - t.window + 1 : 0) / KK_PAGE;
         const int end = at / KK_PAGE + 1;
-        const size_t stride = D + 4;
-        const float *part = kk_few_part<D>(t, row, head, 0);
+        const float *part = kk_few_part(t, dim, row, head, 0);
+        const int column = (chunk - head * chunks) * 32 + lane;
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
-            const kk_fold one = kk_few_span(part, stride, column, span, first, end, f.page);
+            const kk_fold one =
+                kk_few_span(part, (size_t)(dim + 4), column, span, first, end, f.page);
             all.add(one.m, one.l, one.o);
         }
-        kk_few_put(t, row, head * D + column, all);
+        kk_few_put(t, row, chunk * 32 + lane, all);
     }
 }
 
 /* The same for one row, with little to do and everybody waiting: eight warps for 32 columns, a span
  * each.  room: 6 KB of shared memory. */
-template <int D>
 __device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *room) {
     const kk_few f = kk_few_of(t, pos, 1);
-    enum { CHUNKS = D / 32, HEADS = kk_team<D>::HEADS };
+    const int dim = t.slot.head_dim;
     const int lane = kk_tid() % 32, warp = kk_tid() / 32 % 8, team = kk_tid() / 256;
-    const int end = pos / KK_PAGE + 1;
+    const int end = pos / KK_PAGE + 1, chunks = dim / 32;
     float *mine = room + team * 8 * 3 * 32 + lane;
 #pragma unroll 1
-    for (int i = kk_bid() + team * (int)gridDim.x; i < HEADS * CHUNKS; i += 2 * (int)gridDim.x) {
-        const int column = i % CHUNKS * 32 + lane, head = i / CHUNKS;
-        const float *part = kk_few_part<D>(t, 0, head, 0);
+    for (int i = kk_bid() + team * (int)gridDim.x; i < KK_CU_26B_HEADS * chunks;
+         i += 2 * (int)gridDim.x) {
+        const int head = i / chunks, column = (i - head * chunks) * 32 + lane;
+        const float *part = kk_few_part(t, dim, 0, head, 0);
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int from = f.page / KK_SPAN * KK_SPAN; from < end; from += 8 * KK_SPAN) {
             const int span = from + warp * KK_SPAN;
             if (span < end) {
-                const kk_fold one = kk_few_span(part, D + 4, column, span, f.page, end, f.page);
+                const kk_fold one =
+                    kk_few_span(part, (size_t)(dim + 4), column, span, f.page, end, f.page);
                 mine[(warp * 3) * 32] = one.m;
                 mine[(warp * 3 + 1) * 32] = one.l;
                 mine[(warp * 3 + 2) * 32] = one.o;
             }
             asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
             if (warp == 0)
+#pragma unroll 1
                 for (int k = 0; k < 8 && from + k * KK_SPAN < end; k++)
                     all.add(mine[(k * 3) * 32], mine[(k * 3 + 1) * 32], mine[(k * 3 + 2) * 32]);
             asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
         }
-        if (warp == 0) kk_few_put(t, 0, head * D + column, all);
+        if (warp == 0) kk_few_put(t, 0, i * 32 + lane, all);
     }
 }
 

@@ -1,4 +1,4 @@
-/* choose.cuh - the router: its sums, the experts they choose, and which rows chose which expert.
+/* choose.cuh - the experts that the router's sums choose, and which rows chose which expert.
  *
  * Lists of rows are made anew by every block from the router's sums: that costs less than a
  * kernel of its own. */
@@ -8,41 +8,6 @@
 #include "stream.cuh"
 
 enum { KK_MAX_EXPERTS = 256, KK_MAX_USED = 16 };
-
-/* One warp: a slice of a strip, straight from memory.  out[slice][row][n_out]: who chooses adds
- * the slices up. */
-template <bool HIGH, int AT_ONCE = HIGH ? 4 : 6>
-__device__ __forceinline__ void kk_router_piece(const uint4 *w, const uint16_t *x, float *out,
-                                                int n_rows, int n_in, int n_out, int steps,
-                                                int strip, int slice) {
-    const int lane = kk_tid() % KK_WARP, g = lane / 4, t = lane % 4, wrap = n_in / KK_STEP;
-    const int from = kk_slice(steps, slice), to = kk_slice(steps, slice + 1);
-    const uint16_t *lo = x + (size_t)(g < n_rows ? g : 0) * n_in + t * 8;
-    const uint16_t *hi = x + (size_t)(g + 8 < n_rows ? g + 8 : 0) * n_in + t * 8;
-    float c[4] = {0, 0, 0, 0};
-    w += (size_t)strip * steps * KK_WARP + lane;
-#pragma unroll 1
-    for (int s0 = from; s0 < to; s0 += AT_ONCE) {
-        uint4 ws[AT_ONCE], as[AT_ONCE], bs[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int s = min(s0 + i, to - 1), k = s % wrap;
-            ws[i] = w[(size_t)s * KK_WARP];
-            as[i] = __ldcg((const uint4 *)(lo + k * KK_STEP));
-            if (HIGH) bs[i] = __ldcg((const uint4 *)(hi + k * KK_STEP));
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (s0 + i < to) kk_step<HIGH>(c, ws[i], as[i], bs[i]);
-    }
-    const int o = strip * 8 + 2 * t;
-    out += (size_t)slice * n_rows * n_out;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = i < 2 ? g : g + 8;
-        if (r < n_rows && o + i % 2 < n_out) out[(size_t)r * n_out + o + i % 2] = c[i];
-    }
-}
 
 /* Who chose whom. */
 struct kk_choice {
@@ -95,40 +60,39 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
         key[i] = kk_key(v);
     }
     uint32_t mine = 0, top = 0;
-    int id = 0;
-    float times = 0;
+    short *chosen = c->chosen + row * n_used;
+    float *weight = c->weight + row * n_used;
 #pragma unroll 1
     for (int s = 0; s < n_used; s++) {
-        uint32_t most = key[0], at = 0xffffffffu;
+        uint32_t best = key[0], at = 0xffffffffu;
         float of = 0;
 #pragma unroll
-        for (int i = 1; i < PER; i++) most = max(most, key[i]);
-        most = __reduce_max_sync(0xffffffffu, most);
+        for (int i = 1; i < PER; i++) best = max(best, key[i]);
+        const uint32_t most = __reduce_max_sync(0xffffffffu, best);
 #pragma unroll
         for (int i = PER - 1; i >= 0; i--)
             if (key[i] == most) {
                 at = (uint32_t)(lane + i * KK_WARP);
                 of = by[i];
             }
-        at = __reduce_min_sync(0xffffffffu, at);
+        const uint32_t lanes = __ballot_sync(0xffffffffu, best == most);
+        const uint32_t first = lanes & (lanes - 1) ? __reduce_min_sync(0xffffffffu, at) : at;
+        if (best == most && at == first) {
+            chosen[s] = (short)at;
+            weight[s] = of;
 #pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (at == (uint32_t)(lane + i * KK_WARP)) key[i] = 0;
-        of = __shfl_sync(0xffffffffu, of, (int)(at % KK_WARP));
-        if (s == 0) top = most;
-        if (lane == s) {
-            mine = most;
-            id = (int)min(at, (uint32_t)(n_expert - 1));
-            times = of;
+            for (int i = 0; i < PER; i++)
+                if (at == (uint32_t)(lane + i * KK_WARP)) key[i] = 0;
         }
+        if (s == 0) top = most;
+        if (lane == s) mine = most;
     }
     const float w = lane < n_used ? kk_dexp(__fsub_rn(kk_unkey(mine), kk_unkey(top))) : 0.0f;
     float sum = 0;
-#pragma unroll 1
+#pragma unroll
     for (int s = 0; s < n_used; s++) sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, w, s));
-    if (lane >= n_used) return;
-    c->chosen[row * n_used + lane] = (short)id;
-    c->weight[row * n_used + lane] = __fmul_rn(__fdiv_rn(w, sum), times);
+    __syncwarp();
+    if (lane < n_used) weight[lane] = __fmul_rn(__fdiv_rn(w, sum), weight[lane]);
 }
 
 /* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
@@ -175,11 +139,73 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     sync();
 }
 
+/* The same lists by one warp, PER pairs a lane, from all bits of their experts' ids at once. */
+template <int PER, int EXPERTS>
+__device__ __forceinline__ void kk_list_pairs(kk_choice *c, int pairs, int n_used) {
+    const int lane = kk_tid() % KK_WARP;
+    int e[PER], less[PER];
+    uint32_t same[PER][PER], word[EXPERTS / 32]; /* pairs of one's expert; experts that are there */
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const bool is = lane + j * KK_WARP < pairs;
+        e[j] = is ? c->chosen[lane + j * KK_WARP] : 0;
+        less[j] = 0;
+        const uint32_t there = __ballot_sync(0xffffffffu, is);
+#pragma unroll
+        for (int k = 0; k < PER; k++) same[k][j] = there;
+    }
+#pragma unroll 1
+    for (int bit = EXPERTS / 2; bit > 0; bit /= 2) {
+        uint32_t set[PER];
+#pragma unroll
+        for (int j = 0; j < PER; j++) set[j] = __ballot_sync(0xffffffffu, (e[j] & bit) != 0);
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+#pragma unroll
+            for (int k = 0; k < PER; k++) {
+                if (e[j] & bit) less[j] += __popc(same[j][k] & ~set[k]);
+                same[j][k] &= e[j] & bit ? set[k] : ~set[k];
+            }
+    }
+    int n = 0;
+#pragma unroll
+    for (int q = 0; q < EXPERTS / 32; q++) {
+        uint32_t own = 0;
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (lane + j * KK_WARP < pairs && e[j] / 32 == q) own |= 1u << e[j] % 32;
+        word[q] = __reduce_or_sync(0xffffffffu, own);
+        n += __popc(word[q]);
+    }
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const int i = lane + j * KK_WARP;
+        if (i >= pairs) continue;
+        int before = __popc(same[j][j] & ((1u << lane) - 1)), index = 0;
+#pragma unroll
+        for (int k = 0; k < j; k++) before += __popc(same[j][k]);
+        c->pair[less[j] + before] = (short)i;
+        c->pair_row[less[j] + before] = (short)(i / n_used);
+        if (before) continue;
+#pragma unroll
+        for (int q = 0; q < EXPERTS / 32; q++) {
+            const uint32_t below = e[j] / 32 == q ? (1u << e[j] % 32) - 1 : 0xffffffffu;
+            if (q <= e[j] / 32) index += __popc(word[q] & below);
+        }
+        c->active[index] = (short)e[j];
+        c->first[index] = (short)less[j];
+    }
+    if (lane == 0) {
+        c->first[n] = (short)pairs;
+        c->n_active = n;
+    }
+}
+
 /* The lists of one row, by the warp that chose: experts in the router's order. */
 __device__ __forceinline__ void kk_list_one(kk_choice *c, int n_used) {
     const int i = kk_tid() % KK_WARP;
     if (i < n_used) {
-        c->active[i] = c->chosen[i]; /* this lane's own */
+        c->active[i] = c->chosen[i];
         c->pair[i] = (short)i;
         c->pair_row[i] = 0;
     }

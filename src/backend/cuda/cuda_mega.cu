@@ -1,44 +1,44 @@
 /* cuda_mega.cu - the kernel of mega.cuh, and its launch. */
+#define KK_WORKING_THREADS 512 /* the others ask, wait and route */
 #include "launch.cuh"
 #include "mega.cuh"
 
 enum { SHARED_MOST = KK_CU_SHARED };
 
-extern __shared__ __align__(128) char memory[];
-
 /* Rings, then sums, then room for staged rows and for attention: made from the parameter when
  * needed, because whatever is kept through a forward takes registers from all of it. */
 __device__ __forceinline__ float *parts_of(const kk_cu_mega &a) {
-    return (float *)(memory + a.parts_at);
+    return (float *)(kk_mega_memory + a.parts_at);
 }
-__device__ __forceinline__ char *stage_of(const kk_cu_mega &a) { return memory + a.stage_at; }
+__device__ __forceinline__ char *stage_of(const kk_cu_mega &a) {
+    return kk_mega_memory + a.stage_at;
+}
+/* A few rows' router has the end of it. */
+__device__ __forceinline__ kk_router_room &router_of(const kk_cu_mega &a) {
+    return *(kk_router_room *)(kk_mega_memory + a.shared - sizeof(kk_router_room));
+}
 /* A slot's steps are read whole, past the end of a row. */
 __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
-    return memory + a.shared - KK_MEGA_CHUNK * 64;
+    return (char *)&router_of(a) - KK_MEGA_CHUNK * 64;
 }
 
-/* From q, k, v of heads of D to a row for the output projection. */
-template <class S, int D>
-__device__ __forceinline__ void attend_heads(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    kk_grid_arrive(a, s);
-    kk_prefetch_few<D>(l.attend, s.pos, S::rows(a));
-    kk_grid_wait(a, s);
-    kk_attend_few<D, D == 512>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
-    kk_grid_sync(a, s);
-    if (S::ONE)
-        kk_combine_one<D>(l.attend, s.pos, (float *)stage_of(a));
-    else
-        kk_combine_few<D>(l.attend, s.pos, S::rows(a));
-    kk_grid_sync(a, s);
-}
-
+/* From q, k, v to a row for the output projection. */
 template <class S>
 __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
-    if (s.layer[layer & 1].attend.slot.head_dim == 256)
-        attend_heads<S, 256>(a, s, layer);
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    kk_grid_arrive(a, s);
+    kk_prefetch_few(l.attend, s.pos, S::rows(a));
+    kk_grid_wait(a, s);
+    if (l.attend.slot.head_dim == 256)
+        kk_attend_few<256, false>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
     else
-        attend_heads<S, 512>(a, s, layer);
+        kk_attend_few<512, true>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
+    kk_grid_sync(a, s);
+    if (S::ONE)
+        kk_combine_one(l.attend, s.pos, (float *)stage_of(a));
+    else
+        kk_combine_few(l.attend, s.pos, S::rows(a));
+    kk_grid_sync(a, s);
 }
 
 /* Experts are known: all may be asked for up to the next layer's attention.  By one thread. */
@@ -55,7 +55,6 @@ __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
 template <class S>
 __device__ __forceinline__ void prefetch_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
     const int dim = S::HIDDEN;
-    if (!S::ONE) kk_mega_prefetch_router(l);
     if (kk_bid() < S::rows(a)) {
         prefetch_row(l.norm_att, dim);
         prefetch_row(l.norm_ffn, dim);
@@ -78,10 +77,14 @@ __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_m
 
 /* ---- the choice --------------------------------------------------------------------------- */
 
-/* For whoever asks which experts were taken.  i: this thread, of some. */
-template <class S>
+/* Threads that choose where rows are more than one: a warp for each row, or for two. */
+__device__ __forceinline__ int choosers(const kk_cu_mega &a) {
+    return min(a.n_rows, (int)KK_SLICES) * KK_WARP;
+}
+
+/* For whoever asks which experts were taken. */
 __device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_shared &s, int i) {
-    if (kk_bid() != 0 || i >= S::rows(a) * S::USED) return;
+    if (kk_bid() != 0) return;
     a.expert[i] = s.choice.chosen[i];
     a.weight[i] = s.choice.weight[i];
 }
@@ -89,45 +92,54 @@ __device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_s
 template <class S>
 __device__ __forceinline__ void choose_row(const kk_cu_mega &a, kk_mega_shared &s, int layer,
                                            int row) {
-    kk_choose_row<S::EXPERTS>(&s.choice, a.logits, kk_slices(S::ROUTER_STEPS),
-                              S::rows(a) * S::EXPERTS, s.layer[layer & 1].expert_scale, row,
-                              S::USED, S::EXPERTS);
+    kk_choose_row<S::EXPERTS>(&s.choice, a.logits, KK_SLICES, S::rows(a) * S::EXPERTS,
+                              s.layer[layer & 1].expert_scale, row, S::USED, S::EXPERTS);
 }
 
 /* The router's warp: its sums, layer by layer, and one row's choice, while the others work on the
- * dense part.  More rows are chosen for by a warp each. */
+ * dense part.  For more rows it only says that their experts can be chosen. */
 template <class S>
 __device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s) {
-    const int lane = kk_tid() % KK_WARP, pieces = kk_slices(S::ROUTER_STEPS) * (S::EXPERTS / 8);
+    const int lane = kk_tid() % KK_WARP;
+    if (!S::ONE) kk_ask_router(router_of(a), s.layer[0]);
 #pragma unroll 1
     for (int layer = 0; layer < a.n_layer; layer++) {
+        kk_near_wait();
         kk_meet_normed<true>();
         if (S::ONE)
             kk_one_router(a, stage_of(a));
         else
-            kk_mega_router<S>(a, s.layer[layer & 1]);
-        kk_grid_routed(a, pieces, layer);
+            kk_few_router<S>(a, s.layer[layer & 1], router_of(a));
+        kk_grid_routed(a, layer);
         if (S::ONE) {
             choose_row<S>(a, s, layer, 0);
             kk_list_one(&s.choice, S::USED);
             __syncwarp();
             if (lane == 0) routed(a, s, layer);
-            tell_choice<S>(a, s, lane);
+            if (lane < S::USED) tell_choice(a, s, lane);
         }
-        kk_meet_chosen<false>(S::ONE ? (int)KK_MEGA_MEET : (a.n_rows + 1) * KK_WARP);
+        kk_meet_chosen<false>(S::ONE ? (int)KK_MEGA_MEET : choosers(a) + KK_WARP);
+        if (!S::ONE && layer + 1 < a.n_layer) kk_ask_router(router_of(a), s.layer[(layer + 1) & 1]);
     }
 }
 
-/* More rows than one, by a warp each. */
+/* More rows than one, by the first group. */
 template <class S>
 __device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
-    kk_meet_chosen<true>((a.n_rows + 1) * KK_WARP);
-    choose_row<S>(a, s, layer, kk_tid() / KK_WARP);
-    kk_list_rows(&s.choice, a.n_rows, S::USED, [&] {
-        asm volatile("bar.sync 7, %0;" ::"r"(a.n_rows * KK_WARP) : "memory");
-    });
-    if (kk_tid() == 0) routed(a, s, layer);
-    tell_choice<S>(a, s, kk_tid());
+    kk_meet_chosen<true>(choosers(a) + KK_WARP);
+#pragma unroll 1
+    for (int r = kk_tid() / KK_WARP; r < a.n_rows; r += KK_SLICES) choose_row<S>(a, s, layer, r);
+    asm volatile("bar.sync 7, %0;" ::"r"(choosers(a)) : "memory");
+    if (kk_tid() < KK_WARP) {
+        const int pairs = a.n_rows * S::USED;
+        if (!S::HIGH && pairs <= KK_WARP)
+            kk_list_pairs<1, S::EXPERTS>(&s.choice, pairs, S::USED);
+        else
+            kk_list_pairs<S::HIGH ? 4 : 2, S::EXPERTS>(&s.choice, pairs, S::USED);
+        __syncwarp();
+        if (kk_tid() == 0) routed(a, s, layer);
+    }
+    for (int i = kk_tid(); i < a.n_rows * S::USED; i += choosers(a)) tell_choice(a, s, i);
 }
 
 /* ---- one row ------------------------------------------------------------------------------ */
@@ -141,27 +153,29 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0, true};
     const kk_acts_at experts = {stage_of(a) + KK_ONE_EXPERTS, 0, true};
     float *parts = parts_of(a);
-    kk_grid_mark(a, s);
-    kk_mega_phase_units<S, MEGA_QKV>(a, s, f, parts, layer, row);
-    attention<S>(a, s, layer);
-
-    char *at = stage_of(a);
-    kk_acts_at x = kk_mega_stage<S>(at, NULL, a.att, 1, l.att_width);
-    kk_one_ask_router(l, stage_of(a));
-    prefetch_middle<S>(a, l);
-    kk_sync();
-    kk_grid_mark(a, s);
-    kk_mega_phase_units<S, MEGA_OUT>(a, s, f, parts, layer, x);
+    kk_acts_at x = row;
+#pragma unroll 1
+    for (int phase = MEGA_QKV;; phase = MEGA_OUT) {
+        kk_grid_mark(a, s);
+        kk_mega_phase_units<S, MEGA_QKV>(a, s, f, parts, layer, x, 0, phase);
+        if (phase == MEGA_OUT) break;
+        attention<S>(a, s, layer);
+        x = kk_stage_at<S>(stage_of(a), NULL, a.att, 1, l.att_width);
+        kk_stage_rows<S>(x, a.att, 1, l.att_width);
+        kk_one_ask_router(l, stage_of(a));
+        prefetch_middle<S>(a, l);
+        kk_sync();
+    }
     kk_one_middle<S>(a, s, layer, stage_of(a));
-    kk_one_wait_router();
+    kk_near_wait();
     kk_meet_normed<false>();
     kk_sync();
     kk_grid_mark(a, s);
     kk_mega_phase_units<S, MEGA_GATE>(a, s, f, parts, layer, row);
     kk_grid_sync(a, s);
 
-    at = stage_of(a);
-    x = kk_mega_stage<S>(at, NULL, a.act, 1, S::FFN);
+    x = kk_stage_at<S>(stage_of(a), NULL, a.act, 1, S::FFN);
+    kk_stage_rows<S>(x, a.act, 1, S::FFN);
     const bool last = layer + 1 == a.n_layer;
     const float *next = last ? a.head ? a.norm_head : NULL : s.layer[(layer + 1) & 1].norm_in;
     prefetch_tail<S>(a, l, next);
@@ -170,8 +184,8 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts, layer, x);
     kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts, layer, experts, turn);
     kk_grid_sync(a, s);
-    at = stage_of(a);
-    x = kk_mega_stage<S>(at, NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN);
+    x = kk_stage_at<S>(stage_of(a), NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN);
+    kk_stage_rows<S>(x, a.expert_act, 1, S::USED * S::EXPERT_FFN);
     x.stride = S::EXPERT_FFN * 2;
     kk_sync();
     kk_grid_mark(a, s);
@@ -206,39 +220,46 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
 /* One matrix's rows, then its units. */
 template <class S, int PHASE>
 __device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
-                                          int layer, const uint16_t *from, int rows, int width) {
-    char *at = stage_of(a);
-    const kk_acts_at x = kk_mega_stage<S>(at, stage_end(a), from, rows, width);
+                                          int layer, const uint16_t *from, int rows, int width,
+                                          int phase = PHASE) {
+    const kk_acts_at x = kk_stage_at<S>(stage_of(a), stage_end(a), from, rows, width);
+    kk_stage_rows<S>(x, from, rows, width);
     const kk_cu_mega_layer &l = s.layer[layer & 1];
-    if (PHASE == MEGA_OUT) prefetch_middle<S>(a, l);
+    if (PHASE == MEGA_QKV && phase == MEGA_OUT) prefetch_middle<S>(a, l);
     kk_sync();
     kk_grid_mark(a, s);
-    kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x);
+    kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x, 0, phase);
 }
 
-/* Chooses experts while other blocks end the dense first matrix, and other warps (if rows leave
- * any) stage; then the dense second one, and the experts' first. */
+/* The first group chooses experts.  The other stages rows for them, beside those of the dense first
+ * matrix, which may still be read; then it waits for the other blocks and does the dense second
+ * matrix.  Each goes on to the experts' first matrices. */
 template <class S>
 __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
                                             int layer) {
-    const bool chooses = kk_tid() / KK_WARP < a.n_rows;
-    const int skip = S::HIGH ? 0 : a.n_rows;
+    char *beside = stage_of(a) + (a.n_rows * kk_stage_stride(S::HIDDEN) + 127) / 128 * 128;
+    const kk_acts_at x = kk_stage_at<S>(beside, stage_end(a), a.z2, a.n_rows, S::HIDDEN);
     kk_grid_arrive(a, s);
-    if (chooses) {
-        if (!S::HIGH) kk_grid_pass();
-        choose_rows<S>(a, s, layer);
-        if (!S::HIGH) kk_grid_mark(a, s);
+    if (kk_mega_group() == 0) {
+        kk_grid_pass();
+        if (kk_tid() < choosers(a)) choose_rows<S>(a, s, layer);
+        kk_grid_mark(a, s);
+        kk_meet_listed<false>();
+        kk_meet_staged<true>();
+        prefetch_tail<S>(a, s.layer[layer & 1],
+                         layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
+    } else {
+        const kk_acts_at act = kk_stage_at<S>(stage_of(a), stage_end(a), a.act, a.n_rows, S::FFN);
+        kk_stage_rows<S>(x, a.z2, a.n_rows, S::HIDDEN, KK_SLICES);
+        kk_meet_staged<false>();
+        kk_grid_wait(a, s);
+        kk_stage_rows<S>(act, a.act, a.n_rows, S::FFN, KK_SLICES);
+        kk_meet_dense();
+        kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts_of(a), layer, act);
+        kk_meet_listed<true>();
     }
-    if (S::HIGH || !chooses) kk_grid_wait(a, s);
-    char *at = stage_of(a), *end = stage_end(a);
-    const kk_acts_at x = kk_mega_stage<S>(at, end, a.act, a.n_rows, S::FFN, skip);
-    const kk_acts_at experts = kk_mega_stage<S>(at, end, a.z2, a.n_rows, S::HIDDEN, skip);
-    prefetch_tail<S>(a, s.layer[layer & 1],
-                     layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
-    kk_sync();
     kk_grid_mark(a, s);
-    const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts_of(a), layer, x);
-    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, experts, turn);
+    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, x);
 }
 
 template <class S>
@@ -246,9 +267,14 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = kk_bid() < a.n_rows;
-    few_units<S, MEGA_QKV>(a, s, f, layer, a.z1, a.n_rows, S::HIDDEN);
-    attention<S>(a, s, layer);
-    few_units<S, MEGA_OUT>(a, s, f, layer, a.att, a.n_rows, l.att_width);
+#pragma unroll 1
+    for (int phase = MEGA_QKV;; phase = MEGA_OUT) {
+        const bool out = phase == MEGA_OUT;
+        few_units<S, MEGA_QKV>(a, s, f, layer, out ? a.att : a.z1, a.n_rows,
+                               out ? l.att_width : S::HIDDEN, phase);
+        if (out) break;
+        attention<S>(a, s, layer);
+    }
     kk_grid_sync(a, s);
     if (mine) kk_mega_middle(a, l, s.sums);
     kk_grid_sync(a, s);
@@ -293,7 +319,7 @@ __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &
     s.marks = 0;
     s.until = MEGA_OUT;
     s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
-    kk_rings_open<S>(memory);
+    kk_rings_open<S>();
 }
 
 /* Registers from the warps that wait and ask to those that work. */
@@ -322,11 +348,11 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
         else if (warp == KK_MEGA_ROUTER)
             route_all<S>(a, s);
         else if (threadIdx.x % KK_WARP < KK_SLICES)
-            kk_ask_all<S>(a, s, memory, warp - KK_MEGA_ASKER);
+            kk_ask_all<S>(a, s, warp - KK_MEGA_ASKER);
         return;
     }
     share_registers<true>();
-    kk_feed f = kk_feed_open<S>(memory);
+    kk_feed f = {};
     if (S::ONE)
         one_row<S>(a, s, f);
     else
@@ -369,23 +395,28 @@ static void set_turns(kk_cu_mega *a, int groups) {
         a->turn[i] = at;
         if (i < 6) at = (at + units[i]) % groups;
     }
+    if (a->n_rows > 1) a->turn[MEGA_EXPERTS] = 0; /* first the groups without a dense matrix */
 }
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* A kernel for up to so many rows, and what it wants of shared memory. */
+/* A kernel for up to so many rows, and the room that it wants beside rings and sums. */
+enum {
+    ONE_ROOM = (int)KK_ATTEND_ROOM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_ROOM : (int)KK_ONE_BYTES,
+    FEW_ROOM = (int)KK_ATTEND_ROOM + (int)sizeof(kk_router_room),
+};
 static const struct {
     mega_fn fn;
     int rows, slots, room;
 } kernels[] = {
-    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, KK_ONE_BYTES},
-    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, 0},
-    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, 0},
+    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, ONE_ROOM},
+    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, FEW_ROOM},
+    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, FEW_ROOM},
 };
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     /* One row has stages of its own where every piece of the router has a block. */
-    int i = at.sms >= KK_CU_26B_EXPERTS / 8 * KK_SLICES ? 0 : 1;
+    int i = at.sms >= KK_ROUTER_PIECES ? 0 : 1;
     while (kernels[i].rows < a->n_rows) i++;
     const mega_fn kernel = kernels[i].fn;
     cudaFuncAttributes fa;
@@ -397,8 +428,7 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     a->parts_at = kk_mega_ring_bytes(kernels[i].slots);
     a->stage_at = a->parts_at + parts;
     a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
-    const int attend = KK_ATTEND_ROOM, row = kernels[i].room, room = attend > row ? attend : row;
-    if (a->stage_at + room > a->shared) return cudaErrorInvalidValue;
+    if (a->stage_at + kernels[i].room > a->shared) return cudaErrorInvalidValue;
     for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
     set_turns(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};

@@ -23,9 +23,8 @@
  *   ...     rows stored, attention by page, pages merged           (attend_few.cuh)
  *   OUT     the output projection
  *   ...     residual, three norms                       (a block per row, or all for one)
- *   GATE    gate and up of the dense part, beside the router, which has a warp of its own; experts
- *           are chosen while other blocks are waited for
- *   DENSE   the dense second matrix
+ *   GATE    gate and up of the dense part, beside the router, which has a warp of its own
+ *   DENSE   the dense second matrix; of a few rows by one group, while the other chooses experts
  *   EXPERTS their gate and up
  *   DOWN    their second matrices, summed by slot
  *   ...     tail and the next norm                      (a block per row, or all for one)
@@ -63,10 +62,15 @@ enum {
 
 /* ---- barriers ----------------------------------------------------------------------------- */
 
-/* For measurements. */
+/* For measurements (bench/gpu), and not there otherwise: what a layer does has to fit the cache of
+ * instructions. */
 __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared &s) {
+#ifdef KK_MEGA_TRACE
     if (a.trace && kk_tid() == 0)
         a.trace[(size_t)s.marks++ * gridDim.x + (size_t)kk_bid()] = (uint64_t)clock64();
+#else
+    (void)a, (void)s;
+#endif
 }
 
 /* Barriers of all blocks, in two halves.  A warp that does nothing else (the porter) tells the
@@ -106,9 +110,26 @@ template <bool WAIT> __device__ __forceinline__ void kk_meet_chosen(int threads)
         asm volatile("bar.arrive 6, %0;" ::"r"(threads) : "memory");
 }
 
+/* Meetings of the two groups: rows for the experts are staged; experts are listed. */
+template <bool WAIT> __device__ __forceinline__ void kk_meet_staged() {
+    if (WAIT)
+        asm volatile("bar.sync 8, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+    else
+        asm volatile("bar.arrive 8, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+}
+template <bool WAIT> __device__ __forceinline__ void kk_meet_listed() {
+    if (WAIT)
+        asm volatile("bar.sync 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+    else
+        asm volatile("bar.arrive 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+}
+/* And of the second group alone: rows of the dense second matrix are staged. */
+__device__ __forceinline__ void kk_meet_dense() { asm volatile("bar.sync 10, 256;" ::: "memory"); }
+
 /* A layer's pointers, word by word. */
 __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_shared &s,
                                                    int layer) {
+#pragma unroll 1
     for (int i = kk_tid() % KK_WARP; i < (int)(sizeof(kk_cu_mega_layer) / 4); i += KK_WARP)
         ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
@@ -190,33 +211,35 @@ struct kk_acts_at {
     bool near;  /* in shared memory */
 };
 
-/* Stages rows at room and moves it on, if they fit before `end`.  The first `skip` warps have
- * something else to do.  One row always fits, and needs no padding: nothing is read beside it. */
+/* Where rows are read: at room, if they fit before `end`.  One row always fits, and needs no
+ * padding: nothing is read beside it. */
 template <class S>
-__device__ __forceinline__ kk_acts_at kk_mega_stage(char *&room, const char *end, const uint16_t *x,
-                                                    int n_rows, int n_in, int skip = 0) {
-    enum { AT_ONCE = S::ONE ? 2 : 6 };
-    const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in), per = n_in / 8;
-    if (!S::ONE && end - room < (long)n_rows * stride)
-        return kk_acts_at{(const char *)x, n_in * 2, false};
-    const int threads = KK_MEGA_THREADS - skip * KK_WARP, total = n_rows * per;
-    const uint32_t to = kk_shared(room);
-    const int first = kk_tid() - skip * KK_WARP;
+__device__ __forceinline__ kk_acts_at kk_stage_at(char *room, const char *end, const uint16_t *x,
+                                                  int n_rows, int n_in) {
+    const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in);
+    if (S::ONE || end - room >= (long)n_rows * stride) return kk_acts_at{room, stride, true};
+    return kk_acts_at{(const char *)x, n_in * 2, false};
+}
+
+/* Sixteen bytes on their way to shared memory, past the near cache; and all are there. */
+__device__ __forceinline__ void kk_near_copy(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void kk_near_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/* Brings them there.  The first `skip` warps have something else to do. */
+template <class S>
+__device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16_t *x, int n_rows,
+                                              int n_in, int skip = 0) {
+    if (!S::ONE && !at.near) return;
+    const int per = n_in / 8, threads = KK_MEGA_THREADS - skip * KK_WARP;
+    const uint32_t to = kk_shared(at.base);
 #pragma unroll 1
-    for (int i = first < 0 ? total : first; i < total; i += AT_ONCE * threads) {
-        uint4 v[AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            v[k] = __ldcg((const uint4 *)x + min(i + k * threads, total - 1));
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const int at = i + k * threads, r = S::ONE ? 0 : at / per;
-            if (at < total) kk_sts(to + r * stride + (at - r * per) * 16, v[k]);
-        }
+    for (int i = kk_tid() - skip * KK_WARP; i < n_rows * per; i += threads) {
+        const int r = S::ONE ? 0 : i / per;
+        kk_near_copy(to + r * at.stride + (i - r * per) * 16, (const uint4 *)x + i);
     }
-    const kk_acts_at at = {room, stride, true};
-    room += (n_rows * stride + 127) / 128 * 128;
-    return at;
+    kk_near_wait();
 }
 
 /* ---- products ----------------------------------------------------------------------------- */
@@ -234,7 +257,7 @@ template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f, const char *lo,
                                                 const char *hi, int n, bool near, bool both) {
     constexpr int CHUNK = KK_MEGA_CHUNK;
-    const uint32_t lane = (threadIdx.x % KK_WARP) * 16;
+    const uint32_t lane = ((uint32_t)kk_tid() % KK_WARP) * 16;
 #pragma unroll 1
     for (; n > 0; n -= CHUNK) {
         uint4 one[CHUNK], two[CHUNK], x[CHUNK], y[CHUNK];
@@ -470,13 +493,13 @@ __device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_m
 /* A unit's sums, finished by one warp. */
 template <class S, int PHASE>
 __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_mega_shared &s,
-                                               int layer, int unit, const float *part) {
+                                               int layer, int phase, int unit, const float *part) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const int lane = kk_tid() % KK_WARP, part_pitch = S::pitch(a);
     constexpr bool EXPERT = PHASE == MEGA_EXPERTS;
     if (PHASE != MEGA_GATE && !EXPERT) {
         int pitch;
-        float *out = kk_mega_out<S>(a, l, PHASE, unit, pitch);
+        float *out = kk_mega_out<S>(a, l, phase, unit, pitch);
         const int n = (PHASE == MEGA_HEAD ? S::logits(a) : S::rows(a)) * 16;
 #pragma unroll 1
         for (int i = lane; i < n; i += KK_WARP) {
@@ -571,10 +594,10 @@ __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_
 /* One unit but of DOWN: a slice of its sums. */
 template <class S, int PHASE>
 __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_mega_shared &s,
-                                                 kk_feed &f, float *to, int layer, int unit,
-                                                 kk_acts_at x) {
+                                                 kk_feed &f, float *to, int layer, int phase,
+                                                 int unit, kk_acts_at x) {
     const int tid = kk_tid(), slice = tid / KK_WARP % KK_SLICES, t = tid % 4;
-    const int steps = kk_mega_steps<S>(a, s, layer, PHASE), pitch = S::pitch(a);
+    const int steps = kk_mega_steps<S>(a, s, layer, phase), pitch = S::pitch(a);
     const int from = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - from;
     const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
@@ -609,21 +632,23 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
     }
 }
 
-/* All units of a phase.  Units take turns with two rooms for sums; the count of turns goes on from
- * phase to phase where no barrier comes between. */
+/* All units of a phase.  PHASE is that, or QKV where it may be the output projection too: code for
+ * both, because instructions have to come as well.  Units take turns with two rooms for sums; the
+ * count of turns goes on from phase to phase where no barrier comes between. */
 template <class S, int PHASE>
 __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_shared &s,
                                                    kk_feed &f, float *parts, int layer,
-                                                   kk_acts_at x, int turn = 0) {
-    const int units = kk_mega_units<S>(a, s, layer, PHASE), size = S::sums(a);
+                                                   kk_acts_at x, int turn = 0, int phase = PHASE) {
+    const int units = kk_mega_units<S>(a, s, layer, phase), size = S::sums(a);
+    kk_feed_find<S>(f);
 #pragma unroll 1
-    for (int u = kk_mega_first(a, PHASE, kk_mega_group()); u < units;
-         u += kk_mega_stride(), turn++) {
+    for (int u = kk_mega_first<S>(a, phase, kk_mega_group()); u < units;
+         u += kk_mega_stride<S>(phase), turn++) {
         float *to = parts + (kk_mega_group() * 2 + (turn & 1)) * size;
         if (PHASE == MEGA_DOWN)
             kk_mega_pairs_of<S>(a, s, f, to, u, x);
         else
-            kk_mega_slice_of<S, PHASE>(a, s, f, to, layer, u, x);
+            kk_mega_slice_of<S, PHASE>(a, s, f, to, layer, phase, u, x);
         kk_group_sum<S>(f);
         if (PHASE == MEGA_DOWN && !S::ONE)
             kk_mega_add_slots<S>(a, s, u, to);
@@ -631,7 +656,7 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
             if (PHASE == MEGA_DOWN)
                 kk_mega_add_slots<S>(a, s, u, to);
             else
-                kk_mega_finish<S, PHASE>(a, s, layer, u, to);
+                kk_mega_finish<S, PHASE>(a, s, layer, phase, u, to);
         }
     }
     return turn;
@@ -639,50 +664,79 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
 
 /* ---- the router --------------------------------------------------------------------------- */
 
-/* Its weights come straight from memory: a stage ahead they are asked into the cache. */
-__device__ __forceinline__ void kk_mega_prefetch_router(const kk_cu_mega_layer &l) {
-    const int steps = KK_CU_26B_HIDDEN / KK_STEP, slices = kk_slices(steps);
-    const int pieces = slices * (KK_CU_26B_EXPERTS / 8);
-    for (int p = kk_bid(); p < pieces; p += (int)gridDim.x) {
-        const int from = kk_slice(steps, p % slices);
-        const int n = (kk_slice(steps, p % slices + 1) - from) * 4; /* lines of 128 bytes */
-        const char *w =
-            (const char *)l.router + ((size_t)(p / slices) * (size_t)steps + (size_t)from) * 512;
-        if (kk_tid() < n) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + kk_tid() * 128));
-    }
+/* Slices of its strips, spread over the chip because everything waits for them: a piece for each
+ * block, where there are blocks enough. */
+enum {
+    KK_ROUTER_PIECES = KK_CU_26B_EXPERTS / 8 * KK_SLICES,
+    KK_ROUTER_STEPS = KK_CU_26B_HIDDEN / KK_STEP / KK_SLICES,
+};
+static_assert(KK_ROUTER_STEPS * KK_STEP * KK_SLICES == KK_CU_26B_HIDDEN, "slices of one length");
+
+/* This block's piece, which comes to shared memory a layer ahead. */
+struct kk_router_room {
+    uint4 piece[KK_ROUTER_STEPS * KK_WARP];
+};
+
+__device__ __forceinline__ const uint4 *kk_router_at(const kk_cu_mega_layer &l, int piece) {
+    return (const uint4 *)l.router + piece * KK_ROUTER_STEPS * KK_WARP;
 }
 
-/* Slices of strips of the router, spread over the chip because everything waits for them, straight
- * from memory.  out[slice][row][expert]. */
+__device__ __forceinline__ void kk_ask_router(kk_router_room &room, const kk_cu_mega_layer &l) {
+    const int lane = kk_tid() % KK_WARP;
+    if (kk_bid() >= KK_ROUTER_PIECES) return;
+    const uint4 *from = kk_router_at(l, kk_bid()) + lane;
+#pragma unroll
+    for (int i = 0; i < KK_ROUTER_STEPS; i++)
+        kk_near_copy(kk_shared(room.piece + i * KK_WARP + lane), from + i * KK_WARP);
+}
+
+/* A piece's sums: out[slice][row][expert].  Who chooses adds the slices up. */
 template <class S>
-__device__ __forceinline__ void kk_mega_router(const kk_cu_mega &a, const kk_cu_mega_layer &l) {
-    const int slices = kk_slices(S::ROUTER_STEPS);
+__device__ __forceinline__ void kk_router_piece(const kk_cu_mega &a, const uint4 *w, int piece) {
+    enum { STEPS = KK_ROUTER_STEPS, AT_ONCE = S::HIGH ? 4 : STEPS };
+    const int lane = kk_tid() % KK_WARP, g = lane / 4, t = lane % 4, slice = piece % KK_SLICES;
+    const uint16_t *x = a.z3 + slice * STEPS * KK_STEP + t * 8;
+    const uint16_t *lo = x + (g < a.n_rows ? g : 0) * S::HIDDEN;
+    const uint16_t *hi = x + (g + 8 < a.n_rows ? g + 8 : 0) * S::HIDDEN;
+    float c[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int from = 0; from < STEPS; from += AT_ONCE) {
+        uint4 as[AT_ONCE], bs[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE && from + i < STEPS; i++) {
+            as[i] = __ldcg((const uint4 *)(lo + (from + i) * KK_STEP));
+            if (S::HIGH) bs[i] = __ldcg((const uint4 *)(hi + (from + i) * KK_STEP));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE && from + i < STEPS; i++)
+            kk_step<S::HIGH>(c, w[(from + i) * KK_WARP + lane], as[i], bs[i]);
+    }
+    float *out = a.logits + slice * a.n_rows * S::EXPERTS + piece / KK_SLICES * 8 + 2 * t;
+    if (g < a.n_rows) *(float2 *)(out + g * S::EXPERTS) = make_float2(c[0], c[1]);
+    if (S::HIGH && g + 8 < a.n_rows)
+        *(float2 *)(out + (g + 8) * S::EXPERTS) = make_float2(c[2], c[3]);
+}
+
+template <class S>
+__device__ __forceinline__ void kk_few_router(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                              const kk_router_room &room) {
 #pragma unroll 1
-    for (int p = kk_bid(); p < slices * (S::EXPERTS / 8); p += (int)gridDim.x)
-        kk_router_piece<S::HIGH, S::HIGH ? 2 : 6>((const uint4 *)l.router, a.z3, a.logits, a.n_rows,
-                                                  S::HIDDEN, S::EXPERTS, S::ROUTER_STEPS,
-                                                  p / slices, p % slices);
+    for (int p = kk_bid(); p < KK_ROUTER_PIECES; p += (int)gridDim.x)
+        kk_router_piece<S>(a, p == kk_bid() ? room.piece : kk_router_at(l, p), p);
 }
 
 /* One row: this block's piece, on its way to shared memory. */
 __device__ __forceinline__ void kk_one_ask_router(const kk_cu_mega_layer &l, char *room) {
     enum { WORDS = KK_ONE_SLICE / 32 * KK_WARP };
-    const int tid = kk_tid(), p = kk_bid();
-    if (tid >= WORDS || p >= KK_CU_26B_EXPERTS / 8 * KK_SLICES) return;
-    const uint4 *from = (const uint4 *)l.router + p * WORDS + tid;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n cp.async.commit_group;" ::"r"(
-                     kk_shared(room + KK_ONE_ROUTER) + tid * 16),
-                 "l"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void kk_one_wait_router() {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    const int tid = kk_tid();
+    if (tid >= WORDS || kk_bid() >= KK_ROUTER_PIECES) return;
+    kk_near_copy(kk_shared(room) + KK_ONE_ROUTER + tid * 16, kk_router_at(l, kk_bid()) + tid);
 }
 
 /* And its sums. */
 __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *room) {
     const int p = kk_bid(), lane = kk_tid() % KK_WARP;
-    if (p >= KK_CU_26B_EXPERTS / 8 * KK_SLICES) return;
+    if (p >= KK_ROUTER_PIECES) return;
     const uint32_t w = kk_shared(room + KK_ONE_ROUTER) + lane * 16;
     const uint32_t x = kk_shared(room + KK_ONE_PIECE) + lane % 4 * 16;
     float c[4] = {0, 0, 0, 0};
@@ -707,11 +761,11 @@ __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *r
 
 /* All blocks have their piece of the router's sums: the warp's own barrier, so that the others need
  * not wait for it.  n: how often it was met before. */
-__device__ __forceinline__ void kk_grid_routed(const kk_cu_mega &a, int pieces, int n) {
+__device__ __forceinline__ void kk_grid_routed(const kk_cu_mega &a, int n) {
     __syncwarp();
     if (kk_tid() % KK_WARP == 0) {
         uint32_t *count = a.barrier + KK_MEGA_ROUTED;
-        const int blocks = min(pieces, (int)gridDim.x);
+        const int blocks = min((int)KK_ROUTER_PIECES, (int)gridDim.x);
         if (kk_bid() < blocks)
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
         uint32_t seen;

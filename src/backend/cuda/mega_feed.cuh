@@ -62,7 +62,6 @@ template <int ROWS> struct kk_mega_of {
     static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
     static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
     static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
-    static constexpr int ROUTER_STEPS = HIDDEN / KK_STEP;
     static __device__ __forceinline__ int rows(const kk_cu_mega &a) { return ONE ? 1 : a.n_rows; }
     static __device__ __forceinline__ int logits(const kk_cu_mega &a) {
         return ONE ? 1 : a.n_logits;
@@ -88,15 +87,22 @@ struct kk_mega_shared {
 
 /* ---- where weights lie -------------------------------------------------------------------- */
 
-__device__ __forceinline__ int kk_mega_group() { return threadIdx.x / 256; }
-__device__ __forceinline__ int kk_mega_slice() { return threadIdx.x / KK_WARP % KK_SLICES; }
-__device__ __forceinline__ int kk_mega_stride() { return KK_MEGA_GROUPS * (int)gridDim.x; }
+__device__ __forceinline__ int kk_mega_group() { return kk_tid() / 256; }
+__device__ __forceinline__ int kk_mega_slice() { return kk_tid() / KK_WARP % KK_SLICES; }
+
+/* The dense second matrix of a few rows is one group's, while the other chooses experts. */
+template <class S> __device__ __forceinline__ int kk_mega_stride(int phase) {
+    return (!S::ONE && phase == MEGA_DENSE ? 1 : KK_MEGA_GROUPS) * (int)gridDim.x;
+}
 
 /* The first unit of a group: phases begin at different groups, so that what is left over of
  * one evens out with the next. */
+template <class S>
 __device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int group) {
+    if (!S::ONE && phase == MEGA_DENSE) /* none for the first group */
+        return (int)gridDim.x - 1 - (int)blockIdx.x + (group ? 0 : S::HIDDEN);
     const int u = (int)blockIdx.x + group * (int)gridDim.x - a.turn[phase];
-    return u < 0 ? u + kk_mega_stride() : u;
+    return u < 0 ? u + kk_mega_stride<S>(phase) : u;
 }
 
 /* Units of sixteen outputs; in GATE and of experts, eight of gate and eight of up. */
@@ -169,6 +175,9 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* ---- rings -------------------------------------------------------------------------------- */
 
+/* All shared memory that is not one structure: rings come first. */
+extern __shared__ __align__(128) char kk_mega_memory[];
+
 /* A group's barriers: for each slot that its pieces are full, and that it is empty; and that the
  * slices of a unit are summed. */
 template <class S> struct kk_bars {
@@ -186,11 +195,11 @@ struct kk_ring_at {
     uint32_t slots, bars;
 };
 
-template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(const char *rings, int group) {
+template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(int group) {
+    const uint32_t rings = kk_shared(kk_mega_memory);
     kk_ring_at r;
-    r.slots = kk_shared(rings) + group * S::SLOTS * KK_MEGA_SLOT;
-    r.bars =
-        kk_shared(rings) + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
+    r.slots = rings + group * S::SLOTS * KK_MEGA_SLOT;
+    r.bars = rings + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
     return r;
 }
 
@@ -211,11 +220,11 @@ __device__ __forceinline__ void kk_bar_wait(uint32_t bar, uint32_t parity) {
 }
 
 /* By one thread, for all rings. */
-template <class S> __device__ __forceinline__ void kk_rings_open(const char *rings) {
+template <class S> __device__ __forceinline__ void kk_rings_open() {
     using bars = kk_bars<S>;
 #pragma unroll 1
     for (int g = 0; g < KK_MEGA_GROUPS; g++) {
-        const uint32_t at = kk_ring_of<S>(rings, g).bars;
+        const uint32_t at = kk_ring_of<S>(g).bars;
         for (int i = 0; i < S::SLOTS; i++) {
             for (int c = 0; c < KK_MEGA_CUTS; c++)
                 kk_bar_open(at + bars::FULL + (i * KK_MEGA_CUTS + c) * 8, KK_SLICES / KK_MEGA_CUTS);
@@ -238,13 +247,10 @@ struct kk_feed {
     uint32_t parity; /* bit 0: of slots; bit 1: of units summed */
 };
 
-template <class S> __device__ __forceinline__ kk_feed kk_feed_open(const char *rings) {
-    kk_feed f;
-    f.ring = kk_ring_of<S>(rings, kk_mega_group());
+/* At the beginning of a phase: what is kept through all of them takes registers from attention. */
+template <class S> __device__ __forceinline__ void kk_feed_find(kk_feed &f) {
+    f.ring = kk_ring_of<S>(kk_mega_group());
     f.ring.slots += kk_mega_slice() * KK_MEGA_PART;
-    f.get = 0;
-    f.parity = 0;
-    return f;
 }
 
 /* The shared address of the oldest slot, once it is there. */
@@ -258,7 +264,7 @@ template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_fee
  * only under way may be overtaken by the next copy; that was seen, in the head of 16 rows. */
 template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
     __syncwarp();
-    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
+    if (kk_tid() % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
     if (++f.get == S::SLOTS) {
         f.get = 0;
         f.parity ^= 1;
@@ -269,13 +275,13 @@ template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
 template <class S> __device__ __forceinline__ void kk_group_sum(kk_feed &f) {
     const uint32_t bar = f.ring.bars + kk_bars<S>::SUMMED;
     __syncwarp();
-    if (threadIdx.x % KK_WARP == 0) kk_bar_arrive(bar);
+    if (kk_tid() % KK_WARP == 0) kk_bar_arrive(bar);
     kk_bar_wait(bar, f.parity >> 1);
     f.parity ^= 2;
 }
 
-/* Lets weights be asked for up to a phase; by one thread.  What has to be known for them was written
- * before, and its warp or its block has met since. */
+/* Lets weights be asked for up to a phase; by one thread.  What has to be known for them was
+ * written before, and its warp or its block has met since. */
 __device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int phase) {
     __threadfence_block();
     *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
@@ -395,11 +401,10 @@ __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
 
 /* Everything that a group will need, in the order in which it will; by eight lanes. */
 template <class S>
-__device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s,
-                                           const char *rings, int group) {
+__device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s, int group) {
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
-    kk_asker k = {kk_ring_of<S>(rings, group), 0, 1, 0, 0, S::SLOTS};
-    int at = 0, unit = kk_mega_first(a, MEGA_QKV, group);
+    kk_asker k = {kk_ring_of<S>(group), 0, 1, 0, 0, S::SLOTS};
+    int at = 0, unit = kk_mega_first<S>(a, MEGA_QKV, group);
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(k.policy));
 #pragma unroll 1
     while (at < end) {
@@ -413,7 +418,7 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
             at++;
             if (phase == MEGA_DOWN)
                 at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
-            unit = kk_mega_first(a, at % KK_MEGA_PHASES, group);
+            unit = kk_mega_first<S>(a, at % KK_MEGA_PHASES, group);
             /* The first slots of most lie beyond a barrier, and have time. */
             const int begins = at % KK_MEGA_PHASES;
             k.ahead = begins == MEGA_EXPERTS || begins == MEGA_HEAD ? 0 : S::SLOTS;
@@ -424,7 +429,7 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
             kk_ask_experts<S>(k, a, s, layer, unit);
         else
             kk_ask_slices<S>(k, kk_mega_find<S>(a, s, layer, phase, unit, 0, steps), steps);
-        unit += kk_mega_stride();
+        unit += kk_mega_stride<S>(phase);
     }
 }
 
