@@ -184,7 +184,7 @@ static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uin
                              kk_bench_costs *costs, kk_err *err) {
     const kk_bench_opts *o = a->opts;
     const int32_t n = kk_prompt_predict(p, o->arm_predict), first = kk_bench_costs_passes(costs);
-    kk_status st = KK_OK;
+    kk_status st = kk_bench_costs_behind(costs, p, n, err);
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
     if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, costs, err);
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) {
@@ -277,7 +277,7 @@ static kk_status time_prompts(arms *a, const kk_promptset *prompts, size_t n, kk
     return KK_OK;
 }
 
-/* The last prompt warms up, and is where costs are measured. */
+/* The last prompt warms up. */
 static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     const kk_bench_opts *o = a->opts;
     kk_bench_set *set = &a->out->set[a->out->n_sets++];
@@ -291,7 +291,7 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     set->row = kk_calloc(timed * (size_t)o->n_arms, sizeof *set->row);
     if (!set->row) return kk_fail(err, KK_ENOMEM, "no memory for %zu rows", timed);
     KK_TRY(warm_up(a, &prompts->prompts[timed], err));
-    kk_status st = kk_bench_costs_new(&costs, o, a->engine, &prompts->prompts[timed], err);
+    kk_status st = kk_bench_costs_new(&costs, o, a->engine, err);
     if (st == KK_OK) st = time_prompts(a, prompts, timed, set, costs, err);
     if (st == KK_OK) kk_bench_costs_fill(costs, set);
     kk_bench_costs_free(costs);

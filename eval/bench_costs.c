@@ -18,7 +18,9 @@ enum { SETTLING = 2 };              /* such steps before the one that counts */
 
 struct kk_bench_costs {
     const kk_bench_opts *opts;
-    kk_session *s;
+    kk_engine *engine;
+    kk_spec arm;
+    kk_session *s; /* NULL: behind no prompt yet */
     const kk_prompt *prompt;
     int32_t at;                             /* in the prompt: where the next rows are taken from */
     int32_t rows[KK_BENCH_ROWS], n, passes; /* the counts, and how often they were timed */
@@ -216,36 +218,41 @@ kk_status kk_bench_costs_pass(costs *c, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status get_ready(costs *c, kk_err *err) {
-    const kk_generate_opts few = {.max_tokens = WARM_TOKENS, .ignore_eos = true};
-    kk_result ignored;
+/* Half of the answer comes first: what a round costs there is about its mean over the answer. */
+static kk_status get_ready(costs *c, int32_t answer, kk_err *err) {
+    const bool random = !c->opts->sets && !c->opts->prompts;
+    const kk_generate_opts whole = {.max_tokens = answer, .ignore_eos = random};
+    kk_generate_opts half = {.ignore_eos = true};
+    kk_result r;
     KK_TRY(kk_session_append(c->s, c->prompt->ids, c->prompt->n, NULL, NULL, err));
-    KK_TRY(kk_generate(c->s, &few, NULL, NULL, &ignored, err));
+    KK_TRY(kk_session_checkpoint(c->s, err));
+    KK_TRY(kk_generate(c->s, &whole, NULL, NULL, &r, err));
+    KK_TRY(kk_session_rewind(c->s, (int32_t)c->prompt->n, NULL, err));
+    half.max_tokens = r.n_tokens / 2 > WARM_TOKENS ? r.n_tokens / 2 : WARM_TOKENS;
+    KK_TRY(kk_generate(c->s, &half, NULL, NULL, &r, err));
     KK_TRY(kk_session_checkpoint(c->s, err));
     c->n = list_rows(c->s, c->opts, c->rows);
     return one_pass(c, err); /* not counted */
 }
 
-kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
-                             kk_err *err) {
-    kk_spec arm = KK_SPEC_NONE;
-    for (int32_t i = 0; i < o->n_arms; i++)
-        if (o->arms[i] == KK_SPEC_DFLASH) arm = KK_SPEC_DFLASH;
+kk_status kk_bench_costs_behind(costs *c, const kk_prompt *p, int32_t answer, kk_err *err) {
     /* All counts, half of their rows kept. */
-    const int32_t more = WARM_TOKENS + 3 * (1 + SETTLING) * MAX_ROWS + 64;
-    const kk_session_opts how = kk_bench_session(o, arm, (int32_t)p->n + more);
-    *out = NULL;
-    costs *c = kk_calloc(1, sizeof *c);
-    if (!c) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
-    c->opts = o;
+    const int32_t more = answer + WARM_TOKENS + 3 * (1 + SETTLING) * MAX_ROWS + 64;
+    const kk_session_opts how = kk_bench_session(c->opts, c->arm, (int32_t)p->n + more);
+    kk_session_free(c->s);
     c->prompt = p;
-    kk_status st = kk_session_new(&c->s, e, &how, err);
-    if (st == KK_OK) st = get_ready(c, err);
-    if (st != KK_OK) {
-        kk_bench_costs_free(c);
-        return st;
-    }
-    *out = c;
+    KK_TRY(kk_session_new(&c->s, c->engine, &how, err));
+    return get_ready(c, answer, err);
+}
+
+kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, kk_err *err) {
+    *out = kk_calloc(1, sizeof **out);
+    if (!*out) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    (*out)->opts = o;
+    (*out)->engine = e;
+    (*out)->arm = KK_SPEC_NONE;
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == KK_SPEC_DFLASH) (*out)->arm = KK_SPEC_DFLASH;
     return KK_OK;
 }
 

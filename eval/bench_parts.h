@@ -15,13 +15,16 @@ struct json_t *kk_bench_spread_json(const kk_bench_spread *s);
 kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
 /* Compares the arms on every set. */
 kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
-/* What forwards and drafts cost behind a prompt, which is borrowed.  A pass measures every row
- * count once; passes take their turn with the arms, before every round of generations and after the
- * last, so that what is predicted for a prompt and what is measured see the same machine.  The set's
- * tables are filled from all of them. */
+/* What forwards and drafts cost.  A pass measures every row count once, in the middle of the answer
+ * to the prompt at hand; passes take their turn with the arms, before every round of generations
+ * and after the last, so that what is predicted for a prompt and what is measured see the same
+ * context and the same machine.  The set's tables are filled from all of them. */
 typedef struct kk_bench_costs kk_bench_costs;
 kk_status kk_bench_costs_new(kk_bench_costs **out, const kk_bench_opts *o, kk_engine *e,
-                             const kk_prompt *p, kk_err *err);
+                             kk_err *err);
+/* From here on behind this prompt, which is borrowed, and whose answers have up to so many
+ * tokens. */
+kk_status kk_bench_costs_behind(kk_bench_costs *c, const kk_prompt *p, int32_t answer, kk_err *err);
 void kk_bench_costs_free(kk_bench_costs *c); /* NULL is fine */
 kk_status kk_bench_costs_pass(kk_bench_costs *c, kk_err *err);
 int32_t kk_bench_costs_passes(const kk_bench_costs *c); /* so far */
