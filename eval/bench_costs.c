@@ -161,34 +161,12 @@ void kk_bench_costs_fill(const costs *c, kk_bench_set *set) {
     memcpy(set->draft, t.draft, (size_t)t.n_draft * sizeof *t.draft);
 }
 
-/* What a generation takes is the sum of its rounds, whichever gear the machine is in: so a cost is
- * the mean of what was measured, and not the median, which knows one gear.  Of an interruption
- * counts as much as would make it twice the median. */
-static double mean_cost(const double *seconds, int32_t n, double median) {
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += seconds[i] < 2 * median ? seconds[i] : 2 * median;
-    return sum / n;
-}
-
-/* Costs are looked up where medians are. */
-static void use_means(const costs *c, int32_t first, table *t) {
-    const int32_t n = c->passes - first;
-    for (int32_t i = 0, d = 0; i < t->n_verify; i++) {
-        kk_bench_spread *v = &t->verify[i].seconds;
-        v->median = mean_cost(c->verify[i] + first, n, v->median);
-        if (d == t->n_draft || t->draft[d].rows != c->rows[i] - 1) continue;
-        kk_bench_spread *s = &t->draft[d++].seconds;
-        s->median = mean_cost(c->draft[i] + first, n, s->median);
-    }
-}
-
 double kk_bench_costs_predict(const costs *c, int32_t first, const kk_spec_stats *rounds,
                               bool drafter) {
     table t;
     double seconds = 0;
     if (first >= c->passes) first = 0;
     tabulate(c, first, &t);
-    use_means(c, first, &t);
     for (int32_t n = 0; n <= KK_MAX_DRAFT; n++) {
         double one = kk_bench_cost(t.verify, t.n_verify, n + 1);
         if (drafter && n > 0) one += kk_bench_cost(t.draft, t.n_draft, n);
