@@ -116,6 +116,7 @@ typedef struct {
     uint64_t prompt; /* its hash */
     int32_t prompt_tokens, tokens;
     double seconds, seconds_min, seconds_max; /* of the repeats; the first is the median one's */
+    double predicted_s; /* of the median one's rounds, from the costs measured beside this prompt */
     double prefill_s;
     kk_spec_stats spec;
     int32_t runs, other_tokens, other_hash; /* generations, and of them unlike plain decoding */

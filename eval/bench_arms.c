@@ -87,6 +87,22 @@ static void compare(const arms *a, lane *l, uint64_t hash) {
     l->different += !tokens || hash != a->hash;
 }
 
+static kk_status own_page(kk_cache *c, kk_err *err) {
+    KK_TRY(kk_cache_reserve(c, 1, err));
+    kk_cache_commit(c, kk_cache_len(c));
+    return KK_OK;
+}
+
+/* The checkpoint that generations go back to shares the pages of the prompt, and the first row
+ * written to the last of them would copy it.  A session that was given its prompt once owns it. */
+static kk_status own_pages(kk_session *s, kk_err *err) {
+    kk_engine_lock(s->engine);
+    kk_status st = own_page(s->cache, err);
+    if (st == KK_OK && s->context) st = own_page(kk_context_cache(s->context), err);
+    kk_engine_unlock(s->engine);
+    return st;
+}
+
 /* Decodes behind the prompt and goes back to it.  What the session learned of its drafts since it
  * began is forgotten first: it would know the text by now. */
 static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, kk_result *result,
@@ -96,17 +112,20 @@ static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, k
     const kk_generate_opts how = {.max_tokens = n, .ignore_eos = random};
     l->session->seen = l->begun;
     a->n_got = 0;
+    KK_TRY(own_pages(l->session, err));
     KK_TRY(kk_generate(l->session, &how, gather, a, result, err));
     if (result->stop == KK_STOP_CALLBACK)
         return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
     return kk_session_rewind(l->session, (int32_t)p->n, NULL, err);
 }
 
-/* Plain decoding goes first once, to be the record; then the arms take turns at going first. */
+/* Plain decoding goes first once, to be the record; then the arms take turns at going first.
+ * costs NULL: none are measured. */
 static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats, uint64_t stream,
-                        kk_err *err) {
+                        kk_bench_costs *costs, kk_err *err) {
     const int32_t n_arms = a->opts->n_arms;
-    for (int32_t r = 0; r < repeats; r++)
+    for (int32_t r = 0; r < repeats; r++) {
+        if (costs) KK_TRY(kk_bench_costs_pass(costs, err));
         for (int32_t k = 0; k < n_arms; k++) {
             const int32_t arm = (k + r) % n_arms;
             lane *l = &a->lane[arm];
@@ -115,7 +134,8 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
             if (r == 0 && k == 0) keep_record(a, l->run[r].logits_hash);
             compare(a, l, l->run[r].logits_hash);
         }
-    return KK_OK;
+    }
+    return costs ? kk_bench_costs_pass(costs, err) : KK_OK;
 }
 
 static const kk_result *median_run(const lane *l, int32_t n) {
@@ -161,15 +181,19 @@ static void count(kk_bench_arm *to, const lane *l, int32_t repeats) {
 }
 
 static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uint64_t stream,
-                             kk_err *err) {
+                             kk_bench_costs *costs, kk_err *err) {
     const kk_bench_opts *o = a->opts;
-    const int32_t n = kk_prompt_predict(p, o->arm_predict);
-    kk_status st = KK_OK;
+    const int32_t n = kk_prompt_predict(p, o->arm_predict), first = kk_bench_costs_passes(costs);
+    kk_status st = kk_bench_costs_behind(costs, p, n, err);
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
-    if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, err);
+    if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, costs, err);
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) {
+        kk_bench_row *row = &set->row[(int32_t)(stream - 1) * o->n_arms + i];
         count(&set->arm[i], &a->lane[i], o->repeat);
-        keep_row(&set->row[(int32_t)(stream - 1) * o->n_arms + i], p, &a->lane[i], o->repeat);
+        keep_row(row, p, &a->lane[i], o->repeat);
+        row->predicted_s =
+            kk_bench_costs_predict(costs, first, &row->spec, o->arms[i] == KK_SPEC_DFLASH);
+        set->arm[i].predicted_s += row->predicted_s;
     }
     close_lanes(a);
     return st;
@@ -178,23 +202,12 @@ static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uin
 static kk_status warm_up(arms *a, const kk_prompt *p, kk_err *err) {
     kk_status st = KK_OK;
     for (int32_t i = 0; i < a->opts->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
-    if (st == KK_OK) st = repeat(a, p, WARM_TOKENS, 1, 0, err);
+    if (st == KK_OK) st = repeat(a, p, WARM_TOKENS, 1, 0, NULL, err);
     close_lanes(a);
     return st;
 }
 
 /* ---- one set ----------------------------------------------------------------------------- */
-
-/* What the rounds of this arm should have taken. */
-static double predict(const kk_bench_set *s, const kk_bench_arm *arm, bool drafter) {
-    double seconds = 0;
-    for (int32_t n = 0; n <= KK_MAX_DRAFT; n++) {
-        double one = kk_bench_cost(s->verify, s->n_verify, n + 1);
-        if (drafter && n > 0) one += kk_bench_cost(s->draft, s->n_draft, n);
-        seconds += (double)arm->spec.drafts[n] * one;
-    }
-    return seconds;
-}
 
 /* The draft length that costs and acceptance say is best.  Only a trace's acceptance is known
  * whatever was drafted. */
@@ -253,20 +266,18 @@ static void add_to_all(const arms *a, const kk_bench_set *set) {
 static kk_status time_prompts(arms *a, const kk_promptset *prompts, size_t n, kk_bench_set *set,
                               kk_bench_costs *costs, kk_err *err) {
     const kk_bench_opts *o = a->opts;
-    const int32_t passes = (o->repeat + (int32_t)n - 1) / (int32_t)n;
     char what[160];
     for (size_t i = 0; i < n; i++) {
         snprintf(what, sizeof what, "decoding %.60s, prompt %zu of %zu", set->name, i + 1, n);
         KK_TRY(kk_bench_step(o, what, err));
-        KK_TRY(kk_bench_costs_measure(costs, passes, err));
-        KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, err));
+        KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, costs, err));
         set->prompt_tokens += (double)prompts->prompts[i].n / (double)n;
     }
     set->prompts = (int32_t)n;
-    return kk_bench_costs_measure(costs, passes, err);
+    return KK_OK;
 }
 
-/* The last prompt warms up, and is where costs are measured. */
+/* The last prompt warms up. */
 static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     const kk_bench_opts *o = a->opts;
     kk_bench_set *set = &a->out->set[a->out->n_sets++];
@@ -280,15 +291,12 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
     set->row = kk_calloc(timed * (size_t)o->n_arms, sizeof *set->row);
     if (!set->row) return kk_fail(err, KK_ENOMEM, "no memory for %zu rows", timed);
     KK_TRY(warm_up(a, &prompts->prompts[timed], err));
-    kk_status st = kk_bench_costs_new(&costs, o, a->engine, &prompts->prompts[timed], err);
+    kk_status st = kk_bench_costs_new(&costs, o, a->engine, err);
     if (st == KK_OK) st = time_prompts(a, prompts, timed, set, costs, err);
     if (st == KK_OK) kk_bench_costs_fill(costs, set);
     kk_bench_costs_free(costs);
-    for (int32_t i = 0; i < o->n_arms; i++) {
-        const bool dflash = o->arms[i] == KK_SPEC_DFLASH;
-        set->arm[i].predicted_s = predict(set, &set->arm[i], dflash);
-        if (dflash) find_best(o, set, &set->arm[i]);
-    }
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == KK_SPEC_DFLASH) find_best(o, set, &set->arm[i]);
     conclude(a, set);
     add_to_all(a, set);
     return st;

@@ -12,14 +12,15 @@
 #include "engine/session.h"
 #include "eval/bench_parts.h"
 
-enum { MAX_ROWS = KK_MAX_DRAFT + 1, WARM_TOKENS = 8, MOST_PASSES = 128 };
-static const double some_s = 0.2;
+enum { MAX_ROWS = KK_MAX_DRAFT + 1, WARM_TOKENS = 8, MOST_PASSES = 512 };
 static const double short_s = 5e-3; /* a step that other work beside it can spoil */
 enum { SETTLING = 2 };              /* such steps before the one that counts */
 
 struct kk_bench_costs {
     const kk_bench_opts *opts;
-    kk_session *s;
+    kk_engine *engine;
+    kk_spec arm;
+    kk_session *s; /* NULL: behind no prompt yet */
     const kk_prompt *prompt;
     int32_t at;                             /* in the prompt: where the next rows are taken from */
     int32_t rows[KK_BENCH_ROWS], n, passes; /* the counts, and how often they were timed */
@@ -125,22 +126,56 @@ static int32_t list_rows(const kk_session *s, const kk_bench_opts *o, int32_t *r
     return n;
 }
 
-static kk_bench_pass pass_of(int32_t rows, double *seconds, int32_t n) {
-    return (kk_bench_pass){.rows = rows, .seconds = kk_bench_spread_of(seconds, n)};
+/* Of the passes from the first-th on. */
+static kk_bench_pass pass_of(const costs *c, int32_t rows, const double *seconds, int32_t first) {
+    double sorted[MOST_PASSES];
+    const int32_t n = c->passes - first;
+    memcpy(sorted, seconds + first, (size_t)n * sizeof *sorted);
+    return (kk_bench_pass){.rows = rows, .seconds = kk_bench_spread_of(sorted, n)};
 }
 
-void kk_bench_costs_fill(costs *c, kk_bench_set *set) {
-    set->n_verify = set->n_draft = 0;
-    for (int32_t i = 0; i < c->n && c->passes; i++) {
-        kk_bench_pass *p = &set->verify[set->n_verify++];
-        *p = pass_of(c->rows[i], c->verify[i], c->passes);
-        p->ratio = p->seconds.median / set->verify[0].seconds.median;
-        if (!drafts(c->s, c->rows[i])) continue;
-        p = &set->draft[set->n_draft++];
-        *p = pass_of(c->rows[i] - 1, c->draft[i], c->passes);
-        p->ratio = p->seconds.median / set->verify[0].seconds.median;
+typedef struct {
+    kk_bench_pass verify[KK_BENCH_ROWS], draft[KK_BENCH_ROWS];
+    int32_t n_verify, n_draft;
+} table;
+
+static void tabulate(const costs *c, int32_t first, table *t) {
+    t->n_verify = t->n_draft = 0;
+    for (int32_t i = 0; i < c->n && c->passes > first; i++) {
+        t->verify[t->n_verify++] = pass_of(c, c->rows[i], c->verify[i], first);
+        if (drafts(c->s, c->rows[i]))
+            t->draft[t->n_draft++] = pass_of(c, c->rows[i] - 1, c->draft[i], first);
     }
+    for (int32_t i = 0; i < t->n_verify; i++)
+        t->verify[i].ratio = t->verify[i].seconds.median / t->verify[0].seconds.median;
+    for (int32_t i = 0; i < t->n_draft; i++)
+        t->draft[i].ratio = t->draft[i].seconds.median / t->verify[0].seconds.median;
 }
+
+void kk_bench_costs_fill(const costs *c, kk_bench_set *set) {
+    table t;
+    tabulate(c, 0, &t);
+    set->n_verify = t.n_verify;
+    set->n_draft = t.n_draft;
+    memcpy(set->verify, t.verify, (size_t)t.n_verify * sizeof *t.verify);
+    memcpy(set->draft, t.draft, (size_t)t.n_draft * sizeof *t.draft);
+}
+
+double kk_bench_costs_predict(const costs *c, int32_t first, const kk_spec_stats *rounds,
+                              bool drafter) {
+    table t;
+    double seconds = 0;
+    if (first >= c->passes) first = 0;
+    tabulate(c, first, &t);
+    for (int32_t n = 0; n <= KK_MAX_DRAFT; n++) {
+        double one = kk_bench_cost(t.verify, t.n_verify, n + 1);
+        if (drafter && n > 0) one += kk_bench_cost(t.draft, t.n_draft, n);
+        seconds += (double)rounds->drafts[n] * one;
+    }
+    return seconds;
+}
+
+int32_t kk_bench_costs_passes(const costs *c) { return c->passes; }
 
 /* Every count once, from the same place. */
 static kk_status one_pass(costs *c, kk_err *err) {
@@ -154,47 +189,48 @@ static kk_status one_pass(costs *c, kk_err *err) {
     return kk_session_rewind(c->s, len, NULL, err);
 }
 
-kk_status kk_bench_costs_measure(costs *c, int32_t n, kk_err *err) {
-    enum { FEW = 8 };
-    const double from = kk_now();
-    for (int32_t i = 0; c->passes < MOST_PASSES && (i < n || (i < FEW && kk_now() - from < some_s));
-         i++) {
-        KK_TRY(one_pass(c, err));
-        c->passes++;
-    }
+kk_status kk_bench_costs_pass(costs *c, kk_err *err) {
+    if (c->passes == MOST_PASSES) return KK_OK;
+    KK_TRY(one_pass(c, err));
+    c->passes++;
     return KK_OK;
 }
 
-static kk_status get_ready(costs *c, kk_err *err) {
-    const kk_generate_opts few = {.max_tokens = WARM_TOKENS, .ignore_eos = true};
-    kk_result ignored;
+/* Half of the answer comes first: what a round costs there is about its mean over the answer. */
+static kk_status get_ready(costs *c, int32_t answer, kk_err *err) {
+    const bool random = !c->opts->sets && !c->opts->prompts;
+    const kk_generate_opts whole = {.max_tokens = answer, .ignore_eos = random};
+    kk_generate_opts half = {.ignore_eos = true};
+    kk_result r;
     KK_TRY(kk_session_append(c->s, c->prompt->ids, c->prompt->n, NULL, NULL, err));
-    KK_TRY(kk_generate(c->s, &few, NULL, NULL, &ignored, err));
+    KK_TRY(kk_session_checkpoint(c->s, err));
+    KK_TRY(kk_generate(c->s, &whole, NULL, NULL, &r, err));
+    KK_TRY(kk_session_rewind(c->s, (int32_t)c->prompt->n, NULL, err));
+    half.max_tokens = r.n_tokens / 2 > WARM_TOKENS ? r.n_tokens / 2 : WARM_TOKENS;
+    KK_TRY(kk_generate(c->s, &half, NULL, NULL, &r, err));
     KK_TRY(kk_session_checkpoint(c->s, err));
     c->n = list_rows(c->s, c->opts, c->rows);
     return one_pass(c, err); /* not counted */
 }
 
-kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, const kk_prompt *p,
-                             kk_err *err) {
-    kk_spec arm = KK_SPEC_NONE;
-    for (int32_t i = 0; i < o->n_arms; i++)
-        if (o->arms[i] == KK_SPEC_DFLASH) arm = KK_SPEC_DFLASH;
+kk_status kk_bench_costs_behind(costs *c, const kk_prompt *p, int32_t answer, kk_err *err) {
     /* All counts, half of their rows kept. */
-    const int32_t more = WARM_TOKENS + 3 * (1 + SETTLING) * MAX_ROWS + 64;
-    const kk_session_opts how = kk_bench_session(o, arm, (int32_t)p->n + more);
-    *out = NULL;
-    costs *c = kk_calloc(1, sizeof *c);
-    if (!c) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
-    c->opts = o;
+    const int32_t more = answer + WARM_TOKENS + 3 * (1 + SETTLING) * MAX_ROWS + 64;
+    const kk_session_opts how = kk_bench_session(c->opts, c->arm, (int32_t)p->n + more);
+    kk_session_free(c->s);
     c->prompt = p;
-    kk_status st = kk_session_new(&c->s, e, &how, err);
-    if (st == KK_OK) st = get_ready(c, err);
-    if (st != KK_OK) {
-        kk_bench_costs_free(c);
-        return st;
-    }
-    *out = c;
+    KK_TRY(kk_session_new(&c->s, c->engine, &how, err));
+    return get_ready(c, answer, err);
+}
+
+kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, kk_err *err) {
+    *out = kk_calloc(1, sizeof **out);
+    if (!*out) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
+    (*out)->opts = o;
+    (*out)->engine = e;
+    (*out)->arm = KK_SPEC_NONE;
+    for (int32_t i = 0; i < o->n_arms; i++)
+        if (o->arms[i] == KK_SPEC_DFLASH) (*out)->arm = KK_SPEC_DFLASH;
     return KK_OK;
 }
 

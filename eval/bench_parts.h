@@ -15,16 +15,24 @@ struct json_t *kk_bench_spread_json(const kk_bench_spread *s);
 kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
 /* Compares the arms on every set. */
 kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
-/* What forwards and drafts cost behind a prompt, which is borrowed.  Passes are made between the
- * generations that are timed, so that both see the same machine; then the set's tables are filled
- * from them. */
+/* What forwards and drafts cost.  A pass measures every row count once, in the middle of the answer
+ * to the prompt at hand; passes take their turn with the arms, before every round of generations
+ * and after the last, so that what is predicted for a prompt and what is measured see the same
+ * context and the same machine.  The set's tables are filled from all of them. */
 typedef struct kk_bench_costs kk_bench_costs;
 kk_status kk_bench_costs_new(kk_bench_costs **out, const kk_bench_opts *o, kk_engine *e,
-                             const kk_prompt *p, kk_err *err);
+                             kk_err *err);
+/* From here on behind this prompt, which is borrowed, and whose answers have up to so many
+ * tokens. */
+kk_status kk_bench_costs_behind(kk_bench_costs *c, const kk_prompt *p, int32_t answer, kk_err *err);
 void kk_bench_costs_free(kk_bench_costs *c); /* NULL is fine */
-/* At least n passes, a few more where they take no time to speak of. */
-kk_status kk_bench_costs_measure(kk_bench_costs *c, int32_t n, kk_err *err);
-void kk_bench_costs_fill(kk_bench_costs *c, kk_bench_set *set);
+kk_status kk_bench_costs_pass(kk_bench_costs *c, kk_err *err);
+int32_t kk_bench_costs_passes(const kk_bench_costs *c); /* so far */
+void kk_bench_costs_fill(const kk_bench_costs *c, kk_bench_set *set);
+/* Seconds of rounds with these drafts, from the passes since the first-th; drafter: they paid for
+ * their drafts. */
+double kk_bench_costs_predict(const kk_bench_costs *c, int32_t first, const kk_spec_stats *rounds,
+                              bool drafter);
 /* Seconds of a pass of so many rows, between the nearest that were measured; 0: none was. */
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 /* A session as an arm decodes in it. */

@@ -165,14 +165,15 @@ static kk_bench_spread spread_rows(const rows_of *r, row_figure figure) {
 }
 
 static json_t *row_json(const kk_bench_row *w) {
-    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b}",
+    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b}",
                      "prompt", kk_report_hash(w->prompt), "prompt_tokens", w->prompt_tokens,
                      "tokens", w->tokens, "seconds", kk_report_real(w->seconds), "seconds_min",
                      kk_report_real(w->seconds_min), "seconds_max", kk_report_real(w->seconds_max),
-                     "prefill_s", kk_report_real(w->prefill_s), "rounds",
-                     (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
-                     (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", w->runs,
-                     "same_tokens", w->other_tokens == 0, "same_hash", w->other_hash == 0);
+                     "predicted_s", kk_report_real(w->predicted_s), "prefill_s",
+                     kk_report_real(w->prefill_s), "rounds", (json_int_t)w->spec.rounds, "drafted",
+                     (json_int_t)w->spec.drafted, "accepted", (json_int_t)w->spec.accepted,
+                     "restored_rows", 0, "runs", w->runs, "same_tokens", w->other_tokens == 0,
+                     "same_hash", w->other_hash == 0);
 }
 
 static json_t *rows_json(const rows_of *r) {

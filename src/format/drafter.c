@@ -9,6 +9,8 @@
 struct kk_drafter {
     kk_drafter_config config;
     kk_checkpoint *tensors;
+    kk_tensor head; /* a packed copy of the verifier's; no bytes: there is none */
+    kk_mem *head_mem;
 };
 
 static kk_status drafter_new(kk_drafter **out, const char *path, kk_err *err) {
@@ -25,6 +27,8 @@ static kk_status drafter_new(kk_drafter **out, const char *path, kk_err *err) {
 
 void kk_drafter_close(kk_drafter *d) {
     if (!d) return;
+    kk_mem_give(d->head_mem, KK_MEM_WEIGHTS_DRAFTER, (void *)(uintptr_t)d->head.data.base,
+                d->head.data.size);
     kk_checkpoint_close(d->tensors);
     kk_free(d);
 }
@@ -94,6 +98,17 @@ kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoin
 
 kk_status kk_drafter_pack(kk_drafter *d, const kk_drafter_packing *how, kk_mem *mem, kk_err *err) {
     return kk_checkpoint_pack(d->tensors, "", how, mem, err);
+}
+
+kk_status kk_drafter_pack_head(kk_drafter *d, const kk_tensor *table, const kk_drafter_packing *how,
+                               kk_mem *mem, kk_err *err) {
+    if (d->head.data.size) return KK_OK;
+    d->head_mem = mem;
+    return kk_tensor_pack(&d->head, table, how, KK_MEM_WEIGHTS_DRAFTER, mem, err);
+}
+
+const kk_tensor *kk_drafter_head(const kk_drafter *d) {
+    return d->head.data.size ? &d->head : NULL;
 }
 
 int64_t kk_drafter_packed_bytes(const kk_drafter *d) { return (int64_t)d->tensors->packed.size; }

@@ -1,6 +1,7 @@
 /* drafter.h - a DFlash drafter on disk: its configuration, checked, and its tensors by name.
  *
- * A drafter has no token table and no head: it borrows the verifier's.  Files stay mapped. */
+ * A drafter has no token table and no head: it borrows the verifier's, of which it may keep a
+ * packed copy as its head.  Files stay mapped. */
 #ifndef KK_FORMAT_DRAFTER_H
 #define KK_FORMAT_DRAFTER_H
 
@@ -48,8 +49,13 @@ typedef struct {
     int32_t threads; /* 0: all cores */
 } kk_drafter_packing;
 kk_status kk_drafter_pack(kk_drafter *d, const kk_drafter_packing *how, kk_mem *mem, kk_err *err);
-int64_t kk_drafter_packed_bytes(const kk_drafter *d);
-void kk_drafter_close(kk_drafter *d); /* NULL is fine */
+/* The verifier's token table packed likewise, to be this drafter's head; a table that is packed
+ * already is not copied.  Once: a second call does nothing. */
+kk_status kk_drafter_pack_head(kk_drafter *d, const kk_tensor *table, const kk_drafter_packing *how,
+                               kk_mem *mem, kk_err *err);
+const kk_tensor *kk_drafter_head(const kk_drafter *d); /* NULL: the verifier's own */
+int64_t kk_drafter_packed_bytes(const kk_drafter *d);  /* without the head's */
+void kk_drafter_close(kk_drafter *d);                  /* NULL is fine */
 const kk_drafter_config *kk_drafter_config_of(const kk_drafter *d);
 /* Its tensors as a checkpoint, whose configuration is empty. */
 const kk_checkpoint *kk_drafter_tensors(const kk_drafter *d);

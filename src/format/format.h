@@ -107,6 +107,10 @@ kk_status kk_checkpoint_only(const kk_checkpoint *c, const char *what, kk_err *e
  * Once: a second call does nothing.  On failure it is as it was. */
 kk_status kk_checkpoint_pack(kk_checkpoint *c, const char *prefix, const kk_drafter_packing *how,
                              kk_mem *mem, kk_err *err);
+/* A copy of a matrix rounded to a smaller type, its bytes taken from mem, to be given back there;
+ * no bytes: one that is packed already or whose rows do not fill blocks, which needs no copy. */
+kk_status kk_tensor_pack(kk_tensor *out, const kk_tensor *t, const kk_drafter_packing *how,
+                         kk_mem_category category, kk_mem *mem, kk_err *err);
 kk_status kk_checkpoint_apply(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err);
 /* Makes every tensor of c's inventory of random numbers, matrices of this type, and settles c. */
 kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err);

@@ -97,3 +97,41 @@ kk_status kk_checkpoint_pack(kk_checkpoint *c, const char *prefix, const kk_draf
     kk_threads_free(threads);
     return st;
 }
+
+/* ---- a copy of one ------------------------------------------------------------------------ */
+
+static kk_status fill_copy(kk_tensor *out, const kk_tensor *t, const kk_drafter_packing *how,
+                           kk_err *err) {
+    kk_threads *threads;
+    packing p = {.from = t,
+                 .to = (uint8_t *)(uintptr_t)out->data.base,
+                 .row_bytes = out->data.size / (size_t)t->dims[0],
+                 .type = how->type};
+    const kk_map block = {.span = out->data};
+    if (how->mlock) KK_TRY(kk_map_lock(&block, t->name, err));
+    KK_TRY(kk_threads_new(&threads, how->threads, false, err));
+    p.rows = kk_calloc((size_t)kk_threads_count(threads), (size_t)t->dims[1] * sizeof *p.rows);
+    if (p.rows) kk_threads_loop(threads, t->dims[0], 64, pack_rows, &p);
+    kk_threads_free(threads);
+    kk_free(p.rows);
+    return p.rows ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory to pack '%.120s'", t->name);
+}
+
+kk_status kk_tensor_pack(kk_tensor *out, const kk_tensor *t, const kk_drafter_packing *how,
+                         kk_mem_category category, kk_mem *mem, kk_err *err) {
+    const size_t size = packed_size(t, "", how->type);
+    *out = (kk_tensor){0};
+    if (!size) return KK_OK;
+    uint8_t *bytes = kk_mem_take(mem, category, size);
+    if (!bytes)
+        return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes packed from '%.120s'", size,
+                       t->name);
+    *out = *t;
+    out->dtype = how->type;
+    out->data = (kk_span){bytes, size};
+    const kk_status st = fill_copy(out, t, how, err);
+    if (st == KK_OK) return KK_OK;
+    kk_mem_give(mem, category, bytes, size);
+    *out = (kk_tensor){0};
+    return st;
+}

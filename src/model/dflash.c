@@ -2,8 +2,8 @@
  *
  * Extending reads like this: taps -> fc -> hidden_norm -> per layer k and v, stored.  The same
  * normed row feeds every layer, so context rows never see attention or an MLP.  Drafting is a
- * small transformer over the blocks of all sessions at once, then the verifier's head for the
- * rows that stand for tokens to come. */
+ * small transformer over the blocks of all sessions at once, then the verifier's head, or a packed
+ * copy of it, for the rows that stand for tokens to come. */
 #include <math.h>
 
 #include "model/model.h"
@@ -343,7 +343,8 @@ static kk_status head(kk_dflash *m, kk_err *err) {
                               .n = m->n_drafts,
                               .dim = m->cfg.hidden};
     KK_TRY(m->be->gather(m->dev, &g, err));
-    const kk_linear_args w = {{m->logits}, {m->table}, 1, m->drafts_in, m->n_drafts};
+    const kk_weight *table = m->head ? m->head : m->table;
+    const kk_linear_args w = {{m->logits}, {table}, 1, m->drafts_in, m->n_drafts};
     KK_TRY(m->be->linear(m->dev, &w, err));
     const kk_argmax_args best = {m->drafts, m->logits, m->n_drafts, m->cfg.vocab, m->cfg.mask_id};
     return m->be->argmax(m->dev, &best, err);

@@ -26,6 +26,13 @@ static kk_status load_layer(const kk_loader *l, const kk_drafter_config *c, kk_d
     return matrix(l, "mlp.down_proj.weight", h, f, &p->down, err);
 }
 
+static kk_status load_head(kk_dflash *m, const kk_tensor *t, kk_err *err) {
+    if (!t) return KK_OK;
+    const kk_matrix head = {t->dtype, 1, t->dims[0], t->dims[1], t->data.base};
+    KK_TRY(m->be->weight_new(m->dev, &head, &m->head, err));
+    return m->be->prepare(m->dev, m->head, 1, err);
+}
+
 kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err) {
     const kk_drafter_config *c = &m->cfg;
     kk_loader l = {m->be, m->dev, KK_MEM_WEIGHTS_DRAFTER, kk_drafter_tensors(files), ""};
@@ -38,7 +45,7 @@ kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err) {
         snprintf(l.prefix, sizeof l.prefix, "layers.%d.", i);
         KK_TRY(load_layer(&l, c, &m->layers[i], err));
     }
-    return KK_OK;
+    return load_head(m, kk_drafter_head(files), err);
 }
 
 void kk_dflash_unload(kk_dflash *m) {
@@ -51,6 +58,7 @@ void kk_dflash_unload(kk_dflash *m) {
     }
     kk_free(m->layers);
     m->be->weight_free(m->dev, m->fc);
+    m->be->weight_free(m->dev, m->head);
     m->be->buf_free(m->dev, m->hidden_norm);
     m->be->buf_free(m->dev, m->norm);
 }

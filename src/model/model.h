@@ -99,9 +99,9 @@ struct kk_dflash {
     kk_dev *dev;
     int32_t max_rows, max_block_rows;
     float embed_scale;
-    const kk_weight *table; /* the verifier's: token rows and head */
+    const kk_weight *table; /* the verifier's: token rows, and the head where none is packed */
 
-    kk_weight *fc;
+    kk_weight *fc, *head; /* head: a packed one of its own; NULL: the table */
     kk_buf *hidden_norm, *norm;
     kk_dflash_layer *layers;
 

@@ -252,6 +252,7 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
         a->tried[i] = a->tried[i] * MEMORY + 1;
         a->right[i] = a->right[i] * MEMORY + (i < right);
     }
+    if (drafted > a->reached) a->reached = drafted;
     for (int32_t i = drafted; i < KK_MAX_DRAFT; i++) {
         a->tried[i] *= UNVISITED;
         a->right[i] *= UNVISITED;
@@ -274,8 +275,9 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
 
 static const double BEGINNING = 2.5; /* drafts that what others saw is worth */
 
-static void copy_rates(kk_acceptance *to, const kk_acceptance *from, double share, double most) {
-    for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
+static void copy_rates(kk_acceptance *to, const kk_acceptance *from, int32_t depths, double share,
+                       double most) {
+    for (int32_t i = 0; i < depths; i++) {
         const double worth = share * (from->tried[i] > most ? most / from->tried[i] : 1);
         to->tried[i] += worth * from->tried[i];
         to->right[i] += worth * from->right[i];
@@ -287,12 +289,14 @@ void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known) {
                             .purse = known->purse,
                             .idle = known->idle,
                             .patience = known->patience};
-    copy_rates(seen, known, 1, BEGINNING);
+    copy_rates(seen, known, KK_MAX_DRAFT, 1, BEGINNING);
 }
 
 void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen) {
     for (int32_t i = 0; i < KK_MAX_DRAFT; i++) known->tried[i] /= 2, known->right[i] /= 2;
-    copy_rates(known, seen, 0.5, 2 * BEGINNING);
+    /* What a session began with and did not try itself is no news; that it tried nothing is none
+     * either. */
+    copy_rates(known, seen, seen->reached ? seen->reached : KK_MAX_DRAFT, 0.5, 2 * BEGINNING);
     known->credit = seen->credit;
     known->purse = seen->purse;
     known->idle = seen->idle;

@@ -37,6 +37,7 @@ typedef struct {
 /* What a session's drafts were worth, by depth, the recent ones counting most. */
 typedef struct {
     double tried[KK_MAX_DRAFT], right[KK_MAX_DRAFT];
+    int32_t reached;              /* depths that it tried itself; of others it knows by hearsay */
     int32_t streak;               /* drafts in a row that began right; negative: wrong */
     double credit, purse;         /* tokens gained less lost: by drafts that should pay, by looks */
     int32_t idle;                 /* rounds since the last draft */
@@ -65,7 +66,8 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
 void kk_controller_saw(kk_acceptance *seen, int32_t drafted, int32_t right);
 
 /* What sessions before it saw, a session begins with, as a few drafts of its own, and with what
- * they left to be spent on looks; and adds what it saw itself. */
+ * they left to be spent on looks; and adds what it saw itself.  Of depths that drafts no longer
+ * reach, soon nothing is known: what was right there may have been another text's. */
 void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known);
 void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen);
 

@@ -178,6 +178,9 @@ static void test_arms(void **state) {
         assert_true(a->seconds > 0 && a->tok_s > 0 && a->predicted_s > 0);
         assert_true(a->overhead > 0 && a->overhead < 1);
         near(a->of_predicted, a->predicted_s / a->seconds, 1e-9);
+        const kk_bench_row *one = &set->row[i], *two = &set->row[3 + i];
+        assert_true(one->predicted_s > 0 && two->predicted_s > 0);
+        near(a->predicted_s, one->predicted_s + two->predicted_s, 1e-9);
         assert_int_equal(r->all.arm[i].tokens, a->tokens);
     }
     near(set->arm[0].speedup, 1, 1e-9);
@@ -192,6 +195,9 @@ static void test_arms(void **state) {
     assert_int_equal(set->verify[set->n_verify - 1].rows, 6);
     assert_int_equal(set->draft[set->n_draft - 1].rows, 5);
     for (int32_t i = 0; i < set->n_verify; i++) assert_true(set->verify[i].seconds.median > 0);
+    /* In turn with the generations: of two prompts before each of two repeats, and after them. */
+    assert_int_equal(set->verify[0].seconds.n, 6);
+    assert_int_equal(set->draft[0].seconds.n, 6);
     /* Attention of every format, bf16 first; two full layers and ten sliding ones. */
     assert_int_equal(r->n_attention, 4);
     assert_int_equal(r->attention[0].format, KK_KV_BF16);

@@ -536,6 +536,34 @@ static void depths_not_tried_borrow_from_those_before(void **state) {
     assert_true(two > 1.9 && two < 2.1 && six - two < 0.05);
 }
 
+/* Sessions whose drafts end before a depth say nothing of it, however much they began with; those
+ * that draft nothing leave all as it was. */
+static void depths_no_longer_tried_are_forgotten(void **state) {
+    (void)state;
+    kk_acceptance known = {0}, seen;
+    for (int i = 0; i < 8; i++) { /* one text: the seventh token is wrong */
+        kk_acceptance_begin(&seen, &known);
+        for (int k = 0; k < 4; k++) kk_controller_saw(&seen, 7, 6);
+        kk_acceptance_pool(&known, &seen);
+    }
+    const double at_first = known.tried[6];
+    assert_true(at_first > 2 && known.right[6] < 0.01);
+    for (int i = 0; i < 4; i++) { /* nothing is drafted */
+        kk_acceptance_begin(&seen, &known);
+        kk_acceptance_pool(&known, &seen);
+    }
+    assert_true(known.tried[6] > 1 && known.tried[0] > 1);
+    for (int i = 0; i < 4; i++) { /* another text: six tokens are right, and no more are drafted */
+        kk_acceptance_begin(&seen, &known);
+        for (int k = 0; k < 2; k++) kk_controller_saw(&seen, 6, 6);
+        kk_acceptance_pool(&known, &seen);
+    }
+    assert_true(known.tried[6] < at_first / 8 && known.tried[5] > 2);
+    kk_acceptance_begin(&seen, &known);
+    const double last = kk_acceptance_tokens(&seen, 7) - kk_acceptance_tokens(&seen, 6);
+    assert_true(last > 0.6);
+}
+
 static void the_same_calls_give_the_same_choices(void **state) {
     (void)state;
     const text t = {0.7, 0.95};
@@ -568,6 +596,7 @@ int main(void) {
         cmocka_unit_test(costs_between_measurements_rise_evenly),
         cmocka_unit_test(an_interruption_is_not_believed),
         cmocka_unit_test(depths_not_tried_borrow_from_those_before),
+        cmocka_unit_test(depths_no_longer_tried_are_forgotten),
         cmocka_unit_test(the_same_calls_give_the_same_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

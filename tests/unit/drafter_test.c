@@ -390,6 +390,64 @@ static void random_ones_are_counted(void **state) {
     assert_string_equal(err.msg, "no weight type named 'q3'");
 }
 
+/* ---- a head of its own ----------------------------------------------------------------------- */
+
+enum { HEAD_ROWS = 70, HEAD_WIDTH = 64 }; /* more rows than a thread packs at a time */
+
+static kk_tensor some_table(kk_dtype type, const void *data, int64_t width) {
+    size_t bytes = 0;
+    assert_true(kk_dtype_bytes(type, (uint64_t)(HEAD_ROWS * width), &bytes));
+    return (kk_tensor){"embed_tokens.weight", type, 2, {HEAD_ROWS, width}, {data, bytes}};
+}
+
+/* The copy is the table within the rounding of its type, and counted until the drafter closes. */
+static void heads_are_packed(void **state) {
+    (void)state;
+    const kk_drafter_packing how = {.type = KK_Q8_0, .threads = 2};
+    static float values[HEAD_ROWS * HEAD_WIDTH], back[HEAD_ROWS * HEAD_WIDTH];
+    for (int i = 0; i < HEAD_ROWS * HEAD_WIDTH; i++) values[i] = (float)(i * 37 % 255 - 127) / 127;
+    const kk_tensor table = some_table(KK_F32, values, HEAD_WIDTH);
+    kk_config v;
+    kk_mem own = {0}, mem = {0};
+    kk_drafter *d;
+    assert_ok(kk_config_preset(&v, "tiny", 0, why));
+    assert_ok(kk_drafter_synthetic(&d, &v, "q8_0", &own, why));
+    assert_null(kk_drafter_head(d));
+    for (int twice = 0; twice < 2; twice++) {
+        assert_ok(kk_drafter_pack_head(d, &table, &how, &mem, why));
+        assert_int_equal(mem.bytes[KK_MEM_WEIGHTS_DRAFTER], HEAD_ROWS * HEAD_WIDTH / 32 * 34);
+    }
+    const kk_tensor *head = kk_drafter_head(d);
+    assert_int_equal(head->dtype, KK_Q8_0);
+    assert_int_equal(head->dims[0], HEAD_ROWS);
+    kk_dequantize(KK_Q8_0, head->data.base, back, HEAD_ROWS * HEAD_WIDTH);
+    for (int i = 0; i < HEAD_ROWS * HEAD_WIDTH; i++)
+        assert_true(fabsf(back[i] - values[i]) < 0.006f);
+    kk_drafter_close(d);
+    assert_int_equal(mem.bytes[KK_MEM_WEIGHTS_DRAFTER], 0);
+}
+
+/* A table that is packed already is read where it lies, and so is one of odd width. */
+static void some_heads_are_not_copied(void **state) {
+    (void)state;
+    const kk_drafter_packing how = {.type = KK_Q8_0, .threads = 1};
+    static const float values[HEAD_ROWS * HEAD_WIDTH];
+    const kk_tensor tables[] = {some_table(KK_Q4_0, values, HEAD_WIDTH),
+                                some_table(KK_Q8_0, values, HEAD_WIDTH),
+                                some_table(KK_F32, values, HEAD_WIDTH - 2)};
+    kk_config v;
+    kk_mem own = {0}, mem = {0};
+    kk_drafter *d;
+    assert_ok(kk_config_preset(&v, "tiny", 0, why));
+    assert_ok(kk_drafter_synthetic(&d, &v, "q8_0", &own, why));
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        assert_ok(kk_drafter_pack_head(d, &tables[i], &how, &mem, why));
+        assert_null(kk_drafter_head(d));
+        assert_int_equal(mem.bytes[KK_MEM_WEIGHTS_DRAFTER], 0);
+    }
+    kk_drafter_close(d);
+}
+
 /* ---- beside a verifier ----------------------------------------------------------------------- */
 
 static void not_for(const kk_drafter_config *c, const kk_config *v, const char *says) {
@@ -432,6 +490,8 @@ int main(void) {
         cmocka_unit_test(taps_spread_as_published),
         cmocka_unit_test(random_ones_have_released_shapes),
         cmocka_unit_test(random_ones_are_counted),
+        cmocka_unit_test(heads_are_packed),
+        cmocka_unit_test(some_heads_are_not_copied),
         cmocka_unit_test(a_drafter_of_another_verifier_is_refused),
     };
     return cmocka_run_group_tests_name("drafter", tests, NULL, NULL);

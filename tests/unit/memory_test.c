@@ -85,6 +85,31 @@ static void assert_near(const char *what, int64_t kernel, int64_t ours) {
 
 /* ---- tests --------------------------------------------------------------------------------- */
 
+static int64_t drafter_bytes(const char *type, bool *own_head) {
+    kk_engine *e = NULL;
+    int64_t bytes[KK_MEM_CATEGORIES];
+    const kk_engine_opts opts = {.model = TINY "/verifier",
+                                 .drafter = TINY "/drafter",
+                                 .draft_type = type,
+                                 .threads = 2,
+                                 .no_pin = true};
+    assert_ok(kk_engine_open(&e, &opts, why));
+    kk_engine_memory(e, bytes);
+    *own_head = kk_drafter_head(e->drafter) != NULL;
+    kk_engine_close(e);
+    return bytes[KK_MEM_WEIGHTS_DRAFTER];
+}
+
+/* The packed copy of the verifier's head is the drafter's, and counted there. */
+static void a_packed_head_is_counted(void **state) {
+    (void)state;
+    bool packed, filed;
+    const int64_t q8 = drafter_bytes("q8_0", &packed), file = drafter_bytes("file", &filed);
+    const int64_t values = 4327808 - 2432, hidden = 256; /* of its matrices: less its vectors */
+    assert_true(packed && !filed);
+    assert_int_equal(q8 - (VOCAB * hidden + values) / 32 * 34, file - 2 * values);
+}
+
 /* The counters are those of the caches and pages themselves, by category. */
 static void categories_add_up(void **state) {
     (void)state;
@@ -162,6 +187,7 @@ static void gains_are_real(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_packed_head_is_counted),
         cmocka_unit_test(categories_add_up),
         cmocka_unit_test(shared_pages_count_once),
         cmocka_unit_test(gains_are_real),

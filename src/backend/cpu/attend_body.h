@@ -176,6 +176,11 @@ INLINE void score_queries(float *s, const float *q, steps to, const float *k, in
     int32_t j = 0;
     for (; j + keys <= n; j += keys)
         score_tile(s + j, q, to, k + (size_t)j * (size_t)d, d, nq, keys, scale);
+    if (j < n && n >= keys && nq > 1) { /* the last ones with some before them, once more */
+        j = n - keys;
+        score_tile(s + j, q, to, k + (size_t)j * (size_t)d, d, nq, keys, scale);
+        return;
+    }
     for (; j < n; j++) score_tile(s + j, q, to, k + (size_t)j * (size_t)d, d, nq, 1, scale);
 }
 
@@ -250,19 +255,30 @@ INLINE void blank(float *p, kk_page_sight see) {
     for (int32_t j = see.hi; j < KK_PAGE_ROWS; j++) p[j] = 0;
 }
 
-/* The scores of a pair become weights, and its largest score and sums are brought up to date. */
-static void weigh_row(float *s, float *m, float *c, float *lane, kk_page_sight see) {
-    vf top = vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
-    const float before = *m, page_top = vf_hmax(top), now = page_top > before ? page_top : before;
-    float shrink[KK_LANES];
-    vf_store(shrink, exp_lanes(vf_set1(before - now)));
+/* The largest score of a pair with this page's. */
+INLINE float largest_score(const float *s, float before) {
+    const vf top =
+        vf_max(vf_max(vf_load(s), vf_load(s + 16)), vf_max(vf_load(s + 32), vf_load(s + 48)));
+    const float page_top = vf_hmax(top);
+    return page_top > before ? page_top : before;
+}
+
+/* The scores of a pair become weights, and its sums of them are brought up to date. */
+INLINE void weigh_pair(float *s, float top, float shrink, float *lane, kk_page_sight see) {
     for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES)
-        vf_store(s + j, exp_lanes(vf_sub(vf_load(s + j), vf_set1(now))));
+        vf_store(s + j, exp_lanes(vf_sub(vf_load(s + j), vf_set1(top))));
     blank(s, see);
-    vf l = vf_mul(vf_load(lane), vf_set1(shrink[0]));
+    vf l = vf_mul(vf_load(lane), vf_set1(shrink));
     for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES) l = vf_add(l, vf_load(s + j));
     vf_store(lane, l);
-    *m = now;
+}
+
+static void weigh_row(float *s, float *m, float *c, float *lane, kk_page_sight see) {
+    const float top = largest_score(s, *m);
+    float shrink[KK_LANES];
+    vf_store(shrink, exp_lanes(vf_set1(*m - top)));
+    weigh_pair(s, top, shrink[0], lane, see);
+    *m = top;
     *c = shrink[0];
 }
 
@@ -332,30 +348,106 @@ INLINE void meet_rows(const attend_work *w, int32_t r, int32_t n, bool after, ro
     for (int32_t i = 0; i < n; i++) fn(w, r + i, 1, (row_range){all.hi, at[i].hi}, chunk);
 }
 
+/* What rows [r, r + n) see of the chunk between them, if none has a hole in its sight; else
+ * nothing. */
+INLINE row_range seen_between(const attend_work *w, int32_t r, int32_t n, row_range chunk) {
+    row_range all = {chunk.hi, chunk.lo};
+    for (int32_t i = r; i < r + n; i++) {
+        const kk_page_sight *see = &w->see[i];
+        if (see->hole < see->hi) return (row_range){0, 0};
+        if (see->lo < all.lo) all.lo = see->lo;
+        if (see->hi > all.hi) all.hi = see->hi;
+    }
+    return common(all, chunk);
+}
+
+INLINE void hide(float *s, row_range at) {
+    for (int32_t j = at.lo; j < at.hi; j++) s[j] = -INFINITY;
+}
+
+/* Scores of all rows with all keys that one of them sees, and then those it does not see hidden:
+ * dearer by a few keys, and cheaper than to meet those by row. */
+static __attribute__((noinline)) void score_rows(const attend_work *w, int32_t r, int32_t n,
+                                                 row_range chunk) {
+    const row_range all = seen_between(w, r, n, chunk);
+    if (all.lo >= all.hi) {
+        for (int after = 0; after < 2; after++) meet_rows(w, r, n, after, chunk, score_part);
+        return;
+    }
+    score_part(w, r, n, all, chunk);
+    const int32_t heads = w->t->n_group;
+    for (int32_t p = r * heads; p < (r + n) * heads; p++) {
+        float *s = w->s + (size_t)p * KK_PAGE_ROWS;
+        const row_range see = common((row_range){w->see[p / heads].lo, w->see[p / heads].hi}, all);
+        hide(s, (row_range){all.lo, see.lo < all.hi ? see.lo : all.hi});
+        hide(s, (row_range){see.hi > all.lo ? see.hi : all.lo, all.hi});
+    }
+}
+
+static __attribute__((noinline)) void add_rows(const attend_work *w, int32_t r, int32_t n,
+                                               row_range chunk) {
+    bool whole = true, hole = false;
+    for (int32_t i = r; i < r + n; i++) {
+        whole = whole && w->see[i].lo <= chunk.lo && w->see[i].hole >= chunk.hi;
+        hole = hole || w->see[i].hole_end < w->see[i].hi;
+    }
+    if (whole) {
+        add_part(w, r, n, chunk, chunk);
+        return;
+    }
+    meet_rows(w, r, n, false, chunk, add_part);
+    if (hole) meet_rows(w, r, n, true, chunk, add_part);
+}
+
 /* All rows of the tile with what they see of the chunk.  Where a row has few heads, several rows
  * at a time make up for it: keys and values are then read once for all of them. */
-INLINE void each_row(const attend_work *w, row_range chunk, part_fn *fn) {
-    int32_t rows = 1;
-    if (w->t->n_group < KK_HEAD_TILE) rows = KK_HEAD_TILE;
+INLINE void each_row(const attend_work *w, row_range chunk, bool scores) {
+    const int32_t rows = w->t->n_group < KK_HEAD_TILE ? KK_HEAD_TILE : 1;
     for (int32_t r = 0, n; r < w->t->n_rows; r += n) {
         n = w->t->n_rows - r < rows ? w->t->n_rows - r : rows;
-        for (int after = 0; after < 2; after++)
-            if (n > 1)
-                meet_rows(w, r, n, after, chunk, fn);
-            else
-                fn(w, r, 1, seen_part(w, r, after, chunk), chunk);
+        if (n > 1 && scores)
+            score_rows(w, r, n, chunk);
+        else if (n > 1)
+            add_rows(w, r, n, chunk);
+        else
+            for (int after = 0; after < 2; after++)
+                (scores ? score_part : add_part)(w, r, 1, seen_part(w, r, after, chunk), chunk);
+    }
+}
+
+/* Pairs [first, first + n) of the tile; what their sums shrink by is computed side by side. */
+static __attribute__((noinline)) void weigh_pairs(const attend_work *w, int32_t first, int32_t n) {
+    const kk_attend_tile *t = w->t;
+    float top[KK_LANES] = {0}, shrink[KK_LANES] = {0};
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t p = first + i;
+        const kk_page_sight *see = &w->see[p / t->n_group];
+        if (see->lo >= see->hi) continue;
+        top[i] = largest_score(w->s + (size_t)p * KK_PAGE_ROWS, w->m[p]);
+        shrink[i] = w->m[p] - top[i];
+    }
+    vf_store(shrink, exp_lanes(vf_load(shrink)));
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t p = first + i;
+        const kk_page_sight see = w->see[p / t->n_group];
+        if (see.lo >= see.hi) continue;
+        weigh_pair(w->s + (size_t)p * KK_PAGE_ROWS, top[i], shrink[i],
+                   w->lane + (size_t)p * KK_LANES, see);
+        w->m[p] = top[i];
+        w->c[p] = shrink[i];
     }
 }
 
 static void weigh_page(const attend_work *w) {
-    const kk_attend_tile *t = w->t;
-    for (int32_t r = 0; r < t->n_rows; r++) {
-        const kk_page_sight see = w->see[r];
-        if (see.lo >= see.hi) continue;
-        for (int32_t p = r * t->n_group; p < (r + 1) * t->n_group; p++)
+    const int32_t pairs = w->t->n_rows * w->t->n_group;
+    if (w->t->n_rows == 1) {
+        for (int32_t p = 0; w->see[0].lo < w->see[0].hi && p < pairs; p++)
             weigh_row(w->s + (size_t)p * KK_PAGE_ROWS, w->m + p, w->c + p,
-                      w->lane + (size_t)p * KK_LANES, see);
+                      w->lane + (size_t)p * KK_LANES, w->see[0]);
+        return;
     }
+    for (int32_t p = 0; p < pairs; p += KK_LANES)
+        weigh_pairs(w, p, pairs - p < KK_LANES ? pairs - p : KK_LANES);
 }
 
 /* at and next: this page, and the one that comes after, to be fetched. */
@@ -371,14 +463,14 @@ static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const u
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
         load_rows(w->rows, t->format, t->head_dim, at + k_off, next + k_off, c);
         if (t->k_eq_v) rebuild_keys(w, (page - t->page_base) * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
-        each_row(w, c, score_part);
+        each_row(w, c, true);
     }
     weigh_page(w);
     if (t->k_eq_v) next = at; /* it has been fetched */
     for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
         c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
         load_rows(w->rows, t->format, t->head_dim, at + t->v_off, next + t->v_off, c);
-        each_row(w, c, add_part);
+        each_row(w, c, false);
     }
 }
 
