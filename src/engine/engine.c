@@ -161,9 +161,11 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
         return kk_fail(err, KK_EINVAL, "a drafter is kept as q8_0, q4_0 or file, not '%.20s'",
                        type);
     KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
-    const kk_tensor *table = kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
     if (packs) KK_TRY(kk_drafter_pack(e->drafter, &packing, &e->mem, err));
-    if (packs && table) KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));
+    /* A device with memory of its own has the head there already. */
+    const kk_tensor *table = kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
+    if (packs && table && !e->backend->memory)
+        KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));
     e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
         e->mapped_drafter += (int64_t)kk_drafter_at(e->drafter, i)->data.size;

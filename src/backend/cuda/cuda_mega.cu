@@ -154,10 +154,10 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
     const kk_acts_at experts = {stage_of(a) + KK_ONE_EXPERTS, 0, true};
     float *parts = parts_of(a);
     kk_acts_at x = row;
+    kk_grid_mark(a, s);
 #pragma unroll 1
     for (int phase = MEGA_QKV;; phase = MEGA_OUT) {
-        kk_grid_mark(a, s);
-        kk_mega_phase_units<S, MEGA_QKV>(a, s, f, parts, layer, x, 0, phase);
+        kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts, layer, phase, x);
         if (phase == MEGA_OUT) break;
         attention<S>(a, s, layer);
         x = kk_stage_at<S>(stage_of(a), NULL, a.att, 1, l.att_width);
@@ -165,31 +165,36 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
         kk_one_ask_router(l, stage_of(a));
         prefetch_middle<S>(a, l);
         kk_sync();
+        kk_grid_mark(a, s);
     }
     kk_one_middle<S>(a, s, layer, stage_of(a));
     kk_near_wait();
     kk_meet_normed<false>();
     kk_sync();
     kk_grid_mark(a, s);
-    kk_mega_phase_units<S, MEGA_GATE>(a, s, f, parts, layer, row);
-    kk_grid_sync(a, s);
-
-    x = kk_stage_at<S>(stage_of(a), NULL, a.act, 1, S::FFN);
-    kk_stage_rows<S>(x, a.act, 1, S::FFN);
     const bool last = layer + 1 == a.n_layer;
     const float *next = last ? a.head ? a.norm_head : NULL : s.layer[(layer + 1) & 1].norm_in;
-    prefetch_tail<S>(a, l, next);
-    kk_meet_chosen<true>(KK_MEGA_MEET);
-    kk_grid_mark(a, s);
-    const int turn = kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts, layer, x);
-    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts, layer, experts, turn);
-    kk_grid_sync(a, s);
+    x = row;
+    int turn = 0;
+#pragma unroll 1
+    for (int phase = MEGA_GATE;; phase = MEGA_EXPERTS) {
+        kk_mega_phase_units<S, KK_KIND_GLU>(a, s, f, parts, layer, phase, x, turn);
+        kk_grid_sync(a, s);
+        if (phase == MEGA_EXPERTS) break;
+        x = kk_stage_at<S>(stage_of(a), NULL, a.act, 1, S::FFN);
+        kk_stage_rows<S>(x, a.act, 1, S::FFN);
+        prefetch_tail<S>(a, l, next);
+        kk_meet_chosen<true>(KK_MEGA_MEET);
+        kk_grid_mark(a, s);
+        turn = kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts, layer, MEGA_DENSE, x);
+        x = experts;
+    }
     x = kk_stage_at<S>(stage_of(a), NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN);
     kk_stage_rows<S>(x, a.expert_act, 1, S::USED * S::EXPERT_FFN);
     x.stride = S::EXPERT_FFN * 2;
     kk_sync();
     kk_grid_mark(a, s);
-    kk_mega_phase_units<S, MEGA_DOWN>(a, s, f, parts, layer, x);
+    kk_mega_phase_units<S, KK_KIND_DOWN>(a, s, f, parts, layer, MEGA_DOWN, x);
     kk_one_tail<S>(a, s, layer, next, stage_of(a));
     kk_sync();
 }
@@ -202,7 +207,8 @@ __device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, 
     for (int layer = 0; layer < a.n_layer; layer++) one_layer<S>(a, s, f, layer);
     const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0, true};
     kk_grid_mark(a, s);
-    if (a.head) kk_mega_phase_units<S, MEGA_HEAD>(a, s, f, parts_of(a), a.n_layer, row);
+    if (a.head)
+        kk_mega_phase_units<S, KK_KIND_HEAD>(a, s, f, parts_of(a), a.n_layer, MEGA_HEAD, row);
 }
 
 /* ---- a few rows --------------------------------------------------------------------------- */
@@ -217,26 +223,23 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
 }
 
-/* One matrix's rows, then its units. */
-template <class S, int PHASE>
-__device__ __forceinline__ void few_units(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
-                                          int layer, const uint16_t *from, int rows, int width,
-                                          int phase = PHASE) {
+/* A matrix's rows, where its units find them. */
+template <class S>
+__device__ __forceinline__ kk_acts_at few_stage(const kk_cu_mega &a, kk_mega_shared &s,
+                                                const uint16_t *from, int rows, int width) {
     const kk_acts_at x = kk_stage_at<S>(stage_of(a), stage_end(a), from, rows, width);
     kk_stage_rows<S>(x, from, rows, width);
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
-    if (PHASE == MEGA_QKV && phase == MEGA_OUT) prefetch_middle<S>(a, l);
     kk_sync();
     kk_grid_mark(a, s);
-    kk_mega_phase_units<S, PHASE>(a, s, f, parts_of(a), layer, x, 0, phase);
+    return x;
 }
 
-/* The first group chooses experts.  The other stages rows for them, beside those of the dense first
- * matrix, which may still be read; then it waits for the other blocks and does the dense second
- * matrix.  Each goes on to the experts' first matrices. */
+/* Between the dense first matrix and the experts': the first group chooses experts.  The other
+ * stages rows for them, beside those of the dense first matrix, which may still be read; then it
+ * waits for the other blocks and does the dense second matrix.  Each goes on when it is done. */
 template <class S>
-__device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
-                                            int layer) {
+__device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+                                                 int layer) {
     char *beside = stage_of(a) + (a.n_rows * kk_stage_stride(S::HIDDEN) + 127) / 128 * 128;
     const kk_acts_at x = kk_stage_at<S>(beside, stage_end(a), a.z2, a.n_rows, S::HIDDEN);
     kk_grid_arrive(a, s);
@@ -255,11 +258,11 @@ __device__ __forceinline__ void few_experts(const kk_cu_mega &a, kk_mega_shared 
         kk_grid_wait(a, s);
         kk_stage_rows<S>(act, a.act, a.n_rows, S::FFN, KK_SLICES);
         kk_meet_dense();
-        kk_mega_phase_units<S, MEGA_DENSE>(a, s, f, parts_of(a), layer, act);
+        kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts_of(a), layer, MEGA_DENSE, act);
         kk_meet_listed<true>();
     }
     kk_grid_mark(a, s);
-    kk_mega_phase_units<S, MEGA_EXPERTS>(a, s, f, parts_of(a), layer, x);
+    return x;
 }
 
 template <class S>
@@ -267,22 +270,30 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = kk_bid() < a.n_rows;
+    float *parts = parts_of(a);
+    kk_acts_at x = few_stage<S>(a, s, a.z1, a.n_rows, S::HIDDEN);
 #pragma unroll 1
     for (int phase = MEGA_QKV;; phase = MEGA_OUT) {
-        const bool out = phase == MEGA_OUT;
-        few_units<S, MEGA_QKV>(a, s, f, layer, out ? a.att : a.z1, a.n_rows,
-                               out ? l.att_width : S::HIDDEN, phase);
-        if (out) break;
+        kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts, layer, phase, x);
+        if (phase == MEGA_OUT) break;
         attention<S>(a, s, layer);
+        prefetch_middle<S>(a, l);
+        x = few_stage<S>(a, s, a.att, a.n_rows, l.att_width);
     }
     kk_grid_sync(a, s);
     if (mine) kk_mega_middle(a, l, s.sums);
     kk_grid_sync(a, s);
     kk_meet_normed<false>();
-    few_units<S, MEGA_GATE>(a, s, f, layer, a.z1, a.n_rows, S::HIDDEN);
-    few_experts<S>(a, s, f, layer);
+    x = few_stage<S>(a, s, a.z1, a.n_rows, S::HIDDEN);
+#pragma unroll 1
+    for (int phase = MEGA_GATE;; phase = MEGA_EXPERTS) {
+        kk_mega_phase_units<S, KK_KIND_GLU>(a, s, f, parts, layer, phase, x);
+        if (phase == MEGA_EXPERTS) break;
+        x = few_choice<S>(a, s, f, layer);
+    }
     kk_grid_sync(a, s);
-    few_units<S, MEGA_DOWN>(a, s, f, layer, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
+    x = few_stage<S>(a, s, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
+    kk_mega_phase_units<S, KK_KIND_DOWN>(a, s, f, parts, layer, MEGA_DOWN, x);
     kk_grid_sync(a, s);
     const float *next = layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL;
     if (mine) kk_mega_tail(a, l, next, s.sums);
@@ -299,7 +310,8 @@ __device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s,
     for (int layer = 0; layer < a.n_layer; layer++) few_layer<S>(a, s, f, layer);
     if (!a.head) return;
     head_norm(a, s);
-    few_units<S, MEGA_HEAD>(a, s, f, a.n_layer, a.z1, a.n_logits, S::HIDDEN);
+    const kk_acts_at x = few_stage<S>(a, s, a.z1, a.n_logits, S::HIDDEN);
+    kk_mega_phase_units<S, KK_KIND_HEAD>(a, s, f, parts_of(a), a.n_layer, MEGA_HEAD, x);
 }
 
 /* Barriers of a forward: in a layer, before the first, and all. */

@@ -490,37 +490,43 @@ __device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_m
     return out + o;
 }
 
-/* A unit's sums, finished by one warp. */
-template <class S, int PHASE>
+/* What is done with a unit's sums: one piece of code for all phases that do the same, because
+ * instructions have to come as well. */
+typedef enum {
+    KK_KIND_PLAIN, /* QKV, OUT, DENSE: left as they are */
+    KK_KIND_GLU,   /* GATE, EXPERTS */
+    KK_KIND_DOWN,
+    KK_KIND_HEAD,
+} kk_mega_kind;
+
+/* A unit's sums, finished by one warp: all but DOWN's. */
+template <class S, int KIND>
 __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_mega_shared &s,
                                                int layer, int phase, int unit, const float *part) {
-    const kk_cu_mega_layer &l = s.layer[layer & 1];
     const int lane = kk_tid() % KK_WARP, part_pitch = S::pitch(a);
-    constexpr bool EXPERT = PHASE == MEGA_EXPERTS;
-    if (PHASE != MEGA_GATE && !EXPERT) {
+    if (KIND != KK_KIND_GLU) {
         int pitch;
-        float *out = kk_mega_out<S>(a, l, phase, unit, pitch);
-        const int n = (PHASE == MEGA_HEAD ? S::logits(a) : S::rows(a)) * 16;
+        float *out = kk_mega_out<S>(a, s.layer[layer & 1], phase, unit, pitch);
+        const int n = (KIND == KK_KIND_HEAD ? S::logits(a) : S::rows(a)) * 16;
 #pragma unroll 1
         for (int i = lane; i < n; i += KK_WARP) {
             const float v = kk_mega_sum(part, part_pitch, i % 16, i / 16);
-            out[(size_t)(i / 16) * pitch + i % 16] = PHASE == MEGA_HEAD ? kk_dsoftcap(v, a.cap) : v;
+            out[(size_t)(i / 16) * pitch + i % 16] =
+                KIND == KK_KIND_HEAD ? kk_dsoftcap(v, a.cap) : v;
         }
         return;
     }
-    const int per = S::EXPERT_FFN / 8, e = EXPERT ? unit / per : 0;
-    const int from = EXPERT ? s.choice.first[e] : 0;
-    const int n = S::ONE ? 1 : EXPERT ? s.choice.first[e + 1] - from : a.n_rows;
+    const bool expert = phase == MEGA_EXPERTS;
+    const int per = S::EXPERT_FFN / 8, e = expert ? unit / per : 0;
+    const int from = expert ? s.choice.first[e] : 0;
+    const int n = S::ONE ? 1 : expert ? s.choice.first[e + 1] - from : a.n_rows;
+    uint16_t *out = expert ? a.expert_act + (unit - e * per) * 8 : a.act + unit * 8;
 #pragma unroll 1
     for (int i = lane; i < n * 8; i += KK_WARP) {
         const int r = i / 8, k = i % 8;
         const uint16_t y = kk_dbf16(kk_glu_of(kk_mega_sum(part, part_pitch, k, r),
                                               kk_mega_sum(part, part_pitch, 8 + k, r), 0));
-        if (EXPERT)
-            a.expert_act[(size_t)s.choice.pair[from + r] * S::EXPERT_FFN + (unit - e * per) * 8 +
-                         k] = y;
-        else
-            a.act[(size_t)r * S::FFN + unit * 8 + k] = y;
+        out[expert ? s.choice.pair[from + r] * S::EXPERT_FFN + k : r * S::FFN + k] = y;
     }
 }
 
@@ -531,25 +537,24 @@ struct kk_mega_rows {
     bool near;
 };
 
-/* expert: in DOWN, which of the chosen. */
-template <class S, int PHASE>
+/* expert: whose, of the chosen; or -1. */
+template <class S, int KIND>
 __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
-                                                        const kk_mega_shared &s, int unit,
-                                                        int expert, kk_acts_at x) {
+                                                        const kk_mega_shared &s, int expert,
+                                                        kk_acts_at x) {
     const int tid = kk_tid(), g = tid % KK_WARP / 4, t = tid % 4;
     const kk_choice *c = &s.choice;
-    kk_mega_rows r = {NULL, NULL, 0, PHASE == MEGA_HEAD ? S::logits(a) : S::rows(a), x.near};
+    kk_mega_rows r = {NULL, NULL, 0, KIND == KK_KIND_HEAD ? S::logits(a) : S::rows(a), x.near};
     if (S::ONE) {
-        r.first = PHASE == MEGA_DOWN ? expert : 0;
-        r.lo = r.hi = x.base + (PHASE == MEGA_DOWN ? expert * x.stride : 0) + t * 16;
+        r.first = KIND == KK_KIND_DOWN ? expert : 0;
+        r.lo = r.hi = x.base + (KIND == KK_KIND_DOWN ? expert * x.stride : 0) + t * 16;
         return r;
     }
     int r0 = g < r.n ? g : 0, r1 = g + 8 < r.n ? g + 8 : 0;
-    if (PHASE == MEGA_EXPERTS || PHASE == MEGA_DOWN) {
-        const int e = PHASE == MEGA_EXPERTS ? unit / (S::EXPERT_FFN / 8) : expert;
-        const short *of = PHASE == MEGA_EXPERTS ? c->pair_row : c->pair;
-        r.first = c->first[e];
-        r.n = c->first[e + 1] - r.first;
+    if (KIND == KK_KIND_DOWN || (KIND == KK_KIND_GLU && expert >= 0)) {
+        const short *of = KIND == KK_KIND_DOWN ? c->pair : c->pair_row;
+        r.first = c->first[expert];
+        r.n = c->first[expert + 1] - r.first;
         r0 = of[r.first + (g < r.n ? g : 0)];
         r1 = of[r.first + (g + 8 < r.n ? g + 8 : 0)];
     }
@@ -592,14 +597,15 @@ __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_
 }
 
 /* One unit but of DOWN: a slice of its sums. */
-template <class S, int PHASE>
+template <class S, int KIND>
 __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_mega_shared &s,
                                                  kk_feed &f, float *to, int layer, int phase,
                                                  int unit, kk_acts_at x) {
     const int tid = kk_tid(), slice = tid / KK_WARP % KK_SLICES, t = tid % 4;
     const int steps = kk_mega_steps<S>(a, s, layer, phase), pitch = S::pitch(a);
     const int from = kk_slice(steps, slice), n = kk_slice(steps, slice + 1) - from;
-    const kk_mega_rows r = kk_mega_rows_of<S, PHASE>(a, s, unit, 0, x);
+    const int expert = phase == MEGA_EXPERTS ? unit / (S::EXPERT_FFN / 8) : -1;
+    const kk_mega_rows r = kk_mega_rows_of<S, KIND>(a, s, expert, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
     kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.near, r.n > 8);
     kk_feed_skip<S>(f, kk_mega_slots(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
@@ -617,7 +623,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
 /* A unit of DOWN: an expert at a time, by a warp each. */
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
-                                                 kk_feed &f, float *to, int unit, kk_acts_at x) {
+                                                 kk_feed &f, float *to, kk_acts_at x) {
     const int steps = S::EXPERT_FFN / KK_STEP, slice = kk_mega_slice();
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
@@ -625,38 +631,37 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
             kk_feed_skip<S>(f, kk_mega_slots(steps, true));
             break;
         }
-        const kk_mega_rows r = kk_mega_rows_of<S, MEGA_DOWN>(a, s, unit, e, x);
+        const kk_mega_rows r = kk_mega_rows_of<S, KK_KIND_DOWN>(a, s, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
         kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.near, r.n > 8);
         kk_mega_put_pairs<S>(s, to, r, c, d);
     }
 }
 
-/* All units of a phase.  PHASE is that, or QKV where it may be the output projection too: code for
- * both, because instructions have to come as well.  Units take turns with two rooms for sums; the
- * count of turns goes on from phase to phase where no barrier comes between. */
-template <class S, int PHASE>
+/* All units of a phase.  They take turns with two rooms for sums; the count of turns goes on from
+ * phase to phase where no barrier comes between. */
+template <class S, int KIND>
 __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_shared &s,
-                                                   kk_feed &f, float *parts, int layer,
-                                                   kk_acts_at x, int turn = 0, int phase = PHASE) {
+                                                   kk_feed &f, float *parts, int layer, int phase,
+                                                   kk_acts_at x, int turn = 0) {
     const int units = kk_mega_units<S>(a, s, layer, phase), size = S::sums(a);
     kk_feed_find<S>(f);
 #pragma unroll 1
     for (int u = kk_mega_first<S>(a, phase, kk_mega_group()); u < units;
          u += kk_mega_stride<S>(phase), turn++) {
         float *to = parts + (kk_mega_group() * 2 + (turn & 1)) * size;
-        if (PHASE == MEGA_DOWN)
-            kk_mega_pairs_of<S>(a, s, f, to, u, x);
+        if (KIND == KK_KIND_DOWN)
+            kk_mega_pairs_of<S>(a, s, f, to, x);
         else
-            kk_mega_slice_of<S, PHASE>(a, s, f, to, layer, phase, u, x);
+            kk_mega_slice_of<S, KIND>(a, s, f, to, layer, phase, u, x);
         kk_group_sum<S>(f);
-        if (PHASE == MEGA_DOWN && !S::ONE)
+        if (KIND == KK_KIND_DOWN && !S::ONE)
             kk_mega_add_slots<S>(a, s, u, to);
         else if (turn % KK_SLICES == kk_mega_slice()) {
-            if (PHASE == MEGA_DOWN)
+            if (KIND == KK_KIND_DOWN)
                 kk_mega_add_slots<S>(a, s, u, to);
             else
-                kk_mega_finish<S, PHASE>(a, s, layer, phase, u, to);
+                kk_mega_finish<S, KIND>(a, s, layer, phase, u, to);
         }
     }
     return turn;
