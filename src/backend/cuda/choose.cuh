@@ -96,13 +96,11 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
 }
 
 /* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
- * lower experts, and earlier ones of its own.  The first threads of a block, more than there are
- * pairs; they meet in `sync`, and once more at the end. */
-template <class F>
-__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used, F sync) {
+ * lower experts, and earlier ones of its own.  All threads of a block; pairs are fewer. */
+__device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used) {
     const int pairs = n_rows * n_used, i = kk_tid(), rounds = (pairs + 7) / 8;
     if (i >= pairs && i < rounds * 8) c->chosen[i] = c->leader[i] = 0x7fff;
-    sync();
+    kk_sync();
     int e = 0, less = 0, before = 0;
     if (i < pairs) {
         e = c->chosen[i];
@@ -121,7 +119,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
         c->pair[less + before] = (short)i;
         c->pair_row[less + before] = (short)(i / n_used);
     }
-    sync();
+    kk_sync();
     if (i == pairs) e = 0x7fff; /* this one counts them all */
     if ((i < pairs && before == 0) || i == pairs) {
         int index = 0;
@@ -136,7 +134,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
         c->first[index] = (short)(i == pairs ? pairs : less);
         if (i == pairs) c->n_active = index;
     }
-    sync();
+    kk_sync();
 }
 
 /* The same lists by one warp, PER pairs a lane, from all bits of their experts' ids at once. */
@@ -234,7 +232,7 @@ __device__ __forceinline__ void kk_make_choice(kk_choice *c, const kk_choice_arg
             c->weight[i] = a.weight[i];
         }
     }
-    kk_list_rows(c, a.n_rows, a.n_used, kk_sync);
+    kk_list_rows(c, a.n_rows, a.n_used);
     if (write && a.logits)
         for (int i = (int)threadIdx.x; i < a.n_rows * a.n_used; i += THREADS) {
             a.expert[i] = c->chosen[i];

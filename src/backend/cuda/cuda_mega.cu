@@ -3,6 +3,7 @@
 #include "launch.cuh"
 #include "mega.cuh"
 
+static_assert(KK_WORKING_THREADS == KK_MEGA_THREADS, "what kk_sync counts");
 enum { SHARED_MOST = KK_CU_SHARED };
 
 /* Rings, then sums, then room for staged rows and for attention: made from the parameter when
@@ -256,6 +257,7 @@ __device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_sh
         kk_stage_rows<S>(x, a.z2, a.n_rows, S::HIDDEN, KK_SLICES);
         kk_meet_staged<false>();
         kk_grid_wait(a, s);
+        kk_meet_passed<false>();
         kk_stage_rows<S>(act, a.act, a.n_rows, S::FFN, KK_SLICES);
         kk_meet_dense();
         kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts_of(a), layer, MEGA_DENSE, act);
@@ -291,6 +293,7 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
         if (phase == MEGA_EXPERTS) break;
         x = few_choice<S>(a, s, f, layer);
     }
+    if (kk_mega_group() == 0) kk_meet_passed<true>();
     kk_grid_sync(a, s);
     x = few_stage<S>(a, s, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
     kk_mega_phase_units<S, KK_KIND_DOWN>(a, s, f, parts, layer, MEGA_DOWN, x);

@@ -73,10 +73,19 @@ __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared
 #endif
 }
 
+/* For tests: some warps come late, by so many nanoseconds, so that whoever does not wait for them
+ * is found out. */
+__device__ __forceinline__ void kk_grid_skew() {
+#ifdef KK_MEGA_SKEW
+    if ((((uint32_t)clock64() >> 5) + (uint32_t)kk_bid()) % 256 == 0) __nanosleep(KK_MEGA_SKEW);
+#endif
+}
+
 /* Barriers of all blocks, in two halves.  A warp that does nothing else (the porter) tells the
  * other blocks and waits for them. */
 __device__ __forceinline__ void kk_grid_arrive(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_mark(a, s);
+    kk_grid_skew();
     asm volatile("bar.arrive 3, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
 }
 __device__ __forceinline__ void kk_grid_wait(const kk_cu_mega &a, kk_mega_shared &s) {
@@ -84,7 +93,8 @@ __device__ __forceinline__ void kk_grid_wait(const kk_cu_mega &a, kk_mega_shared
     kk_grid_mark(a, s);
 }
 
-/* For warps that another barrier of the block, later, tells the same. */
+/* For warps that need not wait; before they come to the next barrier, those that did have to say so
+ * (kk_meet_passed): else it would be taken for this one. */
 __device__ __forceinline__ void kk_grid_pass() {
     asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
 }
@@ -122,6 +132,13 @@ template <bool WAIT> __device__ __forceinline__ void kk_meet_listed() {
         asm volatile("bar.sync 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
     else
         asm volatile("bar.arrive 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+}
+/* The second group is past a barrier of all blocks that the first did not wait for. */
+template <bool WAIT> __device__ __forceinline__ void kk_meet_passed() {
+    if (WAIT)
+        asm volatile("bar.sync 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
+    else
+        asm volatile("bar.arrive 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
 /* And of the second group alone: rows of the dense second matrix are staged. */
 __device__ __forceinline__ void kk_meet_dense() { asm volatile("bar.sync 10, 256;" ::: "memory"); }
@@ -197,11 +214,6 @@ __device__ __forceinline__ uint4 kk_lds(uint32_t at) {
                  : "memory");
     return v;
 }
-__device__ __forceinline__ void kk_sts(uint32_t at, const uint4 &v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
 
 /* Rows of bf16 activations, staged in shared memory where they fit and read where they lie
  * otherwise. */
@@ -227,7 +239,7 @@ __device__ __forceinline__ void kk_near_copy(uint32_t to, const void *from) {
 }
 __device__ __forceinline__ void kk_near_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* Brings them there.  The first `skip` warps have something else to do. */
+/* Brings them there.  The first `skip` warps have something else to do, and do not call this. */
 template <class S>
 __device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16_t *x, int n_rows,
                                               int n_in, int skip = 0) {
