@@ -268,7 +268,7 @@ INLINE void add_5th_bit(block *b, vi bits) {
     }
 }
 
-INLINE void unpack_q4_0(block *b, const uint8_t *p, size_t stride) {
+INLINE void unpack_turned_q4_0(block *b, const uint8_t *p, size_t stride) {
     b->d = vf_strided_f16(p, stride);
     unpack_nibbles(b, p + 2, stride);
 }
@@ -432,6 +432,24 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     for (int32_t r = 0; r < n; r++) vf_store(out_of(s, r), acc[r]);
 }
 
+#ifdef KK_DOT_NIBBLES
+/* One row of activations against q4_0: the sums of rows_direct, made with fewer operations. */
+static void one_row_q4_0(const kk_strip *s) {
+    enum { BYTES = 18, ZERO_LOG = 3 };
+    const kk_act_block *x = row_of(s, 0);
+    const uint8_t *w = s->w, *run = s->w;
+    vf acc = vf_set1(0);
+    for (int32_t b = s->n_in / KK_BLOCK; b > 0; b--, x++, w += BYTES, run += KK_STRIP * BYTES) {
+        const vf d = vf_strided_f16_alone(w, s->w_stride);
+        prefetch_ahead(run, KK_STRIP * BYTES);
+        const vi zero_point = vi_shl(vi_set1(x->minus), ZERO_LOG);
+        const vi sum = dot_nibbles(w + 2, s->w_stride, x->q, zero_point);
+        acc = vf_fma(vf_from_i(sum), vf_mul(d, vf_set1(x->d)), acc);
+    }
+    vf_store(out_of(s, 0), acc);
+}
+#endif
+
 /* n <= KK_ROW_TILE rows from `first` on, from the strip's blocks in the panel. */
 INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, int32_t first,
                        int32_t n) {
@@ -496,7 +514,16 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
         static const quant_type t = {unpack_##name, __VA_ARGS__};                                  \
         strip_quantized(s, &t);                                                                    \
     }
-QUANT_STRIP(q4_0, 18, 1, ZERO_POINT, false, 3)
+QUANT_STRIP(turned_q4_0, 18, 1, ZERO_POINT, false, 3)
+static void strip_q4_0(const kk_strip *s) {
+#ifdef KK_DOT_NIBBLES
+    if (s->n_rows == 1) {
+        one_row_q4_0(s);
+        return;
+    }
+#endif
+    strip_turned_q4_0(s);
+}
 QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 4)
 QUANT_STRIP(q5_1, 24, 1, FLOAT_MIN, false, 0)
 QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO_LOG)
