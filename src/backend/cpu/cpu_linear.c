@@ -44,8 +44,8 @@ static int64_t strips_in(int64_t n_out) { return (n_out + KK_STRIP - 1) / KK_STR
 /* How many strips ahead of its work a thread fetches weights. */
 static int64_t strips_ahead(size_t strip_bytes) { return (int64_t)((32u << 10) / strip_bytes) + 1; }
 
-/* The first strips of a piece are fetched before they are worked on: what memory can give at once
- * is more than a strip's work asks for in the order it reads. */
+/* The first strips of a piece are fetched before they are worked on, in case this thread did not
+ * do the piece before it: work alone reads in an order that gets little out of memory. */
 static void fetch_strip(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
 }
@@ -60,13 +60,13 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     const linear_job *j = arg;
     kk_strip s = {.n_rows = j->a->n_rows, .x = j->x, .panel = kk_thread_scratch(j->dev, thread)};
     const size_t strip_bytes = KK_STRIP * j->a->w[0]->row_bytes;
-    const int64_t ahead = strips_ahead(strip_bytes);
+    const int64_t ahead = strips_ahead(strip_bytes), all = j->first_strip[j->a->n];
     int32_t i = 0, next = 0;
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
         fetch_strip(linear_strip(j, t, &next), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
         s.w = linear_strip(j, t, &i);
-        s.ahead = t + ahead < end ? linear_strip(j, t + ahead, &next) : NULL;
+        s.ahead = t + ahead < all ? linear_strip(j, t + ahead, &next) : NULL;
         const kk_weight *w = j->a->w[i];
         const int64_t o = (t - j->first_strip[i]) * KK_STRIP, left = w->m.n_out - o;
         s.dtype = w->m.dtype;
@@ -79,11 +79,11 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
-/* Pieces small enough to share out evenly, large enough to read memory in long runs: the start
- * of a piece is read before anything could be fetched ahead. */
+/* Small enough to share out evenly: a thread's pieces follow each other, and the first strips of the
+ * next are fetched with the last of this one. */
 static int64_t strip_grain(const kk_dev *dev, int64_t strips, size_t strip_bytes) {
     const int64_t even = strips / (2 * kk_threads_count(dev->threads));
-    const int64_t run = (int64_t)((3u << 19) / strip_bytes) + 1;
+    const int64_t run = (int64_t)((1u << 18) / strip_bytes) + 1;
     return even < 1 ? 1 : even > run ? run : even;
 }
 
@@ -221,7 +221,8 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     const experts_job *j = arg;
     const kk_weight *w = j->w;
     const size_t strip_bytes = KK_STRIP * w->row_bytes;
-    const int64_t per_expert = strips_in(j->n_out), ahead = strips_ahead(strip_bytes);
+    const int64_t per_expert = strips_in(j->n_out), all = j->n_active * per_expert;
+    const int64_t ahead = strips_ahead(strip_bytes);
     kk_strip s = {.dtype = w->m.dtype,
                   .n_in = (int32_t)w->m.n_in,
                   .w_stride = w->row_bytes,
@@ -237,7 +238,7 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
         s.in_row = j->in_row + j->first[i];
         s.out_row = j->slot + j->first[i];
         s.w = expert_strip(j, t);
-        s.ahead = t + ahead < end ? expert_strip(j, t + ahead) : NULL;
+        s.ahead = t + ahead < all ? expert_strip(j, t + ahead) : NULL;
         s.out = j->out + o;
         j->dev->k->strip(&s);
     }
