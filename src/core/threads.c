@@ -5,9 +5,9 @@
  * joined, not dealt: the caller opens it, works on it, and closes it when no piece is left; a
  * worker that comes in time takes part, one that does not is not waited for.
  *
- * Each thread has a stretch of the loop of its own, and goes through it in order: what it reads lies
- * in one run of memory, and it can fetch ahead of its work.  When its stretch is done it helps with
- * the others', from where they are.
+ * Each thread has a stretch of the loop of its own, and goes through it in order: what it reads
+ * lies in one run of memory, and it can fetch ahead of its work.  When its stretch is done it helps
+ * with the others', from where they are.
  *
  * Invariants:
  *   (1) `state` holds the loop's number, an open bit and how many workers are inside;

@@ -221,9 +221,9 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
     }
 }
 
-/* A strip's rows are read side by side, which no hardware foresees; so while one strip is worked on,
- * another is fetched from end to end.  Into the second-level cache: the first is too small for both.
- * Where there is none to fetch, the strip's own weights stand for it. */
+/* A strip's rows are read side by side, which no hardware foresees; so while one strip is worked
+ * on, another is fetched from end to end.  Into the second-level cache: the first is too small for
+ * both.  Where there is none to fetch, the strip's own weights stand for it. */
 INLINE const uint8_t *ahead_of(const kk_strip *s) { return s->ahead ? s->ahead : s->w; }
 INLINE void fetch(const uint8_t *p, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(p + o, 0, 2);

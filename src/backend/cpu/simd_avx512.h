@@ -151,8 +151,8 @@ static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(
 #define FORGET(p) __asm__("" : "+r"(p))
 
 /* 16 bytes from each of 16 rows: r[i] has rows i, 4 + i, 8 + i and 12 + i.  What bounds this is how
- * often memory is read: a broadcast under a mask, which needs no insertion, reads as much as a whole
- * register and takes as long as two inserted halves. */
+ * often memory is read: a broadcast under a mask, which needs no insertion, reads as much as a
+ * whole register and takes as long as two inserted halves. */
 static inline __m128i load128(const uint8_t *p) {
     return _mm_loadu_si128((const __m128i *)(const void *)p);
 }
@@ -231,8 +231,8 @@ static inline vi dot_nibbles(const uint8_t *p, size_t stride, const int8_t *x, v
     return add_pairs(add_pairs(r[0], r[1], zero), add_pairs(r[2], r[3], zero), more);
 }
 
-/* vf_strided_f16, four put together in an integer register: beside so few other operations the ports
- * for shuffles are what there is too little of. */
+/* vf_strided_f16, four put together in an integer register: beside so few other operations the
+ * ports for shuffles are what there is too little of. */
 static inline int64_t load_4_halves(const uint8_t *p, size_t stride) {
     return (int64_t)((uint64_t)kk_le16(p) | (uint64_t)kk_le16(p + stride) << 16 |
                      (uint64_t)kk_le16(p + 2 * stride) << 32 |
