@@ -79,8 +79,8 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
-/* Small enough to share out evenly: a thread's pieces follow each other, and the first strips of the
- * next are fetched with the last of this one. */
+/* Small enough to share out evenly: a thread's pieces follow each other, and the first strips of
+ * the next are fetched with the last of this one. */
 static int64_t strip_grain(const kk_dev *dev, int64_t strips, size_t strip_bytes) {
     const int64_t even = strips / (2 * kk_threads_count(dev->threads));
     const int64_t run = (int64_t)((1u << 18) / strip_bytes) + 1;
