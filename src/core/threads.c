@@ -5,9 +5,13 @@
  * joined, not dealt: the caller opens it, works on it, and closes it when no piece is left; a
  * worker that comes in time takes part, one that does not is not waited for.
  *
+ * Each thread has a stretch of the loop of its own, and goes through it in order: what it reads
+ * lies in one run of memory, and it can fetch ahead of its work.  When its stretch is done it helps
+ * with the others', from where they are.
+ *
  * Invariants:
  *   (1) `state` holds the loop's number, an open bit and how many workers are inside;
- *   (2) the loop's description (fn, arg, n, grain, next) is written only while the bit is clear
+ *   (2) the loop's description (fn, arg, grain, stretches) is written only while the bit is clear
  *       and nobody is inside;
  *   (3) a worker enters only by raising the count in the same step that sees the bit set;
  *   (4) a worker sleeps only after it found, holding the lock and being counted in `sleepers`,
@@ -38,6 +42,12 @@ typedef struct {
     int32_t index; /* 1 .. count - 1; the caller is 0 */
 } worker;
 
+typedef struct {
+    _Atomic int64_t next;
+    int64_t end;
+    char pad[LINE - 2 * sizeof(int64_t)]; /* what everyone writes keeps a line of its own */
+} stretch;
+
 struct kk_threads {
     int32_t count, started; /* threads in all, workers running */
     bool pin;
@@ -45,12 +55,12 @@ struct kk_threads {
     worker *workers;    /* [count - 1] */
     kk_loop_fn fn;
     void *arg;
-    int64_t n, grain;
-    char pad0[LINE]; /* what everyone writes keeps a line of its own */
+    int64_t grain;
+    stretch *stretches; /* [count], of which the loop has n_stretches */
+    int32_t n_stretches;
+    char pad0[LINE];
     _Atomic uint64_t state;
     char pad1[LINE];
-    _Atomic int64_t next;
-    char pad2[LINE];
     _Atomic int32_t sleepers; /* changed under the lock */
     _Atomic bool stop;
     pthread_mutex_t lock;
@@ -108,10 +118,27 @@ static void pin_to_core(int32_t index) {
 }
 
 static void take_pieces(kk_threads *t, int32_t thread) {
-    for (;;) {
-        const int64_t begin = atomic_fetch_add_explicit(&t->next, t->grain, memory_order_relaxed);
-        if (begin >= t->n) return;
-        t->fn(t->arg, begin, t->n - begin < t->grain ? t->n : begin + t->grain, thread);
+    for (int32_t i = 0; i < t->n_stretches; i++) {
+        stretch *s = &t->stretches[(thread + i) % t->n_stretches];
+        while (atomic_load_explicit(&s->next, memory_order_relaxed) < s->end) {
+            const int64_t begin =
+                atomic_fetch_add_explicit(&s->next, t->grain, memory_order_relaxed);
+            if (begin >= s->end) break;
+            t->fn(t->arg, begin, s->end - begin < t->grain ? s->end : begin + t->grain, thread);
+        }
+    }
+}
+
+/* Shares out [0, n), n > grain, by whole pieces. */
+static void cut_stretches(kk_threads *t, int64_t n) {
+    const int64_t pieces = (n - 1) / t->grain + 1;
+    t->n_stretches = pieces < t->count ? (int32_t)pieces : t->count;
+    int64_t begin = 0;
+    for (int32_t i = 0; i < t->n_stretches; i++) {
+        stretch *s = &t->stretches[i];
+        atomic_store_explicit(&s->next, begin * t->grain, memory_order_relaxed);
+        begin += pieces / t->n_stretches + (i < pieces % t->n_stretches);
+        s->end = i == t->n_stretches - 1 ? n : begin * t->grain;
     }
 }
 
@@ -200,9 +227,8 @@ void kk_threads_loop(kk_threads *t, int64_t n, int64_t grain, kk_loop_fn fn, voi
     }
     t->fn = fn;
     t->arg = arg;
-    t->n = n;
     t->grain = grain;
-    atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+    cut_stretches(t, n);
     const uint64_t last = atomic_load_explicit(&t->state, memory_order_relaxed);
     assert(!(last & (OPEN | INSIDE))); /* one loop at a time, and no loop inside a loop */
     atomic_store(&t->state, (uint64_t)(NUMBER(last) + 1u) << 32 | OPEN);
@@ -241,8 +267,10 @@ kk_status kk_threads_new(kk_threads **out, int32_t n, bool pin, kk_err *err) {
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->wake, NULL);
     t->workers = kk_calloc((size_t)t->count, sizeof *t->workers);
-    kk_status st = t->workers ? start_workers(t, err)
-                              : kk_fail(err, KK_ENOMEM, "no memory for %d threads", t->count);
+    t->stretches = kk_calloc((size_t)t->count, sizeof *t->stretches);
+    kk_status st = t->workers && t->stretches
+                       ? start_workers(t, err)
+                       : kk_fail(err, KK_ENOMEM, "no memory for %d threads", t->count);
     if (st != KK_OK) {
         kk_threads_free(t);
         return st;
@@ -261,6 +289,7 @@ void kk_threads_free(kk_threads *t) {
     pthread_cond_destroy(&t->wake);
     pthread_mutex_destroy(&t->lock);
     kk_free(t->workers);
+    kk_free(t->stretches);
     kk_free(t);
 }
 

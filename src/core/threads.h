@@ -16,7 +16,8 @@ void kk_threads_free(kk_threads *t); /* NULL is fine */
 int32_t kk_threads_count(const kk_threads *t);
 
 /* Calls fn(arg, begin, end, thread) until [0, n) is covered, in pieces of at most `grain`, each
- * by some thread; returns when all are done.  thread is in [0, count). */
+ * by some thread; returns when all are done.  thread is in [0, count).  A thread's pieces follow
+ * each other, but for the last ones, which it may take over from a slower thread. */
 typedef void (*kk_loop_fn)(void *arg, int64_t begin, int64_t end, int32_t thread);
 void kk_threads_loop(kk_threads *t, int64_t n, int64_t grain, kk_loop_fn fn, void *arg);
 

@@ -121,6 +121,39 @@ static void check_strips(const kk_kernels *k) {
     }
 }
 
+/* The largest sums that nibbles and rounded activations can give, of either sign: what adds them up
+ * in 16 bits must have room for them.  What is fetched meanwhile is not read. */
+static void check_largest_sums(const kk_kernels *k) {
+    enum { N = 64, BYTES = 18 };
+    static const uint8_t codes[] = {0x00, 0xff, 0x0f, 0xf0, 0x88};
+    for (int32_t rows = 1; rows <= 3; rows++)
+        for (size_t c = 0; c < sizeof codes; c++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                uint8_t w[KK_STRIP * N / KK_BLOCK * BYTES], elsewhere = 0;
+                kk_act_block x[3 * N / KK_BLOCK];
+                float f[3 * N], want[3 * KK_STRIP], got[3 * KK_STRIP];
+                memset(w, codes[c], sizeof w);
+                for (size_t b = 0; b < sizeof w; b += BYTES) put_f16(w + b, 0.5f);
+                for (int i = 0; i < 3 * N; i++) f[i] = (float)sign * 127.0f;
+                ref->quantize(f, (size_t)(3 * N), x);
+                kk_strip s = {.dtype = KK_Q4_0,
+                              .n_out = KK_STRIP,
+                              .n_in = N,
+                              .n_rows = rows,
+                              .w = w,
+                              .w_stride = N / KK_BLOCK * BYTES,
+                              .ahead = &elsewhere,
+                              .x = {f, x},
+                              .out = want,
+                              .out_stride = KK_STRIP};
+                ref->strip(&s);
+                s.out = got;
+                k->strip(&s);
+                CHECK_SAY(same(want, got, (size_t)(rows * KK_STRIP)), "%s sums of %02x, rows %d",
+                          k->name, codes[c], rows);
+            }
+}
+
 /* The reference itself, against plain dequantised arithmetic in double. */
 static void check_reference_meaning(void) {
     static const kk_dtype types[] = {KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0, KK_Q5_0,
@@ -571,6 +604,7 @@ int main(void) {
         const kk_kernels *k = kk_kernels_named(names[i]);
         if (!k) continue;
         check_strips(k);
+        check_largest_sums(k);
         check_rows(k);
         check_largest(k);
         check_quantize(k);

@@ -96,6 +96,47 @@ static void threads_work_at_the_same_time(void **state) {
     kk_threads_free(pool);
 }
 
+typedef struct {
+    _Atomic int32_t started;
+    int64_t at[2];    /* where each thread's last piece ended */
+    int32_t jumps[2]; /* pieces of each that did not follow its last one */
+} walk;
+
+static void step(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    walk *w = arg;
+    if (w->at[thread] != begin) w->jumps[thread]++;
+    if (w->at[thread] < 0) w->started++;
+    w->at[thread] = end;
+    for (int i = 0; i < 1000 && w->started < 2; i++) usleep(1000);
+    usleep(200);
+}
+
+/* A thread fetches what comes after its piece: that must be what it works on next. */
+static void pieces_follow_each_other(void **state) {
+    (void)state;
+    kk_threads *pool;
+    assert_int_equal(kk_threads_new(&pool, 2, false, NULL), KK_OK);
+    walk w = {.at = {-1, -1}};
+    kk_threads_loop(pool, 200, 2, step, &w);
+    assert_int_equal(w.started, 2);
+    /* The starts, and where the faster one helped the other in the end; dealt out in turn, nearly
+     * all of the 100 pieces would be such jumps. */
+    assert_true(w.jumps[0] + w.jumps[1] < 50);
+    kk_threads_free(pool);
+}
+
+/* A worker that stays away is not waited for: the caller does its stretch as well. */
+static void one_thread_can_do_it_all(void **state) {
+    (void)state;
+    kk_threads *pool;
+    assert_int_equal(kk_threads_new(&pool, 4, false, NULL), KK_OK);
+    for (int i = 0; i < 200; i++) {
+        usleep(i % 8 ? 0 : 400);
+        check_loop(pool, 5 + i % 7, 2); /* fewer pieces than threads, too */
+    }
+    kk_threads_free(pool);
+}
+
 static void a_loop_takes_no_memory(void **state) {
     (void)state;
     kk_threads *pool;
@@ -146,7 +187,7 @@ static void every_failure_undoes(void **state) {
         assert_int_equal(st, KK_ENOMEM);
         assert_null(pool);
     }
-    assert_int_equal(n, 5); /* the pool, its list, two threads */
+    assert_int_equal(n, 6); /* the pool, its two lists, two threads */
 }
 
 int main(void) {
@@ -154,6 +195,8 @@ int main(void) {
         cmocka_unit_test(every_index_once),
         cmocka_unit_test(hot_and_cold),
         cmocka_unit_test(threads_work_at_the_same_time),
+        cmocka_unit_test(pieces_follow_each_other),
+        cmocka_unit_test(one_thread_can_do_it_all),
         cmocka_unit_test(a_loop_takes_no_memory),
         cmocka_unit_test(idle_pools_close),
         cmocka_unit_test(wrong_counts_are_refused),

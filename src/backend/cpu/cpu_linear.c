@@ -41,18 +41,37 @@ typedef struct {
 
 static int64_t strips_in(int64_t n_out) { return (n_out + KK_STRIP - 1) / KK_STRIP; }
 
+/* How many strips ahead of its work a thread fetches weights. */
+static int64_t strips_ahead(size_t strip_bytes) { return (int64_t)((32u << 10) / strip_bytes) + 1; }
+
+/* The first strips of a piece are fetched before they are worked on, in case this thread did not
+ * do the piece before it: work alone reads in an order that gets little out of memory. */
+static void fetch_strip(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
+}
+
+/* Strip t of all matrices; i: the matrix it belongs to, from any before it on. */
+static const uint8_t *linear_strip(const linear_job *j, int64_t t, int32_t *i) {
+    while (t >= j->first_strip[*i + 1]) ++*i;
+    return kk_weight_row(j->a->w[*i], 0, (t - j->first_strip[*i]) * KK_STRIP);
+}
+
 static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const linear_job *j = arg;
     kk_strip s = {.n_rows = j->a->n_rows, .x = j->x, .panel = kk_thread_scratch(j->dev, thread)};
-    int32_t i = 0;
+    const size_t strip_bytes = KK_STRIP * j->a->w[0]->row_bytes;
+    const int64_t ahead = strips_ahead(strip_bytes), all = j->first_strip[j->a->n];
+    int32_t i = 0, next = 0;
+    for (int64_t t = begin; t < end && t < begin + ahead; t++)
+        fetch_strip(linear_strip(j, t, &next), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
-        while (t >= j->first_strip[i + 1]) i++;
+        s.w = linear_strip(j, t, &i);
+        s.ahead = t + ahead < all ? linear_strip(j, t + ahead, &next) : NULL;
         const kk_weight *w = j->a->w[i];
         const int64_t o = (t - j->first_strip[i]) * KK_STRIP, left = w->m.n_out - o;
         s.dtype = w->m.dtype;
         s.n_in = (int32_t)w->m.n_in;
         s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
-        s.w = kk_weight_row(w, 0, o);
         s.w_stride = w->row_bytes;
         s.out = kk_buf_f(j->a->out[i]) + o;
         s.out_stride = (size_t)w->m.n_out;
@@ -60,11 +79,11 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
-/* Pieces small enough to share out evenly, large enough to read memory in long runs: the start
- * of a piece is read before anything could be fetched ahead. */
+/* Small enough to share out evenly: a thread's pieces follow each other, and the first strips of
+ * the next are fetched with the last of this one. */
 static int64_t strip_grain(const kk_dev *dev, int64_t strips, size_t strip_bytes) {
     const int64_t even = strips / (2 * kk_threads_count(dev->threads));
-    const int64_t run = (int64_t)((3u << 19) / strip_bytes) + 1;
+    const int64_t run = (int64_t)((1u << 18) / strip_bytes) + 1;
     return even < 1 ? 1 : even > run ? run : even;
 }
 
@@ -193,23 +212,33 @@ static void list_rows(experts_job *j) {
     j->first[j->n_active] = at;
 }
 
+static const uint8_t *expert_strip(const experts_job *j, int64_t t) {
+    const int64_t per_expert = strips_in(j->n_out);
+    return kk_weight_row(j->w, j->active[t / per_expert], j->first_out + t % per_expert * KK_STRIP);
+}
+
 static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const experts_job *j = arg;
     const kk_weight *w = j->w;
-    const int64_t per_expert = strips_in(j->n_out);
+    const size_t strip_bytes = KK_STRIP * w->row_bytes;
+    const int64_t per_expert = strips_in(j->n_out), all = j->n_active * per_expert;
+    const int64_t ahead = strips_ahead(strip_bytes);
     kk_strip s = {.dtype = w->m.dtype,
                   .n_in = (int32_t)w->m.n_in,
                   .w_stride = w->row_bytes,
                   .x = j->x,
                   .out_stride = j->out_stride,
                   .panel = kk_thread_scratch(j->dev, thread)};
+    for (int64_t t = begin; t < end && t < begin + ahead; t++)
+        fetch_strip(expert_strip(j, t), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
         const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = j->n_out - o;
         s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
         s.n_rows = j->first[i + 1] - j->first[i];
         s.in_row = j->in_row + j->first[i];
         s.out_row = j->slot + j->first[i];
-        s.w = kk_weight_row(w, j->active[i], j->first_out + o);
+        s.w = expert_strip(j, t);
+        s.ahead = t + ahead < all ? expert_strip(j, t + ahead) : NULL;
         s.out = j->out + o;
         j->dev->k->strip(&s);
     }

@@ -63,6 +63,8 @@ typedef struct {
     int32_t n_out, n_in, n_rows;
     const uint8_t *w;
     size_t w_stride; /* bytes from one output's weights to the next */
+    /* Weights to fetch into the second-level cache meanwhile, as many bytes as w; NULL: none. */
+    const uint8_t *ahead;
     kk_acts x;
     const int32_t *in_row, *out_row; /* NULL: 0, 1, 2, ... */
     float *out;

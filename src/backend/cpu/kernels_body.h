@@ -221,12 +221,12 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
     }
 }
 
-/* Weights are read in one long run, strip after strip, so what comes a fixed way ahead will be
- * wanted soon.  It is fetched into the second-level cache: the first is too small for a strip
- * and what lies ahead of it. */
-INLINE void prefetch_ahead(const uint8_t *p, size_t bytes) {
-    enum { AHEAD = 64 << 10 };
-    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(p + AHEAD + o, 0, 2);
+/* A strip's rows are read side by side, which no hardware foresees; so while one strip is worked
+ * on, another is fetched from end to end.  Into the second-level cache: the first is too small for
+ * both.  Where there is none to fetch, the strip's own weights stand for it. */
+INLINE const uint8_t *ahead_of(const kk_strip *s) { return s->ahead ? s->ahead : s->w; }
+INLINE void fetch(const uint8_t *p, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(p + o, 0, 2);
 }
 
 /* ---- quantised weights ------------------------------------------------------------------ */
@@ -268,7 +268,7 @@ INLINE void add_5th_bit(block *b, vi bits) {
     }
 }
 
-INLINE void unpack_q4_0(block *b, const uint8_t *p, size_t stride) {
+INLINE void unpack_turned_q4_0(block *b, const uint8_t *p, size_t stride) {
     b->d = vf_strided_f16(p, stride);
     unpack_nibbles(b, p + 2, stride);
 }
@@ -420,17 +420,36 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
         x[r] = row_of(s, r);
         acc[r] = vf_set1(0);
     }
+    const uint8_t *ahead = ahead_of(s);
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
         block b[8];
         t->unpack(b, s->w + u * t->bytes, s->w_stride);
-        prefetch_ahead(s->w + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
+        fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
         for (size_t i = 0; i < t->blocks; i++)
             for (int32_t r = 0; r < n; r++)
                 acc[r] = add_block(acc[r], &b[i], x[r]++, t->kind, t->q8, t->zero_log);
     }
     for (int32_t r = 0; r < n; r++) vf_store(out_of(s, r), acc[r]);
 }
+
+#ifdef KK_DOT_NIBBLES
+/* One row of activations against q4_0: the sums of rows_direct, made with fewer operations. */
+static void one_row_q4_0(const kk_strip *s) {
+    enum { BYTES = 18, ZERO_LOG = 3 };
+    const kk_act_block *x = row_of(s, 0);
+    const uint8_t *w = s->w, *ahead = ahead_of(s);
+    vf acc = vf_set1(0);
+    for (int32_t b = s->n_in / KK_BLOCK; b > 0; b--, x++, w += BYTES, ahead += KK_STRIP * BYTES) {
+        const vf d = vf_strided_f16_alone(w, s->w_stride);
+        fetch(ahead, KK_STRIP * BYTES);
+        const vi zero_point = vi_shl(vi_set1(x->minus), ZERO_LOG);
+        const vi sum = dot_nibbles(w + 2, s->w_stride, x->q, zero_point);
+        acc = vf_fma(vf_from_i(sum), vf_mul(d, vf_set1(x->d)), acc);
+    }
+    vf_store(out_of(s, 0), acc);
+}
+#endif
 
 /* n <= KK_ROW_TILE rows from `first` on, from the strip's blocks in the panel. */
 INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, int32_t first,
@@ -479,10 +498,11 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
         return;
     }
     block *panel = s->panel;
+    const uint8_t *ahead = ahead_of(s);
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
         t->unpack(panel + u * t->blocks, s->w + u * t->bytes, s->w_stride);
-        prefetch_ahead(s->w + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
+        fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
     }
     for (int32_t r = 0; r < s->n_rows; r += KK_ROW_TILE) {
 #define PANEL(n) rows_panel(s, t, panel, r, n)
@@ -496,7 +516,16 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
         static const quant_type t = {unpack_##name, __VA_ARGS__};                                  \
         strip_quantized(s, &t);                                                                    \
     }
-QUANT_STRIP(q4_0, 18, 1, ZERO_POINT, false, 3)
+QUANT_STRIP(turned_q4_0, 18, 1, ZERO_POINT, false, 3)
+static void strip_q4_0(const kk_strip *s) {
+#ifdef KK_DOT_NIBBLES
+    if (s->n_rows == 1) {
+        one_row_q4_0(s);
+        return;
+    }
+#endif
+    strip_turned_q4_0(s);
+}
 QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 4)
 QUANT_STRIP(q5_1, 24, 1, FLOAT_MIN, false, 0)
 QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO_LOG)
@@ -523,7 +552,8 @@ INLINE vf load_weights_n(const uint8_t *w, size_t i, int32_t n, kk_dtype t) {
  * outputs are unrolled before anything else is done to them, so that the sums stay in registers. */
 INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int32_t nr,
                        kk_dtype t) {
-    const uint8_t *w = s->w + (size_t)o * s->w_stride, *run = w;
+    const uint8_t *w = s->w + (size_t)o * s->w_stride;
+    const uint8_t *ahead = ahead_of(s) + (size_t)o * s->w_stride;
     const float *x[KK_FLOAT_ROWS];
     vf acc[KK_CHAINS], xv[KK_FLOAT_ROWS];
     float sums[KK_CHAINS];
@@ -534,8 +564,8 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int3
         x[c] = s->x.f + (size_t)(s->in_row ? s->in_row[r + c] : r + c) * (size_t)s->n_in;
     const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
     const size_t step = (size_t)(no * KK_LANES) * (t == KK_F32 ? 4u : 2u);
-    for (int32_t i = 0; i < whole; i += KK_LANES, run += step) {
-        if (r == 0) prefetch_ahead(run, step);
+    for (int32_t i = 0; i < whole; i += KK_LANES, ahead += step) {
+        if (r == 0) fetch(ahead, step);
 #pragma GCC unroll 16
         for (int32_t c = 0; c < nr; c++) xv[c] = vf_held(vf_load(x[c] + i));
 #pragma GCC unroll 16

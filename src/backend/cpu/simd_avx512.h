@@ -146,29 +146,42 @@ static inline vi dot4(vi acc, vi w, int32_t x) {
 static inline vi dot4_q8(vi acc, vi w, int32_t x) { return dot4(acc, w, x); }
 static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 
-/* 16 bytes from each of 16 rows, turned so that lane o of out[g] is bytes 4g..4g+3 of row o.
- * Rows 0, 4, 8, 12 make one register: broadcast loads under a mask cost no shuffle. */
+/* Makes the compiler forget how p was made: it would otherwise keep sixteen row addresses across
+ * the loop, more than there are registers, instead of four and three strides. */
+#define FORGET(p) __asm__("" : "+r"(p))
+
+/* 16 bytes from each of 16 rows: r[i] has rows i, 4 + i, 8 + i and 12 + i.  What bounds this is how
+ * often memory is read: a broadcast under a mask, which needs no insertion, reads as much as a
+ * whole register and takes as long as two inserted halves. */
 static inline __m128i load128(const uint8_t *p) {
     return _mm_loadu_si128((const __m128i *)(const void *)p);
 }
-/* Makes the compiler forget how p was made: it would otherwise keep sixteen row addresses across
- * the loop, more than there are registers, instead of four and two strides. */
-#define FORGET(p) __asm__("" : "+r"(p))
-
-static inline __m512i load_4_rows(const uint8_t *p, size_t stride4) {
-    FORGET(p);
-    __m512i v = _mm512_castsi128_si512(load128(p));
-    v = _mm512_mask_broadcast_i32x4(v, 0x00f0, load128(p + stride4));
-    v = _mm512_mask_broadcast_i32x4(v, 0x0f00, load128(p + 2 * stride4));
-    return _mm512_mask_broadcast_i32x4(v, 0xf000, load128(p + 3 * stride4));
+static inline __m256i load_2_rows(const uint8_t *p, const uint8_t *q) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(p)), load128(q), 1);
 }
+static inline __m512i load_4_rows(const uint8_t *p, const uint8_t *p4, const uint8_t *p8,
+                                  const uint8_t *p12) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_2_rows(p, p4)), load_2_rows(p8, p12), 1);
+}
+static inline void load_16_rows(const uint8_t *p, size_t stride, __m512i r[4]) {
+    const size_t stride3 = 3 * stride;
+    const uint8_t *p4 = p + 4 * stride, *p8, *p12;
+    FORGET(p4);
+    p8 = p4 + 4 * stride;
+    FORGET(p8);
+    p12 = p8 + 4 * stride;
+    FORGET(p12);
+    r[0] = load_4_rows(p, p4, p8, p12);
+    r[1] = load_4_rows(p + stride, p4 + stride, p8 + stride, p12 + stride);
+    r[2] = load_4_rows(p + 2 * stride, p4 + 2 * stride, p8 + 2 * stride, p12 + 2 * stride);
+    r[3] = load_4_rows(p + stride3, p4 + stride3, p8 + stride3, p12 + stride3);
+}
+/* Turned so that lane o of out[g] is bytes 4g..4g+3 of row o. */
 static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
-    const size_t stride4 = 4 * stride;
-    const __m512i r0 = load_4_rows(p, stride4), r1 = load_4_rows(p + stride, stride4);
-    const __m512i r2 = load_4_rows(p + 2 * stride, stride4);
-    const __m512i r3 = load_4_rows(p + 3 * stride, stride4);
-    const __m512i t0 = _mm512_unpacklo_epi32(r0, r1), t1 = _mm512_unpackhi_epi32(r0, r1);
-    const __m512i t2 = _mm512_unpacklo_epi32(r2, r3), t3 = _mm512_unpackhi_epi32(r2, r3);
+    __m512i r[4];
+    load_16_rows(p, stride, r);
+    const __m512i t0 = _mm512_unpacklo_epi32(r[0], r[1]), t1 = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i t2 = _mm512_unpacklo_epi32(r[2], r[3]), t3 = _mm512_unpackhi_epi32(r[2], r[3]);
     out[0] = _mm512_unpacklo_epi64(t0, t2);
     out[1] = _mm512_unpackhi_epi64(t0, t2);
     out[2] = _mm512_unpacklo_epi64(t1, t3);
@@ -193,6 +206,50 @@ static inline __m128i load_8_halves(const uint8_t *p, size_t stride) {
 static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
     const __m256i lo = _mm256_castsi128_si256(load_8_halves(p, stride));
     return _mm512_cvtph_ps(_mm256_inserti128_si256(lo, load_8_halves(p + 8 * stride, stride), 1));
+}
+
+/* For one row of activations against nibbles it takes fewer operations to leave the weights as they
+ * were loaded, and to add up sums of four that lie side by side, than to turn them.
+ *
+ * dot_nibbles: lane o is the sum of 32 products, of the nibbles at p of row o and the bytes of x,
+ * and `more`.  A sum of 8 products is at most 15240, one of 16 is 30480: numbers of 16 bits. */
+#define KK_DOT_NIBBLES 1
+static inline __m512i add_pairs(__m512i a, __m512i b, __m512i more) {
+    return _mm512_dpwssd_epi32(more, _mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+}
+static inline vi dot_nibbles(const uint8_t *p, size_t stride, const int8_t *x, vi more) {
+    const __m512i low = _mm512_set1_epi8(15), zero = _mm512_setzero_si512();
+    const __m512i xl = _mm512_broadcast_i32x4(load128((const uint8_t *)x));
+    const __m512i xh = _mm512_broadcast_i32x4(load128((const uint8_t *)x + 16));
+    __m512i r[4];
+    load_16_rows(p, stride, r);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512i half = _mm512_dpbusd_epi32(zero, _mm512_and_si512(r[i], low), xl);
+        r[i] = _mm512_dpbusd_epi32(half, _mm512_and_si512(_mm512_srli_epi32(r[i], 4), low), xh);
+    }
+    return add_pairs(add_pairs(r[0], r[1], zero), add_pairs(r[2], r[3], zero), more);
+}
+
+/* vf_strided_f16, four put together in an integer register: beside so few other operations the
+ * ports for shuffles are what there is too little of. */
+static inline int64_t load_4_halves(const uint8_t *p, size_t stride) {
+    return (int64_t)((uint64_t)kk_le16(p) | (uint64_t)kk_le16(p + stride) << 16 |
+                     (uint64_t)kk_le16(p + 2 * stride) << 32 |
+                     (uint64_t)kk_le16(p + 3 * stride) << 48);
+}
+static inline vf vf_strided_f16_alone(const uint8_t *p, size_t stride) {
+    const uint8_t *p4 = p + 4 * stride, *p8, *p12;
+    FORGET(p4);
+    p8 = p4 + 4 * stride;
+    FORGET(p8);
+    p12 = p8 + 4 * stride;
+    FORGET(p12);
+    const __m128i lo =
+        _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(p, stride)), load_4_halves(p4, stride), 1);
+    const __m128i hi = _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(p8, stride)),
+                                        load_4_halves(p12, stride), 1);
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1));
 }
 
 #endif
