@@ -402,7 +402,8 @@ static __attribute__((noinline)) void add_rows(const attend_work *w, int32_t r, 
 /* All rows of the tile with what they see of the chunk.  Where a row has few heads, several rows
  * at a time make up for it: keys and values are then read once for all of them. */
 INLINE void each_row(const attend_work *w, row_range chunk, bool scores) {
-    const int32_t rows = w->t->n_group < KK_HEAD_TILE ? KK_HEAD_TILE : 1;
+    int32_t rows = 1;
+    if (w->t->n_group < KK_HEAD_TILE) rows = KK_HEAD_TILE;
     for (int32_t r = 0, n; r < w->t->n_rows; r += n) {
         n = w->t->n_rows - r < rows ? w->t->n_rows - r : rows;
         if (n > 1 && scores)
