@@ -41,14 +41,10 @@ typedef struct {
 
 static int64_t strips_in(int64_t n_out) { return (n_out + KK_STRIP - 1) / KK_STRIP; }
 
-/* How many strips ahead of its work a thread fetches weights. */
+/* How many strips ahead of its work a thread fetches weights.  The first of a piece are fetched
+ * before they are worked on, in case this thread did not do the piece before it: work alone reads
+ * in an order that gets little out of memory. */
 static int64_t strips_ahead(size_t strip_bytes) { return (int64_t)((32u << 10) / strip_bytes) + 1; }
-
-/* The first strips of a piece are fetched before they are worked on, in case this thread did not
- * do the piece before it: work alone reads in an order that gets little out of memory. */
-static void fetch_strip(const uint8_t *w, size_t bytes) {
-    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
-}
 
 /* Strip t of all matrices; i: the matrix it belongs to, from any before it on. */
 static const uint8_t *linear_strip(const linear_job *j, int64_t t, int32_t *i) {
@@ -63,7 +59,7 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     const int64_t ahead = strips_ahead(strip_bytes), all = j->first_strip[j->a->n];
     int32_t i = 0, next = 0;
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
-        fetch_strip(linear_strip(j, t, &next), strip_bytes);
+        kk_fetch(linear_strip(j, t, &next), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
         s.w = linear_strip(j, t, &i);
         s.ahead = t + ahead < all ? linear_strip(j, t + ahead, &next) : NULL;
@@ -230,7 +226,7 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
                   .out_stride = j->out_stride,
                   .panel = kk_thread_scratch(j->dev, thread)};
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
-        fetch_strip(expert_strip(j, t), strip_bytes);
+        kk_fetch(expert_strip(j, t), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
         const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = j->n_out - o;
         s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;

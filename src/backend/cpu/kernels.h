@@ -56,6 +56,11 @@ typedef struct {
     const kk_act_block *b; /* [rows][n / 32] */
 } kk_acts;
 
+/* Weights on their way into the second-level cache. */
+static inline void kk_fetch(const uint8_t *w, size_t bytes) {
+    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
+}
+
 /* n_out <= KK_STRIP rows of a weight matrix against n_rows rows of activations:
  * out[out_row[r] * out_stride + o] = w[o] . x[in_row[r]]. */
 typedef struct {
@@ -63,7 +68,7 @@ typedef struct {
     int32_t n_out, n_in, n_rows;
     const uint8_t *w;
     size_t w_stride; /* bytes from one output's weights to the next */
-    /* Weights to fetch into the second-level cache meanwhile, as many bytes as w; NULL: none. */
+    /* Weights to fetch meanwhile, as many bytes as w; NULL: none. */
     const uint8_t *ahead;
     kk_acts x;
     const int32_t *in_row, *out_row; /* NULL: 0, 1, 2, ... */

@@ -225,9 +225,6 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
  * on, another is fetched from end to end.  Into the second-level cache: the first is too small for
  * both.  Where there is none to fetch, the strip's own weights stand for it. */
 INLINE const uint8_t *ahead_of(const kk_strip *s) { return s->ahead ? s->ahead : s->w; }
-INLINE void fetch(const uint8_t *p, size_t bytes) {
-    for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(p + o, 0, 2);
-}
 
 /* ---- quantised weights ------------------------------------------------------------------ */
 
@@ -425,7 +422,7 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     for (size_t u = 0; u < units; u++) {
         block b[8];
         t->unpack(b, s->w + u * t->bytes, s->w_stride);
-        fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
+        kk_fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
         for (size_t i = 0; i < t->blocks; i++)
             for (int32_t r = 0; r < n; r++)
                 acc[r] = add_block(acc[r], &b[i], x[r]++, t->kind, t->q8, t->zero_log);
@@ -442,7 +439,7 @@ static void one_row_q4_0(const kk_strip *s) {
     vf acc = vf_set1(0);
     for (int32_t b = s->n_in / KK_BLOCK; b > 0; b--, x++, w += BYTES, ahead += KK_STRIP * BYTES) {
         const vf d = vf_strided_f16_alone(w, s->w_stride);
-        fetch(ahead, KK_STRIP * BYTES);
+        kk_fetch(ahead, KK_STRIP * BYTES);
         const vi zero_point = vi_shl(vi_set1(x->minus), ZERO_LOG);
         const vi sum = dot_nibbles(w + 2, s->w_stride, x->q, zero_point);
         acc = vf_fma(vf_from_i(sum), vf_mul(d, vf_set1(x->d)), acc);
@@ -502,7 +499,7 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
         t->unpack(panel + u * t->blocks, s->w + u * t->bytes, s->w_stride);
-        fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
+        kk_fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
     }
     for (int32_t r = 0; r < s->n_rows; r += KK_ROW_TILE) {
 #define PANEL(n) rows_panel(s, t, panel, r, n)
@@ -565,7 +562,7 @@ INLINE void tile_float(const kk_strip *s, int32_t o, int32_t no, int32_t r, int3
     const int32_t whole = s->n_in - s->n_in % KK_LANES, left = s->n_in - whole;
     const size_t step = (size_t)(no * KK_LANES) * (t == KK_F32 ? 4u : 2u);
     for (int32_t i = 0; i < whole; i += KK_LANES, ahead += step) {
-        if (r == 0) fetch(ahead, step);
+        if (r == 0) kk_fetch(ahead, step);
 #pragma GCC unroll 16
         for (int32_t c = 0; c < nr; c++) xv[c] = vf_held(vf_load(x[c] + i));
 #pragma GCC unroll 16

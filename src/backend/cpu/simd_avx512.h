@@ -149,6 +149,14 @@ static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(
 /* Makes the compiler forget how p was made: it would otherwise keep sixteen row addresses across
  * the loop, more than there are registers, instead of four and three strides. */
 #define FORGET(p) __asm__("" : "+r"(p))
+static inline void every_4th_row(const uint8_t *p, size_t stride, const uint8_t *at[4]) {
+    at[0] = p;
+#pragma GCC unroll 3
+    for (int i = 1; i < 4; i++) {
+        at[i] = at[i - 1] + 4 * stride;
+        FORGET(at[i]);
+    }
+}
 
 /* 16 bytes from each of 16 rows: r[i] has rows i, 4 + i, 8 + i and 12 + i.  What bounds this is how
  * often memory is read: a broadcast under a mask, which needs no insertion, reads as much as a
@@ -159,22 +167,15 @@ static inline __m128i load128(const uint8_t *p) {
 static inline __m256i load_2_rows(const uint8_t *p, const uint8_t *q) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(p)), load128(q), 1);
 }
-static inline __m512i load_4_rows(const uint8_t *p, const uint8_t *p4, const uint8_t *p8,
-                                  const uint8_t *p12) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(load_2_rows(p, p4)), load_2_rows(p8, p12), 1);
+static inline __m512i load_4_rows(const uint8_t *const at[4], size_t o) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_2_rows(at[0] + o, at[1] + o)),
+                              load_2_rows(at[2] + o, at[3] + o), 1);
 }
 static inline void load_16_rows(const uint8_t *p, size_t stride, __m512i r[4]) {
-    const size_t stride3 = 3 * stride;
-    const uint8_t *p4 = p + 4 * stride, *p8, *p12;
-    FORGET(p4);
-    p8 = p4 + 4 * stride;
-    FORGET(p8);
-    p12 = p8 + 4 * stride;
-    FORGET(p12);
-    r[0] = load_4_rows(p, p4, p8, p12);
-    r[1] = load_4_rows(p + stride, p4 + stride, p8 + stride, p12 + stride);
-    r[2] = load_4_rows(p + 2 * stride, p4 + 2 * stride, p8 + 2 * stride, p12 + 2 * stride);
-    r[3] = load_4_rows(p + stride3, p4 + stride3, p8 + stride3, p12 + stride3);
+    const uint8_t *at[4];
+    every_4th_row(p, stride, at);
+#pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) r[i] = load_4_rows(at, i * stride);
 }
 /* Turned so that lane o of out[g] is bytes 4g..4g+3 of row o. */
 static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
@@ -239,16 +240,12 @@ static inline int64_t load_4_halves(const uint8_t *p, size_t stride) {
                      (uint64_t)kk_le16(p + 3 * stride) << 48);
 }
 static inline vf vf_strided_f16_alone(const uint8_t *p, size_t stride) {
-    const uint8_t *p4 = p + 4 * stride, *p8, *p12;
-    FORGET(p4);
-    p8 = p4 + 4 * stride;
-    FORGET(p8);
-    p12 = p8 + 4 * stride;
-    FORGET(p12);
-    const __m128i lo =
-        _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(p, stride)), load_4_halves(p4, stride), 1);
-    const __m128i hi = _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(p8, stride)),
-                                        load_4_halves(p12, stride), 1);
+    const uint8_t *at[4];
+    every_4th_row(p, stride, at);
+    const __m128i lo = _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(at[0], stride)),
+                                        load_4_halves(at[1], stride), 1);
+    const __m128i hi = _mm_insert_epi64(_mm_cvtsi64_si128(load_4_halves(at[2], stride)),
+                                        load_4_halves(at[3], stride), 1);
     return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1));
 }
 
