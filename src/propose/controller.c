@@ -253,6 +253,7 @@ void kk_controller_saw(kk_acceptance *a, int32_t drafted, int32_t right) {
         a->right[i] = a->right[i] * MEMORY + (i < right);
     }
     if (drafted > a->reached) a->reached = drafted;
+    if (right < drafted) a->broken = true;
     for (int32_t i = drafted; i < KK_MAX_DRAFT; i++) {
         a->tried[i] *= UNVISITED;
         a->right[i] *= UNVISITED;
@@ -306,6 +307,7 @@ void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen) {
 /* ---- the choice ------------------------------------------------------------------------- */
 
 static const double MARGIN = 1.02; /* times plain decoding: what drafting must promise */
+static const double NEARLY = 0.98; /* of the best: lengths that promise so much count as equal */
 /* In tokens of plain decoding, for drafts expected to pay and for those made to learn: what they
  * may lose before they gained any, what they may save up, and what a round adds to each. */
 static const double ALLOWANCE = 8, MOST_CREDIT = 8;
@@ -420,6 +422,13 @@ static bool plain_is_stale(const plan *p, double gain) {
     return weight[0] + (p->sessions > 1 ? weight[-1] : 0) < wanted;
 }
 
+/* Of a text whose drafts were all right to their ends nobody knows how much longer they could have
+ * been: of lengths that promise nearly the same the longest is taken, which tells. */
+static bool unbroken(const plan *p) {
+    const kk_choice *c = &p->choices[0];
+    return p->sessions == 1 && !c->free && !c->seen->broken;
+}
+
 /* Walks through the totals.  A total whose cost is little known may be chosen over a better one,
  * as long as it is expected to pay. */
 static best_total walk(plan *p, bool free_only) {
@@ -434,6 +443,7 @@ static best_total walk(plan *p, bool free_only) {
         const bool pays = total == 0 || value > MARGIN * sure.plain;
         if (pays && value > sure.value) sure.value = value, sure.total = total;
         if (pays && hoped > curious.value) curious.value = hoped, curious.total = total;
+        if (pays && hoped > NEARLY * curious.value && unbroken(p)) curious.total = total;
         kk_choice *c = total < p->room ? likeliest(p, free_only) : NULL;
         if (!c) break;
         tokens += c->next;

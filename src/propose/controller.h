@@ -38,6 +38,7 @@ typedef struct {
 typedef struct {
     double tried[KK_MAX_DRAFT], right[KK_MAX_DRAFT];
     int32_t reached;              /* depths that it tried itself; of others it knows by hearsay */
+    bool broken;                  /* a draft of its own was not right to its end */
     int32_t streak;               /* drafts in a row that began right; negative: wrong */
     double credit, purse;         /* tokens gained less lost: by drafts that should pay, by looks */
     int32_t idle;                 /* rounds since the last draft */

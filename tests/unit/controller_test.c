@@ -564,6 +564,50 @@ static void depths_no_longer_tried_are_forgotten(void **state) {
     assert_true(last > 0.6);
 }
 
+/* What a session begins with, chances of one text at each depth; its choice of a length, and what
+ * that promises against the best. */
+static int32_t first_length(double chance, bool broken, double *of_best) {
+    kk_costs costs = {0};
+    kk_acceptance seen = {.broken = broken};
+    for (int32_t n = 1; n <= 8; n++) {
+        costs.verify.seconds[n] = 1 + 0.3 * (n - 1);
+        costs.draft.seconds[n] = 0.4 + 0.12 * n;
+        costs.verify.weight[n] = costs.draft.weight[n] = 50;
+    }
+    for (int i = 0; i < 7; i++) seen.tried[i] = 2.5, seen.right[i] = 2.5 * chance;
+    kk_choice c = {.seen = &seen, .max = 7};
+    kk_controller_choose(&costs, &c, 1, 8);
+    double best = 0, chosen = 0;
+    for (int32_t n = 0; n <= 7; n++) {
+        const double s = kk_cost_at(&costs.verify, n + 1) + (n ? kk_cost_at(&costs.draft, n) : 0);
+        const double rate = kk_acceptance_tokens(&seen, n) / s;
+        if (rate > best) best = rate;
+        if (n == c.n) chosen = rate;
+    }
+    *of_best = chosen / best;
+    return c.n;
+}
+
+/* Whoever was right to the end each time, or was not asked yet, may be right for longer. */
+static void drafts_that_never_failed_are_made_long(void **state) {
+    (void)state;
+    int32_t longer = 0;
+    for (double chance = 0.8; chance < 1; chance += 0.02) {
+        double whole_worth, broken_worth;
+        const int32_t whole = first_length(chance, false, &whole_worth);
+        const int32_t broken = first_length(chance, true, &broken_worth);
+        assert_true(whole >= broken && whole_worth > 0.97 && broken_worth > 0.97);
+        longer += whole > broken;
+    }
+    assert_true(longer > 3);
+    kk_acceptance seen = {0};
+    kk_controller_saw(&seen, 3, 3);
+    assert_false(seen.broken);
+    kk_controller_saw(&seen, 3, 2);
+    kk_controller_saw(&seen, 3, 3);
+    assert_true(seen.broken);
+}
+
 static void the_same_calls_give_the_same_choices(void **state) {
     (void)state;
     const text t = {0.7, 0.95};
@@ -597,6 +641,7 @@ int main(void) {
         cmocka_unit_test(an_interruption_is_not_believed),
         cmocka_unit_test(depths_not_tried_borrow_from_those_before),
         cmocka_unit_test(depths_no_longer_tried_are_forgotten),
+        cmocka_unit_test(drafts_that_never_failed_are_made_long),
         cmocka_unit_test(the_same_calls_give_the_same_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
