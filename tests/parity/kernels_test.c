@@ -80,8 +80,10 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
     const int32_t pool = n_rows + 3;
     uint8_t *w = weights(t, n_out, n_in, &stride);
     acts a = activations(pool, n_in);
-    float *want = floats((size_t)pool * 20, 1), *got = room((size_t)pool * 20 * sizeof(float));
-    memcpy(got, want, (size_t)pool * 20 * sizeof(float));
+    enum { STRIDE = KK_WIDE + 4 };
+    const size_t n_results = (size_t)pool * STRIDE;
+    float *want = floats(n_results, 1), *got = room(n_results * sizeof(float));
+    memcpy(got, want, n_results * sizeof(float));
     int32_t *in = room(sizeof *in * (size_t)n_rows), *out = room(sizeof *out * (size_t)n_rows);
     for (int32_t r = 0; r < n_rows; r++) in[r] = below(pool), out[r] = n_rows - 1 - r;
     kk_strip s = {.dtype = t,
@@ -94,12 +96,12 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
                   .in_row = scattered ? in : NULL,
                   .out_row = scattered ? out : NULL,
                   .out = want,
-                  .out_stride = 20,
+                  .out_stride = STRIDE,
                   .panel = room((size_t)(n_in / 32 + 1) * KK_PANEL_BYTES)};
     ref->strip(&s);
     s.out = got;
     k->strip(&s);
-    CHECK_SAY(same(want, got, (size_t)pool * 20), "%s strip %s out %d in %d rows %d", k->name,
+    CHECK_SAY(same(want, got, n_results), "%s strip %s out %d in %d rows %d", k->name,
               kk_dtype_get(t)->name, n_out, n_in, n_rows);
     free(w), free(want), free(got), free(in), free(out), free(s.panel);
     release(a);
@@ -111,13 +113,18 @@ static void check_strips(const kk_kernels *k) {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         const kk_dtype t = types[i];
         const int32_t unit = kk_dtype_get(t)->values;
-        for (int32_t rows = 1; rows <= 20; rows++)
-            check_strip(k, t, KK_STRIP, unit > 1 ? unit * (1 + below(4)) : 1 + below(150), rows,
-                        rows % 2);
-        for (int32_t n_out = 1; n_out < KK_STRIP; n_out += 5)
+        for (int32_t rows = 1; rows <= 20; rows++) {
+            const int32_t n_in = unit > 1 ? unit * (1 + below(4)) : 1 + below(150);
+            check_strip(k, t, KK_STRIP, n_in, rows, rows % 2);
+            check_strip(k, t, KK_WIDE, n_in, rows, rows % 2 == 0);
+        }
+        for (int32_t n_out = 1; n_out < KK_WIDE; n_out += 5)
             check_strip(k, t, n_out, unit > 1 ? unit : 40, 3, 0);
-        check_strip(k, t, KK_STRIP, 2816, 1, 0);
-        check_strip(k, t, KK_STRIP, 2816, 33, 1);
+        for (int32_t wide = KK_STRIP; wide <= KK_WIDE; wide += KK_STRIP) {
+            check_strip(k, t, wide, 2816, 1, 0);
+            check_strip(k, t, wide, 2816, 8, 0);
+            check_strip(k, t, wide, 2816, 33, 1);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 /* cpu_linear.c - matrices against rows: plain layers and experts.
  *
- * Work is cut into strips of 16 outputs, each done by one thread for all its rows, so that a
- * weight is read from memory once however many rows there are and no sum crosses threads.
+ * Work is cut into strips of 16 outputs, or two of them, each done by one thread for all its rows,
+ * so that a weight is read from memory once however many rows there are and no sum crosses threads.
  * Experts first list the (row, slot) pairs of each expert; an expert's strips then run over its
  * own rows only, and the slots of a row are added in order afterwards. */
 #include "backend/cpu/device.h"
@@ -36,10 +36,14 @@ typedef struct {
     kk_dev *dev;
     const kk_linear_args *a;
     kk_acts x;
+    int32_t wide; /* outputs of a strip */
     int64_t first_strip[KK_LINEAR_MAX + 1];
 } linear_job;
 
-static int64_t strips_in(int64_t n_out) { return (n_out + KK_STRIP - 1) / KK_STRIP; }
+static int32_t strip_outputs(bool quantized, int32_t n_rows) {
+    return quantized && n_rows > 2 ? KK_WIDE : KK_STRIP;
+}
+static int64_t strips_in(int64_t n_out, int32_t wide) { return (n_out + wide - 1) / wide; }
 
 /* How many strips ahead of its work a thread fetches weights.  The first of a piece are fetched
  * before they are worked on, in case this thread did not do the piece before it: work alone reads
@@ -49,13 +53,13 @@ static int64_t strips_ahead(size_t strip_bytes) { return (int64_t)((32u << 10) /
 /* Strip t of all matrices; i: the matrix it belongs to, from any before it on. */
 static const uint8_t *linear_strip(const linear_job *j, int64_t t, int32_t *i) {
     while (t >= j->first_strip[*i + 1]) ++*i;
-    return kk_weight_row(j->a->w[*i], 0, (t - j->first_strip[*i]) * KK_STRIP);
+    return kk_weight_row(j->a->w[*i], 0, (t - j->first_strip[*i]) * j->wide);
 }
 
 static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const linear_job *j = arg;
     kk_strip s = {.n_rows = j->a->n_rows, .x = j->x, .panel = kk_thread_scratch(j->dev, thread)};
-    const size_t strip_bytes = KK_STRIP * j->a->w[0]->row_bytes;
+    const size_t strip_bytes = (size_t)j->wide * j->a->w[0]->row_bytes;
     const int64_t ahead = strips_ahead(strip_bytes), all = j->first_strip[j->a->n];
     int32_t i = 0, next = 0;
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
@@ -64,10 +68,10 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
         s.w = linear_strip(j, t, &i);
         s.ahead = t + ahead < all ? linear_strip(j, t + ahead, &next) : NULL;
         const kk_weight *w = j->a->w[i];
-        const int64_t o = (t - j->first_strip[i]) * KK_STRIP, left = w->m.n_out - o;
+        const int64_t o = (t - j->first_strip[i]) * j->wide, left = w->m.n_out - o;
         s.dtype = w->m.dtype;
         s.n_in = (int32_t)w->m.n_in;
-        s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
+        s.n_out = left < j->wide ? (int32_t)left : j->wide;
         s.w_stride = w->row_bytes;
         s.out = kk_buf_f(j->a->out[i]) + o;
         s.out_stride = (size_t)w->m.n_out;
@@ -87,14 +91,14 @@ kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     (void)err;
     linear_job j = {.dev = dev, .a = a};
     bool round = false;
-    for (int32_t i = 0; i < a->n; i++) {
-        j.first_strip[i + 1] = j.first_strip[i] + strips_in(a->w[i]->m.n_out);
-        round |= kk_dtype_is_quant(a->w[i]->m.dtype);
-    }
+    for (int32_t i = 0; i < a->n; i++) round |= kk_dtype_is_quant(a->w[i]->m.dtype);
+    j.wide = strip_outputs(round, a->n_rows);
+    for (int32_t i = 0; i < a->n; i++)
+        j.first_strip[i + 1] = j.first_strip[i] + strips_in(a->w[i]->m.n_out, j.wide);
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->w[0]->m.n_in, round);
     const int64_t strips = j.first_strip[a->n];
-    kk_threads_loop(dev->threads, strips, strip_grain(dev, strips, KK_STRIP * a->w[0]->row_bytes),
-                    linear_strips, &j);
+    const size_t strip_bytes = (size_t)j.wide * a->w[0]->row_bytes;
+    kk_threads_loop(dev->threads, strips, strip_grain(dev, strips, strip_bytes), linear_strips, &j);
     return KK_OK;
 }
 
@@ -174,9 +178,10 @@ typedef struct {
     int32_t *first;  /* [n_active + 1] into the lists */
     int32_t *row;    /* the rows of each active expert */
     int32_t *slot;   /* and where their results go: row * n_used + slot */
-    /* the matrix at hand, and which of its outputs */
+    /* the matrix at hand, which of its outputs, and how many are a strip */
     const kk_weight *w;
     int64_t first_out, n_out;
+    int32_t wide;
     const int32_t *in_row;
     float *out;
     size_t out_stride;
@@ -209,15 +214,15 @@ static void list_rows(experts_job *j) {
 }
 
 static const uint8_t *expert_strip(const experts_job *j, int64_t t) {
-    const int64_t per_expert = strips_in(j->n_out);
-    return kk_weight_row(j->w, j->active[t / per_expert], j->first_out + t % per_expert * KK_STRIP);
+    const int64_t per_expert = strips_in(j->n_out, j->wide);
+    return kk_weight_row(j->w, j->active[t / per_expert], j->first_out + t % per_expert * j->wide);
 }
 
 static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const experts_job *j = arg;
     const kk_weight *w = j->w;
-    const size_t strip_bytes = KK_STRIP * w->row_bytes;
-    const int64_t per_expert = strips_in(j->n_out), all = j->n_active * per_expert;
+    const size_t strip_bytes = (size_t)j->wide * w->row_bytes;
+    const int64_t per_expert = strips_in(j->n_out, j->wide), all = j->n_active * per_expert;
     const int64_t ahead = strips_ahead(strip_bytes);
     kk_strip s = {.dtype = w->m.dtype,
                   .n_in = (int32_t)w->m.n_in,
@@ -228,8 +233,8 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
         kk_fetch(expert_strip(j, t), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
-        const int64_t i = t / per_expert, o = t % per_expert * KK_STRIP, left = j->n_out - o;
-        s.n_out = left < KK_STRIP ? (int32_t)left : KK_STRIP;
+        const int64_t i = t / per_expert, o = t % per_expert * j->wide, left = j->n_out - o;
+        s.n_out = left < j->wide ? (int32_t)left : j->wide;
         s.n_rows = j->first[i + 1] - j->first[i];
         s.in_row = j->in_row + j->first[i];
         s.out_row = j->slot + j->first[i];
@@ -244,13 +249,15 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
 static void run_expert_matrix(experts_job *j, const kk_weight *w, int64_t first_out, int64_t n_out,
                               const int32_t *in_row, float *out, size_t out_stride) {
     j->w = w;
+    j->wide = strip_outputs(kk_dtype_is_quant(w->m.dtype), j->a->n_rows);
     j->first_out = first_out;
     j->n_out = n_out;
     j->in_row = in_row;
     j->out = out;
     j->out_stride = out_stride;
-    const int64_t strips = j->n_active * strips_in(n_out);
-    kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips, KK_STRIP * w->row_bytes),
+    const int64_t strips = j->n_active * strips_in(n_out, j->wide);
+    const size_t strip_bytes = (size_t)j->wide * w->row_bytes;
+    kk_threads_loop(j->dev->threads, strips, strip_grain(j->dev, strips, strip_bytes),
                     expert_strips, j);
 }
 

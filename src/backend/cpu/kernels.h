@@ -21,6 +21,7 @@
 enum {
     KK_LANES = 16,          /* of a float dot product */
     KK_STRIP = 16,          /* outputs a matrix kernel makes at a time */
+    KK_WIDE = 2 * KK_STRIP, /* as many as one is asked for at most */
     KK_BLOCK = 32,          /* activations that share a scale */
     KK_PANEL_BYTES = 768,   /* scratch per block of a strip */
     KK_ATTEND_ROWS = 8,     /* rows of an attention tile */
@@ -61,7 +62,7 @@ static inline void kk_fetch(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
 }
 
-/* n_out <= KK_STRIP rows of a weight matrix against n_rows rows of activations:
+/* n_out <= KK_WIDE rows of a weight matrix against n_rows rows of activations:
  * out[out_row[r] * out_stride + o] = w[o] . x[in_row[r]]. */
 typedef struct {
     kk_dtype dtype;

@@ -464,6 +464,64 @@ INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, i
     for (int32_t r = 0; r < n; r++) vf_store(out_of(s, first + r), acc[r]);
 }
 
+#ifdef KK_WIDE_STRIPS
+/* Two strips at a time.  Activations are broadcast as they are loaded, once for every dot4 where a
+ * strip is alone: then the ports for loads are as busy as those that multiply, and the weights' own
+ * loads come on top.  Two strips share them. */
+
+/* A few rows against a block of either strip; sums[r][k]: of row r and strip k. */
+INLINE void add_blocks(vf sums[][2], const block *b, const kk_act_block *const *x, int32_t n,
+                       const quant_type *t) {
+    vi dots[KK_ROW_TILE][2];
+#pragma GCC unroll 8
+    for (int32_t r = 0; r < n; r++)
+        dots[r][0] = dots[r][1] = vi_shl_var(vi_set1(x[r]->minus), t->zero_log);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        const vi w0 = b[0].q[g], w1 = b[1].q[g];
+#pragma GCC unroll 8
+        for (int32_t r = 0; r < n; r++) {
+            const vi a = vi_held(vi_set1(four(x[r]->q, g)));
+            dots[r][0] = vi_dot4(dots[r][0], w0, a);
+            dots[r][1] = vi_dot4(dots[r][1], w1, a);
+        }
+    }
+#pragma GCC unroll 8
+    for (int32_t r = 0; r < n; r++) {
+        const vf d = vf_set1(x[r]->d);
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++)
+            sums[r][k] = vf_fma(vf_from_i(dots[r][k]), vf_mul(b[k].d, d), sums[r][k]);
+    }
+}
+
+/* n <= KK_ROW_TILE rows straight from the weights. */
+INLINE void rows_wide(const kk_strip *s, const quant_type *t, int32_t n) {
+    const kk_act_block *x[KK_ROW_TILE];
+    vf sums[KK_ROW_TILE][2];
+    for (int32_t r = 0; r < n; r++) {
+        x[r] = row_of(s, r);
+        sums[r][0] = sums[r][1] = vf_set1(0);
+    }
+    const uint8_t *ahead = ahead_of(s), *w = s->w;
+    const size_t step = KK_WIDE * t->bytes;
+    const int32_t some = n > 4 ? (n + 1) / 2 : n; /* rows whose dots have registers */
+    for (int32_t i = s->n_in / KK_BLOCK; i > 0; i--, w += t->bytes, ahead += step) {
+        block b[2];
+        t->unpack(&b[0], w, s->w_stride);
+        t->unpack(&b[1], w + KK_STRIP * s->w_stride, s->w_stride);
+        kk_fetch(ahead, step);
+        add_blocks(sums, b, x, some, t);
+        if (some < n) add_blocks(sums + some, b, x + some, n - some, t);
+        for (int32_t r = 0; r < n; r++) x[r]++;
+    }
+    for (int32_t r = 0; r < n; r++) {
+        vf_store(out_of(s, r), sums[r][0]);
+        vf_store(out_of(s, r) + KK_STRIP, sums[r][1]);
+    }
+}
+#endif
+
 /* The row count is a constant inside each case, so that the rows' sums stay in registers. */
 #if KK_ROW_TILE == 8
 #define ROW_CASES(n, call)                                                                         \
@@ -488,6 +546,14 @@ INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, i
 #endif
 
 INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
+#ifdef KK_WIDE_STRIPS
+    if (t->kind == ZERO_POINT && s->n_out == KK_WIDE) {
+#define WIDE(n) rows_wide(s, t, n)
+        ROW_CASES(s->n_rows, WIDE)
+#undef WIDE
+        return;
+    }
+#endif
     if (s->n_rows <= KK_ROW_TILE) {
 #define DIRECT(n) rows_direct(s, t, n)
         ROW_CASES(s->n_rows, DIRECT)
@@ -618,6 +684,31 @@ static void strip_f32(const kk_strip *s) { strip_float(s, KK_F32); }
 static void strip_f16(const kk_strip *s) { strip_float(s, KK_F16); }
 static void strip_bf16(const kk_strip *s) { strip_float(s, KK_BF16); }
 
+/* Whether two strips are done at a time.  Two rows gain nothing by it; many rows meet weights that
+ * were unpacked once for all of them, and do not wait for loads. */
+static bool goes_wide(const kk_strip *s) {
+#ifdef KK_WIDE_STRIPS
+    return s->n_out == KK_WIDE && s->n_rows > 2 && s->n_rows <= KK_ROW_TILE &&
+           (s->dtype == KK_Q4_0 || s->dtype == KK_Q5_0 || s->dtype == KK_Q8_0);
+#else
+    (void)s;
+    return false;
+#endif
+}
+
+/* One strip after the other. */
+static void strip(const kk_strip *s);
+static void strip_halves(const kk_strip *s) {
+    kk_strip half = *s;
+    half.n_out = KK_STRIP;
+    strip(&half);
+    half.n_out = s->n_out - KK_STRIP;
+    half.w += KK_STRIP * s->w_stride;
+    if (half.ahead) half.ahead += KK_STRIP * s->w_stride;
+    half.out += KK_STRIP;
+    strip(&half);
+}
+
 static void strip(const kk_strip *s) {
     static void (*const by_type[KK_DTYPES])(const kk_strip *) = {
         [KK_F32] = strip_f32,   [KK_F16] = strip_f16,   [KK_BF16] = strip_bf16,
@@ -625,7 +716,9 @@ static void strip(const kk_strip *s) {
         [KK_Q5_1] = strip_q5_1, [KK_Q4_K] = strip_q4_k, [KK_Q5_K] = strip_q5_k,
         [KK_Q6_K] = strip_q6_k,
     };
-    if (s->n_out == KK_STRIP || !kk_dtype_is_quant(s->dtype))
+    if (s->n_out > KK_STRIP && !goes_wide(s))
+        strip_halves(s);
+    else if (s->n_out % KK_STRIP == 0 || !kk_dtype_is_quant(s->dtype))
         by_type[s->dtype](s);
     else
         kk_kernels_reference.strip(s); /* the same bits, and only ever the last strip */

@@ -29,6 +29,10 @@ static inline vf vf_held(vf a) {
     __asm__("" : "+v"(a));
     return a;
 }
+static inline vi vi_held(vi a) {
+    __asm__("" : "+v"(a));
+    return a;
+}
 static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
 static inline void vf_store_n(float *p, vf a, int32_t n) {
     _mm512_mask_storeu_ps(p, first_lanes(n), a);
@@ -143,6 +147,9 @@ static inline vf affine4_high(affine4 t, vi bytes) {
 static inline vi dot4(vi acc, vi w, int32_t x) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x));
 }
+/* The same with activations that are broadcast already. */
+#define KK_WIDE_STRIPS 1
+static inline vi vi_dot4(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 static inline vi dot4_q8(vi acc, vi w, int32_t x) { return dot4(acc, w, x); }
 static inline vi q8_weights(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 
