@@ -4,11 +4,11 @@
 usage: compare.py --llama-bench PATH --model FILE.gguf [--kakeya build/kakeya] [--threads 2]
                   [--predict 32] [--prefill 512] [--repeat 5] [--inner 3] [--report FILE.json]
 
-Plain Python.  Each turn starts a fresh process of either engine, so that both pay for cold
-caches alike; the first turn of each is thrown away.  --inner is how often each repeats within a
-turn.  llama.cpp keeps a second, repacked copy of the weights: with less memory than twice the
-file, the file leaves the page cache at every turn, and both engines read it anew before timing
-(kakeya's warm-up reaches every expert).
+Plain Python.  Each turn starts a fresh process of either engine behind a page cache that has
+forgotten the file, and both read it anew before timing (kakeya's warm-up reaches every expert);
+the first turn of each is thrown away.  So each fills the page cache in its own way: what one
+engine, or a copy of the file, left there in small pages the other would have to live with.
+--inner is how often each repeats within a turn.
 kakeya measures the machine's read bandwidth in every one of its turns.
 """
 import argparse
@@ -20,7 +20,15 @@ import tempfile
 import time
 
 
+def forget(path):
+    """Drops the file from the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
 def kakeya(a):
+    forget(a.model)
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "report.json")
         subprocess.run([a.kakeya, "bench", "-q", "--huge-pages", "-m", a.model, "-t", str(a.threads), "-n", str(a.predict),
@@ -35,6 +43,7 @@ def kakeya(a):
 
 
 def llama(a):
+    forget(a.model)
     out = subprocess.run([a.llama_bench, "-m", a.model, "-t", str(a.threads), "-n", str(a.predict),
                           "-p", str(a.prefill), "-r", str(a.inner), "-o", "json"],
                          check=True, capture_output=True, text=True).stdout
