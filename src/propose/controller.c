@@ -11,7 +11,8 @@
  * best chances are drafted; a token is never more likely than the one before it, so taking the
  * best next one each time is exact, and the totals can simply be walked through.  The best total
  * is sought over all of them, since the first drafted token carries the proposer's fixed cost
- * and the fourth may be the first that pays. */
+ * and the fourth may be the first that pays.  A session alone whose drafts never failed takes the
+ * longest of those that are nearly as good. */
 #include "propose/controller.h"
 
 #include <assert.h>
@@ -422,8 +423,9 @@ static bool plain_is_stale(const plan *p, double gain) {
     return weight[0] + (p->sessions > 1 ? weight[-1] : 0) < wanted;
 }
 
-/* Of a text whose drafts were all right to their ends nobody knows how much longer they could have
- * been: of lengths that promise nearly the same the longest is taken, which tells. */
+/* Of a text whose drafts were all right to their ends, or that had none yet, nobody knows how much
+ * longer they could have been: of lengths that promise nearly the same the longest is taken, which
+ * tells. */
 static bool unbroken(const plan *p) {
     const kk_choice *c = &p->choices[0];
     return p->sessions == 1 && !c->free && !c->seen->broken;
@@ -435,22 +437,23 @@ static best_total walk(plan *p, bool free_only) {
     restart(p);
     double tokens = p->sessions;
     int32_t paid = 0;
-    best_total sure = {0}, curious = {0};
+    best_total sure = {0}, curious = {0}, longest = {0};
     for (int32_t total = 0;; total++) {
         const double s = seconds(p, total, paid), value = tokens / s;
         const double hoped = value / (1 - doubt(p, p->sessions + total));
-        if (total == 0) sure.plain = curious.plain = value;
+        if (total == 0) sure.plain = curious.plain = longest.plain = value;
         const bool pays = total == 0 || value > MARGIN * sure.plain;
         if (pays && value > sure.value) sure.value = value, sure.total = total;
         if (pays && hoped > curious.value) curious.value = hoped, curious.total = total;
-        if (pays && hoped > NEARLY * curious.value && unbroken(p)) curious.total = total;
+        if (pays && hoped > NEARLY * curious.value) longest.value = hoped, longest.total = total;
         kk_choice *c = total < p->room ? likeliest(p, free_only) : NULL;
         if (!c) break;
         tokens += c->next;
         paid += !c->free;
         take(c);
     }
-    return sure.total > 0 ? curious : sure;
+    if (sure.total == 0) return sure;
+    return unbroken(p) ? longest : curious;
 }
 
 static void walk_to(plan *p, bool free_only, int32_t total) {

@@ -3,7 +3,8 @@
  * Costs are the engine's: the time of a verify forward by its rows, and of a draft by its
  * tokens, measured as rounds go by.  Acceptance is the session's: how often the draft at each
  * depth was right when all before it were.  A choice maximises expected tokens per second over
- * all sessions of a round together; 0 for all of them is plain decoding.
+ * all sessions of a round together; 0 for all of them is plain decoding.  A session alone whose
+ * drafts were all right so far gives up to 2 % of it for a longer one, to learn more.
  *
  * Drafting must never cost much, whatever is drafted.  So each session has two accounts, counted
  * in tokens of plain decoding: what its drafts gained is added, what they cost is taken off, and

@@ -281,8 +281,9 @@ static void case_linear_large(rig *r) {
     for (size_t t = 0; t < COUNT(weight_types); t++) {
         linear_one(r, weight_types[t], 1, 33, 2816);
         linear_one(r, weight_types[t], 5, 17, 2816);
-        linear_one(r, weight_types[t], 2, 1603,
-                   kk_dtype_get(weight_types[t])->values > 32 ? 256 : 64);
+        for (int32_t rows = 2; rows <= 8; rows += 3)
+            linear_one(r, weight_types[t], rows, 1603,
+                       kk_dtype_get(weight_types[t])->values > 32 ? 256 : 64);
     }
 }
 
@@ -418,6 +419,7 @@ static void case_experts_mixed(rig *r) {
         {KK_BF16, KK_BF16, KK_Q5_0, true, 3, 1, 50, 64, 33},
         {KK_Q4_K, KK_Q4_K, KK_Q8_0, true, 9, 2, 256, 96, 16},
         {KK_F32, KK_F32, KK_F32, true, 64, 8, 790, 16, 256},
+        {KK_Q4_0, KK_Q4_0, KK_Q8_0, true, 400, 8, 800, 32, 250}, /* parts of 784 and 16 outputs */
     };
     for (size_t i = 0; i < COUNT(shapes); i++) experts_one(r, &shapes[i], shapes[i].n_expert);
 }

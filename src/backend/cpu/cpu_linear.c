@@ -40,8 +40,14 @@ typedef struct {
     int64_t first_strip[KK_LINEAR_MAX + 1];
 } linear_job;
 
-static int32_t strip_outputs(bool quantized, int32_t n_rows) {
-    return quantized && n_rows > 2 ? KK_WIDE : KK_STRIP;
+/* Outputs of a strip, where there are n_out in all: two strips in one, if that is faster, leaves the
+ * threads enough to share, and fits the second-level cache beside what is fetched. */
+static int32_t strip_outputs(const kk_dev *dev, const kk_weight *w, int32_t n_rows, int64_t n_out) {
+    return dev->k->wide(w->m.dtype, n_rows) &&
+                   n_out >= 2 * KK_WIDE * kk_threads_count(dev->threads) &&
+                   KK_WIDE * w->row_bytes <= 256u << 10
+               ? KK_WIDE
+               : KK_STRIP;
 }
 static int64_t strips_in(int64_t n_out, int32_t wide) { return (n_out + wide - 1) / wide; }
 
@@ -91,8 +97,12 @@ kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     (void)err;
     linear_job j = {.dev = dev, .a = a};
     bool round = false;
-    for (int32_t i = 0; i < a->n; i++) round |= kk_dtype_is_quant(a->w[i]->m.dtype);
-    j.wide = strip_outputs(round, a->n_rows);
+    int64_t n_out = 0;
+    for (int32_t i = 0; i < a->n; i++) {
+        round |= kk_dtype_is_quant(a->w[i]->m.dtype);
+        n_out += a->w[i]->m.n_out;
+    }
+    j.wide = strip_outputs(dev, a->w[0], a->n_rows, n_out);
     for (int32_t i = 0; i < a->n; i++)
         j.first_strip[i + 1] = j.first_strip[i] + strips_in(a->w[i]->m.n_out, j.wide);
     j.x = kk_cpu_acts(dev, kk_buf_f(a->x), a->n_rows, a->w[0]->m.n_in, round);
@@ -249,7 +259,8 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
 static void run_expert_matrix(experts_job *j, const kk_weight *w, int64_t first_out, int64_t n_out,
                               const int32_t *in_row, float *out, size_t out_stride) {
     j->w = w;
-    j->wide = strip_outputs(kk_dtype_is_quant(w->m.dtype), j->a->n_rows);
+    const int32_t few = j->a->n_rows < 8 ? j->a->n_rows : 8; /* that an expert may have of them */
+    j->wide = strip_outputs(j->dev, w, few, j->n_active * n_out);
     j->first_out = first_out;
     j->n_out = n_out;
     j->in_row = in_row;

@@ -219,6 +219,8 @@ typedef struct {
     /* n a multiple of 32 */
     void (*quantize)(const float *x, size_t n, kk_act_block *b);
     void (*strip)(const kk_strip *s);
+    /* Whether so many rows are done sooner with KK_WIDE outputs at a time than with KK_STRIP. */
+    bool (*wide)(kk_dtype t, int32_t n_rows);
     void (*attend)(const kk_attend_tile *t);
     /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
     void (*widen)(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,

@@ -8,7 +8,9 @@
  * Quantised weights: a strip is 16 outputs.  load_turned brings 16 bytes of each of the 16
  * weight rows so that a lane belongs to an output; a block of 32 weights is then eight vi whose
  * lanes hold four weights each, and every row of activations costs eight dot4 with the same
- * four activations in all lanes.  One row (decode) and many (prefill) run the same code. */
+ * four activations in all lanes.  One row (decode) and many (prefill) give the same bits. */
+#include <assert.h>
+
 #include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/mathf.h"
@@ -465,6 +467,8 @@ INLINE void rows_panel(const kk_strip *s, const quant_type *t, const block *b, i
 }
 
 #ifdef KK_WIDE_STRIPS
+_Static_assert(KK_Q8_ZERO_LOG > 0, "q8_0 is multiplied as the other types are");
+
 /* Two strips at a time.  Activations are broadcast as they are loaded, once for every dot4 where a
  * strip is alone: then the ports for loads are as busy as those that multiply, and the weights' own
  * loads come on top.  Two strips share them. */
@@ -548,6 +552,7 @@ INLINE void rows_wide(const kk_strip *s, const quant_type *t, int32_t n) {
 INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
 #ifdef KK_WIDE_STRIPS
     if (t->kind == ZERO_POINT && s->n_out == KK_WIDE) {
+        assert(s->n_rows <= KK_ROW_TILE);
 #define WIDE(n) rows_wide(s, t, n)
         ROW_CASES(s->n_rows, WIDE)
 #undef WIDE
@@ -684,14 +689,13 @@ static void strip_f32(const kk_strip *s) { strip_float(s, KK_F32); }
 static void strip_f16(const kk_strip *s) { strip_float(s, KK_F16); }
 static void strip_bf16(const kk_strip *s) { strip_float(s, KK_BF16); }
 
-/* Whether two strips are done at a time.  Two rows gain nothing by it; many rows meet weights that
- * were unpacked once for all of them, and do not wait for loads. */
-static bool goes_wide(const kk_strip *s) {
+/* Two rows gain nothing by it; many rows meet weights that were unpacked once for all of them, and do
+ * not wait for loads. */
+static bool wide(kk_dtype t, int32_t n_rows) {
 #ifdef KK_WIDE_STRIPS
-    return s->n_out == KK_WIDE && s->n_rows > 2 && s->n_rows <= KK_ROW_TILE &&
-           (s->dtype == KK_Q4_0 || s->dtype == KK_Q5_0 || s->dtype == KK_Q8_0);
+    return n_rows > 2 && n_rows <= KK_ROW_TILE && (t == KK_Q4_0 || t == KK_Q5_0 || t == KK_Q8_0);
 #else
-    (void)s;
+    (void)t, (void)n_rows;
     return false;
 #endif
 }
@@ -716,7 +720,7 @@ static void strip(const kk_strip *s) {
         [KK_Q5_1] = strip_q5_1, [KK_Q4_K] = strip_q4_k, [KK_Q5_K] = strip_q5_k,
         [KK_Q6_K] = strip_q6_k,
     };
-    if (s->n_out > KK_STRIP && !goes_wide(s))
+    if (s->n_out > KK_STRIP && (s->n_out < KK_WIDE || !wide(s->dtype, s->n_rows)))
         strip_halves(s);
     else if (s->n_out % KK_STRIP == 0 || !kk_dtype_is_quant(s->dtype))
         by_type[s->dtype](s);
@@ -731,6 +735,7 @@ const kk_kernels KK_KERNELS = {
     .name = KK_KERNELS_NAME,
     .quantize = quantize,
     .strip = strip,
+    .wide = wide,
     .attend = attend,
     .widen = widen,
     .dots = dots,

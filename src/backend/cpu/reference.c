@@ -163,6 +163,11 @@ static void strip(const kk_strip *s) {
     }
 }
 
+static bool wide(kk_dtype t, int32_t n_rows) {
+    (void)t, (void)n_rows;
+    return false;
+}
+
 /* ---- rows ------------------------------------------------------------------------------- */
 
 static float inv_rms(const float *x, int32_t n, float eps) {
@@ -373,6 +378,7 @@ const kk_kernels kk_kernels_reference = {
     .name = "reference",
     .quantize = quantize,
     .strip = strip,
+    .wide = wide,
     .attend = attend,
     .widen = widen,
     .dots = dots,
