@@ -141,7 +141,7 @@ static double median3(const double x[3]) {
 }
 
 /* The best median of three passes in a row: no single lucky pass, and no disturbed stretch.  Passes
- * that fetch ahead, as the kernels do, take turns with passes that leave that to the hardware: which
+ * that fetch ahead, as the kernels do, take turns with passes that leave it to the hardware: which
  * of them reads more depends on the machine, and a wall that can be passed is none. */
 static double best_rate(kk_threads *threads, span_to_read *s, int64_t bytes, double seconds) {
     double rate[2][3] = {{0}}, best = 0;

@@ -40,7 +40,7 @@ typedef struct {
     int64_t first_strip[KK_LINEAR_MAX + 1];
 } linear_job;
 
-/* Outputs of a strip, where there are n_out in all: two strips in one, if that is faster, leaves the
+/* Outputs of a strip, where there are n_out in all: two strips in one, if that is faster, leaves
  * threads enough to share, and fits the second-level cache beside what is fetched. */
 static int32_t strip_outputs(const kk_dev *dev, const kk_weight *w, int32_t n_rows, int64_t n_out) {
     return dev->k->wide(w->m.dtype, n_rows) &&

@@ -689,8 +689,8 @@ static void strip_f32(const kk_strip *s) { strip_float(s, KK_F32); }
 static void strip_f16(const kk_strip *s) { strip_float(s, KK_F16); }
 static void strip_bf16(const kk_strip *s) { strip_float(s, KK_BF16); }
 
-/* Two rows gain nothing by it; many rows meet weights that were unpacked once for all of them, and do
- * not wait for loads. */
+/* Two rows gain nothing by it; many rows meet weights that were unpacked once for all of them, and
+ * do not wait for loads. */
 static bool wide(kk_dtype t, int32_t n_rows) {
 #ifdef KK_WIDE_STRIPS
     return n_rows > 2 && n_rows <= KK_ROW_TILE && (t == KK_Q4_0 || t == KK_Q5_0 || t == KK_Q8_0);
