@@ -130,7 +130,9 @@ static void next_turn(chat *c, int32_t turn) {
 
 static chat chat_new(kk_engine *e, mode m, kk_kv_format format, kk_spec spec) {
     chat c = {.mode = m, .tok = kk_engine_tokenizer(e), .messages = json_array()};
-    const kk_session_opts opts = {.ctx = CTX, .kv_format = format, .spec = spec};
+    /* In the last mode the controller chooses, by what rounds take, and may choose 0. */
+    const kk_session_opts opts = {
+        .ctx = CTX, .kv_format = format, .spec = spec, .draft_fixed = m < MODES - 1};
     assert_ok(kk_session_new(&c.s, e, &opts, why));
     return c;
 }
@@ -171,7 +173,7 @@ static void turns_are_cheap_and_the_same(void **state) {
             accepted += x.spec.accepted;
         }
         assert_true(d.s->len > 3 * WINDOW); /* the window has wrapped more than twice */
-        assert_true(accepted > 0);
+        if (m < MODES - 1) assert_true(accepted > 0);
         chat_free(&d);
         chat_free(&p);
     }
