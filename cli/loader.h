@@ -93,7 +93,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                       "for diagnosis: avx512, avx2, neon or reference (default: the best)"),       \
         OPTION_FLAG(NULL, "mlock", offsetof(T, m.mlock), "lock the weights in memory"),            \
         OPTION_FLAG(NULL, "huge-pages", offsetof(T, m.huge_pages),                                 \
-                    "ask the system for huge pages under the weights")
+                    "ask for huge pages under the weights; a file gets them when the page "        \
+                    "cache takes it in, not later")
 
 #define LOADER_FORMAT_OPTION(to)                                                                   \
     OPTION_CHOICE("kv-format", "TYPE", to, "bf16 f32 q8 q4", "d4 e8",                              \
