@@ -61,7 +61,9 @@ kakeya report check "$work/made.json"
 same "$(printf '%s\n' "$out" | grep -v MISSING_COMMIT | grep -c '^/.*: [A-Z_]*: ')" 0 "$out"
 
 # The page.
-exits 0 report html "$reports" "${trees[0]}" "$work/broken.json" -o "$work/page.html"
+grep -v '"schema": 1' "$reports/lossless.json" >"$work/legacy.json"
+exits 0 report html "$reports" "${trees[0]}" "$work/broken.json" "$work/legacy.json" \
+    -o "$work/page.html"
 page=$(cat "$work/page.html")
 has "$page" "<!doctype html>" "</html>" "<svg " "random weights" "Refused by the gate" "NOT_JSON" \
     "supports no" "Recall in percent"
