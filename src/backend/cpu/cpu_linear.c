@@ -40,12 +40,17 @@ typedef struct {
     int64_t first_strip[KK_LINEAR_MAX + 1];
 } linear_job;
 
+enum {
+    RUN_BYTES = 256 << 10, /* of weights that a thread takes at a time, and the most of two strips */
+    FEW_ROWS = 8           /* taken to be an expert's share, however many rows there are */
+};
+
 /* Outputs of a strip, where there are n_out in all: two strips in one, if that is faster, leaves
  * threads enough to share, and fits the second-level cache beside what is fetched. */
 static int32_t strip_outputs(const kk_dev *dev, const kk_weight *w, int32_t n_rows, int64_t n_out) {
     return dev->k->wide(w->m.dtype, n_rows) &&
                    n_out >= 2 * KK_WIDE * kk_threads_count(dev->threads) &&
-                   KK_WIDE * w->row_bytes <= 256u << 10
+                   KK_WIDE * w->row_bytes <= RUN_BYTES
                ? KK_WIDE
                : KK_STRIP;
 }
@@ -89,7 +94,7 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
  * the next are fetched with the last of this one. */
 static int64_t strip_grain(const kk_dev *dev, int64_t strips, size_t strip_bytes) {
     const int64_t even = strips / (2 * kk_threads_count(dev->threads));
-    const int64_t run = (int64_t)((1u << 18) / strip_bytes) + 1;
+    const int64_t run = (int64_t)(RUN_BYTES / strip_bytes) + 1;
     return even < 1 ? 1 : even > run ? run : even;
 }
 
@@ -258,8 +263,8 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
 /* Outputs [first_out, first_out + n_out) of every active expert, for its own rows. */
 static void run_expert_matrix(experts_job *j, const kk_weight *w, int64_t first_out, int64_t n_out,
                               const int32_t *in_row, float *out, size_t out_stride) {
+    const int32_t few = j->a->n_rows < FEW_ROWS ? j->a->n_rows : FEW_ROWS;
     j->w = w;
-    const int32_t few = j->a->n_rows < 8 ? j->a->n_rows : 8; /* that an expert may have of them */
     j->wide = strip_outputs(j->dev, w, few, j->n_active * n_out);
     j->first_out = first_out;
     j->n_out = n_out;
