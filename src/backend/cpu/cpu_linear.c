@@ -41,7 +41,7 @@ typedef struct {
 } linear_job;
 
 enum {
-    RUN_BYTES = 256 << 10, /* of weights that a thread takes at a time, and the most of two strips */
+    RUN_BYTES = 256 << 10, /* of weights a thread takes at a time, and the most of two strips */
     FEW_ROWS = 8           /* taken to be an expert's share, however many rows there are */
 };
 
