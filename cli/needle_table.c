@@ -18,7 +18,7 @@ static bool holds_any(const kk_needle_result *r, kk_mem_category c) {
 
 /* ---- rungs ------------------------------------------------------------------------------- */
 
-static double per_query(int64_t keys, const kk_reach *r) {
+static double per_query(int64_t keys, const kk_key_counts *r) {
     return r->queries ? (double)keys / (double)r->queries : 0;
 }
 
@@ -31,8 +31,8 @@ static void print_rung(const kk_needle_result *r, const kk_needle_arm *arm,
         if (holds_any(r, kv_categories[i]))
             printf(" %12s", term_bytes((double)g->bytes[kv_categories[i]]).text);
     if (r->n_arms > 1)
-        printf(" %9.1f %9.1f", per_query(g->reach.keys_stored, &g->reach),
-               per_query(g->reach.keys_rebuilt, &g->reach));
+        printf(" %9.1f %9.1f", per_query(g->counts.keys_stored, &g->counts),
+               per_query(g->counts.keys_rebuilt, &g->counts));
     putchar('\n');
 }
 

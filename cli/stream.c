@@ -115,7 +115,7 @@ static json_t *kv_object(const stream *s) {
     return kv;
 }
 
-static json_t *reach_object(const kk_reach *r) {
+static json_t *counts_object(const kk_key_counts *r) {
     return json_pack("{s:I, s:I, s:I}", "queries", (json_int_t)r->queries, "keys_stored",
                      (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
@@ -157,14 +157,14 @@ static bool print_json(const stream *s, json_t *more) {
         "{s:o, s:o, s:o, s:o, s:o}", "load_s", output_real(s->load_s), "prefill_s",
         output_real(s->prefill_s), "decode_s", output_real(res->decode_s), "prefill_tok_s",
         output_real(rate(n_prompt, s->prefill_s)), "decode_tok_s", output_real(decode_rate(res)));
-    kk_reach reach;
-    kk_session_reach(s->session, &reach);
+    kk_key_counts counts;
+    kk_session_key_counts(s->session, &counts);
     json_t *all = json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:I, s:o, s:s}", "text",
                             output_text(s->text ? s->text : "", s->text_len), "tokens", id_list(s),
                             "stop", stop_name(res->stop), "prompt_tokens", (json_int_t)s->n_prompt,
                             "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
-                            "restored_rows", (json_int_t)reach.rows_rebuilt, "reach",
-                            reach_object(&reach), "logits_hash", hash);
+                            "restored_rows", (json_int_t)counts.rows_rebuilt, "reach",
+                            counts_object(&counts), "logits_hash", hash);
     if (all && more) json_object_update(all, more);
     return output_json(all);
 }
@@ -220,9 +220,9 @@ static void print_drafting(const stream *s) {
             term_reset(stderr));
 }
 
-static void print_reach(const stream *s) {
-    kk_reach r;
-    kk_session_reach(s->session, &r);
+static void print_counts(const stream *s) {
+    kk_key_counts r;
+    kk_session_key_counts(s->session, &r);
     if (!r.queries || !r.rows_rebuilt) return;
     fprintf(stderr, "%s%.0f keys per query: %.0f stored, %.0f rebuilt; %lld rows rebuilt%s\n",
             term_dim(stderr), (double)(r.keys_stored + r.keys_rebuilt) / (double)r.queries,
@@ -238,7 +238,7 @@ int stream_report(stream *s, json_t *more) {
     if (s->verbose) {
         print_memory(s);
         print_drafting(s);
-        print_reach(s);
+        print_counts(s);
     }
     return term_signal() ? term_exit_code() : EXIT_DONE;
 }

@@ -150,7 +150,7 @@ typedef struct {
     double seconds;   /* of these rounds */
     double prefill_s; /* of the piece */
     int64_t rounds, drafted, accepted;
-    kk_reach reach;              /* of these rounds */
+    kk_key_counts counts;        /* of these rounds */
     bool same_tokens, same_hash; /* as plain decoding of the same policy */
 } kk_bench_turn;
 
@@ -164,7 +164,7 @@ typedef struct {
     kk_spec_stats spec;
     double accept_len; /* tokens of a round */
     double speedup;    /* over plain decoding of the same policy */
-    kk_reach reach;
+    kk_key_counts counts;
     double rows_per_token;            /* pairs of layer and position that were rebuilt */
     double stored_keys, rebuilt_keys; /* that a query read */
     int32_t different;                /* turns unlike plain decoding */

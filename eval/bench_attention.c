@@ -34,7 +34,7 @@ typedef struct {
 } attention;
 
 static kk_kind kind_of(const kk_layer_config *l) {
-    return l->kind == KK_SLIDING ? KK_KIND_SLIDING : KK_KIND_FULL;
+    return l->kind == KK_SLIDING ? KK_SLIDING : KK_FULL;
 }
 
 static void fill_shape(attention *a) {
@@ -123,7 +123,7 @@ static kk_status open_store(attention *a, store *s, kk_dtype format, int32_t ctx
     const kk_cache_opts how = {.layout = &s->layout,
                                .pool = {s->pool[0], s->pool[1]},
                                .policy = {&kk_kv_native, &kk_kv_exact},
-                               .reach = {[KK_KIND_SLIDING] = {.window = a->shape.window}},
+                               .bounds = {[KK_SLIDING] = {.window = a->shape.window}},
                                .max_len = ctx,
                                .max_block = CHUNK};
     return kk_cache_new(&s->cache, &how, err);

@@ -350,23 +350,23 @@ static kk_status open_pair(policies *p, int32_t at, kk_err *err) {
 
 /* ---- turns ------------------------------------------------------------------------------- */
 
-static kk_reach less(const kk_reach *a, const kk_reach *b) {
-    return (kk_reach){.queries = a->queries - b->queries,
-                      .keys_stored = a->keys_stored - b->keys_stored,
-                      .keys_rebuilt = a->keys_rebuilt - b->keys_rebuilt,
-                      .rows_rebuilt = a->rows_rebuilt - b->rows_rebuilt};
+static kk_key_counts less(const kk_key_counts *a, const kk_key_counts *b) {
+    return (kk_key_counts){.queries = a->queries - b->queries,
+                           .keys_stored = a->keys_stored - b->keys_stored,
+                           .keys_rebuilt = a->keys_rebuilt - b->keys_rebuilt,
+                           .rows_rebuilt = a->rows_rebuilt - b->rows_rebuilt};
 }
 
 static kk_status take_turn(policies *p, lane *l, int32_t turn, kk_bench_turn *out,
                            kk_spec_stats *sum, kk_err *err) {
-    kk_reach before, after;
+    kk_key_counts before, after;
     kk_result r;
     const double begin = kk_now();
     KK_TRY(kk_session_append(l->session, piece_of(p, turn), (size_t)p->piece, go_on, p, err));
     const double prefill_s = kk_now() - begin;
-    kk_session_reach(l->session, &before);
+    kk_session_key_counts(l->session, &before);
     KK_TRY(decode(p, l, p->opts->predict, &r, err));
-    kk_session_reach(l->session, &after);
+    kk_session_key_counts(l->session, &after);
     *out = (kk_bench_turn){.prompt = hash_of(p, turn),
                            .tokens = r.n_tokens - 1,
                            .seconds = r.decode_s + r.spec.commit_s,
@@ -374,7 +374,7 @@ static kk_status take_turn(policies *p, lane *l, int32_t turn, kk_bench_turn *ou
                            .rounds = r.spec.rounds,
                            .drafted = r.spec.drafted,
                            .accepted = r.spec.accepted,
-                           .reach = less(&after, &before)};
+                           .counts = less(&after, &before)};
     kk_spec_stats_add(sum, &r.spec);
     return kk_session_rewind(l->session, p->shared, NULL, err);
 }
@@ -454,10 +454,10 @@ static void sum_up(policies *p, kk_bench_turns *t, const kk_bench_turns *plain) 
         const kk_bench_turn *one = &t->turn[i];
         t->tokens += one->tokens;
         t->seconds += one->seconds;
-        t->reach.queries += one->reach.queries;
-        t->reach.keys_stored += one->reach.keys_stored;
-        t->reach.keys_rebuilt += one->reach.keys_rebuilt;
-        t->reach.rows_rebuilt += one->reach.rows_rebuilt;
+        t->counts.queries += one->counts.queries;
+        t->counts.keys_stored += one->counts.keys_stored;
+        t->counts.keys_rebuilt += one->counts.keys_rebuilt;
+        t->counts.rows_rebuilt += one->counts.rows_rebuilt;
         t->different += t != plain && (!one->same_tokens || !one->same_hash);
         p->rate[i] = 1e3 * one->seconds / one->tokens;
     }
@@ -465,9 +465,9 @@ static void sum_up(policies *p, kk_bench_turns *t, const kk_bench_turns *plain) 
     t->tok_s = over((double)t->tokens, t->seconds);
     t->speedup = over(t->tok_s, plain->tok_s);
     t->accept_len = over((double)(t->spec.accepted + t->spec.rounds), (double)t->spec.rounds);
-    t->rows_per_token = over((double)t->reach.rows_rebuilt, (double)t->tokens);
-    t->stored_keys = over((double)t->reach.keys_stored, (double)t->reach.queries);
-    t->rebuilt_keys = over((double)t->reach.keys_rebuilt, (double)t->reach.queries);
+    t->rows_per_token = over((double)t->counts.rows_rebuilt, (double)t->tokens);
+    t->stored_keys = over((double)t->counts.keys_stored, (double)t->counts.queries);
+    t->rebuilt_keys = over((double)t->counts.keys_rebuilt, (double)t->counts.queries);
 }
 
 static void conclude(policies *p) {

@@ -21,7 +21,7 @@ static bool keeps_all(const kk_session_opts *how) {
 /* The library says -1 for none. */
 static json_int_t rows_of(int32_t n) { return n > 0 ? n : 0; }
 
-static void add_reach(json_t *to, const kk_session_opts *how) {
+static void add_counts(json_t *to, const kk_session_opts *how) {
     json_object_set_new(to, "sink", json_integer(rows_of(how->sink)));
     json_object_set_new(to, "window", json_integer(rows_of(how->window)));
     json_object_set_new(to, "chunk", json_integer(rows_of(how->chunk)));
@@ -47,7 +47,7 @@ json_t *kk_bench_policies_settings(const kk_bench_opts *o, const kk_bench_result
                           "accept_trace", kk_bench_trace_json(o));
     for (int32_t i = 0; s && i < r->n_policies; i++) {
         const kk_session_opts *how = &r->policy[i].how;
-        if (!keeps_all(how)) add_reach(s, how); /* of all that do not, the same */
+        if (!keeps_all(how)) add_counts(s, how); /* of all that do not, the same */
         if (restores(how)) add_latents(s, how, r);
     }
     return s;
@@ -55,7 +55,7 @@ json_t *kk_bench_policies_settings(const kk_bench_opts *o, const kk_bench_result
 
 /* ---- turns ------------------------------------------------------------------------------- */
 
-static json_t *reach_json(const kk_reach *r) {
+static json_t *counts_json(const kk_key_counts *r) {
     return json_pack("{s:I, s:I, s:I}", "queries", (json_int_t)r->queries, "keys_stored",
                      (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
@@ -66,7 +66,7 @@ static json_t *turn_json(const kk_bench_turn *t, int32_t piece, bool compared) {
         "prompt_tokens", piece, "tokens", t->tokens, "seconds", kk_report_real(t->seconds),
         "prefill_s", kk_report_real(t->prefill_s), "rounds", (json_int_t)t->rounds, "drafted",
         (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "restored_rows",
-        (json_int_t)t->reach.rows_rebuilt, "reach", reach_json(&t->reach));
+        (json_int_t)t->counts.rows_rebuilt, "reach", counts_json(&t->counts));
     if (o && compared) {
         json_object_set_new(o, "same_tokens", json_boolean(t->same_tokens));
         json_object_set_new(o, "same_hash", json_boolean(t->same_hash));
@@ -106,10 +106,10 @@ static json_t *turns_json(const kk_bench_turns *t) {
         kk_bench_spread_json(&t->ms), "timing", "decode", "rounds", (json_int_t)t->spec.rounds,
         "drafted", (json_int_t)t->spec.drafted, "accepted", (json_int_t)t->spec.accepted,
         "accept_len", kk_report_real(t->accept_len), "histogram",
-        kk_report_counts(t->spec.histogram), "restored_rows", (json_int_t)t->reach.rows_rebuilt,
+        kk_report_counts(t->spec.histogram), "restored_rows", (json_int_t)t->counts.rows_rebuilt,
         "rows_per_token", kk_report_real(t->rows_per_token), "keys_per_query", "stored",
         kk_report_real(t->stored_keys), "rebuilt", kk_report_real(t->rebuilt_keys), "reach",
-        reach_json(&t->reach));
+        counts_json(&t->counts));
 }
 
 static void add_rows(json_t *to, const kk_bench_turns *t, int32_t piece, bool compared) {
@@ -150,7 +150,7 @@ static json_t *policy_json(const kk_bench_opts *o, const kk_bench_result *r,
         json_pack("{s:s, s:s, s:s, s:s}", "policy", kk_bench_way_name(p->way), "kv_sliding",
                   keep_name(how->kv_sliding, "native"), "kv_full", keep_name(how->kv_full, "exact"),
                   "kv_format", kk_report_kv_format(how->kv_format));
-    if (!keeps_all(how)) add_reach(one, how);
+    if (!keeps_all(how)) add_counts(one, how);
     if (restores(how)) add_latents(one, how, r);
     json_object_set_new(one, "ratio", kk_report_real(p->ratio));
     json_object_set_new(one, "prefill_tok_s", kk_bench_spread_json(&p->prefill_tok_s));

@@ -125,7 +125,7 @@ static kk_status settle(kk_session *s, kk_err *err) {
 static kk_status measure(kk_footprint *f, kk_footprint_row *row, kk_err *err) {
     kk_session_opts how = f->policy[row->policy].session;
     kk_session *s;
-    kk_reach reach;
+    kk_key_counts counts;
     how.ctx = row->tokens;
     KK_TRY(kk_session_new(&s, f->engine, &how, err));
     kk_status st = f->fill
@@ -134,8 +134,8 @@ static kk_status measure(kk_footprint *f, kk_footprint_row *row, kk_err *err) {
     if (st == KK_OK) st = settle(s, err);
     if (st == KK_OK) {
         kk_engine_memory(f->engine, row->bytes);
-        kk_session_reach(s, &reach);
-        row->restored_rows = reach.rows_rebuilt;
+        kk_session_key_counts(s, &counts);
+        row->restored_rows = counts.rows_rebuilt;
     }
     kk_session_free(s);
     return st;

@@ -116,8 +116,7 @@ static void compare_kind(formats *f, const kk_session *s, kk_kind kind, float *r
 
 static void begin(kk_row_errors *e, const kk_kv_shape *shape) {
     e->n_layer = shape->n_layer;
-    for (int32_t i = 0; i < shape->n_layer; i++)
-        e->layer[i].full = shape->layer[i].kind == KK_KIND_FULL;
+    for (int32_t i = 0; i < shape->n_layer; i++) e->layer[i].full = shape->layer[i].kind == KK_FULL;
 }
 
 static kk_status after_read(void *user, kk_session *s, kk_err *err) {
@@ -129,8 +128,8 @@ static kk_status after_read(void *user, kk_session *s, kk_err *err) {
     float *room = kk_calloc(2 * widest, sizeof *room);
     if (!room) return kk_fail(err, KK_ENOMEM, "no memory for a row of %zu values", widest);
     for (int32_t i = 0; i < f->n; i++) begin(&f->found[i].errors, &s->layout->shape);
-    compare_kind(f, s, KK_KIND_SLIDING, room);
-    compare_kind(f, s, KK_KIND_FULL, room);
+    compare_kind(f, s, KK_SLIDING, room);
+    compare_kind(f, s, KK_FULL, room);
     kk_free(room);
     return KK_OK;
 }

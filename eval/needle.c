@@ -210,7 +210,7 @@ static kk_status answer(question *q, kk_session *session, kk_err *err) {
     if (result.stop == KK_STOP_CALLBACK)
         return kk_fail(err, KK_ESTOPPED, "stopped while answering");
     s->decode_s = result.decode_s;
-    kk_session_reach(session, &s->reach);
+    kk_session_key_counts(session, &s->counts);
     note_bytes(q);
     KK_TRY(kk_decode(q->run->tok, q->ids, (size_t)s->generated, false, &s->answer, &s->answer_len,
                      err));
@@ -272,10 +272,10 @@ static void sum_up(kk_needle_rung *r) {
         decoded += s->generated > 1 ? s->generated - 1 : 0;
         prefill_s += s->prefill_s;
         decode_s += s->decode_s;
-        r->reach.queries += s->reach.queries;
-        r->reach.keys_stored += s->reach.keys_stored;
-        r->reach.keys_rebuilt += s->reach.keys_rebuilt;
-        r->reach.rows_rebuilt += s->reach.rows_rebuilt;
+        r->counts.queries += s->counts.queries;
+        r->counts.keys_stored += s->counts.keys_stored;
+        r->counts.keys_rebuilt += s->counts.keys_rebuilt;
+        r->counts.rows_rebuilt += s->counts.rows_rebuilt;
     }
     r->recall = (double)r->hits / r->n_samples;
     r->tokens = tokens / r->n_samples;

@@ -38,7 +38,7 @@ typedef struct {
     size_t answer_len;
     bool hit;
     double prefill_s, decode_s;
-    kk_reach reach;
+    kk_key_counts counts;
 } kk_needle_sample;
 
 typedef struct {
@@ -50,7 +50,7 @@ typedef struct {
     double tokens;                      /* of a prompt, on average */
     double prefill_tok_s, decode_tok_s; /* 0: nothing was decoded */
     int64_t bytes[KK_MEM_CATEGORIES];   /* the most at any time of any sample */
-    kk_reach reach;                     /* of all samples */
+    kk_key_counts counts;               /* of all samples */
 } kk_needle_rung;
 
 typedef struct {

@@ -33,7 +33,7 @@ static double fewest_restored(const kk_needle_arm *arm) {
     double fewest = INFINITY;
     for (int32_t i = 0; i < arm->n_rungs; i++)
         for (int32_t j = 0; j < arm->rung[i].n_samples; j++)
-            fewest = fmin(fewest, (double)arm->rung[i].samples[j].reach.rows_rebuilt);
+            fewest = fmin(fewest, (double)arm->rung[i].samples[j].counts.rows_rebuilt);
     return isfinite(fewest) ? fewest : 0;
 }
 

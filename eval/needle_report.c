@@ -4,7 +4,7 @@
 #include "eval/needle.h"
 #include "eval/report.h"
 
-static json_t *reach_json(const kk_reach *r) {
+static json_t *counts_json(const kk_key_counts *r) {
     return json_pack("{s:I, s:I, s:I}", "queries", (json_int_t)r->queries, "keys_stored",
                      (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
@@ -17,7 +17,7 @@ static json_t *sample_json(const kk_needle_opts *o, const kk_needle_sample *s, i
                      kk_report_text(s->answer, s->answer_len), "hit", s->hit, "generated",
                      s->generated, "prefill_s", kk_report_real(s->prefill_s), "decode_s",
                      kk_report_real(s->decode_s), "restored_rows",
-                     (json_int_t)s->reach.rows_rebuilt, "reach", reach_json(&s->reach));
+                     (json_int_t)s->counts.rows_rebuilt, "reach", counts_json(&s->counts));
 }
 
 /* How rates of single samples are spread; NULL without memory. */

@@ -98,11 +98,10 @@ void kk_parity_pages_close(kk_parity_pages *p) {
 kk_status kk_parity_pages_clear(kk_parity_pages *p, int64_t max_len, kk_err *err) {
     kk_cache_free(p->cache);
     p->cache = NULL;
-    const kk_cache_opts opts = {
-        .layout = &p->layout,
-        .pool = {p->pool[0], p->pool[1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .reach = {[KK_KIND_SLIDING] = {.window = p->layout.shape.window}},
-        .max_len = max_len};
+    const kk_cache_opts opts = {.layout = &p->layout,
+                                .pool = {p->pool[0], p->pool[1]},
+                                .policy = {[KK_SLIDING] = &kk_kv_native, [KK_FULL] = &kk_kv_exact},
+                                .bounds = {[KK_SLIDING] = {.window = p->layout.shape.window}},
+                                .max_len = max_len};
     return kk_cache_new(&p->cache, &opts, err);
 }

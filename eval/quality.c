@@ -75,7 +75,7 @@ static kk_status forward(kk_session *s, const int32_t *tokens, int32_t n, float 
                                    .tokens = tokens,
                                    .n_rows = n,
                                    .n_logits = n,
-                                   .reach = &s->reach};
+                                   .counts = &s->counts};
     const kk_gemma4_forward_args args = {.groups = &group,
                                          .n_groups = 1,
                                          .restorer = e->restorer,

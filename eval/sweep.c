@@ -270,7 +270,7 @@ static void sum_up(sweep *s) {
                               .recall = (double)f->asked.hits / f->asked.n,
                               .mean_kl = f->asked.sum.mean_kl,
                               .worst_kl = f->asked.sum.worst_kl,
-                              .restored_rows = f->asked.reach.rows_rebuilt};
+                              .restored_rows = f->asked.counts.rows_rebuilt};
         ratios(row->rel_mse, &f->raw);
         ratios(row->normed, &f->normed);
         row->effective = left * left * row->rel_mse[0];

@@ -160,7 +160,7 @@ static kk_status answer(speaker *s, kk_session *session, kk_err *err) {
         return kk_fail(err, KK_ESTOPPED, "stopped while answering");
     a->decode_s = result.decode_s;
     a->logits_hash = result.logits_hash;
-    kk_session_reach(session, &a->reach);
+    kk_session_key_counts(session, &a->counts);
     return kk_decode(kk_engine_tokenizer(s->how->engine), s->ids, (size_t)a->generated, false,
                      &a->answer, &a->answer_len, err);
 }
@@ -203,10 +203,10 @@ kk_status kk_ask_all(kk_ask_result *out, const kk_ask_set *set, const kk_ask_how
         st = ask(out, how, &set->document[i], err);
         const kk_asked *a = &out->answer[i];
         out->hits += a->hit;
-        out->reach.queries += a->reach.queries;
-        out->reach.keys_stored += a->reach.keys_stored;
-        out->reach.keys_rebuilt += a->reach.keys_rebuilt;
-        out->reach.rows_rebuilt += a->reach.rows_rebuilt;
+        out->counts.queries += a->counts.queries;
+        out->counts.keys_stored += a->counts.keys_stored;
+        out->counts.keys_rebuilt += a->counts.keys_rebuilt;
+        out->counts.rows_rebuilt += a->counts.rows_rebuilt;
     }
     if (st != KK_OK) kk_ask_release(out);
     return st;
@@ -261,9 +261,9 @@ static json_t *answer_json(const kk_ask_set *set, const kk_ask_result *r, int32_
         "depth", kk_report_real(kk_haystack_depth(&d->doc)), "tokens", d->n, "expected",
         d->doc.code, "answer", kk_report_text(a->answer, a->answer_len), "hit", a->hit, "generated",
         a->generated, "prefill_s", kk_report_real(a->prefill_s), "decode_s",
-        kk_report_real(a->decode_s), "restored_rows", (json_int_t)a->reach.rows_rebuilt, "reach",
-        "queries", (json_int_t)a->reach.queries, "keys_stored", (json_int_t)a->reach.keys_stored,
-        "keys_rebuilt", (json_int_t)a->reach.keys_rebuilt);
+        kk_report_real(a->decode_s), "restored_rows", (json_int_t)a->counts.rows_rebuilt, "reach",
+        "queries", (json_int_t)a->counts.queries, "keys_stored", (json_int_t)a->counts.keys_stored,
+        "keys_rebuilt", (json_int_t)a->counts.keys_rebuilt);
 }
 
 static void quality_into(json_t *o, const kk_ask_result *r) {
@@ -283,7 +283,7 @@ void kk_ask_into(json_t *o, const kk_ask_set *set, const kk_ask_result *r) {
         json_object_set_new(o, "samples", json_integer(r->n));
         json_object_set_new(o, "hits", json_integer(r->hits));
         json_object_set_new(o, "recall", kk_report_real((double)r->hits / r->n));
-        json_object_set_new(o, "restored_rows", json_integer(r->reach.rows_rebuilt));
+        json_object_set_new(o, "restored_rows", json_integer(r->counts.rows_rebuilt));
         json_object_set_new(o, "answers", list);
     } else {
         json_decref(list);

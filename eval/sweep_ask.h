@@ -43,7 +43,7 @@ typedef struct {
     size_t answer_len;
     bool hit;
     double prefill_s, decode_s;
-    kk_reach reach;
+    kk_key_counts counts;
     uint64_t logits_hash;
 } kk_asked;
 
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     kk_asked *answer; /* [set] */
     int32_t n, hits;
-    kk_reach reach;                   /* of all answers */
+    kk_key_counts counts;             /* of all answers */
     int64_t bytes[KK_MEM_CATEGORIES]; /* the most after any document was read or answered */
     kk_quality_row *quality;          /* by text */
     size_t n_quality;

@@ -147,7 +147,7 @@ static void give_room(errand *r) {
 
 /* Rows of one slot, side by side, heads and all. */
 static void gather(const errand *r, const kk_kv_slot *slot, size_t off, float *out) {
-    uint8_t *const *pages = kk_cache_pages(r->session->cache, KK_KIND_LATENT);
+    uint8_t *const *pages = kk_cache_pages(r->session->cache, KK_LATENT);
     const size_t width = (size_t)slot->n_kv_head * (size_t)slot->head_dim;
     for (int32_t i = 0; i < r->rows; i++)
         for (int32_t h = 0; h < slot->n_kv_head; h++)
@@ -214,8 +214,7 @@ static kk_status compare_rows(errand *r, kk_err *err) {
 
 static void begin(kk_row_errors *e, const kk_kv_shape *shape) {
     e->n_layer = shape->n_layer;
-    for (int32_t i = 0; i < shape->n_layer; i++)
-        e->layer[i].full = shape->layer[i].kind == KK_KIND_FULL;
+    for (int32_t i = 0; i < shape->n_layer; i++) e->layer[i].full = shape->layer[i].kind == KK_FULL;
 }
 
 static kk_status compare_all(errand *r, int64_t from, int64_t to, kk_err *err) {
@@ -236,7 +235,7 @@ kk_status kk_session_errors(kk_session *s, kk_row_errors *raw, kk_row_errors *no
                        "this session keeps no true rows to hold rebuilt ones against");
     const int64_t len = kk_cache_len(s->cache);
     const kk_cache_opts *how = kk_cache_how(s->cache);
-    const int64_t kept = how->policy[KK_KIND_LATENT]->keep_from(&how->reach[KK_KIND_LATENT], len);
+    const int64_t kept = how->policy[KK_LATENT]->keep_from(&how->bounds[KK_LATENT], len);
     const int64_t from = kept > k->sink ? kept : k->sink;
     const int64_t to = len > 0 ? (len - 1) / k->chunk * k->chunk - k->window : 0;
     errand r = {.session = s, .raw = raw, .normed = normed};

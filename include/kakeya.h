@@ -263,8 +263,8 @@ typedef struct {
     int64_t queries;                   /* (layer, position) */
     int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
     int64_t rows_rebuilt;              /* (layer, position) */
-} kk_reach;
-KK_API void kk_session_reach(const kk_session *s, kk_reach *out);
+} kk_key_counts;
+KK_API void kk_session_key_counts(const kk_session *s, kk_key_counts *out);
 
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */

@@ -9,7 +9,7 @@
 
 /* ---- shape ------------------------------------------------------------------------------- */
 
-static bool chosen(kk_layer_choice choice, kk_layer_kind kind) {
+static bool chosen(kk_layer_choice choice, kk_kind kind) {
     return choice == KK_LAYERS_ALL || (choice == KK_LAYERS_SLIDING) == (kind == KK_SLIDING);
 }
 

@@ -81,7 +81,7 @@ static void add(sum *s, const kk_fit_block *b, bool both) {
 static json_t *layers_json(const kk_training *t, const kk_fit *f, sum kinds[KK_LAYER_KINDS]) {
     json_t *rows = json_array();
     for (int32_t i = 0; i < t->theta.config.n_layer; i++) {
-        const kk_layer_kind kind = kk_engine_config(t->engine)->layer[i].kind;
+        const kk_kind kind = kk_engine_config(t->engine)->layer[i].kind;
         sum s = {0, 0};
         if (!t->theta.config.layer[i].restored) continue;
         for (int32_t b = 0; b < t->theta.n_blocks; b++)

@@ -121,7 +121,7 @@ static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
                                .tokens = r->tokens + r->len - 1,
                                .n_rows = r->n_draft + 1,
                                .n_logits = r->n_draft + 1,
-                               .reach = r->reach};
+                               .counts = r->counts};
         s->rows += g->n_rows;
         if (r->context) KK_TRY(kk_context_room(r->context, g->n_rows, &g->taps, &g->tap_row, err));
         KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
@@ -179,7 +179,7 @@ static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err
                                .ahead = ahead,
                                .n_rows = 1,
                                .n_logits = 1,
-                               .reach = &f->reach};
+                               .counts = &f->counts};
     const kk_gemma4_forward_args args = {.groups = &g, .n_groups = 1};
     KK_TRY(kk_cache_reserve(r->cache, ahead + 1, err));
     KK_TRY(kk_gemma4_forward(all->model, &args, err));
@@ -192,7 +192,7 @@ static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err
 /* Rows enter a sink when they are committed, and the row after them looks for them there. */
 static bool fills_sink(const kk_round *r) {
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        if (kk_cache_how(r->cache)->reach[k].sink >= r->len) return true;
+        if (kk_cache_how(r->cache)->bounds[k].sink >= r->len) return true;
     return false;
 }
 
@@ -207,7 +207,7 @@ static kk_status enqueue_all(step *s, kk_err *err) {
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
 }
 
-static void add_reach(kk_reach *to, const kk_reach *a) {
+static void add_counts(kk_key_counts *to, const kk_key_counts *a) {
     if (!to) return;
     to->queries += a->queries;
     to->keys_stored += a->keys_stored;
@@ -233,7 +233,7 @@ static kk_status adopt(step *s, kk_err *err) {
     f->read = true;
     take(r, 0, f->pick);
     r->stats->ahead += f->ahead;
-    add_reach(r->reach, &f->reach);
+    add_counts(r->counts, &f->counts);
     return KK_OK;
 }
 

@@ -48,14 +48,14 @@ typedef struct {
     bool read;          /* pick is at hand */
     int64_t ticket;
     kk_pick pick;
-    kk_reach reach; /* what its row read */
+    kk_key_counts counts; /* what its row read */
 } kk_flight;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
 typedef struct kk_round {
     kk_cache *cache;
     const kk_kv_layout *layout;
-    kk_reach *reach;
+    kk_key_counts *counts;
     bool mixes; /* true rows into rebuilt ones, for diagnosis: all sessions of a round alike */
     float mix;
     int32_t *tokens; /* [cap] */

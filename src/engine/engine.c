@@ -139,7 +139,7 @@ static void close_pages(kk_pages *p) {
 
 static kk_status open_verifier_pages(kk_engine *e, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {
-        [KK_KIND_SLIDING] = KK_MEM_KV_SLIDING, [KK_KIND_FULL] = KK_MEM_KV_FULL};
+        [KK_SLIDING] = KK_MEM_KV_SLIDING, [KK_FULL] = KK_MEM_KV_FULL};
     return open_pages(e, &e->pages, kk_gemma4_kv_shape(e->model), category, err);
 }
 

@@ -26,7 +26,7 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
     const int32_t space = s->ctx - s->len;
     kk_round r = {.cache = s->cache,
                   .layout = s->layout,
-                  .reach = &s->reach,
+                  .counts = &s->counts,
                   .mixes = s->keeps.mixes,
                   .mix = s->keeps.mix,
                   .tokens = s->tokens,

@@ -12,7 +12,7 @@ static int32_t chosen(int32_t value, int32_t standard) {
     return value == 0 ? standard : value == -1 ? 0 : value;
 }
 
-static kk_status check_reach(const kk_session_keeps *k, const kk_config *c, kk_err *err) {
+static kk_status check_bounds(const kk_session_keeps *k, const kk_config *c, kk_err *err) {
     if (k->sink < 0 || k->sink > KK_PAGE_ROWS)
         return kk_fail(err, KK_EINVAL, "a sink of %d rows: 0 to %d", k->sink, KK_PAGE_ROWS);
     if (k->chunk < 1 || k->chunk > MOST_CHUNK)
@@ -30,7 +30,7 @@ static kk_status check_reach(const kk_session_keeps *k, const kk_config *c, kk_e
 }
 
 /* Every layer of the kind must have its decoders, or that of the layer whose rows it reads. */
-static kk_status check_restored(const kk_engine *e, kk_layer_kind kind, kk_err *err) {
+static kk_status check_restored(const kk_engine *e, kk_kind kind, kk_err *err) {
     const kk_config *c = kk_engine_config(e);
     const char *name = kind == KK_SLIDING ? "sliding" : "full";
     if (!e->restorer)
@@ -86,13 +86,13 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
     out->sink = chosen(o->sink, DEFAULT_SINK);
     out->window = chosen(o->window, DEFAULT_WINDOW);
     out->chunk = o->chunk ? o->chunk : DEFAULT_CHUNK;
-    KK_TRY(check_reach(out, kk_engine_config(e), err));
+    KK_TRY(check_bounds(out, kk_engine_config(e), err));
     if (!restored) return KK_OK;
     out->latents = o->latents;
     out->mixes = o->mixes;
     out->mix = o->mixes ? o->mix : 0;
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        if (out->kind[k] == KK_KEEP_RESTORED) KK_TRY(check_restored(e, (kk_layer_kind)k, err));
+        if (out->kind[k] == KK_KEEP_RESTORED) KK_TRY(check_restored(e, (kk_kind)k, err));
     return check_latents(e, out, err);
 }
 
@@ -145,31 +145,30 @@ static kk_status add_latents(kk_session *s, kk_cache_opts *how, kk_err *err) {
     s->layout = s->own_layout;
     how->layout = s->layout;
     if (!*pool)
-        KK_TRY(kk_pool_new(pool, &e->mem, KK_MEM_KV_LATENTS, s->layout->page_bytes[KK_KIND_LATENT],
-                           err));
-    how->pool[KK_KIND_LATENT] = *pool;
-    how->policy[KK_KIND_LATENT] = &kk_kv_exact;
+        KK_TRY(
+            kk_pool_new(pool, &e->mem, KK_MEM_KV_LATENTS, s->layout->page_bytes[KK_LATENT], err));
+    how->pool[KK_LATENT] = *pool;
+    how->policy[KK_LATENT] = &kk_kv_exact;
     if (k->kind[KK_FULL] == KK_KEEP_RESTORED) return KK_OK;
-    how->policy[KK_KIND_LATENT] = &kk_kv_native;
-    how->reach[KK_KIND_LATENT].window = s->layout->shape.window;
+    how->policy[KK_LATENT] = &kk_kv_native;
+    how->bounds[KK_LATENT].window = s->layout->shape.window;
     return KK_OK;
 }
 
 static kk_status open_cache(kk_session *s, kk_err *err) {
     kk_engine *e = s->engine;
     const kk_session_keeps *k = &s->keeps;
-    kk_cache_opts how = {
-        .layout = s->layout,
-        .pool = {e->pages.pool[s->format][0], e->pages.pool[s->format][1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .reach = {[KK_KIND_SLIDING] = {.window = s->layout->shape.window}},
-        .max_len = s->ctx,
-        .max_block = e->rounds.max_rows};
+    kk_cache_opts how = {.layout = s->layout,
+                         .pool = {e->pages.pool[s->format][0], e->pages.pool[s->format][1]},
+                         .policy = {[KK_SLIDING] = &kk_kv_native, [KK_FULL] = &kk_kv_exact},
+                         .bounds = {[KK_SLIDING] = {.window = s->layout->shape.window}},
+                         .max_len = s->ctx,
+                         .max_block = e->rounds.max_rows};
     bool restored = false;
     for (int i = 0; i < KK_LAYER_KINDS; i++) {
         if (k->kind[i] == KK_KEEP_ALL) continue;
         how.policy[i] = k->kind[i] == KK_KEEP_WINDOW ? &kk_kv_window : &kk_kv_restored;
-        how.reach[i] = (kk_kv_reach){.window = k->window, .sink = k->sink, .chunk = k->chunk};
+        how.bounds[i] = (kk_kv_bounds){.window = k->window, .sink = k->sink, .chunk = k->chunk};
         restored |= k->kind[i] == KK_KEEP_RESTORED;
     }
     KK_TRY(prepare_window(s, err));

@@ -76,9 +76,9 @@ static void fields_cache(codec *c, kk_saved_cache *s) {
     field64(c, &s->rows);
     for (int k = 0; k < KK_KINDS; k++) {
         field_text(c, s->kind[k].policy, sizeof s->kind[k].policy);
-        field32(c, &s->kind[k].reach.window);
-        field32(c, &s->kind[k].reach.sink);
-        field32(c, &s->kind[k].reach.chunk);
+        field32(c, &s->kind[k].bounds.window);
+        field32(c, &s->kind[k].bounds.sink);
+        field32(c, &s->kind[k].bounds.chunk);
         field64(c, &s->kind[k].pages);
         field64(c, &s->kind[k].page_bytes);
         field64(c, &s->kind[k].sink_bytes);
@@ -229,7 +229,7 @@ static bool keeps_are_sound(const kk_saved_head *h) {
     bool all = true, restored = false;
     for (int i = 0; i < KK_LAYER_KINDS; i++) {
         kk_keep keep;
-        if (!kk_saved_policy_named((kk_layer_kind)i, h->policy[i], &keep))
+        if (!kk_saved_policy_named((kk_kind)i, h->policy[i], &keep))
             return true; /* refused by name, where it matters */
         all = all && keep == KK_KEEP_ALL;
         restored = restored || keep == KK_KEEP_RESTORED;
@@ -278,12 +278,12 @@ void kk_saved_describe(kk_saved_cache *out, const kk_cache *c) {
         out->kind[k].page_bytes = (int64_t)how->layout->page_bytes[k];
         if (out->kind[k].page_bytes == 0) continue; /* no layer of that kind, no policy */
         snprintf(out->kind[k].policy, sizeof out->kind[k].policy, "%s", how->policy[k]->name);
-        out->kind[k].reach = how->reach[k];
+        out->kind[k].bounds = how->bounds[k];
         if (out->rows) out->kind[k].sink_bytes = (int64_t)kk_cache_sink_bytes(c, (kk_kind)k);
     }
 }
 
-const char *kk_saved_policy(kk_layer_kind kind, kk_keep keep) {
+const char *kk_saved_policy(kk_kind kind, kk_keep keep) {
     switch (keep) {
     case KK_KEEP_ALL: return kind == KK_SLIDING ? kk_kv_native.name : kk_kv_exact.name;
     case KK_KEEP_WINDOW: return kk_kv_window.name;
@@ -292,7 +292,7 @@ const char *kk_saved_policy(kk_layer_kind kind, kk_keep keep) {
     return "?";
 }
 
-bool kk_saved_policy_named(kk_layer_kind kind, const char *name, kk_keep *out) {
+bool kk_saved_policy_named(kk_kind kind, const char *name, kk_keep *out) {
     for (*out = KK_KEEP_ALL; *out <= KK_KEEP_RESTORED; ++*out)
         if (strcmp(name, kk_saved_policy(kind, *out)) == 0) return true;
     *out = KK_KEEP_ALL;

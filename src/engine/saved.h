@@ -25,7 +25,7 @@ typedef struct {
     int64_t rows;
     struct {
         char policy[16];
-        kk_kv_reach reach;
+        kk_kv_bounds bounds;
         int64_t pages, page_bytes;
         int64_t sink_bytes; /* 0 when there are no rows */
     } kind[KK_KINDS];
@@ -67,7 +67,7 @@ kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err);
 /* What a cache of these rows is in a head. */
 void kk_saved_describe(kk_saved_cache *out, const kk_cache *c);
 /* The names of ways to keep rows: those of the policies. */
-const char *kk_saved_policy(kk_layer_kind kind, kk_keep keep);
-bool kk_saved_policy_named(kk_layer_kind kind, const char *name, kk_keep *out);
+const char *kk_saved_policy(kk_kind kind, kk_keep keep);
+bool kk_saved_policy_named(kk_kind kind, const char *name, kk_keep *out);
 
 #endif

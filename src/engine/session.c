@@ -201,7 +201,7 @@ void kk_session_options(const kk_session *s, kk_session_opts *out) {
                              .mix = k->mix};
 }
 
-void kk_session_reach(const kk_session *s, kk_reach *out) { *out = s->reach; }
+void kk_session_key_counts(const kk_session *s, kk_key_counts *out) { *out = s->counts; }
 int32_t kk_session_len(const kk_session *s) { return s->len; }
 const int32_t *kk_session_tokens(const kk_session *s) { return s->tokens; }
 int32_t kk_session_ctx(const kk_session *s) { return s->ctx; }
@@ -262,7 +262,7 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
                              .tokens = s->tokens + at,
                              .n_rows = n,
                              .n_logits = with_logits,
-                             .reach = &s->reach};
+                             .counts = &s->counts};
     const kk_gemma4_forward_args args = {.groups = &group,
                                          .n_groups = 1,
                                          .tapped = e->rounds.tapped,

@@ -40,7 +40,7 @@ struct kk_session {
     kk_session_keeps keeps;
     const kk_kv_layout *layout; /* the engine's, or its own when it keeps latents */
     kk_kv_layout *own_layout;
-    kk_reach reach; /* what attention read for it */
+    kk_key_counts counts; /* what attention read for it */
     kk_cache *cache;
     int32_t *tokens; /* [ctx] */
     int32_t len, ctx;

@@ -104,7 +104,7 @@ static kk_status put_sink(kk_writer *w, int p, const kk_cache *c, kk_kind kind, 
                           kk_err *err) {
     const kk_cache_opts *how = kk_cache_how(c);
     const int64_t len = kk_cache_len(c);
-    const int32_t sink = how->reach[kind].sink;
+    const int32_t sink = how->bounds[kind].sink;
     const uint8_t *rows = kk_cache_sink(c, kind);
     if (!rows || len == 0) return KK_OK;
     kk_kv_sink_copy(how->layout, kind, sink, scratch, rows, len < sink ? (int32_t)len : sink);
@@ -142,8 +142,7 @@ static uint64_t projection_of(kk_engine *e) {
 static void fill_keeps(kk_saved_head *h, kk_session *s) {
     const kk_session_keeps *k = &s->keeps;
     for (int i = 0; i < KK_LAYER_KINDS; i++)
-        snprintf(h->policy[i], sizeof h->policy[i], "%s",
-                 kk_saved_policy((kk_layer_kind)i, k->kind[i]));
+        snprintf(h->policy[i], sizeof h->policy[i], "%s", kk_saved_policy((kk_kind)i, k->kind[i]));
     h->keeps = (kk_saved_keeps){.sink = k->sink, .window = k->window, .chunk = k->chunk};
     if (s->layout->latents.rank == 0) return;
     h->keeps.projection = projection_of(s->engine);
@@ -283,7 +282,7 @@ static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, cons
     kk_saved_cache is;
     kk_saved_describe(&is, c);
     for (int k = 0; k < KK_KINDS; k++) {
-        const kk_kv_reach *a = &said->kind[k].reach, *b = &is.kind[k].reach;
+        const kk_kv_bounds *a = &said->kind[k].bounds, *b = &is.kind[k].bounds;
         if (strcmp(said->kind[k].policy, is.kind[k].policy) != 0 || a->window != b->window ||
             a->sink != b->sink || a->chunk != b->chunk)
             return kk_fail(err, KK_EFORMAT,
@@ -371,9 +370,7 @@ static kk_status check_model(kk_engine *e, const kk_saved_head *h, const char *p
     return KK_OK;
 }
 
-static const char *layers_name(kk_layer_kind kind) {
-    return kind == KK_SLIDING ? "sliding" : "full";
-}
+static const char *layers_name(kk_kind kind) { return kind == KK_SLIDING ? "sliding" : "full"; }
 
 /* What is rebuilt is rebuilt by the projection that made its latents, or not at all. */
 static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const char *path,
@@ -399,7 +396,7 @@ static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const ch
 }
 
 /* The way a kind of layers keeps rows is the saved one; 0 asks for nothing. */
-static kk_status choose_policy(const kk_saved_head *h, kk_layer_kind kind, const char *path,
+static kk_status choose_policy(const kk_saved_head *h, kk_kind kind, const char *path,
                                kk_keep asked, kk_keep *out, kk_err *err) {
     if (!kk_saved_policy_named(kind, h->policy[kind], out))
         return kk_fail(err, KK_EFORMAT,

@@ -165,7 +165,7 @@ static kk_status read_kinds(kk_config *c, kk_fields t, kk_err *err) {
         return kk_fail(err, KK_EFORMAT, "config.json: layer_types has %zu entries for %d layers", n,
                        c->n_layer);
     for (int32_t i = 0; i < c->n_layer; i++) {
-        kk_layer_kind kind = (i + 1) % 6 == 0 ? KK_FULL : KK_SLIDING;
+        kk_kind kind = (i + 1) % 6 == 0 ? KK_FULL : KK_SLIDING;
         if (listed) {
             const char *word = json_string_value(json_array_get(types, (size_t)i));
             if (word && strcmp(word, "full_attention") == 0)
@@ -240,14 +240,14 @@ static kk_status read_layers(kk_config *c, kk_fields t, kk_err *err) {
 
 /* ---- RoPE ------------------------------------------------------------------------------- */
 
-static int32_t head_dim_of(const kk_config *c, kk_layer_kind kind) {
+static int32_t head_dim_of(const kk_config *c, kk_kind kind) {
     for (int32_t i = 0; i < c->n_layer; i++)
         if (c->layer[i].kind == kind) return c->layer[i].head_dim;
     return 0;
 }
 
 /* "default" rotates every pair; "proportional" the first partial_rotary_factor of them. */
-static kk_status read_rope(kk_config *c, kk_fields t, kk_layer_kind kind, kk_err *err) {
+static kk_status read_rope(kk_config *c, kk_fields t, kk_kind kind, kk_err *err) {
     const bool full = kind == KK_FULL;
     const json_t *all = json_object_get(t.object, "rope_parameters");
     const char *key = full ? "full_attention" : "sliding_attention";

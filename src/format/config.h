@@ -4,15 +4,14 @@
 #define KK_FORMAT_CONFIG_H
 
 #include "core/error.h"
+#include "core/kind.h"
 #include "core/span.h"
 #include "format/gguf.h"
 
 enum { KK_MAX_LAYERS = 256, KK_MAX_STOP_IDS = 16 };
 
-typedef enum { KK_SLIDING, KK_FULL, KK_LAYER_KINDS } kk_layer_kind;
-
 typedef struct {
-    kk_layer_kind kind;
+    kk_kind kind;
     int32_t head_dim;
     int32_t n_kv_head;
     int32_t ffn;       /* width of the dense MLP */

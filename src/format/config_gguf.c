@@ -62,7 +62,7 @@ static kk_status layer_int(const kk_gguf *g, const char *key, int32_t i, int32_t
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-static kk_status read_kind(const kk_gguf *g, int32_t i, kk_layer_kind *kind, kk_err *err) {
+static kk_status read_kind(const kk_gguf *g, int32_t i, kk_kind *kind, kk_err *err) {
     const kk_gguf_kv *kv = kk_gguf_find(g, ARCH "attention.sliding_window_pattern");
     int64_t v;
     if (!kv) return missing("attention.sliding_window_pattern", err);

@@ -19,7 +19,7 @@ typedef struct {
     int32_t n_target_layers;           /* of the verifier it was made for; 0: not said */
     int32_t n_taps, taps[KK_MAX_TAPS]; /* verifier layers whose outputs it reads, from 0 */
     float eps, theta, softcap;         /* softcap 0: none */
-    kk_layer_kind kind[KK_MAX_DRAFT_LAYERS];
+    kk_kind kind[KK_MAX_DRAFT_LAYERS];
     bool sliding_causal; /* in the block, sliding layers see no later row (default) */
     bool full_causal;    /* the same of full layers (default: they see the whole block) */
     kk_embed_scaling embed_scaling;

@@ -86,7 +86,7 @@ static kk_status read_embed_scale(kk_drafter_config *c, const source *s, kk_err 
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-static kk_status kind_named(const json_t *types, int32_t i, kk_layer_kind *out, kk_err *err) {
+static kk_status kind_named(const json_t *types, int32_t i, kk_kind *out, kk_err *err) {
     const char *word = json_string_value(json_array_get(types, (size_t)i));
     *out = KK_FULL;
     if (word && strcmp(word, "full_attention") == 0) return KK_OK;

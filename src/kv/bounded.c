@@ -2,8 +2,8 @@
  * the first rows of all, which attention leans on and misses most. */
 #include "kv/kv.h"
 
-static int64_t keep_recent(const kk_kv_reach *reach, int64_t len) {
-    return kk_kv_native.keep_from(reach, len);
+static int64_t keep_recent(const kk_kv_bounds *bounds, int64_t len) {
+    return kk_kv_native.keep_from(bounds, len);
 }
 
 const kk_kv_policy kk_kv_bounded = {

@@ -47,7 +47,7 @@ static int64_t pages_for(int64_t rows) { return page_of(rows + KK_PAGE_ROWS - 1)
 static int64_t extent_pages(extent e) { return e.end - e.first; }
 
 static int64_t keep_from(const kk_cache *c, kk_kind kind, int64_t len) {
-    return c->opts.policy[kind]->keep_from(&c->opts.reach[kind], len);
+    return c->opts.policy[kind]->keep_from(&c->opts.bounds[kind], len);
 }
 
 /* The pages that hold what `len` needs, and the one that its last row lies in, when more rows fit
@@ -61,7 +61,7 @@ static bool has_kind(const kk_cache *c, int kind) { return c->opts.layout->page_
 /* The most pages a kind ever holds: what a full cache keeps, as much as a chunk may add to it, a
  * block more, and a page at either end that is only partly needed. */
 static int64_t most_pages(const kk_cache *c, kk_kind kind) {
-    const int64_t len = c->opts.max_len, chunk = c->opts.reach[kind].chunk;
+    const int64_t len = c->opts.max_len, chunk = c->opts.bounds[kind].chunk;
     const int64_t kept = len - keep_from(c, kind, len) + (chunk > 1 ? chunk - 1 : 0);
     const int64_t most = pages_for(kept + c->opts.max_block) + 1;
     return most < pages_for(len) ? most : pages_for(len);
@@ -82,21 +82,21 @@ static kk_status open_table(kk_cache *c, kk_kind kind, kk_err *err) {
     return sink ? kk_pool_side_take(c->opts.pool[kind], sink, &t->sink, err) : KK_OK;
 }
 
-static kk_status check_reach(const kk_kv_policy *policy, const kk_kv_reach *reach, kk_err *err) {
-    const int32_t least = policy->chunked && reach->sink > 0 ? 0 : 1;
-    if (policy->windowed && reach->window < least)
+static kk_status check_bounds(const kk_kv_policy *policy, const kk_kv_bounds *bounds, kk_err *err) {
+    const int32_t least = policy->chunked && bounds->sink > 0 ? 0 : 1;
+    if (policy->windowed && bounds->window < least)
         return kk_fail(err, KK_EINVAL,
                        "a %s K/V cache that keeps a window of %d rows and a sink of "
                        "%d",
-                       policy->name, reach->window, reach->sink);
-    if (reach->sink < 0 || (reach->sink > 0 && !policy->sinks))
+                       policy->name, bounds->window, bounds->sink);
+    if (bounds->sink < 0 || (bounds->sink > 0 && !policy->sinks))
         return kk_fail(err, KK_EINVAL, "a %s K/V cache that keeps the first %d rows", policy->name,
-                       reach->sink);
-    if (reach->sink > KK_PAGE_ROWS)
-        return kk_fail(err, KK_EINVAL, "a sink of %d rows: at most %d", reach->sink, KK_PAGE_ROWS);
-    if (reach->chunk < 0)
+                       bounds->sink);
+    if (bounds->sink > KK_PAGE_ROWS)
+        return kk_fail(err, KK_EINVAL, "a sink of %d rows: at most %d", bounds->sink, KK_PAGE_ROWS);
+    if (bounds->chunk < 0)
         return kk_fail(err, KK_EINVAL, "a %s K/V cache with chunks of %d rows", policy->name,
-                       reach->chunk);
+                       bounds->chunk);
     return KK_OK;
 }
 
@@ -111,7 +111,7 @@ kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err) {
         c->opts.max_block = opts->max_len;
     for (int kind = 0; kind < KK_KINDS; kind++) {
         if (!has_kind(c, kind)) continue;
-        kk_status st = check_reach(opts->policy[kind], &opts->reach[kind], err);
+        kk_status st = check_bounds(opts->policy[kind], &opts->bounds[kind], err);
         if (st == KK_OK) st = open_table(c, (kk_kind)kind, err);
         if (st != KK_OK) {
             kk_cache_free(c);
@@ -153,7 +153,7 @@ uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->tabl
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
 uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
 size_t kk_cache_sink_bytes(const kk_cache *c, kk_kind kind) {
-    return kk_kv_block_bytes(c->opts.layout, kind, c->opts.reach[kind].sink);
+    return kk_kv_block_bytes(c->opts.layout, kind, c->opts.bounds[kind].sink);
 }
 
 int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind) {
@@ -216,7 +216,7 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err) {
 /* Rows up to len that enter the sink; they have just been written in page 0. */
 static void keep_sink(kk_cache *c, kk_kind kind, int64_t len) {
     const table *t = &c->table[kind];
-    const int32_t sink = c->opts.reach[kind].sink;
+    const int32_t sink = c->opts.bounds[kind].sink;
     const int32_t from = c->len < sink ? (int32_t)c->len : sink;
     const kk_kv_passage p = {.to = t->sink,
                              .from = t->data[0],

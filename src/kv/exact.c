@@ -1,8 +1,8 @@
 /* exact.c - the policy of full layers that keep every row. */
 #include "kv/kv.h"
 
-static int64_t keep_all(const kk_kv_reach *reach, int64_t len) {
-    (void)reach, (void)len;
+static int64_t keep_all(const kk_kv_bounds *bounds, int64_t len) {
+    (void)bounds, (void)len;
     return 0;
 }
 

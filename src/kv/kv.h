@@ -27,10 +27,7 @@
 #define KK_KV_H
 
 #include "backend/backend.h"
-
-/* Layers of a kind share pages; latents, of which there is one row for all layers, have their
- * own. */
-typedef enum { KK_KIND_SLIDING, KK_KIND_FULL, KK_KIND_LATENT, KK_KINDS } kk_kind;
+#include "core/kind.h"
 
 /* What a model needs of its caches; filled by the model. */
 typedef struct {
@@ -92,7 +89,7 @@ kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, si
 typedef struct {
     int32_t window, sink; /* as far as the policy has them; sink <= KK_PAGE_ROWS */
     int32_t chunk;        /* rows leave so many at a time; 0 is 1 */
-} kk_kv_reach;
+} kk_kv_bounds;
 
 /* How a layer kind decides which rows stay resident. */
 typedef struct {
@@ -101,7 +98,7 @@ typedef struct {
     bool sinks;    /* may have a sink */
     bool chunked;  /* its window counts from chunks, and may be 0 where there is a sink */
     /* The first row the next one needs, the sink apart. */
-    int64_t (*keep_from)(const kk_kv_reach *reach, int64_t len);
+    int64_t (*keep_from)(const kk_kv_bounds *bounds, int64_t len);
 } kk_kv_policy;
 extern const kk_kv_policy kk_kv_native;  /* sliding, and latents of sliding layers: the window */
 extern const kk_kv_policy kk_kv_exact;   /* full, and their latents: everything */
@@ -118,7 +115,7 @@ typedef struct {
     const kk_kv_layout *layout; /* borrowed */
     kk_pool *pool[KK_KINDS];    /* borrowed */
     const kk_kv_policy *policy[KK_KINDS];
-    kk_kv_reach reach[KK_KINDS];
+    kk_kv_bounds bounds[KK_KINDS];
     int64_t max_len;
     int64_t max_block; /* most rows reserved at once; 0: max_len */
 } kk_cache_opts;
@@ -141,7 +138,7 @@ bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
-/* The first rows of a kind, laid out as a page of reach.sink rows would be: at a slot's offset
+/* The first rows of a kind, laid out as a page of bounds.sink rows would be: at a slot's offset
  * times sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache.  Rows at or
  * after len have no meaning; those being written get here when they are committed. */
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind);

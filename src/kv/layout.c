@@ -30,7 +30,7 @@ static kk_status place_layer(kk_kv_layout *out, int32_t layer, kk_err *err) {
     const int32_t heads = out->shape.layer[layer].n_kv_head;
     const int32_t dim = out->shape.layer[layer].head_dim;
     const kk_kind kind = out->shape.layer[layer].kind;
-    if (heads < 1 || dim < 1 || (kind != KK_KIND_SLIDING && kind != KK_KIND_FULL))
+    if (heads < 1 || dim < 1 || (kind != KK_SLIDING && kind != KK_FULL))
         return kk_fail(err, KK_EINVAL, "layer %d has %d K/V heads of %d values", layer, heads, dim);
     const kk_dtype_info *info = kk_dtype_get(out->format);
     if (dim % info->values)
@@ -45,7 +45,7 @@ static kk_status place_layer(kk_kv_layout *out, int32_t layer, kk_err *err) {
     out->truth[layer] = out->slot[layer];
     out->truth[layer].format = KK_F32;
     if (!place(out, kind, &out->slot[layer]) ||
-        (out->latents.truth && !place(out, KK_KIND_LATENT, &out->truth[layer])))
+        (out->latents.truth && !place(out, KK_LATENT, &out->truth[layer])))
         return kk_fail(err, KK_EINVAL, "layer %d: %d K/V heads of %d values overflow a page", layer,
                        heads, dim);
     return KK_OK;
@@ -70,7 +70,7 @@ static kk_status place_latents(kk_kv_layout *out, const kk_kv_latents *l, kk_err
         (kk_kv_slot){.format = l->format, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->rank};
     out->scales =
         (kk_kv_slot){.format = KK_BF16, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->n_scales};
-    if (!place(out, KK_KIND_LATENT, &out->latent) || !place(out, KK_KIND_LATENT, &out->scales))
+    if (!place(out, KK_LATENT, &out->latent) || !place(out, KK_LATENT, &out->scales))
         return kk_fail(err, KK_EINVAL, "latents of %d values and %d scales overflow a page",
                        l->rank, l->n_scales);
     return KK_OK;
@@ -94,7 +94,7 @@ kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtyp
     if (latents) KK_TRY(place_latents(out, latents, err));
     for (int32_t i = 0; i < shape->n_layer; i++)
         if (shape->layer[i].stores) KK_TRY(place_layer(out, i, err));
-    if (out->page_bytes[KK_KIND_SLIDING] && shape->window < 1)
+    if (out->page_bytes[KK_SLIDING] && shape->window < 1)
         return kk_fail(err, KK_EINVAL, "a sliding window of %d rows", shape->window);
     return KK_OK;
 }

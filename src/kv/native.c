@@ -3,8 +3,8 @@
  * len - window + 1. */
 #include "kv/kv.h"
 
-static int64_t keep_window(const kk_kv_reach *reach, int64_t len) {
-    return len < reach->window ? 0 : len - reach->window + 1;
+static int64_t keep_window(const kk_kv_bounds *bounds, int64_t len) {
+    return len < bounds->window ? 0 : len - bounds->window + 1;
 }
 
 const kk_kv_policy kk_kv_native = {.name = "native", .windowed = true, .keep_from = keep_window};

@@ -2,8 +2,8 @@
  * between from its latents. */
 #include "kv/kv.h"
 
-static int64_t keep_recent(const kk_kv_reach *reach, int64_t len) {
-    return kk_kv_window.keep_from(reach, len);
+static int64_t keep_recent(const kk_kv_bounds *bounds, int64_t len) {
+    return kk_kv_window.keep_from(bounds, len);
 }
 
 const kk_kv_policy kk_kv_restored = {

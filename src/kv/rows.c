@@ -35,7 +35,7 @@ static void copy_slot(const kk_kv_passage *p, const kk_kv_slot *slot) {
 }
 
 void kk_kv_rows_copy(const kk_kv_layout *l, kk_kind kind, const kk_kv_passage *p) {
-    const bool latents = kind == KK_KIND_LATENT;
+    const bool latents = kind == KK_LATENT;
     if (latents) {
         copy_slot(p, &l->latent);
         copy_slot(p, &l->scales);

@@ -6,9 +6,9 @@
  * chunk miss the same ones, which were committed before it began. */
 #include "kv/kv.h"
 
-static int64_t keep_recent(const kk_kv_reach *reach, int64_t len) {
-    const int64_t chunk = reach->chunk > 1 ? reach->chunk : 1;
-    const int64_t from = len / chunk * chunk - reach->window;
+static int64_t keep_recent(const kk_kv_bounds *bounds, int64_t len) {
+    const int64_t chunk = bounds->chunk > 1 ? bounds->chunk : 1;
+    const int64_t from = len / chunk * chunk - bounds->window;
     return from > 0 ? from : 0;
 }
 

@@ -15,7 +15,7 @@ static void fill_kv_shape(kk_dflash *m) {
     m->kv.n_layer = c->n_layer;
     m->kv.window = c->window;
     for (int32_t i = 0; i < c->n_layer; i++) {
-        m->kv.layer[i].kind = c->kind[i] == KK_SLIDING ? KK_KIND_SLIDING : KK_KIND_FULL;
+        m->kv.layer[i].kind = c->kind[i] == KK_SLIDING ? KK_SLIDING : KK_FULL;
         m->kv.layer[i].stores = true;
         m->kv.layer[i].n_kv_head = c->n_kv_head;
         m->kv.layer[i].head_dim = c->head_dim;

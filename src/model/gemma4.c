@@ -17,7 +17,7 @@ static void fill_kv_shape(kk_gemma4 *m) {
     m->kv.window = c->window;
     for (int32_t i = 0; i < c->n_layer; i++) {
         const kk_layer_config *l = &c->layer[i];
-        m->kv.layer[i].kind = l->kind == KK_SLIDING ? KK_KIND_SLIDING : KK_KIND_FULL;
+        m->kv.layer[i].kind = l->kind;
         m->kv.layer[i].stores = l->kv_source == i;
         m->kv.layer[i].k_eq_v = l->k_eq_v;
         m->kv.layer[i].n_kv_head = l->n_kv_head;
@@ -162,8 +162,8 @@ static bool kept_alike(const kk_gemma4_group *a, const kk_gemma4_group *b) {
     const kk_cache_opts *x = kk_cache_how(a->cache), *y = kk_cache_how(b->cache);
     const kk_kv_latents *p = &a->layout->latents, *q = &b->layout->latents;
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        if (x->policy[k] != y->policy[k] || x->reach[k].window != y->reach[k].window ||
-            x->reach[k].sink != y->reach[k].sink || x->reach[k].chunk != y->reach[k].chunk)
+        if (x->policy[k] != y->policy[k] || x->bounds[k].window != y->bounds[k].window ||
+            x->bounds[k].sink != y->bounds[k].sink || x->bounds[k].chunk != y->bounds[k].chunk)
             return false;
     return p->rank == q->rank && p->format == q->format && p->truth == q->truth;
 }
@@ -208,8 +208,8 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
                                          .pos = pos,
                                          .pages = kk_cache_pages(g->cache, (kk_kind)k),
                                          .sink = kk_cache_sink(g->cache, (kk_kind)k),
-                                         .latents = kk_cache_pages(g->cache, KK_KIND_LATENT),
-                                         .reach = g->reach};
+                                         .latents = kk_cache_pages(g->cache, KK_LATENT),
+                                         .counts = g->counts};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
             m->tokens[m->n_rows] = g->tokens ? g->tokens[r] : 0;
             m->positions[m->n_rows] = pos + r;
@@ -222,7 +222,7 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
 /* Angles of these rows, and, where K is rebuilt from V of all rows, of every position up to
  * theirs. */
 static kk_status fill_rope(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
-    const bool all_rows = kk_cache_how(a->groups[0].cache)->policy[KK_KIND_FULL] == &kk_kv_exact;
+    const bool all_rows = kk_cache_how(a->groups[0].cache)->policy[KK_FULL] == &kk_kv_exact;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
         const kk_rope_config *rc = &m->cfg.rope[k];
         int32_t d = 0;
@@ -359,10 +359,10 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     const kk_cache_opts *how = kk_cache_how(a->groups[0].cache);
     const kk_kv_policy *policy = how->policy[lc->kind];
     const kk_kv_layout *layout = a->groups[0].layout;
-    const kk_kv_reach *reach = &how->reach[lc->kind];
+    const kk_kv_bounds *bounds = &how->bounds[lc->kind];
     if (policy != &kk_kv_window && policy != &kk_kv_restored) return false;
-    *out = (kk_evicted){.window = reach->window,
-                        .chunk = reach->chunk > 1 ? reach->chunk : 1,
+    *out = (kk_evicted){.window = bounds->window,
+                        .chunk = bounds->chunk > 1 ? bounds->chunk : 1,
                         .rope = {rope->theta, rope->factor, rope->n_rot, lc->head_dim},
                         .eps = m->cfg.eps};
     if (policy == &kk_kv_window) return true;
@@ -458,7 +458,7 @@ static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_
                               .n_rot = c->rope[lc->kind].n_rot,
                               .n_head = c->n_head,
                               .window = lc->kind == KK_SLIDING ? c->window : 0,
-                              .sink = kk_cache_how(a->groups[0].cache)->reach[lc->kind].sink,
+                              .sink = kk_cache_how(a->groups[0].cache)->bounds[lc->kind].sink,
                               .slot = slot,
                               .rows = &rows,
                               .scale = 1.0f,

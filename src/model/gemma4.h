@@ -41,8 +41,8 @@ typedef struct {
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
     kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: nobody wants them */
     int32_t tap_row;
-    kk_reach *reach; /* what its rows read is added here; NULL: nobody counts */
-    int32_t ahead;   /* rows before it that an earlier forward writes: not committed yet */
+    kk_key_counts *counts; /* what its rows read is added here; NULL: nobody counts */
+    int32_t ahead;         /* rows before it that an earlier forward writes: not committed yet */
 } kk_gemma4_group;
 
 /* What a layer's attention works on, for those who want to see it. */

@@ -25,24 +25,23 @@ struct kk_context {
 static kk_status prepare_sink(const kk_context_opts *o, kk_err *err) {
     const int32_t n_head = kk_dflash_config(o->model)->n_head;
     for (int32_t i = 0; i < o->layout->shape.n_layer; i++)
-        if (o->layout->shape.layer[i].kind == KK_KIND_FULL)
+        if (o->layout->shape.layer[i].kind == KK_FULL)
             KK_TRY(o->backend->prepare_evicted(o->dev, &o->layout->slot[i], n_head, 0, err));
     return KK_OK;
 }
 
 static kk_status open_cache(kk_context *c, kk_err *err) {
     const kk_context_opts *o = &c->opts;
-    kk_cache_opts how = {
-        .layout = o->layout,
-        .pool = {o->pool[0], o->pool[1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .reach = {[KK_KIND_SLIDING] = {.window = o->layout->shape.window}},
-        .max_len = o->max_len,
-        .max_block = o->max_chunk > QUEUE_ROWS ? o->max_chunk : QUEUE_ROWS};
+    kk_cache_opts how = {.layout = o->layout,
+                         .pool = {o->pool[0], o->pool[1]},
+                         .policy = {[KK_SLIDING] = &kk_kv_native, [KK_FULL] = &kk_kv_exact},
+                         .bounds = {[KK_SLIDING] = {.window = o->layout->shape.window}},
+                         .max_len = o->max_len,
+                         .max_block = o->max_chunk > QUEUE_ROWS ? o->max_chunk : QUEUE_ROWS};
     if (o->draft_ctx) {
         KK_TRY(prepare_sink(o, err));
-        how.policy[KK_KIND_FULL] = &kk_kv_bounded;
-        how.reach[KK_KIND_FULL] = (kk_kv_reach){.window = o->draft_ctx, .sink = SINK};
+        how.policy[KK_FULL] = &kk_kv_bounded;
+        how.bounds[KK_FULL] = (kk_kv_bounds){.window = o->draft_ctx, .sink = SINK};
     }
     return kk_cache_new(&c->cache, &how, err);
 }

@@ -17,7 +17,7 @@ static int make_layout(void **state) {
     (void)state;
     kk_kv_shape shape = {.n_layer = 2, .window = 70};
     for (int i = 0; i < 2; i++) {
-        shape.layer[i].kind = i ? KK_KIND_FULL : KK_KIND_SLIDING;
+        shape.layer[i].kind = i ? KK_FULL : KK_SLIDING;
         shape.layer[i].stores = true;
         shape.layer[i].n_kv_head = 1;
         shape.layer[i].head_dim = 32;
@@ -35,13 +35,13 @@ static kk_status open_pools(kk_pool *pool[KK_KINDS], kk_err *err) {
 }
 
 static kk_cache_opts opts_of(kk_pool *const pool[KK_KINDS]) {
-    return (kk_cache_opts){
-        .layout = &layout,
-        .pool = {pool[0], pool[1], pool[2]},
-        .policy = {&kk_kv_window, &kk_kv_restored, &kk_kv_exact},
-        .reach = {{.window = 70, .sink = 4, .chunk = 16}, {.window = 200, .sink = 60, .chunk = 64}},
-        .max_len = 1000,
-        .max_block = 100};
+    return (kk_cache_opts){.layout = &layout,
+                           .pool = {pool[0], pool[1], pool[2]},
+                           .policy = {&kk_kv_window, &kk_kv_restored, &kk_kv_exact},
+                           .bounds = {{.window = 70, .sink = 4, .chunk = 16},
+                                      {.window = 200, .sink = 60, .chunk = 64}},
+                           .max_len = 1000,
+                           .max_block = 100};
 }
 
 static int64_t counted(void) {
@@ -106,8 +106,7 @@ static void a_failed_fill_takes_nothing(void **state) {
     const kk_cache_opts opts = opts_of(pool);
     assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
     const int64_t sinks = counted();
-    assert_int_equal(sinks, kk_cache_sink_bytes(c, KK_KIND_SLIDING) +
-                                kk_cache_sink_bytes(c, KK_KIND_FULL));
+    assert_int_equal(sinks, kk_cache_sink_bytes(c, KK_SLIDING) + kk_cache_sink_bytes(c, KK_FULL));
     for (mem.limit = 1; kk_cache_fill(c, 500, &err) != KK_OK; mem.limit += 4096) {
         assert_int_equal(err.code, KK_ENOMEM);
         assert_int_equal(kk_cache_len(c), 0);
@@ -130,7 +129,7 @@ static void a_failed_mark_shares_nothing(void **state) {
     assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
     assert_int_equal(kk_cache_reserve(c, 100, NULL), KK_OK);
     kk_cache_commit(c, 100);
-    uint8_t *const full = kk_cache_pages(c, KK_KIND_FULL)[1];
+    uint8_t *const full = kk_cache_pages(c, KK_FULL)[1];
     const int64_t before = counted();
     for (int64_t n = 1;; n++) {
         kk_fault_after(n, false);
@@ -139,7 +138,7 @@ static void a_failed_mark_shares_nothing(void **state) {
         if (st != KK_OK) assert_int_equal(counted(), before);
         assert_int_equal(kk_cache_reserve(c, 1, NULL), KK_OK);
         /* Copied exactly when the mark exists. */
-        assert_int_equal(kk_cache_pages(c, KK_KIND_FULL)[1] != full, st == KK_OK);
+        assert_int_equal(kk_cache_pages(c, KK_FULL)[1] != full, st == KK_OK);
         kk_mark_free(m);
         if (st == KK_OK) break;
         assert_null(m);

@@ -61,7 +61,7 @@ static inline void world_start(world *w, int64_t max_len) {
     const kk_cache_opts c = {.layout = &w->layout,
                              .pool = {w->pool[0], w->pool[1]},
                              .policy = {&kk_kv_native, &kk_kv_exact},
-                             .reach = {{.window = w->layout.shape.window}},
+                             .bounds = {{.window = w->layout.shape.window}},
                              .max_len = max_len};
     must(kk_cache_new(&w->cache, &c, &err), &err, "cache");
 }

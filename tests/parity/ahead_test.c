@@ -50,9 +50,9 @@ static void assert_same_result(const kk_result *a, const kk_result *b) {
 
 static void assert_same_counts(kk_session *a, kk_session *b) {
     int64_t x[KK_MEM_CATEGORIES], y[KK_MEM_CATEGORIES];
-    kk_reach p, q;
-    kk_session_reach(a, &p);
-    kk_session_reach(b, &q);
+    kk_key_counts p, q;
+    kk_session_key_counts(a, &p);
+    kk_session_key_counts(b, &q);
     assert_memory_equal(&p, &q, sizeof p);
     kk_engine_memory(a->engine, x);
     kk_engine_memory(b->engine, y);

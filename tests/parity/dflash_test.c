@@ -189,7 +189,7 @@ static void assert_same_rows(const fed *f, const kk_cache *a, const kk_cache *b,
         const kk_kind kind = l->shape.layer[i].kind;
         const int64_t window = l->shape.window;
         const size_t row = (size_t)l->slot[i].head_dim * value;
-        for (int64_t r = kind == KK_KIND_SLIDING && n > window ? n - window + 1 : 0; r < n; r++) {
+        for (int64_t r = kind == KK_SLIDING && n > window ? n - window + 1 : 0; r < n; r++) {
             const uint8_t *pa = kk_cache_pages(a, kind)[r / KK_PAGE_ROWS];
             const uint8_t *pb = kk_cache_pages(b, kind)[r / KK_PAGE_ROWS];
             for (int32_t h = 0; h < l->slot[i].n_kv_head; h++) {
@@ -350,7 +350,7 @@ static void spoil(const fed *f, kk_cache *cache, int32_t layer, int64_t from, in
     const kk_kv_slot *slot = &f->p.draft.layout.slot[layer];
     const size_t row = (size_t)slot->head_dim * sizeof(float);
     for (int64_t r = from; r < to; r++) {
-        uint8_t *page = kk_cache_pages(cache, KK_KIND_FULL)[r / KK_PAGE_ROWS] + slot->k_off;
+        uint8_t *page = kk_cache_pages(cache, KK_FULL)[r / KK_PAGE_ROWS] + slot->k_off;
         for (int32_t h = 0; h < slot->n_kv_head; h++)
             memset(page + (size_t)(h * KK_PAGE_ROWS + r % KK_PAGE_ROWS) * row, 0x41, row);
     }
@@ -364,7 +364,7 @@ static void rows_out_of_sight_do_not_matter(void **state) {
     fed f;
     open_fed(&f, KK_F32, 2, PAIR_CHUNK);
     const int32_t full = f.p.draft.layout.shape.n_layer - 1;
-    assert_int_equal(f.p.draft.layout.shape.layer[full].kind, KK_KIND_FULL);
+    assert_int_equal(f.p.draft.layout.shape.layer[full].kind, KK_FULL);
     kk_cache *cache = feed_context(&f, LEN, LEN);
     block_bits *seen[4];
     for (int i = 0; i < 4; i++) {

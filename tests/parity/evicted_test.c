@@ -65,7 +65,7 @@ static void check_truth(evicted_world *w, const float *got, const char *label) {
 
 static void check_reach(const evicted_world *w, const char *label) {
     for (int32_t i = 0; i < w->s.sessions; i++) {
-        const kk_reach want = evicted_count(&w->s, i), *got = &w->reach[i];
+        const kk_key_counts want = evicted_count(&w->s, i), *got = &w->counts[i];
         if (memcmp(&want, got, sizeof want) != 0)
             fail_msg("%s: session %d: %d queries, keys %d stored %d rebuilt, %d rows; want %d, %d "
                      "%d, %d",
@@ -86,7 +86,7 @@ static void check_alone(evicted_world *w, const float *together, const char *lab
             g.row = 0;
             g.n_rows = 1;
             g.pos += n;
-            g.reach = NULL;
+            g.counts = NULL;
             if (g.sink && g.pages[0]) g.sink = evicted_sink(w, i, g.pos);
             const kk_rows rows = {&g, 1, 1};
             kk_attend_args a = w->args;
@@ -286,14 +286,14 @@ static void apart_one(rig *r, kk_dtype format, int32_t sink, int32_t window, boo
                         .scale = 0.3f};
     RIG_RUN(r, prepare_evicted, &c->slot, HEADS, 0);
     float *want = rig_memory(r, 2 * all * sizeof *want), *got = want + all;
-    kk_reach reach[2][3] = {0};
-    for (int i = 0; i < 3; i++) c->group[i].reach = &reach[0][i];
+    kk_key_counts counts[2][3] = {0};
+    for (int i = 0; i < 3; i++) c->group[i].counts = &counts[0][i];
     RIG_RUN(r, attend, &a);
     rig_read(r, a.out, want, all);
     for (int32_t i = 0; i < 3; i++) {
         const int64_t from = pos[i] - window + 1;
         c->group[i].sink = evicted_sink(&w, i, pos[i]);
-        c->group[i].reach = &reach[1][i];
+        c->group[i].counts = &counts[1][i];
         if (from >= KK_PAGE_ROWS) c->page[i][0] = NULL;
     }
     a.out = rig_random_buf(r, all, 1);
@@ -302,7 +302,7 @@ static void apart_one(rig *r, kk_dtype format, int32_t sink, int32_t window, boo
     if (memcmp(want, got, all * sizeof *got) != 0)
         fail_msg("%s, sink %d, window %d%s: a sink apart is read otherwise",
                  kk_dtype_get(format)->name, sink, window, block ? ", block" : "");
-    assert_memory_equal(reach[0], reach[1], sizeof reach[0]);
+    assert_memory_equal(counts[0], counts[1], sizeof counts[0]);
 }
 
 static void sinks_lie_apart(void **state) {

@@ -70,7 +70,7 @@ static kk_cache *new_cache(const world *w) {
     const kk_cache_opts opts = {.layout = &w->layout,
                                 .pool = {w->pool[0], w->pool[1]},
                                 .policy = {&kk_kv_native, &kk_kv_exact},
-                                .reach = {{.window = w->layout.shape.window}},
+                                .bounds = {{.window = w->layout.shape.window}},
                                 .max_len = MAX_LEN + MAX_ROWS};
     assert_ok(kk_cache_new(&c, &opts, why));
     return c;

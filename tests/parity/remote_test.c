@@ -241,7 +241,7 @@ static void no_room_loses_nothing(void **state) {
             assert_int_equal(st, KK_ENOMEM);
             assert_non_null(strstr(err.msg, "no room"));
             assert_int_equal(s->len, 0);
-            assert_int_equal(kk_cache_bytes(s->cache, KK_KIND_SLIDING), 0);
+            assert_int_equal(kk_cache_bytes(s->cache, KK_SLIDING), 0);
             far.left = -1;
             tiny_append(s, prompt, 70);
         } else {

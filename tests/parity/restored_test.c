@@ -72,10 +72,10 @@ static void true_rows_give_native_logits(void **state) {
             how.mix = 1;
             kk_session *native = tiny_session(e, 400, how.kv_format);
             kk_session *other = session_of(e, how);
-            kk_reach reach;
+            kk_key_counts counts;
             follow(native, other);
-            kk_session_reach(other, &reach);
-            assert_true(reach.rows_rebuilt > 0);
+            kk_session_key_counts(other, &counts);
+            assert_true(counts.rows_rebuilt > 0);
             kk_session_free(native);
             kk_session_free(other);
         }
@@ -124,7 +124,7 @@ static void true_rows_give_native_logits_of_the_shipped_model(void **state) {
 /* ---- what is gone, and when --------------------------------------------------------------- */
 
 /* (layer, query) pairs read one by one, for rows [from, to) that came in one pass. */
-static void count_pass(const kk_session *s, int64_t from, int64_t to, kk_reach *sum) {
+static void count_pass(const kk_session *s, int64_t from, int64_t to, kk_key_counts *sum) {
     const kk_config *c = kk_engine_config(s->engine);
     const kk_session_keeps *k = &s->keeps;
     for (int32_t l = 0; l < c->n_layer; l++) {
@@ -146,7 +146,7 @@ static void count_pass(const kk_session *s, int64_t from, int64_t to, kk_reach *
 
 /* Whether a row at p misses any in some layer that does not keep all. */
 static bool misses(const kk_session *s, int64_t p) {
-    kk_reach sum = {0}, all = {0};
+    kk_key_counts sum = {0}, all = {0};
     const kk_config *c = kk_engine_config(s->engine);
     count_pass(s, p, p + 1, &sum);
     for (int32_t l = 0; l < c->n_layer; l++) {
@@ -156,9 +156,9 @@ static bool misses(const kk_session *s, int64_t p) {
     return sum.keys_stored != all.keys_stored;
 }
 
-static void assert_reach(const kk_session *s, const kk_reach *want) {
-    kk_reach got;
-    kk_session_reach(s, &got);
+static void assert_counts(const kk_session *s, const kk_key_counts *want) {
+    kk_key_counts got;
+    kk_session_key_counts(s, &got);
     if (memcmp(&got, want, sizeof got) != 0)
         fail_msg("after %d tokens: %lld queries, keys %lld stored %lld rebuilt, %lld rows; want "
                  "%lld, %lld %lld, %lld",
@@ -178,14 +178,14 @@ static void short_prompts_are_native(void **state) {
         kk_session_opts how = keeping_at(i);
         how.kv_format = (kk_kv_format)(i % KK_KV_FORMATS);
         kk_session *native = tiny_session(e, 400, how.kv_format), *s = session_of(e, how);
-        kk_reach want = {0};
+        kk_key_counts want = {0};
         bool gone = false, rebuilds = false;
         for (int32_t at = 0; at < 135; at++) {
             tiny_append(s, prompt + at, 1);
             count_pass(s, at, at + 1, &want);
             gone |= misses(s, at);
-            assert_reach(s, &want);
-            rebuilds |= s->reach.rows_rebuilt > 0;
+            assert_counts(s, &want);
+            rebuilds |= s->counts.rows_rebuilt > 0;
             if (gone) continue;
             tiny_append(native, prompt + at, 1);
             assert_same_logits(native, s);
@@ -207,7 +207,7 @@ static void passes_share_rebuilt_rows(void **state) {
     for (int i = 0; i < 2 * 4 * REACHES; i++) {
         const kk_session_opts how = keeping_at(i);
         kk_session *s = session_of(e, how);
-        kk_reach want = {0};
+        kk_key_counts want = {0};
         tiny_append(s, prompt, N);
         for (int64_t at = 0, end; at < N; at = end) {
             const int64_t last = ((at + s->keeps.window) / s->keeps.chunk + 1) * s->keeps.chunk;
@@ -216,7 +216,7 @@ static void passes_share_rebuilt_rows(void **state) {
             if (restored && last < end) end = last;
             count_pass(s, at, end, &want);
         }
-        assert_reach(s, &want);
+        assert_counts(s, &want);
         kk_session_free(s);
     }
     kk_engine_close(e);
@@ -460,7 +460,7 @@ static void strangers_are_refused(void **state) {
 
 /* Pages of latents, as the pool counts them: whole pages of the system. */
 static int64_t latent_bytes(const kk_session *s, int64_t pages) {
-    const int64_t page = (int64_t)s->layout->page_bytes[KK_KIND_LATENT];
+    const int64_t page = (int64_t)s->layout->page_bytes[KK_LATENT];
     return pages * ((page + 4095) / 4096 * 4096);
 }
 
@@ -474,7 +474,7 @@ static void check_latent_page(const kk_session *s, int32_t rank) {
         if (c->layer[i].restored) heads += c->layer[i].n_kv_head;
     const int64_t want =
         KK_PAGE_ROWS * ((int64_t)rank * bits[s->keeps.latents] / 16 + heads * (int64_t)2);
-    const int64_t got = (int64_t)s->layout->page_bytes[KK_KIND_LATENT];
+    const int64_t got = (int64_t)s->layout->page_bytes[KK_LATENT];
     assert_true(got >= want && got < want + 64);
 }
 

@@ -178,7 +178,7 @@ static void a_rewind_forgets(void **state) {
     assert_at(e, s, 150);
     tiny_append(s, other, 100);
     assert_ok(kk_session_rewind(s, 0, NULL, why));
-    assert_int_equal(kk_cache_bytes(s->cache, KK_KIND_FULL), 0);
+    assert_int_equal(kk_cache_bytes(s->cache, KK_FULL), 0);
     tiny_append(s, prompt, 80);
     assert_at(e, s, 80);
     kk_session_free(s);
@@ -564,13 +564,13 @@ static void bytes_follow_the_sessions(void **state) {
     tiny_append(a, prompt, 200);
     tiny_append(b, prompt, 100);
     kk_engine_memory(e, bytes);
-    assert_int_equal(bytes[KK_MEM_KV_FULL], kk_cache_bytes(a->cache, KK_KIND_FULL) +
-                                                kk_cache_bytes(b->cache, KK_KIND_FULL));
-    assert_int_equal(bytes[KK_MEM_KV_SLIDING], kk_cache_bytes(a->cache, KK_KIND_SLIDING) +
-                                                   kk_cache_bytes(b->cache, KK_KIND_SLIDING));
+    assert_int_equal(bytes[KK_MEM_KV_FULL],
+                     kk_cache_bytes(a->cache, KK_FULL) + kk_cache_bytes(b->cache, KK_FULL));
+    assert_int_equal(bytes[KK_MEM_KV_SLIDING],
+                     kk_cache_bytes(a->cache, KK_SLIDING) + kk_cache_bytes(b->cache, KK_SLIDING));
     /* 200 rows in four pages; the window of 64 in two at most. */
-    assert_int_equal(kk_cache_bytes(a->cache, KK_KIND_FULL), 4 * 64 * info.kv_full_per_token);
-    assert_true(kk_cache_bytes(a->cache, KK_KIND_SLIDING) <= 2 * info.kv_sliding_max);
+    assert_int_equal(kk_cache_bytes(a->cache, KK_FULL), 4 * 64 * info.kv_full_per_token);
+    assert_true(kk_cache_bytes(a->cache, KK_SLIDING) <= 2 * info.kv_sliding_max);
     kk_session_free(a);
     kk_session_free(b);
     kk_engine_memory(e, bytes);

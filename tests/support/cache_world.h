@@ -19,7 +19,7 @@ typedef struct {
     kk_kv_layout layout;
     kk_pool *pool[KK_KINDS];
     const kk_kv_policy *policy[KK_KINDS];
-    kk_kv_reach reach[KK_KINDS];
+    kk_kv_bounds bounds[KK_KINDS];
 } world;
 
 typedef struct {
@@ -40,11 +40,11 @@ typedef struct {
 /* Two sliding layers, a full one with K = V, and one that stores nothing. */
 static inline kk_kv_shape tiny_shape(int32_t window, int32_t dim) {
     kk_kv_shape s = {.n_layer = 4, .window = window};
-    s.layer[0].kind = KK_KIND_SLIDING;
+    s.layer[0].kind = KK_SLIDING;
     s.layer[0].stores = true;
     s.layer[0].n_kv_head = 2;
     s.layer[0].head_dim = dim;
-    s.layer[1].kind = KK_KIND_FULL;
+    s.layer[1].kind = KK_FULL;
     s.layer[1].stores = true;
     s.layer[1].k_eq_v = true;
     s.layer[1].n_kv_head = 1;
@@ -63,9 +63,9 @@ static inline void world_open(world *w, int32_t window, kk_dtype format,
                               const kk_kv_latents *latents) {
     const kk_kv_shape shape = tiny_shape(window, kk_dtype_is_packed(format) ? 64 : 4);
     memset(w, 0, sizeof *w);
-    w->policy[KK_KIND_SLIDING] = &kk_kv_native;
-    w->policy[KK_KIND_FULL] = w->policy[KK_KIND_LATENT] = &kk_kv_exact;
-    w->reach[KK_KIND_SLIDING].window = window;
+    w->policy[KK_SLIDING] = &kk_kv_native;
+    w->policy[KK_FULL] = w->policy[KK_LATENT] = &kk_kv_exact;
+    w->bounds[KK_SLIDING].window = window;
     assert_int_equal(kk_kv_layout_init(&w->layout, &shape, format, latents, NULL), KK_OK);
     for (int k = 0; k < KK_KINDS; k++)
         if (w->layout.page_bytes[k])
@@ -83,7 +83,7 @@ static inline kk_cache_opts cache_opts(world *w, int64_t max_len, int64_t max_bl
     kk_cache_opts o = {.layout = &w->layout, .max_len = max_len, .max_block = max_block};
     memcpy(o.pool, w->pool, sizeof o.pool);
     memcpy(o.policy, w->policy, sizeof o.policy);
-    memcpy(o.reach, w->reach, sizeof o.reach);
+    memcpy(o.bounds, w->bounds, sizeof o.bounds);
     return o;
 }
 
@@ -97,8 +97,8 @@ static inline kk_cache *cache_open(world *w) {
 /* ---- the rules -------------------------------------------------------------------------- */
 
 static inline int64_t rule_keep_from(const world *w, int kind, int64_t len) {
-    const int64_t window = w->reach[kind].window;
-    const int64_t chunk = w->reach[kind].chunk ? w->reach[kind].chunk : 1;
+    const int64_t window = w->bounds[kind].window;
+    const int64_t chunk = w->bounds[kind].chunk ? w->bounds[kind].chunk : 1;
     if (w->policy[kind] == &kk_kv_exact) return 0;
     if (w->policy[kind] == &kk_kv_window || w->policy[kind] == &kk_kv_restored)
         return len - len % chunk < window ? 0 : len - len % chunk - window;
@@ -124,7 +124,7 @@ static inline int64_t counted_page(const world *w, int kind) {
 }
 
 static inline int64_t counted_sink(const world *w, int kind) {
-    return (int64_t)w->layout.page_bytes[kind] * w->reach[kind].sink / KK_PAGE_ROWS;
+    return (int64_t)w->layout.page_bytes[kind] * w->bounds[kind].sink / KK_PAGE_ROWS;
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
@@ -151,13 +151,13 @@ static inline bool part_is_zero(uint8_t *part, size_t bytes, uint8_t value) {
 /* The slots of a kind, in order. */
 static inline int world_slots(const world *w, int kind, kk_kv_slot *out) {
     int n = 0;
-    if (kind == KK_KIND_LATENT) {
+    if (kind == KK_LATENT) {
         out[n++] = w->layout.latent;
         if (w->layout.latents.n_scales) out[n++] = w->layout.scales;
     }
     for (int32_t l = 0; l < w->layout.shape.n_layer; l++) {
         if (!w->layout.shape.layer[l].stores) continue;
-        if (kind == KK_KIND_LATENT && w->layout.latents.truth) out[n++] = w->layout.truth[l];
+        if (kind == KK_LATENT && w->layout.latents.truth) out[n++] = w->layout.truth[l];
         if ((int)w->layout.shape.layer[l].kind == kind) out[n++] = w->layout.slot[l];
     }
     return n;
@@ -235,7 +235,7 @@ static inline void check_rows(const world *w, const kk_cache *c, const timeline 
             if (must || page_block(c, k, pos).data)
                 assert_true(page_row(w, c, k, pos, t->tag[pos], part_holds));
         }
-        const block sink = {kk_cache_sink_fill((kk_cache *)c, (kk_kind)k), w->reach[k].sink};
+        const block sink = {kk_cache_sink_fill((kk_cache *)c, (kk_kind)k), w->bounds[k].sink};
         assert_int_equal(kk_cache_sink_bytes(c, (kk_kind)k), counted_sink(w, k));
         for (int64_t pos = 0; pos < sink.rows && pos < t->len; pos++)
             assert_true(each_part(w, k, sink, pos, t->tag[pos], part_holds));

@@ -75,12 +75,11 @@ static inline void pair_close(draft_pair *p) {
 
 static inline kk_cache *pair_cache(const pair_pages *pages, int64_t max_len) {
     kk_cache *c = NULL;
-    const kk_cache_opts opts = {
-        .layout = &pages->layout,
-        .pool = {pages->pool[0], pages->pool[1]},
-        .policy = {[KK_KIND_SLIDING] = &kk_kv_native, [KK_KIND_FULL] = &kk_kv_exact},
-        .reach = {[KK_KIND_SLIDING] = {.window = pages->layout.shape.window}},
-        .max_len = max_len};
+    const kk_cache_opts opts = {.layout = &pages->layout,
+                                .pool = {pages->pool[0], pages->pool[1]},
+                                .policy = {[KK_SLIDING] = &kk_kv_native, [KK_FULL] = &kk_kv_exact},
+                                .bounds = {[KK_SLIDING] = {.window = pages->layout.shape.window}},
+                                .max_len = max_len};
     assert_ok(kk_cache_new(&c, &opts, why));
     return c;
 }

@@ -35,7 +35,7 @@ typedef struct {
     float *k_norm, *q;
     kk_evicted evicted;
     evicted_rows stored[RIG_SESSIONS], rebuilt[RIG_SESSIONS];
-    kk_reach reach[RIG_SESSIONS];
+    kk_key_counts counts[RIG_SESSIONS];
     kk_buf *out;
     size_t n_out;
     kk_attend_args args;
@@ -238,8 +238,8 @@ static inline void evicted_attend(evicted_world *w, int32_t session, int64_t pos
 }
 
 /* Keys counted one by one; rows once for all queries of a group that share a chunk. */
-static inline kk_reach evicted_count(const evicted_shape *s, int32_t session) {
-    kk_reach n = {0};
+static inline kk_key_counts evicted_count(const evicted_shape *s, int32_t session) {
+    kk_key_counts n = {0};
     const int64_t pos = s->pos[session], end = pos + s->n_rows[session];
     for (int64_t p = pos; p < end; p++) {
         n.queries++;
@@ -415,7 +415,7 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
     if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);
-    for (int32_t i = 0; i < s->sessions; i++) w->rows->group[i].reach = &w->reach[i];
+    for (int32_t i = 0; i < s->sessions; i++) w->rows->group[i].counts = &w->counts[i];
     w->args = (kk_attend_args){.out = w->out,
                                .q = rig_buf(r, w->q, w->n_out),
                                .k_norm = rig_buf(r, w->k_norm, (size_t)s->head_dim),

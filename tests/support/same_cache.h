@@ -26,7 +26,7 @@ static inline bool same_page(const kk_cache *a, const kk_cache *b, kk_kind kind,
 static inline bool same_sink(const kk_cache *a, const kk_cache *b, kk_kind kind) {
     const kk_kv_layout *la = kk_cache_how(a)->layout, *lb = kk_cache_how(b)->layout;
     const size_t size = kk_cache_sink_bytes(a, kind);
-    const int32_t sink = kk_cache_how(a)->reach[kind].sink;
+    const int32_t sink = kk_cache_how(a)->bounds[kind].sink;
     const int32_t rows = kk_cache_len(a) < sink ? (int32_t)kk_cache_len(a) : sink;
     if (kk_cache_sink_bytes(b, kind) != size) return false;
     if (!size) return true;
@@ -65,8 +65,8 @@ static inline bool same_cache(const kk_cache *got, const kk_cache *want, bool by
                 return same_cache_says(why, cap, "a page that differs", k, i, n);
         if (!same_sink(got, want, (kk_kind)k))
             return same_cache_says(why, cap, "rows of a sink that differs", k,
-                                   kk_cache_how(got)->reach[k].sink,
-                                   kk_cache_how(want)->reach[k].sink);
+                                   kk_cache_how(got)->bounds[k].sink,
+                                   kk_cache_how(want)->bounds[k].sink);
     }
     return true;
 }

@@ -241,21 +241,21 @@ static void check_turns(const kk_bench_turns *t, const kk_bench_opts *o, bool re
         const kk_bench_turn *one = &t->turn[i];
         assert_int_equal(one->tokens, o->predict);
         assert_int_equal(one->tokens, one->rounds + one->accepted);
-        assert_int_equal(one->reach.rows_rebuilt > 0, rebuilds);
-        assert_int_equal(one->reach.keys_rebuilt > 0, rebuilds);
-        assert_true(one->reach.keys_rebuilt >= one->reach.rows_rebuilt);
+        assert_int_equal(one->counts.rows_rebuilt > 0, rebuilds);
+        assert_int_equal(one->counts.keys_rebuilt > 0, rebuilds);
+        assert_true(one->counts.keys_rebuilt >= one->counts.rows_rebuilt);
         for (int32_t k = 0; k < i; k++) assert_int_not_equal(one->prompt, t->turn[k].prompt);
         assert_true(1e3 * one->seconds / one->tokens >= t->ms.min * 0.999999);
         assert_true(1e3 * one->seconds / one->tokens <= t->ms.max * 1.000001);
         tokens += one->tokens;
         rounds += one->rounds;
         accepted += one->accepted;
-        rows += one->reach.rows_rebuilt;
+        rows += one->counts.rows_rebuilt;
         seconds += one->seconds;
     }
     assert_int_equal(t->tokens, tokens);
     assert_int_equal(t->spec.rounds, rounds);
-    assert_int_equal(t->reach.rows_rebuilt, rows);
+    assert_int_equal(t->counts.rows_rebuilt, rows);
     near(t->seconds, seconds, 1e-9);
     near(t->tok_s, (double)tokens / seconds, 1e-6 * t->tok_s);
     near(t->accept_len, (double)(rounds + accepted) / (double)rounds, 1e-9);

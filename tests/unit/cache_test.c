@@ -100,7 +100,7 @@ static void copy_pages(const world *w, int k, const held_cache *from, kk_cache *
 static void check_no_more_rows(const world *w, int k, const kk_cache *c, int64_t len) {
     for (int64_t pos = len; pos % KK_PAGE_ROWS != 0; pos++)
         assert_true(page_row(w, c, k, pos, 0, part_is_zero));
-    const block sink = {kk_cache_sink_fill((kk_cache *)c, (kk_kind)k), w->reach[k].sink};
+    const block sink = {kk_cache_sink_fill((kk_cache *)c, (kk_kind)k), w->bounds[k].sink};
     for (int64_t pos = len; pos < sink.rows; pos++)
         assert_true(each_part(w, k, sink, pos, 0, part_is_zero));
 }
@@ -111,7 +111,7 @@ static void step_save_load(world *w, const held_cache *from, held_cache *to) {
     const int64_t len = from->rows.len;
     assert_int_equal(kk_cache_fill(c, len, NULL), KK_OK);
     for (int k = 0; k < KK_KINDS; k++) {
-        const int32_t sink = w->reach[k].sink;
+        const int32_t sink = w->bounds[k].sink;
         copy_pages(w, k, from, c);
         if (sink)
             kk_kv_sink_copy(&w->layout, (kk_kind)k, sink, kk_cache_sink_fill(c, (kk_kind)k),
@@ -208,7 +208,7 @@ static void random_histories(void **state) {
 
 static void random_histories_with_a_sink(void **state) {
     (void)state;
-    static const kk_kv_reach reaches[] = {
+    static const kk_kv_bounds reaches[] = {
         {.window = 1},
         {.window = 1, .sink = 64},
         {.window = 1, .sink = 30},
@@ -225,8 +225,8 @@ static void random_histories_with_a_sink(void **state) {
         world w;
         rng_state = 177 + i;
         world_open(&w, 100, KK_BF16, NULL);
-        w.policy[KK_KIND_FULL] = &kk_kv_bounded;
-        w.reach[KK_KIND_FULL] = reaches[i];
+        w.policy[KK_FULL] = &kk_kv_bounded;
+        w.bounds[KK_FULL] = reaches[i];
         run_history(&w, 300);
     }
     assert_int_equal(kk_live_bytes(), live);
@@ -236,7 +236,7 @@ static void random_histories_with_a_sink(void **state) {
 static void random_histories_with_latents(void **state) {
     (void)state;
     static const struct {
-        kk_kv_reach sliding, full;
+        kk_kv_bounds sliding, full;
         kk_dtype format, latents;
         bool truth;
     } cases[] = {
@@ -260,13 +260,13 @@ static void random_histories_with_latents(void **state) {
                                        .truth = cases[i].truth};
         rng_state = 277 + i;
         world_open(&w, 100, cases[i].format, &latents);
-        w.policy[KK_KIND_SLIDING] = i % 2 ? &kk_kv_window : &kk_kv_restored;
-        w.policy[KK_KIND_FULL] = &kk_kv_restored;
-        w.reach[KK_KIND_SLIDING] = cases[i].sliding;
-        w.reach[KK_KIND_FULL] = cases[i].full;
+        w.policy[KK_SLIDING] = i % 2 ? &kk_kv_window : &kk_kv_restored;
+        w.policy[KK_FULL] = &kk_kv_restored;
+        w.bounds[KK_SLIDING] = cases[i].sliding;
+        w.bounds[KK_FULL] = cases[i].full;
         if (i % 3 == 2) {
-            w.policy[KK_KIND_LATENT] = &kk_kv_native;
-            w.reach[KK_KIND_LATENT].window = 150;
+            w.policy[KK_LATENT] = &kk_kv_native;
+            w.bounds[KK_LATENT].window = 150;
         }
         run_history(&w, packed ? 150 : 300);
     }
@@ -370,8 +370,8 @@ static void limits_refuse_and_change_nothing(void **state) {
         assert_int_equal(kk_cache_len(h.cache), h.rows.len);
         check_rows(&w, h.cache, &h.rows, h.rows.len);
         assert_true(w.mem.bytes[KK_MEM_KV_FULL] + w.mem.bytes[KK_MEM_KV_SLIDING] <= w.mem.limit);
-        assert_int_equal(kk_cache_bytes(h.cache, KK_KIND_FULL), w.mem.bytes[KK_MEM_KV_FULL]);
-        assert_int_equal(kk_cache_bytes(h.cache, KK_KIND_SLIDING), w.mem.bytes[KK_MEM_KV_SLIDING]);
+        assert_int_equal(kk_cache_bytes(h.cache, KK_FULL), w.mem.bytes[KK_MEM_KV_FULL]);
+        assert_int_equal(kk_cache_bytes(h.cache, KK_SLIDING), w.mem.bytes[KK_MEM_KV_SLIDING]);
         kk_cache_free(h.cache);
         world_close(&w);
     }
@@ -398,7 +398,7 @@ static void wrong_calls_are_refused(void **state) {
     assert_int_equal(kk_cache_new(&none, &empty, &err), KK_EINVAL);
     assert_null(none);
     kk_cache_opts wrong = cache_opts(&w, 100, 0);
-    wrong.reach[KK_KIND_SLIDING].window = 0;
+    wrong.bounds[KK_SLIDING].window = 0;
     assert_int_equal(kk_cache_new(&none, &wrong, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "window of 0"));
     c = cache_open(&w);
@@ -435,8 +435,8 @@ static void pages_hold_what_is_stored(void **state) {
     kk_kv_layout layout;
     const kk_kv_shape s = tiny_shape(64, 4);
     assert_int_equal(kk_kv_layout_init(&layout, &s, KK_BF16, NULL, NULL), KK_OK);
-    assert_int_equal(layout.page_bytes[KK_KIND_SLIDING], 2 * 2 * (2 * 64 * 4 * 2));
-    assert_int_equal(layout.page_bytes[KK_KIND_FULL], 64 * 8 * 2);
+    assert_int_equal(layout.page_bytes[KK_SLIDING], 2 * 2 * (2 * 64 * 4 * 2));
+    assert_int_equal(layout.page_bytes[KK_FULL], 64 * 8 * 2);
     assert_int_equal(layout.slot[1].k_off, layout.slot[1].v_off);
     assert_int_equal(layout.slot[2].k_off, layout.slot[0].v_off + 2 * 64 * 4 * 2);
 }

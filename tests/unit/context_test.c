@@ -264,8 +264,8 @@ static void a_bounded_context_stays_small(void **state) {
     kk_session *small = prompted(e, KK_KV_BF16, 64, 600), *all = prompted(e, KK_KV_BF16, 0, 600);
     flush(small);
     flush(all);
-    const int64_t bounded = kk_cache_page_count(kk_context_cache(small->context), KK_KIND_FULL),
-                  whole = kk_cache_page_count(kk_context_cache(all->context), KK_KIND_FULL);
+    const int64_t bounded = kk_cache_page_count(kk_context_cache(small->context), KK_FULL),
+                  whole = kk_cache_page_count(kk_context_cache(all->context), KK_FULL);
     assert_int_equal(whole, (600 + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS);
     assert_in_range(bounded, 1, 3); /* the sink's page, and the window's */
     generate(small, 60);

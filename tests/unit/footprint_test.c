@@ -22,7 +22,7 @@ static kk_engine *pair(void) {
 /* ---- filled sessions --------------------------------------------------------------------- */
 
 static void bytes_of(kk_engine *e, const kk_session_opts *how, int32_t n, bool filled,
-                     int64_t out[KK_MEM_CATEGORIES], kk_reach *reach) {
+                     int64_t out[KK_MEM_CATEGORIES], kk_key_counts *counts) {
     kk_session *s = NULL;
     int32_t prompt[MOST];
     tiny_prompt(prompt, n, 9);
@@ -34,13 +34,13 @@ static void bytes_of(kk_engine *e, const kk_session_opts *how, int32_t n, bool f
     assert_int_equal(s->len, n);
     if (s->context) assert_ok(kk_context_flush(s->context, why));
     kk_engine_memory(e, out);
-    kk_session_reach(s, reach);
+    kk_session_key_counts(s, counts);
     kk_session_free(s);
 }
 
 static void compare(kk_engine *e, const kk_session_opts *how, int32_t n) {
     int64_t filled[KK_MEM_CATEGORIES], real[KK_MEM_CATEGORIES];
-    kk_reach last, all;
+    kk_key_counts last, all;
     bytes_of(e, how, n, true, filled, &last);
     bytes_of(e, how, n, false, real, &all);
     for (int c = 0; c < KK_MEM_CATEGORIES; c++)

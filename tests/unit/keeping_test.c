@@ -169,7 +169,7 @@ static void defaults_are_filled_in(void **state) {
     assert_int_equal(got.chunk, 1);
     kk_session_free(s);
     s = session_of(e, (kk_session_opts){.sink = 9, .window = 7}); /* everything is kept */
-    assert_null(kk_cache_sink(s->cache, KK_KIND_FULL));
+    assert_null(kk_cache_sink(s->cache, KK_FULL));
     assert_true(s->keeps.sink == 0 && s->keeps.window == 0 && s->keeps.chunk == 0);
     kk_session_free(s);
     kk_engine_close(e);

@@ -32,8 +32,8 @@ static void compare_first_layer(kk_engine *e, kk_session *exact, const kk_kv_cod
     const kk_kv_slot *from = &exact->layout->slot[0], *to = &s->layout->slot[0];
     float x[512], y[512], stored[512];
     double error = 0;
-    const kk_cache_page a = kk_cache_page_at(exact->cache, KK_KIND_SLIDING, 0);
-    const kk_cache_page b = kk_cache_page_at(s->cache, KK_KIND_SLIDING, 0);
+    const kk_cache_page a = kk_cache_page_at(exact->cache, KK_SLIDING, 0);
+    const kk_cache_page b = kk_cache_page_at(s->cache, KK_SLIDING, 0);
     const size_t dim = (size_t)from->head_dim;
     assert_int_equal(a.index, b.index);
     assert_int_equal(a.rows, b.rows);

@@ -13,14 +13,14 @@
 /* Three layers: sliding, one that stores nothing, and full with K = V. */
 static kk_kv_shape three_layers(int32_t sliding_dim, int32_t full_dim) {
     kk_kv_shape s = {.n_layer = 3, .window = 100};
-    s.layer[0].kind = KK_KIND_SLIDING;
+    s.layer[0].kind = KK_SLIDING;
     s.layer[0].stores = true;
     s.layer[0].n_kv_head = 8;
     s.layer[0].head_dim = sliding_dim;
     s.layer[1] = s.layer[0];
     s.layer[1].stores = false;
     s.layer[2] = s.layer[0];
-    s.layer[2].kind = KK_KIND_FULL;
+    s.layer[2].kind = KK_FULL;
     s.layer[2].k_eq_v = true;
     s.layer[2].n_kv_head = 2;
     s.layer[2].head_dim = full_dim;
@@ -38,8 +38,8 @@ static void pages_hold_their_rows(void **state) {
         kk_kv_layout l;
         const size_t per = formats[i].per_64, part = 8 * 64 * (256 / 64) * per;
         assert_int_equal(kk_kv_layout_init(&l, &s, formats[i].format, NULL, NULL), KK_OK);
-        assert_int_equal(l.page_bytes[KK_KIND_SLIDING], 2 * part);
-        assert_int_equal(l.page_bytes[KK_KIND_FULL], 2 * 64 * (512 / 64) * per);
+        assert_int_equal(l.page_bytes[KK_SLIDING], 2 * part);
+        assert_int_equal(l.page_bytes[KK_FULL], 2 * 64 * (512 / 64) * per);
         assert_int_equal(l.slot[0].k_off, 0);
         assert_int_equal(l.slot[0].v_off, part);
         assert_int_equal(l.slot[2].v_off, 0);
@@ -93,12 +93,12 @@ static void a_page_of_latents(void **state) {
     const kk_kv_shape s = three_layers(256, 512);
     kk_kv_layout plain, l;
     assert_int_equal(kk_kv_layout_init(&plain, &s, KK_BF16, NULL, NULL), KK_OK);
-    assert_int_equal(plain.page_bytes[KK_KIND_LATENT], 0);
+    assert_int_equal(plain.page_bytes[KK_LATENT], 0);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         kk_kv_latents how = {.rank = 192, .format = formats[i].format};
         const size_t rows = 64 * 3 * formats[i].per_64;
         assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &how, NULL), KK_OK);
-        assert_int_equal(l.page_bytes[KK_KIND_LATENT], rows);
+        assert_int_equal(l.page_bytes[KK_LATENT], rows);
         assert_int_equal(l.latent.v_off, 0);
         assert_int_equal(l.latent.n_kv_head, 1);
         assert_int_equal(l.latent.head_dim, 192);
@@ -113,9 +113,9 @@ static void a_page_of_latents(void **state) {
         assert_int_equal(l.truth[0].k_off, rows + 64 * 3 * 2);
         assert_int_equal(l.truth[0].v_off, l.truth[0].k_off + 8 * 256 * 64 * 4);
         assert_int_equal(l.truth[2].v_off, l.truth[0].v_off + 8 * 256 * 64 * 4);
-        assert_int_equal(l.page_bytes[KK_KIND_LATENT], l.truth[2].v_off + 2 * 512 * 64 * 4);
+        assert_int_equal(l.page_bytes[KK_LATENT], l.truth[2].v_off + 2 * 512 * 64 * 4);
         assert_int_equal(l.latents.rank, 192);
-        for (int k = 0; k < KK_KIND_LATENT; k++) /* the layers' own pages know nothing of it */
+        for (int k = 0; k < KK_LATENT; k++) /* the layers' own pages know nothing of it */
             assert_int_equal(l.page_bytes[k], plain.page_bytes[k]);
         assert_memory_equal(l.slot, plain.slot, sizeof l.slot);
     }
@@ -125,8 +125,8 @@ static void a_page_of_latents(void **state) {
 static void scales_follow_layers(void **state) {
     (void)state;
     const kk_kv_shape s = three_layers(256, 512);
-    const bool sliding[KK_KINDS] = {[KK_KIND_SLIDING] = true};
-    const bool full[KK_KINDS] = {[KK_KIND_FULL] = true};
+    const bool sliding[KK_KINDS] = {[KK_SLIDING] = true};
+    const bool full[KK_KINDS] = {[KK_FULL] = true};
     const bool both[KK_KINDS] = {true, true, false}, none[KK_KINDS] = {0};
     assert_int_equal(kk_kv_scale_at(&s, both, 0), 0);
     assert_int_equal(kk_kv_scale_at(&s, both, 2), 8);
@@ -161,7 +161,7 @@ static void latents_that_fit_no_page_are_refused(void **state) {
         if (!cases[i].says && !cases[i].latents.rank) assert_int_equal(l.page_bytes[2], 0);
     }
     kk_kv_shape wrong = s; /* no layer is a latent */
-    wrong.layer[0].kind = KK_KIND_LATENT;
+    wrong.layer[0].kind = KK_LATENT;
     kk_kv_layout l;
     assert_int_equal(kk_kv_layout_init(&l, &wrong, KK_BF16, NULL, NULL), KK_EINVAL);
 }

@@ -124,11 +124,11 @@ static void categories_add_up(void **state) {
                        use(e, KK_KV_Q8, KK_SPEC_NGRAM), use(e, KK_KV_BF16, KK_SPEC_NONE)};
     int64_t sliding = 0, full = 0, drafter = 0;
     for (int i = 0; i < 4; i++) {
-        sliding += kk_cache_bytes(s[i]->cache, KK_KIND_SLIDING);
-        full += kk_cache_bytes(s[i]->cache, KK_KIND_FULL);
+        sliding += kk_cache_bytes(s[i]->cache, KK_SLIDING);
+        full += kk_cache_bytes(s[i]->cache, KK_FULL);
         if (!s[i]->context) continue;
-        drafter += kk_cache_bytes(kk_context_cache(s[i]->context), KK_KIND_SLIDING) +
-                   kk_cache_bytes(kk_context_cache(s[i]->context), KK_KIND_FULL);
+        drafter += kk_cache_bytes(kk_context_cache(s[i]->context), KK_SLIDING) +
+                   kk_cache_bytes(kk_context_cache(s[i]->context), KK_FULL);
     }
     kk_engine_memory(e, with);
     assert_int_equal(with[KK_MEM_KV_SLIDING], sliding);

@@ -336,13 +336,13 @@ static void check_arm(const kk_needle_result *r, int32_t a, kk_keep keep) {
     assert_int_equal(arm->how.kv_full, keep);
     assert_string_equal(s->doc.code, first->doc.code);
     assert_int_equal(s->tokens, first->tokens);
-    assert_true(s->reach.queries > 0 && s->reach.keys_stored > 0);
+    assert_true(s->counts.queries > 0 && s->counts.keys_stored > 0);
     const bool rebuilds = keep == KK_KEEP_RESTORED;
-    assert_int_equal(s->reach.rows_rebuilt > 0, rebuilds);
-    assert_int_equal(s->reach.keys_rebuilt > 0, rebuilds);
+    assert_int_equal(s->counts.rows_rebuilt > 0, rebuilds);
+    assert_int_equal(s->counts.keys_rebuilt > 0, rebuilds);
     assert_int_equal(arm->rung[0].bytes[KK_MEM_KV_LATENTS] > 0, rebuilds);
     if (a == 0) return;
-    assert_true(s->reach.keys_stored < first->reach.keys_stored);
+    assert_true(s->counts.keys_stored < first->counts.keys_stored);
     assert_true(kk_needle_kv_bytes(&arm->rung[0]) < kk_needle_kv_bytes(&r->arm[0].rung[0]));
     assert_true(arm->sum.rows == r->texts.rows && arm->sum.rows >= KK_QUALITY_LEAST_ROWS);
     assert_true(arm->sum.mean_kl > 0 && arm->sum.worst_kl >= arm->sum.mean_kl);
@@ -440,7 +440,7 @@ static const kk_needle_check *named(const kk_needle_check *c, int32_t n, const c
 static void test_gate(void **state) {
     (void)state;
     kk_needle_check c[KK_NEEDLE_CHECKS];
-    kk_needle_sample one = {.reach = {.rows_rebuilt = 1}};
+    kk_needle_sample one = {.counts = {.rows_rebuilt = 1}};
     kk_needle_result r = result_of(&one, 1, 0.95);
     assert_int_equal(kk_needle_judge(&r, &nothing, c), 2);
     assert_true(named(c, 2, "recall_drop")->holds && named(c, 2, "restored_rows")->holds);
@@ -457,7 +457,7 @@ static void test_gate(void **state) {
     assert_int_equal(kk_needle_judge(&r, &more, c), 4);
     assert_false(named(c, 4, "mean_kl")->holds);
     assert_false(named(c, 4, "kv_ratio")->holds);
-    one.reach.rows_rebuilt = 0;
+    one.counts.rows_rebuilt = 0;
     r = result_of(&one, 1, 0.94);
     assert_int_equal(kk_needle_judge(&r, &nothing, c), 2);
     assert_false(named(c, 2, "recall_drop")->holds);

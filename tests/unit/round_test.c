@@ -433,7 +433,7 @@ static void a_failed_round_changes_nothing(void **state) {
     kk_engine_memory(e, before);
     for (int k = KK_MEM_KV_SLIDING; k < KK_MEM_CATEGORIES; k++) used += before[k];
     const int64_t page =
-        kk_cache_bytes(s[0]->cache, KK_KIND_SLIDING) + kk_cache_bytes(s[0]->cache, KK_KIND_FULL);
+        kk_cache_bytes(s[0]->cache, KK_SLIDING) + kk_cache_bytes(s[0]->cache, KK_FULL);
     e->mem.limit = used + page + page / 2; /* enough for the first session alone */
     kk_err err;
     assert_int_equal(kk_round_run(&e->rounds, both, 2, &err), KK_ENOMEM);

@@ -4,17 +4,17 @@
 
 static const kk_kv_latents some_latents = {.rank = 6, .format = KK_BF16, .n_scales = 1};
 
-static void open_restored(world *w, kk_kv_reach reach, const kk_kv_latents *latents) {
+static void open_restored(world *w, kk_kv_bounds bounds, const kk_kv_latents *latents) {
     world_open(w, 1000, KK_BF16, latents);
-    w->policy[KK_KIND_FULL] = &kk_kv_restored;
-    w->reach[KK_KIND_FULL] = reach;
+    w->policy[KK_FULL] = &kk_kv_restored;
+    w->bounds[KK_FULL] = bounds;
 }
 
 /* The first row a cache of len rows keeps: of the chunk that row len falls into, `window` back. */
 static void rows_leave_by_chunks(void **state) {
     (void)state;
     static const struct {
-        kk_kv_reach reach;
+        kk_kv_bounds bounds;
         int64_t len, from;
     } cases[] = {
         {{64, 4, 64}, 0, 0},      {{64, 4, 64}, 127, 0},       {{64, 4, 64}, 128, 64},
@@ -24,8 +24,8 @@ static void rows_leave_by_chunks(void **state) {
         {{100, 0, 1000}, 999, 0}, {{100, 0, 1000}, 1000, 900},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(kk_kv_window.keep_from(&cases[i].reach, cases[i].len), cases[i].from);
-        assert_int_equal(kk_kv_restored.keep_from(&cases[i].reach, cases[i].len), cases[i].from);
+        assert_int_equal(kk_kv_window.keep_from(&cases[i].bounds, cases[i].len), cases[i].from);
+        assert_int_equal(kk_kv_restored.keep_from(&cases[i].bounds, cases[i].len), cases[i].from);
     }
 }
 
@@ -33,21 +33,21 @@ static void rows_leave_by_chunks(void **state) {
 static void a_sink_costs_its_rows(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 64, .sink = 4, .chunk = 64}, &some_latents);
+    open_restored(&w, (kk_kv_bounds){.window = 64, .sink = 4, .chunk = 64}, &some_latents);
     held_cache h = {.cache = cache_open(&w)};
-    const int64_t sink = (int64_t)w.layout.page_bytes[KK_KIND_FULL] / 16;
+    const int64_t sink = (int64_t)w.layout.page_bytes[KK_FULL] / 16;
     assert_int_equal(w.mem.bytes[KK_MEM_KV_FULL], sink);
     assert_int_equal(w.mem.bytes[KK_MEM_KV_SLIDING] + w.mem.bytes[KK_MEM_KV_LATENTS], 0);
     while (h.rows.len < 640) {
         append_rows(&w, &h, 16);
         check_rows(&w, h.cache, &h.rows, h.rows.len);
-        assert_int_equal(kk_cache_bytes(h.cache, KK_KIND_FULL) + sink, w.mem.bytes[KK_MEM_KV_FULL]);
-        assert_true(kk_cache_bytes(h.cache, KK_KIND_FULL) <= 2 * counted_page(&w, KK_KIND_FULL));
+        assert_int_equal(kk_cache_bytes(h.cache, KK_FULL) + sink, w.mem.bytes[KK_MEM_KV_FULL]);
+        assert_true(kk_cache_bytes(h.cache, KK_FULL) <= 2 * counted_page(&w, KK_FULL));
         assert_int_equal(w.mem.bytes[KK_MEM_KV_LATENTS],
-                         (h.rows.len + 63) / 64 * counted_page(&w, KK_KIND_LATENT));
+                         (h.rows.len + 63) / 64 * counted_page(&w, KK_LATENT));
     }
-    assert_null(kk_cache_pages(h.cache, KK_KIND_FULL)[0]);
-    assert_null(kk_cache_sink(h.cache, KK_KIND_SLIDING));
+    assert_null(kk_cache_pages(h.cache, KK_FULL)[0]);
+    assert_null(kk_cache_sink(h.cache, KK_SLIDING));
     kk_cache_free(h.cache);
     world_close(&w);
 }
@@ -56,7 +56,7 @@ static void a_sink_costs_its_rows(void **state) {
 static void a_mark_has_a_sink_of_its_own(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 8, .sink = 60, .chunk = 8}, &some_latents);
+    open_restored(&w, (kk_kv_bounds){.window = 8, .sink = 60, .chunk = 8}, &some_latents);
     held_cache h = {.cache = cache_open(&w)};
     kk_mark *early, *late;
     append_rows(&w, &h, 30);
@@ -91,7 +91,7 @@ static void a_mark_has_a_sink_of_its_own(void **state) {
 static void rejected_rows_do_not_stay_in_a_sink(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 16, .sink = 16, .chunk = 16}, NULL);
+    open_restored(&w, (kk_kv_bounds){.window = 16, .sink = 16, .chunk = 16}, NULL);
     held_cache h = {.cache = cache_open(&w)};
     for (int64_t pos = 0; pos < 40; pos++) {
         assert_int_equal(kk_cache_reserve(h.cache, 17, NULL), KK_OK);
@@ -110,12 +110,12 @@ static void rejected_rows_do_not_stay_in_a_sink(void **state) {
 static void a_sink_is_not_gone_back_into(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 70, .sink = 50}, NULL);
-    w.policy[KK_KIND_FULL] = &kk_kv_bounded;
+    open_restored(&w, (kk_kv_bounds){.window = 70, .sink = 50}, NULL);
+    w.policy[KK_FULL] = &kk_kv_bounded;
     held_cache h = {.cache = cache_open(&w)};
     while (h.rows.len < 600) append_rows(&w, &h, 100);
     /* window: rows from 531 on, pages 8 and 9 */
-    assert_int_equal(kk_cache_page_count(h.cache, KK_KIND_FULL), 2);
+    assert_int_equal(kk_cache_page_count(h.cache, KK_FULL), 2);
     assert_false(kk_cache_truncate(h.cache, 1));
     assert_false(kk_cache_truncate(h.cache, 50));
     assert_false(kk_cache_truncate(h.cache, 500));
@@ -140,7 +140,7 @@ static void a_sink_is_not_gone_back_into(void **state) {
 static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 64, .sink = 4, .chunk = 64}, NULL);
+    open_restored(&w, (kk_kv_bounds){.window = 64, .sink = 4, .chunk = 64}, NULL);
     held_cache h = {.cache = cache_open(&w)};
     while (h.rows.len < 260) append_rows(&w, &h, 20); /* rows from 192 on: pages 3 and 4 */
     assert_true(kk_cache_reaches(h.cache, 256));
@@ -149,7 +149,7 @@ static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     assert_false(kk_cache_truncate(h.cache, 255));
     kk_cache_free(h.cache);
     /* With no window, the start of any chunk needs no row. */
-    w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 0, .sink = 4, .chunk = 64};
+    w.bounds[KK_FULL] = (kk_kv_bounds){.window = 0, .sink = 4, .chunk = 64};
     h = (held_cache){.cache = cache_open(&w)};
     while (h.rows.len < 260) append_rows(&w, &h, 20);
     assert_false(kk_cache_truncate(h.cache, 129));
@@ -159,7 +159,7 @@ static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     check_rows(&w, h.cache, &h.rows, h.rows.len);
     kk_cache_free(h.cache);
     /* Chunks and pages at odds: no row is needed at 99, and the begun page stays all the same. */
-    w.reach[KK_KIND_FULL] = (kk_kv_reach){.window = 0, .sink = 4, .chunk = 3};
+    w.bounds[KK_FULL] = (kk_kv_bounds){.window = 0, .sink = 4, .chunk = 3};
     h = (held_cache){.cache = cache_open(&w)};
     append_rows(&w, &h, 99);
     append_rows(&w, &h, 1);
@@ -178,7 +178,7 @@ static void a_windowed_cache_is_bounded(void **state) {
     (void)state;
     static const struct {
         const kk_kv_policy *policy;
-        kk_kv_reach reach;
+        kk_kv_bounds bounds;
         int64_t pages;
     } cases[] = {
         {&kk_kv_bounded, {.window = 128, .sink = 64}, 3}, /* 127 rows in three pages at most */
@@ -189,8 +189,8 @@ static void a_windowed_cache_is_bounded(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w;
-        open_restored(&w, cases[i].reach, NULL);
-        w.policy[KK_KIND_FULL] = cases[i].policy;
+        open_restored(&w, cases[i].bounds, NULL);
+        w.policy[KK_FULL] = cases[i].policy;
         const kk_cache_opts opts = cache_opts(&w, (int64_t)1 << 20, 16);
         kk_cache *c;
         int64_t most = 0;
@@ -200,7 +200,7 @@ static void a_windowed_cache_is_bounded(void **state) {
             kk_cache_commit(c, len + 16);
             if (w.mem.bytes[KK_MEM_KV_FULL] > most) most = w.mem.bytes[KK_MEM_KV_FULL];
         }
-        assert_int_equal(most, cases[i].pages * 4096 + counted_sink(&w, KK_KIND_FULL));
+        assert_int_equal(most, cases[i].pages * 4096 + counted_sink(&w, KK_FULL));
         kk_cache_free(c);
         world_close(&w);
     }
@@ -210,7 +210,7 @@ static void a_windowed_cache_is_bounded(void **state) {
 static void steady_state_takes_no_memory(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 64, .sink = 64, .chunk = 64}, &some_latents);
+    open_restored(&w, (kk_kv_bounds){.window = 64, .sink = 64, .chunk = 64}, &some_latents);
     held_cache h = {.cache = cache_open(&w)};
     kk_mark *m;
     append_rows(&w, &h, 10);
@@ -230,8 +230,8 @@ static void steady_state_takes_no_memory(void **state) {
 static void limits_count_sinks(void **state) {
     (void)state;
     world w;
-    open_restored(&w, (kk_kv_reach){.window = 64, .sink = 32, .chunk = 64}, NULL);
-    const int64_t sink = counted_sink(&w, KK_KIND_FULL);
+    open_restored(&w, (kk_kv_bounds){.window = 64, .sink = 32, .chunk = 64}, NULL);
+    const int64_t sink = counted_sink(&w, KK_FULL);
     const kk_cache_opts opts = cache_opts(&w, MAX_LEN, MAX_BLOCK);
     held_cache h = {0};
     kk_mark *m;
@@ -248,9 +248,9 @@ static void limits_count_sinks(void **state) {
     assert_null(m);
     assert_non_null(strstr(err.msg, "memory limit"));
     assert_int_equal(w.mem.bytes[KK_MEM_KV_FULL], sink + 4096);
-    uint8_t *const page = kk_cache_pages(h.cache, KK_KIND_FULL)[0];
+    uint8_t *const page = kk_cache_pages(h.cache, KK_FULL)[0];
     append_rows(&w, &h, 1); /* nobody shares it */
-    assert_ptr_equal(kk_cache_pages(h.cache, KK_KIND_FULL)[0], page);
+    assert_ptr_equal(kk_cache_pages(h.cache, KK_FULL)[0], page);
     w.mem.limit++;
     assert_int_equal(kk_mark_new(&m, h.cache, &err), KK_OK);
     check_rows(&w, h.cache, &h.rows, h.rows.len);
@@ -263,7 +263,7 @@ static void reaches_that_make_no_sense_are_refused(void **state) {
     (void)state;
     static const struct {
         const kk_kv_policy *policy;
-        kk_kv_reach reach;
+        kk_kv_bounds bounds;
         const char *says; /* NULL: fine */
     } cases[] = {
         {&kk_kv_native, {.window = 0}, "native K/V cache that keeps a window of 0"},
@@ -287,8 +287,8 @@ static void reaches_that_make_no_sense_are_refused(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w;
-        open_restored(&w, cases[i].reach, NULL);
-        w.policy[KK_KIND_FULL] = cases[i].policy;
+        open_restored(&w, cases[i].bounds, NULL);
+        w.policy[KK_FULL] = cases[i].policy;
         const kk_cache_opts opts = cache_opts(&w, 100, 0);
         kk_cache *c;
         kk_err err = {0};

@@ -316,7 +316,7 @@ static void damage_is_named(void **state) {
         parts++;
     }
     assert_int_equal(at, f.n);
-    assert_int_equal(parts, 8 - (f.head.context.kind[KK_KIND_SLIDING].pages == 0));
+    assert_int_equal(parts, 8 - (f.head.context.kind[KK_SLIDING].pages == 0));
     free(f.bytes);
     kk_engine_close(e);
 }
@@ -334,8 +334,8 @@ static void lies_are_refused(void **state) {
     };
     for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
         kk_saved_head lie = f.head;
-        if (i == 0) lie.verifier.kind[KK_KIND_FULL].reach.chunk = 32;
-        if (i == 1) memcpy(lie.verifier.kind[KK_KIND_LATENT].policy, "native", 7);
+        if (i == 0) lie.verifier.kind[KK_FULL].bounds.chunk = 32;
+        if (i == 1) memcpy(lie.verifier.kind[KK_LATENT].policy, "native", 7);
         if (i == 2) lie.keeps.rank = 32;
         if (i == 3) lie.keeps.n_scales = 3;
         if (i == 4) lie.keeps.projection = 0;
@@ -350,7 +350,7 @@ static void lies_are_refused(void **state) {
         if (i == 9) lie.keeps.rank = 0;
         const size_t n = kk_saved_encode(&lie, f.bytes);
         if (i == 10) { /* a sink that the file's size does not know of */
-            lie.verifier.kind[KK_KIND_FULL].sink_bytes *= 2;
+            lie.verifier.kind[KK_FULL].sink_bytes *= 2;
             kk_saved_encode(&lie, f.bytes);
             const uint64_t size = f.n;
             memcpy(f.bytes + 16, &size, sizeof size);

@@ -376,12 +376,12 @@ static void other_cache_settings_are_refused(void **state) {
     kk_reader_close(r);
     for (int i = 0; i < 4; i++) {
         kk_saved_head lie = h;
-        if (i == 0) lie.verifier.kind[KK_KIND_SLIDING].reach.window++;
-        if (i == 1) lie.context.kind[KK_KIND_FULL].reach.sink = 4;
-        if (i == 2) memcpy(lie.verifier.kind[KK_KIND_FULL].policy, "bounded", 8);
+        if (i == 0) lie.verifier.kind[KK_SLIDING].bounds.window++;
+        if (i == 1) lie.context.kind[KK_FULL].bounds.sink = 4;
+        if (i == 2) memcpy(lie.verifier.kind[KK_FULL].policy, "bounded", 8);
         if (i == 3) { /* as many bytes, in other pages */
-            lie.verifier.kind[KK_KIND_SLIDING].pages *= 2;
-            lie.verifier.kind[KK_KIND_SLIDING].page_bytes /= 2;
+            lie.verifier.kind[KK_SLIDING].pages *= 2;
+            lie.verifier.kind[KK_SLIDING].page_bytes /= 2;
         }
         const size_t n = kk_saved_encode(&lie, head);
         memcpy(v.good, head, n);

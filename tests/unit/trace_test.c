@@ -27,10 +27,10 @@ static kk_session *prompted(kk_engine *e, kk_kv_format format, kk_spec spec) {
 static void assert_counted(kk_engine *e, const kk_session *a, const kk_session *b) {
     int64_t bytes[KK_MEM_CATEGORIES];
     kk_engine_memory(e, bytes);
-    assert_int_equal(bytes[KK_MEM_KV_SLIDING], kk_cache_bytes(a->cache, KK_KIND_SLIDING) +
-                                                   kk_cache_bytes(b->cache, KK_KIND_SLIDING));
-    assert_int_equal(bytes[KK_MEM_KV_FULL], kk_cache_bytes(a->cache, KK_KIND_FULL) +
-                                                kk_cache_bytes(b->cache, KK_KIND_FULL));
+    assert_int_equal(bytes[KK_MEM_KV_SLIDING],
+                     kk_cache_bytes(a->cache, KK_SLIDING) + kk_cache_bytes(b->cache, KK_SLIDING));
+    assert_int_equal(bytes[KK_MEM_KV_FULL],
+                     kk_cache_bytes(a->cache, KK_FULL) + kk_cache_bytes(b->cache, KK_FULL));
 }
 
 /* Rounds of s until it has len tokens. */

@@ -194,10 +194,10 @@ static int64_t all_tasks(const attend_job *j) {
 
 static void count_keys(const kk_attend_args *a, const kk_group *g) {
     const kk_attend_tile t = kk_cpu_tile(a, g, 0, g->n_rows, 0, 0, 1);
-    if (!g->reach) return;
-    g->reach->queries += g->n_rows;
+    if (!g->counts) return;
+    g->counts->queries += g->n_rows;
     for (int32_t r = 0; r < g->n_rows; r++)
-        g->reach->keys_stored += kk_sight_keys(kk_attend_sight(&t, r));
+        g->counts->keys_stored += kk_sight_keys(kk_attend_sight(&t, r));
 }
 
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {

@@ -311,18 +311,18 @@ static void run_segment(segment *s) {
 /* ---- segments --------------------------------------------------------------------------- */
 
 /* all: what the rows see, whether it is stored or not. */
-static void count_reach(const segment *s, const kk_attend_tile *all, int64_t stored) {
-    kk_reach *reach = s->g->reach;
+static void add_counts(const segment *s, const kk_attend_tile *all, int64_t stored) {
+    kk_key_counts *counts = s->g->counts;
     const bool rebuilds = s->a->evicted && s->a->evicted->rebuilds;
-    if (!reach) return;
-    reach->queries += s->n_rows;
+    if (!counts) return;
+    counts->queries += s->n_rows;
     for (int32_t r = 0; r < s->n_rows; r++) {
         const kk_sight see = kk_attend_sight(all, r);
         const int64_t from = see.from > s->a->sink ? see.from : s->a->sink;
         const int64_t gone = rebuilds && stored > from ? stored - from : 0;
-        reach->keys_rebuilt += gone;
-        reach->keys_stored += kk_sight_keys(see) - gone;
-        if (r == 0) reach->rows_rebuilt += gone; /* the first sees furthest back */
+        counts->keys_rebuilt += gone;
+        counts->keys_stored += kk_sight_keys(see) - gone;
+        if (r == 0) counts->rows_rebuilt += gone; /* the first sees furthest back */
     }
 }
 
@@ -345,7 +345,7 @@ static void open_segment(segment *s, int32_t row) {
     const int64_t from = kk_attend_sight(&all, 0).from;
     s->gone_to = kk_in_latents(e) ? stored : 0;
     s->goes_on = s->gone_to > (from > s->a->sink ? from : s->a->sink);
-    count_reach(s, &all, stored);
+    add_counts(s, &all, stored);
 }
 
 /* What the stored rows came to goes on in latent space. */
