@@ -228,13 +228,14 @@ typedef enum {
 } kk_keep;
 
 typedef struct {
-    int32_t ctx;            /* most tokens held; 0: 4096, or the model's own if smaller */
-    kk_kv_format kv_format; /* how K/V rows are stored */
-    kk_spec spec;           /* who drafts */
-    int32_t draft_max;      /* most tokens drafted in a round, below the engine's max_logits;
+    int32_t ctx;              /* most tokens held; 0: 4096, or the model's own if smaller */
+    kk_kv_format kv_format;   /* how K/V rows are stored */
+    kk_spec spec;             /* who drafts */
+    int32_t draft_max;        /* most tokens drafted in a round, below the engine's max_logits;
                              * 0: what the proposer is good for */
-    bool draft_fixed;       /* always draft draft_max, whether it pays or not */
-    int32_t draft_ctx;      /* rows the drafter's full layers look back over; 0: all */
+    bool draft_fixed;         /* always draft draft_max, whether it pays or not */
+    int32_t draft_ctx;        /* rows the drafter's full layers look back over; 0: all */
+    int64_t checkpoint_bytes; /* most K/V held by checkpoints alone; 0: 1 GiB; -1: no checkpoints */
     kk_keep kv_sliding, kv_full;
     int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
     kk_kv_format latents;        /* how what rows are rebuilt from is stored */
@@ -247,9 +248,13 @@ typedef struct {
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
                                 kk_err *err);
 KK_API void kk_session_free(kk_session *s); /* NULL is fine */
-/* A second session with the same timeline; K/V pages are shared until one of them writes.
- * Checkpoints stay with the first. */
+/* A second session with the same timeline and checkpoints; K/V pages are shared until one of them
+ * writes. */
 KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
+/* A second session with the first len tokens, as if it had been rewound there; the first is not
+ * touched.  *evaluated (may be NULL): as of kk_session_rewind; 0 at a checkpoint. */
+KK_API kk_status kk_session_fork_at(kk_session **out, kk_session *s, int32_t len,
+                                    int32_t *evaluated, kk_err *err);
 KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
@@ -278,9 +283,12 @@ KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t 
  * rest is evaluated again; *evaluated says how many tokens that took.  Fails only for want of
  * memory, or when len is not on the timeline. */
 KK_API kk_status kk_session_rewind(kk_session *s, int32_t len, int32_t *evaluated, kk_err *err);
-/* Marks this point, so that a later rewind to it is free.  The oldest mark is dropped when a
- * session has more than 8. */
+/* Marks this point, so that a later rewind or fork to it is free.  Where all of a session's
+ * checkpoints may come to hold more than its checkpoint_bytes, those are dropped that a rewind
+ * would miss least; never the newest, unless checkpoint_bytes is -1: then none is kept. */
 KK_API kk_status kk_session_checkpoint(kk_session *s, kk_err *err);
+/* Where they are: lens[0, min(n, cap)) in rising order; returns n, how many there are. */
+KK_API int32_t kk_session_checkpoints(const kk_session *s, int32_t *lens, int32_t cap);
 /* Logits of the last token, after the soft-cap: [vocab], borrowed until the next call. */
 KK_API kk_status kk_session_logits(kk_session *s, const float **logits, kk_err *err);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { DEFAULT_CTX = 4096 };
+static const int64_t DEFAULT_CHECKPOINTS = (int64_t)1 << 30; /* bytes; kakeya.h says so */
 
 /* ---- life ------------------------------------------------------------------------------- */
 
@@ -25,6 +26,10 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
     if (o->ctx < 0 || o->ctx > most)
         return kk_fail(err, KK_EINVAL, "a context of %d tokens: this model takes 1 to %d", o->ctx,
                        most);
+    if (o->checkpoint_bytes < -1)
+        return kk_fail(err, KK_EINVAL,
+                       "checkpoints of %lld bytes: 0 (the default), -1 (none) or more",
+                       (long long)o->checkpoint_bytes);
     if ((int)o->kv_format < 0 || (int)o->kv_format >= KK_KV_FORMATS)
         return kk_fail(err, KK_EINVAL, "no K/V format has the number %d", o->kv_format);
     if (e->pages.fits[o->kv_format]) return KK_OK;
@@ -124,6 +129,7 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     s->draft_max = opts->draft_max;
     s->draft_fixed = opts->draft_fixed;
     s->draft_ctx = opts->draft_ctx;
+    s->checkpoint_bytes = opts->checkpoint_bytes ? opts->checkpoint_bytes : DEFAULT_CHECKPOINTS;
     s->tokens = kk_malloc((size_t)s->ctx * sizeof *s->tokens);
     s->logits = kk_session_row_take(s);
     kk_status st = s->tokens && s->logits
@@ -172,6 +178,11 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     }
     kk_session_go_back(copy, &m);
     kk_session_unmark(s, &m);
+    const kk_status shared = kk_session_share_checkpoints(copy, s, err);
+    if (shared != KK_OK) {
+        kk_session_free(copy);
+        return shared;
+    }
     memcpy(copy->tokens, s->tokens, (size_t)s->len * sizeof *s->tokens);
     copy->len = s->len;
     copy->seen = s->seen;
@@ -179,6 +190,23 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     copy->sampled = s->sampled;
     if (kk_session_settled(s))
         memcpy(copy->logits, s->logits, (size_t)s->engine->rounds.vocab * sizeof(float));
+    *out = copy;
+    return KK_OK;
+}
+
+kk_status kk_session_fork_at(kk_session **out, kk_session *s, int32_t len, int32_t *evaluated,
+                             kk_err *err) {
+    *out = NULL;
+    if (evaluated) *evaluated = 0;
+    if (len < 0 || len > s->len)
+        return kk_fail(err, KK_EINVAL, "a fork at %d of %d tokens", len, s->len);
+    kk_session *copy;
+    KK_TRY(kk_session_fork(&copy, s, err));
+    const kk_status st = kk_session_rewind(copy, len, evaluated, err);
+    if (st != KK_OK) {
+        kk_session_free(copy);
+        return st;
+    }
     *out = copy;
     return KK_OK;
 }
@@ -191,6 +219,7 @@ void kk_session_options(const kk_session *s, kk_session_opts *out) {
                              .draft_max = s->draft_max,
                              .draft_fixed = s->draft_fixed,
                              .draft_ctx = s->draft_ctx,
+                             .checkpoint_bytes = s->checkpoint_bytes,
                              .kv_sliding = k->kind[KK_SLIDING],
                              .kv_full = k->kind[KK_FULL],
                              .sink = k->sink ? k->sink : -1,
@@ -236,6 +265,12 @@ void kk_session_unmark(kk_session *s, kk_session_marks *m) {
         kk_engine_unlock(s->engine);
     }
     *m = (kk_session_marks){0};
+}
+
+int64_t kk_session_marks_bytes(const kk_session_marks *m, const kk_session_marks *older) {
+    int64_t bytes = kk_mark_bytes(m->cache, older ? older->cache : NULL);
+    if (m->context) bytes += kk_mark_bytes(m->context, older ? older->context : NULL);
+    return bytes;
 }
 
 void kk_session_go_back(kk_session *s, const kk_session_marks *m) {

@@ -5,25 +5,25 @@
  *   (2) the cache holds rows [0, len) or [0, len - 1): either the last token is evaluated and
  *       `logits` are those of its row, or it is the anchor of the next forward; the drafter's
  *       context, where there is one, stands for the same rows;
- *   (3) checkpoints are in order of len and agree with the timeline up to theirs. */
+ *   (3) checkpoints (points) are in order of len, one for each at most, and agree with the timeline up to theirs. */
 #ifndef KK_ENGINE_SESSION_H
 #define KK_ENGINE_SESSION_H
 
 #include "engine/engine.h"
 #include "propose/ngram.h"
 
-enum { KK_MAX_CHECKPOINTS = 8 };
-
 /* Both caches, frozen. */
 typedef struct {
     kk_mark *cache, *context;
 } kk_session_marks;
 
+/* A checkpoint: a frozen state, shared by the session that took it and those forked from it. */
 typedef struct {
-    kk_session_marks marks;
+    int32_t refs; /* sessions that list it; changed under the engine's lock */
     int32_t len;
+    kk_session_marks marks;
     float *logits; /* [vocab]; NULL: the last token was the anchor */
-} kk_checkpoint_mark;
+} kk_point;
 
 /* What a session keeps of its rows, with the defaults filled in. */
 typedef struct {
@@ -55,8 +55,9 @@ struct kk_session {
     bool draft_fixed;
     kk_sampling sampling; /* of the last generation */
     bool sampled;         /* there was one */
-    kk_checkpoint_mark checkpoints[KK_MAX_CHECKPOINTS];
-    int32_t n_checkpoints;
+    kk_point **points;    /* [cap_points] its checkpoints */
+    int32_t n_points, cap_points;
+    int64_t checkpoint_bytes; /* the most that they may come to hold alone */
 };
 
 /* Whether the last token is evaluated, its logits at hand. */
@@ -84,8 +85,13 @@ void kk_session_row_give(kk_session *s, float *row);
 /* Marks under the engine's lock. */
 kk_status kk_session_mark(kk_session *s, kk_session_marks *out, kk_err *err);
 void kk_session_unmark(kk_session *s, kk_session_marks *m); /* all zero is fine */
+/* As kk_mark_bytes, of both. */
+int64_t kk_session_marks_bytes(const kk_session_marks *m, const kk_session_marks *older);
 /* Back to the marks, or to nothing when they are all zero. */
 void kk_session_go_back(kk_session *s, const kk_session_marks *m);
+/* Forgets the checkpoints after len; -1: all, and the list itself. */
 void kk_session_drop_checkpoints(kk_session *s, int32_t after_len);
+/* Lists another session's checkpoints as its own too; it has none yet. */
+kk_status kk_session_share_checkpoints(kk_session *s, const kk_session *from, kk_err *err);
 
 #endif

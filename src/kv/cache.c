@@ -32,6 +32,7 @@ typedef struct {
     kk_pool *pool;
     kk_page **page; /* [end - first] of the extent */
     extent held;
+    bool lets_go; /* its cache gives pages back as it goes on */
     uint8_t *sink;
     size_t sink_bytes;
 } frozen;
@@ -332,7 +333,11 @@ static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **r
     const extent need = needed(c, kind, c->len);
     const size_t sink = kk_cache_sink_bytes(c, kind);
     KK_TRY(kk_pool_promise(pool, extent_pages(need), err));
-    *f = (frozen){.pool = pool, .page = room, .held = need, .sink_bytes = sink};
+    *f = (frozen){.pool = pool,
+                  .page = room,
+                  .held = need,
+                  .lets_go = c->opts.policy[kind]->windowed,
+                  .sink_bytes = sink};
     for (int64_t i = need.first; i < need.end; i++) {
         *room++ = c->table[kind].page[i];
         c->table[kind].page[i]->refs++;
@@ -375,6 +380,23 @@ void kk_mark_free(kk_mark *m) {
 }
 
 int64_t kk_mark_len(const kk_mark *m) { return m->len; }
+
+static bool holds_page(const frozen *f, int64_t index, const kk_page *page) {
+    return index >= f->held.first && index < f->held.end && f->page[index - f->held.first] == page;
+}
+
+int64_t kk_mark_bytes(const kk_mark *m, const kk_mark *older) {
+    int64_t bytes = 0;
+    for (int kind = 0; kind < KK_KINDS; kind++) {
+        const frozen *f = &m->frozen[kind];
+        const int64_t whole = page_of(m->len), from = f->lets_go ? f->held.first : whole;
+        for (int64_t i = from; i < f->held.end; i++)
+            if (!older || !holds_page(&older->frozen[kind], i, f->page[i - f->held.first]))
+                bytes += kk_pool_page_bytes(f->pool);
+        bytes += (int64_t)f->sink_bytes;
+    }
+    return bytes;
+}
 
 void kk_mark_restore(const kk_mark *m, kk_cache *c) {
     assert(m->len <= c->opts.max_len);

@@ -172,6 +172,11 @@ uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink 
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */
 int64_t kk_mark_len(const kk_mark *m);
+/* Bytes that a mark may come to hold alone as its cache goes on: pages of kinds that let rows go,
+ * and the last page of the others where it is not full, less those that `older`, a mark on the same
+ * timeline, holds too (NULL: none); and its sinks.  Summed over the marks of a timeline, each
+ * against the one before it, it bounds what they keep from being given back. */
+int64_t kk_mark_bytes(const kk_mark *m, const kk_mark *older);
 void kk_mark_restore(const kk_mark *m, kk_cache *c);
 
 #endif

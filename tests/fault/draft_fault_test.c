@@ -114,7 +114,7 @@ static kk_status step_fork(kk_session *s, kk_err *err) {
 
 /* Fails each taking of a step in turn; returns how many there were. */
 static int64_t walk(kk_session *s, step_fn step) {
-    const int32_t len = s->len, checkpoints = s->n_checkpoints;
+    const int32_t len = s->len, checkpoints = s->n_points;
     const int64_t cached = kk_cache_len(s->cache);
     for (int64_t n = 1;; n++) {
         kk_err err = {0};
@@ -125,7 +125,7 @@ static int64_t walk(kk_session *s, step_fn step) {
         if (st == KK_OK) return n - 1;
         check_failure(st, &err);
         assert_int_equal(s->len, len);
-        assert_int_equal(s->n_checkpoints, checkpoints);
+        assert_int_equal(s->n_points, checkpoints);
         assert_int_equal(kk_cache_len(s->cache), cached);
     }
 }

@@ -101,7 +101,7 @@ static void logits_of(kk_session *s, float out[VOCAB]) {
  * many failed.  After each failure the session says what it said before. */
 static int64_t walk(kk_session *s, step_fn step) {
     float before[VOCAB], after[VOCAB];
-    const int32_t len = s->len, checkpoints = s->n_checkpoints;
+    const int32_t len = s->len, checkpoints = s->n_points;
     const int64_t cached = kk_cache_len(s->cache);
     if (kk_session_settled(s)) logits_of(s, before);
     for (int64_t n = 1;; n++) {
@@ -112,7 +112,7 @@ static int64_t walk(kk_session *s, step_fn step) {
         if (st == KK_OK) return n - 1;
         check_failure(st, &err);
         assert_int_equal(s->len, len);
-        assert_int_equal(s->n_checkpoints, checkpoints);
+        assert_int_equal(s->n_points, checkpoints);
         assert_int_equal(kk_cache_len(s->cache), cached);
         if (!kk_session_settled(s)) continue;
         logits_of(s, after);

@@ -142,7 +142,7 @@ static void steps_fail_cleanly(void **state) {
     kk_session *s = session_of(e, restored);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         for (int64_t n = 1;; n++) {
-            const int32_t len = s->len, checkpoints = s->n_checkpoints;
+            const int32_t len = s->len, checkpoints = s->n_points;
             const int64_t cached = kk_cache_len(s->cache);
             kk_err err = {0};
             kk_fault_after(n, false);
@@ -152,7 +152,7 @@ static void steps_fail_cleanly(void **state) {
             failures++;
             check_failure(st, &err);
             assert_int_equal(s->len, len);
-            assert_int_equal(s->n_checkpoints, checkpoints);
+            assert_int_equal(s->n_points, checkpoints);
             assert_int_equal(kk_cache_len(s->cache), cached);
         }
         assert_sound(s);

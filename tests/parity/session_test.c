@@ -196,13 +196,13 @@ static void checkpoints_make_rewinds_free(void **state) {
         assert_ok(kk_session_checkpoint(s, why));
         assert_ok(kk_session_checkpoint(s, why)); /* a second one here is the same one */
     }
-    assert_int_equal(s->n_checkpoints, N);
+    assert_int_equal(s->n_points, N);
     tiny_append(s, prompt + 150, CTX - 150);
     for (int i = N - 1; i >= 0; i--) {
         int32_t cost = -1;
         assert_ok(kk_session_rewind(s, points[i], &cost, why));
         assert_int_equal(cost, 0);
-        assert_int_equal(s->n_checkpoints, i + 1);
+        assert_int_equal(s->n_points, i + 1);
         assert_at(e, s, points[i]);
         tiny_append(s, prompt + s->len, 200);
         if (i == 2) { /* not at a checkpoint: the nearest one before it, and the rest again */
@@ -212,29 +212,6 @@ static void checkpoints_make_rewinds_free(void **state) {
         }
     }
     kk_session_free(s);
-    kk_engine_close(e);
-}
-
-static void old_checkpoints_give_way(void **state) {
-    (void)state;
-    kk_engine *e = tiny_engine("tiny:f32:2", 1, 0);
-    kk_session *s = tiny_session(e, CTX, KK_KV_BF16);
-    int32_t cost;
-    for (int32_t i = 1; i <= 12; i++) {
-        tiny_append(s, prompt + s->len, 30);
-        assert_ok(kk_session_checkpoint(s, why));
-    }
-    assert_int_equal(s->n_checkpoints, KK_MAX_CHECKPOINTS);
-    assert_int_equal(s->checkpoints[0].len, 5 * 30);
-    assert_ok(kk_session_rewind(s, 150, &cost, why));
-    assert_int_equal(cost, 0);
-    assert_ok(kk_session_rewind(s, 60, &cost, why));
-    assert_true(cost > 0);
-    assert_at(e, s, 60);
-    kk_session_free(s);
-    int64_t bytes[KK_MEM_CATEGORIES];
-    kk_engine_memory(e, bytes);
-    assert_int_equal(bytes[KK_MEM_KV_FULL] + bytes[KK_MEM_KV_SLIDING], 0);
     kk_engine_close(e);
 }
 
@@ -539,7 +516,7 @@ static void a_refused_rewind_changes_nothing(void **state) {
         refused++;
         assert_int_equal(st, KK_ENOMEM);
         assert_int_equal(cost, 0);
-        assert_int_equal(s->n_checkpoints, 1);
+        assert_int_equal(s->n_points, 1);
         assert_at(e, s, LONG);
     }
     assert_true(refused > 3);
@@ -587,7 +564,6 @@ int main(void) {
         cmocka_unit_test(rewinds_equal_a_fresh_start),
         cmocka_unit_test(a_rewind_forgets),
         cmocka_unit_test(checkpoints_make_rewinds_free),
-        cmocka_unit_test(old_checkpoints_give_way),
         cmocka_unit_test(checkpoints_hold_an_anchor),
         cmocka_unit_test(forks_part_without_a_trace),
         cmocka_unit_test(generation_leaves_a_timeline),
