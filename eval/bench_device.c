@@ -95,7 +95,7 @@ static kk_status count(census *c, kk_err *err) {
 }
 
 /* When a layer's queries are made, the choice of the layer before it is still there. */
-static kk_status on_part(void *user, int32_t layer, kk_gemma4_part part, const kk_buf *rows,
+static kk_status on_part(void *user, int32_t layer, kk_layer_part part, const kk_buf *rows,
                          int32_t n_rows, int32_t width, kk_err *err) {
     (void)rows, (void)n_rows, (void)width;
     return part == KK_PART_Q && layer > 0 ? count(user, err) : KK_OK;

@@ -190,6 +190,12 @@ typedef struct {
     int32_t threads;
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
+/* Of all forwards so far: layers and heads that the device ran as one operation of its own, and
+ * those that were made of small ones. */
+typedef struct {
+    int64_t layers_fused, layers_by_ops, heads_fused, heads_by_ops;
+} kk_fused;
+KK_API void kk_engine_fused(kk_engine *e, kk_fused *out);
 
 /* Bytes by category, read from the allocator. */
 typedef enum {

@@ -160,7 +160,7 @@ void kk_capture_free(kk_capture *c) {
 
 /* ---- running ----------------------------------------------------------------------------- */
 
-static kk_status on_part(void *user, int32_t layer, kk_gemma4_part part, const kk_buf *rows,
+static kk_status on_part(void *user, int32_t layer, kk_layer_part part, const kk_buf *rows,
                          int32_t n_rows, int32_t width, kk_err *err) {
     kk_capture *c = user;
     kk_captured *s = &c->seen;

@@ -281,6 +281,87 @@ typedef struct {
     float cap;
 } kk_softcap_args;
 
+/* ---- whole layers ---------------------------------------------------------------------------
+ *
+ * A device may take a decoder layer, or the head, as one operation; where it has none, or does not
+ * take this one, kk_layer_run and kk_head_run (layer.h) make it of the small operations above. */
+
+/* A layer's matrices, [out, in], and vectors; NULL where it has none.  Pointers alone, so that
+ * equal layers have equal bytes. */
+typedef struct {
+    kk_weight *q, *k, *v, *o, *gate, *up, *down;               /* v NULL: V starts from k */
+    kk_weight *router, *expert_gate, *expert_up, *expert_down; /* expert_up NULL: see kk_experts */
+    kk_weight *ple_gate, *ple_proj;
+    kk_buf *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm, *q_norm, *k_norm;
+    kk_buf *post_ffn_norm_1, *pre_ffn_norm_2, *post_ffn_norm_2, *router_scale, *expert_scale;
+    kk_buf *post_ple_norm;
+} kk_layer_weights;
+
+/* Rows on their way through a layer.  Only x, K/V pages, expert and expert_weight mean something
+ * when it is done: what is left in the others is the device's own business.  gate may be q and up
+ * may be att, which are done with by then. */
+typedef struct {
+    kk_buf *x;                      /* [rows, hidden], the residual stream */
+    kk_buf *z, *y, *y2;             /* [rows, hidden] */
+    kk_buf *q, *att;                /* [rows, n_head * head_dim] */
+    kk_buf *k, *v;                  /* [rows, n_kv_head * head_dim] */
+    kk_buf *gate, *up;              /* [rows, ffn] */
+    kk_buf *expert, *expert_weight; /* [rows, n_used] */
+    kk_buf *ple;                    /* [rows, ple_stride], per-layer inputs */
+} kk_layer_rooms;
+
+/* What a layer works on in between, for those who want to see it. */
+typedef enum {
+    KK_PART_Q, /* queries, normed and turned: [row][n_head * head_dim] */
+    KK_PART_K, /* keys as projected, neither normed nor turned: [row][n_kv_head * head_dim] */
+    KK_PART_V, /* values as projected; none where K = V */
+    KK_PART_O, /* what attention adds before its norm: [row][hidden] */
+} kk_layer_part;
+
+/* Called for each part that the layer has, in order, with rows of `width` values.  What it returns
+ * ends the layer unless it is KK_OK. */
+typedef struct {
+    kk_status (*part)(void *user, kk_layer_part part, const kk_buf *rows, int32_t width,
+                      kk_err *err);
+    void *user;
+} kk_layer_observer;
+
+/* One decoder layer over all rows, norm(x; w) and the steps as above:
+ *   q, k, v = W norm(x; input_norm); k and v where it stores
+ *   x += norm(o attend(store(q, k, v)); post_attention_norm)
+ *   f  = down(gelu(gate z) * up z), z = norm(x; pre_ffn_norm)
+ *   f  = norm(f; post_ffn_norm_1) + norm(experts(norm(x; pre_ffn_norm_2)); post_ffn_norm_2), where
+ *        there are experts; route reads x itself
+ *   x += norm(f; post_ffn_norm)
+ *   x += norm(ple_proj(gelu(ple_gate x) * ple[ple_offset..]); post_ple_norm), where ple_dim > 0
+ *   x *= scale
+ * Fields that small operations have mean what they mean there. */
+typedef struct {
+    kk_layer_weights w;
+    kk_layer_rooms room;
+    const kk_buf *k_norm;               /* of the layer whose rows are read */
+    const kk_buf *rope_rows, *rope_pos; /* as in kk_store_args and kk_attend_args */
+    const kk_rows *rows;
+    const kk_evicted *evicted;         /* NULL: all rows that the mask shows are stored */
+    const kk_layer_observer *observer; /* not NULL: the layer is made of small operations */
+    kk_kv_slot slot;
+    bool stores; /* K/V rows of its own; else it reads another layer's */
+    int32_t hidden, ffn, n_head, n_rot, window, sink;
+    int32_t n_used, expert_ffn; /* n_used 0: no experts */
+    int32_t ple_dim, ple_stride, ple_offset;
+    float eps, scale;
+} kk_layer_args;
+
+/* logits[i] = cap * tanh(table norm(x[row[i]]; norm) / cap); cap 0: not capped. */
+typedef struct {
+    kk_buf *logits, *in; /* [n, vocab]; in: [n, hidden], rows on their way */
+    const kk_buf *x, *norm;
+    const kk_weight *table;
+    const int32_t *row; /* host memory */
+    int32_t n, hidden, vocab;
+    float eps, cap;
+} kk_head_args;
+
 typedef struct {
     int32_t threads; /* 0: all */
     bool pin;
@@ -336,6 +417,11 @@ typedef struct {
     kk_status (*gather)(kk_dev *dev, const kk_gather_args *a, kk_err *err);
     kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
     kk_status (*argmax)(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+    /* Optional, and called through kk_layer_run and kk_head_run.  *taken is false before: a device
+     * that leaves it so has done nothing, and the small operations follow.  What it takes has the
+     * bits that they would have had. */
+    kk_status (*layer)(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err);
+    kk_status (*head)(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err);
     kk_status (*sync)(kk_dev *dev, kk_err *err);
     /* *ticket: what to ask for; good until KK_PICKS choices later. */
     kk_status (*choose)(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);

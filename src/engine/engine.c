@@ -422,6 +422,12 @@ void kk_engine_device(const kk_engine *e, kk_device_info *out) {
     snprintf(out->isa, sizeof out->isa, "%s", e->backend->isa(e->dev));
 }
 
+void kk_engine_fused(kk_engine *e, kk_fused *out) {
+    kk_engine_lock(e);
+    *out = *kk_gemma4_fused(e->model);
+    kk_engine_unlock(e);
+}
+
 void kk_engine_memory(const kk_engine *e, int64_t bytes[KK_MEM_CATEGORIES]) {
     for (int c = 0; c < KK_MEM_CATEGORIES; c++) bytes[c] = atomic_load(&e->mem.bytes[c]);
 }

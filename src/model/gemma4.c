@@ -1,8 +1,8 @@
 /* gemma4.c - the verifier's forward pass; see gemma4.h.
  *
- * Reads top to bottom like the model: embedding, per-layer inputs, then for each layer
- * attention and feed-forward around the residual stream x, then the head.  Every step is one
- * backend operation over all rows of all groups. */
+ * Reads top to bottom like the model: embedding, per-layer inputs, the layers, the head.  A layer
+ * and the head are one operation each, over all rows of all groups, which a device may take whole;
+ * backend/layer.c says what is in them. */
 #include <assert.h>
 #include <math.h>
 
@@ -43,12 +43,12 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
     }
     /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
     nq = nq > ffn ? nq : ffn;
-    KK_TRY(room(m, m->max_rows, nq, &m->q, err));
-    KK_TRY(room(m, m->max_rows, nq, &m->att, err));
-    m->gate = m->q;
-    m->up = m->att;
-    KK_TRY(room(m, m->max_rows, nkv, &m->k, err));
-    KK_TRY(room(m, m->max_rows, nkv, &m->v, err));
+    KK_TRY(room(m, m->max_rows, nq, &m->room.q, err));
+    KK_TRY(room(m, m->max_rows, nq, &m->room.att, err));
+    m->room.gate = m->room.q;
+    m->room.up = m->room.att;
+    KK_TRY(room(m, m->max_rows, nkv, &m->room.k, err));
+    KK_TRY(room(m, m->max_rows, nkv, &m->room.v, err));
     for (int k = 0; k < KK_LAYER_KINDS; k++)
         KK_TRY(room(m, m->max_rows, 2 * c->rope[k].n_rot + 1, &m->rope_rows[k], err));
     if (!rebuilds) return KK_OK;
@@ -59,12 +59,12 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
 static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     if (c->n_expert) {
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert, err));
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->expert_weight, err));
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->room.expert, err));
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->room.expert_weight, err));
     }
     if (c->ple_dim) {
         const int64_t n = (int64_t)c->n_layer * c->ple_dim;
-        KK_TRY(room(m, m->max_rows, n, &m->ple, err));
+        KK_TRY(room(m, m->max_rows, n, &m->room.ple, err));
         KK_TRY(room(m, m->max_rows, n, &m->ple_tmp, err));
     }
     return KK_OK;
@@ -73,7 +73,7 @@ static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
 static kk_status take_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const size_t rows = (size_t)m->max_rows;
-    kk_buf **hidden[] = {&m->x, &m->z, &m->y, &m->y2};
+    kk_buf **hidden[] = {&m->room.x, &m->room.z, &m->room.y, &m->room.y2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
         KK_TRY(room(m, m->max_rows, c->hidden, hidden[i], err));
     KK_TRY(take_attention_room(m, err));
@@ -118,19 +118,19 @@ kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gem
 
 void kk_gemma4_free(kk_gemma4 *m) {
     if (!m) return;
-    kk_buf *b[] = {m->x,
-                   m->z,
-                   m->y,
-                   m->y2,
-                   m->q,
-                   m->att,
-                   m->k,
-                   m->v,
-                   m->expert,
-                   m->ple,
+    kk_buf *b[] = {m->room.x,
+                   m->room.z,
+                   m->room.y,
+                   m->room.y2,
+                   m->room.q,
+                   m->room.att,
+                   m->room.k,
+                   m->room.v,
+                   m->room.expert,
+                   m->room.ple,
                    m->ple_tmp,
                    m->rope_pos,
-                   m->expert_weight,
+                   m->room.expert_weight,
                    m->logits,
                    m->logits_in,
                    m->rope_rows[0],
@@ -266,7 +266,7 @@ static kk_status tap_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32
         const kk_gemma4_group *g = &a->groups[i];
         if (!g->taps) continue;
         const kk_gather_args copy = {.out = g->taps,
-                                     .x = m->x,
+                                     .x = m->room.x,
                                      .first = row,
                                      .n = g->n_rows,
                                      .dim = m->cfg.hidden,
@@ -299,21 +299,14 @@ static kk_status linear(kk_gemma4 *m, kk_buf *out, const kk_weight *w, const kk_
     return m->be->linear(m->dev, &a, err);
 }
 
-/* x = (x + norm(a; w)) * scale */
-static kk_status add_normed(kk_gemma4 *m, kk_buf *x, const kk_buf *a, const kk_buf *w, float scale,
-                            kk_err *err) {
-    const kk_residual_args r = {x, a, w, m->n_rows, m->cfg.hidden, m->cfg.eps, scale};
-    return m->be->residual(m->dev, &r, err);
-}
-
 static kk_status embed(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const kk_buf *chosen = m->takes_chosen ? m->chosen : NULL;
-    const kk_embed_args e = {m->x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
+    const kk_embed_args e = {m->room.x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
     KK_TRY(m->be->embed(m->dev, &e, err));
     if (!c->ple_dim) return KK_OK;
-    KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->x, err));
-    const kk_ple_args p = {.out = m->ple,
+    KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->room.x, err));
+    const kk_ple_args p = {.out = m->room.ple,
                            .proj = m->ple_tmp,
                            .w = m->ple_norm,
                            .table = m->ple_table,
@@ -326,21 +319,6 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
                            .eps = c->eps,
                            .chosen = chosen};
     return m->be->ple(m->dev, &p, err);
-}
-
-static kk_status show(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
-                      kk_gemma4_part part, const kk_buf *rows, int32_t width, kk_err *err) {
-    if (!a->watch) return KK_OK;
-    return a->watch->part(a->watch->user, layer, part, rows, m->n_rows, width, err);
-}
-
-/* The projections of a layer that stores its own rows, before the norms change them. */
-static kk_status show_rows(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
-                           kk_err *err) {
-    const kk_layer_config *lc = &m->cfg.layer[i];
-    const int32_t width = lc->n_kv_head * lc->head_dim;
-    KK_TRY(show(m, a, i, KK_PART_K, m->k, width, err));
-    return m->layers[i].v ? show(m, a, i, KK_PART_V, m->v, width, err) : KK_OK;
 }
 
 /* ---- rows that are no longer stored ----------------------------------------------------- */
@@ -380,18 +358,6 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     return true;
 }
 
-/* The rows themselves, beside their latents, for diagnosis. */
-static kk_status keep_truth(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
-                            const kk_rows *rows, kk_err *err) {
-    kk_keep_args keep = {
-        .x = m->k, .slot = a->groups[0].layout->truth[i], .keys = m->layers[i].v, .rows = rows};
-    KK_TRY(m->be->keep(m->dev, &keep, err));
-    if (!m->layers[i].v) return KK_OK;
-    keep.x = m->v;
-    keep.keys = false;
-    return m->be->keep(m->dev, &keep, err);
-}
-
 /* Latents of these rows, and the scales of what will be rebuilt from them. */
 static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     const kk_rows rows = {m->groups[0], a->n_groups, m->n_rows};
@@ -417,152 +383,106 @@ static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_
 static kk_status show_restorer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
                                kk_err *err) {
     if (!a->groups[0].layout->latents.rank) return KK_OK;
-    return kk_restorer_see(a->restorer, layer, m->x, m->n_rows, err);
+    return kk_restorer_see(a->restorer, layer, m->room.x, m->n_rows, err);
 }
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-/* y = Attention(norm(x)) */
-static kk_status attention(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
-    const kk_config *c = &m->cfg;
-    const kk_layer_config *lc = &c->layer[i];
-    const kk_gemma4_layer *l = &m->layers[i];
-    const kk_rows rows = {m->groups[lc->kind], a->n_groups, m->n_rows};
-    const bool stores = lc->kv_source == i;
-    const kk_kv_slot slot = a->groups[0].layout->slot[lc->kv_source];
-    KK_TRY(norm(m, m->z, m->x, l->input_norm, err));
-    kk_linear_args qkv = {{m->q, m->k, m->v}, {l->q, l->k, l->v}, 1, m->z, m->n_rows};
-    if (stores) qkv.n = l->v ? 3 : 2;
-    KK_TRY(m->be->linear(m->dev, &qkv, err));
-    if (stores) KK_TRY(show_rows(m, a, i, err));
-    if (stores && a->groups[0].layout->latents.truth) KK_TRY(keep_truth(m, a, i, &rows, err));
-    const kk_store_args s = {.q = m->q,
-                             .k = stores ? m->k : NULL,
-                             .v = l->v ? m->v : NULL,
-                             .q_norm = l->q_norm,
-                             .k_norm = l->k_norm,
-                             .rope_rows = m->rope_rows[lc->kind],
-                             .n_rot = c->rope[lc->kind].n_rot,
-                             .n_head = c->n_head,
-                             .slot = slot,
-                             .rows = &rows,
-                             .eps = c->eps};
-    KK_TRY(m->be->store(m->dev, &s, err));
-    KK_TRY(show(m, a, i, KK_PART_Q, m->q, c->n_head * lc->head_dim, err));
-    kk_evicted evicted;
-    const bool some = evicts(m, a, i, &evicted);
-    const kk_attend_args t = {.out = m->att,
-                              .q = m->q,
-                              .k_norm = m->layers[lc->kv_source].k_norm,
-                              .rope_pos = m->rope_pos,
-                              .n_rot = c->rope[lc->kind].n_rot,
-                              .n_head = c->n_head,
-                              .window = lc->kind == KK_SLIDING ? c->window : 0,
-                              .sink = kk_cache_how(a->groups[0].cache)->bounds[lc->kind].sink,
-                              .slot = slot,
-                              .rows = &rows,
-                              .scale = 1.0f,
-                              .evicted = some ? &evicted : NULL};
-    KK_TRY(m->be->attend(m->dev, &t, err));
-    KK_TRY(linear(m, m->y, l->o, m->att, err));
-    return show(m, a, i, KK_PART_O, m->y, c->hidden, err);
+/* Who looks into a layer. */
+typedef struct {
+    kk_gemma4 *m;
+    const kk_gemma4_forward_args *a;
+    int32_t layer;
+    const kk_rows *rows;
+} watched;
+
+/* The rows as projected, beside their latents, for diagnosis. */
+static kk_status keep_truth(const watched *w, kk_layer_part part, const kk_buf *rows, kk_err *err) {
+    const kk_kv_layout *layout = w->a->groups[0].layout;
+    if (!layout->latents.truth || (part != KK_PART_K && part != KK_PART_V)) return KK_OK;
+    const kk_keep_args keep = {.x = rows,
+                               .slot = layout->truth[w->layer],
+                               .keys = part == KK_PART_K && w->m->layers[w->layer].w.v,
+                               .rows = w->rows};
+    return w->m->be->keep(w->m->dev, &keep, err);
 }
 
-/* y = down(gelu(gate z) * up z) */
-static kk_status mlp(kk_gemma4 *m, int32_t i, kk_err *err) {
-    const kk_gemma4_layer *l = &m->layers[i];
-    const int32_t ffn = m->cfg.layer[i].ffn;
-    const kk_linear_args gu = {{m->gate, m->up}, {l->gate, l->up}, 2, m->z, m->n_rows};
-    KK_TRY(m->be->linear(m->dev, &gu, err));
-    const kk_glu_args g = {m->gate, m->gate, m->up, m->n_rows, ffn, ffn, 0, KK_GELU_TANH};
-    KK_TRY(m->be->glu(m->dev, &g, err));
-    return linear(m, m->y, l->down, m->gate, err);
-}
-
-/* y = norm(y; post_1) + norm(Experts(norm(x; pre_2)); post_2).  The router reads raw x. */
-static kk_status experts(kk_gemma4 *m, const kk_gemma4_layer *l, kk_err *err) {
-    const kk_config *c = &m->cfg;
-    KK_TRY(norm(m, m->y2, m->y, l->post_ffn_norm_1, err));
-    const kk_route_args r = {m->expert,       m->expert_weight, m->x,
-                             l->router_scale, l->expert_scale,  l->router,
-                             m->n_rows,       c->n_expert_used, c->eps};
-    KK_TRY(m->be->route(m->dev, &r, err));
-    KK_TRY(norm(m, m->z, m->x, l->pre_ffn_norm_2, err));
-    const kk_experts_args e = {.out = m->y,
-                               .x = m->z,
-                               .expert = m->expert,
-                               .weight = m->expert_weight,
-                               .gate = l->expert_gate,
-                               .up = l->expert_up,
-                               .down = l->expert_down,
-                               .n_rows = m->n_rows,
-                               .n_used = c->n_expert_used,
-                               .ffn = c->expert_ffn};
-    KK_TRY(m->be->experts(m->dev, &e, err));
-    return add_normed(m, m->y2, m->y, l->post_ffn_norm_2, 1.0f, err);
-}
-
-/* x += norm(proj(gelu(gate x) * ple_i)), then the layer scalar */
-static kk_status per_layer_input(kk_gemma4 *m, int32_t i, kk_err *err) {
-    const kk_gemma4_layer *l = &m->layers[i];
-    const int32_t d = m->cfg.ple_dim;
-    KK_TRY(linear(m, m->gate, l->ple_gate, m->x, err));
-    const kk_glu_args g = {m->gate, m->gate,     m->ple, m->n_rows, d, m->cfg.n_layer * d,
-                           i * d,   KK_GELU_TANH};
-    KK_TRY(m->be->glu(m->dev, &g, err));
-    KK_TRY(linear(m, m->y, l->ple_proj, m->gate, err));
-    return add_normed(m, m->x, m->y, l->post_ple_norm, l->scalar, err);
+static kk_status on_part(void *user, kk_layer_part part, const kk_buf *rows, int32_t width,
+                         kk_err *err) {
+    const watched *w = user;
+    const kk_gemma4_watch *watch = w->a->watch;
+    if (watch) KK_TRY(watch->part(watch->user, w->layer, part, rows, w->m->n_rows, width, err));
+    return keep_truth(w, part, rows, err);
 }
 
 static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i, kk_err *err) {
     const kk_config *c = &m->cfg;
-    const kk_gemma4_layer *l = &m->layers[i];
-    KK_TRY(attention(m, a, i, err));
-    KK_TRY(add_normed(m, m->x, m->y, l->post_attention_norm, 1.0f, err));
-    KK_TRY(norm(m, m->z, m->x, l->pre_ffn_norm, err));
-    KK_TRY(mlp(m, i, err));
-    const kk_buf *f = m->y;
-    if (c->n_expert) {
-        KK_TRY(experts(m, l, err));
-        f = m->y2;
-    }
-    /* The scalar multiplies the whole stream, and comes after the per-layer input. */
-    KK_TRY(add_normed(m, m->x, f, l->post_ffn_norm, c->ple_dim ? 1.0f : l->scalar, err));
-    return c->ple_dim ? per_layer_input(m, i, err) : KK_OK;
+    const kk_layer_config *lc = &c->layer[i];
+    const kk_kv_layout *layout = a->groups[0].layout;
+    const kk_rows rows = {m->groups[lc->kind], a->n_groups, m->n_rows};
+    watched who = {m, a, i, &rows};
+    const kk_layer_observer observer = {on_part, &who};
+    kk_evicted evicted;
+    const bool some = evicts(m, a, i, &evicted);
+    const kk_layer_args l = {.w = m->layers[i].w,
+                             .room = m->room,
+                             .k_norm = m->layers[lc->kv_source].w.k_norm,
+                             .rope_rows = m->rope_rows[lc->kind],
+                             .rope_pos = m->rope_pos,
+                             .rows = &rows,
+                             .evicted = some ? &evicted : NULL,
+                             .observer = a->watch || layout->latents.truth ? &observer : NULL,
+                             .slot = layout->slot[lc->kv_source],
+                             .stores = lc->kv_source == i,
+                             .hidden = c->hidden,
+                             .ffn = lc->ffn,
+                             .n_head = c->n_head,
+                             .n_rot = c->rope[lc->kind].n_rot,
+                             .window = lc->kind == KK_SLIDING ? c->window : 0,
+                             .sink = kk_cache_how(a->groups[0].cache)->bounds[lc->kind].sink,
+                             .n_used = c->n_expert ? c->n_expert_used : 0,
+                             .expert_ffn = c->expert_ffn,
+                             .ple_dim = c->ple_dim,
+                             .ple_stride = c->n_layer * c->ple_dim,
+                             .ple_offset = i * c->ple_dim,
+                             .eps = c->eps,
+                             .scale = m->layers[i].scalar};
+    return kk_layer_run(m->be, m->dev, &l, &m->fused, err);
 }
 
 static kk_status head(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    if (!m->n_logits) return KK_OK;
-    const kk_gather_args g = {
-        .out = m->logits_in, .x = m->x, .row = m->logit_rows, .n = m->n_logits, .dim = c->hidden};
-    KK_TRY(m->be->gather(m->dev, &g, err));
-    const kk_norm_args n = {m->logits_in, m->logits_in, m->norm, m->n_logits, c->hidden, c->eps};
-    KK_TRY(m->be->norm(m->dev, &n, err));
-    const kk_linear_args w = {{m->logits}, {m->embed}, 1, m->logits_in, m->n_logits};
-    KK_TRY(m->be->linear(m->dev, &w, err));
-    if (c->softcap <= 0) return KK_OK;
-    const kk_softcap_args s = {m->logits, m->n_logits, c->vocab, c->softcap};
-    return m->be->softcap(m->dev, &s, err);
+    const kk_head_args h = {.logits = m->logits,
+                            .in = m->logits_in,
+                            .x = m->room.x,
+                            .norm = m->norm,
+                            .table = m->embed,
+                            .row = m->logit_rows,
+                            .n = m->n_logits,
+                            .hidden = c->hidden,
+                            .vocab = c->vocab,
+                            .eps = c->eps,
+                            .cap = c->softcap};
+    return m->n_logits ? kk_head_run(m->be, m->dev, &h, &m->fused, err) : KK_OK;
 }
 
 kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     KK_TRY(gather_groups(m, a, err));
     KK_TRY(fill_rope(m, a, err));
     KK_TRY(embed(m, err));
-    KK_TRY(tap(m, a, -1, m->x, err));
+    KK_TRY(tap(m, a, -1, m->room.x, err));
     KK_TRY(show_restorer(m, a, -1, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(layer(m, a, i, err));
         KK_TRY(show_restorer(m, a, i, err));
-        KK_TRY(tap(m, a, i, m->x, err));
+        KK_TRY(tap(m, a, i, m->room.x, err));
         for (int32_t t = 0; t < a->n_tapped; t++)
             if (a->tapped[t] == i) KK_TRY(tap_groups(m, a, t, err));
     }
     KK_TRY(keep_latents(m, a, err));
     if (a->n_taps) {
-        KK_TRY(norm(m, m->z, m->x, m->norm, err));
-        KK_TRY(tap(m, a, m->cfg.n_layer, m->z, err));
+        KK_TRY(norm(m, m->room.z, m->room.x, m->norm, err));
+        KK_TRY(tap(m, a, m->cfg.n_layer, m->room.z, err));
     }
     return head(m, err);
 }
@@ -583,6 +503,8 @@ kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n
     return m->be->picked(m->dev, ticket, out, n, err);
 }
 
+const kk_fused *kk_gemma4_fused(const kk_gemma4 *m) { return &m->fused; }
+
 kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err) {
     if (!m->rope_pos) return KK_OK;
     const size_t row = 2 * (size_t)m->cfg.rope[KK_FULL].n_rot * sizeof(float);
@@ -592,5 +514,5 @@ kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err) {
 
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err) {
     const size_t n = (size_t)m->n_rows * (size_t)m->cfg.n_expert_used;
-    return m->be->read(m->dev, m->expert, 0, out, n * sizeof *out, err);
+    return m->be->read(m->dev, m->room.expert, 0, out, n * sizeof *out, err);
 }

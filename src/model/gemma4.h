@@ -7,6 +7,7 @@
 #ifndef KK_MODEL_GEMMA4_H
 #define KK_MODEL_GEMMA4_H
 
+#include "backend/layer.h"
 #include "format/checkpoint.h"
 #include "kv/kv.h"
 
@@ -45,18 +46,10 @@ typedef struct {
     int32_t ahead;         /* rows before it that an earlier forward writes: not committed yet */
 } kk_gemma4_group;
 
-/* What a layer's attention works on, for those who want to see it. */
-typedef enum {
-    KK_PART_Q, /* queries, normed and turned: [row][n_head * head_dim] */
-    KK_PART_K, /* keys as projected, neither normed nor turned: [row][n_kv_head * head_dim] */
-    KK_PART_V, /* values as projected; none where K = V */
-    KK_PART_O, /* what attention adds before its norm: [row][hidden] */
-} kk_gemma4_part;
-
 typedef struct {
     /* Called for each part of each layer that has it, in order; read rows through the backend.
      * What it returns ends the forward unless it is KK_OK. */
-    kk_status (*part)(void *user, int32_t layer, kk_gemma4_part part, const kk_buf *rows,
+    kk_status (*part)(void *user, int32_t layer, kk_layer_part part, const kk_buf *rows,
                       int32_t n_rows, int32_t width, kk_err *err);
     void *user;
 } kk_gemma4_watch;
@@ -91,6 +84,8 @@ kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err);
 kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
 /* The experts that the last layer to run chose for its rows: [n_rows][n_used]. */
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
+/* Layers and heads of all forwards that the device took whole, and others. */
+const kk_fused *kk_gemma4_fused(const kk_gemma4 *m);
 /* Makes room for what is kept of positions, so that forwards up to len rows take no memory. */
 kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err);
 

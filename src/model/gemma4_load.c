@@ -22,7 +22,7 @@ static kk_status matrix(const loader *l, const char *name, int64_t n_mat, int64_
 static kk_status load_attention(const loader *l, int32_t i, kk_err *err) {
     const kk_config *c = &l->m->cfg;
     const kk_layer_config *lc = &c->layer[i];
-    kk_gemma4_layer *p = &l->m->layers[i];
+    kk_layer_weights *p = &l->m->layers[i].w;
     const int64_t h = c->hidden, d = lc->head_dim;
     const int64_t nq = (int64_t)c->n_head * d, nkv = (int64_t)lc->n_kv_head * d;
     KK_TRY(vector(l, "input_layernorm.weight", h, &p->input_norm, err));
@@ -39,7 +39,7 @@ static kk_status load_attention(const loader *l, int32_t i, kk_err *err) {
 
 static kk_status load_experts(const loader *l, int32_t i, kk_err *err) {
     const kk_config *c = &l->m->cfg;
-    kk_gemma4_layer *p = &l->m->layers[i];
+    kk_layer_weights *p = &l->m->layers[i].w;
     const int64_t h = c->hidden, n = c->n_expert, f = c->expert_ffn;
     KK_TRY(vector(l, "post_feedforward_layernorm_1.weight", h, &p->post_ffn_norm_1, err));
     KK_TRY(vector(l, "pre_feedforward_layernorm_2.weight", h, &p->pre_ffn_norm_2, err));
@@ -60,7 +60,7 @@ static kk_status load_experts(const loader *l, int32_t i, kk_err *err) {
 
 static kk_status load_layer(loader *l, int32_t i, kk_err *err) {
     const kk_config *c = &l->m->cfg;
-    kk_gemma4_layer *p = &l->m->layers[i];
+    kk_layer_weights *p = &l->m->layers[i].w;
     const int64_t h = c->hidden, f = c->layer[i].ffn;
     kk_buf *scalar = NULL;
     snprintf(l->from.prefix, sizeof l->from.prefix, "layers.%d.", i);
@@ -77,7 +77,8 @@ static kk_status load_layer(loader *l, int32_t i, kk_err *err) {
         KK_TRY(vector(l, "post_per_layer_input_norm.weight", h, &p->post_ple_norm, err));
     }
     KK_TRY(vector(l, "layer_scalar", 1, &scalar, err));
-    kk_status st = l->m->be->read(l->m->dev, scalar, 0, &p->scalar, sizeof p->scalar, err);
+    float *to = &l->m->layers[i].scalar;
+    kk_status st = l->m->be->read(l->m->dev, scalar, 0, to, sizeof *to, err);
     l->m->be->buf_free(l->m->dev, scalar);
     return st;
 }
@@ -103,7 +104,7 @@ kk_status kk_gemma4_load(kk_gemma4 *m, const kk_checkpoint *ckpt, kk_err *err) {
 
 void kk_gemma4_unload(kk_gemma4 *m) {
     for (int32_t i = 0; m->layers && i < m->cfg.n_layer; i++) {
-        kk_gemma4_layer *p = &m->layers[i];
+        kk_layer_weights *p = &m->layers[i].w;
         kk_weight *w[] = {p->q,           p->k,        p->v,       p->o,           p->gate,
                           p->up,          p->down,     p->router,  p->expert_gate, p->expert_up,
                           p->expert_down, p->ple_gate, p->ple_proj};

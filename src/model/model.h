@@ -3,6 +3,7 @@
 #ifndef KK_MODEL_MODEL_H
 #define KK_MODEL_MODEL_H
 
+#include "backend/layer.h"
 #include "model/dflash.h"
 
 /* ---- loading ---------------------------------------------------------------------------- */
@@ -35,14 +36,7 @@ kk_status kk_take_rows(const kk_backend *be, kk_dev *dev, int64_t rows, int64_t 
 /* ---- the verifier ----------------------------------------------------------------------- */
 
 typedef struct {
-    /* matrices, [out, in]; NULL where the layer has none */
-    kk_weight *q, *k, *v, *o, *gate, *up, *down;
-    kk_weight *router, *expert_gate, *expert_up, *expert_down; /* expert_up NULL: fused */
-    kk_weight *ple_gate, *ple_proj;
-    /* vectors, float32 */
-    kk_buf *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm, *q_norm, *k_norm;
-    kk_buf *post_ffn_norm_1, *pre_ffn_norm_2, *post_ffn_norm_2, *router_scale, *expert_scale;
-    kk_buf *post_ple_norm;
+    kk_layer_weights w;
     float scalar;
 } kk_gemma4_layer;
 
@@ -60,13 +54,8 @@ struct kk_gemma4 {
     kk_gemma4_layer *layers;
 
     /* workspace, sized once for max_rows */
-    kk_buf *x;                         /* [rows, hidden] the residual stream */
-    kk_buf *z, *y, *y2;                /* [rows, hidden] */
-    kk_buf *q, *att;                   /* [rows, n_head * head_dim] */
-    kk_buf *k, *v;                     /* [rows, n_kv_head * head_dim] */
-    kk_buf *gate, *up;                 /* [rows, ffn]: q and att, which are done by then */
-    kk_buf *expert, *expert_weight;    /* [rows, n_used] */
-    kk_buf *ple, *ple_tmp;             /* [rows, n_layer * ple_dim] */
+    kk_layer_rooms room;
+    kk_buf *ple_tmp;                   /* [rows, n_layer * ple_dim] */
     kk_buf *rope_rows[KK_LAYER_KINDS]; /* [rows][2][n_rot] */
     kk_buf *rope_pos;                  /* [position][2][n_rot] of full layers with K = V */
     int64_t rope_len;                  /* positions filled in it */
@@ -79,6 +68,8 @@ struct kk_gemma4 {
     kk_group *groups[KK_LAYER_KINDS];
     int32_t n_rows, n_logits;
     bool takes_chosen; /* its ids are those in `chosen` */
+
+    kk_fused fused; /* of all forwards */
 };
 
 /* Views of every tensor the configuration calls for, checked for shape. */
