@@ -18,7 +18,7 @@ typedef struct {
     kk_result run[KK_BENCH_MAX_REPEAT];
     int32_t different, other_tokens, other_hash;
     double prefill_s;
-    kk_acceptance begun; /* what the session knew of its drafts before any of its own */
+    kk_drafting begun; /* what the session knew of its drafts before any of its own: `seen` of it */
 } lane;
 
 typedef struct {
@@ -48,7 +48,7 @@ static kk_status open_lane(arms *a, int32_t arm, const kk_prompt *p, kk_err *err
     const kk_session_opts how = kk_bench_session(o, o->arms[arm], a->ctx);
     lane *l = &a->lane[arm];
     KK_TRY(kk_session_new(&l->session, a->engine, &how, err));
-    l->begun = l->session->seen;
+    l->begun = l->session->drafting;
     if (o->arms[arm] == KK_SPEC_DFLASH && o->trace.p > 0)
         KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
     const double begin = kk_now();
@@ -98,7 +98,10 @@ static kk_status own_page(kk_cache *c, kk_err *err) {
 static kk_status own_pages(kk_session *s, kk_err *err) {
     kk_engine_lock(s->engine);
     kk_status st = own_page(s->cache, err);
-    if (st == KK_OK && s->context) st = own_page(kk_context_cache(s->context), err);
+    for (int32_t i = 0; i < s->drafting.n && st == KK_OK; i++) {
+        const kk_drafting_member *m = &s->drafting.member[i];
+        if (m->proposer->cache) st = own_page(m->proposer->cache(m->self), err);
+    }
     kk_engine_unlock(s->engine);
     return st;
 }
@@ -110,7 +113,7 @@ static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, k
     lane *l = &a->lane[arm];
     const bool random = !a->opts->sets && !a->opts->prompts;
     const kk_generate_opts how = {.max_tokens = n, .ignore_eos = random};
-    l->session->seen = l->begun;
+    kk_drafting_inherit(&l->session->drafting, &l->begun);
     a->n_got = 0;
     KK_TRY(own_pages(l->session, err));
     KK_TRY(kk_generate(l->session, &how, gather, a, result, err));

@@ -51,9 +51,10 @@ static void lay_out(costs *c, int32_t n) {
 static kk_status time_draft(costs *c, int32_t n, double *seconds, kk_err *err) {
     kk_session *s = c->s;
     int32_t out[KK_MAX_DRAFT];
-    kk_draft d = {.self = s->context, .tokens = s->tokens, .len = s->len, .out = out, .max = n};
+    const kk_drafting_member *m = &s->drafting.member[0];
+    kk_draft d = {.self = m->self, .tokens = s->tokens, .len = s->len, .out = out, .max = n};
     const double from = kk_now();
-    KK_TRY(kk_propose_dflash.draft(&d, 1, err));
+    KK_TRY(m->proposer->draft(m->proposer, &d, 1, err));
     *seconds = kk_now() - from;
     return KK_OK;
 }
@@ -70,7 +71,10 @@ static kk_status time_forward(costs *c, int32_t n, double *seconds, kk_err *err)
         .groups = &g, .n_groups = 1, .tapped = all->tapped, .n_tapped = all->n_tapped};
     lay_out(c, n);
     const double from = kk_now();
-    if (s->context) KK_TRY(kk_context_room(s->context, n, &g.taps, &g.tap_row, err));
+    kk_taps taps;
+    KK_TRY(kk_drafting_reserve(&s->drafting, g.tokens, n, &taps, err));
+    g.taps = taps.buf;
+    g.tap_row = taps.row;
     KK_TRY(kk_cache_reserve(s->cache, n, err));
     KK_TRY(kk_gemma4_forward(all->model, &args, err));
     *seconds = kk_now() - from;
@@ -82,13 +86,13 @@ static void keep_some(costs *c, int32_t rows) {
     kk_session *s = c->s;
     const int32_t keep = (rows + 1) / 2;
     kk_cache_commit(s->cache, kk_cache_len(s->cache) + keep);
-    if (s->context) kk_context_commit(s->context, keep);
+    kk_drafting_commit(&s->drafting, keep);
     s->len += keep;
 }
 
 /* Whether a round of so many rows has a draft of the drafter's. */
 static bool drafts(const kk_session *s, int32_t rows) {
-    return s->context && rows > 1 && rows - 1 <= s->draft_max;
+    return s->spec == KK_SPEC_DFLASH && rows > 1 && rows - 1 <= s->draft_max;
 }
 
 static kk_status make_step(costs *c, int32_t rows, double *verify, double *draft, kk_err *err) {
@@ -114,7 +118,7 @@ static kk_status one_step(costs *c, int32_t rows, double *verify, double *draft,
 static int32_t list_rows(const kk_session *s, const kk_bench_opts *o, int32_t *rows) {
     static const int32_t all[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32};
     const kk_rounds *r = &s->engine->rounds;
-    int32_t most = s->context ? s->draft_max + 1 : 1, n = 0;
+    int32_t most = s->spec == KK_SPEC_DFLASH ? s->draft_max + 1 : 1, n = 0;
     for (int32_t i = 0; i < o->n_arms; i++)
         if (o->arms[i] == KK_SPEC_NGRAM && !o->draft_max)
             most = 16;

@@ -91,7 +91,11 @@ static kk_status add_restored(kk_footprint *f, int32_t engine, kk_err *err) {
 
 static kk_status fill_caches(kk_session *s, int32_t n, kk_err *err) {
     KK_TRY(kk_cache_fill(s->cache, n, err));
-    return s->context ? kk_cache_fill(kk_context_cache(s->context), n, err) : KK_OK;
+    for (int32_t i = 0; i < s->drafting.n; i++) {
+        const kk_drafting_member *m = &s->drafting.member[i];
+        if (m->proposer->cache) KK_TRY(kk_cache_fill(m->proposer->cache(m->self), n, err));
+    }
+    return KK_OK;
 }
 
 kk_status kk_session_fill(kk_session *s, int32_t n, kk_err *err) {
@@ -113,11 +117,10 @@ static bool on_read(void *user, int64_t done, int64_t total) {
     return kk_footprint_go_on(user);
 }
 
-/* Rows that wait for the drafter are brought to where they will lie. */
+/* Rows that wait for a proposer are brought to where they will lie. */
 static kk_status settle(kk_session *s, kk_err *err) {
-    if (!s->context) return KK_OK;
     kk_engine_lock(s->engine);
-    const kk_status st = kk_context_flush(s->context, err);
+    const kk_status st = kk_drafting_flush(&s->drafting, err);
     kk_engine_unlock(s->engine);
     return st;
 }

@@ -6,9 +6,11 @@
 
 #include "engine/session.h"
 
+/* It is the drafter in all but what is drafted: the session's state stays the drafter's own. */
 struct kk_trace {
+    kk_proposer as; /* first, so that draft finds the rest */
     kk_trace_opts opts;
-    kk_context *context; /* the drafter's own state in the session */
+    const kk_proposer *drafter;
     int32_t vocab, start, n;
     const int32_t *ids;
     uint64_t state;
@@ -62,31 +64,27 @@ static void put_right(kk_trace *t, kk_draft *d) {
     }
 }
 
-static kk_status draft(kk_draft *drafts, int32_t n, kk_err *err) {
+static kk_status draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
+    kk_trace *t = (kk_trace *)me;
     for (int32_t i = 0; i < n; i++) {
-        kk_trace *t = drafts[i].self;
-        drafts[i].self = t->context;
-        const kk_status st = kk_propose_dflash.draft(&drafts[i], 1, err);
-        drafts[i].self = t;
-        KK_TRY(st);
+        KK_TRY(t->drafter->draft(t->drafter, &drafts[i], 1, err));
         put_right(t, &drafts[i]);
     }
     return KK_OK;
 }
 
-static const kk_proposer proposer = {.name = "dflash", .draft = draft};
-
 kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts, kk_err *err) {
     *out = NULL;
-    if (!s->context)
-        return kk_fail(err, KK_EINVAL, "a trace needs a session that drafts by dflash");
+    kk_drafting_member *m = s->spec == KK_SPEC_DFLASH ? &s->drafting.member[0] : NULL;
+    if (!m) return kk_fail(err, KK_EINVAL, "a trace needs a session that drafts by dflash");
     kk_trace *t = kk_zalloc(sizeof *t);
     if (!t) return kk_fail(err, KK_ENOMEM, "no memory for a trace");
+    t->as = *m->proposer;
+    t->as.draft = draft;
+    t->drafter = m->proposer;
     t->opts = *opts;
-    t->context = s->context;
     t->vocab = s->engine->rounds.vocab;
-    s->proposer = &proposer;
-    s->proposer_self = t;
+    m->proposer = &t->as;
     *out = t;
     return KK_OK;
 }

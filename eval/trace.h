@@ -20,8 +20,8 @@ kk_status kk_trace_parse(kk_trace_opts *out, const char *text, kk_err *err);
 double kk_trace_expected(const kk_trace_opts *opts, int32_t n);
 
 typedef struct kk_trace kk_trace;
-/* Takes the place of the drafter in a session that drafts with dflash.  Free it after the last
- * generation. */
+/* Takes the place of the drafter in a session that drafts with dflash.  Free it after the
+ * session. */
 kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts, kk_err *err);
 void kk_trace_free(kk_trace *t); /* NULL is fine */
 /* What plain decoding gives after the first `start` tokens of the session; borrowed.  A number of

@@ -193,7 +193,7 @@ static void take_taps(kk_capture *c, int32_t rows, int32_t taps) {
 static kk_status take_context(kk_capture *c, int32_t rows, kk_err *err) {
     kk_engine *e = c->opts.engine;
     const size_t dim = (size_t)c->config.hidden;
-    KK_TRY(kk_dflash_features(e->dflash, e->chunk_taps, 0, rows, c->features, err));
+    KK_TRY(kk_dflash_features(e->dflash, e->dflash_shared.chunk, 0, rows, c->features, err));
     return e->backend->read(e->dev, c->features, 0, c->seen.x[0] + (size_t)c->done * dim,
                             (size_t)rows * dim * sizeof(float), err);
 }
@@ -208,7 +208,7 @@ static kk_status forward(kk_capture *c, const int32_t *tokens, int32_t rows, kk_
                                    .layout = c->session->layout,
                                    .tokens = tokens,
                                    .n_rows = rows,
-                                   .taps = context ? e->chunk_taps : NULL};
+                                   .taps = context ? e->dflash_shared.chunk : NULL};
     const kk_gemma4_watch watch = {on_part, c};
     const kk_drafter_config *d = context ? kk_dflash_config(e->dflash) : NULL;
     const kk_gemma4_forward_args a = {.groups = &group,

@@ -29,10 +29,26 @@ static kk_costs *costs_of(const step *s) {
 
 /* ---- drafts ----------------------------------------------------------------------------- */
 
+/* Who drafts for a session in this round; NULL: nobody ever does. */
+static kk_drafting_member *drafter_of(const kk_round *r) {
+    return r->drafting->n > 0 ? &r->drafting->member[0] : NULL;
+}
+
+static const kk_proposer *proposer_of(const kk_round *r) {
+    const kk_drafting_member *m = drafter_of(r);
+    return m ? m->proposer : NULL;
+}
+
+/* A session that never drafts costs no pass of a proposer's either. */
+static bool drafts_free(const kk_round *r) {
+    const kk_proposer *p = proposer_of(r);
+    return !p || p->free;
+}
+
 /* The most that neither the outcome's limit nor the context would cut. */
 static int32_t most_drafts(const kk_round *r) {
     const int32_t fits = least(r->room - 1, r->cap - r->len - 1);
-    return r->proposer == &kk_propose_none ? 0 : least(least(r->draft_max, KK_MAX_DRAFT), fits);
+    return drafter_of(r) ? least(least(r->draft_max, KK_MAX_DRAFT), fits) : 0;
 }
 
 /* An id outside the vocabulary ends a draft: proposers are not trusted. */
@@ -51,16 +67,16 @@ static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         const int32_t max = who->free ? most_drafts(r) : s->choice[i].n;
-        if (r->proposer != who || max == 0) continue;
+        if (proposer_of(r) != who || max == 0) continue;
         of[n] = r;
-        drafts[n++] = (kk_draft){.self = r->self,
+        drafts[n++] = (kk_draft){.self = drafter_of(r)->self,
                                  .tokens = r->tokens,
                                  .len = r->len,
                                  .out = r->tokens + r->len,
                                  .max = max};
     }
     if (n == 0) return KK_OK;
-    KK_TRY(who->draft(drafts, n, err));
+    KK_TRY(who->draft(who, drafts, n, err));
     for (int32_t i = 0; i < n; i++) of[i]->n_draft = sound(s->all, &drafts[i]);
     return KK_OK;
 }
@@ -69,10 +85,10 @@ static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
 static kk_status draft_all(step *s, bool free, kk_err *err) {
     const double from = kk_now();
     for (int32_t i = 0; i < s->n; i++) {
-        const kk_proposer *who = s->rounds[i]->proposer;
+        const kk_proposer *who = proposer_of(s->rounds[i]);
         int32_t earlier = 0;
-        while (s->rounds[earlier]->proposer != who) earlier++;
-        if (earlier == i && who->free == free) KK_TRY(draft_with(s, who, err));
+        while (proposer_of(s->rounds[earlier]) != who) earlier++;
+        if (who && earlier == i && who->free == free) KK_TRY(draft_with(s, who, err));
     }
     s->draft_s += kk_now() - from;
     return KK_OK;
@@ -81,36 +97,36 @@ static kk_status draft_all(step *s, bool free, kk_err *err) {
 /* ---- how much of it --------------------------------------------------------------------- */
 
 /* A draft that costs nothing is at hand when its length is chosen; others are made to length. */
-static int32_t to_be_had(const kk_round *r) {
-    return r->proposer->free ? r->n_draft : most_drafts(r);
-}
+static int32_t to_be_had(const kk_round *r) { return drafts_free(r) ? r->n_draft : most_drafts(r); }
 
 /* The controller has the rows that drafts of a fixed length leave. */
 static void choose_lengths(step *s) {
     const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
+    kk_acceptance of_nobody = {0}; /* of sessions that never draft, and only take their row */
     int32_t left = most;
     bool asks = false;
     for (int32_t i = 0; i < s->n; i++) {
         const kk_round *r = s->rounds[i];
-        s->choice[i] = (kk_choice){.seen = r->seen, .free = r->proposer->free};
+        kk_drafting_member *m = drafter_of(r);
+        s->choice[i] = (kk_choice){.seen = m ? &m->seen : &of_nobody, .free = drafts_free(r)};
         if (r->draft_fixed)
             left -= least(to_be_had(r), share - 1);
         else
             s->choice[i].max = to_be_had(r);
-        asks |= r->proposer != &kk_propose_none && !r->draft_fixed;
+        asks |= m && !r->draft_fixed;
     }
     if (asks) kk_controller_choose(costs_of(s), s->choice, s->n, left);
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         if (r->draft_fixed) s->choice[i].n = least(to_be_had(r), share - 1);
-        if (r->proposer->free) r->n_draft = least(r->n_draft, s->choice[i].n);
+        if (drafts_free(r)) r->n_draft = least(r->n_draft, s->choice[i].n);
     }
 }
 
-/* ---- room ------------------------------------------------------------------------------- */
+/* ---- rows reserved ---------------------------------------------------------------------- */
 
-/* Rows in the caches for all sessions, and for their taps, which may extend a drafter's context. */
-static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
+/* Rows in the caches of all sessions, and at their proposers, which may do work for it. */
+static kk_status reserve_rows(step *s, kk_gemma4_group *groups, kk_err *err) {
     const double from = kk_now();
     s->rows = 0;
     for (int32_t i = 0; i < s->n; i++) {
@@ -123,7 +139,10 @@ static kk_status make_room(step *s, kk_gemma4_group *groups, kk_err *err) {
                                .n_logits = r->n_draft + 1,
                                .counts = r->counts};
         s->rows += g->n_rows;
-        if (r->context) KK_TRY(kk_context_room(r->context, g->n_rows, &g->taps, &g->tap_row, err));
+        kk_taps taps;
+        KK_TRY(kk_drafting_reserve(r->drafting, g->tokens, g->n_rows, &taps, err));
+        g->taps = taps.buf;
+        g->tap_row = taps.row;
         KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
     }
     s->draft_s += kk_now() - from;
@@ -138,6 +157,7 @@ static bool drop_drafts(step *s) {
         any |= r->n_draft > 0;
         r->n_draft = 0;
         kk_cache_commit(r->cache, kk_cache_len(r->cache));
+        kk_drafting_commit(r->drafting, 0);
     }
     return any;
 }
@@ -147,8 +167,8 @@ static bool drop_drafts(step *s) {
 /* Plain greedy rounds of one session, whose rows are all stored. */
 static bool goes_ahead(const step *s) {
     const kk_round *r = s->rounds[0];
-    return s->all->ahead && s->n == 1 && r->proposer == &kk_propose_none && !r->context &&
-           r->layout->latents.rank == 0 && kk_sampling_is_greedy(r->sampling);
+    return s->all->ahead && s->n == 1 && r->drafting->n == 0 && r->layout->latents.rank == 0 &&
+           kk_sampling_is_greedy(r->sampling);
 }
 
 /* Reads what a session has in flight, before the device's place for choices is used by another.  A
@@ -263,9 +283,9 @@ static kk_status run_ahead(step *s, kk_err *err) {
 
 static kk_status forward_all(step *s, kk_err *err) {
     kk_gemma4_group groups[KK_MAX_GROUPS];
-    kk_status st = make_room(s, groups, err);
+    kk_status st = reserve_rows(s, groups, err);
     /* At a memory limit a draft may ask for a page that plain decoding does without. */
-    if (st == KK_ENOMEM && drop_drafts(s)) st = make_room(s, groups, err);
+    if (st == KK_ENOMEM && drop_drafts(s)) st = reserve_rows(s, groups, err);
     if (st != KK_OK) return st;
     const double from = kk_now();
     const kk_gemma4_forward_args args = {.groups = groups,
@@ -346,8 +366,9 @@ static void learn(const step *s) {
         kk_spec_stats *t = r->stats;
         /* A stop id that was drafted ends the round without a verdict on what came after it. */
         const bool unjudged = r->stopped && r->n_right == r->n_out;
-        kk_controller_saw(r->seen, unjudged ? r->n_right : r->n_draft, r->n_right);
-        if (!r->proposer->free) drafted += r->n_draft;
+        kk_drafting_member *m = drafter_of(r);
+        if (m) kk_controller_saw(&m->seen, unjudged ? r->n_right : r->n_draft, r->n_right);
+        if (!drafts_free(r)) drafted += r->n_draft;
         looking |= s->choice[i].looking;
         t->rounds++;
         t->rows += r->n_draft + 1;
@@ -421,6 +442,6 @@ void kk_round_commit(kk_round *r, int32_t n_keep) {
         kk_cache_advance(r->cache, keep);
     else
         kk_cache_commit(r->cache, keep);
-    if (r->context) kk_context_commit(r->context, (int32_t)(keep - held));
+    kk_drafting_commit(r->drafting, (int32_t)(keep - held));
     r->stats->commit_s += kk_now() - from;
 }

@@ -21,9 +21,7 @@
 #include "decode/sample.h"
 #include "decode/stop.h"
 #include "model/gemma4.h"
-#include "propose/context.h"
-#include "propose/controller.h"
-#include "propose/propose.h"
+#include "propose/drafting.h"
 
 enum { KK_MAX_GROUPS = 256 };
 
@@ -32,7 +30,7 @@ typedef struct {
     kk_gemma4 *model;
     kk_sampler *sampler;
     int32_t vocab, max_rows, max_logits;
-    const int32_t *tapped; /* layers whose outputs go to contexts */
+    const int32_t *tapped; /* layers whose outputs proposers want */
     int32_t n_tapped;
     kk_restorer *restorer;      /* NULL: no session keeps latents */
     bool ahead;                 /* plain greedy rounds are enqueued before their token is known */
@@ -63,13 +61,10 @@ typedef struct kk_round {
     float *logits; /* [vocab], scratch */
     const kk_sampling *sampling;
     kk_stop stop;
-    const kk_proposer *proposer;
-    void *self;           /* the session's state there */
-    kk_context *context;  /* NULL: nobody reads its taps */
-    kk_acceptance *seen;  /* of its drafts */
-    int32_t draft_max;    /* most tokens to draft */
-    bool draft_fixed;     /* always so many, whether they pay or not */
-    kk_spec_stats *stats; /* added to */
+    kk_drafting *drafting; /* who drafts for it; one without members is plain decoding */
+    int32_t draft_max;     /* most tokens to draft */
+    bool draft_fixed;      /* always so many, whether they pay or not */
+    kk_spec_stats *stats;  /* added to */
 
     int32_t len;         /* tokens on the timeline */
     int32_t room;        /* tokens that may still be emitted, >= 1 */

@@ -203,11 +203,10 @@ static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err
     KK_TRY(kk_dflash_new(&e->dflash, e->drafter, &config, &how, err));
     KK_TRY(open_pages(e, &e->draft_pages, kk_dflash_kv_shape(e->dflash), category, err));
     const kk_drafter_config *c = kk_dflash_config(e->dflash);
-    e->rounds.tapped = c->taps;
-    e->rounds.n_tapped = c->n_taps;
     const size_t row = (size_t)c->n_taps * (size_t)c->hidden * sizeof(float);
+    e->dflash_shared.model = e->dflash;
     return e->backend->buf_new(e->dev, KK_MEM_WORKSPACE, (size_t)e->rounds.max_rows * row,
-                               &e->chunk_taps, err);
+                               &e->dflash_shared.chunk, err);
 }
 
 /* ---- projection ------------------------------------------------------------------------- */
@@ -330,6 +329,7 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     if ((st = open_model(e, err))) goto fail;
     if ((st = open_verifier_pages(e, err))) goto fail;
     if ((st = open_drafter(e, opts, err))) goto fail;
+    if ((st = kk_engine_open_proposers(e, err))) goto fail;
     if ((st = open_projection(e, opts, err))) goto fail;
     if ((st = open_sampler(e, err))) goto fail;
     if ((st = open_tokenizer(e, opts, err))) goto fail;
@@ -351,7 +351,7 @@ void kk_engine_close(kk_engine *e) {
     close_pages(&e->draft_pages);
     close_pages(&e->pages);
     kk_restorer_free(e->restorer);
-    if (e->dev) e->backend->buf_free(e->dev, e->chunk_taps);
+    if (e->dev) e->backend->buf_free(e->dev, e->dflash_shared.chunk);
     kk_dflash_free(e->dflash);
     kk_gemma4_free(e->model);
     if (e->dev) e->backend->close(e->dev);

@@ -11,6 +11,7 @@
 #include "decode/round.h"
 #include "format/checkpoint.h"
 #include "model/restorer.h"
+#include "propose/dflash.h"
 
 enum { KK_KV_FORMATS = 4 };
 
@@ -24,6 +25,24 @@ typedef struct {
     kk_pool *pool[KK_KV_FORMATS][KK_KINDS]; /* NULL: no layer of that kind */
     bool fits[KK_KV_FORMATS];
 } kk_pages;
+
+/* Proposers have the numbers of kk_spec; those after KK_SPEC_NGRAM are free, for a proposer that a
+ * test brings along. */
+enum { KK_MOST_SPECS = 8 };
+
+/* A proposer that sessions of an engine may draft with, and what the engine has for it. */
+typedef struct {
+    const kk_proposer *proposer; /* NULL: the engine has none of that number */
+    void *shared;                /* kk_proposer_opts.shared; borrowed */
+    const kk_pages *pages;       /* for K/V rows of its own, by format; NULL: it has none */
+    const int32_t *taps;         /* layers whose outputs it wants; borrowed */
+    int32_t n_taps;
+    int32_t most;     /* tokens it can draft at once; 0: as many as a round takes */
+    int32_t standard; /* tokens it drafts at most when nothing is said */
+    /* What its state depends on besides the rows, never 0; NULL: on its name alone. */
+    uint64_t (*fingerprint)(kk_engine *e);
+    kk_acceptance known; /* what sessions saw of its drafts */
+} kk_proposer_entry;
 
 struct kk_engine {
     kk_mem mem;
@@ -39,8 +58,8 @@ struct kk_engine {
 
     kk_drafter *drafter; /* NULL: none, and all of this empty */
     kk_dflash *dflash;
+    kk_dflash_shared dflash_shared; /* that model, and the taps of one chunk of a prompt */
     kk_pages draft_pages;
-    kk_buf *chunk_taps;     /* of one prefill chunk */
     int64_t mapped_drafter; /* as mapped */
 
     kk_projection *projection; /* NULL: none, and all of this empty */
@@ -49,8 +68,8 @@ struct kk_engine {
     int64_t mapped_projection;                        /* as mapped */
 
     kk_rounds rounds;
-    kk_acceptance known[KK_SPEC_NGRAM + 1]; /* by proposer: what sessions saw of their drafts */
-    float *row;                             /* [vocab], scratch */
+    kk_proposer_entry proposers[KK_MOST_SPECS]; /* by kk_spec */
+    float *row;                                 /* [vocab], scratch */
     int32_t n_sessions;
     /* 0: not taken yet; see fingerprint.h */
     _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
@@ -61,5 +80,15 @@ kk_dtype kk_engine_stored_as(kk_kv_format f);
 void kk_engine_lock(kk_engine *e);
 void kk_engine_unlock(kk_engine *e);
 const kk_config *kk_engine_config(const kk_engine *e);
+
+/* In proposers.c: those that come with the engine are registered when it is opened. */
+kk_status kk_engine_open_proposers(kk_engine *e, kk_err *err);
+/* Registers one more under a number that is free.  All that want taps want the same layers. */
+kk_status kk_engine_add_proposer(kk_engine *e, kk_spec as, const kk_proposer_entry *entry,
+                                 kk_err *err);
+/* NULL: none of that number, as of KK_SPEC_NONE. */
+kk_proposer_entry *kk_engine_proposer(kk_engine *e, kk_spec spec);
+/* What its saved states are told by; never 0. */
+uint64_t kk_engine_proposer_fingerprint(kk_engine *e, const kk_proposer_entry *entry);
 
 #endif

@@ -33,10 +33,7 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
                   .cap = s->ctx,
                   .logits = s->logits,
                   .sampling = &o->sampling,
-                  .proposer = s->proposer,
-                  .self = s->proposer_self,
-                  .context = s->context,
-                  .seen = &s->seen,
+                  .drafting = &s->drafting,
                   .draft_max = s->draft_max,
                   .draft_fixed = s->draft_fixed,
                   .stats = stats,
@@ -113,7 +110,7 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     } while (st == KK_OK && emit(s, &r, on_token, user, result));
     kk_engine_lock(s->engine);
     kk_round_end(&s->engine->rounds, &r);
-    if (st == KK_OK) kk_acceptance_pool(&s->engine->known[s->spec], &s->seen);
+    if (st == KK_OK) kk_drafting_pool(&s->drafting);
     kk_engine_unlock(s->engine);
     return st;
 }

@@ -99,7 +99,7 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
 kk_status kk_session_check_drafts(const kk_session *s, kk_err *err) {
     const bool restored =
         s->keeps.kind[KK_SLIDING] == KK_KEEP_RESTORED || s->keeps.kind[KK_FULL] == KK_KEEP_RESTORED;
-    if (!restored || s->spec == KK_SPEC_NONE || s->draft_max + 1 <= s->keeps.window) return KK_OK;
+    if (!restored || s->drafting.n == 0 || s->draft_max + 1 <= s->keeps.window) return KK_OK;
     return kk_fail(err, KK_EINVAL,
                    "a window of %d rows is smaller than a round of %d: draft less, or nothing",
                    s->keeps.window, s->draft_max + 1);

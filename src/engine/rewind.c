@@ -149,11 +149,11 @@ static const kk_point *nearest(const kk_session *s, int32_t len) {
 static bool truncate_rows(kk_session *s, int32_t rows) {
     kk_engine_lock(s->engine);
     const bool done = rows <= kk_cache_len(s->cache) &&
-                      (!s->context || kk_context_reaches(s->context, rows)) &&
+                      kk_drafting_can_truncate(&s->drafting, rows) &&
                       kk_cache_truncate(s->cache, rows);
     if (done) {
         kk_cache_commit(s->cache, rows);
-        if (s->context) kk_context_truncate(s->context, rows);
+        kk_drafting_truncate(&s->drafting, rows);
     }
     kk_engine_unlock(s->engine);
     return done;

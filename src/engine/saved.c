@@ -10,6 +10,7 @@
 
 #include "decode/hash.h"
 #include "decode/sample.h"
+#include "engine/engine.h"
 
 #define PATH_FMT "'%.120s'"
 
@@ -245,7 +246,7 @@ static bool sound(const kk_saved_head *h) {
     const int64_t len = h->len, rows = h->settled || len == 0 ? len : len - 1;
     return h->ctx >= 1 && h->len >= 0 && h->len <= h->ctx && h->vocab >= 1 &&
            !(h->settled && h->len == 0) && h->verifier.rows == rows && h->kv_format >= 0 &&
-           h->spec > KK_SPEC_AUTO && h->spec <= KK_SPEC_NGRAM && h->fingerprint != 0 &&
+           h->spec > KK_SPEC_AUTO && h->spec < KK_MOST_SPECS && h->fingerprint != 0 &&
            h->context.rows == (h->drafter ? rows : 0) &&
            kk_sampling_check(&h->sampling, NULL) == KK_OK && keeps_are_sound(h);
 }
@@ -270,11 +271,11 @@ kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err) {
     return check_size(out, bytes, n, r, err);
 }
 
-void kk_saved_describe(kk_saved_cache *out, const kk_cache *c) {
+void kk_saved_describe(kk_saved_cache *out, const kk_cache *c, int64_t rows) {
     const kk_cache_opts *how = kk_cache_how(c);
-    *out = (kk_saved_cache){.rows = kk_cache_len(c)};
+    *out = (kk_saved_cache){.rows = rows};
     for (int k = 0; k < KK_KINDS; k++) {
-        out->kind[k].pages = kk_cache_page_count(c, (kk_kind)k);
+        out->kind[k].pages = kk_cache_pages_needed(c, (kk_kind)k, rows);
         out->kind[k].page_bytes = (int64_t)how->layout->page_bytes[k];
         if (out->kind[k].page_bytes == 0) continue; /* no layer of that kind, no policy */
         snprintf(out->kind[k].policy, sizeof out->kind[k].policy, "%s", how->policy[k]->name);

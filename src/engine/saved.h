@@ -6,7 +6,8 @@
  *   tokens    [len] i32
  *   logits    [vocab] f32, when the last token is settled
  *   rows      of the verifier's cache, for sliding layers, full layers and latents in turn: pages,
- *             and the sink's memory; of the drafter's context, where there is one, the same
+ *             and the sink's memory
+ *   state     of the session's proposer, where it keeps any: the drafter's is the same of its cache
  * Each part after the head that is not empty is followed by a checksum of its own (8).  Which rows
  * a page holds follows from the number of rows and how far the cache reaches.  Rows beyond the
  * last are zero, so that the same state gives the same file.
@@ -43,7 +44,7 @@ typedef struct {
 
 typedef struct {
     char build[64], device[16], model[64];
-    uint64_t fingerprint, drafter; /* drafter 0: saved without its context */
+    uint64_t fingerprint, drafter; /* drafter 0: saved without a proposer's state */
     int32_t kv_format, spec, ctx, len, vocab;
     bool settled;
     int32_t draft_max, draft_ctx;
@@ -64,8 +65,8 @@ size_t kk_saved_bytes(void);
 /* Reads and checks a head: that it is whole, of this format, and as long as it says.  Afterwards
  * the parts that follow are within the file, and all numbers in their ranges. */
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err);
-/* What a cache of these rows is in a head. */
-void kk_saved_describe(kk_saved_cache *out, const kk_cache *c);
+/* What a cache of so many rows is in a head. */
+void kk_saved_describe(kk_saved_cache *out, const kk_cache *c, int64_t rows);
 /* The names of ways to keep rows: those of the policies. */
 const char *kk_saved_policy(kk_kind kind, kk_keep keep);
 bool kk_saved_policy_named(kk_kind kind, const char *name, kk_keep *out);

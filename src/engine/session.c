@@ -38,83 +38,12 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
                              kk_engine_stored_as(o->kv_format), NULL, err);
 }
 
-/* ---- who drafts ------------------------------------------------------------------------- */
-
-const char *kk_spec_name(kk_spec s) {
-    switch (s) {
-    case KK_SPEC_NONE: return "none";
-    case KK_SPEC_DFLASH: return "dflash";
-    case KK_SPEC_NGRAM: return "ngram";
-    default: return "auto";
-    }
-}
-
-static kk_status check_spec(const kk_engine *e, const kk_session_opts *o, kk_err *err) {
-    if ((int)o->spec < 0 || o->spec > KK_SPEC_NGRAM)
-        return kk_fail(err, KK_EINVAL, "no proposer has the number %d", o->spec);
-    if (o->spec == KK_SPEC_DFLASH && !e->dflash)
-        return kk_fail(err, KK_EINVAL, "drafting with dflash needs a drafter, and none is loaded");
-    if (o->draft_max < 0 || o->draft_max > KK_MAX_DRAFT)
-        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: 1 to %d", o->draft_max, KK_MAX_DRAFT);
-    if (o->draft_max >= e->rounds.max_logits)
-        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: this engine gives logits of %d rows",
-                       o->draft_max, e->rounds.max_logits);
-    if (o->draft_ctx < 0)
-        return kk_fail(err, KK_EINVAL, "a drafter's context of %d rows", o->draft_ctx);
-    const bool dflash = o->spec == KK_SPEC_DFLASH || (o->spec == KK_SPEC_AUTO && e->dflash);
-    if (!dflash) return KK_OK;
-    const int32_t most = kk_dflash_config(e->dflash)->block - 1;
-    if (o->draft_max > most)
-        return kk_fail(err, KK_EINVAL, "drafts of %d tokens: this drafter's block holds %d",
-                       o->draft_max, most);
-    if (e->draft_pages.fits[o->kv_format]) return KK_OK;
-    kk_kv_layout unfit;
-    return kk_kv_layout_init(&unfit, kk_dflash_kv_shape(e->dflash),
-                             kk_engine_stored_as(o->kv_format), NULL, err);
-}
-
-static kk_status open_context(kk_session *s, kk_err *err) {
-    kk_engine *e = s->engine;
-    const kk_context_opts how = {
-        .model = e->dflash,
-        .backend = e->backend,
-        .dev = e->dev,
-        .layout = &e->draft_pages.layout[s->format],
-        .pool = {e->draft_pages.pool[s->format][0], e->draft_pages.pool[s->format][1]},
-        .chunk = e->chunk_taps,
-        .max_len = s->ctx,
-        .max_chunk = e->rounds.max_rows,
-        .draft_ctx = s->draft_ctx};
-    kk_engine_lock(e);
-    const kk_status st = kk_context_new(&s->context, &how, err);
-    kk_engine_unlock(e);
-    return st;
-}
-
-static kk_status open_proposer(kk_session *s, kk_err *err) {
-    enum { NGRAM_DRAFTS = 15 };
-    s->proposer = &kk_propose_none;
-    if (s->spec == KK_SPEC_NGRAM) {
-        KK_TRY(kk_ngram_new(&s->ngram, &s->engine->mem, s->ctx, err));
-        s->proposer = &kk_propose_ngram;
-        s->proposer_self = s->ngram;
-        if (!s->draft_max) s->draft_max = NGRAM_DRAFTS;
-    }
-    if (s->spec == KK_SPEC_DFLASH) {
-        KK_TRY(open_context(s, err));
-        s->proposer = &kk_propose_dflash;
-        s->proposer_self = s->context;
-        if (!s->draft_max) s->draft_max = kk_dflash_config(s->engine->dflash)->block - 1;
-    }
-    return KK_OK;
-}
-
 kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts, kk_err *err) {
     static const kk_session_opts standard = {0};
     *out = NULL;
     if (!opts) opts = &standard;
     KK_TRY(check_opts(e, opts, err));
-    KK_TRY(check_spec(e, opts, err));
+    KK_TRY(kk_session_check_spec(e, opts, err));
     kk_session_keeps keeps;
     KK_TRY(kk_session_keeping(&keeps, e, opts, err));
     kk_session *s = kk_zalloc(sizeof *s);
@@ -125,7 +54,7 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     s->keeps = keeps;
     s->layout = &e->pages.layout[opts->kv_format];
     s->ctx = opts->ctx ? opts->ctx : context < DEFAULT_CTX ? context : DEFAULT_CTX;
-    s->spec = opts->spec != KK_SPEC_AUTO ? opts->spec : e->dflash ? KK_SPEC_DFLASH : KK_SPEC_NONE;
+    s->spec = opts->spec;
     s->draft_max = opts->draft_max;
     s->draft_fixed = opts->draft_fixed;
     s->draft_ctx = opts->draft_ctx;
@@ -135,10 +64,9 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     kk_status st = s->tokens && s->logits
                        ? kk_session_open_cache(s, err)
                        : kk_fail(err, KK_ENOMEM, "no memory for a session of %d tokens", s->ctx);
-    if (st == KK_OK) st = open_proposer(s, err);
+    if (st == KK_OK) st = kk_session_open_proposers(s, err);
     if (st == KK_OK) st = kk_session_check_drafts(s, err);
     kk_engine_lock(e);
-    kk_acceptance_begin(&s->seen, &e->known[s->spec]);
     e->n_sessions++;
     kk_engine_unlock(e);
     if (st != KK_OK) {
@@ -154,9 +82,8 @@ void kk_session_free(kk_session *s) {
     kk_session_drop_checkpoints(s, -1);
     kk_session_row_give(s, s->logits);
     kk_free(s->tokens);
-    kk_ngram_free(s->ngram);
     kk_engine_lock(s->engine);
-    kk_context_free(s->context);
+    kk_drafting_close(&s->drafting);
     kk_cache_free(s->cache);
     s->engine->n_sessions--;
     kk_engine_unlock(s->engine);
@@ -185,7 +112,7 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     }
     memcpy(copy->tokens, s->tokens, (size_t)s->len * sizeof *s->tokens);
     copy->len = s->len;
-    copy->seen = s->seen;
+    kk_drafting_inherit(&copy->drafting, &s->drafting);
     copy->sampling = s->sampling;
     copy->sampled = s->sampled;
     if (kk_session_settled(s))
@@ -251,7 +178,7 @@ kk_status kk_session_mark(kk_session *s, kk_session_marks *out, kk_err *err) {
     *out = (kk_session_marks){0};
     kk_engine_lock(s->engine);
     kk_status st = kk_mark_new(&out->cache, s->cache, err);
-    if (st == KK_OK && s->context) st = kk_context_mark(s->context, &out->context, err);
+    if (st == KK_OK) st = kk_drafting_mark(&s->drafting, &out->drafting, err);
     kk_engine_unlock(s->engine);
     if (st != KK_OK) kk_session_unmark(s, out);
     return st;
@@ -261,16 +188,15 @@ void kk_session_unmark(kk_session *s, kk_session_marks *m) {
     if (m->cache) {
         kk_engine_lock(s->engine);
         kk_mark_free(m->cache);
-        kk_mark_free(m->context);
+        kk_drafting_unmark(&m->drafting);
         kk_engine_unlock(s->engine);
     }
     *m = (kk_session_marks){0};
 }
 
 int64_t kk_session_marks_bytes(const kk_session_marks *m, const kk_session_marks *older) {
-    int64_t bytes = kk_mark_bytes(m->cache, older ? older->cache : NULL);
-    if (m->context) bytes += kk_mark_bytes(m->context, older ? older->context : NULL);
-    return bytes;
+    return kk_mark_bytes(m->cache, older ? older->cache : NULL) +
+           kk_drafting_marks_bytes(&m->drafting, older ? &older->drafting : NULL);
 }
 
 void kk_session_go_back(kk_session *s, const kk_session_marks *m) {
@@ -281,13 +207,13 @@ void kk_session_go_back(kk_session *s, const kk_session_marks *m) {
         (void)kk_cache_truncate(s->cache, 0);
         kk_cache_commit(s->cache, 0);
     }
-    if (s->context) kk_context_restore(s->context, m->context);
+    kk_drafting_restore(&s->drafting, &m->drafting);
     kk_engine_unlock(s->engine);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- */
 
-/* One forward, and the drafter's context after it.  The row of logits goes through the engine's
+/* One forward, and what proposers make of its rows.  The row of logits goes through the engine's
  * scratch, so that the session's own stay what they were if a later step fails. */
 static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *err) {
     kk_engine *e = s->engine;
@@ -305,11 +231,14 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
                                          .restorer = e->restorer,
                                          .mixes = s->keeps.mixes,
                                          .mix = s->keeps.mix};
-    if (s->context) KK_TRY(kk_context_room(s->context, n, &group.taps, &group.tap_row, err));
+    kk_taps taps;
+    KK_TRY(kk_drafting_reserve(&s->drafting, group.tokens, n, &taps, err));
+    group.taps = taps.buf;
+    group.tap_row = taps.row;
     KK_TRY(kk_cache_reserve(s->cache, n, err));
     KK_TRY(kk_gemma4_forward(e->model, &args, err));
     if (with_logits) KK_TRY(kk_gemma4_logits(e->model, 0, e->row, err));
-    if (s->context) KK_TRY(kk_context_absorb(s->context, n, err));
+    KK_TRY(kk_drafting_absorb(&s->drafting, n, err));
     if (with_logits) memcpy(s->logits, e->row, (size_t)e->rounds.vocab * sizeof *e->row);
     return KK_OK;
 }
@@ -319,6 +248,7 @@ static kk_status evaluate_chunk(kk_session *s, int32_t n, bool with_logits, kk_e
     kk_engine_lock(s->engine);
     const kk_status st = run_chunk(s, n, with_logits, err);
     kk_cache_commit(s->cache, st == KK_OK ? at + n : at);
+    if (st != KK_OK) kk_drafting_commit(&s->drafting, 0);
     kk_engine_unlock(s->engine);
     return st;
 }

@@ -3,18 +3,19 @@
  * Invariants, true between calls:
  *   (1) tokens[0..len) are the timeline; all of them are within the vocabulary;
  *   (2) the cache holds rows [0, len) or [0, len - 1): either the last token is evaluated and
- *       `logits` are those of its row, or it is the anchor of the next forward; the drafter's
- *       context, where there is one, stands for the same rows;
- *   (3) checkpoints (points) are in order of len, one for each at most, and agree with the timeline up to theirs. */
+ *       `logits` are those of its row, or it is the anchor of the next forward; what it keeps at
+ *       its proposers stands for the same rows;
+ *   (3) checkpoints (points) are in order of len, one for each at most, and agree with the timeline
+ *       up to theirs. */
 #ifndef KK_ENGINE_SESSION_H
 #define KK_ENGINE_SESSION_H
 
 #include "engine/engine.h"
-#include "propose/ngram.h"
 
-/* Both caches, frozen. */
+/* The cache and what is kept at proposers, frozen. */
 typedef struct {
-    kk_mark *cache, *context;
+    kk_mark *cache;
+    kk_drafting_marks drafting;
 } kk_session_marks;
 
 /* A checkpoint: a frozen state, shared by the session that took it and those forked from it. */
@@ -46,11 +47,7 @@ struct kk_session {
     int32_t len, ctx;
     float *logits; /* [vocab] */
     kk_spec spec;  /* never KK_SPEC_AUTO */
-    const kk_proposer *proposer;
-    void *proposer_self;
-    kk_context *context; /* dflash */
-    kk_ngram *ngram;     /* ngram */
-    kk_acceptance seen;  /* of its drafts */
+    kk_drafting drafting;
     int32_t draft_max, draft_ctx;
     bool draft_fixed;
     kk_sampling sampling; /* of the last generation */
@@ -59,6 +56,10 @@ struct kk_session {
     int32_t n_points, cap_points;
     int64_t checkpoint_bytes; /* the most that they may come to hold alone */
 };
+
+/* In proposers.c: what a session is to draft by, checked against the engine; and opened. */
+kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *err);
+kk_status kk_session_open_proposers(kk_session *s, kk_err *err);
 
 /* Whether the last token is evaluated, its logits at hand. */
 bool kk_session_settled(const kk_session *s);

@@ -1,10 +1,9 @@
 /* snapshot.c - writes a session to a file and makes one of a file; see saved.h for the format.
  *
- * Saving copies nothing but a cache's last page and its sink: pages go to the file from where they
- * lie.  That needs no lock, because a page that others share is written by nobody.  Pages of a
- * device are copied to the host one by one, under the lock, since they queue for it.  Loading reads
- * pages into a new session's own, checks each part against its checksum, and hands the session out
- * only when all of it was read: until then a failure leaves nothing behind. */
+ * What is saved puts itself down: the tokens and logits here, the cache's rows and the state of a
+ * proposer through sections, which this file seals.  Loading reads into a new session, checks each
+ * part against its checksum, and hands the session out only when all of it was read: until then a
+ * failure leaves nothing behind. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,109 +15,100 @@
 
 #define PATH_FMT "'%.120s'"
 
-/* Parts of a file, in order; a checksum starts from its part's number.  A cache has two for each
- * kind, its pages and its sink. */
-enum {
-    TOKENS,
-    LOGITS,
-    VERIFIER,
-    CONTEXT = VERIFIER + 2 * KK_KINDS,
-    PARTS = CONTEXT + 2 * KK_KINDS
-};
+/* ---- sections --------------------------------------------------------------------------- */
 
-static const char *part_name(int p) {
-    static const char *const names[PARTS] = {
-        "tokens",
-        "logits",
-        "sliding K/V",
-        "first rows of sliding K/V",
-        "full K/V",
-        "first rows of full K/V",
-        "latents",
-        "first rows of latents",
-        "drafter's sliding K/V",
-        "first rows of the drafter's sliding K/V",
-        "drafter's full K/V",
-        "first rows of the drafter's full K/V",
-        "drafter's latents",
-        "first rows of the drafter's latents",
-    };
-    return names[p];
-}
+enum { SEAL = 8 };
 
-static uint64_t seal_of(int p) { return KK_HASH_START + (uint64_t)p; }
+/* Parts are numbered through the file, those that are empty too; a checksum starts from its part's
+ * number. */
+static uint64_t seal_of(int part) { return KK_HASH_START + (uint64_t)part; }
 
-/* ---- save ------------------------------------------------------------------------------- */
-
-static kk_status put(kk_writer *w, uint64_t *seal, const void *data, size_t n, kk_err *err) {
-    *seal = kk_hash_bytes(*seal, data, n);
-    return kk_writer_put(w, data, n, err);
-}
-
-static kk_status put_part(kk_writer *w, int p, const void *data, size_t n, kk_err *err) {
-    uint64_t seal = seal_of(p);
-    if (n == 0) return KK_OK;
-    KK_TRY(put(w, &seal, data, n, err));
-    return kk_writer_put(w, &seal, sizeof seal, err);
-}
-
-/* Where a page can be looked at: where it lies, or its copy in near. */
-static kk_status page_near(kk_session *s, const kk_cache *c, kk_kind kind, const uint8_t *page,
-                           uint8_t *near, const uint8_t **out, kk_err *err) {
-    const kk_pool *pool = kk_cache_how(c)->pool[kind];
-    *out = page;
-    if (!kk_pool_is_remote(pool)) return KK_OK;
-    *out = near;
-    kk_engine_lock(s->engine);
-    const kk_status st =
-        kk_pool_read(pool, near, page, kk_cache_how(c)->layout->page_bytes[kind], err);
-    kk_engine_unlock(s->engine);
-    return st;
-}
-
-/* Rooms for one page: what is written down, and what came from a device. */
+/* A section of the file that is being written; w NULL: it is only measured. */
 typedef struct {
-    uint8_t *clean, *near;
-} rooms;
+    kk_section_out as;
+    kk_engine *engine;
+    kk_writer *w;
+    int part;
+    uint64_t seal;
+    bool any; /* bytes in the part so far */
+    uint64_t bytes;
+} file_out;
 
-static kk_status put_pages(kk_writer *w, int p, kk_session *s, const kk_cache *c, kk_kind kind,
-                           rooms room, kk_err *err) {
-    const kk_kv_layout *layout = kk_cache_how(c)->layout;
-    const int64_t n = kk_cache_page_count(c, kind);
-    uint64_t seal = seal_of(p);
-    if (n == 0) return KK_OK;
-    for (int64_t i = 0; i < n; i++) {
-        const kk_cache_page page = kk_cache_page_at(c, kind, i);
-        const uint8_t *data;
-        KK_TRY(page_near(s, c, kind, page.data, room.near, &data, err));
-        if (page.rows < KK_PAGE_ROWS) {
-            kk_kv_page_copy(layout, kind, room.clean, data, page.rows);
-            data = room.clean;
-        }
-        KK_TRY(put(w, &seal, data, layout->page_bytes[kind], err));
-    }
-    return kk_writer_put(w, &seal, sizeof seal, err);
+static kk_status put(kk_section_out *to, const void *data, size_t n, kk_err *err) {
+    file_out *f = (file_out *)to;
+    f->any |= n > 0;
+    f->bytes += n;
+    if (!f->w) return KK_OK;
+    f->seal = kk_hash_bytes(f->seal, data, n);
+    return kk_writer_put(f->w, data, n, err);
 }
 
-static kk_status put_sink(kk_writer *w, int p, const kk_cache *c, kk_kind kind, uint8_t *scratch,
-                          kk_err *err) {
-    const kk_cache_opts *how = kk_cache_how(c);
-    const int64_t len = kk_cache_len(c);
-    const int32_t sink = how->bounds[kind].sink;
-    const uint8_t *rows = kk_cache_sink(c, kind);
-    if (!rows || len == 0) return KK_OK;
-    kk_kv_sink_copy(how->layout, kind, sink, scratch, rows, len < sink ? (int32_t)len : sink);
-    return put_part(w, p, scratch, kk_cache_sink_bytes(c, kind), err);
+static kk_status end_written(kk_section_out *to, kk_err *err) {
+    file_out *f = (file_out *)to;
+    const uint64_t seal = f->seal;
+    const bool any = f->any;
+    f->seal = seal_of(++f->part);
+    f->any = false;
+    if (!any) return KK_OK;
+    f->bytes += SEAL;
+    return f->w ? kk_writer_put(f->w, &seal, SEAL, err) : KK_OK;
 }
 
-static kk_status put_cache(kk_writer *w, int p, kk_session *s, const kk_cache *c, rooms room,
-                           kk_err *err) {
-    for (int k = 0; k < KK_KINDS; k++) {
-        KK_TRY(put_pages(w, p + 2 * k, s, c, (kk_kind)k, room, err));
-        KK_TRY(put_sink(w, p + 2 * k + 1, c, (kk_kind)k, room.clean, err));
-    }
+static void hold(kk_engine *e, bool held) { held ? kk_engine_lock(e) : kk_engine_unlock(e); }
+static void hold_out(kk_section_out *to, bool held) { hold(((file_out *)to)->engine, held); }
+
+static file_out section_out(kk_engine *e, kk_writer *w) {
+    return (file_out){.as = {.put = put, .end_part = end_written, .hold_device = hold_out},
+                      .engine = e,
+                      .w = w,
+                      .seal = seal_of(0)};
+}
+
+/* A section of the file that is being read. */
+typedef struct {
+    kk_section_in as;
+    kk_engine *engine;
+    kk_reader *r;
+    int part;
+    uint64_t seal;
+    bool any;
+    uint64_t bytes;
+} file_in;
+
+static kk_status get(kk_section_in *from, void *to, size_t n, kk_err *err) {
+    file_in *f = (file_in *)from;
+    KK_TRY(kk_reader_get(f->r, to, n, err));
+    f->any |= n > 0;
+    f->bytes += n;
+    f->seal = kk_hash_bytes(f->seal, to, n);
     return KK_OK;
 }
+
+static kk_status end_read(kk_section_in *from, const char *what, kk_err *err) {
+    file_in *f = (file_in *)from;
+    const uint64_t seal = f->seal;
+    const bool any = f->any;
+    uint64_t said;
+    f->seal = seal_of(++f->part);
+    f->any = false;
+    if (!any) return KK_OK;
+    f->bytes += SEAL;
+    KK_TRY(kk_reader_get(f->r, &said, SEAL, err));
+    if (said == seal) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its %s do not match their checksum",
+                   kk_reader_path(f->r), what);
+}
+
+static void hold_in(kk_section_in *from, bool held) { hold(((file_in *)from)->engine, held); }
+
+static file_in section_in(kk_engine *e, kk_reader *r) {
+    return (file_in){.as = {.get = get, .end_part = end_read, .hold_device = hold_in},
+                     .engine = e,
+                     .r = r,
+                     .seal = seal_of(0)};
+}
+
+/* ---- save ------------------------------------------------------------------------------- */
 
 static void name_origin(kk_saved_head *h, const kk_engine *e) {
     kk_model_info model;
@@ -153,7 +143,29 @@ static void fill_keeps(kk_saved_head *h, kk_session *s) {
     h->keeps.mix = k->mix;
 }
 
-static void fill_head(kk_saved_head *h, kk_session *s) {
+/* The head of format 2 describes one proposer's state as if it were a cache.  Where it is none, its
+ * bytes are the pages of one kind, and the name of the proposer is that of the policy. */
+static kk_status describe_state(kk_saved_head *h, kk_session *s, kk_err *err) {
+    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
+    const kk_proposer_entry *entry = kk_engine_proposer(s->engine, s->spec);
+    if (!m || !entry) return KK_OK;
+    h->drafter = kk_engine_proposer_fingerprint(s->engine, entry);
+    if (m->proposer->cache) {
+        kk_saved_describe(&h->context, m->proposer->cache(m->self), h->verifier.rows);
+        return KK_OK;
+    }
+    file_out measure = section_out(s->engine, NULL);
+    h->context.rows = h->verifier.rows;
+    if (h->context.rows == 0) return KK_OK;
+    KK_TRY(m->proposer->save(m->self, &measure.as, err));
+    snprintf(h->context.kind[0].policy, sizeof h->context.kind[0].policy, "%.15s",
+             m->proposer->name);
+    h->context.kind[0].page_bytes = 1;
+    h->context.kind[0].pages = measure.bytes > SEAL ? (int64_t)measure.bytes - SEAL : 0;
+    return KK_OK;
+}
+
+static kk_status fill_head(kk_saved_head *h, kk_session *s, kk_err *err) {
     kk_engine *e = s->engine;
     *h = (kk_saved_head){.fingerprint = kk_engine_fingerprint(e),
                          .kv_format = (int32_t)s->format,
@@ -169,118 +181,51 @@ static void fill_head(kk_saved_head *h, kk_session *s) {
                          .sampling = s->sampling};
     name_origin(h, e);
     fill_keeps(h, s);
-    kk_saved_describe(&h->verifier, s->cache);
-    if (!s->context) return;
-    h->drafter = kk_engine_drafter_fingerprint(e);
-    kk_saved_describe(&h->context, kk_context_cache(s->context));
+    kk_saved_describe(&h->verifier, s->cache, kk_cache_len(s->cache));
+    return describe_state(h, s, err);
 }
 
-static kk_status put_all(kk_writer *w, kk_session *s, rooms room, kk_err *err) {
+static kk_status put_all(kk_writer *w, kk_session *s, kk_err *err) {
     uint8_t head[KK_SAVED_HEAD_MAX];
     kk_saved_head h;
-    fill_head(&h, s);
-    const size_t n = kk_saved_encode(&h, head);
-    KK_TRY(kk_writer_put(w, head, n, err));
-    KK_TRY(put_part(w, TOKENS, s->tokens, (size_t)h.len * sizeof *s->tokens, err));
-    if (h.settled) KK_TRY(put_part(w, LOGITS, s->logits, (size_t)h.vocab * sizeof *s->logits, err));
-    KK_TRY(put_cache(w, VERIFIER, s, s->cache, room, err));
-    return s->context ? put_cache(w, CONTEXT, s, kk_context_cache(s->context), room, err) : KK_OK;
+    KK_TRY(fill_head(&h, s, err));
+    KK_TRY(kk_writer_put(w, head, kk_saved_encode(&h, head), err));
+    file_out out = section_out(s->engine, w);
+    kk_section_out *to = &out.as;
+    KK_TRY(put(to, s->tokens, (size_t)h.len * sizeof *s->tokens, err));
+    KK_TRY(end_written(to, err));
+    if (h.settled) KK_TRY(put(to, s->logits, (size_t)h.vocab * sizeof *s->logits, err));
+    KK_TRY(end_written(to, err));
+    KK_TRY(kk_cache_save(s->cache, to, err));
+    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
+    return m && h.context.rows ? m->proposer->save(m->self, to, err) : KK_OK;
 }
 
-static size_t largest_page(const kk_session *s) {
-    size_t most = 1;
-    for (int k = 0; k < KK_KINDS; k++) {
-        if (s->layout->page_bytes[k] > most) most = s->layout->page_bytes[k];
-        if (!s->context) continue;
-        const kk_kv_layout *layout = kk_cache_how(kk_context_cache(s->context))->layout;
-        if (layout->page_bytes[k] > most) most = layout->page_bytes[k];
-    }
-    return most;
-}
-
-/* Rows that wait to enter the drafter's context enter it now: a file has no place for them. */
-static kk_status settle_context(kk_session *s, kk_err *err) {
-    if (!s->context) return KK_OK;
+/* A proposer does the work that it put off, under the lock: a file has no place for it. */
+static kk_status settle_proposers(kk_session *s, kk_err *err) {
     kk_engine_lock(s->engine);
-    const kk_status st = kk_context_flush(s->context, err);
+    const kk_status st = kk_drafting_flush(&s->drafting, err);
     kk_engine_unlock(s->engine);
     return st;
 }
 
 kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
     kk_writer *w;
-    KK_TRY(settle_context(s, err));
-    const size_t page = largest_page(s);
-    uint8_t *scratch = kk_malloc(2 * page);
-    if (!scratch) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
-    kk_status st = kk_writer_open(&w, path, err);
-    if (st == KK_OK) {
-        st = put_all(w, s, (rooms){scratch, scratch + page}, err);
-        if (st == KK_OK)
-            st = kk_writer_commit(w, err);
-        else
-            kk_writer_abort(w);
-    }
-    kk_free(scratch);
+    KK_TRY(settle_proposers(s, err));
+    KK_TRY(kk_writer_open(&w, path, err));
+    const kk_status st = put_all(w, s, err);
+    if (st == KK_OK) return kk_writer_commit(w, err);
+    kk_writer_abort(w);
     return st;
 }
 
 /* ---- load: parts ------------------------------------------------------------------------ */
 
-static kk_status check_seal(kk_reader *r, int p, uint64_t seal, kk_err *err) {
-    uint64_t said;
-    KK_TRY(kk_reader_get(r, &said, sizeof said, err));
-    if (said == seal) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its %s do not match their checksum",
-                   kk_reader_path(r), part_name(p));
-}
-
-static kk_status get(kk_reader *r, uint64_t *seal, void *to, size_t n, kk_err *err) {
-    KK_TRY(kk_reader_get(r, to, n, err));
-    *seal = kk_hash_bytes(*seal, to, n);
-    return KK_OK;
-}
-
-static kk_status get_part(kk_reader *r, int p, void *to, size_t n, kk_err *err) {
-    uint64_t seal = seal_of(p);
-    if (n == 0) return KK_OK;
-    KK_TRY(get(r, &seal, to, n, err));
-    return check_seal(r, p, seal, err);
-}
-
-/* Pages of a device come through near; others are read where they are to lie. */
-static kk_status get_page(kk_reader *r, uint64_t *seal, kk_session *s, const kk_cache *c,
-                          kk_kind kind, uint8_t *page, uint8_t *near, kk_err *err) {
-    const size_t bytes = kk_cache_how(c)->layout->page_bytes[kind];
-    const kk_pool *pool = kk_cache_how(c)->pool[kind];
-    if (!kk_pool_is_remote(pool)) return get(r, seal, page, bytes, err);
-    KK_TRY(get(r, seal, near, bytes, err));
-    kk_engine_lock(s->engine);
-    const kk_status st = kk_pool_write(pool, page, near, bytes, err);
-    kk_engine_unlock(s->engine);
-    return st;
-}
-
-static kk_status get_pages(kk_reader *r, int p, kk_session *s, kk_cache *c, kk_kind kind,
-                           kk_err *err) {
-    const int64_t n = kk_cache_page_count(c, kind);
-    uint64_t seal = seal_of(p);
-    if (n == 0) return KK_OK;
-    const bool remote = kk_pool_is_remote(kk_cache_how(c)->pool[kind]);
-    uint8_t *near = remote ? kk_malloc(kk_cache_how(c)->layout->page_bytes[kind]) : NULL;
-    if (remote && !near) return kk_fail(err, KK_ENOMEM, "no memory to load a session");
-    kk_status st = KK_OK;
-    for (int64_t i = 0; st == KK_OK && i < n; i++)
-        st = get_page(r, &seal, s, c, kind, kk_cache_page_at(c, kind, i).data, near, err);
-    kk_free(near);
-    return st == KK_OK ? check_seal(r, p, seal, err) : st;
-}
-
 /* The rows that the head promises must be those that this cache keeps of as many. */
 static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, const kk_reader *r,
                              kk_err *err) {
     kk_saved_cache is;
-    kk_saved_describe(&is, c);
+    kk_saved_describe(&is, c, said->rows);
     for (int k = 0; k < KK_KINDS; k++) {
         const kk_kv_bounds *a = &said->kind[k].bounds, *b = &is.kind[k].bounds;
         if (strcmp(said->kind[k].policy, is.kind[k].policy) != 0 || a->window != b->window ||
@@ -304,19 +249,24 @@ static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, cons
     return KK_OK;
 }
 
-static kk_status get_cache(kk_reader *r, int p, const kk_saved_cache *said, kk_session *s,
-                           kk_cache *c, kk_err *err) {
-    kk_engine_lock(s->engine);
-    const kk_status st = kk_cache_fill(c, said->rows, err);
-    kk_engine_unlock(s->engine);
-    if (st != KK_OK) return st;
-    KK_TRY(check_cache(said, c, r, err));
-    for (int k = 0; k < KK_KINDS; k++) {
-        KK_TRY(get_pages(r, p + 2 * k, s, c, (kk_kind)k, err));
-        KK_TRY(get_part(r, p + 2 * k + 1, kk_cache_sink_fill(c, (kk_kind)k),
-                        (size_t)said->kind[k].sink_bytes, err));
-    }
-    return KK_OK;
+/* The same of a proposer's state; see describe_state. */
+static kk_status check_state(const kk_saved_head *h, const kk_drafting_member *m,
+                             const kk_reader *r, kk_err *err) {
+    if (m->proposer->cache) return check_cache(&h->context, m->proposer->cache(m->self), r, err);
+    if (strncmp(h->context.kind[0].policy, m->proposer->name, 15) == 0) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " has the state of a proposer '%s', not of '%s'",
+                   kk_reader_path(r), h->context.kind[0].policy, m->proposer->name);
+}
+
+static kk_status get_state(file_in *in, const kk_saved_head *h, kk_session *s, kk_err *err) {
+    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
+    if (!m || h->context.rows == 0) return KK_OK;
+    KK_TRY(check_state(h, m, in->r, err));
+    KK_TRY(m->proposer->load(m->self, h->context.rows, &in->as, err));
+    const uint64_t left = kk_reader_size(in->r) - kk_saved_bytes() - in->bytes;
+    if (left == 0) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " has %llu bytes after the state of the proposer %s",
+                   kk_reader_path(in->r), (unsigned long long)left, m->proposer->name);
 }
 
 static kk_status check_latents(const kk_saved_keeps *k, const kk_session *s, const kk_reader *r,
@@ -338,17 +288,19 @@ static kk_status check_tokens(const kk_session *s, const kk_reader *r, kk_err *e
 }
 
 static kk_status get_all(kk_reader *r, const kk_saved_head *h, kk_session *s, kk_err *err) {
+    file_in in = section_in(s->engine, r);
     s->len = h->len;
     s->sampled = h->sampled;
     s->sampling = h->sampling;
-    KK_TRY(get_part(r, TOKENS, s->tokens, (size_t)h->len * sizeof *s->tokens, err));
+    KK_TRY(get(&in.as, s->tokens, (size_t)h->len * sizeof *s->tokens, err));
+    KK_TRY(end_read(&in.as, "tokens", err));
     KK_TRY(check_tokens(s, r, err));
-    if (h->settled)
-        KK_TRY(get_part(r, LOGITS, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
+    if (h->settled) KK_TRY(get(&in.as, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
+    KK_TRY(end_read(&in.as, "logits", err));
     KK_TRY(check_latents(&h->keeps, s, r, err));
-    KK_TRY(get_cache(r, VERIFIER, &h->verifier, s, s->cache, err));
-    if (!s->context || h->context.rows == 0) return KK_OK;
-    return get_cache(r, CONTEXT, &h->context, s, kk_context_cache(s->context), err);
+    KK_TRY(check_cache(&h->verifier, s->cache, r, err));
+    KK_TRY(kk_cache_load(s->cache, h->verifier.rows, "", &in.as, err));
+    return get_state(&in, h, s, err);
 }
 
 /* ---- load: the session ------------------------------------------------------------------ */
@@ -445,22 +397,24 @@ static kk_status choose_keeps(const kk_saved_head *h, const char *path, const kk
     return k->projection ? choose_latents(k, path, o, out, err) : KK_OK;
 }
 
-/* Whether the file brings a context that this engine's drafter can go on from. */
-static bool has_context(kk_engine *e, const kk_saved_head *h) {
-    return e->dflash && (h->drafter == kk_engine_drafter_fingerprint(e) || h->verifier.rows == 0);
+/* Whether the file brings what this engine's proposer can go on from. */
+static bool has_state(kk_engine *e, const kk_saved_head *h, const kk_proposer_entry *entry) {
+    return !entry->proposer->load || h->verifier.rows == 0 ||
+           h->drafter == kk_engine_proposer_fingerprint(e, entry);
 }
 
-/* Left to itself, a session goes on as it was, and without drafts where the drafter's context is
+/* Left to itself, a session goes on as it was, and without drafts where the proposer's state is
  * missing; one is not made up from half a timeline. */
 static kk_status choose_spec(kk_engine *e, const kk_saved_head *h, const char *path,
                              const kk_session_opts *o, kk_spec *out, kk_err *err) {
     *out = o->spec != KK_SPEC_AUTO ? o->spec : (kk_spec)h->spec;
-    if (*out != KK_SPEC_DFLASH || has_context(e, h)) return KK_OK;
+    const kk_proposer_entry *entry = kk_engine_proposer(e, *out);
+    if (*out == KK_SPEC_NONE || (entry && has_state(e, h, entry))) return KK_OK;
     if (o->spec == KK_SPEC_AUTO) {
         *out = KK_SPEC_NONE;
         return KK_OK;
     }
-    if (!e->dflash) return KK_OK; /* refused, with the reason, when the session is made */
+    if (!entry) return KK_OK; /* refused, with the reason, when the session is made */
     return kk_fail(err, KK_EINVAL,
                    h->drafter ? PATH_FMT " was saved with another drafter: load it without one, or "
                                          "evaluate its tokens again"
@@ -486,7 +440,8 @@ static kk_status choose_opts(kk_engine *e, const kk_saved_head *h, const char *p
     if (out->ctx > 0 && out->ctx < h->len)
         return kk_fail(err, KK_ECONTEXT, PATH_FMT " has %d tokens, a context of %d is too small",
                        path, h->len, out->ctx);
-    if (spec == KK_SPEC_DFLASH && o->draft_ctx && o->draft_ctx != out->draft_ctx)
+    const kk_proposer_entry *entry = kk_engine_proposer(e, spec);
+    if (entry && entry->proposer->load && o->draft_ctx && o->draft_ctx != out->draft_ctx)
         return kk_fail(err, KK_EINVAL,
                        PATH_FMT " was saved with a drafter that looks back over %d rows (0: all), "
                                 "which cannot become %d",

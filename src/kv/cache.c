@@ -276,8 +276,12 @@ bool kk_cache_truncate(kk_cache *c, int64_t len) {
 
 /* ---- writing down ----------------------------------------------------------------------- */
 
+int64_t kk_cache_pages_needed(const kk_cache *c, kk_kind kind, int64_t len) {
+    return has_kind(c, (int)kind) ? extent_pages(needed(c, kind, len)) : 0;
+}
+
 int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind) {
-    return has_kind(c, (int)kind) ? extent_pages(needed(c, kind, c->len)) : 0;
+    return kk_cache_pages_needed(c, kind, c->len);
 }
 
 kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i) {

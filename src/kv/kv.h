@@ -28,6 +28,7 @@
 
 #include "backend/backend.h"
 #include "core/kind.h"
+#include "core/section.h"
 
 /* What a model needs of its caches; filled by the model. */
 typedef struct {
@@ -154,6 +155,7 @@ typedef struct {
                     * where its pool is remote, only for kk_pool_read and kk_pool_write */
 } kk_cache_page;
 int64_t kk_cache_page_count(const kk_cache *c, kk_kind kind);
+int64_t kk_cache_pages_needed(const kk_cache *c, kk_kind kind, int64_t len); /* if it had len */
 kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i);
 /* The first rows of a page of this kind; the others, which may be anything, become zero. */
 void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uint8_t *from,
@@ -165,6 +167,13 @@ void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t 
  * writes what kk_cache_page_at and kk_cache_sink_fill show.  On failure the cache is as it was. */
 kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
 uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink */
+/* The rows of a cache as a section of a file: for each kind its pages, then its sink.  Rows at or
+ * after len are written as zeros.  Loading makes an empty cache one of so many rows; on failure it
+ * holds what was read and is good for nothing but to be freed.  whose: "" or "drafter's", for
+ * messages. */
+kk_status kk_cache_save(const kk_cache *c, kk_section_out *to, kk_err *err);
+kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section_in *from,
+                        kk_err *err);
 
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
  * of another cache of the same pools and reaches and at least that max_len.  A mark ends a

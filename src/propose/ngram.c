@@ -148,10 +148,23 @@ static void draft_one(kk_draft *d) {
         d->out[i] = from + i < d->len ? g->tokens[from + i] : d->out[from + i - d->len];
 }
 
-static kk_status draft(kk_draft *drafts, int32_t n, kk_err *err) {
-    (void)err;
+static kk_status draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
+    (void)me, (void)err;
     for (int32_t i = 0; i < n; i++) draft_one(&drafts[i]);
     return KK_OK;
 }
 
-const kk_proposer kk_propose_ngram = {.name = "ngram", .free = true, .draft = draft};
+static kk_status open_index(void **self, const kk_proposer_opts *opts, kk_err *err) {
+    kk_ngram *g;
+    *self = NULL;
+    KK_TRY(kk_ngram_new(&g, opts->mem, opts->max_len, err));
+    *self = g;
+    return KK_OK;
+}
+
+static void close_index(void *self) { kk_ngram_free(self); }
+
+/* The index looks at the timeline when it drafts, so that it needs no word of rows that come and
+ * go, of marks or of files. */
+const kk_proposer kk_propose_ngram = {
+    .name = "ngram", .free = true, .open = open_index, .close = close_index, .draft = draft};

@@ -17,6 +17,7 @@ enum {
     KK_NGRAM_LOOK = 64, /* occurrences examined, the latest first */
 };
 
+extern const kk_proposer kk_propose_ngram; /* its state in a session is a kk_ngram */
 typedef struct kk_ngram kk_ngram;
 
 /* For timelines of up to max_len tokens.  Takes all its memory here, counted in mem (borrowed)

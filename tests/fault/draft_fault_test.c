@@ -121,7 +121,7 @@ static int64_t walk(kk_session *s, step_fn step) {
         kk_fault_after(n, false);
         const kk_status st = step(s, &err);
         kk_fault_after(0, false);
-        assert_int_equal(kk_context_rows(s->context), kk_cache_len(s->cache));
+        assert_true(kk_drafting_stands_for(&s->drafting, kk_cache_len(s->cache)));
         if (st == KK_OK) return n - 1;
         check_failure(st, &err);
         assert_int_equal(s->len, len);
@@ -135,7 +135,7 @@ static void assert_goes_on(kk_session *s) {
     const kk_generate_opts how = {.max_tokens = 12, .ignore_eos = true};
     kk_session *plain = NULL, *fork = NULL;
     kk_result want, got;
-    assert_int_equal(kk_context_rows(s->context), kk_cache_len(s->cache));
+    assert_true(kk_drafting_stands_for(&s->drafting, kk_cache_len(s->cache)));
     assert_ok(open_session(&plain, s->engine, KK_SPEC_NONE, why));
     assert_ok(kk_session_append(plain, s->tokens, (size_t)s->len, NULL, NULL, why));
     assert_ok(kk_session_fork(&fork, s, why));
@@ -200,6 +200,7 @@ static void swap_models(kk_engine *e, kk_backend *failing) {
                                       .max_rows = e->rounds.max_rows,
                                       .max_block_rows = e->rounds.max_logits};
     assert_ok(kk_dflash_new(&e->dflash, e->drafter, &config, &draft_how, why));
+    e->dflash_shared.model = e->dflash;
     e->rounds.model = e->model;
     e->rounds.tapped = kk_dflash_config(e->dflash)->taps;
 }

@@ -15,7 +15,9 @@
 #include <stdio.h>
 
 #include "engine/session.h"
+#include "propose/ngram.h"
 #include "support/lossless_prompts.h"
+#include "support/rounds.h"
 #include "support/same_cache.h"
 
 enum { MOST_BLOCK = 16, SAMPLINGS = 4, ENDINGS = 3, FORESIGHT = 16, MOST_TOKENS = 64, TURN = 6 };
@@ -110,12 +112,12 @@ static inline bool lossless_say(char why[SAY], const char *what, int64_t got, in
 /* ---- proposers that know the plain run ---------------------------------------------------- */
 
 typedef struct {
+    kk_proposer as; /* with the drafter's state, where the session has one */
     lossless_proposer who;
     const int32_t *plain; /* the timeline, and what plain decoding would say after it */
     int32_t len, vocab, calls;
     uint64_t random;
-    kk_context *context; /* the drafter's; NULL: none */
-    int32_t own;         /* tokens that drafter drafts at most */
+    int32_t own; /* tokens that drafter drafts at most */
 } lossless_oracle;
 
 static inline int32_t lossless_right_ones(lossless_oracle *o, int32_t n) {
@@ -138,15 +140,15 @@ static inline void lossless_fill(lossless_oracle *o, kk_draft *d, int32_t from) 
     }
 }
 
-static inline kk_status lossless_draft(kk_draft *drafts, int32_t n, kk_err *err) {
+static inline kk_status lossless_draft(const kk_proposer *me, kk_draft *drafts, int32_t n,
+                                       kk_err *err) {
+    lossless_oracle *o = (lossless_oracle *)me;
     for (int32_t k = 0; k < n; k++) {
         kk_draft *d = &drafts[k], own = *d;
-        lossless_oracle *o = d->self;
         own.n = 0;
         if (o->who == BY_DFLASH) {
-            own.self = o->context;
             if (own.max > o->own) own.max = o->own;
-            KK_TRY(kk_propose_dflash.draft(&own, 1, err));
+            KK_TRY(kk_propose_dflash.draft(&kk_propose_dflash, &own, 1, err));
         }
         lossless_fill(o, d, own.n);
         o->calls++;
@@ -154,27 +156,32 @@ static inline kk_status lossless_draft(kk_draft *drafts, int32_t n, kk_err *err)
     return KK_OK;
 }
 
-static const kk_proposer lossless_by_oracle = {.name = "oracle", .draft = lossless_draft};
+/* Drafts by ngram, beside the drafter where the session has one, whose state must follow. */
+static inline bool lossless_by_ngram(kk_session *s, char why[SAY]) {
+    const kk_proposer_opts how = {.mem = &s->engine->mem, .max_len = s->ctx};
+    LOSSLESS_TRY(kk_drafting_add(&s->drafting, &kk_propose_ngram, &how, NULL, err));
+    if (s->drafting.n == 1) return true;
+    const kk_drafting_member drafter = s->drafting.member[0];
+    s->drafting.member[0] = s->drafting.member[1];
+    s->drafting.member[1] = drafter;
+    return true;
+}
 
 /* Makes a session draft so, whatever it was made to do. */
 static inline bool lossless_draft_by(kk_session *s, lossless_oracle *o, int32_t block,
                                      char why[SAY]) {
     s->draft_max = block - 1;
     s->draft_fixed = o->who != BY_CONTROLLER;
-    s->proposer = &lossless_by_oracle;
-    s->proposer_self = o;
-    o->context = s->context;
-    if (s->context) o->own = kk_dflash_config(s->engine->dflash)->block - 1;
-    if (o->who == BY_NGRAM) {
-        LOSSLESS_TRY(kk_ngram_new(&s->ngram, &s->engine->mem, s->ctx, err));
-        s->proposer = &kk_propose_ngram;
-        s->proposer_self = s->ngram;
-    }
+    if (s->drafting.n) o->own = kk_dflash_config(s->engine->dflash)->block - 1;
+    if (o->who == BY_NGRAM) return lossless_by_ngram(s, why);
     if (o->who == BY_CONTROLLER) {
-        s->proposer = &kk_propose_dflash;
-        s->proposer_self = s->context;
         if (s->draft_max > o->own) s->draft_max = o->own;
+        return true;
     }
+    o->as = s->drafting.n ? *s->drafting.member[0].proposer : (kk_proposer){0};
+    o->as.name = "oracle";
+    o->as.draft = lossless_draft;
+    draft_instead(s, &o->as);
     return true;
 }
 
@@ -192,9 +199,12 @@ static inline bool lossless_same_session(const kk_session *got, const kk_session
     const int64_t rows = kk_cache_len(got->cache);
     if (rows != kk_cache_len(want->cache))
         return lossless_say(why, "rows in the cache", rows, kk_cache_len(want->cache));
-    if (got->context && kk_context_rows(got->context) != rows)
-        return lossless_say(why, "rows of the drafter's context", kk_context_rows(got->context),
-                            rows);
+    for (int32_t i = 0; i < got->drafting.n; i++) {
+        const kk_drafting_member *m = &got->drafting.member[i];
+        if (m->proposer->rows && m->proposer->rows(m->self) != rows)
+            return lossless_say(why, "rows of a proposer's state", m->proposer->rows(m->self),
+                                rows);
+    }
     return same_cache(got->cache, want->cache, true, why, SAY);
 }
 

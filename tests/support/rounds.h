@@ -14,16 +14,29 @@ static inline kk_round round_of(kk_session *s, const kk_sampling *how, int32_t r
                       .cap = s->ctx,
                       .logits = s->logits,
                       .sampling = how,
-                      .proposer = s->proposer,
-                      .self = s->proposer_self,
-                      .context = s->context,
-                      .seen = &s->seen,
+                      .drafting = &s->drafting,
                       .draft_max = s->draft_max,
                       .draft_fixed = s->draft_fixed,
                       .stats = stats,
                       .len = s->len,
                       .room = room,
                       .hash = KK_HASH_START};
+}
+
+/* The session's state at its drafter; the caches of those that keep K/V rows of their own. */
+static inline kk_drafting_member *drafter_of(kk_session *s) {
+    return s->drafting.n ? &s->drafting.member[0] : NULL;
+}
+static inline kk_cache *drafter_cache(kk_session *s) {
+    const kk_drafting_member *m = drafter_of(s);
+    return m && m->proposer->cache ? m->proposer->cache(m->self) : NULL;
+}
+
+/* Whoever drafted for the session, this one does now: with that one's state where it is made of
+ * that one, and with none where it is not. */
+static inline void draft_instead(kk_session *s, const kk_proposer *p) {
+    s->drafting.n = 1;
+    s->drafting.member[0].proposer = p;
 }
 
 /* One round, or the first token after a prompt, with all of its outcome kept. */

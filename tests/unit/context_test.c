@@ -40,10 +40,10 @@ static kk_session *prompted(kk_engine *e, kk_kv_format format, int32_t draft_ctx
     return s;
 }
 
-static void flush(kk_session *s) { assert_ok(kk_context_flush(s->context, why)); }
+static void flush(kk_session *s) { assert_ok(kk_drafting_flush(&s->drafting, why)); }
 
 static void assert_follows(const kk_session *s) {
-    assert_int_equal(kk_context_rows(s->context), kk_cache_len(s->cache));
+    assert_true(kk_drafting_stands_for(&s->drafting, kk_cache_len(s->cache)));
 }
 
 /* The bits of all logits that a draft was chosen from.  Random drafters say the same token over
@@ -66,9 +66,12 @@ static uint64_t draft_now(kk_session *s, int32_t out[KK_MAX_DRAFT]) {
         kk_round r = round_of(s, &greedy, 1, &stats);
         assert_ok(round_step(s, &r, why));
     }
-    kk_draft d = {
-        .self = s->context, .tokens = s->tokens, .len = s->len, .out = out, .max = s->draft_max};
-    assert_ok(kk_propose_dflash.draft(&d, 1, why));
+    kk_draft d = {.self = drafter_of(s)->self,
+                  .tokens = s->tokens,
+                  .len = s->len,
+                  .out = out,
+                  .max = s->draft_max};
+    assert_ok(kk_propose_dflash.draft(&kk_propose_dflash, &d, 1, why));
     assert_int_equal(d.n, s->draft_max);
     return draft_hash(s->engine->dflash, d.n);
 }
@@ -83,8 +86,7 @@ static void assert_as_fresh(kk_session *s) {
     tiny_append(fresh, s->tokens, rows);
     flush(s);
     flush(fresh);
-    if (!same_cache(kk_context_cache(s->context), kk_context_cache(fresh->context), false, what,
-                    sizeof what))
+    if (!same_cache(drafter_cache(s), drafter_cache(fresh), false, what, sizeof what))
         fail_msg("after %d rows: %s", rows, what);
     assert_ok(kk_session_fork(&copy, s, why)); /* s itself must not move */
     if (rows < s->len) {
@@ -102,34 +104,30 @@ static void assert_as_fresh(kk_session *s) {
 enum { MOST_DRAFTS = 400 };
 
 typedef struct {
+    kk_proposer as; /* the drafter in all but draft */
     kk_session *s;
     uint64_t drafts[MOST_DRAFTS]; /* hashes of their logits */
     int32_t n;
 } record;
 
 /* The drafter, written down. */
-static kk_status spied(kk_draft *drafts, int32_t n, kk_err *err) {
+static kk_status spied(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
+    record *log = (record *)me;
     for (int32_t i = 0; i < n; i++) {
-        record *log = drafts[i].self;
-        kk_draft d = drafts[i];
-        d.self = log->s->context;
-        KK_TRY(kk_propose_dflash.draft(&d, 1, err));
-        drafts[i].n = d.n;
+        KK_TRY(kk_propose_dflash.draft(&kk_propose_dflash, &drafts[i], 1, err));
         assert_true(log->n < MOST_DRAFTS);
-        log->drafts[log->n++] = draft_hash(log->s->engine->dflash, d.n);
+        log->drafts[log->n++] = draft_hash(log->s->engine->dflash, drafts[i].n);
     }
     return KK_OK;
 }
-
-static const kk_proposer spy = {.name = "spy", .draft = spied};
 
 /* Rounds that draft now and then, so that rows wait; eager: none ever does. */
 static void decode(kk_session *s, int32_t tokens, int32_t every, bool eager, record *log) {
     const kk_sampling how = {.temp = 0.9f, .seed = 8};
     kk_spec_stats stats = {0};
-    *log = (record){.s = s};
-    s->proposer = &spy;
-    s->proposer_self = log;
+    *log = (record){.as = kk_propose_dflash, .s = s};
+    log->as.draft = spied;
+    draft_instead(s, &log->as);
     kk_round r = round_of(s, &how, tokens, &stats);
     for (int32_t round = 0; r.room > 0; round++) {
         r.draft_max = round % every == every - 1 ? s->draft_max : 0;
@@ -154,8 +152,7 @@ static void lazy_drafts_as_eager(void **state) {
         assert_int_equal(lazy.n, eager.n);
         assert_memory_equal(lazy.drafts, eager.drafts, (size_t)lazy.n * sizeof *lazy.drafts);
         flush(a);
-        if (!same_cache(kk_context_cache(a->context), kk_context_cache(b->context), true, what,
-                        sizeof what))
+        if (!same_cache(drafter_cache(a), drafter_cache(b), true, what, sizeof what))
             fail_msg("%s", what);
         assert_as_fresh(a);
         kk_session_free(a);
@@ -264,8 +261,8 @@ static void a_bounded_context_stays_small(void **state) {
     kk_session *small = prompted(e, KK_KV_BF16, 64, 600), *all = prompted(e, KK_KV_BF16, 0, 600);
     flush(small);
     flush(all);
-    const int64_t bounded = kk_cache_page_count(kk_context_cache(small->context), KK_FULL),
-                  whole = kk_cache_page_count(kk_context_cache(all->context), KK_FULL);
+    const int64_t bounded = kk_cache_page_count(drafter_cache(small), KK_FULL),
+                  whole = kk_cache_page_count(drafter_cache(all), KK_FULL);
     assert_int_equal(whole, (600 + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS);
     assert_in_range(bounded, 1, 3); /* the sink's page, and the window's */
     generate(small, 60);

@@ -32,7 +32,7 @@ static void bytes_of(kk_engine *e, const kk_session_opts *how, int32_t n, bool f
     else
         tiny_append(s, prompt, n);
     assert_int_equal(s->len, n);
-    if (s->context) assert_ok(kk_context_flush(s->context, why));
+    assert_ok(kk_drafting_flush(&s->drafting, why));
     kk_engine_memory(e, out);
     kk_session_key_counts(s, counts);
     kk_session_free(s);

@@ -4,6 +4,7 @@
  * pair, a drafter and sessions in every format; weights lie in mapped files and are held against
  * what is resident of those.  What sessions took is given back when they close. */
 #define _GNU_SOURCE
+#include "support/rounds.h"
 #include "support/slow.h"
 #include "support/tiny.h"
 
@@ -126,9 +127,9 @@ static void categories_add_up(void **state) {
     for (int i = 0; i < 4; i++) {
         sliding += kk_cache_bytes(s[i]->cache, KK_SLIDING);
         full += kk_cache_bytes(s[i]->cache, KK_FULL);
-        if (!s[i]->context) continue;
-        drafter += kk_cache_bytes(kk_context_cache(s[i]->context), KK_SLIDING) +
-                   kk_cache_bytes(kk_context_cache(s[i]->context), KK_FULL);
+        if (!drafter_cache(s[i])) continue;
+        drafter += kk_cache_bytes(drafter_cache(s[i]), KK_SLIDING) +
+                   kk_cache_bytes(drafter_cache(s[i]), KK_FULL);
     }
     kk_engine_memory(e, with);
     assert_int_equal(with[KK_MEM_KV_SLIDING], sliding);
@@ -146,7 +147,7 @@ static void shared_pages_count_once(void **state) {
     (void)state;
     kk_engine *e = open_pair();
     kk_session *s = use(e, KK_KV_BF16, KK_SPEC_DFLASH), *fork = NULL;
-    assert_ok(kk_context_flush(s->context, why));
+    assert_ok(kk_drafting_flush(&s->drafting, why));
     const int64_t alone = kv(e);
     assert_ok(kk_session_checkpoint(s, why));
     assert_ok(kk_session_fork(&fork, s, why));

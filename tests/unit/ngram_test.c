@@ -41,7 +41,7 @@ static void world_close(world *w) {
 static int32_t draft(world *w, int32_t max) {
     kk_draft d = {.self = w->g, .tokens = w->tokens, .len = w->len, .max = max, .n = -1};
     d.out = w->tokens + w->len;
-    assert_int_equal(kk_propose_ngram.draft(&d, 1, NULL), KK_OK);
+    assert_int_equal(kk_propose_ngram.draft(&kk_propose_ngram, &d, 1, NULL), KK_OK);
     return d.n;
 }
 
@@ -178,7 +178,7 @@ static void a_long_match_is_found_behind_any_number_of_short_ones(void **state) 
     len += 6;
     int32_t out[1];
     kk_draft d = {.self = g, .tokens = t, .len = len, .out = out, .max = 1};
-    assert_int_equal(kk_propose_ngram.draft(&d, 1, NULL), KK_OK);
+    assert_int_equal(kk_propose_ngram.draft(&kk_propose_ngram, &d, 1, NULL), KK_OK);
     assert_int_equal(d.n, 1);
     assert_int_equal(out[0], 777);
     free(t);

@@ -52,8 +52,8 @@ static void unfused_round(kk_session *s, const kk_sampling *how, lossless_oracle
     int32_t drafts[KK_MAX_DRAFT];
     const int32_t room = PROMPT + TOKENS - x->len,
                   end = room - 1 < BLOCK - 1 ? room - 1 : BLOCK - 1;
-    kk_draft d = {.tokens = x->tokens, .len = x->len, .out = drafts, .max = end, .self = o};
-    if (end > 0) assert_ok(lossless_draft(&d, 1, why));
+    kk_draft d = {.tokens = x->tokens, .len = x->len, .out = drafts, .max = end};
+    if (end > 0) assert_ok(lossless_draft(&o->as, &d, 1, why));
     for (int32_t i = 0; i < d.n; i++)
         if (drafts[i] < 0 || drafts[i] >= TINY_VOCAB) d.n = i;
     x->rounds++;

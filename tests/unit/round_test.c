@@ -21,6 +21,7 @@ typedef enum {
 } habit;
 
 typedef struct {
+    kk_proposer as;
     int32_t plain[CTX]; /* the timeline of the plain run */
     int32_t len;
     habit habit;
@@ -46,8 +47,7 @@ static int32_t wrong_one(const oracle *o, int32_t next, int32_t i) {
     }
 }
 
-static void draft_one(kk_draft *d) {
-    oracle *o = d->self;
+static void draft_one(oracle *o, kk_draft *d) {
     assert_memory_equal(d->tokens, o->plain, (size_t)d->len * sizeof *d->tokens);
     o->calls++;
     d->n = o->habit == SHORT ? (o->calls * 11) % (d->max + 1) : d->max;
@@ -60,17 +60,15 @@ static void draft_one(kk_draft *d) {
     o->sound += o->habit == OUTSIDE ? right : d->n;
 }
 
-static kk_status draft_from_plain(kk_draft *drafts, int32_t n, kk_err *err) {
+static kk_status draft_from_plain(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
     (void)err;
-    for (int32_t i = 0; i < n; i++) draft_one(&drafts[i]);
+    for (int32_t i = 0; i < n; i++) draft_one((oracle *)me, &drafts[i]);
     return KK_OK;
 }
 
-static const kk_proposer from_plain = {.name = "oracle", .free = true, .draft = draft_from_plain};
-
 static void draft_by(kk_session *s, oracle *o) {
-    s->proposer = &from_plain;
-    s->proposer_self = o;
+    o->as = (kk_proposer){.name = "oracle", .free = true, .draft = draft_from_plain};
+    draft_instead(s, &o->as);
     s->draft_max = MOST_DRAFTS;
     s->draft_fixed = true;
 }
@@ -136,7 +134,7 @@ static kk_result compare(kk_engine *e, const scenario *c) {
             if (o.habit == RIGHT) assert_true(got.rounds * 8 < want.rounds);
             if (o.habit == WRONG) assert_int_equal(got.rounds, want.rounds);
         }
-        d->proposer = &kk_propose_none;
+        d->drafting.n = 0;
         kk_session *base = NULL;
         assert_ok(kk_session_fork(&base, p, why)); /* p itself must stay as it ended */
         assert_int_equal(kk_cache_len(d->cache), kk_cache_len(p->cache));
@@ -361,8 +359,7 @@ static void proposers_share_a_round(void **state) {
         shared[i]->len = rounds[i].len;
         assert_true(rounds[i].hash == want[i].logits_hash);
         assert_true(i == 2 ? stats[i].drafted == 0 : stats[i].drafted > 0);
-        if (shared[i]->context)
-            assert_int_equal(kk_context_rows(shared[i]->context), kk_cache_len(shared[i]->cache));
+        assert_true(kk_drafting_stands_for(&shared[i]->drafting, kk_cache_len(shared[i]->cache)));
         assert_same_state(shared[i], alone[i]);
         kk_session_free(shared[i]);
         kk_session_free(alone[i]);
@@ -391,8 +388,8 @@ static void fixed_and_chosen_drafts_share_a_round(void **state) {
         draft_by(shared[i], &o);
         shared[i]->draft_fixed = i == 0;
         for (int32_t k = 0; k < KK_MAX_DRAFT; k++) {
-            shared[i]->seen.tried[k] = 40;
-            shared[i]->seen.right[k] = i == 0 ? 0 : 40;
+            shared[i]->drafting.member[0].seen.tried[k] = 40;
+            shared[i]->drafting.member[0].seen.right[k] = i == 0 ? 0 : 40;
         }
         rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
         kk_round_first(&e->rounds, &rounds[i]);

@@ -133,26 +133,24 @@ static kk_session *start_long(const long_run *l, kk_spec spec) {
 
 /* Mostly right, as a long run is slow enough; now and then wrong at a depth that changes, now and
  * then the drafter's own. */
-static kk_status mixed_draft(kk_draft *drafts, int32_t n, kk_err *err) {
+static kk_status mixed_draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
+    lossless_oracle *o = (lossless_oracle *)me;
     for (int32_t i = 0; i < n; i++) {
-        lossless_oracle *o = drafts[i].self;
         o->who = o->calls % 4 == 1 ? BY_DEPTH : BY_RIGHT;
         if (o->calls % 8 == 0) {
             kk_draft d = drafts[i];
-            d.self = o->context;
             if (d.max > 5) d.max = 5;
-            KK_TRY(kk_propose_dflash.draft(&d, 1, err));
+            KK_TRY(kk_propose_dflash.draft(&kk_propose_dflash, &d, 1, err));
             drafts[i].n = d.n;
             o->calls++;
         } else {
-            KK_TRY(lossless_draft(&drafts[i], 1, err));
+            KK_TRY(lossless_draft(me, &drafts[i], 1, err));
         }
     }
     return KK_OK;
 }
 
 static void one_long_run(void **state) {
-    static const kk_proposer mixed = {.name = "mixed", .draft = mixed_draft};
     scratch *dir = *state;
     char verifier[300], drafter[300], what[SAY];
     long_run l = {.how = {.max_tokens = slow() ? 3000 : 20480,
@@ -167,10 +165,12 @@ static void one_long_run(void **state) {
     kk_session *p = start_long(&l, KK_SPEC_NONE), *d = start_long(&l, KK_SPEC_DFLASH);
     kk_result plain, drafted;
     assert_ok(kk_generate(p, &l.how, NULL, NULL, &plain, why));
-    lossless_oracle o = {
-        .plain = p->tokens, .len = p->len, .vocab = l.engine->rounds.vocab, .context = d->context};
-    d->proposer = &mixed;
-    d->proposer_self = &o;
+    lossless_oracle o = {.as = kk_propose_dflash,
+                         .plain = p->tokens,
+                         .len = p->len,
+                         .vocab = l.engine->rounds.vocab};
+    o.as.draft = mixed_draft;
+    draft_instead(d, &o.as);
     d->draft_max = MOST_BLOCK - 1;
     d->draft_fixed = true;
     assert_ok(kk_generate(d, &l.how, NULL, NULL, &drafted, why));

@@ -1,0 +1,258 @@
+/* dflash.c - see dflash.h.
+ *
+ * Invariant, between calls: rows of the cache + rows that wait = rows of the verifier's cache. */
+#include "propose/dflash.h"
+
+#include <assert.h>
+
+enum {
+    QUEUE_ROWS = KK_TAP_QUEUE + KK_MAX_DRAFT + 1, /* those that wait, and the round at hand */
+    MAX_BLOCKS = 256,
+    SINK = 4, /* rows a bounded context keeps of its start, where attention likes to rest */
+};
+
+typedef struct {
+    kk_proposer_opts opts;
+    kk_dflash *model;
+    kk_cache *cache;
+    kk_buf *queue;   /* [QUEUE_ROWS][n_taps][hidden] */
+    int32_t waiting; /* rows in it */
+    kk_buf *chunk;   /* the engine's */
+    kk_buf *taps;    /* where the rows at hand go: the queue, or the chunk */
+} context;
+
+/* ---- life ------------------------------------------------------------------------------- */
+
+/* Room for attention to read a sink that lies apart. */
+static kk_status prepare_sink(const context *c, kk_err *err) {
+    const kk_proposer_opts *o = &c->opts;
+    const int32_t n_head = kk_dflash_config(c->model)->n_head;
+    for (int32_t i = 0; i < o->layout->shape.n_layer; i++)
+        if (o->layout->shape.layer[i].kind == KK_FULL)
+            KK_TRY(o->backend->prepare_evicted(o->dev, &o->layout->slot[i], n_head, 0, err));
+    return KK_OK;
+}
+
+static kk_status open_cache(context *c, kk_err *err) {
+    const kk_proposer_opts *o = &c->opts;
+    kk_cache_opts how = {.layout = o->layout,
+                         .pool = {o->pool[0], o->pool[1]},
+                         .policy = {[KK_SLIDING] = &kk_kv_native, [KK_FULL] = &kk_kv_exact},
+                         .bounds = {[KK_SLIDING] = {.window = o->layout->shape.window}},
+                         .max_len = o->max_len,
+                         .max_block = o->max_rows > QUEUE_ROWS ? o->max_rows : QUEUE_ROWS};
+    if (o->draft_ctx) {
+        KK_TRY(prepare_sink(c, err));
+        how.policy[KK_FULL] = &kk_kv_bounded;
+        how.bounds[KK_FULL] = (kk_kv_bounds){.window = o->draft_ctx, .sink = SINK};
+    }
+    return kk_cache_new(&c->cache, &how, err);
+}
+
+static size_t row_bytes(const context *c) {
+    const kk_drafter_config *d = kk_dflash_config(c->model);
+    return (size_t)d->n_taps * (size_t)d->hidden * sizeof(float);
+}
+
+static void close_context(void *self) {
+    context *c = self;
+    c->opts.backend->buf_free(c->opts.dev, c->queue);
+    kk_cache_free(c->cache);
+    kk_free(c);
+}
+
+static kk_status open_context(void **self, const kk_proposer_opts *opts, kk_err *err) {
+    const kk_dflash_shared *shared = opts->shared;
+    *self = NULL;
+    context *c = kk_zalloc(sizeof *c);
+    if (!c) return kk_fail(err, KK_ENOMEM, "no memory for a drafter's context");
+    c->opts = *opts;
+    c->model = shared->model;
+    c->chunk = shared->chunk;
+    kk_status st = open_cache(c, err);
+    if (st == KK_OK)
+        st = opts->backend->buf_new(opts->dev, KK_MEM_WORKSPACE, QUEUE_ROWS * row_bytes(c),
+                                    &c->queue, err);
+    if (st != KK_OK) {
+        close_context(c);
+        return st;
+    }
+    *self = c;
+    return KK_OK;
+}
+
+static int64_t rows_of(const void *self) {
+    const context *c = self;
+    return kk_cache_len(c->cache) + c->waiting;
+}
+
+static kk_cache *cache_of(const void *self) { return ((const context *)self)->cache; }
+
+/* ---- rows come in ----------------------------------------------------------------------- */
+
+static kk_dflash_context view(const context *c) {
+    return (kk_dflash_context){.cache = c->cache,
+                               .layout = c->opts.layout,
+                               .sink = c->opts.draft_ctx ? SINK : 0,
+                               .full_window = c->opts.draft_ctx};
+}
+
+static kk_status extend(context *c, const kk_buf *taps, int32_t n, kk_err *err) {
+    const kk_dflash_rows rows = {.context = view(c), .taps = taps, .n_rows = n};
+    const int64_t at = kk_cache_len(c->cache);
+    KK_TRY(kk_cache_reserve(c->cache, n, err));
+    const kk_status st = kk_dflash_extend(c->model, &rows, 1, err);
+    kk_cache_commit(c->cache, st == KK_OK ? at + n : at);
+    return st;
+}
+
+static kk_status flush(void *self, kk_err *err) {
+    context *c = self;
+    if (c->waiting == 0) return KK_OK;
+    KK_TRY(extend(c, c->queue, c->waiting, err));
+    c->waiting = 0;
+    return KK_OK;
+}
+
+static kk_status reserve(void *self, const int32_t *tokens, int32_t n, kk_taps *taps, kk_err *err) {
+    context *c = self;
+    const bool small = n <= KK_MAX_DRAFT + 1;
+    (void)tokens;
+    assert(small || n <= c->opts.max_rows);
+    if (!small || c->waiting > KK_TAP_QUEUE) KK_TRY(flush(c, err));
+    c->taps = small ? c->queue : c->chunk;
+    *taps = (kk_taps){.buf = c->taps, .row = small ? c->waiting : 0};
+    return KK_OK;
+}
+
+static void commit(void *self, int32_t n) {
+    context *c = self;
+    assert(c->waiting + n <= QUEUE_ROWS && (n == 0 || c->taps == c->queue));
+    c->waiting += n;
+}
+
+static kk_status absorb(void *self, int32_t n, kk_err *err) {
+    context *c = self;
+    if (c->taps != c->queue) return extend(c, c->taps, n, err);
+    commit(c, n);
+    return KK_OK;
+}
+
+/* ---- and are taken back ----------------------------------------------------------------- */
+
+static bool can_truncate(const void *self, int64_t rows) {
+    const context *c = self;
+    const int64_t held = kk_cache_len(c->cache);
+    return rows >= held ? rows <= held + c->waiting : kk_cache_reaches(c->cache, rows);
+}
+
+static void truncate_to(void *self, int64_t rows) {
+    context *c = self;
+    assert(can_truncate(c, rows));
+    const int64_t held = kk_cache_len(c->cache);
+    c->waiting = rows > held ? (int32_t)(rows - held) : 0;
+    if (rows >= held) return;
+    (void)kk_cache_truncate(c->cache, rows);
+    kk_cache_commit(c->cache, rows);
+}
+
+/* A mark is one of the cache; there is none of the queue. */
+static kk_status mark(void *self, void **out, kk_err *err) {
+    context *c = self;
+    kk_mark *m;
+    *out = NULL;
+    KK_TRY(flush(c, err));
+    KK_TRY(kk_mark_new(&m, c->cache, err));
+    *out = m;
+    return KK_OK;
+}
+
+static void unmark(void *m) { kk_mark_free(m); }
+
+static int64_t mark_bytes(const void *m, const void *older) { return kk_mark_bytes(m, older); }
+
+static void restore(void *self, const void *m) {
+    context *c = self;
+    c->waiting = 0;
+    if (m) {
+        kk_mark_restore(m, c->cache);
+        return;
+    }
+    (void)kk_cache_truncate(c->cache, 0);
+    kk_cache_commit(c->cache, 0);
+}
+
+/* ---- files ------------------------------------------------------------------------------ */
+
+static kk_status save(void *self, kk_section_out *to, kk_err *err) {
+    const context *c = self;
+    assert(c->waiting == 0);
+    return kk_cache_save(c->cache, to, err);
+}
+
+static kk_status load(void *self, int64_t rows, kk_section_in *from, kk_err *err) {
+    return kk_cache_load(((context *)self)->cache, rows, "drafter's", from, err);
+}
+
+/* ---- drafting --------------------------------------------------------------------------- */
+
+static bool alike(const context *a, const context *b) {
+    return a->opts.layout == b->opts.layout && a->opts.draft_ctx == b->opts.draft_ctx;
+}
+
+static kk_status prepare_block(kk_draft *d, kk_dflash_block *block, kk_err *err) {
+    context *c = d->self;
+    assert(rows_of(c) == d->len - 1);
+    KK_TRY(flush(c, err));
+    KK_TRY(kk_cache_reserve(c->cache, d->max + 1, err));
+    *block = (kk_dflash_block){
+        .context = view(c), .anchor = d->tokens[d->len - 1], .n = d->max, .out = d->out};
+    d->n = d->max;
+    return KK_OK;
+}
+
+/* One pass for all sessions whose contexts are like that of the i-th, unless an earlier one's
+ * pass was theirs too. */
+static kk_status draft_like(kk_draft *drafts, int32_t n, int32_t i, kk_err *err) {
+    kk_dflash_block blocks[MAX_BLOCKS];
+    const context *c = drafts[i].self;
+    int32_t n_blocks = 0;
+    for (int32_t k = 0; k < i; k++)
+        if (alike(drafts[k].self, c)) return KK_OK;
+    for (int32_t k = i; k < n; k++)
+        if (alike(drafts[k].self, c)) KK_TRY(prepare_block(&drafts[k], &blocks[n_blocks++], err));
+    return kk_dflash_draft(c->model, blocks, n_blocks, err);
+}
+
+/* The blocks' own rows are never committed: what they reserved is given back. */
+static kk_status draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err) {
+    kk_status st = KK_OK;
+    (void)me;
+    assert(n <= MAX_BLOCKS);
+    for (int32_t i = 0; i < n && st == KK_OK; i++) st = draft_like(drafts, n, i, err);
+    for (int32_t i = 0; i < n; i++) {
+        kk_cache *cache = ((context *)drafts[i].self)->cache;
+        kk_cache_commit(cache, kk_cache_len(cache));
+    }
+    return st;
+}
+
+const kk_proposer kk_propose_dflash = {.name = "dflash",
+                                       .wants_taps = true,
+                                       .open = open_context,
+                                       .close = close_context,
+                                       .reserve = reserve,
+                                       .commit = commit,
+                                       .absorb = absorb,
+                                       .flush = flush,
+                                       .can_truncate = can_truncate,
+                                       .truncate = truncate_to,
+                                       .mark = mark,
+                                       .unmark = unmark,
+                                       .restore = restore,
+                                       .mark_bytes = mark_bytes,
+                                       .save = save,
+                                       .load = load,
+                                       .rows = rows_of,
+                                       .cache = cache_of,
+                                       .draft = draft};
