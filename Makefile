@@ -18,13 +18,13 @@ endif
         cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
-	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_devices
+	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
 
 $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
-setup: ; @scripts/setup build test
+setup: ; @scripts/setup build train test
 cuda:
 	@scripts/setup build cuda
 	@cmake -S . -B $(BUILD) $(cmake_args) -DKK_CUDA=ON

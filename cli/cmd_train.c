@@ -10,7 +10,7 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
-#include "train/trainer.h"
+#include "train/entry.h"
 
 typedef struct {
     loader_args load;
@@ -255,10 +255,12 @@ static kk_train_opts to_opts(const train_args *a) {
 
 static int run_training(const train_args *a, const kk_train_opts *o) {
     kk_train_result *r = malloc(sizeof *r);
+    const kk_train_api *training;
     kk_err err;
     if (!r) return output_failed("no memory for a result", NULL);
     term_on_signal(TERM_ASK);
-    const kk_status st = kk_train_run(o, r, &err);
+    kk_status st = kk_train_load(&training, &err);
+    if (st == KK_OK) st = training->run(o, r, &err);
     if (!a->quiet && term_controls(stderr)) fputs("\r\033[K", stderr);
     int code = EXIT_DONE;
     if (st == KK_OK)

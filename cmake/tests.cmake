@@ -1,7 +1,8 @@
 # Tests, one executable or script each, labelled by folder:
 #   unit parity fault   tests/<folder>/NAME_test.c
 #   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
-#   e2e                 tests/e2e/NAME.sh with KAKEYA and KK_TEST_DATA in its environment
+#   e2e                 tests/e2e/NAME.sh with KAKEYA, KK_TEST_DATA and, where they are built,
+#                       KK_CUDA_MODULE and KK_TRAIN_MODULE in its environment
 #   tools               tests/tools/NAME_test.py, where there is a python3
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
@@ -19,9 +20,6 @@ function(kk_test_executable target)
                              "KK_MODELS=\"${CMAKE_CURRENT_SOURCE_DIR}/models\"")
   target_include_directories(${target} PRIVATE src tests "${CMAKE_CURRENT_SOURCE_DIR}"
                              "${KK_GENERATED}")
-  if(TARGET kakeya_train)
-    target_link_libraries(${target} PRIVATE kakeya_train)
-  endif()
   if(TARGET kakeya_eval)
     target_link_libraries(${target} PRIVATE kakeya_eval)
   endif()
@@ -37,7 +35,15 @@ function(kk_c_tests folder)
   file(GLOB files CONFIGURE_DEPENDS "tests/${folder}/*_test.c")
   foreach(file IN LISTS files)
     get_filename_component(name ${file} NAME_WE)
+    file(STRINGS ${file} trains REGEX "#include \"train/")
+    if(trains AND NOT TARGET kakeya_train)
+      message(STATUS "not built, for want of OpenBLAS: ${name}")
+      continue()
+    endif()
     kk_test_executable(${name} ${file})
+    if(trains)
+      target_link_libraries(${name} PRIVATE kakeya_train)
+    endif()
     if(TARGET PkgConfig::CMOCKA)
       target_link_libraries(${name} PRIVATE PkgConfig::CMOCKA)
     endif()
@@ -98,9 +104,12 @@ kk_test_executable(lossless_all tests/lossless/lossless_all.c)
 set_target_properties(lossless_all PROPERTIES EXCLUDE_FROM_ALL ON)
 
 if(TARGET kakeya_cli)
-  set(module)
+  set(modules)
   if(TARGET kakeya_cuda)
-    set(module "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")
+    list(APPEND modules "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")
+  endif()
+  if(TARGET kakeya_train_module)
+    list(APPEND modules "KK_TRAIN_MODULE=$<TARGET_FILE:kakeya_train_module>")
   endif()
   file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
   list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others
@@ -108,7 +117,7 @@ if(TARGET kakeya_cli)
     get_filename_component(name ${file} NAME_WE)
     add_test(NAME e2e.${name} COMMAND bash "${file}")
     set_tests_properties(e2e.${name} PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77
-      ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data};${module}")
+      ENVIRONMENT "KAKEYA=$<TARGET_FILE:kakeya_cli>;KK_TEST_DATA=${test_data};${modules}")
   endforeach()
 endif()
 

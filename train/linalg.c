@@ -12,8 +12,30 @@ void dsyevd_(const char *job, const char *uplo, const int *n, double *a, const i
              double *work, const int *lwork, int *iwork, const int *liwork, int *info,
              size_t job_len, size_t uplo_len);
 
-void kk_linalg_threads(int32_t n) {
-    openblas_set_num_threads(n > 0 ? (int)n : (int)kk_cores_available());
+/* A product too large for code that does without a buffer. */
+static kk_status take_buffer(kk_err *err) {
+    enum { SIDE = 128 };
+    double *a = kk_calloc((size_t)3 * SIDE * SIDE, sizeof *a);
+    if (!a) return kk_fail(err, KK_ENOMEM, "no memory for a matrix of %d rows", SIDE);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, SIDE, SIDE, SIDE, 1.0, a, SIDE,
+                a + SIDE * SIDE, SIDE, 0.0, a + 2 * SIDE * SIDE, SIDE);
+    kk_free(a);
+    return KK_OK;
+}
+
+kk_status kk_linalg_threads(int32_t n, kk_err *err) {
+    const int32_t cores =
+        kk_cores_available(); /* threads that OpenBLAS started when it was loaded */
+    const size_t more = n > cores ? (size_t)(n - cores) : 0;
+    const size_t bytes = (more + 1) * (KK_LINALG_BUFFER);
+    void *space = kk_mem_reserve(bytes);
+    if (!space)
+        return kk_fail(err, KK_ENOMEM,
+                       "no %zu MB of address space for matrix products by %d threads", bytes >> 20,
+                       n > 0 ? n : cores);
+    kk_mem_unreserve(space, bytes);
+    openblas_set_num_threads(n > 0 ? (int)n : (int)cores);
+    return take_buffer(err);
 }
 
 kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err) {

@@ -8,8 +8,14 @@
 
 #include "kakeya.h"
 
-/* Threads of every product from now on, in the whole process; 0: all cores. */
-void kk_linalg_threads(int32_t n);
+/* OpenBLAS gives each of its threads, and the caller, a buffer of this many bytes (as Debian builds
+ * it) and tries again without an end when the system has none.  So address space is asked for
+ * before OpenBLAS may need it. */
+#define KK_LINALG_BUFFER ((size_t)128 << 20)
+
+/* Threads of every product from now on, in the whole process; 0: all cores.  Takes what BLAS needs
+ * beside its operands, so that no later product waits for memory. */
+kk_status kk_linalg_threads(int32_t n, kk_err *err);
 /* The lower L with L L^T = a, [n, n]; what stands above the diagonal becomes zero.  Fails when a is
  * not positive definite. */
 kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err);

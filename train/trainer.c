@@ -248,8 +248,8 @@ static kk_status open_all(kk_training *t, kk_err *err) {
     kk_engine_opts engine = t->opts->engine;
     kk_projection_config config;
     engine.max_rows = ROWS;
+    KK_TRY(kk_linalg_threads(engine.threads, err));
     KK_TRY(kk_engine_open(&t->engine, &engine, err));
-    kk_linalg_threads(engine.threads);
     t->how.engine = t->engine;
     t->how.attention = kk_loss_attends(t->loss);
     KK_TRY(choose_taps(t, err));

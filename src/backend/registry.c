@@ -1,35 +1,24 @@
 /* registry.c - devices by name.
  *
  * The CPU is built in.  CUDA is a module, so that one program runs with and without a GPU's
- * driver; it is looked for when it is asked for by name.  module.c says where. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+ * driver; it is looked for when it is asked for by name.  core/module.c says where. */
 #include <stdio.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/device.h"
-#include "backend/module.h"
+#include "core/module.h"
 
 typedef const kk_backend *(*module_fn)(size_t bytes);
 
-/* A module stays loaded: its device table is handed out without an end to its use. */
 static kk_status load(const kk_backend **out, const char *name, kk_err *err) {
-    char path[4352], symbol[64];
-    void *module = kk_fault_point() ? NULL : kk_module_open(name, path, sizeof path);
-    if (!module) {
-        const char *why = dlerror();
-        return kk_fail(err, KK_EDEVICE,
-                       "the device '%s' needs its module, which does not load: %.200s", name,
-                       why ? why : "its folder is not known");
-    }
-    snprintf(symbol, sizeof symbol, "kk_%s_module", name);
-    module_fn open;
-    *(void **)&open = dlsym(module, symbol);
-    *out = open ? open(sizeof(kk_backend)) : NULL;
-    if (!open) dlclose(module);
-    if (*out) return KK_OK;
-    /* cppcheck-suppress resourceLeak */
-    return kk_fail(err, KK_EDEVICE, "'%.300s' is the module of another build", path);
+    kk_module module;
+    char user[64];
+    snprintf(user, sizeof user, "the device '%s'", name);
+    KK_TRY(kk_module_load(&module, name, user, err));
+    module_fn table;
+    *(void **)&table = module.entry;
+    *out = table(sizeof(kk_backend));
+    return *out ? KK_OK : kk_module_mismatch(&module, err);
 }
 
 kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err) {

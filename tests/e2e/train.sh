@@ -11,6 +11,30 @@ done
 train=(train projection -m "$shipped" -md none --taps 4 --layers full --rank 8 --needles 1
     --needle-lines 20 -t 1)
 
+# Without its module the program says so, and does all else.
+mkdir "$work/alone"
+cp "$KAKEYA" "$work/alone/kakeya"
+built=$KAKEYA KAKEYA=$work/alone/kakeya
+exits 1 "${train[@]}" --out "$work/x" --data "$work/texts"
+has "$err" "training needs its module libkakeya_train.so, which does not load"
+same "$out" ""
+exits 0 run -q -m "$shipped" -p x -n 2
+echo 'no module' >"$work/alone/libkakeya_train.so"
+exits 1 "${train[@]}" --out "$work/x" --data "$work/texts"
+has "$err" "libkakeya_train.so, which does not load" "alone"
+# A shared object without the entry.
+if command -v cc >/dev/null; then
+    echo 'int nothing;' | cc -shared -fPIC -x c - -o "$work/alone/libkakeya_train.so"
+    exits 1 "${train[@]}" --out "$work/x" --data "$work/texts"
+    has "$err" "the module of another build"
+fi
+KAKEYA=$built
+if [ -z "${KK_TRAIN_MODULE:-}" ]; then
+    exits 1 "${train[@]}" --out "$work/x" --data "$work/texts"
+    has "$err" "libkakeya_train.so"
+    finish
+fi
+
 exits 0 "${train[@]}" --out "$work/p" --report "$work/report.json" --data "$work/texts"
 has "$out" "rank 8 of 256 features" "held out" "ridge"
 lacks "$err" $'\033'

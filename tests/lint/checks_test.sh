@@ -58,6 +58,8 @@ include pass eval/a.c model/b.h
 include fail eval/a.c cli/b.h
 include pass cli/a.c kakeya.h
 include pass cli/a.c eval/b.h
+include pass cli/a.c train/entry.h
+include fail cli/a.c train/trainer.h
 include pass cli/a.c own.h
 include fail cli/a.c core/b.h
 include fail server/a.c eval/b.h

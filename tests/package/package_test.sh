@@ -27,13 +27,32 @@ for file in "$libdir"/libkakeya.so "$libdir"/libkakeya.so.0 "$prefix"/include/ka
     "$prefix"/share/fish/vendor_completions.d/kakeya.fish; do
     [ -e "$file" ] || { echo "not installed: ${file#"$prefix"/}"; exit 1; }
 done
-if [ -e "$build/libkakeya_cuda.so" ] && [ ! -e "$libdir/kakeya/libkakeya_cuda.so" ]; then
-    echo "not installed: the CUDA device"
+for module in cuda train; do
+    if [ -e "$build/libkakeya_$module.so" ] && [ ! -e "$libdir/kakeya/libkakeya_$module.so" ]; then
+        echo "not installed: libkakeya_$module.so"
+        exit 1
+    fi
+done
+# What people run and link has nothing to do with OpenBLAS.
+for file in "$prefix/bin/kakeya" "$libdir/libkakeya.so"; do
+    if ldd "$file" | grep -i 'blas\|gfortran'; then
+        echo "$file: linked with BLAS"
+        exit 1
+    fi
+done
+if nm -A "$libdir/libkakeya.a" "$prefix/bin/kakeya" 2>/dev/null | grep -i 'blas_'; then
+    echo "BLAS is called outside its module"
     exit 1
 fi
 "$prefix/bin/kakeya" version
 # The shipped model is found from there.
 "$prefix/bin/kakeya" run -q -p 'import os' -n 4 >/dev/null
+# So is the module of training: it gets as far as looking for texts.
+if [ -e "$build/libkakeya_train.so" ]; then
+    said=$("$prefix/bin/kakeya" train projection -md none --taps 4 --out "$work/projection" \
+        --data "$work/nothing" 2>&1) && exit 1
+    case $said in *"$work/nothing"*) ;; *) echo "$said"; exit 1 ;; esac
+fi
 
 export PKG_CONFIG_PATH=$libdir/pkgconfig
 strict="-std=c11 -Wall -Wextra -Wpedantic -Werror"

@@ -290,7 +290,7 @@ static void test_eigen(void **unused) {
 }
 
 int main(void) {
-    kk_linalg_threads(1);
+    kk_linalg_threads(1, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),        cmocka_unit_test(test_latents),
         cmocka_unit_test(test_best),         cmocka_unit_test(test_fair),
