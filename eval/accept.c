@@ -65,7 +65,7 @@ static kk_status read_sets(accept *a, const kk_tokenizer *tok, kk_err *err) {
     for (int32_t i = 0; i < a->out->n_sets; i++) {
         const kk_promptset *s = &a->set[i];
         snprintf(a->out->set[i].name, sizeof a->out->set[i].name, "%s", s->name);
-        const int32_t need = kk_promptset_reach(s, o->predict) + 1;
+        const int32_t need = kk_promptset_longest(s, o->predict) + 1;
         if (need > a->out->ctx) a->out->ctx = need;
         a->plain[i] = kk_calloc(s->n, sizeof *a->plain[i]);
         if (!a->plain[i]) return kk_fail(err, KK_ENOMEM, "no memory for %zu records", s->n);

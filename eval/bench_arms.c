@@ -309,7 +309,7 @@ static kk_status time_set(arms *a, const kk_promptset *prompts, kk_err *err) {
 
 /* What a session must hold for the longest prompt, and a little more while costs are measured. */
 static int32_t context_for(const kk_promptset *prompts, int32_t predict) {
-    int32_t most = kk_promptset_reach(prompts, predict);
+    int32_t most = kk_promptset_longest(prompts, predict);
     for (size_t i = 0; i < prompts->n; i++)
         if ((int32_t)prompts->prompts[i].n + WARM_TOKENS > most)
             most = (int32_t)prompts->prompts[i].n + WARM_TOKENS;

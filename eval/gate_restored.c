@@ -34,11 +34,11 @@ static void tally_list(path *p, const json_t *list) {
 /* Rows below this length are all resident, and nothing could be rebuilt. */
 static bool too_short(const kk_gate *g, const json_t *row) {
     const json_t *settings = json_object_get(g->report, "settings");
-    double reach = 0;
+    double kept = 0;
     static const char *const keys[] = {"sink", "window", "chunk"};
     for (size_t i = 0; i < 3; i++)
-        reach += kk_gate_number_or(row, keys[i], kk_gate_number_or(settings, keys[i], 0));
-    return kk_gate_number_or(row, "tokens", 0) <= reach;
+        kept += kk_gate_number_or(row, keys[i], kk_gate_number_or(settings, keys[i], 0));
+    return kk_gate_number_or(row, "tokens", 0) <= kept;
 }
 
 /* Entries of a list with the same name are one arm: rungs by `arm`, rows of memory by `policy`. */
@@ -200,19 +200,19 @@ void kk_rule_baseline_as_sut(kk_gate *g) {
     }
 }
 
-/* ---- reach -------------------------------------------------------------------------------- */
+/* ---- key counts: the member is called "reach" ----------------------------------------------- */
 
-static void visit_reach(kk_gate *g, const char *where, const json_t *o) {
-    const json_t *reach = kk_gate_get(o, "reach");
+static void visit_counts(kk_gate *g, const char *where, const json_t *o) {
+    const json_t *counts = kk_gate_get(o, "reach");
     double rebuilt, rows, queries, stored;
-    if (!reach) return;
-    if (!kk_gate_number(reach, "queries", &queries) || queries <= 0 ||
-        !kk_gate_number(reach, "keys_stored", &stored) || stored <= 0)
+    if (!counts) return;
+    if (!kk_gate_number(counts, "queries", &queries) || queries <= 0 ||
+        !kk_gate_number(counts, "keys_stored", &stored) || stored <= 0)
         kk_gate_say(g, "%s: the reach of attention counts no queries or no keys", where);
-    if (kk_gate_number(reach, "keys_rebuilt", &rebuilt) &&
+    if (kk_gate_number(counts, "keys_rebuilt", &rebuilt) &&
         kk_gate_number(o, "restored_rows", &rows) && (rebuilt > 0) != (rows > 0))
         kk_gate_say(g, "%s: attention read %.0f rebuilt keys, and %.0f rows were rebuilt", where,
                     rebuilt, rows);
 }
 
-void kk_rule_reach_mismatch(kk_gate *g) { kk_gate_walk(g, visit_reach); }
+void kk_rule_reach_mismatch(kk_gate *g) { kk_gate_walk(g, visit_counts); }

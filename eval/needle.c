@@ -311,8 +311,10 @@ static kk_status warm_up(needle *n, const kk_needle_arm *arm, kk_err *err) {
  * means smaller. */
 static int32_t first_gone(const needle *n) {
     const kk_session_opts *how = &n->out->arm[n->out->n_arms - 1].how;
-    const int32_t sink = how->sink > 0 ? how->sink : 0, window = how->window > 0 ? how->window : 0;
-    return ((sink + window) / how->chunk + 1) * how->chunk;
+    const kk_kv_bounds bounds = {.window = how->window > 0 ? how->window : 0,
+                                 .sink = how->sink > 0 ? how->sink : 0,
+                                 .chunk = how->chunk};
+    return (int32_t)kk_gone_at(&bounds, bounds.sink);
 }
 
 static kk_status read_texts(needle *n, kk_err *err) {

@@ -46,7 +46,7 @@ int32_t kk_prompt_predict(const kk_prompt *p, int32_t predict) {
     return predict && predict < most ? predict : most;
 }
 
-int32_t kk_promptset_reach(const kk_promptset *s, int32_t predict) {
+int32_t kk_promptset_longest(const kk_promptset *s, int32_t predict) {
     int32_t most = 0;
     for (size_t i = 0; i < s->n; i++) {
         const int32_t n = (int32_t)s->prompts[i].n + kk_prompt_predict(&s->prompts[i], predict);

@@ -39,7 +39,7 @@ kk_status kk_promptset_random(kk_promptset *out, int32_t vocab, size_t n, int32_
 void kk_promptset_free(kk_promptset *s); /* zero value is fine; leaves it zero */
 
 /* Tokens of the longest prompt with what is to be generated after it. */
-int32_t kk_promptset_reach(const kk_promptset *s, int32_t predict);
+int32_t kk_promptset_longest(const kk_promptset *s, int32_t predict);
 /* How many tokens to generate after a prompt: what it says itself (else 128), but no more than
  * predict; 0: no limit of the caller's. */
 int32_t kk_prompt_predict(const kk_prompt *p, int32_t predict);

@@ -237,7 +237,8 @@ kk_status kk_session_errors(kk_session *s, kk_row_errors *raw, kk_row_errors *no
     const kk_cache_opts *how = kk_cache_how(s->cache);
     const int64_t kept = how->policy[KK_LATENT]->keep_from(&how->bounds[KK_LATENT], len);
     const int64_t from = kept > k->sink ? kept : k->sink;
-    const int64_t to = len > 0 ? (len - 1) / k->chunk * k->chunk - k->window : 0;
+    const kk_kv_bounds bounds = {.window = k->window, .sink = k->sink, .chunk = k->chunk};
+    const int64_t to = len > 0 ? kk_kept_from(&bounds, len - 1) : 0;
     errand r = {.session = s, .raw = raw, .normed = normed};
     begin(raw, &s->layout->shape);
     begin(normed, &s->layout->shape);

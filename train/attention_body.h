@@ -27,12 +27,13 @@ typedef struct {
 static chunk chunk_at(const attention *a, int32_t start) {
     const kk_loss_setup *s = a->t->s;
     const int32_t rows = a->t->b->rows->n_rows, end = start + s->chunk;
-    chunk c = {.start = start, .end = end < rows ? end : rows};
-    c.from = a->window && start - a->window + 1 > 0 ? start - a->window + 1 : 0;
-    c.lost = c.from > s->sink ? c.from : s->sink;
-    c.kept = start - s->window;
-    if (c.kept < c.lost) c.kept = c.lost;
-    return c;
+    const kk_visible_rule rule = kk_loss_rule(s, a->window);
+    const kk_visible first = kk_sees(&rule, start);
+    return (chunk){.start = start,
+                   .end = end < rows ? end : rows,
+                   .from = (int32_t)kk_mask_from(a->window, start),
+                   .lost = (int32_t)first.gone_from,
+                   .kept = (int32_t)first.gone_to};
 }
 
 /* ---- keys and values --------------------------------------------------------------------- */
@@ -328,7 +329,7 @@ static double *layer_angles(const kk_config *c, int32_t layer, int32_t rows) {
 }
 
 /* Rows that some chunk sees rebuilt: a layer without a window sees the most of them. */
-static void reach(step *t) {
+static void find_rebuilt(step *t) {
     const kk_loss_setup *s = t->s;
     int32_t first = t->b->rows->n_rows, end = 0;
     for (int32_t i = 0; i < s->model->n_layer; i++) {
@@ -403,7 +404,7 @@ static kk_status one_layer(step *t, int32_t i, kk_err *err) {
 }
 
 static kk_status attention_loss(step *t, kk_err *err) {
-    reach(t);
+    find_rebuilt(t);
     if (!t->n)
         return kk_fail(err, KK_EINVAL, "no query of these chunks sees a row that was rebuilt");
     kk_status st = take_latents(t) ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for latents");

@@ -40,13 +40,19 @@ void kk_loss_weights(const kk_loss_setup *s, double w[KK_LOSS_PARTS]) {
     w[KK_PART_OUTPUT] = kk_loss_attends(s->kind) ? 1 : 0;
 }
 
+kk_visible_rule kk_loss_rule(const kk_loss_setup *s, int32_t mask) {
+    return (kk_visible_rule){.mask = mask,
+                             .evicts = true,
+                             .bounds = {.window = s->window, .sink = s->sink, .chunk = s->chunk}};
+}
+
 bool kk_loss_rebuilds(const kk_loss_setup *s, int32_t start, int32_t n_rows) {
     const kk_config *c = s->model;
     for (int32_t i = 0; i < c->n_layer; i++) {
         const bool has = s->shape->v_block[c->layer[i].kv_source] >= 0 && !s->skip[i];
-        const int32_t window = c->layer[i].kind == KK_SLIDING ? c->window : c->context;
-        const int32_t from = start - window + 1 > s->sink ? start - window + 1 : s->sink;
-        if (has && start < n_rows && start - s->window > from) return true;
+        const kk_visible_rule rule =
+            kk_loss_rule(s, c->layer[i].kind == KK_SLIDING ? c->window : 0);
+        if (has && start < n_rows && kk_visible_gone(kk_sees(&rule, start)) > 0) return true;
     }
     return false;
 }

@@ -6,9 +6,9 @@
  *   combined  cos_mag + 0.1 mse / var(t)
  * each as the mean over K and V of all layers.
  *
- * Losses of attention run it as a restored cache does: for queries of the aligned chunk that
- * begins at a, rows below `sink` and from a - window on are the true ones, those between are
- * rebuilt, and each layer's own mask stands over both.
+ * Losses of attention run it as a restored cache does (core/visible.h): for the queries of an
+ * aligned chunk, rows that such a cache keeps are the true ones, those that are gone are rebuilt,
+ * and each layer's own mask stands over both.
  *   attn_distill         mean (O_rebuilt - O_true)^2 of what attention adds, mean over layers
  *   attn_distill_hybrid  that, and by layer  k_dir (1 - cos(k_norm p, k_norm t)) + v_dir (the same
  *                        of V) + k_mag mean (|p| - |t|)^2 / mean |t|^2 + v_mag (the same of V)
@@ -61,6 +61,8 @@ typedef struct {
 } kk_loss_setup;
 
 void kk_loss_weights(const kk_loss_setup *s, double weight[KK_LOSS_PARTS]);
+/* What queries of a layer see whose mask shows so many rows; 0: all. */
+kk_visible_rule kk_loss_rule(const kk_loss_setup *s, int32_t mask);
 /* Whether a chunk that begins at `start` has a query that sees a rebuilt row in some layer. */
 bool kk_loss_rebuilds(const kk_loss_setup *s, int32_t start, int32_t n_rows);
 

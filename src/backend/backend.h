@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "core/visible.h"
 
 typedef struct kk_dev kk_dev;
 typedef struct kk_buf kk_buf;
@@ -69,11 +70,10 @@ typedef struct {
     int32_t n_rot, head_dim;
 } kk_rope;
 
-/* Rows that are no longer stored.  To a query at p, with a = p / chunk * chunk, rows before
- * a - window are gone, the sink's apart.  They are rebuilt from their latents, K = RoPE(norm(D_k z)
- * * k_norm) and V = norm(D_v z), or not seen at all. */
+/* Rows that are no longer stored: core/visible.h says which.  They are rebuilt from their latents,
+ * K = RoPE(norm(D_k z) * k_norm) and V = norm(D_v z), or not seen at all. */
 typedef struct {
-    int32_t window, chunk;
+    int32_t window, chunk; /* with the sink of kk_attend_args: kk_kv_bounds */
     bool rebuilds;
     const kk_weight *k, *v; /* [n_kv_head * head_dim, rank]; K = V: v alone */
     kk_kv_slot latent;

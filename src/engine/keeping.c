@@ -105,11 +105,17 @@ kk_status kk_session_check_drafts(const kk_session *s, kk_err *err) {
                    s->keeps.window, s->draft_max + 1);
 }
 
+static kk_kv_bounds bounds_of(const kk_session_keeps *k) {
+    return (kk_kv_bounds){.window = k->window, .sink = k->sink, .chunk = k->chunk};
+}
+
 int32_t kk_session_pass(const kk_session *s, int64_t from, int32_t most) {
     const kk_session_keeps *k = &s->keeps;
     if (k->kind[KK_SLIDING] != KK_KEEP_RESTORED && k->kind[KK_FULL] != KK_KEEP_RESTORED)
         return most;
-    const int64_t end = ((from + k->window) / k->chunk + 1) * k->chunk;
+    /* The first query that would have the first of these rows rebuilt. */
+    const kk_kv_bounds bounds = bounds_of(k);
+    const int64_t end = kk_gone_at(&bounds, from);
     return end - from < most ? (int32_t)(end - from) : most;
 }
 
@@ -168,7 +174,7 @@ static kk_status open_cache(kk_session *s, kk_err *err) {
     for (int i = 0; i < KK_LAYER_KINDS; i++) {
         if (k->kind[i] == KK_KEEP_ALL) continue;
         how.policy[i] = k->kind[i] == KK_KEEP_WINDOW ? &kk_kv_window : &kk_kv_restored;
-        how.bounds[i] = (kk_kv_bounds){.window = k->window, .sink = k->sink, .chunk = k->chunk};
+        how.bounds[i] = bounds_of(k);
         restored |= k->kind[i] == KK_KEEP_RESTORED;
     }
     KK_TRY(prepare_window(s, err));

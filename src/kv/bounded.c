@@ -3,7 +3,7 @@
 #include "kv/kv.h"
 
 static int64_t keep_recent(const kk_kv_bounds *bounds, int64_t len) {
-    return kk_kv_native.keep_from(bounds, len);
+    return kk_mask_from(bounds->window, len);
 }
 
 const kk_kv_policy kk_kv_bounded = {

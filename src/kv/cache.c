@@ -84,7 +84,7 @@ static kk_status open_table(kk_cache *c, kk_kind kind, kk_err *err) {
 }
 
 static kk_status check_bounds(const kk_kv_policy *policy, const kk_kv_bounds *bounds, kk_err *err) {
-    const int32_t least = policy->chunked && bounds->sink > 0 ? 0 : 1;
+    const int32_t least = policy->evicts && bounds->sink > 0 ? 0 : 1;
     if (policy->windowed && bounds->window < least)
         return kk_fail(err, KK_EINVAL,
                        "a %s K/V cache that keeps a window of %d rows and a sink of "
@@ -150,6 +150,35 @@ void kk_cache_free(kk_cache *c) {
 int64_t kk_cache_len(const kk_cache *c) { return c->len; }
 const kk_cache_opts *kk_cache_how(const kk_cache *c) { return &c->opts; }
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->table[kind].data; }
+
+kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind) {
+    const kk_kv_policy *policy = c->opts.policy[kind];
+    const kk_kv_bounds *bounds = &c->opts.bounds[kind];
+    if (policy->evicts)
+        return (kk_visible_rule){.mask = kind == KK_SLIDING ? c->opts.layout->shape.window : 0,
+                                 .evicts = true,
+                                 .bounds = *bounds};
+    return (kk_visible_rule){.mask = policy->windowed ? bounds->window : 0,
+                             .bounds = {.sink = bounds->sink}};
+}
+
+static bool same_rule(const kk_visible_rule *a, const kk_visible_rule *b) {
+    return a->mask == b->mask && a->evicts == b->evicts && a->bounds.window == b->bounds.window &&
+           a->bounds.sink == b->bounds.sink && a->bounds.chunk == b->bounds.chunk;
+}
+
+bool kk_cache_alike(const kk_cache *a, const kk_cache *b) {
+    const kk_kv_layout *x = a->opts.layout, *y = b->opts.layout;
+    const kk_kv_latents *p = &x->latents, *q = &y->latents;
+    for (int k = 0; k < KK_LAYER_KINDS; k++) {
+        if (!has_kind(a, k) && !has_kind(b, k)) continue;
+        const kk_visible_rule r = kk_cache_rule(a, (kk_kind)k), s = kk_cache_rule(b, (kk_kind)k);
+        if (!same_rule(&r, &s) || a->opts.policy[k]->rebuilds != b->opts.policy[k]->rebuilds)
+            return false;
+    }
+    return x->format == y->format && p->rank == q->rank && p->format == q->format &&
+           p->truth == q->truth;
+}
 
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
 uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind) { return c->table[kind].sink; }
@@ -255,7 +284,7 @@ static bool truncated(const kk_cache *c, kk_kind kind, int64_t len, extent *left
     return held.first <= need.first || extent_pages(need) == 0;
 }
 
-bool kk_cache_reaches(const kk_cache *c, int64_t len) {
+bool kk_cache_can_truncate(const kk_cache *c, int64_t len) {
     extent left;
     for (int kind = 0; kind < KK_KINDS; kind++)
         if (has_kind(c, kind) && !truncated(c, (kk_kind)kind, len, &left)) return false;

@@ -19,8 +19,8 @@
  *   (4) pages leave the table only in kk_cache_commit, by the committed length, or all at once
  *       (restore, truncate to where no row of the window is needed);
  *   (5) rows below len of a resident page are those of the timeline, also rows that the policy no
- *       longer asks for: so a truncation may go back as far as pages reach, and not only as far as
- *       rows were promised;
+ *       longer asks for: so a truncation may go back as far as there are pages, and not only as
+ *       far as rows were promised;
  *   (6) the pool counts exactly the pages that are taken, by their category; memory of sinks is
  *       counted there too, from the making of a cache or mark to its end. */
 #ifndef KK_KV_H
@@ -29,6 +29,7 @@
 #include "backend/backend.h"
 #include "core/kind.h"
 #include "core/section.h"
+#include "core/visible.h"
 
 /* What a model needs of its caches; filled by the model. */
 typedef struct {
@@ -86,26 +87,23 @@ kk_status kk_pool_read(const kk_pool *p, uint8_t *to, const uint8_t *page, size_
 kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, size_t n,
                         kk_err *err);
 
-/* How far back a kind keeps rows, besides the first `sink`. */
-typedef struct {
-    int32_t window, sink; /* as far as the policy has them; sink <= KK_PAGE_ROWS */
-    int32_t chunk;        /* rows leave so many at a time; 0 is 1 */
-} kk_kv_bounds;
-
-/* How a layer kind decides which rows stay resident. */
+/* How a layer kind decides which rows stay resident, and what is asked of it: nobody needs to know
+ * which policy it is. */
 typedef struct {
     const char *name;
     bool windowed; /* has a window, of at least 1 */
-    bool sinks;    /* may have a sink */
-    bool chunked;  /* its window counts from chunks, and may be 0 where there is a sink */
+    bool sinks;    /* may have a sink, of at most KK_PAGE_ROWS */
+    /* Rows that the model's mask shows may be gone: its window is the one of core/visible.h, and
+     * may be 0 where there is a sink. */
+    bool evicts;
+    bool rebuilds; /* and these are rebuilt from latents; false: nobody sees them */
     /* The first row the next one needs, the sink apart. */
     int64_t (*keep_from)(const kk_kv_bounds *bounds, int64_t len);
 } kk_kv_policy;
 extern const kk_kv_policy kk_kv_native;  /* sliding, and latents of sliding layers: the window */
 extern const kk_kv_policy kk_kv_exact;   /* full, and their latents: everything */
 extern const kk_kv_policy kk_kv_bounded; /* full, cut short: the sink and the window */
-/* The sink and the rows from `window` before the chunk of the next row on: of a row at p, those
- * before p / chunk * chunk - window are no longer there.  window: nobody sees them; restored: they
+/* The sink and the rows from kk_kept_from() on.  window: the others are not seen; restored: they
  * are rebuilt. */
 extern const kk_kv_policy kk_kv_window, kk_kv_restored;
 
@@ -125,6 +123,11 @@ kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err);
 void kk_cache_free(kk_cache *c); /* NULL is fine */
 int64_t kk_cache_len(const kk_cache *c);
 const kk_cache_opts *kk_cache_how(const kk_cache *c); /* what it was made with */
+/* What queries of layers of this kind see: kk_sees() by this. */
+kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind);
+/* Whether rows of both are stored, evicted and rebuilt in the same way, so that they may share a
+ * forward. */
+bool kk_cache_alike(const kk_cache *a, const kk_cache *b);
 
 /* Makes rows [len, len + n) writable.  Takes no memory from the system: only the context, a memory
  * limit and a device without memory can refuse.  On failure the cache is as it was. */
@@ -136,7 +139,7 @@ void kk_cache_commit(kk_cache *c, int64_t len);
 void kk_cache_advance(kk_cache *c, int64_t len);
 /* Goes back to len; false when rows that len needs are no longer resident (use a mark). */
 bool kk_cache_truncate(kk_cache *c, int64_t len);
-bool kk_cache_reaches(const kk_cache *c, int64_t len); /* whether it would be true */
+bool kk_cache_can_truncate(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* The first rows of a kind, laid out as a page of bounds.sink rows would be: at a slot's offset
@@ -176,7 +179,7 @@ kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section
                         kk_err *err);
 
 /* A mark freezes the present state; restore replaces the cache's state by the mark's, also that
- * of another cache of the same pools and reaches and at least that max_len.  A mark ends a
+ * of another cache of the same pools and bounds and at least that max_len.  A mark ends a
  * reservation: rows are reserved again before they are written.  It has a sink of its own. */
 kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err);
 void kk_mark_free(kk_mark *m); /* NULL is fine */

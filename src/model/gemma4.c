@@ -154,19 +154,8 @@ float kk_gemma4_embed_scale(const kk_gemma4 *m) { return m->embed_scale; }
 
 /* ---- the rows of this forward ----------------------------------------------------------- */
 
-/* Of its first row. */
+/* Position of the group's first row. */
 static int64_t position_of(const kk_gemma4_group *g) { return kk_cache_len(g->cache) + g->ahead; }
-
-/* Rows of a pass are read alike. */
-static bool kept_alike(const kk_gemma4_group *a, const kk_gemma4_group *b) {
-    const kk_cache_opts *x = kk_cache_how(a->cache), *y = kk_cache_how(b->cache);
-    const kk_kv_latents *p = &a->layout->latents, *q = &b->layout->latents;
-    for (int k = 0; k < KK_LAYER_KINDS; k++)
-        if (x->policy[k] != y->policy[k] || x->bounds[k].window != y->bounds[k].window ||
-            x->bounds[k].sink != y->bounds[k].sink || x->bounds[k].chunk != y->bounds[k].chunk)
-            return false;
-    return p->rank == q->rank && p->format == q->format && p->truth == q->truth;
-}
 
 static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
                              const kk_gemma4_group *g, kk_err *err) {
@@ -180,7 +169,7 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
         return kk_fail(
             err, KK_EINVAL, "sessions that store K/V as %s and as %s cannot share a pass",
             kk_dtype_get(g->layout->format)->name, kk_dtype_get(first->layout->format)->name);
-    if (!kept_alike(first, g))
+    if (!kk_cache_alike(first->cache, g->cache))
         return kk_fail(err, KK_EINVAL,
                        "sessions that keep different rows of K/V cannot share a pass");
     if (position_of(g) + g->n_rows > m->cfg.context)
@@ -222,7 +211,7 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
 /* Angles of these rows, and, where K is rebuilt from V of all rows, of every position up to
  * theirs. */
 static kk_status fill_rope(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
-    const bool all_rows = kk_cache_how(a->groups[0].cache)->policy[KK_FULL] == &kk_kv_exact;
+    const bool all_rows = !kk_cache_how(a->groups[0].cache)->policy[KK_FULL]->evicts;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
         const kk_rope_config *rc = &m->cfg.rope[k];
         int32_t d = 0;
@@ -325,8 +314,8 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
 
 /* Of which kinds rows are rebuilt. */
 static void restored_kinds(const kk_gemma4_forward_args *a, bool kinds[KK_KINDS]) {
-    for (int k = 0; k < KK_KINDS; k++)
-        kinds[k] = kk_cache_how(a->groups[0].cache)->policy[k] == &kk_kv_restored;
+    const kk_cache_opts *how = kk_cache_how(a->groups[0].cache);
+    for (int k = 0; k < KK_KINDS; k++) kinds[k] = how->policy[k] && how->policy[k]->rebuilds;
 }
 
 /* What layer i's attention does about them; false: all its rows are stored. */
@@ -334,16 +323,15 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
                    kk_evicted *out) {
     const kk_layer_config *lc = &m->cfg.layer[i];
     const kk_rope_config *rope = &m->cfg.rope[lc->kind];
-    const kk_cache_opts *how = kk_cache_how(a->groups[0].cache);
-    const kk_kv_policy *policy = how->policy[lc->kind];
+    const kk_kv_policy *policy = kk_cache_how(a->groups[0].cache)->policy[lc->kind];
     const kk_kv_layout *layout = a->groups[0].layout;
-    const kk_kv_bounds *bounds = &how->bounds[lc->kind];
-    if (policy != &kk_kv_window && policy != &kk_kv_restored) return false;
+    if (!policy->evicts) return false;
+    const kk_kv_bounds *bounds = &kk_cache_how(a->groups[0].cache)->bounds[lc->kind];
     *out = (kk_evicted){.window = bounds->window,
-                        .chunk = bounds->chunk > 1 ? bounds->chunk : 1,
+                        .chunk = bounds->chunk,
                         .rope = {rope->theta, rope->factor, rope->n_rot, lc->head_dim},
                         .eps = m->cfg.eps};
-    if (policy == &kk_kv_window) return true;
+    if (!policy->rebuilds) return true;
     out->rebuilds = true;
     out->k = kk_restorer_k(a->restorer, lc->kv_source);
     out->v = kk_restorer_v(a->restorer, lc->kv_source);
@@ -424,6 +412,7 @@ static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
     const kk_layer_observer observer = {on_part, &who};
     kk_evicted evicted;
     const bool some = evicts(m, a, i, &evicted);
+    const kk_visible_rule rule = kk_cache_rule(a->groups[0].cache, lc->kind);
     const kk_layer_args l = {.w = m->layers[i].w,
                              .room = m->room,
                              .k_norm = m->layers[lc->kv_source].w.k_norm,
@@ -438,8 +427,8 @@ static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
                              .ffn = lc->ffn,
                              .n_head = c->n_head,
                              .n_rot = c->rope[lc->kind].n_rot,
-                             .window = lc->kind == KK_SLIDING ? c->window : 0,
-                             .sink = kk_cache_how(a->groups[0].cache)->bounds[lc->kind].sink,
+                             .window = rule.mask,
+                             .sink = rule.bounds.sink,
                              .n_used = c->n_expert ? c->n_expert_used : 0,
                              .expert_ffn = c->expert_ffn,
                              .ple_dim = c->ple_dim,

@@ -143,7 +143,7 @@ static kk_status absorb(void *self, int32_t n, kk_err *err) {
 static bool can_truncate(const void *self, int64_t rows) {
     const context *c = self;
     const int64_t held = kk_cache_len(c->cache);
-    return rows >= held ? rows <= held + c->waiting : kk_cache_reaches(c->cache, rows);
+    return rows >= held ? rows <= held + c->waiting : kk_cache_can_truncate(c->cache, rows);
 }
 
 static void truncate_to(void *self, int64_t rows) {

@@ -327,15 +327,15 @@ static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float 
 
 /* Pages in several calls, each with a table of its own, must come out as in one. */
 static void check_calls(const kk_kernels *k, kk_attend_tile t, const float *all, const char *what) {
-    const kk_sight sees = kk_attend_sights(&t);
+    const kk_visible sees = kk_tile_sees_all(&t);
     const int64_t end = (sees.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     const uint8_t *const *pages = t.pages;
     const float *rope = t.rope_pos;
     t.starts = true;
-    for (int64_t page = kk_sight_start(sees), after; page < end; page = after) {
+    for (int64_t page = kk_visible_first_page(sees), after; page < end; page = after) {
         t.page_base = t.page_from = page;
-        after = kk_sight_next(sees, page);
-        if (after < end && after == page + 1 && below(2)) after = kk_sight_next(sees, after);
+        after = kk_visible_next_page(sees, page);
+        if (after < end && after == page + 1 && below(2)) after = kk_visible_next_page(sees, after);
         t.page_to = after < end ? after : end;
         t.ends = after >= end;
         t.pages = pages + page;
@@ -352,25 +352,23 @@ static void check_calls(const kk_kernels *k, kk_attend_tile t, const float *all,
 /* What the hidden rows of a window policy are is what the sight says. */
 static void check_hidden_sight(void) {
     for (int n = 0; n < 20000; n++) {
-        kk_attend_tile t = {.window = n % 3 ? 1 + below(200) : 0,
-                            .sink = below(65),
-                            .hide_chunk = 1 + below(70),
-                            .hide_window = below(100),
-                            .pos = below(400)};
-        const kk_sight s = kk_attend_sight(&t, 0);
-        const int64_t kept = t.pos / t.hide_chunk * t.hide_chunk - t.hide_window;
+        const int32_t mask = n % 3 ? 1 + below(200) : 0, sink = below(65);
+        const kk_kv_bounds b = {.window = below(100), .sink = sink, .chunk = 1 + below(70)};
+        kk_attend_tile t = {.rule = {.mask = mask, .evicts = true, .bounds = b}, .pos = below(400)};
+        const kk_visible s = kk_tile_sees(&t, 0);
+        const int64_t kept = t.pos / b.chunk * b.chunk - b.window;
         int64_t keys = 0;
         for (int64_t j = 0; j <= t.pos + 64; j++) {
-            const bool mask = j <= t.pos && (!t.window || j > t.pos - t.window);
-            const bool want = mask && (j < t.sink || j >= kept);
-            const kk_page_sight p = kk_sight_page(s, j / KK_PAGE_ROWS);
+            const bool shown = j <= t.pos && (!mask || j > t.pos - mask);
+            const bool want = shown && (j < sink || j >= kept);
+            const kk_page_sight p = kk_visible_in_page(s, j / KK_PAGE_ROWS);
             const int32_t row = (int32_t)(j % KK_PAGE_ROWS);
             const bool got = row >= p.lo && row < p.hi && !(row >= p.hole && row < p.hole_end);
             CHECK_SAY(want == got, "row %d of %d, window %d sink %d chunk %d less %d", (int)j,
-                      (int)t.pos, t.window, t.sink, t.hide_chunk, t.hide_window);
+                      (int)t.pos, mask, sink, b.chunk, b.window);
             keys += want;
         }
-        CHECK_SAY(keys == kk_sight_keys(s), "%d keys counted of %d", (int)kk_sight_keys(s),
+        CHECK_SAY(keys == kk_visible_stored(s), "%d keys counted of %d", (int)kk_visible_stored(s),
                   (int)keys);
     }
 }
@@ -402,7 +400,7 @@ static void drop_unseen(uint8_t **pages, const kk_attend_tile *t) {
             const int64_t at = t->block_end ? t->block_first : t->pos + r;
             const int64_t to = t->block_end ? t->block_end : at + 1;
             for (int64_t j = p * KK_PAGE_ROWS; j < (p + 1) * KK_PAGE_ROWS && j < to; j++)
-                any |= !t->window || j > at - t->window || j < t->sink;
+                any |= !t->rule.mask || j > at - t->rule.mask || j < t->rule.bounds.sink;
         }
         if (any) continue;
         free(pages[p]);
@@ -431,8 +429,7 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
                         .n_rows = rows,
                         .n_group = group,
                         .head_dim = d,
-                        .window = c.window,
-                        .sink = c.sink,
+                        .rule = {.mask = c.window, .bounds = {.sink = c.sink}},
                         .pos = pos,
                         .block_first = pos - below(8), /* of a group with other tiles */
                         .block_end = c.block ? pos + rows + below(8) : 0,

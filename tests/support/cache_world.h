@@ -99,9 +99,8 @@ static inline kk_cache *cache_open(world *w) {
 static inline int64_t rule_keep_from(const world *w, int kind, int64_t len) {
     const int64_t window = w->bounds[kind].window;
     const int64_t chunk = w->bounds[kind].chunk ? w->bounds[kind].chunk : 1;
-    if (w->policy[kind] == &kk_kv_exact) return 0;
-    if (w->policy[kind] == &kk_kv_window || w->policy[kind] == &kk_kv_restored)
-        return len - len % chunk < window ? 0 : len - len % chunk - window;
+    if (!w->policy[kind]->windowed) return 0;
+    if (w->policy[kind]->evicts) return len - len % chunk < window ? 0 : len - len % chunk - window;
     return len < window ? 0 : len - window + 1;
 }
 

@@ -121,7 +121,7 @@ static void test_made_prompts(void **state) {
     assert_memory_not_equal(one.prompts[0].ids, two.prompts[0].ids, 4 * 40);
     assert_memory_not_equal(one.prompts[0].ids, one.prompts[1].ids, 4 * 40);
     for (int i = 0; i < 40; i++) assert_in_range(one.prompts[0].ids[i], 0, 49);
-    assert_int_equal(kk_promptset_reach(&one, 12), 52);
+    assert_int_equal(kk_promptset_longest(&one, 12), 52);
     kk_promptset_free(&one);
     kk_promptset_free(&two);
 }

@@ -123,7 +123,7 @@ static void a_sink_is_not_gone_back_into(void **state) {
     assert_true(kk_cache_truncate(h.cache, 581)); /* needs row 512, the first of page 8 */
     h.rows.len = 581;
     check_rows(&w, h.cache, &h.rows, 581);
-    assert_false(kk_cache_reaches(h.cache, 580));
+    assert_false(kk_cache_can_truncate(h.cache, 580));
     assert_true(kk_cache_truncate(h.cache, 0));
     h.rows.len = 0;
     append_rows(&w, &h, 70);
@@ -143,8 +143,8 @@ static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     open_restored(&w, (kk_kv_bounds){.window = 64, .sink = 4, .chunk = 64}, NULL);
     held_cache h = {.cache = cache_open(&w)};
     while (h.rows.len < 260) append_rows(&w, &h, 20); /* rows from 192 on: pages 3 and 4 */
-    assert_true(kk_cache_reaches(h.cache, 256));
-    assert_false(kk_cache_reaches(h.cache, 255)); /* would need row 128 */
+    assert_true(kk_cache_can_truncate(h.cache, 256));
+    assert_false(kk_cache_can_truncate(h.cache, 255)); /* would need row 128 */
     assert_true(kk_cache_truncate(h.cache, 256));
     assert_false(kk_cache_truncate(h.cache, 255));
     kk_cache_free(h.cache);
@@ -166,9 +166,9 @@ static void a_chunk_that_has_gone_is_not_gone_back_into(void **state) {
     assert_true(kk_cache_truncate(h.cache, 98)); /* needs rows 96 and 97 */
     h.rows.len = 98;
     check_rows(&w, h.cache, &h.rows, 98);
-    assert_false(kk_cache_reaches(h.cache, 63));
-    assert_false(kk_cache_reaches(h.cache, 3)); /* no row is needed, but the page is */
-    assert_true(kk_cache_reaches(h.cache, 0));
+    assert_false(kk_cache_can_truncate(h.cache, 63));
+    assert_false(kk_cache_can_truncate(h.cache, 3)); /* no row is needed, but the page is */
+    assert_true(kk_cache_can_truncate(h.cache, 0));
     kk_cache_free(h.cache);
     world_close(&w);
 }

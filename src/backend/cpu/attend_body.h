@@ -455,7 +455,8 @@ static void weigh_page(const attend_work *w) {
 static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
-    for (int32_t r = 0; r < t->n_rows; r++) w->see[r] = kk_sight_page(kk_attend_sight(t, r), page);
+    for (int32_t r = 0; r < t->n_rows; r++)
+        w->see[r] = kk_visible_in_page(kk_tile_sees(t, r), page);
     const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
     const int32_t pairs = t->n_rows * t->n_group;
     for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)
@@ -506,14 +507,14 @@ static void attend(const kk_attend_tile *t) {
     w.lane = t->state;
     w.m = w.lane + (size_t)(t->n_rows * t->n_group) * KK_LANES;
     if (t->starts) start_tile(&w);
-    const kk_sight all = kk_attend_sights(t);
+    const kk_visible all = kk_tile_sees_all(t);
     const int64_t end = (all.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     const int64_t to = t->page_to && t->page_to < end ? t->page_to : end;
-    int64_t page = t->page_to ? t->page_from : kk_sight_start(all);
+    int64_t page = t->page_to ? t->page_from : kk_visible_first_page(all);
     for (int64_t after; page < to; page = after) {
-        after = kk_sight_next(all, page);
+        after = kk_visible_next_page(all, page);
         const uint8_t *at = t->pages[page - t->page_base];
-        attend_page(&w, page, kk_sight_page(all, page), at,
+        attend_page(&w, page, kk_visible_in_page(all, page), at,
                     after < to ? t->pages[after - t->page_base] : at);
     }
     if (t->ends) finish_tile(&w);

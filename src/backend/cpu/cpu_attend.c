@@ -122,7 +122,8 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
     const size_t stride = (size_t)(a->n_head * d);
     const size_t at =
         (size_t)(g->row + row) * stride + (size_t)((kv_head * group + first_head) * d);
-    const bool hides = a->evicted && (!a->evicted->rebuilds || kk_in_latents(a->evicted));
+    /* Where pages are rebuilt whole, a row sees all that the mask shows. */
+    const bool whole = a->evicted && a->evicted->rebuilds && !kk_in_latents(a->evicted);
     return (kk_attend_tile){
         .q = kk_buf_f(a->q) + at,
         .out = kk_buf_f(a->out) + at,
@@ -130,10 +131,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
         .n_rows = n_rows,
         .n_group = n_heads,
         .head_dim = d,
-        .window = a->window,
-        .sink = a->evicted && !hides ? 0 : a->sink, /* whole in sight where pages are rebuilt */
-        .hide_chunk = hides ? a->evicted->chunk : 0,
-        .hide_window = hides ? a->evicted->window : 0,
+        .rule = whole ? (kk_visible_rule){.mask = a->window} : kk_attend_rule(a),
         .pos = g->pos + row,
         .block_first = g->pos,
         .block_end = a->block ? g->pos + g->n_rows : 0,
@@ -197,7 +195,7 @@ static void count_keys(const kk_attend_args *a, const kk_group *g) {
     if (!g->counts) return;
     g->counts->queries += g->n_rows;
     for (int32_t r = 0; r < g->n_rows; r++)
-        g->counts->keys_stored += kk_sight_keys(kk_attend_sight(&t, r));
+        g->counts->keys_stored += kk_visible_stored(kk_tile_sees(&t, r));
 }
 
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {

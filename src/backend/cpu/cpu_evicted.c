@@ -63,9 +63,10 @@ typedef struct {
     int32_t row, n_rows;              /* of the group: a segment */
     int32_t tile_rows, heads, parts;  /* of attention, as in cpu_attend.c */
     int32_t most_rows;                /* of a segment */
+    kk_visible_rule rule;             /* of all rows */
     int64_t stored;                   /* rows from here on are read in their pages */
     int64_t gone_to;                  /* in latent space: rows from the sink to here */
-    kk_sight all;                     /* what its rows see between them */
+    kk_visible all;                   /* what its rows see between them */
     int64_t page, end;                /* the batch at hand */
     const uint8_t *at[BATCH_MOST];    /* its pages, from where the slot begins */
     int32_t made[BATCH_MOST], n_made; /* which of them are put together */
@@ -90,7 +91,7 @@ static bool rebuilds_pages(const segment *s) {
 /* Rows of a page that are rebuilt for the segment. */
 static span_of_rows gone_rows(const segment *s, int64_t page) {
     if (!rebuilds_pages(s)) return (span_of_rows){0, 0};
-    return cut(page * KK_PAGE_ROWS, s->a->sink, s->stored, kk_sight_page(s->all, page));
+    return cut(page * KK_PAGE_ROWS, s->a->sink, s->stored, kk_visible_in_page(s->all, page));
 }
 
 /* Rows that are read from the sink: those at hand get there only when they are committed. */
@@ -222,7 +223,7 @@ static void make_parts(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const int32_t i = (int32_t)(t / parts / slot->n_kv_head);
         const bool keys = parts == 2 && t % 2 == 0;
         const int64_t page = s->page + s->made[i], base = page * KK_PAGE_ROWS;
-        const kk_page_sight see = kk_sight_page(s->all, page);
+        const kk_page_sight see = kk_visible_in_page(s->all, page);
         const size_t off = keys ? slot->k_off : slot->v_off, at = (size_t)head * head_bytes;
         uint8_t *to = batch_page(s, s->made[i]) + (off - slot->k_off) + at;
         const int64_t sink = s->g->sink ? s->a->sink : 0, kept = sink_rows(s);
@@ -278,7 +279,7 @@ static int64_t gather_batch(segment *s) {
         const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];
         s->at[i] = whole ? s->g->pages[s->end] + s->a->slot.k_off : batch_page(s, i);
         if (!whole) s->made[s->n_made++] = i;
-        after = kk_sight_next(s->all, s->end);
+        after = kk_visible_next_page(s->all, s->end);
         if (after != s->end + 1) {
             s->end++;
             break;
@@ -294,7 +295,7 @@ static void run_segment(segment *s) {
     const int32_t parts = slot->k_eq_v ? 1 : 2;
     kk_threads *threads = s->dev->threads;
     s->starts = true;
-    s->page = kk_sight_start(s->all);
+    s->page = kk_visible_first_page(s->all);
     do {
         const int64_t after = gather_batch(s);
         if (s->a->evicted && (s->n_made || slot->k_eq_v))
@@ -310,42 +311,36 @@ static void run_segment(segment *s) {
 
 /* ---- segments --------------------------------------------------------------------------- */
 
-/* all: what the rows see, whether it is stored or not. */
-static void add_counts(const segment *s, const kk_attend_tile *all, int64_t stored) {
+static void add_counts(const segment *s) {
     kk_key_counts *counts = s->g->counts;
     const bool rebuilds = s->a->evicted && s->a->evicted->rebuilds;
     if (!counts) return;
     counts->queries += s->n_rows;
     for (int32_t r = 0; r < s->n_rows; r++) {
-        const kk_sight see = kk_attend_sight(all, r);
-        const int64_t from = see.from > s->a->sink ? see.from : s->a->sink;
-        const int64_t gone = rebuilds && stored > from ? stored - from : 0;
-        counts->keys_rebuilt += gone;
-        counts->keys_stored += kk_sight_keys(see) - gone;
-        if (r == 0) counts->rows_rebuilt += gone; /* the first sees furthest back */
+        kk_attend_tile t = kk_cpu_tile(s->a, s->g, s->row, s->n_rows, 0, 0, 1);
+        t.rule = s->rule;
+        const kk_visible see = kk_tile_sees(&t, r);
+        counts->keys_stored += kk_visible_stored(see);
+        if (!rebuilds) continue;
+        counts->keys_rebuilt += kk_visible_gone(see);
+        if (r == 0) counts->rows_rebuilt += kk_visible_gone(see); /* it sees furthest back */
     }
 }
 
 /* Rows of the group from `row` on that share a chunk, and what of theirs is stored. */
 static void open_segment(segment *s, int32_t row) {
-    const kk_evicted *e = s->a->evicted;
-    const int64_t pos = s->g->pos + row;
-    int64_t stored = 0;
+    const int64_t pos = s->g->pos + row, left = kk_chunk_end(&s->rule.bounds, pos) - pos;
     s->row = row;
     s->n_rows = s->g->n_rows - row < s->most_rows ? s->g->n_rows - row : s->most_rows;
-    if (e) {
-        const int64_t left = (pos / e->chunk + 1) * e->chunk - pos;
-        if (left < s->n_rows) s->n_rows = (int32_t)left;
-        stored = pos / e->chunk * e->chunk - e->window;
-    }
-    kk_attend_tile all = kk_cpu_tile(s->a, s->g, row, s->n_rows, 0, 0, 1);
-    s->all = kk_attend_sights(&all);
-    s->stored = rebuilds_pages(s) ? stored : s->all.from / KK_PAGE_ROWS * KK_PAGE_ROWS;
-    if (e && e->rebuilds) all.sink = all.hide_chunk = 0;
-    const int64_t from = kk_attend_sight(&all, 0).from;
-    s->gone_to = kk_in_latents(e) ? stored : 0;
-    s->goes_on = s->gone_to > (from > s->a->sink ? from : s->a->sink);
-    add_counts(s, &all, stored);
+    if (s->a->evicted && left < s->n_rows) s->n_rows = (int32_t)left;
+    const kk_attend_tile t = kk_cpu_tile(s->a, s->g, row, s->n_rows, 0, 0, 1);
+    const kk_visible first = kk_sees(&s->rule, pos);
+    s->all = kk_tile_sees_all(&t);
+    s->stored = rebuilds_pages(s) ? kk_kept_from(&s->rule.bounds, pos)
+                                  : s->all.from / KK_PAGE_ROWS * KK_PAGE_ROWS;
+    s->goes_on = kk_in_latents(s->a->evicted) && kk_visible_gone(first) > 0;
+    s->gone_to = s->goes_on ? first.gone_to : 0;
+    add_counts(s);
 }
 
 /* What the stored rows came to goes on in latent space. */
@@ -364,7 +359,7 @@ static void add_latents(const segment *s) {
 
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a) {
     const int32_t group = a->n_head / a->slot.n_kv_head;
-    segment s = {.dev = dev, .a = a, .heads = group, .parts = 1};
+    segment s = {.dev = dev, .a = a, .rule = kk_attend_rule(a), .heads = group, .parts = 1};
     s.room = room_for(&a->slot, rebuilds_pages(&s) ? (int32_t)rank_of(&s) : 0);
     s.most_rows =
         kk_in_latents(a->evicted) ? kk_cpu_latent_rows(a->n_head, (int32_t)rank_of(&s)) : INT32_MAX;

@@ -113,7 +113,7 @@ typedef struct {
     kk_dev *dev;
     const kk_attend_args *a;
     const kk_evicted *e;
-    kk_attend_tile whole; /* the rows with all that the model lets them see */
+    kk_visible_rule rule;
     int32_t d, rank, n_kv, group, per_kv, pairs;
     int32_t half;   /* of each half of a head, the first so many values are rebuilt */
     int32_t slices; /* tasks per K/V head that make q' */
@@ -153,8 +153,7 @@ static size_t place_of_pair(const pass *s, int32_t pair) {
 
 /* The first row that row r of the pass sees and that is gone, if it comes before `stored`. */
 static int64_t first_gone(const pass *s, int32_t r) {
-    const int64_t from = kk_attend_sight(&s->whole, r).from;
-    return from > s->a->sink ? from : s->a->sink;
+    return kk_sees(&s->rule, s->rows->g->pos + s->rows->row + r).gone_from;
 }
 static page_rows gone_of_page(const pass *s, int32_t r, int64_t page) {
     const int64_t base = page * KK_PAGE_ROWS;
@@ -491,8 +490,7 @@ static pass open_pass(const kk_latent_rows *rows) {
     s.slices = (s.rank + SLICE - 1) / SLICE;
     s.page = page_room_for(s.n_kv, s.rank, s.half, a->n_rot);
     s.pair = pair_room_for((size_t)s.pairs, s.rank, s.d);
-    s.whole = kk_cpu_tile(a, rows->g, rows->row, rows->n_rows, 0, 0, 1);
-    s.whole.sink = s.whole.hide_chunk = 0;
+    s.rule = kk_attend_rule(a);
     const int32_t threads = kk_threads_count(s.dev->threads);
     const int32_t even = (s.pairs + threads - 1) / threads;
     s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;

@@ -11,6 +11,16 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
 
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a);
 
+/* What a row of these sees, and what of it is gone. */
+static inline kk_visible_rule kk_attend_rule(const kk_attend_args *a) {
+    kk_visible_rule rule = {.mask = a->window, .bounds = {.sink = a->sink}};
+    if (!a->evicted) return rule;
+    rule.evicts = true;
+    rule.bounds.window = a->evicted->window;
+    rule.bounds.chunk = a->evicted->chunk;
+    return rule;
+}
+
 /* Whether rows that are gone are read in latent space: always, but for diagnosis. */
 static inline bool kk_in_latents(const kk_evicted *e) { return e && e->rebuilds && !e->mixes; }
 

@@ -80,7 +80,7 @@ typedef struct {
 
 /* All query heads of one K/V head, for n_rows consecutive positions of one session.
  *
- * For each (row, head), pages in order, keys j of the page that the row sees (kk_sight):
+ * For each (row, head), pages in order, keys j of the page that the row sees (kk_sees):
  *   s_j = scale * (q . K_j);  m' = max(m, max_j s_j);  c = exp(m - m')
  *   p_j = exp(s_j - m'), 0 for keys not seen;  l = l * c + p, in 16 lanes by j mod 16
  *   acc = acc * c, then acc += p_j * V_j in order of j
@@ -93,10 +93,7 @@ typedef struct {
     float *out;     /* the same layout */
     size_t q_stride;
     int32_t n_rows, n_group, head_dim;
-    int32_t window, sink; /* 0: none */
-    /* Not 0: of the rows that the window shows, those before the row's chunk less hide_window are
-     * hidden, unless they are the sink's; the sink then counts only as far as the window shows. */
-    int32_t hide_chunk, hide_window;
+    kk_visible_rule rule; /* what rows see; rows that are gone take no part */
     int64_t pos;
     /* Not 0: the rows see each other whole, as part of a block of positions [first, end). */
     int64_t block_first, block_end;
@@ -115,43 +112,25 @@ typedef struct {
     bool starts, ends;
 } kk_attend_tile;
 
-/* The keys a row sees: [first, sink) and [from, to).  Where the two overlap, first and sink are 0;
- * where they only touch they stay two, for the sink's page may be gone. */
-typedef struct {
-    int64_t first, sink, from, to;
-} kk_sight;
-
-static inline kk_sight kk_attend_sight(const kk_attend_tile *t, int32_t row) {
-    const int64_t at = t->block_end ? t->block_first : t->pos + row;
-    kk_sight s = {0, t->sink, 0, t->block_end ? t->block_end : at + 1};
-    if (t->window && at >= t->window) s.from = at - t->window + 1;
-    if (t->hide_chunk) {
-        const int64_t kept = at / t->hide_chunk * t->hide_chunk - t->hide_window;
-        s.first = s.from;
-        if (kept > s.from) s.from = kept;
-        if (s.first >= s.sink) s.first = s.sink = 0;
-    }
-    if (s.sink > s.from) {
-        s.from = s.first;
-        s.first = s.sink = 0;
-    }
-    return s;
+static inline kk_visible kk_tile_sees(const kk_attend_tile *t, int32_t row) {
+    kk_visible v = kk_sees(&t->rule, t->block_end ? t->block_first : t->pos + row);
+    if (t->block_end) v.to = t->block_end;
+    return v;
 }
 
-/* The page to read after this one: no page that lies whole between sink and window. */
-static inline int64_t kk_sight_next(kk_sight s, int64_t page) {
-    const int64_t window = s.from / KK_PAGE_ROWS;
-    return page + 1 < window && (page + 1) * KK_PAGE_ROWS >= s.sink ? window : page + 1;
+/* The page to read after this one: no page that lies whole between the sink and the other rows. */
+static inline int64_t kk_visible_next_page(kk_visible v, int64_t page) {
+    const int64_t from = v.from / KK_PAGE_ROWS;
+    return page + 1 < from && (page + 1) * KK_PAGE_ROWS >= v.sink_to ? from : page + 1;
 }
-static inline int64_t kk_sight_start(kk_sight s) {
-    return (s.sink ? s.first : s.from) / KK_PAGE_ROWS;
+static inline int64_t kk_visible_first_page(kk_visible v) {
+    return (v.sink_to ? v.sink_from : v.from) / KK_PAGE_ROWS;
 }
-static inline int64_t kk_sight_keys(kk_sight s) { return s.sink - s.first + s.to - s.from; }
 
 /* What all rows of a tile see between them: the first sees furthest back, the last ahead. */
-static inline kk_sight kk_attend_sights(const kk_attend_tile *t) {
-    kk_sight all = kk_attend_sight(t, 0);
-    all.to = kk_attend_sight(t, t->n_rows - 1).to;
+static inline kk_visible kk_tile_sees_all(const kk_attend_tile *t) {
+    kk_visible all = kk_tile_sees(t, 0);
+    all.to = kk_tile_sees(t, t->n_rows - 1).to;
     return all;
 }
 
@@ -163,10 +142,10 @@ typedef struct {
 static inline int32_t kk_in_page(int64_t j) {
     return (int32_t)(j < 0 ? 0 : j > KK_PAGE_ROWS ? KK_PAGE_ROWS : j);
 }
-static inline kk_page_sight kk_sight_page(kk_sight s, int64_t page) {
+static inline kk_page_sight kk_visible_in_page(kk_visible v, int64_t page) {
     const int64_t base = page * KK_PAGE_ROWS;
-    const int32_t first = kk_in_page(s.first - base), sink = kk_in_page(s.sink - base);
-    const int32_t from = kk_in_page(s.from - base), to = kk_in_page(s.to - base);
+    const int32_t first = kk_in_page(v.sink_from - base), sink = kk_in_page(v.sink_to - base);
+    const int32_t from = kk_in_page(v.from - base), to = kk_in_page(v.to - base);
     if (first >= sink) return (kk_page_sight){from, to, to, to};
     if (from >= to) return (kk_page_sight){first, sink, sink, sink};
     return (kk_page_sight){first, sink, from, to};

@@ -304,17 +304,17 @@ static void attend_page(const kk_attend_tile *t, const float *q, float *acc, flo
 /* One (row, head) over the pages of this call. */
 static void attend_pair(const kk_attend_tile *t, int32_t row, int32_t head, float *m, float *lane) {
     const size_t at = (size_t)row * t->q_stride + (size_t)head * (size_t)t->head_dim;
-    const kk_sight sight = kk_attend_sight(t, row);
+    const kk_visible sight = kk_tile_sees(t, row);
     float *acc = t->out + at;
     if (t->starts) {
         *m = -INFINITY;
         for (int i = 0; i < KK_LANES; i++) lane[i] = 0;
         for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
     }
-    for (int64_t page = kk_sight_start(sight); page * KK_PAGE_ROWS < sight.to;
-         page = kk_sight_next(sight, page))
+    for (int64_t page = kk_visible_first_page(sight); page * KK_PAGE_ROWS < sight.to;
+         page = kk_visible_next_page(sight, page))
         if (!t->page_to || (page >= t->page_from && page < t->page_to))
-            attend_page(t, t->q + at, acc, m, lane, page, kk_sight_page(sight, page));
+            attend_page(t, t->q + at, acc, m, lane, page, kk_visible_in_page(sight, page));
     if (!t->ends) return;
     const float inv = 1.0f / kk_lanes_sum(lane);
     for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
