@@ -90,10 +90,10 @@ static kk_status add_restored(kk_footprint *f, int32_t engine, kk_err *err) {
 /* ---- one session ------------------------------------------------------------------------- */
 
 static kk_status fill_caches(kk_session *s, int32_t n, kk_err *err) {
-    KK_TRY(kk_cache_fill(s->cache, n, err));
+    KK_TRY(kk_cache_fill(s->cache, n, NULL, err));
     for (int32_t i = 0; i < s->drafting.n; i++) {
         const kk_drafting_member *m = &s->drafting.member[i];
-        if (m->proposer->cache) KK_TRY(kk_cache_fill(m->proposer->cache(m->self), n, err));
+        if (m->proposer->cache) KK_TRY(kk_cache_fill(m->proposer->cache(m->self), n, NULL, err));
     }
     return KK_OK;
 }

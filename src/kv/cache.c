@@ -321,38 +321,73 @@ kk_cache_page kk_cache_page_at(const kk_cache *c, kk_kind kind, int64_t i) {
                            .data = c->table[kind].data[index]};
 }
 
-/* Books what len needs of every kind, or of none. */
-static kk_status book_needed(kk_cache *c, int64_t len, kk_err *err) {
-    for (int kind = 0; kind < KK_KINDS; kind++) {
-        if (!has_kind(c, kind)) continue;
-        const kk_status st =
-            kk_pool_book(c->opts.pool[kind], extent_pages(needed(c, (kk_kind)kind, len)), err);
-        if (st == KK_OK) continue;
-        while (--kind >= 0)
-            if (has_kind(c, kind))
-                kk_pool_unbook(c->opts.pool[kind], extent_pages(needed(c, (kk_kind)kind, len)));
-        return st;
-    }
-    return KK_OK;
+int64_t kk_cache_pages_of(const kk_cache *c, kk_kind kind, int64_t len) {
+    return has_kind(c, (int)kind) ? extent_pages(needed(c, kind, len)) : 0;
 }
 
-kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err) {
-    if (c->len != 0)
-        return kk_fail(err, KK_EINVAL, "a K/V cache of %lld rows is not empty", (long long)c->len);
+static bool bit(const uint8_t *const bits[KK_KINDS], int kind, int64_t i) {
+    return bits && bits[kind] && (bits[kind][i / 8] >> (i % 8) & 1);
+}
+
+/* Pages that len rows of a kind take anew; -1: one that is to stay is not there. */
+static int64_t pages_anew(const kk_cache *c, int kind, int64_t len,
+                          const uint8_t *const shared[KK_KINDS]) {
+    const extent need = needed(c, (kk_kind)kind, len), held = c->table[kind].held;
+    int64_t n = 0;
+    for (int64_t i = need.first; i < need.end; i++) {
+        const bool stays = bit(shared, kind, i - need.first);
+        if (stays && (i < held.first || i >= held.end)) return -1;
+        n += !stays;
+    }
+    return n;
+}
+
+static kk_status book_anew(kk_cache *c, int kind, int64_t len,
+                           const uint8_t *const shared[KK_KINDS], kk_err *err) {
+    const int64_t n = pages_anew(c, kind, len, shared);
+    if (n < 0)
+        return kk_fail(err, KK_EFORMAT, "%lld K/V rows share a page with rows that have none",
+                       (long long)len);
+    return kk_pool_book(c->opts.pool[kind], n, err);
+}
+
+/* Puts the pages of len rows in the place of those held. */
+static void replace(kk_cache *c, int kind, int64_t len, const uint8_t *const shared[KK_KINDS]) {
+    table *t = &c->table[kind];
+    kk_pool *pool = c->opts.pool[kind];
+    const extent need = needed(c, (kk_kind)kind, len), held = t->held;
+    for (int64_t i = held.first; i < held.end; i++) {
+        const bool stays = i >= need.first && i < need.end && bit(shared, kind, i - need.first);
+        if (stays) continue;
+        kk_pool_drop(pool, t->page[i]);
+        t->page[i] = NULL;
+        t->data[i] = NULL;
+    }
+    for (int64_t i = need.first; i < need.end; i++)
+        if (!bit(shared, kind, i - need.first)) {
+            t->page[i] = kk_pool_take(pool);
+            t->data[i] = t->page[i]->data;
+        }
+    t->held = need;
+}
+
+kk_status kk_cache_fill(kk_cache *c, int64_t len, const uint8_t *const shared[KK_KINDS],
+                        kk_err *err) {
     if (len < 0 || len > c->opts.max_len)
         return kk_fail(err, KK_ECONTEXT, "%lld rows: the context holds %lld", (long long)len,
                        (long long)c->opts.max_len);
-    kk_cache_commit(c, 0); /* what was reserved and not used */
-    KK_TRY(book_needed(c, len, err));
+    kk_cache_commit(c, c->len); /* what was reserved and not used */
     for (int kind = 0; kind < KK_KINDS; kind++) {
         if (!has_kind(c, kind)) continue;
-        table *t = &c->table[kind];
-        t->held = needed(c, (kk_kind)kind, len);
-        for (int64_t i = t->held.first; i < t->held.end; i++) {
-            t->page[i] = kk_pool_take(c->opts.pool[kind]);
-            t->data[i] = t->page[i]->data;
-        }
+        const kk_status st = book_anew(c, kind, len, shared, err);
+        if (st == KK_OK) continue;
+        while (--kind >= 0)
+            if (has_kind(c, kind))
+                kk_pool_unbook(c->opts.pool[kind], pages_anew(c, kind, len, shared));
+        return st;
     }
+    for (int kind = 0; kind < KK_KINDS; kind++)
+        if (has_kind(c, kind)) replace(c, kind, len, shared);
     c->len = len;
     c->reserved = len;
     return KK_OK;
@@ -416,6 +451,25 @@ int64_t kk_mark_len(const kk_mark *m) { return m->len; }
 
 static bool holds_page(const frozen *f, int64_t index, const kk_page *page) {
     return index >= f->held.first && index < f->held.end && f->page[index - f->held.first] == page;
+}
+
+int64_t kk_mark_page_count(const kk_mark *m, kk_kind kind) {
+    return extent_pages(m->frozen[kind].held);
+}
+
+kk_cache_page kk_mark_page_at(const kk_mark *m, kk_kind kind, int64_t i) {
+    const frozen *f = &m->frozen[kind];
+    const int64_t index = f->held.first + i, rows = m->len - index * KK_PAGE_ROWS;
+    return (kk_cache_page){.index = index,
+                           .rows = rows < KK_PAGE_ROWS ? (int32_t)rows : KK_PAGE_ROWS,
+                           .data = f->page[i]->data};
+}
+
+const uint8_t *kk_mark_sink(const kk_mark *m, kk_kind kind) { return m->frozen[kind].sink; }
+
+bool kk_mark_shares(const kk_mark *m, const kk_mark *older, kk_kind kind, int64_t i) {
+    const frozen *f = &m->frozen[kind];
+    return older && holds_page(&older->frozen[kind], f->held.first + i, f->page[i]);
 }
 
 int64_t kk_mark_bytes(const kk_mark *m, const kk_mark *older) {

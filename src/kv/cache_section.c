@@ -128,7 +128,7 @@ kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section
                         kk_err *err) {
     char what[64];
     from->hold_device(from, true);
-    const kk_status st = kk_cache_fill(c, rows, err);
+    const kk_status st = kk_cache_fill(c, rows, NULL, err);
     from->hold_device(from, false);
     if (st != KK_OK) return st;
     for (int k = 0; k < KK_KINDS; k++) {

@@ -166,9 +166,14 @@ void kk_kv_page_copy(const kk_kv_layout *l, kk_kind kind, uint8_t *to, const uin
 /* The same of memory laid out as a page of `sink` rows. */
 void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t *to,
                      const uint8_t *from, int32_t rows);
-/* Makes an empty cache one of len rows, with pages of its own and nothing in them yet: the caller
- * writes what kk_cache_page_at and kk_cache_sink_fill show.  On failure the cache is as it was. */
-kk_status kk_cache_fill(kk_cache *c, int64_t len, kk_err *err);
+/* How many pages a kind keeps of len rows. */
+int64_t kk_cache_pages_of(const kk_cache *c, kk_kind kind, int64_t len);
+/* Makes a cache one of len rows, with pages of its own and nothing in them yet: the caller writes
+ * what kk_cache_page_at and kk_cache_sink_fill show.  shared (by kind; NULL: none): bit i set, in
+ * the order of kk_cache_page_at, keeps the page that the cache has there.  KK_EFORMAT where it has
+ * none.  On failure the cache is as it was. */
+kk_status kk_cache_fill(kk_cache *c, int64_t len, const uint8_t *const shared[KK_KINDS],
+                        kk_err *err);
 uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink */
 /* The rows of a cache as a section of a file: for each kind its pages, then its sink.  Rows at or
  * after len are written as zeros.  Loading makes an empty cache one of so many rows; on failure it
@@ -189,6 +194,12 @@ int64_t kk_mark_len(const kk_mark *m);
  * timeline, holds too (NULL: none); and its sinks.  Summed over the marks of a timeline, each
  * against the one before it, it bounds what they keep from being given back. */
 int64_t kk_mark_bytes(const kk_mark *m, const kk_mark *older);
+/* Its pages, as kk_cache_page_at has a cache's, and the rows of its sink. */
+int64_t kk_mark_page_count(const kk_mark *m, kk_kind kind);
+kk_cache_page kk_mark_page_at(const kk_mark *m, kk_kind kind, int64_t i);
+const uint8_t *kk_mark_sink(const kk_mark *m, kk_kind kind); /* NULL: it has none */
+/* Whether older (NULL: no) holds the very page i of m. */
+bool kk_mark_shares(const kk_mark *m, const kk_mark *older, kk_kind kind, int64_t i);
 void kk_mark_restore(const kk_mark *m, kk_cache *c);
 
 #endif

@@ -67,7 +67,7 @@ static kk_status whole_life(kk_err *err) {
     if (st == KK_OK) kk_mark_restore(m, fork);
     if (st == KK_OK) st = kk_cache_reserve(fork, 100, err);
     if (st == KK_OK) st = kk_cache_new(&filled, &opts, err);
-    if (st == KK_OK) st = kk_cache_fill(filled, 500, err);
+    if (st == KK_OK) st = kk_cache_fill(filled, 500, NULL, err);
     kk_cache_free(filled);
     kk_cache_free(fork);
     kk_mark_free(m);
@@ -107,7 +107,7 @@ static void a_failed_fill_takes_nothing(void **state) {
     assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
     const int64_t sinks = counted();
     assert_int_equal(sinks, kk_cache_sink_bytes(c, KK_SLIDING) + kk_cache_sink_bytes(c, KK_FULL));
-    for (mem.limit = 1; kk_cache_fill(c, 500, &err) != KK_OK; mem.limit += 4096) {
+    for (mem.limit = 1; kk_cache_fill(c, 500, NULL, &err) != KK_OK; mem.limit += 4096) {
         assert_int_equal(err.code, KK_ENOMEM);
         assert_int_equal(kk_cache_len(c), 0);
         assert_int_equal(counted(), sinks);

@@ -109,7 +109,7 @@ static void check_no_more_rows(const world *w, int k, const kk_cache *c, int64_t
 static void step_save_load(world *w, const held_cache *from, held_cache *to) {
     kk_cache *c = cache_open(w);
     const int64_t len = from->rows.len;
-    assert_int_equal(kk_cache_fill(c, len, NULL), KK_OK);
+    assert_int_equal(kk_cache_fill(c, len, NULL, NULL), KK_OK);
     for (int k = 0; k < KK_KINDS; k++) {
         const int32_t sink = w->bounds[k].sink;
         copy_pages(w, k, from, c);
@@ -191,6 +191,71 @@ static void run_history(world *w, int steps) {
     for (int i = 0; i < CACHES; i++) kk_cache_free(caches[i].cache);
     for (int i = 0; i < MARKS; i++) kk_mark_free(marks[i].mark);
     world_close(w);
+}
+
+/* ---- a history rebuilt ------------------------------------------------------------------ */
+
+/* A cache like the mark, on from the one before it: pages that both hold are not taken again. */
+static void rebuild(world *w, kk_cache *c, const kk_mark *m, const kk_mark *older) {
+    uint8_t bits[KK_KINDS][MAX_LEN / KK_PAGE_ROWS / 8 + 1];
+    const uint8_t *shared[KK_KINDS];
+    memset(bits, 0, sizeof bits);
+    for (int k = 0; k < KK_KINDS; k++) {
+        shared[k] = bits[k];
+        assert_int_equal(kk_mark_page_count(m, (kk_kind)k),
+                         kk_cache_pages_of(c, (kk_kind)k, kk_mark_len(m)));
+        for (int64_t i = 0; i < kk_mark_page_count(m, (kk_kind)k); i++)
+            if (kk_mark_shares(m, older, (kk_kind)k, i)) bits[k][i / 8] |= (uint8_t)(1 << i % 8);
+    }
+    assert_int_equal(kk_cache_fill(c, kk_mark_len(m), shared, NULL), KK_OK);
+    for (int k = 0; k < KK_KINDS; k++) {
+        for (int64_t i = 0; i < kk_mark_page_count(m, (kk_kind)k); i++) {
+            const kk_cache_page page = kk_mark_page_at(m, (kk_kind)k, i);
+            if (!kk_mark_shares(m, older, (kk_kind)k, i))
+                kk_kv_page_copy(&w->layout, (kk_kind)k, kk_cache_page_at(c, (kk_kind)k, i).data,
+                                page.data, page.rows);
+        }
+        if (kk_mark_sink(m, (kk_kind)k))
+            memcpy(kk_cache_sink_fill(c, (kk_kind)k), kk_mark_sink(m, (kk_kind)k),
+                   kk_cache_sink_bytes(c, (kk_kind)k));
+    }
+}
+
+static void histories_are_rebuilt_with_their_shared_pages(void **state) {
+    (void)state;
+    for (uint32_t seed = 1; seed <= 20; seed++) {
+        enum { POINTS = 5 };
+        world w, v;
+        held_cache h = {0};
+        held_mark points[POINTS];
+        kk_mark *again[POINTS];
+        rng_state = seed;
+        world_open(&w, 70, KK_BF16, NULL);
+        world_open(&v, 70, KK_BF16, NULL);
+        h.cache = cache_open(&w);
+        kk_cache *c = cache_open(&v);
+        memset(points, 0, sizeof points);
+        for (int i = 0; i < POINTS; i++) {
+            for (uint32_t n = below(6); n > 0; n--) append_rows(&w, &h, 1 + below(20));
+            step_mark(&h, &points[i]);
+        }
+        for (int i = 0; i < POINTS; i++) {
+            rebuild(&v, c, points[i].mark, i ? points[i - 1].mark : NULL);
+            assert_int_equal(kk_mark_new(&again[i], c, NULL), KK_OK);
+        }
+        for (int k = 0; k < KK_KINDS; k++) /* as many pages in all */
+            assert_int_equal(v.mem.bytes[world_category[k]], w.mem.bytes[world_category[k]]);
+        for (int i = POINTS - 1; i >= 0; i--) {
+            kk_mark_restore(again[i], c);
+            check_rows(&v, c, &points[i].rows, points[i].rows.len);
+            kk_mark_free(again[i]);
+            kk_mark_free(points[i].mark);
+        }
+        kk_cache_free(c);
+        kk_cache_free(h.cache);
+        world_close(&w);
+        world_close(&v);
+    }
 }
 
 static void random_histories(void **state) {
@@ -402,9 +467,11 @@ static void wrong_calls_are_refused(void **state) {
     assert_int_equal(kk_cache_new(&none, &wrong, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "window of 0"));
     c = cache_open(&w);
-    assert_int_equal(kk_cache_fill(c, MAX_LEN + 1, &err), KK_ECONTEXT);
-    assert_int_equal(kk_cache_fill(c, 10, &err), KK_OK);
-    assert_int_equal(kk_cache_fill(c, 20, &err), KK_EINVAL);
+    static const uint8_t bits[] = {1 << 1};
+    const uint8_t *const second[KK_KINDS] = {[KK_FULL] = bits};
+    assert_int_equal(kk_cache_fill(c, MAX_LEN + 1, NULL, &err), KK_ECONTEXT);
+    assert_int_equal(kk_cache_fill(c, 10, NULL, &err), KK_OK);
+    assert_int_equal(kk_cache_fill(c, 100, second, &err), KK_EFORMAT); /* it has no second page */
     assert_int_equal(kk_cache_len(c), 10);
     kk_cache_free(c);
     world_close(&w);
@@ -443,6 +510,7 @@ static void pages_hold_what_is_stored(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(histories_are_rebuilt_with_their_shared_pages),
         cmocka_unit_test(random_histories),
         cmocka_unit_test(random_histories_with_a_sink),
         cmocka_unit_test(random_histories_with_latents),
