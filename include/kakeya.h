@@ -355,8 +355,9 @@ KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_
 
 /* ---- saved sessions --------------------------------------------------------------------- */
 
-/* Writes the timeline, its caches, the drafter's, and the sampling settings last used.  The file
- * appears whole or not at all, also when two processes write it. */
+/* Writes the timeline, its caches, what its proposer keeps, its checkpoints, and the sampling
+ * settings last used; K/V that several of these share once.  The file appears whole or not at all,
+ * also when two processes write it. */
 KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
 /* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
  * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
@@ -378,6 +379,8 @@ typedef struct {
     char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
     int32_t sink, window, chunk;      /* 0: they keep all */
     uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
+    int32_t format;                   /* of the file: 3, or 2 of an earlier build */
+    int32_t checkpoints;              /* that come with it */
 } kk_saved_info;
 /* What a file holds, from its head alone. */
 KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err);

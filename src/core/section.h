@@ -11,6 +11,7 @@
 
 typedef struct kk_section_out kk_section_out;
 struct kk_section_out {
+    bool measures; /* only sizes are wanted: data of put may be NULL */
     kk_status (*put)(kk_section_out *to, const void *data, size_t n, kk_err *err);
     /* The part ends here; the next begins. */
     kk_status (*end_part)(kk_section_out *to, kk_err *err);
@@ -19,6 +20,7 @@ struct kk_section_out {
 
 typedef struct kk_section_in kk_section_in;
 struct kk_section_in {
+    int32_t format; /* of the file: what it holds may have been laid out otherwise before */
     /* The next n bytes, all of them: KK_EFORMAT where there are fewer. */
     kk_status (*get)(kk_section_in *from, void *to, size_t n, kk_err *err);
     /* Checks the part that ends here; `what` names it in the sentence about one that is damaged:

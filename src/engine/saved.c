@@ -17,11 +17,13 @@
 static const char magic[8] = {'K', 'K', 'S', 'A', 'V', 'E', 'D', '\n'};
 
 enum { PREAMBLE = 24, SEAL = 8, FORMAT_AT = 8, HEAD_BYTES_AT = 12, FILE_BYTES_AT = 16 };
+enum { MOST_POINTS = 1 << 16 };
 
 /* ---- fields ----------------------------------------------------------------------------- */
 
 typedef struct {
     uint8_t *at;
+    int32_t format;
     bool writing, wrong;
 } codec;
 
@@ -94,6 +96,7 @@ static void fields_keeps(codec *c, kk_saved_keeps *k) {
     field32(c, &k->latents);
     field32(c, &k->rank);
     field32(c, &k->n_scales);
+    if (c->format > 2) return;
     field_bool(c, &k->mixes);
     field(c, &k->mix, sizeof k->mix);
 }
@@ -118,7 +121,13 @@ static void fields(codec *c, kk_saved_head *h) {
     for (int k = 0; k < KK_LAYER_KINDS; k++) field_text(c, h->policy[k], sizeof h->policy[k]);
     fields_keeps(c, &h->keeps);
     fields_cache(c, &h->verifier);
-    fields_cache(c, &h->context);
+    if (c->format == 2) {
+        fields_cache(c, &h->context);
+        return;
+    }
+    field64(c, &h->checkpoint_bytes);
+    field32(c, &h->n_points);
+    field_text(c, h->proposer, sizeof h->proposer);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------ */
@@ -140,7 +149,8 @@ static bool add_cache(uint64_t *sum, const kk_saved_cache *c) {
     return fits;
 }
 
-static bool file_bytes(const kk_saved_head *h, uint64_t head_bytes, uint64_t *sum) {
+/* What the fields of a head of format 2 say. */
+static bool file_bytes_2(const kk_saved_head *h, uint64_t head_bytes, uint64_t *sum) {
     *sum = head_bytes;
     return add_part(sum, h->len, sizeof(int32_t)) &&
            add_part(sum, h->settled ? h->vocab : 0, sizeof(float)) &&
@@ -151,14 +161,11 @@ static bool file_bytes(const kk_saved_head *h, uint64_t head_bytes, uint64_t *su
 
 size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]) {
     kk_saved_head copy = *h;
-    codec c = {.at = out + PREAMBLE, .writing = true};
+    codec c = {.at = out + PREAMBLE, .format = KK_SAVED_FORMAT, .writing = true};
     fields(&c, &copy);
     const uint32_t format = KK_SAVED_FORMAT, bytes = (uint32_t)(c.at - out) + SEAL;
-    uint64_t all;
+    const uint64_t all = bytes + (uint64_t)h->body_bytes;
     assert(bytes <= KK_SAVED_HEAD_MAX);
-    const bool fits = file_bytes(h, bytes, &all);
-    assert(fits);
-    (void)fits;
     memcpy(out, magic, sizeof magic);
     memcpy(out + FORMAT_AT, &format, sizeof format);
     memcpy(out + HEAD_BYTES_AT, &bytes, sizeof bytes);
@@ -168,10 +175,10 @@ size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]) {
     return bytes;
 }
 
-size_t kk_saved_bytes(void) {
+size_t kk_saved_bytes(int32_t format) {
     uint8_t unused[KK_SAVED_HEAD_MAX];
     kk_saved_head none = {0};
-    codec c = {.at = unused, .writing = true};
+    codec c = {.at = unused, .format = format, .writing = true};
     fields(&c, &none);
     return PREAMBLE + (size_t)(c.at - unused) + SEAL;
 }
@@ -179,7 +186,6 @@ size_t kk_saved_bytes(void) {
 static kk_status read_bytes(uint8_t *out, size_t *n, kk_reader *r, kk_err *err) {
     const char *path = kk_reader_path(r);
     const uint64_t size = kk_reader_size(r);
-    *n = kk_saved_bytes();
     if (size < PREAMBLE)
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is no saved session: it has %llu bytes", path,
                        (unsigned long long)size);
@@ -187,11 +193,12 @@ static kk_status read_bytes(uint8_t *out, size_t *n, kk_reader *r, kk_err *err) 
     if (memcmp(out, magic, sizeof magic) != 0)
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is no saved session: it starts otherwise", path);
     const uint32_t format = kk_le32(out + FORMAT_AT);
-    if (format != KK_SAVED_FORMAT)
+    if (format < KK_SAVED_OLDEST || format > KK_SAVED_FORMAT)
         return kk_fail(err, KK_EFORMAT,
-                       PATH_FMT " is a saved session of format %u, this build "
-                                "reads format %d",
-                       path, format, KK_SAVED_FORMAT);
+                       PATH_FMT
+                       " is a saved session of format %u, this build reads formats %d to %d",
+                       path, format, KK_SAVED_OLDEST, KK_SAVED_FORMAT);
+    *n = kk_saved_bytes((int32_t)format);
     if (kk_le32(out + HEAD_BYTES_AT) != *n)
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its head claims %u bytes of %zu",
                        path, kk_le32(out + HEAD_BYTES_AT), *n);
@@ -212,8 +219,8 @@ static kk_status read_bytes(uint8_t *out, size_t *n, kk_reader *r, kk_err *err) 
 static kk_status check_size(const kk_saved_head *h, const uint8_t *bytes, size_t n,
                             const kk_reader *r, kk_err *err) {
     const uint64_t said = kk_le64(bytes + FILE_BYTES_AT), is = kk_reader_size(r);
-    uint64_t sum;
-    if (!file_bytes(h, n, &sum) || sum != said)
+    uint64_t sum = said;
+    if (said < n || (h->format == 2 && (!file_bytes_2(h, n, &sum) || sum != said)))
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its parts do not make %llu bytes",
                        kk_reader_path(r), (unsigned long long)said);
     if (is == said) return KK_OK;
@@ -241,33 +248,40 @@ static bool keeps_are_sound(const kk_saved_head *h) {
            kk_f32_bits(k->mix) == 0;
 }
 
+static bool points_are_sound(const kk_saved_head *h) {
+    return h->n_points >= 0 && h->n_points <= MOST_POINTS && h->n_points <= h->len &&
+           h->checkpoint_bytes >= -1 && h->checkpoint_bytes != 0 &&
+           (h->drafter != 0) == (h->proposer[0] != 0);
+}
+
 /* Numbers that the rest relies on.  That they fit a model is checked where there is one. */
 static bool sound(const kk_saved_head *h) {
     const int64_t len = h->len, rows = h->settled || len == 0 ? len : len - 1;
     return h->ctx >= 1 && h->len >= 0 && h->len <= h->ctx && h->vocab >= 1 &&
            !(h->settled && h->len == 0) && h->verifier.rows == rows && h->kv_format >= 0 &&
            h->spec > KK_SPEC_AUTO && h->spec < KK_MOST_SPECS && h->fingerprint != 0 &&
-           h->context.rows == (h->drafter ? rows : 0) &&
+           (h->format == 2 ? h->context.rows == (h->drafter ? rows : 0) : points_are_sound(h)) &&
            kk_sampling_check(&h->sampling, NULL) == KK_OK && keeps_are_sound(h);
 }
 
-bool kk_saved_decode(kk_saved_head *out, const uint8_t *bytes) {
+bool kk_saved_decode(kk_saved_head *out, int32_t format, const uint8_t *bytes) {
     uint8_t copy[KK_SAVED_HEAD_MAX];
-    codec c = {.at = copy};
-    memcpy(copy, bytes + PREAMBLE, kk_saved_bytes() - PREAMBLE - SEAL);
-    *out = (kk_saved_head){0};
+    codec c = {.at = copy, .format = format};
+    memcpy(copy, bytes + PREAMBLE, kk_saved_bytes(format) - PREAMBLE - SEAL);
+    *out = (kk_saved_head){.format = format};
     fields(&c, out);
     return !c.wrong && sound(out);
 }
 
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err) {
     uint8_t bytes[KK_SAVED_HEAD_MAX];
-    size_t n;
+    size_t n = 0;
     *out = (kk_saved_head){0};
     KK_TRY(read_bytes(bytes, &n, r, err));
-    if (!kk_saved_decode(out, bytes))
+    if (!kk_saved_decode(out, (int32_t)kk_le32(bytes + FORMAT_AT), bytes))
         return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its head contradicts itself",
                        kk_reader_path(r));
+    out->body_bytes = (int64_t)(kk_reader_size(r) - n);
     return check_size(out, bytes, n, r, err);
 }
 
@@ -316,7 +330,9 @@ kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err) {
                                .sink = h.keeps.sink,
                                .window = h.keeps.window,
                                .chunk = h.keeps.chunk,
-                               .projection = h.keeps.projection};
+                               .projection = h.keeps.projection,
+                               .format = h.format,
+                               .checkpoints = h.n_points};
         memcpy(out->kv_sliding, h.policy[KK_SLIDING], sizeof out->kv_sliding);
         memcpy(out->kv_full, h.policy[KK_FULL], sizeof out->kv_full);
         memcpy(out->model, h.model, sizeof h.model);

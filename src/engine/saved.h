@@ -1,18 +1,22 @@
 /* saved.h - the file of a saved session: its head, and what follows it.
  *
- * Format 2, all little-endian:
+ * Format 3, all little-endian:
  *   head      magic (8), format (4), bytes of the head (4), bytes of the file (8), the fields of
  *             kk_saved_head, checksum of all before it (8)
  *   tokens    [len] i32
- *   logits    [vocab] f32, when the last token is settled
- *   rows      of the verifier's cache, for sliding layers, full layers and latents in turn: pages,
- *             and the sink's memory
- *   state     of the session's proposer, where it keeps any: the drafter's is the same of its cache
+ *   states    those of the checkpoints, in order of their length, then that of the session; each:
+ *     length    tokens (4), whether the last of them is settled (4)
+ *     logits    [vocab] f32, where it is
+ *     rows      of the verifier's cache (kv/cache_section.c), as what they add to the state before
+ *     proposer  where one keeps a state that is saved: its bytes (8), then what it writes itself
  * Each part after the head that is not empty is followed by a checksum of its own (8).  Which rows
- * a page holds follows from the number of rows and how far the cache reaches.  Rows beyond the
- * last are zero, so that the same state gives the same file.
+ * a page holds follows from the number of rows and from what the cache keeps.  Rows beyond the last
+ * are zero, so that the same state gives the same file; which pages a state shares with the one
+ * before it follows from how the session came there.
  *
- * Format 1 had neither latents nor sinks, nor chunks; it is not read any more. */
+ * Format 2, which is still read, had no checkpoints: after the tokens the logits, the rows whole,
+ * and the state of a proposer.  Format 1 had neither latents nor sinks, nor chunks; it is not read
+ * any more. */
 #ifndef KK_ENGINE_SAVED_H
 #define KK_ENGINE_SAVED_H
 
@@ -20,7 +24,7 @@
 #include "format/config.h"
 #include "kv/kv.h"
 
-enum { KK_SAVED_FORMAT = 2, KK_SAVED_HEAD_MAX = 1024 };
+enum { KK_SAVED_FORMAT = 3, KK_SAVED_OLDEST = 2, KK_SAVED_HEAD_MAX = 1024 };
 
 typedef struct {
     int64_t rows;
@@ -38,11 +42,13 @@ typedef struct {
     uint64_t projection; /* its fingerprint; 0: nothing is rebuilt, and all after this is zero */
     int32_t latents;     /* their format */
     int32_t rank, n_scales;
-    bool mixes;
+    bool mixes; /* format 2 had sessions under diagnosis */
     float mix;
 } kk_saved_keeps;
 
 typedef struct {
+    int32_t format;     /* of the file it was read from */
+    int64_t body_bytes; /* of all that follows the head */
     char build[64], device[16], model[64];
     uint64_t fingerprint, drafter; /* drafter 0: saved without a proposer's state */
     int32_t kv_format, spec, ctx, len, vocab;
@@ -53,17 +59,21 @@ typedef struct {
     kk_sampling sampling;
     char policy[KK_LAYER_KINDS][16];
     kk_saved_keeps keeps;
-    kk_saved_cache verifier, context;
+    kk_saved_cache verifier; /* of the session's own state */
+    int64_t checkpoint_bytes;
+    int32_t n_points;       /* checkpoints */
+    char proposer[16];      /* whose state is saved; "": nobody's */
+    kk_saved_cache context; /* format 2: the proposer's state, as if it were a cache */
 } kk_saved_head;
 
-/* Writes the head's bytes, sealed, and returns how many. */
+/* Writes the head's bytes, of the newest format and sealed, and returns how many. */
 size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]);
-/* The fields of a head of kk_saved_bytes() bytes; false when they contradict each other.  Seal and
- * sizes are the reader's to check. */
-bool kk_saved_decode(kk_saved_head *out, const uint8_t *bytes);
-size_t kk_saved_bytes(void);
-/* Reads and checks a head: that it is whole, of this format, and as long as it says.  Afterwards
- * the parts that follow are within the file, and all numbers in their ranges. */
+/* The fields of a head of kk_saved_bytes(format) bytes; false when they contradict each other.  Seal
+ * and sizes are the reader's to check. */
+bool kk_saved_decode(kk_saved_head *out, int32_t format, const uint8_t *bytes);
+size_t kk_saved_bytes(int32_t format);
+/* Reads and checks a head: that it is whole, of a format that is read, and that the file is as long
+ * as it says.  Afterwards all numbers are in their ranges. */
 kk_status kk_saved_read(kk_saved_head *out, kk_reader *r, kk_err *err);
 /* What a cache of so many rows is in a head. */
 void kk_saved_describe(kk_saved_cache *out, const kk_cache *c, int64_t rows);

@@ -19,9 +19,12 @@
 
 enum { SEAL = 8 };
 
-/* Parts are numbered through the file, those that are empty too; a checksum starts from its part's
- * number. */
+/* Parts are numbered, those that are empty too, and a checksum starts from its part's number.  Each
+ * state has numbers of its own, and so has what its proposer writes, which may be skipped. */
+enum { STATE_PARTS = 256, PROPOSER_PART = 128 };
+
 static uint64_t seal_of(int part) { return KK_HASH_START + (uint64_t)part; }
+static int part_of_state(int32_t i) { return STATE_PARTS * (i + 1); }
 
 /* A section of the file that is being written; w NULL: it is only measured. */
 typedef struct {
@@ -57,11 +60,17 @@ static kk_status end_written(kk_section_out *to, kk_err *err) {
 static void hold(kk_engine *e, bool held) { held ? kk_engine_lock(e) : kk_engine_unlock(e); }
 static void hold_out(kk_section_out *to, bool held) { hold(((file_out *)to)->engine, held); }
 
+static void begin_part(file_out *f, int part) {
+    f->part = part;
+    f->seal = seal_of(part);
+}
+
 static file_out section_out(kk_engine *e, kk_writer *w) {
-    return (file_out){.as = {.put = put, .end_part = end_written, .hold_device = hold_out},
-                      .engine = e,
-                      .w = w,
-                      .seal = seal_of(0)};
+    return (file_out){
+        .as = {.measures = !w, .put = put, .end_part = end_written, .hold_device = hold_out},
+        .engine = e,
+        .w = w,
+        .seal = seal_of(0)};
 }
 
 /* A section of the file that is being read. */
@@ -101,11 +110,17 @@ static kk_status end_read(kk_section_in *from, const char *what, kk_err *err) {
 
 static void hold_in(kk_section_in *from, bool held) { hold(((file_in *)from)->engine, held); }
 
-static file_in section_in(kk_engine *e, kk_reader *r) {
-    return (file_in){.as = {.get = get, .end_part = end_read, .hold_device = hold_in},
-                     .engine = e,
-                     .r = r,
-                     .seal = seal_of(0)};
+static void expect_part(file_in *f, int part) {
+    f->part = part;
+    f->seal = seal_of(part);
+}
+
+static file_in section_in(kk_engine *e, kk_reader *r, int32_t format) {
+    return (file_in){
+        .as = {.format = format, .get = get, .end_part = end_read, .hold_device = hold_in},
+        .engine = e,
+        .r = r,
+        .seal = seal_of(0)};
 }
 
 /* ---- save ------------------------------------------------------------------------------- */
@@ -139,33 +154,15 @@ static void fill_keeps(kk_saved_head *h, kk_session *s) {
     h->keeps.latents = (int32_t)k->latents;
     h->keeps.rank = s->layout->latents.rank;
     h->keeps.n_scales = s->layout->latents.n_scales;
-    h->keeps.mixes = k->mixes;
-    h->keeps.mix = k->mix;
 }
 
-/* The head of format 2 describes one proposer's state as if it were a cache.  Where it is none, its
- * bytes are the pages of one kind, and the name of the proposer is that of the policy. */
-static kk_status describe_state(kk_saved_head *h, kk_session *s, kk_err *err) {
-    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
-    const kk_proposer_entry *entry = kk_engine_proposer(s->engine, s->spec);
-    if (!m || !entry) return KK_OK;
-    h->drafter = kk_engine_proposer_fingerprint(s->engine, entry);
-    if (m->proposer->cache) {
-        kk_saved_describe(&h->context, m->proposer->cache(m->self), h->verifier.rows);
-        return KK_OK;
-    }
-    file_out measure = section_out(s->engine, NULL);
-    h->context.rows = h->verifier.rows;
-    if (h->context.rows == 0) return KK_OK;
-    KK_TRY(m->proposer->save(m->self, &measure.as, err));
-    snprintf(h->context.kind[0].policy, sizeof h->context.kind[0].policy, "%.15s",
-             m->proposer->name);
-    h->context.kind[0].page_bytes = 1;
-    h->context.kind[0].pages = measure.bytes > SEAL ? (int64_t)measure.bytes - SEAL : 0;
-    return KK_OK;
+static const kk_proposer_entry *entry_of(kk_engine *e, const kk_proposer *p) {
+    for (int spec = 0; spec < KK_MOST_SPECS; spec++)
+        if (e->proposers[spec].proposer == p) return &e->proposers[spec];
+    return NULL;
 }
 
-static kk_status fill_head(kk_saved_head *h, kk_session *s, kk_err *err) {
+static void fill_head(kk_saved_head *h, kk_session *s) {
     kk_engine *e = s->engine;
     *h = (kk_saved_head){.fingerprint = kk_engine_fingerprint(e),
                          .kv_format = (int32_t)s->format,
@@ -178,44 +175,102 @@ static kk_status fill_head(kk_saved_head *h, kk_session *s, kk_err *err) {
                          .draft_ctx = s->draft_ctx,
                          .draft_fixed = s->draft_fixed,
                          .sampled = s->sampled,
-                         .sampling = s->sampling};
+                         .sampling = s->sampling,
+                         .checkpoint_bytes = s->checkpoint_bytes,
+                         .n_points = s->n_points};
     name_origin(h, e);
     fill_keeps(h, s);
     kk_saved_describe(&h->verifier, s->cache, kk_cache_len(s->cache));
-    return describe_state(h, s, err);
+    const int member = kk_drafting_saved(&s->drafting);
+    if (member < 0) return;
+    const kk_proposer *p = s->drafting.member[member].proposer;
+    h->drafter = kk_engine_proposer_fingerprint(e, entry_of(e, p));
+    snprintf(h->proposer, sizeof h->proposer, "%s", p->name);
 }
 
-static kk_status put_all(kk_writer *w, kk_session *s, kk_err *err) {
+/* What is written of a session at one of its lengths. */
+typedef struct {
+    int32_t len;
+    const float *logits; /* NULL: the last token is the anchor */
+    const kk_session_marks *marks;
+} frozen_state;
+
+/* What the proposer writes, behind its size, so that a reader may pass over it. */
+static kk_status put_proposer(file_out *out, kk_session *s, int32_t i, const frozen_state *now,
+                              const frozen_state *before, kk_err *err) {
+    const int k = kk_drafting_saved(&s->drafting);
+    if (k < 0 || kk_mark_len(now->marks->cache) == 0) return KK_OK;
+    const kk_drafting_member *m = &s->drafting.member[k];
+    const void *mark = now->marks->drafting.of[k].mark;
+    const void *older = before ? before->marks->drafting.of[k].mark : NULL;
+    file_out measure = section_out(s->engine, NULL);
+    KK_TRY(m->proposer->save(m->self, mark, older, &measure.as, err));
+    KK_TRY(put(&out->as, &measure.bytes, sizeof measure.bytes, err));
+    KK_TRY(end_written(&out->as, err));
+    begin_part(out, part_of_state(i) + PROPOSER_PART);
+    return m->proposer->save(m->self, mark, older, &out->as, err);
+}
+
+static kk_status put_state(file_out *out, kk_session *s, int32_t i, const frozen_state *now,
+                           const frozen_state *before, kk_err *err) {
+    kk_section_out *to = &out->as;
+    const int32_t said[] = {now->len, now->logits != NULL};
+    begin_part(out, part_of_state(i));
+    KK_TRY(put(to, said, sizeof said, err));
+    KK_TRY(end_written(to, err));
+    if (now->logits)
+        KK_TRY(put(to, now->logits, (size_t)s->engine->rounds.vocab * sizeof(float), err));
+    KK_TRY(end_written(to, err));
+    KK_TRY(
+        kk_mark_save(s->cache, now->marks->cache, before ? before->marks->cache : NULL, to, err));
+    return put_proposer(out, s, i, now, before, err);
+}
+
+/* live: the session as it is. */
+static kk_status put_body(file_out *out, kk_session *s, const kk_session_marks *live, kk_err *err) {
+    frozen_state before = {0};
+    KK_TRY(put(&out->as, s->tokens, (size_t)s->len * sizeof *s->tokens, err));
+    KK_TRY(end_written(&out->as, err));
+    for (int32_t i = 0; i <= s->n_points; i++) {
+        const kk_point *p = i < s->n_points ? s->points[i] : NULL;
+        const float *logits = kk_session_settled(s) ? s->logits : NULL;
+        const frozen_state now = {.len = p ? p->len : s->len,
+                                  .logits = p ? p->logits : logits,
+                                  .marks = p ? &p->marks : live};
+        KK_TRY(put_state(out, s, i, &now, i ? &before : NULL, err));
+        before = now;
+    }
+    return KK_OK;
+}
+
+static kk_status put_all(kk_writer *w, kk_session *s, const kk_session_marks *live, kk_err *err) {
     uint8_t head[KK_SAVED_HEAD_MAX];
     kk_saved_head h;
-    KK_TRY(fill_head(&h, s, err));
+    file_out measure = section_out(s->engine, NULL), out = section_out(s->engine, w);
+    fill_head(&h, s);
+    KK_TRY(put_body(&measure, s, live, err));
+    h.body_bytes = (int64_t)measure.bytes;
     KK_TRY(kk_writer_put(w, head, kk_saved_encode(&h, head), err));
-    file_out out = section_out(s->engine, w);
-    kk_section_out *to = &out.as;
-    KK_TRY(put(to, s->tokens, (size_t)h.len * sizeof *s->tokens, err));
-    KK_TRY(end_written(to, err));
-    if (h.settled) KK_TRY(put(to, s->logits, (size_t)h.vocab * sizeof *s->logits, err));
-    KK_TRY(end_written(to, err));
-    KK_TRY(kk_cache_save(s->cache, to, err));
-    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
-    return m && h.context.rows ? m->proposer->save(m->self, to, err) : KK_OK;
-}
-
-/* A proposer does the work that it put off, under the lock: a file has no place for it. */
-static kk_status settle_proposers(kk_session *s, kk_err *err) {
-    kk_engine_lock(s->engine);
-    const kk_status st = kk_drafting_flush(&s->drafting, err);
-    kk_engine_unlock(s->engine);
-    return st;
+    return put_body(&out, s, live, err);
 }
 
 kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
     kk_writer *w;
-    KK_TRY(settle_proposers(s, err));
-    KK_TRY(kk_writer_open(&w, path, err));
-    const kk_status st = put_all(w, s, err);
-    if (st == KK_OK) return kk_writer_commit(w, err);
-    kk_writer_abort(w);
+    kk_session_marks live;
+    if (s->keeps.mixes)
+        return kk_fail(err, KK_EINVAL,
+                       "a session that mixes true rows in, for diagnosis, is not "
+                       "saved");
+    KK_TRY(kk_session_mark(s, &live, err));
+    kk_status st = kk_writer_open(&w, path, err);
+    if (st == KK_OK) {
+        st = put_all(w, s, &live, err);
+        if (st == KK_OK)
+            st = kk_writer_commit(w, err);
+        else
+            kk_writer_abort(w);
+    }
+    kk_session_unmark(s, &live);
     return st;
 }
 
@@ -249,24 +304,73 @@ static kk_status check_cache(const kk_saved_cache *said, const kk_cache *c, cons
     return KK_OK;
 }
 
-/* The same of a proposer's state; see describe_state. */
-static kk_status check_state(const kk_saved_head *h, const kk_drafting_member *m,
-                             const kk_reader *r, kk_err *err) {
-    if (m->proposer->cache) return check_cache(&h->context, m->proposer->cache(m->self), r, err);
-    if (strncmp(h->context.kind[0].policy, m->proposer->name, 15) == 0) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, PATH_FMT " has the state of a proposer '%s', not of '%s'",
-                   kk_reader_path(r), h->context.kind[0].policy, m->proposer->name);
+/* The state of the proposer that this session drafts with, in a file of format 2, where a cache's
+ * was described in the head. */
+static kk_status get_proposer_2(file_in *in, const kk_saved_head *h, kk_session *s, kk_err *err) {
+    const int k = kk_drafting_saved(&s->drafting);
+    if (k < 0 || h->context.rows == 0) return KK_OK;
+    const kk_drafting_member *m = &s->drafting.member[k];
+    if (!m->proposer->cache)
+        return kk_fail(err, KK_EFORMAT, PATH_FMT " has the state of dflash, not of '%s'",
+                       kk_reader_path(in->r), m->proposer->name);
+    KK_TRY(check_cache(&h->context, m->proposer->cache(m->self), in->r, err));
+    return m->proposer->load(m->self, h->context.rows, &in->as, err);
 }
 
-static kk_status get_state(file_in *in, const kk_saved_head *h, kk_session *s, kk_err *err) {
-    const kk_drafting_member *m = kk_drafting_saved(&s->drafting);
-    if (!m || h->context.rows == 0) return KK_OK;
-    KK_TRY(check_state(h, m, in->r, err));
-    KK_TRY(m->proposer->load(m->self, h->context.rows, &in->as, err));
-    const uint64_t left = kk_reader_size(in->r) - kk_saved_bytes() - in->bytes;
-    if (left == 0) return KK_OK;
-    return kk_fail(err, KK_EFORMAT, PATH_FMT " has %llu bytes after the state of the proposer %s",
-                   kk_reader_path(in->r), (unsigned long long)left, m->proposer->name);
+static kk_status skip(file_in *in, uint64_t bytes, kk_err *err) {
+    uint8_t unused[4096];
+    while (bytes > 0) {
+        const size_t n = bytes < sizeof unused ? (size_t)bytes : sizeof unused;
+        KK_TRY(kk_reader_get(in->r, unused, n, err));
+        in->bytes += n;
+        bytes -= n;
+    }
+    return KK_OK;
+}
+
+static kk_status get_proposer(file_in *in, const kk_saved_head *h, kk_session *s, int32_t i,
+                              int64_t rows, kk_err *err) {
+    const int k = kk_drafting_saved(&s->drafting);
+    uint64_t bytes;
+    if (!h->proposer[0] || rows == 0) return KK_OK;
+    KK_TRY(get(&in->as, &bytes, sizeof bytes, err));
+    KK_TRY(end_read(&in->as, "sizes", err));
+    if (k < 0) return skip(in, bytes, err);
+    const uint64_t from = in->bytes;
+    const kk_drafting_member *m = &s->drafting.member[k];
+    expect_part(in, part_of_state(i) + PROPOSER_PART);
+    KK_TRY(m->proposer->load(m->self, rows, &in->as, err));
+    if (in->bytes - from == bytes) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " has %llu bytes of %s's state, where it read %llu",
+                   kk_reader_path(in->r), (unsigned long long)bytes, m->proposer->name,
+                   (unsigned long long)(in->bytes - from));
+}
+
+/* How many tokens a state has, and whether the last of them is settled. */
+static kk_status get_length(file_in *in, const kk_saved_head *h, const kk_session *s, int32_t i,
+                            int32_t said[2], kk_err *err) {
+    const bool last = i == h->n_points;
+    KK_TRY(get(&in->as, said, 2 * sizeof *said, err));
+    KK_TRY(end_read(&in->as, "lengths", err));
+    const bool on = last ? said[0] == h->len && said[1] == h->settled
+                         : said[0] > s->len && said[0] <= h->len && said[1] >= 0 && said[1] <= 1;
+    if (on) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: state %d of %d has %d of %d tokens",
+                   kk_reader_path(in->r), i, h->n_points, said[0], h->len);
+}
+
+static kk_status get_state(file_in *in, const kk_saved_head *h, kk_session *s, int32_t i,
+                           kk_err *err) {
+    int32_t said[2];
+    expect_part(in, part_of_state(i));
+    KK_TRY(get_length(in, h, s, i, said, err));
+    const int64_t rows = said[1] || said[0] == 0 ? said[0] : said[0] - 1;
+    if (said[1]) KK_TRY(get(&in->as, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
+    KK_TRY(end_read(&in->as, "logits", err));
+    KK_TRY(kk_cache_load(s->cache, rows, "", &in->as, err));
+    KK_TRY(get_proposer(in, h, s, i, rows, err));
+    s->len = said[0];
+    return i < h->n_points ? kk_session_checkpoint(s, err) : KK_OK;
 }
 
 static kk_status check_latents(const kk_saved_keeps *k, const kk_session *s, const kk_reader *r,
@@ -279,28 +383,39 @@ static kk_status check_latents(const kk_saved_keeps *k, const kk_session *s, con
                    kk_reader_path(r), k->rank, k->n_scales, is->rank, is->n_scales);
 }
 
-static kk_status check_tokens(const kk_session *s, const kk_reader *r, kk_err *err) {
-    for (int32_t i = 0; i < s->len; i++)
+static kk_status check_tokens(const kk_session *s, int32_t len, const kk_reader *r, kk_err *err) {
+    for (int32_t i = 0; i < len; i++)
         if (s->tokens[i] < 0 || s->tokens[i] >= s->engine->rounds.vocab)
             return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its token %d is %d of %d",
                            kk_reader_path(r), i, s->tokens[i], s->engine->rounds.vocab);
     return KK_OK;
 }
 
-static kk_status get_all(kk_reader *r, const kk_saved_head *h, kk_session *s, kk_err *err) {
-    file_in in = section_in(s->engine, r);
+static kk_status get_body_2(file_in *in, const kk_saved_head *h, kk_session *s, kk_err *err) {
     s->len = h->len;
+    if (h->settled) KK_TRY(get(&in->as, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
+    KK_TRY(end_read(&in->as, "logits", err));
+    KK_TRY(kk_cache_load(s->cache, h->verifier.rows, "", &in->as, err));
+    return get_proposer_2(in, h, s, err);
+}
+
+static kk_status get_body(file_in *in, const kk_saved_head *h, kk_session *s, kk_err *err) {
+    for (int32_t i = 0; i <= h->n_points; i++) KK_TRY(get_state(in, h, s, i, err));
+    if (in->bytes == (uint64_t)h->body_bytes) return KK_OK;
+    return kk_fail(err, KK_EFORMAT, PATH_FMT " is damaged: its states make %llu of %lld bytes",
+                   kk_reader_path(in->r), (unsigned long long)in->bytes, (long long)h->body_bytes);
+}
+
+static kk_status get_all(kk_reader *r, const kk_saved_head *h, kk_session *s, kk_err *err) {
+    file_in in = section_in(s->engine, r, h->format);
     s->sampled = h->sampled;
     s->sampling = h->sampling;
     KK_TRY(get(&in.as, s->tokens, (size_t)h->len * sizeof *s->tokens, err));
     KK_TRY(end_read(&in.as, "tokens", err));
-    KK_TRY(check_tokens(s, r, err));
-    if (h->settled) KK_TRY(get(&in.as, s->logits, (size_t)h->vocab * sizeof *s->logits, err));
-    KK_TRY(end_read(&in.as, "logits", err));
+    KK_TRY(check_tokens(s, h->len, r, err));
     KK_TRY(check_latents(&h->keeps, s, r, err));
     KK_TRY(check_cache(&h->verifier, s->cache, r, err));
-    KK_TRY(kk_cache_load(s->cache, h->verifier.rows, "", &in.as, err));
-    return get_state(&in, h, s, err);
+    return h->format == 2 ? get_body_2(&in, h, s, err) : get_body(&in, h, s, err);
 }
 
 /* ---- load: the session ------------------------------------------------------------------ */
@@ -375,13 +490,10 @@ static kk_status choose_rows(const char *what, const char *path, int32_t saved, 
 static kk_status choose_latents(const kk_saved_keeps *k, const char *path, const kk_session_opts *o,
                                 kk_session_opts *out, kk_err *err) {
     out->latents = (kk_kv_format)k->latents;
-    out->mixes = k->mixes;
-    out->mix = k->mix;
     if (o->latents != KK_KV_BF16 && o->latents != out->latents)
         return kk_fail(err, KK_EINVAL, PATH_FMT " was saved with latents in another format", path);
-    if (o->mixes && (!k->mixes || kk_f32_bits(o->mix) != kk_f32_bits(k->mix)))
-        return kk_fail(err, KK_EINVAL, PATH_FMT " was saved without true rows to mix by %g", path,
-                       (double)o->mix);
+    if (o->mixes || k->mixes)
+        return kk_fail(err, KK_EINVAL, PATH_FMT ": sessions under diagnosis are not loaded", path);
     return KK_OK;
 }
 
@@ -435,7 +547,9 @@ static kk_status choose_opts(kk_engine *e, const kk_saved_head *h, const char *p
                              .spec = spec,
                              .draft_max = o->draft_max || !same ? o->draft_max : h->draft_max,
                              .draft_fixed = o->draft_max || !same ? o->draft_fixed : h->draft_fixed,
-                             .draft_ctx = same ? h->draft_ctx : o->draft_ctx};
+                             .draft_ctx = same ? h->draft_ctx : o->draft_ctx,
+                             .checkpoint_bytes =
+                                 o->checkpoint_bytes ? o->checkpoint_bytes : h->checkpoint_bytes};
     KK_TRY(choose_keeps(h, path, o, out, err));
     if (out->ctx > 0 && out->ctx < h->len)
         return kk_fail(err, KK_ECONTEXT, PATH_FMT " has %d tokens, a context of %d is too small",

@@ -1,12 +1,18 @@
 /* cache_section.c - a cache's rows in a saved session; see kv.h.
  *
- * By kind, the pages that the length needs are a part and the sink's rows another.  Saving copies
- * nothing but the last page and the sink: pages go to the file from where they lie, which needs no
- * lock, because a page that others share is written by nobody.  Pages of a device come to the host
- * one by one. */
+ * A state is written as what it adds to the one before it.  The first part is the page table: a bit
+ * for each page that the rows need, by kind, set where the page is that of the state before.  Then,
+ * by kind, the pages that are not, and the rows of the sink.  Saving copies nothing but a page that
+ * is not full and the sink: pages go to the file from where they lie, which needs no lock, because a
+ * page that is shared with a mark is written by nobody.  Pages of a device come to the host one by
+ * one.
+ *
+ * Files of format 2 have one state, all of its pages, and no page table. */
 #include <stdio.h>
 
 #include "kv/kv.h"
+
+enum { WHOLE_FORMAT = 2 };
 
 /* "drafter's sliding K/V", "first rows of the drafter's sliding K/V"; whose "": the verifier's. */
 static void name_part(char out[64], const char *whose, kk_kind kind, bool sink) {
@@ -25,72 +31,126 @@ static size_t largest_page(const kk_cache *c) {
     return most;
 }
 
+static size_t bitmap_bytes(int64_t pages) { return ((size_t)pages + 7) / 8; }
+
 /* ---- save ------------------------------------------------------------------------------- */
 
-/* Memory for one page: what is written, and what came from a device. */
+/* A state on its way into a section, and memory for one page: what is written, and what came from
+ * a device. */
 typedef struct {
+    const kk_cache *like;
+    const kk_mark *m, *older;
+    kk_section_out *to;
     uint8_t *clean, *near;
-} scratch_pages;
+} saving;
 
-/* Where a page can be read: where it lies, or its copy in near. */
-static kk_status page_near(const kk_cache *c, kk_kind kind, const uint8_t *page, uint8_t *near,
-                           const uint8_t **out, kk_section_out *to, kk_err *err) {
-    const kk_pool *pool = kk_cache_how(c)->pool[kind];
-    *out = page;
-    if (!kk_pool_is_remote(pool)) return KK_OK;
-    *out = near;
-    to->hold_device(to, true);
-    const kk_status st =
-        kk_pool_read(pool, near, page, kk_cache_how(c)->layout->page_bytes[kind], err);
-    to->hold_device(to, false);
+/* In one piece, as it is read: a checksum knows its pieces. */
+static kk_status put_table(const saving *s, kk_err *err) {
+    size_t bytes = 0, at = 0;
+    for (int k = 0; k < KK_KINDS; k++) bytes += bitmap_bytes(kk_mark_page_count(s->m, (kk_kind)k));
+    uint8_t *bits = kk_zalloc(bytes + 1);
+    if (!bits) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
+    for (int k = 0; k < KK_KINDS; k++) {
+        const int64_t n = kk_mark_page_count(s->m, (kk_kind)k);
+        for (int64_t i = 0; i < n; i++)
+            if (kk_mark_shares(s->m, s->older, (kk_kind)k, i))
+                bits[at + (size_t)i / 8] |= (uint8_t)(1 << i % 8);
+        at += bitmap_bytes(n);
+    }
+    kk_status st = s->to->put(s->to, bits, bytes, err);
+    if (st == KK_OK) st = s->to->end_part(s->to, err);
+    kk_free(bits);
     return st;
 }
 
-static kk_status put_pages(const kk_cache *c, kk_kind kind, scratch_pages scratch,
-                           kk_section_out *to, kk_err *err) {
-    const kk_kv_layout *layout = kk_cache_how(c)->layout;
-    const int64_t n = kk_cache_page_count(c, kind);
-    for (int64_t i = 0; i < n; i++) {
-        const kk_cache_page page = kk_cache_page_at(c, kind, i);
-        const uint8_t *data;
-        KK_TRY(page_near(c, kind, page.data, scratch.near, &data, to, err));
-        if (page.rows < KK_PAGE_ROWS) {
-            kk_kv_page_copy(layout, kind, scratch.clean, data, page.rows);
-            data = scratch.clean;
-        }
-        KK_TRY(to->put(to, data, layout->page_bytes[kind], err));
-    }
-    return to->end_part(to, err);
+/* Where a page can be read: where it lies, or its copy in near. */
+static kk_status page_near(const saving *s, kk_kind kind, const uint8_t *page, const uint8_t **out,
+                           kk_err *err) {
+    const kk_cache_opts *how = kk_cache_how(s->like);
+    *out = page;
+    if (!kk_pool_is_remote(how->pool[kind])) return KK_OK;
+    *out = s->near;
+    s->to->hold_device(s->to, true);
+    const kk_status st =
+        kk_pool_read(how->pool[kind], s->near, page, how->layout->page_bytes[kind], err);
+    s->to->hold_device(s->to, false);
+    return st;
 }
 
-static kk_status put_sink(const kk_cache *c, kk_kind kind, uint8_t *scratch, kk_section_out *to,
-                          kk_err *err) {
-    const kk_cache_opts *how = kk_cache_how(c);
-    const int64_t len = kk_cache_len(c);
+static kk_status put_page(const saving *s, kk_kind kind, kk_cache_page page, kk_err *err) {
+    const kk_kv_layout *layout = kk_cache_how(s->like)->layout;
+    const uint8_t *data = NULL;
+    if (!s->to->measures) KK_TRY(page_near(s, kind, page.data, &data, err));
+    if (data && page.rows < KK_PAGE_ROWS) {
+        kk_kv_page_copy(layout, kind, s->clean, data, page.rows);
+        data = s->clean;
+    }
+    return s->to->put(s->to, data, layout->page_bytes[kind], err);
+}
+
+static kk_status put_pages(const saving *s, kk_kind kind, kk_err *err) {
+    const int64_t n = kk_mark_page_count(s->m, kind);
+    for (int64_t i = 0; i < n; i++)
+        if (!kk_mark_shares(s->m, s->older, kind, i))
+            KK_TRY(put_page(s, kind, kk_mark_page_at(s->m, kind, i), err));
+    return s->to->end_part(s->to, err);
+}
+
+static kk_status put_sink(const saving *s, kk_kind kind, kk_err *err) {
+    const kk_cache_opts *how = kk_cache_how(s->like);
+    const int64_t len = kk_mark_len(s->m);
     const int32_t sink = how->bounds[kind].sink;
-    const uint8_t *rows = kk_cache_sink(c, kind);
+    const uint8_t *rows = kk_mark_sink(s->m, kind);
     if (rows && len > 0) {
-        kk_kv_sink_copy(how->layout, kind, sink, scratch, rows, len < sink ? (int32_t)len : sink);
-        KK_TRY(to->put(to, scratch, kk_cache_sink_bytes(c, kind), err));
+        kk_kv_sink_copy(how->layout, kind, sink, s->clean, rows, len < sink ? (int32_t)len : sink);
+        KK_TRY(s->to->put(s->to, s->clean, kk_cache_sink_bytes(s->like, kind), err));
     }
-    return to->end_part(to, err);
+    return s->to->end_part(s->to, err);
 }
 
-kk_status kk_cache_save(const kk_cache *c, kk_section_out *to, kk_err *err) {
+kk_status kk_mark_save(const kk_cache *c, const kk_mark *m, const kk_mark *older,
+                       kk_section_out *to, kk_err *err) {
     const size_t page = largest_page(c);
     uint8_t *memory = kk_malloc(2 * page);
     if (!memory) return kk_fail(err, KK_ENOMEM, "no memory to save a session");
-    const scratch_pages scratch = {memory, memory + page};
-    kk_status st = KK_OK;
+    const saving s = {c, m, older, to, memory, memory + page};
+    kk_status st = put_table(&s, err);
     for (int k = 0; k < KK_KINDS && st == KK_OK; k++) {
-        st = put_pages(c, (kk_kind)k, scratch, to, err);
-        if (st == KK_OK) st = put_sink(c, (kk_kind)k, scratch.clean, to, err);
+        st = put_pages(&s, (kk_kind)k, err);
+        if (st == KK_OK) st = put_sink(&s, (kk_kind)k, err);
     }
     kk_free(memory);
     return st;
 }
 
 /* ---- load ------------------------------------------------------------------------------- */
+
+/* The page table: a bit for each page of each kind that is the cache's own already. */
+typedef struct {
+    uint8_t *bits; /* [all kinds], released with kk_free; NULL: no page is */
+    const uint8_t *of[KK_KINDS];
+} page_table;
+
+static kk_status get_table(page_table *t, const kk_cache *c, int64_t rows, kk_section_in *from,
+                           kk_err *err) {
+    size_t bytes = 0, at = 0;
+    *t = (page_table){0};
+    if (from->format <= WHOLE_FORMAT) return KK_OK;
+    for (int k = 0; k < KK_KINDS; k++)
+        bytes += bitmap_bytes(kk_cache_pages_of(c, (kk_kind)k, rows));
+    t->bits = kk_malloc(bytes + 1);
+    if (!t->bits) return kk_fail(err, KK_ENOMEM, "no memory to load a session");
+    for (int k = 0; k < KK_KINDS; k++) {
+        t->of[k] = t->bits + at;
+        at += bitmap_bytes(kk_cache_pages_of(c, (kk_kind)k, rows));
+    }
+    KK_TRY(from->get(from, t->bits, bytes, err));
+    return from->end_part(from, "page tables", err);
+}
+
+static bool has_page(const page_table *t, kk_kind kind, int64_t i) {
+    return t->bits && (t->of[kind][i / 8] >> (i % 8) & 1);
+}
 
 /* Pages of a device come through near; others are read where they are to lie. */
 static kk_status get_page(kk_section_in *from, const kk_cache *c, kk_kind kind, uint8_t *page,
@@ -105,7 +165,8 @@ static kk_status get_page(kk_section_in *from, const kk_cache *c, kk_kind kind, 
     return st;
 }
 
-static kk_status get_pages(kk_cache *c, kk_kind kind, kk_section_in *from, kk_err *err) {
+static kk_status get_pages(kk_cache *c, kk_kind kind, const page_table *t, kk_section_in *from,
+                           kk_err *err) {
     const int64_t n = kk_cache_page_count(c, kind);
     if (n == 0) return KK_OK;
     const bool remote = kk_pool_is_remote(kk_cache_how(c)->pool[kind]);
@@ -113,7 +174,8 @@ static kk_status get_pages(kk_cache *c, kk_kind kind, kk_section_in *from, kk_er
     if (remote && !near) return kk_fail(err, KK_ENOMEM, "no memory to load a session");
     kk_status st = KK_OK;
     for (int64_t i = 0; st == KK_OK && i < n; i++)
-        st = get_page(from, c, kind, kk_cache_page_at(c, kind, i).data, near, err);
+        if (!has_page(t, kind, i))
+            st = get_page(from, c, kind, kk_cache_page_at(c, kind, i).data, near, err);
     kk_free(near);
     return st;
 }
@@ -124,15 +186,11 @@ static kk_status get_sink(kk_cache *c, kk_kind kind, kk_section_in *from, kk_err
     return from->get(from, rows, kk_cache_sink_bytes(c, kind), err);
 }
 
-kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section_in *from,
-                        kk_err *err) {
+static kk_status get_rows(kk_cache *c, const char *whose, const page_table *t, kk_section_in *from,
+                          kk_err *err) {
     char what[64];
-    from->hold_device(from, true);
-    const kk_status st = kk_cache_fill(c, rows, NULL, err);
-    from->hold_device(from, false);
-    if (st != KK_OK) return st;
     for (int k = 0; k < KK_KINDS; k++) {
-        KK_TRY(get_pages(c, (kk_kind)k, from, err));
+        KK_TRY(get_pages(c, (kk_kind)k, t, from, err));
         name_part(what, whose, (kk_kind)k, false);
         KK_TRY(from->end_part(from, what, err));
         KK_TRY(get_sink(c, (kk_kind)k, from, err));
@@ -140,4 +198,18 @@ kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section
         KK_TRY(from->end_part(from, what, err));
     }
     return KK_OK;
+}
+
+kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section_in *from,
+                        kk_err *err) {
+    page_table t;
+    kk_status st = get_table(&t, c, rows, from, err);
+    if (st == KK_OK) {
+        from->hold_device(from, true);
+        st = kk_cache_fill(c, rows, t.bits ? t.of : NULL, err);
+        from->hold_device(from, false);
+    }
+    if (st == KK_OK) st = get_rows(c, whose, &t, from, err);
+    kk_free(t.bits);
+    return st;
 }

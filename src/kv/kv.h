@@ -175,11 +175,13 @@ int64_t kk_cache_pages_of(const kk_cache *c, kk_kind kind, int64_t len);
 kk_status kk_cache_fill(kk_cache *c, int64_t len, const uint8_t *const shared[KK_KINDS],
                         kk_err *err);
 uint8_t *kk_cache_sink_fill(kk_cache *c, kk_kind kind); /* NULL: it has no sink */
-/* The rows of a cache as a section of a file: for each kind its pages, then its sink.  Rows at or
- * after len are written as zeros.  Loading makes an empty cache one of so many rows; on failure it
- * holds what was read and is good for nothing but to be freed.  whose: "" or "drafter's", for
- * messages. */
-kk_status kk_cache_save(const kk_cache *c, kk_section_out *to, kk_err *err);
+/* Writes a mark's rows into a section, less the pages that `older` (NULL: none) holds as well; the
+ * mark is on a cache made like c. */
+kk_status kk_mark_save(const kk_cache *c, const kk_mark *m, const kk_mark *older,
+                       kk_section_out *to, kk_err *err);
+/* Makes the cache one of so many rows, as they were saved: pages that were left out are those that
+ * it has, which must be the state that was saved before.  whose names them in messages: "", or
+ * "drafter's".  After a failure the cache may only be freed. */
 kk_status kk_cache_load(kk_cache *c, int64_t rows, const char *whose, kk_section_in *from,
                         kk_err *err);
 

@@ -184,14 +184,15 @@ static void restore(void *self, const void *m) {
 
 /* ---- files ------------------------------------------------------------------------------ */
 
-static kk_status save(void *self, kk_section_out *to, kk_err *err) {
-    const context *c = self;
-    assert(c->waiting == 0);
-    return kk_cache_save(c->cache, to, err);
+static kk_status save(const void *self, const void *m, const void *older, kk_section_out *to,
+                      kk_err *err) {
+    return kk_mark_save(((const context *)self)->cache, m, older, to, err);
 }
 
 static kk_status load(void *self, int64_t rows, kk_section_in *from, kk_err *err) {
-    return kk_cache_load(((context *)self)->cache, rows, "drafter's", from, err);
+    context *c = self;
+    assert(c->waiting == 0);
+    return kk_cache_load(c->cache, rows, "drafter's", from, err);
 }
 
 /* ---- drafting --------------------------------------------------------------------------- */

@@ -134,10 +134,10 @@ void kk_drafting_restore(kk_drafting *d, const kk_drafting_marks *m) {
 
 /* ---- and what is kept of them ----------------------------------------------------------- */
 
-kk_drafting_member *kk_drafting_saved(kk_drafting *d) {
+int kk_drafting_saved(const kk_drafting *d) {
     for (int32_t i = 0; i < d->n; i++)
-        if (d->member[i].proposer->save) return &d->member[i];
-    return NULL;
+        if (d->member[i].proposer->save) return i;
+    return -1;
 }
 
 void kk_drafting_pool(const kk_drafting *d) {

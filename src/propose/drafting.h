@@ -55,8 +55,8 @@ int64_t kk_drafting_marks_bytes(const kk_drafting_marks *m, const kk_drafting_ma
 /* Also into another session's, whose members are the same in the same order. */
 void kk_drafting_restore(kk_drafting *d, const kk_drafting_marks *m);
 
-/* The member whose state is saved, or NULL: saved files have a place for one. */
-kk_drafting_member *kk_drafting_saved(kk_drafting *d);
+/* Which member's state is saved, or -1: saved files have a place for one. */
+int kk_drafting_saved(const kk_drafting *d);
 
 /* What its drafts were worth: told to the engine's other sessions, and handed to a fork. */
 void kk_drafting_pool(const kk_drafting *d);

@@ -90,10 +90,12 @@ struct kk_proposer {
 
     /* ---- saved sessions.  NULL, both: there is nothing to save. ---- */
 
-    /* The state, after a flush; a function of the rows, so that the same rows give the same bytes.
-     * load: into a state that was just opened, of so many rows; after a failure it is only closed.
-     * Neither is called for no rows. */
-    kk_status (*save)(void *self, kk_section_out *to, kk_err *err);
+    /* A frozen state; it may be written as what it adds to an older one of the same timeline that
+     * was saved before it (NULL: none was).  load: so many rows, into a state that was just opened,
+     * or that holds the older one; after a failure it is only closed.  Neither is called for no
+     * rows. */
+    kk_status (*save)(const void *self, const void *mark, const void *older, kk_section_out *to,
+                      kk_err *err);
     kk_status (*load)(void *self, int64_t rows, kk_section_in *from, kk_err *err);
 
     /* ---- what it says of itself ---- */

@@ -206,7 +206,7 @@ static void sessions_move_both_ways(void **state) {
         assert_ok(kk_session_save(c, there, why));
         char *x = scratch_read(back, &n), *y = scratch_read(there, &m);
         assert_int_equal(n, m);
-        const size_t head = kk_saved_bytes();
+        const size_t head = kk_saved_bytes(KK_SAVED_FORMAT);
         assert_memory_equal(x + head, y + head, n - head);
         free(x);
         free(y);

@@ -151,12 +151,13 @@ static inline int64_t chain_mark_bytes(const void *mark, const void *older) {
 }
 
 /* Two parts. */
-static inline kk_status chain_save(void *self, kk_section_out *to, kk_err *err) {
-    const chain *c = self;
-    const uint64_t hash = chain_hash(c);
-    KK_TRY(to->put(to, &c->rows, sizeof c->rows, err));
+static inline kk_status chain_save(const void *self, const void *mark, const void *older,
+                                   kk_section_out *to, kk_err *err) {
+    const chain_mark *m = mark;
+    (void)self, (void)older;
+    KK_TRY(to->put(to, &m->rows, sizeof m->rows, err));
     KK_TRY(to->end_part(to, err));
-    KK_TRY(to->put(to, &hash, sizeof hash, err));
+    KK_TRY(to->put(to, &m->hash, sizeof m->hash, err));
     return to->end_part(to, err);
 }
 
