@@ -311,6 +311,33 @@ typedef struct {
     uint64_t seed;          /* with a position it fixes the draw, however rows were grouped */
 } kk_sampling;
 
+/* Added to a token's logit before anything else; -INFINITY: it is never chosen. */
+typedef struct {
+    int32_t id;
+    float bias;
+} kk_logit_bias;
+
+/* Which ids may follow tokens[0..n): bit id % 32 of word id / 32, for all of the vocabulary,
+ * borrowed until the next call; NULL: what the options' own mask says.  It is called before each
+ * choice, drafted or not, and must depend on the tokens alone.  It runs inside the round, perhaps
+ * in another thread that generates from the same engine, and calls nothing of the library. */
+typedef const uint32_t *(*kk_mask_at)(void *user, const int32_t *tokens, int32_t n);
+
+/* ln of a token's probability by the model itself: of the logits as they are, before bias, mask,
+ * penalties and temperature. */
+typedef struct {
+    int32_t id;
+    float logprob;
+} kk_logprob;
+enum { KK_MAX_LOGPROBS = 20 };
+typedef struct {
+    kk_logprob chosen;
+    int32_t n_best;                   /* n_logprobs, or the whole vocabulary if that is smaller */
+    kk_logprob best[KK_MAX_LOGPROBS]; /* the likeliest first, equal ones by id */
+} kk_logprobs;
+/* Called for each token just before on_token. */
+typedef void (*kk_on_logprobs)(void *user, const kk_logprobs *of);
+
 typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK } kk_stop_reason;
 
 typedef struct {
@@ -319,6 +346,14 @@ typedef struct {
     const int32_t *stop_ids; /* added to the model's own */
     size_t n_stop_ids;
     bool ignore_eos; /* stop at max_tokens only */
+    /* Of this generation alone; saved sessions do not keep them.  A choice of which the masks leave
+     * nothing fails with KK_EINVAL. */
+    const kk_logit_bias *bias; /* [n_bias]; those of one id add up */
+    size_t n_bias;
+    const uint32_t *mask; /* ids that may be chosen, as kk_mask_at has it; NULL: all */
+    kk_mask_at mask_at;   /* the same by position; NULL: none.  Called with user */
+    int32_t n_logprobs;   /* the best so many are handed to on_logprobs, at most KK_MAX_LOGPROBS */
+    kk_on_logprobs on_logprobs; /* NULL: none.  Called with user */
 } kk_generate_opts;
 
 /* Called for each token as it is chosen, stop ids included.  Return false to stop. */

@@ -164,11 +164,18 @@ static bool drop_drafts(step *s) {
 
 /* ---- rounds in flight ------------------------------------------------------------------- */
 
+/* The choice is the largest logit, and nobody asks for more: the device makes it. */
+static bool is_greedy(const kk_round *r) {
+    const kk_choose_opts *a = &r->choose;
+    return kk_sampling_is_greedy(r->sampling) && !a->n_bias && !a->mask && !a->mask_at &&
+           !a->logprobs;
+}
+
 /* Plain greedy rounds of one session, whose rows are all stored. */
 static bool goes_ahead(const step *s) {
     const kk_round *r = s->rounds[0];
     return s->all->ahead && s->n == 1 && r->drafting->n == 0 && r->layout->latents.rank == 0 &&
-           kk_sampling_is_greedy(r->sampling);
+           is_greedy(r);
 }
 
 /* Reads what a session has in flight, before the device's place for choices is used by another.  A
@@ -306,16 +313,29 @@ static kk_status forward_all(step *s, kk_err *err) {
  * rows that turn out not to count cost less than to wait for each verdict. */
 static bool picks(const step *s) {
     bool greedy = !s->all->ahead && s->rows <= KK_PICK_ROWS;
-    for (int32_t i = 0; i < s->n; i++)
-        greedy = greedy && kk_sampling_is_greedy(s->rounds[i]->sampling);
+    for (int32_t i = 0; i < s->n; i++) greedy = greedy && is_greedy(s->rounds[i]);
     return greedy;
 }
 
-/* What the round's sampling makes of the logits of its row i, which lie in r. */
-static kk_pick choose(const kk_rounds *all, kk_round *r, int32_t i) {
-    const uint64_t digest = kk_hash_digest(r->logits, (size_t)all->vocab); /* before they change */
-    return (kk_pick){
-        kk_sample(all->sampler, r->sampling, r->logits, r->tokens, (int64_t)r->len + i), digest};
+/* What the round's sampling makes of the logits of its row i, which lie in r; the tokens before the
+ * choice are those of plain decoding, since the draft held until here.  False: nothing may be
+ * chosen. */
+static bool choose(const kk_rounds *all, kk_round *r, int32_t i, kk_pick *pick) {
+    const kk_choose_opts *a = &r->choose;
+    const int32_t n = r->len + i;
+    const uint32_t *mask = a->mask_at ? a->mask_at(a->user, r->tokens, n) : NULL;
+    const kk_sample_row row = {.logits = r->logits,
+                               .history = r->tokens,
+                               .n = n,
+                               .bias = a->bias,
+                               .n_bias = a->n_bias,
+                               .mask = mask ? mask : a->mask};
+    pick->token = kk_sample(all->sampler, r->sampling, &row);
+    if (pick->token < 0) return false;
+    pick->digest = kk_hash_digest(r->logits, (size_t)all->vocab);
+    if (a->logprobs)
+        kk_sample_logprobs(all->sampler, r->logits, pick->token, a->n_logprobs, &a->logprobs[i]);
+    return true;
 }
 
 static kk_status read_logits(step *s, kk_round *r, int32_t row, kk_err *err) {
@@ -331,7 +351,13 @@ static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picke
     for (int32_t i = 0; i <= r->n_draft; i++) {
         const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
         if (!picked) KK_TRY(read_logits(s, r, first + i, err));
-        const kk_pick pick = picked ? picked[first + i] : choose(s->all, r, i);
+        kk_pick pick;
+        if (picked) {
+            pick = picked[first + i];
+        } else if (!choose(s->all, r, i, &pick)) {
+            r->refused = i == 0; /* what was chosen before is an outcome; the next round has none */
+            break;
+        }
         take(r, i, pick);
         if (pick.token != drafted) break;
         r->n_right = i + 1;
@@ -364,8 +390,9 @@ static void learn(const step *s) {
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
         kk_spec_stats *t = r->stats;
-        /* A stop id that was drafted ends the round without a verdict on what came after it. */
-        const bool unjudged = r->stopped && r->n_right == r->n_out;
+        /* A stop id that was drafted, or a mask that allows nothing, ends the round without a
+         * verdict on the draft after it. */
+        const bool unjudged = r->n_right == r->n_out;
         kk_drafting_member *m = drafter_of(r);
         if (m) kk_controller_saw(&m->seen, unjudged ? r->n_right : r->n_draft, r->n_right);
         if (!drafts_free(r)) drafted += r->n_draft;
@@ -398,6 +425,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
         assert(kk_cache_len(rounds[i]->cache) == rounds[i]->len - 1);
         rounds[i]->n_draft = rounds[i]->n_right = 0;
+        rounds[i]->refused = false;
     }
     step s = {.all = all, .rounds = rounds, .n = n};
     const bool ahead = goes_ahead(&s);
@@ -426,7 +454,9 @@ void kk_round_first(const kk_rounds *all, kk_round *r) {
     assert(r->room > 0 && r->len > 0 && r->len < r->cap);
     assert(kk_cache_len(r->cache) == r->len);
     r->n_draft = r->n_right = 0;
-    take(r, 0, choose(all, r, 0));
+    kk_pick pick;
+    r->refused = !choose(all, r, 0, &pick);
+    if (!r->refused) take(r, 0, pick);
 }
 
 void kk_round_commit(kk_round *r, int32_t n_keep) {

@@ -49,6 +49,17 @@ typedef struct {
     kk_key_counts counts; /* what its row read */
 } kk_flight;
 
+/* What a generation asks of its choices beside its sampling. */
+typedef struct {
+    const kk_logit_bias *bias; /* [n_bias] */
+    size_t n_bias;
+    const uint32_t *mask; /* NULL: all ids */
+    kk_mask_at mask_at;   /* NULL: the mask is the same everywhere */
+    void *user;           /* of mask_at */
+    int32_t n_logprobs;
+    kk_logprobs *logprobs; /* [KK_MAX_DRAFT + 1] of the outcome; NULL: nobody asks */
+} kk_choose_opts;
+
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
 typedef struct kk_round {
     kk_cache *cache;
@@ -60,6 +71,7 @@ typedef struct kk_round {
     int32_t cap;
     float *logits; /* [vocab], scratch */
     const kk_sampling *sampling;
+    kk_choose_opts choose;
     kk_stop stop;
     kk_drafting *drafting; /* who drafts for it; one without members is plain decoding */
     int32_t draft_max;     /* most tokens to draft */
@@ -74,6 +86,7 @@ typedef struct kk_round {
     int32_t n_draft, n_right; /* drafted, and of them right */
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
     bool stopped;             /* the last of them is a stop id */
+    bool refused;             /* there is none: the mask allows no id */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
 } kk_round;
 

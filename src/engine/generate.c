@@ -9,8 +9,23 @@
 #include "decode/hash.h"
 #include "engine/session.h"
 
-static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_err *err) {
+static kk_status check_choices(const kk_session *s, const kk_generate_opts *o, kk_err *err) {
+    const int32_t vocab = s->engine->rounds.vocab;
     KK_TRY(kk_sampling_check(&o->sampling, err));
+    KK_TRY(kk_bias_check(o->bias, o->n_bias, vocab, err));
+    if (o->mask && !kk_mask_allows_any(o->mask, vocab))
+        return kk_fail(err, KK_EINVAL, "mask allows none of the %d tokens", vocab);
+    if (o->n_logprobs < 0 || o->n_logprobs > KK_MAX_LOGPROBS)
+        return kk_fail(err, KK_EINVAL, "n_logprobs is %d: between 0 and %d", o->n_logprobs,
+                       KK_MAX_LOGPROBS);
+    if (o->n_logprobs && !o->on_logprobs)
+        return kk_fail(err, KK_EINVAL, "n_logprobs is %d, and no on_logprobs to take them",
+                       o->n_logprobs);
+    return KK_OK;
+}
+
+static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_err *err) {
+    KK_TRY(check_choices(s, o, err));
     if (o->max_tokens < 0)
         return kk_fail(err, KK_EINVAL, "max_tokens is %d: 0 or more (0: until a stop id)",
                        o->max_tokens);
@@ -19,6 +34,17 @@ static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_
     if (s->len == s->ctx)
         return kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise -c", s->ctx);
     return KK_OK;
+}
+
+/* logprobs: [KK_MAX_DRAFT + 1] */
+static kk_choose_opts choose_opts_of(const kk_generate_opts *o, void *user, kk_logprobs *logprobs) {
+    return (kk_choose_opts){.bias = o->bias,
+                      .n_bias = o->n_bias,
+                      .mask = o->mask,
+                      .mask_at = o->mask_at,
+                      .user = user,
+                      .n_logprobs = o->n_logprobs,
+                      .logprobs = o->on_logprobs ? logprobs : NULL};
 }
 
 static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *stats) {
@@ -68,16 +94,22 @@ static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err
         result->rounds += st == KK_OK;
     }
     result->syncs += syncs_of(s->engine) - syncs;
+    if (st == KK_OK && r->refused) {
+        kk_round_commit(r, 0);
+        st = kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
+    }
     kk_engine_unlock(s->engine);
     result->decode_s += kk_now() - from;
     return st;
 }
 
 /* True: go on. */
-static bool emit(kk_session *s, kk_round *r, kk_on_token on_token, void *user, kk_result *result) {
+static bool emit(kk_session *s, kk_round *r, const kk_generate_opts *o, kk_on_token on_token,
+                 void *user, kk_result *result) {
     int32_t n = 0;
     bool wanted = true;
     while (n < r->n_out && wanted) {
+        if (o->on_logprobs) o->on_logprobs(user, &r->choose.logprobs[n]);
         s->len++;
         const int32_t id = s->tokens[r->len + n++];
         wanted = !on_token || on_token(user, id);
@@ -103,11 +135,13 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     KK_TRY(check_start(s, opts, err));
     s->sampling = opts->sampling;
     s->sampled = true;
+    kk_logprobs logprobs[KK_MAX_DRAFT + 1];
     kk_round r = start(s, opts, &result->spec);
+    r.choose = choose_opts_of(opts, user, logprobs);
     kk_status st;
     do {
         st = step(s, &r, result, err);
-    } while (st == KK_OK && emit(s, &r, on_token, user, result));
+    } while (st == KK_OK && emit(s, &r, opts, on_token, user, result));
     kk_engine_lock(s->engine);
     kk_round_end(&s->engine->rounds, &r);
     if (st == KK_OK) kk_drafting_pool(&s->drafting);

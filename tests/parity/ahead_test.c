@@ -158,6 +158,11 @@ static void it_does_go_ahead(void **state) {
     how.sampling = (kk_sampling){.repeat_penalty = 1.2f};
     assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
     assert_int_equal(r.spec.ahead, 0);
+    how.sampling = (kk_sampling){0};
+    how.bias = &(kk_logit_bias){3, 1};
+    how.n_bias = 1;
+    assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
+    assert_int_equal(r.spec.ahead, 0);
     kk_session_free(s);
     kk_engine_close(e);
 }

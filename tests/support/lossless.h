@@ -38,8 +38,9 @@ typedef enum {
 static const char *const lossless_proposers[PROPOSERS] = {
     "dflash", "controller", "ngram", "always right", "always wrong", "wrong at a depth", "chance"};
 
-static const char *const lossless_samplings[SAMPLINGS] = {"greedy", "top-k top-p", "penalised",
-                                                          "cool, long memory"};
+static const char *const lossless_samplings[SAMPLINGS] = {
+    "greedy", "top-k top-p", "penalised, biased, masked", "cool, long memory"};
+enum { CONSTRAINED = 2, MOST_VOCAB = 4096, BEST = 3 }; /* which of them, and what it is given */
 static const kk_sampling lossless_sampling[SAMPLINGS] = {
     {.temp = 0},
     {.temp = 0.8f, .top_k = 40, .top_p = 0.95f, .seed = 5},
@@ -213,8 +214,37 @@ static inline bool lossless_same_session(const kk_session *got, const kk_session
 typedef struct {
     int32_t stop_after; /* the callback says stop at this token; 0: never */
     int32_t seen[MOST_TOKENS + FORESIGHT], n;
+    kk_logprobs logprobs[MOST_TOKENS + FORESIGHT];
+    int32_t n_logprobs;
+    uint32_t mask[MOST_VOCAB / 32];
     kk_result r;
 } lossless_run;
+
+/* Where tokens come in fours all ids may follow, else those in which the last token's hash has a
+ * bit set: about half. */
+static inline const uint32_t *lossless_mask(void *user, const int32_t *tokens, int32_t n) {
+    lossless_run *run = user;
+    uint64_t random = (uint64_t)(uint32_t)tokens[n - 1] * 2654435761u + (uint32_t)n;
+    if (n % 4 == 0) return NULL;
+    for (int i = 0; i < MOST_VOCAB / 32; i++) run->mask[i] = random_below(&random, UINT32_MAX);
+    return run->mask;
+}
+
+static inline void lossless_take_logprobs(void *user, const kk_logprobs *of) {
+    lossless_run *run = user;
+    run->logprobs[run->n_logprobs++] = *of;
+}
+
+/* What is asked for beside a sampling. */
+static inline void lossless_constrain(kk_generate_opts *how, int32_t which) {
+    static const kk_logit_bias bias[] = {{5, 2.5f}, {17, -INFINITY}, {5, -0.25f}};
+    if (which != CONSTRAINED) return;
+    how->bias = bias;
+    how->n_bias = sizeof bias / sizeof *bias;
+    how->mask_at = lossless_mask;
+    how->n_logprobs = BEST;
+    how->on_logprobs = lossless_take_logprobs;
+}
 
 static inline bool lossless_listen(void *user, int32_t id) {
     lossless_run *run = user;
@@ -224,9 +254,29 @@ static inline bool lossless_listen(void *user, int32_t id) {
 
 static inline bool lossless_generate(kk_session *s, const kk_generate_opts *how, int32_t stop_after,
                                      lossless_run *run, char why[SAY]) {
-    run->n = 0;
+    run->n = run->n_logprobs = 0;
     run->stop_after = stop_after;
     LOSSLESS_TRY(kk_generate(s, how, lossless_listen, run, &run->r, err));
+    return true;
+}
+
+static inline bool lossless_same_logprob(kk_logprob a, kk_logprob b) {
+    return a.id == b.id && memcmp(&a.logprob, &b.logprob, sizeof a.logprob) == 0;
+}
+
+/* Bits, not values. */
+static inline bool lossless_same_logprobs(const lossless_run *got, const lossless_run *want,
+                                          char why[SAY]) {
+    if (got->n_logprobs != want->n_logprobs)
+        return lossless_say(why, "log-probabilities", got->n_logprobs, want->n_logprobs);
+    for (int32_t i = 0; i < want->n_logprobs; i++) {
+        const kk_logprobs *a = &got->logprobs[i], *b = &want->logprobs[i];
+        bool same = lossless_same_logprob(a->chosen, b->chosen) && a->n_best == b->n_best &&
+                    a->chosen.id == got->seen[i];
+        for (int32_t k = 0; same && k < b->n_best; k++)
+            same = lossless_same_logprob(a->best[k], b->best[k]);
+        if (!same) return lossless_say(why, "log-probabilities of token", i, i);
+    }
     return true;
 }
 
@@ -245,7 +295,7 @@ static inline bool lossless_same_run(const lossless_run *got, const lossless_run
     if (got->r.logits_hash != want->r.logits_hash)
         return lossless_say(why, "hash of the logits", (int64_t)got->r.logits_hash,
                             (int64_t)want->r.logits_hash);
-    return true;
+    return lossless_same_logprobs(got, want, why);
 }
 
 /* ---- references --------------------------------------------------------------------------- */
@@ -314,6 +364,7 @@ static inline void lossless_choose_end(lossless_stage *st, lossless_reference *r
     r->ending = lossless_ending_of(st->seed, which);
     r->how = (kk_generate_opts){
         .max_tokens = n, .sampling = lossless_sampling[which], .ignore_eos = true};
+    lossless_constrain(&r->how, which);
 }
 
 static inline void lossless_apply_end(const lossless_stage *st, lossless_reference *r) {
@@ -331,8 +382,11 @@ static inline void lossless_apply_end(const lossless_stage *st, lossless_referen
 }
 
 static inline kk_generate_opts lossless_next(const lossless_reference *r) {
-    return (kk_generate_opts){
-        .max_tokens = NEXT_TOKENS, .sampling = r->how.sampling, .ignore_eos = true};
+    kk_generate_opts next = r->how;
+    next.max_tokens = NEXT_TOKENS;
+    next.n_stop_ids = 0;
+    next.ignore_eos = true;
+    return next;
 }
 
 static inline bool lossless_refer(lossless_stage *st, int32_t which, char why[SAY]) {

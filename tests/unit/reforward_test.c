@@ -30,7 +30,8 @@ typedef struct {
 
 static int32_t choose(kk_engine *e, const kk_sampling *how, const float *logits, outcome *x) {
     x->hash = kk_hash_row(x->hash, logits, (size_t)e->rounds.vocab);
-    const int32_t y = kk_sample(e->rounds.sampler, how, logits, x->tokens, x->len);
+    const kk_sample_row row = {.logits = logits, .history = x->tokens, .n = x->len};
+    const int32_t y = kk_sample(e->rounds.sampler, how, &row);
     x->tokens[x->len++] = y;
     return y;
 }

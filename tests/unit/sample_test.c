@@ -22,6 +22,12 @@ static kk_sampler *sampler_of(int32_t vocab) {
     return s;
 }
 
+static int32_t sample(kk_sampler *s, const kk_sampling *how, const float *logits,
+                      const int32_t *history, int64_t n) {
+    const kk_sample_row row = {.logits = logits, .history = history, .n = n};
+    return kk_sample(s, how, &row);
+}
+
 static uint64_t rng_state = 1;
 static float uniform(void) {
     rng_state = rng_state * 6364136223846793005u + 1442695040888963407u;
@@ -77,7 +83,7 @@ static void check_distribution(const kk_sampling *options, const float *logits, 
     const int32_t kept = expected(&how, logits, vocab, p);
     for (int i = 0; i < draws; i++) {
         how.seed = (uint64_t)i / 50;
-        const int32_t id = kk_sample(s, &how, logits, NULL, i % 50);
+        const int32_t id = sample(s, &how, logits, NULL, i % 50);
         assert_in_range(id, 0, vocab - 1);
         assert_true(p[id] > 0);
         count[id]++;
@@ -133,7 +139,7 @@ static void filters_keep_what_a_sort_would_keep(void **state) {
         int32_t n = 0;
         for (int i = 0; i < 3000; i++) {
             how.seed = (uint64_t)i;
-            const int32_t id = kk_sample(s, &how, logits, NULL, trial);
+            const int32_t id = sample(s, &how, logits, NULL, trial);
             assert_true(p[id] > 0);
             n += !seen[id];
             seen[id] = true;
@@ -148,7 +154,7 @@ static void greedy_takes_the_lowest_of_equals(void **state) {
     const float logits[6] = {1, 3, -2, 3, 3, 0};
     kk_sampler *s = sampler_of(6);
     const kk_sampling greedy = {.top_k = 3, .top_p = 0.5f, .seed = 9};
-    assert_int_equal(kk_sample(s, &greedy, logits, NULL, 5), 1);
+    assert_int_equal(sample(s, &greedy, logits, NULL, 5), 1);
     kk_sampler_free(s);
 }
 
@@ -157,8 +163,8 @@ static void greedy_takes_the_lowest_of_equals(void **state) {
 static int32_t greedy_after(const kk_sampling *how, const float *logits, int32_t vocab,
                             const int32_t *history, int64_t n) {
     kk_sampler *s = sampler_of(vocab);
-    const int32_t first = kk_sample(s, how, logits, history, n);
-    assert_int_equal(kk_sample(s, how, logits, history, n), first); /* scratch was left clean */
+    const int32_t first = sample(s, how, logits, history, n);
+    assert_int_equal(sample(s, how, logits, history, n), first); /* scratch was left clean */
     kk_sampler_free(s);
     return first;
 }
@@ -218,14 +224,18 @@ static void a_choice_has_no_memory(void **state) {
                              .frequency_penalty = 0.1f,
                              .seed = 42};
     kk_sampler *s = sampler_of(VOCAB);
-    for (int i = 0; i < N; i++) token[i] = kk_sample(s, &how, rows[i], token, i);
-    for (int i = N - 1; i >= 0; i--)
-        assert_int_equal(kk_sample(s, &how, rows[i], token, i), token[i]);
+    for (int i = 0; i < N; i++) token[i] = sample(s, &how, rows[i], token, i);
+    for (int i = N - 1; i >= 0; i--) assert_int_equal(sample(s, &how, rows[i], token, i), token[i]);
     kk_sampler *other = sampler_of(VOCAB);
     for (int i = 0; i < N; i += 7)
-        assert_int_equal(kk_sample(other, &how, rows[i], token, i), token[i]);
+        assert_int_equal(sample(other, &how, rows[i], token, i), token[i]);
     kk_sampler_free(other);
     kk_sampler_free(s);
+}
+
+/* In [0, 1). */
+static double share(uint64_t seed, uint64_t position) {
+    return (double)(kk_sample_bits(seed, position) >> 11) * 0x1p-53;
 }
 
 static void draws_are_uniform_in_seed_and_position(void **state) {
@@ -233,8 +243,8 @@ static void draws_are_uniform_in_seed_and_position(void **state) {
     int by_position[64] = {0}, by_seed[64] = {0}, pairs[64] = {0};
     const int n = 64000;
     for (int i = 0; i < n; i++) {
-        const double u = kk_sample_draw(7, (uint64_t)i), v = kk_sample_draw((uint64_t)i, 7);
-        const double w = kk_sample_draw(7, (uint64_t)i + 1);
+        const double u = share(7, (uint64_t)i), v = share((uint64_t)i, 7);
+        const double w = share(7, (uint64_t)i + 1);
         assert_true(u >= 0 && u < 1 && v >= 0 && v < 1);
         by_position[(int)(u * 64)]++;
         by_seed[(int)(v * 64)]++;
@@ -256,14 +266,14 @@ static void broken_logits_do_not_break_the_sampler(void **state) {
     const kk_sampling all = {.temp = 1, .top_p = 0.9f};
     kk_sampler *s = sampler_of(40);
     for (int i = 0; i < 40; i++) logits[i] = NAN;
-    assert_int_equal(kk_sample(s, &how, logits, NULL, 0), 0);
+    assert_int_equal(sample(s, &how, logits, NULL, 0), 0);
     logits[17] = 1;
-    assert_int_equal(kk_sample(s, &how, logits, NULL, 0), 17);
-    assert_int_equal(kk_sample(s, &all, logits, NULL, 0), 17);
+    assert_int_equal(sample(s, &how, logits, NULL, 0), 17);
+    assert_int_equal(sample(s, &all, logits, NULL, 0), 17);
     logits[23] = INFINITY;
-    assert_int_equal(kk_sample(s, &how, logits, NULL, 0), 23);
+    assert_int_equal(sample(s, &how, logits, NULL, 0), 23);
     for (int i = 0; i < 40; i++) logits[i] = -INFINITY;
-    assert_int_equal(kk_sample(s, &how, logits, NULL, 0), 0);
+    assert_int_equal(sample(s, &how, logits, NULL, 0), 0);
     kk_sampler_free(s);
 }
 
@@ -303,10 +313,10 @@ static void a_large_vocabulary_is_quick(void **state) {
                                 {.temp = 1, .top_k = 64, .top_p = 0.95f},
                                 {.temp = 1, .top_k = 5000}};
     for (size_t h = 0; h < sizeof hows / sizeof *hows; h++) {
-        (void)kk_sample(s, &hows[h], logits, NULL, 0);
+        (void)sample(s, &hows[h], logits, NULL, 0);
         kk_fault_after(1, true);
         const double start = kk_now();
-        for (int i = 0; i < TIMES; i++) (void)kk_sample(s, &hows[h], logits, NULL, i);
+        for (int i = 0; i < TIMES; i++) (void)sample(s, &hows[h], logits, NULL, i);
         kk_fault_after(0, false);
         print_message("%zu: %.2f ms\n", h, (kk_now() - start) * 1e3 / TIMES);
         assert_true(kk_now() - start < 5); /* far above any machine, sanitizers included */

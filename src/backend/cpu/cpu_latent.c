@@ -11,7 +11,7 @@
  * head); pairs are numbered by K/V head, then row, so that those of one K/V head lie together.
  * Pairs share nothing, and are shared out among threads anyhow. */
 #include "backend/cpu/evicted.h"
-#include "backend/cpu/mathf.h"
+#include "core/mathf.h"
 #include "core/span.h"
 
 enum {

@@ -5,7 +5,7 @@
  * Experts first list the (row, slot) pairs of each expert; an expert's strips then run over its
  * own rows only, and the slots of a row are added in order afterwards. */
 #include "backend/cpu/device.h"
-#include "backend/cpu/mathf.h"
+#include "core/mathf.h"
 
 /* ---- activations ------------------------------------------------------------------------ */
 

@@ -13,7 +13,7 @@
 
 #include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
-#include "backend/cpu/mathf.h"
+#include "core/mathf.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Before a loop inside a macro's arguments, where #pragma cannot stand. */

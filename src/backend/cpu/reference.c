@@ -4,7 +4,7 @@
  * bits, and fall back to them for shapes off their tiles, which changes no result. */
 #include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
-#include "backend/cpu/mathf.h"
+#include "core/mathf.h"
 #include "core/span.h"
 
 static float dot(const float *a, const float *b, int32_t n) {

@@ -12,7 +12,7 @@
  *   - a head's sum has 32 lanes and the tree;
  *   - attention rounds q, K, V and the weights of a page's keys to bf16, and folds pages of 64
  *     keys in order, by spans of eight; attend.cuh has the whole rule;
- *   - exp, gelu and the soft-cap are the sequences of the CPU's mathf.h. */
+ *   - exp, gelu and the soft-cap are the sequences of core/mathf.h. */
 #ifndef KK_CUDA_ARITH_CUH
 #define KK_CUDA_ARITH_CUH
 

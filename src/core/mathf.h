@@ -3,8 +3,8 @@
  * The vector kernels perform the same sequence per lane, so results are equal to the bit; the C
  * library's own exp may differ between machines.  Compiled without contraction: an fma happens
  * where fmaf stands and nowhere else. */
-#ifndef KK_CPU_MATHF_H
-#define KK_CPU_MATHF_H
+#ifndef KK_CORE_MATHF_H
+#define KK_CORE_MATHF_H
 
 #include <math.h>
 
@@ -32,6 +32,22 @@ static inline float kk_exp(float x) {
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
     return kk_bits_f32(kk_f32_bits(p) + ((uint32_t)(int32_t)n << 23));
+}
+
+/* ln x of a normal x > 0 by x = 2^n * f, f in [sqrt(1/2), sqrt(2)), and the series of
+ * 2 atanh(s), s = (f - 1) / (f + 1), to s^9 (error 2e-9 of the part that is not n ln 2). */
+#define KK_SQRT_HALF_BITS 0x3f3504f3u
+static inline float kk_log(float x) {
+    const uint32_t above = kk_f32_bits(x) - KK_SQRT_HALF_BITS;
+    const float n = (float)((int32_t)above >> 23);
+    const float f = kk_bits_f32((above & 0x7fffffu) + KK_SQRT_HALF_BITS);
+    const float s = (f - 1.0f) / (f + 1.0f), z = s * s;
+    float p = 1.0f / 9;
+    p = fmaf(p, z, 1.0f / 7);
+    p = fmaf(p, z, 1.0f / 5);
+    p = fmaf(p, z, 1.0f / 3);
+    const float rest = fmaf(n, KK_LN2_LO, (s * z) * (p * 2.0f));
+    return fmaf(n, KK_LN2_HI, s * 2.0f + rest);
 }
 
 /* gelu with tanh: 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3) */
