@@ -64,10 +64,13 @@ const verb verb_quantize = {
     .name = "quantize",
     .summary = "write a GGUF file of a Hugging Face folder",
     .usage = "IN OUT --type TYPE [--force]",
-    .about = "Reads the Hugging Face folder IN and writes the GGUF file OUT with its matrices in\n"
-             "the given type.  OUT appears whole or not at all, also when it is interrupted.",
+    .about =
+        "Reads the Hugging Face folder IN, of a model or of a DFlash drafter, and writes the\n"
+        "GGUF file OUT with its matrices in the given type.  OUT appears whole or not at all,\n"
+        "also when it is interrupted.",
     .examples = "  kakeya quantize gemma-4-26B-A4B gemma-4-26b-a4b-q4_0.gguf --type q4_0\n"
-                "  kakeya quantize gemma-4-E2B e2b-q8_0.gguf --type q8_0 --force\n",
+                "  kakeya quantize gemma-4-E2B e2b-q8_0.gguf --type q8_0 --force\n"
+                "  kakeya quantize gemma-4-26b-a4b-dflash dflash-q8_0.gguf --type q8_0\n",
     .options = quantize_options,
     .n_options = OPTION_COUNT(quantize_options),
     .min_words = 2,

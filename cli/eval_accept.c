@@ -85,9 +85,11 @@ static bool check(const accept_args *a, const kk_engine_opts *engine, int *code)
         *code =
             options_wrong(&eval_accept, "--embed-scale compares; leave out --draft-embed-scale");
     else if (!engine->drafter && a->embed_scale)
-        *code = options_wrong(&eval_accept, "--embed-scale needs a drafter: name one with -md DIR");
+        *code =
+            options_wrong(&eval_accept, "--embed-scale needs a drafter: name one with -md DRAFTER");
     else if (!engine->drafter && a->spec && strcmp(a->spec, "dflash") == 0)
-        *code = options_wrong(&eval_accept, "--spec dflash needs a drafter: name one with -md DIR");
+        *code =
+            options_wrong(&eval_accept, "--spec dflash needs a drafter: name one with -md DRAFTER");
     else if (a->embed_scale && a->spec && strcmp(a->spec, "ngram") == 0)
         *code =
             options_wrong(&eval_accept, "--embed-scale is the drafter's: --spec ngram has none");
@@ -185,7 +187,7 @@ static int run(int argc, char **argv) {
 const verb eval_accept = {
     .name = "eval accept",
     .summary = "how much of what is drafted is right",
-    .usage = "[-m MODEL] [-md DIR] [options]",
+    .usage = "[-m MODEL] [-md DRAFTER] [options]",
     .about = "Continues prompts of several kinds of text plainly and with drafts of always the\n"
              "same length, and shows for each kind how many of the drafted tokens were accepted,\n"
              "the tokens of a round (what it accepted and one more), the rounds by how many they\n"

@@ -92,13 +92,15 @@ static bool given_drafter(const verb *v, const loader_args *a, loader_path *path
     if (strcmp(a->drafter, "synthetic") == 0) {
         if (a->synthetic && !a->model) return true;
         *code = options_wrong(v, "-md synthetic goes with --synthetic; a model's own drafter is "
-                                 "named by its folder");
+                                 "named by its folder or file");
         return false;
     }
     if (access(a->drafter, R_OK) == 0) return true;
     char what[4200];
     snprintf(what, sizeof what, "cannot open drafter '%.2000s': %s", a->drafter, strerror(errno));
-    *code = output_failed(what, "-md takes a folder with config.json and safetensors, or none.");
+    *code =
+        output_failed(what, "-md takes a folder with config.json and safetensors, a GGUF file, or "
+                            "none.");
     return false;
 }
 
@@ -116,7 +118,7 @@ static bool find_drafter(const verb *v, const loader_args *a, loader_path *path,
 static bool check_drafter(const verb *v, const loader_args *a, const loader_path *path, int *code) {
     const char *flag = a->draft_type ? "--draft-type" : "--draft-embed-scale";
     if ((!a->draft_embed_scale && !a->draft_type) || path->drafter[0]) return true;
-    *code = options_wrong(v, "%s needs a drafter: name one with -md DIR", flag);
+    *code = options_wrong(v, "%s needs a drafter: name one with -md DRAFTER", flag);
     return false;
 }
 
@@ -261,7 +263,7 @@ kk_session *loader_session(kk_engine *e, const loader_cache_args *a, int *code) 
     kk_err err;
     if (kk_session_new(&s, e, &opts, &err) == KK_OK) return s;
     if (opts.spec == KK_SPEC_DFLASH && !kk_engine_drafter(e, &drafter))
-        *code = output_failed(err.msg, "Name one with -md DIR; --spec ngram needs none.");
+        *code = output_failed(err.msg, "Name one with -md DRAFTER; --spec ngram needs none.");
     else
         *code = output_error(&err);
     if (err.code == KK_EINVAL) *code = EXIT_USAGE; /* everything it was made from was a flag */

@@ -64,10 +64,10 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                       "26b-a4b:q4_0[:LAYERS]")
 
 #define LOADER_DRAFTER_OPTIONS(T, m)                                                               \
-    OPTION_STRING("md", "model-draft", "DIR", offsetof(T, m.drafter),                              \
-                  "folder of a DFlash drafter made for the model; none: without one; synthetic: "  \
-                  "random weights beside --synthetic (default: none with -m, else the shipped "    \
-                  "model's own)"),                                                                 \
+    OPTION_STRING("md", "model-draft", "DRAFTER", offsetof(T, m.drafter),                          \
+                  "DFlash drafter made for the model: a folder or a GGUF file; none: without "     \
+                  "one; synthetic: random weights beside --synthetic (default: none with -m, "     \
+                  "else the shipped model's own)"),                                                \
         OPTION_CHOICE("draft-type", "TYPE", offsetof(T, m.draft_type), "q8_0 q4_0 file", NULL,     \
                       "the drafter's weights in memory: q8_0 (default), q4_0, or as in its file"), \
         OPTION_CHOICE("draft-embed-scale", "SCALE", offsetof(T, m.draft_embed_scale),              \

@@ -22,7 +22,7 @@ complete -c kakeya -l help -s h -d 'show help'
 
 # Model
 complete -c kakeya -n '__kakeya_of run chat info bench tokenize eval train session' -s m -l model -rF -d 'folder or GGUF file'
-complete -c kakeya -n '__kakeya_of run chat info bench eval train session' -s md -l model-draft -rF -d 'folder of a DFlash drafter'
+complete -c kakeya -n '__kakeya_of run chat info bench eval train session' -s md -l model-draft -rF -d 'DFlash drafter, a folder or a GGUF file'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-type -x -a 'q8_0 q4_0 file' -d 'weights of the drafter in memory'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l draft-embed-scale -x -a '1 once twice' -d 'embedding scale of the drafter'
 complete -c kakeya -n '__kakeya_of run chat info bench session' -l synthetic -x -a '26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32' -d 'random weights'

@@ -108,10 +108,11 @@ typedef struct kk_engine kk_engine;
 typedef enum { KK_KV_BF16 = 0, KK_KV_F32 = 1, KK_KV_Q8 = 2, KK_KV_Q4 = 3 } kk_kv_format;
 
 typedef struct {
-    const char *model;      /* Hugging Face folder or GGUF file */
-    const char *synthetic;  /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
-    const char *drafter;    /* DFlash folder; "synthetic" beside a synthetic model; NULL: none */
-    const char *draft_type; /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
+    const char *model;             /* Hugging Face folder or GGUF file */
+    const char *synthetic;         /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
+    const char *drafter;           /* DFlash folder or GGUF file; "synthetic" beside a synthetic
+                                    * model; NULL: none */
+    const char *draft_type;        /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
@@ -422,8 +423,8 @@ KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *
 
 /* ---- tools ------------------------------------------------------------------------------ */
 
-/* Writes a GGUF of a Hugging Face folder.  type: "q8_0", "q4_0", "bf16" or "f16".  The file
- * appears whole or not at all. */
+/* Writes a GGUF of a Hugging Face folder, of a model or of a DFlash drafter.  type: "q8_0", "q4_0",
+ * "bf16" or "f16".  The file appears whole or not at all. */
 KK_API kk_status kk_quantize(const char *in, const char *out, const char *type,
                              kk_progress progress, void *user, kk_err *err);
 

@@ -230,9 +230,8 @@ kk_status kk_config_from_gguf(kk_config *out, const kk_gguf *g, kk_err *err) {
 
 /* ---- checkpoint ------------------------------------------------------------------------- */
 
-/* Lists the tensors we know by their other name; what is left over is of no use to us, except
- * for an output head of its own, which would be wrong to ignore. */
-static kk_status list_tensors(kk_checkpoint *c, kk_err *err) {
+kk_status kk_gguf_list(kk_checkpoint *c, bool (*to_hf)(const char *gguf, char out[KK_MAX_NAME]),
+                       bool others, kk_err *err) {
     const kk_gguf *g = &c->gguf;
     c->tensors = kk_calloc(g->n_tensors, sizeof *c->tensors);
     c->names = kk_calloc(g->n_tensors, KK_MAX_NAME);
@@ -240,18 +239,26 @@ static kk_status list_tensors(kk_checkpoint *c, kk_err *err) {
         return kk_fail(err, KK_ENOMEM, "no memory for %zu tensors", g->n_tensors);
     for (size_t i = 0; i < g->n_tensors; i++) {
         char *name = c->names + i * KK_MAX_NAME;
-        if (strcmp(g->tensors[i].name, "output.weight") == 0)
-            return kk_fail(err, KK_EFORMAT,
-                           "tensor 'output.weight': an output head apart from the embedding is "
-                           "not supported");
-        if (!kk_gguf_name_to_hf(g->tensors[i].name, name)) continue;
+        const bool known = to_hf(g->tensors[i].name, name);
+        if (!known && !others) continue;
         c->tensors[c->n_tensors] = g->tensors[i];
-        c->tensors[c->n_tensors++].name = name;
+        if (known) c->tensors[c->n_tensors].name = name;
+        c->n_tensors++;
     }
     return KK_OK;
 }
 
-kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err) {
+/* What is left over is of no use to us, except for an output head of its own, which would be wrong
+ * to ignore. */
+static kk_status list_tensors(kk_checkpoint *c, kk_err *err) {
+    if (find_tensor(&c->gguf, "output.weight"))
+        return kk_fail(err, KK_EFORMAT,
+                       "tensor 'output.weight': an output head apart from the embedding is not "
+                       "supported");
+    return kk_gguf_list(c, kk_gguf_name_to_hf, false, err);
+}
+
+kk_status kk_gguf_file(kk_checkpoint *c, const char *path, kk_err *err) {
     c->format = "gguf";
     c->files = kk_calloc(1, sizeof *c->files);
     if (!c->files) return kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", path);
@@ -259,7 +266,11 @@ kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err) {
     c->files->path = kk_strndup(path, strlen(path));
     if (!c->files->path) return kk_fail(err, KK_ENOMEM, "no memory to open '%.120s'", path);
     KK_TRY(kk_map_open(&c->files->map, path, err));
-    KK_TRY(kk_gguf_parse(&c->gguf, c->files->map.span, path, err));
+    return kk_gguf_parse(&c->gguf, c->files->map.span, path, err);
+}
+
+kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err) {
+    KK_TRY(kk_gguf_file(c, path, err));
     KK_TRY(kk_config_from_gguf(&c->config, &c->gguf, err));
     return list_tensors(c, err);
 }

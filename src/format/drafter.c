@@ -5,6 +5,7 @@
 #include "format/drafter.h"
 
 #include "format/format.h"
+#include "format/gguf_names.h"
 
 struct kk_drafter {
     kk_drafter_config config;
@@ -52,6 +53,16 @@ static kk_status read_config(kk_drafter *d, const char *dir, kk_err *err) {
     return st;
 }
 
+kk_status kk_drafter_is_folder(const char *dir, bool *is, kk_err *err) {
+    char *text;
+    size_t len;
+    *is = false;
+    KK_TRY(kk_hf_text(dir, "config.json", &text, &len, err));
+    const kk_status st = kk_drafter_is_config(text, len, is, err);
+    kk_free(text);
+    return st;
+}
+
 /* Where the configuration does not name the tapped layers, fc.weight says how many there are. */
 static kk_status find_taps(kk_drafter *d, kk_err *err) {
     const kk_tensor *fc = NULL;
@@ -69,6 +80,15 @@ static kk_status find_taps(kk_drafter *d, kk_err *err) {
     return KK_OK;
 }
 
+/* All that the configuration calls for is there, and nothing else. */
+static kk_status settle(kk_drafter *d, const kk_checkpoint_opts *opts, kk_err *err) {
+    kk_checkpoint *c = d->tensors;
+    KK_TRY(kk_inventory_make_drafter(&c->inventory, &d->config, err));
+    KK_TRY(kk_checkpoint_settle(c, err));
+    KK_TRY(kk_checkpoint_only(c, "a drafter", err));
+    return kk_checkpoint_apply(c, opts, err);
+}
+
 static kk_status open_folder(kk_drafter *d, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err) {
     kk_checkpoint *c = d->tensors;
@@ -76,10 +96,16 @@ static kk_status open_folder(kk_drafter *d, const char *path, const kk_checkpoin
     KK_TRY(kk_hf_files(c, path, err));
     KK_TRY(kk_hf_list(c, "", err));
     KK_TRY(find_taps(d, err));
-    KK_TRY(kk_inventory_make_drafter(&c->inventory, &d->config, err));
-    KK_TRY(kk_checkpoint_settle(c, err));
-    KK_TRY(kk_checkpoint_only(c, "a drafter", err));
-    return kk_checkpoint_apply(c, opts, err);
+    return settle(d, opts, err);
+}
+
+static kk_status open_gguf(kk_drafter *d, const char *path, const kk_checkpoint_opts *opts,
+                           kk_err *err) {
+    kk_checkpoint *c = d->tensors;
+    KK_TRY(kk_gguf_file(c, path, err));
+    KK_TRY(kk_drafter_config_from_gguf(&d->config, &c->gguf, err));
+    KK_TRY(kk_gguf_list(c, kk_gguf_drafter_name_to_hf, true, err));
+    return settle(d, opts, err);
 }
 
 kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoint_opts *opts,
@@ -87,7 +113,8 @@ kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoin
     kk_drafter *d;
     *out = NULL;
     kk_status st = drafter_new(&d, path, err);
-    if (st == KK_OK) st = open_folder(d, path, opts, err);
+    if (st == KK_OK)
+        st = kk_dir_exists(path) ? open_folder(d, path, opts, err) : open_gguf(d, path, opts, err);
     if (st != KK_OK) {
         kk_drafter_close(d);
         return st;

@@ -6,6 +6,7 @@
 #define KK_FORMAT_DRAFTER_H
 
 #include "format/checkpoint.h"
+#include "format/gguf.h"
 
 enum { KK_MAX_TAPS = 16, KK_MAX_DRAFT_LAYERS = 64, KK_MAX_DRAFT_BLOCK = 32 };
 
@@ -31,10 +32,14 @@ typedef struct {
 kk_status kk_drafter_config_from_json(kk_drafter_config *out, const char *json, size_t len,
                                       kk_err *err);
 
+/* The same of a GGUF file's keys, which must name the tapped layers; see docs/drafters.md. */
+kk_status kk_drafter_config_from_gguf(kk_drafter_config *out, const kk_gguf *g, kk_err *err);
+
 typedef struct kk_drafter kk_drafter;
 
-/* path: a folder with config.json and safetensors in z-lab's layout.  Strict: a tensor that is
- * missing, of another shape, or unknown is refused by name. */
+/* path: a folder with config.json and safetensors in z-lab's layout, or a GGUF file in
+ * llama.cpp's.  Strict: a tensor that is missing, of another shape, or unknown is refused by
+ * name. */
 kk_status kk_drafter_open(kk_drafter **out, const char *path, const kk_checkpoint_opts *opts,
                           kk_err *err);
 /* Random weights of a type such as "q4_0", in the shapes of the drafter released for that

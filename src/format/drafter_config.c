@@ -13,6 +13,7 @@
 #include "format/jsontree.h"
 
 static const char label[] = "the drafter's config.json";
+static const char class[] = "DFlashDraftModel";
 
 typedef struct {
     kk_fields top, own; /* the whole object; its dflash_config */
@@ -210,10 +211,9 @@ static kk_status read_block(kk_drafter_config *c, const source *s, kk_err *err) 
 static kk_status refuse_unknown(const source *s, kk_err *err) {
     const json_t *classes = kk_field(s->top, "architectures");
     const char *first = json_string_value(json_array_get(classes, 0));
-    if (classes && !(first && strcmp(first, "DFlashDraftModel") == 0))
-        return kk_fail(err, KK_EFORMAT,
-                       "%s: architectures names '%.40s', only DFlashDraftModel is supported", label,
-                       first ? first : "nothing");
+    if (classes && !(first && strcmp(first, class) == 0))
+        return kk_fail(err, KK_EFORMAT, "%s: architectures names '%.40s', only %s is supported",
+                       label, first ? first : "nothing", class);
     KK_TRY(kk_field_only_word(s->top, "model_type", "qwen3", err));
     KK_TRY(kk_field_only_word(s->top, "hidden_act", "silu", err));
     KK_TRY(kk_field_only_bool(s->top, "is_neox_style", true, err));
@@ -241,6 +241,18 @@ static kk_status read_all(kk_drafter_config *c, const source *s, kk_err *err) {
     KK_TRY(read_embed_scale(c, s, err));
     KK_TRY(read_taps(c, s, err));
     return read_block(c, s, err);
+}
+
+kk_status kk_drafter_is_config(const char *json, size_t len, bool *is, kk_err *err) {
+    json_t *root;
+    *is = false;
+    const kk_status st = kk_json_tree(&root, json, len, label, KK_EFORMAT, err);
+    if (st != KK_OK) return st == KK_EFORMAT ? KK_OK : st; /* whoever reads it says what is wrong */
+    const json_t *classes = json_object_get(root, "architectures");
+    const char *first = json_string_value(json_array_get(classes, 0));
+    *is = json_object_get(root, "dflash_config") || (first && strcmp(first, class) == 0);
+    json_decref(root);
+    return KK_OK;
 }
 
 kk_status kk_drafter_config_from_json(kk_drafter_config *out, const char *json, size_t len,

@@ -19,6 +19,9 @@ kk_status kk_config_finish(kk_config *c, int32_t n_shared, bool double_wide, kk_
 /* Adds a stop id once; ids at or past the vocabulary can never be chosen and are left out. */
 kk_status kk_config_add_stop(kk_config *c, int64_t id, kk_err *err);
 
+/* Whether a config.json, or that of a folder, is a drafter's; one that is no JSON is not. */
+kk_status kk_drafter_is_config(const char *json, size_t len, bool *is, kk_err *err);
+kk_status kk_drafter_is_folder(const char *dir, bool *is, kk_err *err);
 /* n tapped layers of a verifier of n_layer, spread as the published drafters have them. */
 void kk_drafter_spread_taps(kk_drafter_config *c, int32_t n, int32_t n_layer);
 
@@ -90,6 +93,12 @@ struct kk_checkpoint {
 /* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */
 kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err);
 kk_status kk_gguf_open(kk_checkpoint *c, const char *path, kk_err *err);
+/* The parts of opening a GGUF file that do not depend on what the model is: maps and parses it;
+ * lists its tensors by the names that to_hf gives them, and those it does not know by their own
+ * where others are wanted, too. */
+kk_status kk_gguf_file(kk_checkpoint *c, const char *path, kk_err *err);
+kk_status kk_gguf_list(kk_checkpoint *c, bool (*to_hf)(const char *gguf, char out[KK_MAX_NAME]),
+                       bool others, kk_err *err);
 /* The parts of opening a folder that do not depend on what the model is: reads a JSON file of it
  * (free *text); maps model.safetensors or its shards, or the one file of that name; lists their
  * tensors whose names begin with prefix, without it. */
@@ -125,5 +134,9 @@ kk_status kk_gguf_put_model(kk_gguf_writer *w, const kk_config *c, kk_dtype type
                             kk_err *err);
 kk_status kk_gguf_put_tokenizer(kk_gguf_writer *w, const kk_config *c, const char *dir,
                                 kk_err *err);
+/* The keys that every model has, and all of a drafter, which has no tokenizer of its own. */
+void kk_gguf_put_general(kk_gguf_writer *w, const char *arch, kk_dtype type, const char *dir);
+void kk_gguf_put_drafter(kk_gguf_writer *w, const kk_drafter_config *c, kk_dtype type,
+                         const char *dir);
 
 #endif

@@ -41,8 +41,8 @@ static uint32_t file_type(kk_dtype t) {
     }
 }
 
-static void put_general(kk_gguf_writer *w, kk_dtype type, const char *dir) {
-    put_text(w, "general.architecture", "gemma4");
+void kk_gguf_put_general(kk_gguf_writer *w, const char *arch, kk_dtype type, const char *dir) {
+    put_text(w, "general.architecture", arch);
     put_text(w, "general.type", "model");
     put_name(w, dir);
     kk_gguf_put_u32(w, "general.alignment", 32);
@@ -116,7 +116,7 @@ static kk_status check_sliding_rope(const kk_config *c, kk_err *err) {
 kk_status kk_gguf_put_model(kk_gguf_writer *w, const kk_config *c, kk_dtype type, const char *dir,
                             kk_err *err) {
     KK_TRY(check_sliding_rope(c, err));
-    put_general(w, type, dir);
+    kk_gguf_put_general(w, "gemma4", type, dir);
     put_count(w, ARCH "block_count", c->n_layer);
     put_count(w, ARCH "context_length", c->context);
     put_count(w, ARCH "embedding_length", c->hidden);

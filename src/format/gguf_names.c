@@ -1,4 +1,5 @@
-/* gguf_names.c - translates tensor names by one table, so that reader and writer agree. */
+/* gguf_names.c - translates tensor names by one table for each kind of model, so that reader and
+ * writer agree. */
 #include "format/gguf_names.h"
 
 #include <stdio.h>
@@ -7,7 +8,7 @@ typedef struct {
     const char *gguf, *hf;
 } pair;
 
-static const pair top[] = {
+static const pair model_top[] = {
     {"token_embd.weight", "embed_tokens.weight"},
     {"output_norm.weight", "norm.weight"},
     {"per_layer_token_embd.weight", "embed_tokens_per_layer.weight"},
@@ -16,7 +17,7 @@ static const pair top[] = {
 };
 
 /* After "blk.N." and "layers.N.". */
-static const pair block[] = {
+static const pair model_block[] = {
     {"attn_norm.weight", "input_layernorm.weight"},
     {"attn_q.weight", "self_attn.q_proj.weight"},
     {"attn_k.weight", "self_attn.k_proj.weight"},
@@ -46,6 +47,36 @@ static const pair block[] = {
     {"post_norm.weight", "post_per_layer_input_norm.weight"},
 };
 
+static const pair drafter_top[] = {
+    {"fc.weight", "fc.weight"},
+    {"enc.output_norm.weight", "hidden_norm.weight"},
+    {"output_norm.weight", "norm.weight"},
+};
+
+static const pair drafter_block[] = {
+    {"attn_norm.weight", "input_layernorm.weight"},
+    {"attn_q.weight", "self_attn.q_proj.weight"},
+    {"attn_k.weight", "self_attn.k_proj.weight"},
+    {"attn_v.weight", "self_attn.v_proj.weight"},
+    {"attn_output.weight", "self_attn.o_proj.weight"},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
+    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+    {"ffn_gate.weight", "mlp.gate_proj.weight"},
+    {"ffn_up.weight", "mlp.up_proj.weight"},
+    {"ffn_down.weight", "mlp.down_proj.weight"},
+};
+
+typedef struct {
+    const pair *top, *block;
+    size_t n_top, n_block;
+} names;
+
+static const names model = {model_top, model_block, sizeof model_top / sizeof *model_top,
+                            sizeof model_block / sizeof *model_block};
+static const names drafter = {drafter_top, drafter_block, sizeof drafter_top / sizeof *drafter_top,
+                              sizeof drafter_block / sizeof *drafter_block};
+
 static const char *lookup(const pair *table, size_t n, const char *name, bool to_hf) {
     for (size_t i = 0; i < n; i++) {
         if (strcmp(to_hf ? table[i].gguf : table[i].hf, name) == 0)
@@ -63,24 +94,32 @@ static const char *after_number(const char *name, const char *prefix, int *digit
     return *digits > 0 && *digits < 6 && *rest == '.' ? rest + 1 : NULL;
 }
 
-static bool translate(const char *name, bool to_hf, char out[KK_MAX_NAME]) {
+static bool translate(const names *of, const char *name, bool to_hf, char out[KK_MAX_NAME]) {
     const char *from = to_hf ? "blk." : "layers.", *to = to_hf ? "layers." : "blk.";
-    const char *other = lookup(top, sizeof top / sizeof *top, name, to_hf);
+    const char *other = lookup(of->top, of->n_top, name, to_hf);
     int digits;
     if (other) {
         snprintf(out, KK_MAX_NAME, "%s", other);
         return true;
     }
     const char *rest = after_number(name, from, &digits);
-    if (!rest || !(other = lookup(block, sizeof block / sizeof *block, rest, to_hf))) return false;
+    if (!rest || !(other = lookup(of->block, of->n_block, rest, to_hf))) return false;
     snprintf(out, KK_MAX_NAME, "%s%.*s.%s", to, digits, name + strlen(from), other);
     return true;
 }
 
 bool kk_gguf_name_to_hf(const char *gguf, char out[KK_MAX_NAME]) {
-    return translate(gguf, true, out);
+    return translate(&model, gguf, true, out);
 }
 
 bool kk_gguf_name_from_hf(const char *hf, char out[KK_MAX_NAME]) {
-    return translate(hf, false, out);
+    return translate(&model, hf, false, out);
+}
+
+bool kk_gguf_drafter_name_to_hf(const char *gguf, char out[KK_MAX_NAME]) {
+    return translate(&drafter, gguf, true, out);
+}
+
+bool kk_gguf_drafter_name_from_hf(const char *hf, char out[KK_MAX_NAME]) {
+    return translate(&drafter, hf, false, out);
 }

@@ -1,4 +1,4 @@
-/* quantize.c - writes a GGUF file of a Hugging Face folder.
+/* quantize.c - writes a GGUF file of a Hugging Face folder, a model's or a drafter's.
  *
  * Tensors stream through a buffer of a few megabytes, so the size of the model does not matter.
  * Norms, scales and the router stay float32; a row that does not fill blocks of the wanted type
@@ -15,6 +15,7 @@ enum { BUFFER = 1 << 21, PIECE = 1 << 13 };
 
 typedef struct {
     const kk_checkpoint *in;
+    const kk_drafter_config *drafter; /* NULL: it is a model */
     kk_gguf_writer *out;
     kk_dtype type;
     kk_threads *threads;
@@ -95,18 +96,28 @@ static kk_status write_divisors(job *j, int32_t pairs, kk_err *err) {
 
 static int32_t full_pairs(const kk_config *c) { return c->layer[c->n_layer - 1].head_dim / 2; }
 
-static kk_status put_header(job *j, kk_err *err) {
+static kk_status put_keys(job *j, kk_err *err) {
     const kk_config *c = &j->in->config;
-    const kk_inventory *list = &j->in->inventory;
+    if (j->drafter) {
+        kk_gguf_put_drafter(j->out, j->drafter, j->type, j->in->path);
+        return KK_OK;
+    }
     const int64_t pairs = full_pairs(c); /* the last layer is a full one */
     KK_TRY(kk_gguf_put_model(j->out, c, j->type, j->in->path, err));
     KK_TRY(kk_gguf_put_tokenizer(j->out, c, j->in->path, err));
     kk_gguf_put_tensor(j->out, "rope_freqs.weight", KK_F32, 1, &pairs);
+    return KK_OK;
+}
+
+static kk_status put_header(job *j, kk_err *err) {
+    const kk_inventory *list = &j->in->inventory;
+    KK_TRY(put_keys(j, err));
     for (size_t i = 0; i < list->n; i++) {
         const kk_inventory_item *item = &list->items[i];
         const kk_tensor *t = kk_checkpoint_find(j->in, item->name);
         char name[KK_MAX_NAME];
-        if (!kk_gguf_name_from_hf(item->name, name))
+        if (j->drafter ? !kk_gguf_drafter_name_from_hf(item->name, name)
+                       : !kk_gguf_name_from_hf(item->name, name))
             return kk_fail(err, KK_EINVAL, "tensor '%.100s' has no name in GGUF", item->name);
         const kk_dtype type = out_type(j, item, t);
         kk_gguf_put_tensor(j->out, name, type, item->n_dims, item->dims);
@@ -117,7 +128,7 @@ static kk_status put_header(job *j, kk_err *err) {
 
 static kk_status write_all(job *j, kk_err *err) {
     KK_TRY(put_header(j, err));
-    KK_TRY(write_divisors(j, full_pairs(&j->in->config), err));
+    if (!j->drafter) KK_TRY(write_divisors(j, full_pairs(&j->in->config), err));
     for (size_t i = 0; i < j->in->inventory.n; i++)
         KK_TRY(write_tensor(j, &j->in->inventory.items[i], err));
     kk_gguf_writer *out = j->out;
@@ -142,21 +153,36 @@ static kk_status target_type(const char *word, kk_dtype *out, kk_err *err) {
                    word);
 }
 
+/* What is to be written: a drafter's tensors or a model's. */
+typedef struct {
+    kk_checkpoint *model;
+    kk_drafter *drafter;
+} source;
+
+static kk_status open_source(source *s, const char *dir, kk_err *err) {
+    bool drafter;
+    if (!kk_dir_exists(dir))
+        return kk_fail(err, KK_EINVAL,
+                       "'%.120s' is no folder: quantize reads a Hugging Face folder", dir);
+    KK_TRY(kk_drafter_is_folder(dir, &drafter, err));
+    return drafter ? kk_drafter_open(&s->drafter, dir, NULL, err)
+                   : kk_checkpoint_open(&s->model, dir, NULL, err);
+}
+
 kk_status kk_quantize(const char *in, const char *out, const char *type, kk_progress progress,
                       void *user, kk_err *err) {
+    source s = {0};
     job j = {.progress = progress, .user = user};
-    kk_checkpoint *c;
     KK_TRY(target_type(type, &j.type, err));
-    if (!kk_dir_exists(in))
-        return kk_fail(err, KK_EINVAL,
-                       "'%.120s' is no folder: quantize reads a Hugging Face folder", in);
-    KK_TRY(kk_checkpoint_open(&c, in, NULL, err));
-    j.in = c;
-    kk_status st = run(&j, out, err);
+    KK_TRY(open_source(&s, in, err));
+    j.in = s.drafter ? kk_drafter_tensors(s.drafter) : s.model;
+    j.drafter = s.drafter ? kk_drafter_config_of(s.drafter) : NULL;
+    const kk_status st = run(&j, out, err);
     kk_gguf_writer_abort(j.out);
     kk_threads_free(j.threads);
     kk_free(j.values);
     kk_free(j.packed);
-    kk_checkpoint_close(c);
+    kk_checkpoint_close(s.model);
+    kk_drafter_close(s.drafter);
     return st;
 }

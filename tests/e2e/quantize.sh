@@ -22,6 +22,23 @@ gguf=$out
 exits 0 tokenize -m "$model" -p 'Hello world'
 same "$gguf" "$out" "the tokenizer in the file"
 
+# A drafter's folder becomes a drafter's file, which drafts the same.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+exits 0 quantize "$shipped/drafter" "$work/drafter.gguf" --type bf16
+has "$err" "$work/drafter.gguf"
+prompt='def area(radius):'
+exits 0 run -m "$shipped/verifier" -md "$shipped/drafter" -p "$prompt" -n 40 --draft-max 5 --json
+folder=$(printf '%s\n' "$out" | sed 's/.*"tokens": \(\[[^]]*\]\).*/\1/')
+exits 0 run -m "$shipped/verifier" -md "$work/drafter.gguf" -p "$prompt" -n 40 --draft-max 5 --json
+has "$out" '"proposer": "dflash"'
+same "$(printf '%s\n' "$out" | sed 's/.*"tokens": \(\[[^]]*\]\).*/\1/')" "$folder" "its tokens"
+exits 0 info -m "$shipped/verifier" -md "$work/drafter.gguf"
+has "$out" "drafter"
+exits 1 run -m "$work/drafter.gguf" -p "$prompt" -n 4
+has "$err" "'dflash'"
+exits 1 run -m "$shipped/verifier" -md "$work/q8_0.gguf" -p "$prompt" -n 4
+has "$err" "'gemma4'"
+
 # Nothing is replaced unless asked.
 sum=$(cksum <"$work/q8_0.gguf")
 exits 1 quantize "$model" "$work/q8_0.gguf" --type q4_0

@@ -83,7 +83,7 @@ has "$err" "1 to 31" "--spec none"
 exits 2 run --draft-max 32 -p x
 exits 2 run --draft-ctx 0 -p x
 exits 2 run --synthetic tiny:f32 --tokens 2 --spec dflash
-has "$err" "needs a drafter" "-md DIR"
+has "$err" "needs a drafter" "-md DRAFTER"
 exits 2 run --synthetic tiny:f32 --tokens 2 -md synthetic --draft-max 16
 has "$err" "drafts of 16 tokens" "15"
 exits 2 run -m "$model" -p x -md synthetic
@@ -150,7 +150,7 @@ exits 2 eval accept --spec none
 exits 2 eval accept --draft-max 0
 has "$err" "--spec none"
 exits 2 eval accept -m "$model" --spec dflash
-has "$err" "-md DIR"
+has "$err" "-md DRAFTER"
 exits 2 eval accept -m "$model" --embed-scale twice
 exits 2 eval accept --spec ngram --embed-scale twice
 exits 2 eval accept --embed-scale twice --draft-embed-scale once

@@ -9,7 +9,7 @@
 
 typedef struct {
     scratch s;
-    char verifier[300], single[300], shards[300];
+    char verifier[300], single[300], shards[300], gguf[300], out[300];
     const kk_backend *be;
     kk_dev *dev;
     kk_mem mem;
@@ -28,6 +28,8 @@ static int setup(void **state) {
     snprintf(b->verifier, sizeof b->verifier, "%s/verifier", b->s.dir);
     snprintf(b->single, sizeof b->single, "%s/single", b->s.dir);
     snprintf(b->shards, sizeof b->shards, "%s/shards", b->s.dir);
+    snprintf(b->gguf, sizeof b->gguf, "%s/drafter.gguf", b->s.dir);
+    snprintf(b->out, sizeof b->out, "%s/out.gguf", b->s.dir);
     mkdir(b->verifier, 0700);
     mkdir(b->single, 0700);
     mkdir(b->shards, 0700);
@@ -46,6 +48,7 @@ static int setup(void **state) {
     const kk_gemma4_opts opts = {b->be, b->dev, &b->mem, 8, 8};
     assert_ok(kk_gemma4_new(&b->model, b->ckpt, &opts, why));
     assert_ok(kk_drafter_open(&b->files, b->single, NULL, why));
+    assert_ok(kk_quantize(b->single, b->gguf, "q8_0", NULL, NULL, why));
     return 0;
 }
 
@@ -97,6 +100,17 @@ static kk_status open_shards(bench *b, kk_err *err) {
     return settle(kk_drafter_open(&d, b->shards, NULL, err), &d);
 }
 
+static kk_status open_gguf(bench *b, kk_err *err) {
+    kk_drafter *d = (kk_drafter *)1;
+    return settle(kk_drafter_open(&d, b->gguf, NULL, err), &d);
+}
+
+/* A folder whose config.json cannot be read for lack of memory is not taken for a model's: that
+ * would end with a reason that is none. */
+static kk_status write_gguf(bench *b, kk_err *err) {
+    return kk_quantize(b->single, b->out, "bf16", NULL, NULL, err);
+}
+
 static kk_status make_random(bench *b, kk_err *err) {
     kk_drafter *d = (kk_drafter *)1;
     const kk_config *v = kk_checkpoint_config(b->ckpt);
@@ -120,6 +134,8 @@ static kk_status make_model(bench *b, kk_err *err) {
 }
 
 static void a_file(void **state) { assert_true(walk(*state, open_single) > 10); }
+static void a_gguf_file(void **state) { assert_true(walk(*state, open_gguf) > 5); }
+static void writing_one(void **state) { assert_true(walk(*state, write_gguf) > 10); }
 static void several_files(void **state) { assert_true(walk(*state, open_shards) > 20); }
 static void random_weights(void **state) { assert_true(walk(*state, make_random) > 20); }
 static void a_model(void **state) { assert_true(walk(*state, make_model) > 60); }
@@ -147,6 +163,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_file, setup, teardown),
         cmocka_unit_test_setup_teardown(several_files, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_gguf_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(writing_one, setup, teardown),
         cmocka_unit_test_setup_teardown(random_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(a_model, setup, teardown),
         cmocka_unit_test_setup_teardown(too_many_rows, setup, teardown),

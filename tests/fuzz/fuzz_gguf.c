@@ -1,5 +1,5 @@
 /* fuzz_gguf.c - any bytes as a GGUF file: refused, or every key and tensor readable, and the
- * configuration in it refused or sound. */
+ * configuration in it, of a model or of a drafter, refused or sound. */
 #include <stdlib.h>
 
 #include "core/alloc.h"
@@ -34,9 +34,29 @@ static void walk_tensors(const kk_gguf *g, kk_span file) {
         const kk_tensor *t = &g->tensors[i];
         inside(file, t->data);
         kk_dequantize(t->dtype, t->data.base, values, (size_t)kk_dtype_get(t->dtype)->values);
-        if (!kk_gguf_name_to_hf(t->name, name)) continue;
-        if (!kk_gguf_name_from_hf(name, back) || strcmp(back, t->name) != 0) abort();
+        if (kk_gguf_name_to_hf(t->name, name) &&
+            (!kk_gguf_name_from_hf(name, back) || strcmp(back, t->name) != 0))
+            abort();
+        if (kk_gguf_drafter_name_to_hf(t->name, name) &&
+            (!kk_gguf_drafter_name_from_hf(name, back) || strcmp(back, t->name) != 0))
+            abort();
     }
+}
+
+/* The same of a drafter's. */
+static void check_drafter(const kk_drafter_config *c) {
+    kk_inventory list;
+    if (c->n_layer < 1 || c->n_layer > KK_MAX_DRAFT_LAYERS || c->n_head % c->n_kv_head) abort();
+    if (c->block < 2 || c->block > KK_MAX_DRAFT_BLOCK || c->mask_id >= c->vocab) abort();
+    if (c->n_taps < 1 || c->n_taps > KK_MAX_TAPS || c->head_dim % 2) abort();
+    for (int32_t i = 0; i < c->n_taps; i++)
+        if (c->taps[i] < 0 || c->taps[i] >= KK_MAX_LAYERS) abort();
+    for (int32_t i = 0; i < c->n_layer; i++)
+        if (c->kind[i] == KK_SLIDING && c->window < 1) abort();
+    if (kk_inventory_make_drafter(&list, c, NULL) != KK_OK) abort();
+    for (size_t i = 0; i < list.n; i++)
+        if (kk_inventory_values(&list.items[i]) < 1) abort();
+    kk_inventory_free(&list);
 }
 
 /* A configuration that was accepted can be relied on. */
@@ -56,6 +76,7 @@ static void check_config(const kk_config *c) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kk_gguf g;
     kk_config c;
+    kk_drafter_config d;
     kk_err err = {0};
     const kk_span file = {data, size};
     if (kk_gguf_parse(&g, file, "input", &err) != KK_OK) {
@@ -66,6 +87,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         err.msg[0] = '\0';
         if (kk_config_from_gguf(&c, &g, &err) == KK_OK)
             check_config(&c);
+        else if (err.msg[0] == '\0')
+            abort();
+        err.msg[0] = '\0';
+        if (kk_drafter_config_from_gguf(&d, &g, &err) == KK_OK)
+            check_drafter(&d);
         else if (err.msg[0] == '\0')
             abort();
     }

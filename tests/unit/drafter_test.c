@@ -280,7 +280,7 @@ static void wrong_tensors_are_refused_by_name(void **state) {
     }
     unlink(path);
     refused_folder(s->dir, "neither model.safetensors nor");
-    refused_folder("/nonexistent/drafter", "config.json");
+    refused_folder("/nonexistent/drafter", "/nonexistent/drafter");
     free(all);
     model_free(m);
 }
