@@ -56,7 +56,6 @@ typedef struct {
     uint8_t *const *pages;   /* by absolute page index; those in no one's sight may be NULL */
     const uint8_t *sink;     /* the first rows, kept apart; NULL: they lie in their page */
     uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
-    kk_key_counts *counts;   /* added to, in host memory; NULL: nobody counts */
 } kk_group;
 
 typedef struct {

@@ -24,6 +24,7 @@ typedef struct {
 
 struct kk_cache {
     kk_cache_opts opts;
+    int32_t n_layers[KK_KINDS]; /* of the model, those that store nothing included */
     int64_t len, reserved;
     table table[KK_KINDS];
 };
@@ -110,6 +111,8 @@ kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err) {
     c->opts = *opts;
     if (c->opts.max_block == 0 || c->opts.max_block > opts->max_len)
         c->opts.max_block = opts->max_len;
+    for (int32_t i = 0; i < opts->layout->shape.n_layer; i++)
+        c->n_layers[opts->layout->shape.layer[i].kind]++;
     for (int kind = 0; kind < KK_KINDS; kind++) {
         if (!has_kind(c, kind)) continue;
         kk_status st = check_bounds(opts->policy[kind], &opts->bounds[kind], err);
@@ -160,6 +163,32 @@ kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind) {
                                  .bounds = *bounds};
     return (kk_visible_rule){.mask = policy->windowed ? bounds->window : 0,
                              .bounds = {.sink = bounds->sink}};
+}
+
+/* Rows are rebuilt once for all queries of a chunk, of which the first sees furthest back. */
+static kk_key_counts count_layer(const kk_cache *c, kk_kind kind, int64_t pos, int32_t n) {
+    const kk_visible_rule rule = kk_cache_rule(c, kind);
+    const bool rebuilds = c->opts.policy[kind]->rebuilds;
+    kk_key_counts one = {.queries = n};
+    for (int64_t p = pos; p < pos + n; p++) {
+        const kk_visible see = kk_sees(&rule, p);
+        const int64_t gone = rebuilds ? kk_visible_gone(see) : 0;
+        one.keys_stored += kk_visible_stored(see);
+        one.keys_rebuilt += gone;
+        if (p == pos || p == kk_chunk_start(&rule.bounds, p)) one.rows_rebuilt += gone;
+    }
+    return one;
+}
+
+void kk_cache_count(const kk_cache *c, int64_t pos, int32_t n, kk_key_counts *to) {
+    for (int kind = 0; kind < KK_LAYER_KINDS; kind++) {
+        if (!has_kind(c, kind)) continue;
+        const kk_key_counts one = count_layer(c, (kk_kind)kind, pos, n);
+        to->queries += c->n_layers[kind] * one.queries;
+        to->keys_stored += c->n_layers[kind] * one.keys_stored;
+        to->keys_rebuilt += c->n_layers[kind] * one.keys_rebuilt;
+        to->rows_rebuilt += c->n_layers[kind] * one.rows_rebuilt;
+    }
 }
 
 static bool same_rule(const kk_visible_rule *a, const kk_visible_rule *b) {

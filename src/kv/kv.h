@@ -125,6 +125,9 @@ int64_t kk_cache_len(const kk_cache *c);
 const kk_cache_opts *kk_cache_how(const kk_cache *c); /* what it was made with */
 /* What queries of layers of this kind see: kk_sees() by this. */
 kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind);
+/* Adds what attention of all layers reads for the queries [pos, pos + n) of one forward.  It follows
+ * from positions and the rule alone, so that no device has to count. */
+void kk_cache_count(const kk_cache *c, int64_t pos, int32_t n, kk_key_counts *to);
 /* Whether rows of both are stored, evicted and rebuilt in the same way, so that they may share a
  * forward. */
 bool kk_cache_alike(const kk_cache *a, const kk_cache *b);

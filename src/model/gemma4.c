@@ -197,8 +197,7 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
                                          .pos = pos,
                                          .pages = kk_cache_pages(g->cache, (kk_kind)k),
                                          .sink = kk_cache_sink(g->cache, (kk_kind)k),
-                                         .latents = kk_cache_pages(g->cache, KK_LATENT),
-                                         .counts = g->counts};
+                                         .latents = kk_cache_pages(g->cache, KK_LATENT)};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
             m->tokens[m->n_rows] = g->tokens ? g->tokens[r] : 0;
             m->positions[m->n_rows] = pos + r;
@@ -473,7 +472,12 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
         KK_TRY(norm(m, m->room.z, m->room.x, m->norm, err));
         KK_TRY(tap(m, a, m->cfg.n_layer, m->room.z, err));
     }
-    return head(m, err);
+    KK_TRY(head(m, err));
+    for (int32_t i = 0; i < a->n_groups; i++) {
+        const kk_gemma4_group *g = &a->groups[i];
+        if (g->counts) kk_cache_count(g->cache, position_of(g), g->n_rows, g->counts);
+    }
+    return KK_OK;
 }
 
 kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err) {

@@ -67,11 +67,25 @@ static bool same_bytes(const char *a, const char *b) {
     return system(command) == 0;
 }
 
+/* Every row of the timeline that was evaluated read all that its layers' masks show. */
+static bool counts_are_those_of_positions(const kk_session *s) {
+    const kk_config *c = kk_engine_config(s->engine);
+    kk_key_counts want = {0}, got;
+    for (int32_t l = 0; l < c->n_layer; l++)
+        for (int64_t p = 0; p < kk_cache_len(s->cache); p++) {
+            const bool cut = c->layer[l].kind == KK_SLIDING && p >= c->window;
+            want.queries++;
+            want.keys_stored += cut ? c->window : p + 1;
+        }
+    kk_session_key_counts(s, &got);
+    return memcmp(&got, &want, sizeof got) == 0;
+}
+
 /* ---- ahead ------------------------------------------------------------------------------- */
 
 static void ahead_is_the_same(kk_engine *ahead, kk_engine *plain) {
     static const int32_t lengths[] = {5, 62, 63, 64, 200};
-    bool tokens = true, hashes = true, files = true, turns = true, forks = true;
+    bool tokens = true, hashes = true, files = true, turns = true, forks = true, counts = true;
     double syncs = 0, rounds = 0, enqueued = 0;
     kk_err err;
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
@@ -90,6 +104,7 @@ static void ahead_is_the_same(kk_engine *ahead, kk_engine *plain) {
             kk_result x = say(a, 40, stop), y = say(b, 40, stop);
             tokens = tokens && same(a, b);
             hashes = hashes && x.logits_hash == y.logits_hash && x.rounds == y.rounds;
+            counts = counts && counts_are_those_of_positions(a) && counts_are_those_of_positions(b);
             if (!end) {
                 syncs += (double)x.syncs;
                 rounds += (double)x.rounds;
@@ -113,6 +128,7 @@ static void ahead_is_the_same(kk_engine *ahead, kk_engine *plain) {
     check(hashes, "ahead: hashes");
     check(files, "ahead: saved files");
     check(forks, "ahead: forks");
+    check(counts, "ahead: key counts");
     check(turns, "ahead: next turns");
     printf("      %.3f waits per round that left the GPU idle, %.3f rounds ahead\n", syncs / rounds,
            enqueued / rounds);

@@ -35,7 +35,6 @@ typedef struct {
     float *k_norm, *q;
     kk_evicted evicted;
     evicted_rows stored[RIG_SESSIONS], rebuilt[RIG_SESSIONS];
-    kk_key_counts counts[RIG_SESSIONS];
     kk_buf *out;
     size_t n_out;
     kk_attend_args args;
@@ -237,25 +236,6 @@ static inline void evicted_attend(evicted_world *w, int32_t session, int64_t pos
     for (int32_t i = 0; i < d; i++) y[i] /= sum;
 }
 
-/* Keys counted one by one; rows once for all queries of a group that share a chunk. */
-static inline kk_key_counts evicted_count(const evicted_shape *s, int32_t session) {
-    kk_key_counts n = {0};
-    const int64_t pos = s->pos[session], end = pos + s->n_rows[session];
-    for (int64_t p = pos; p < end; p++) {
-        n.queries++;
-        for (int64_t j = 0; j <= p; j++) {
-            const evicted_way way = evicted_reads(s, p, j);
-            n.keys_stored += way == EVICTED_STORED;
-            n.keys_rebuilt += way == EVICTED_REBUILT;
-            bool before = false; /* an earlier row of the chunk has had it rebuilt */
-            for (int64_t e = p / s->chunk * s->chunk; e < p; e++)
-                before |= e >= pos && evicted_reads(s, e, j) == EVICTED_REBUILT;
-            n.rows_rebuilt += way == EVICTED_REBUILT && !before;
-        }
-    }
-    return n;
-}
-
 /* ---- setting up ------------------------------------------------------------------------- */
 
 static inline rig_cache *evicted_cache(evicted_world *w, kk_dtype format, bool k_eq_v, int32_t n_kv,
@@ -415,7 +395,6 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
     if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);
-    for (int32_t i = 0; i < s->sessions; i++) w->rows->group[i].counts = &w->counts[i];
     w->args = (kk_attend_args){.out = w->out,
                                .q = rig_buf(r, w->q, w->n_out),
                                .k_norm = rig_buf(r, w->k_norm, (size_t)s->head_dim),

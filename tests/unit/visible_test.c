@@ -1,5 +1,5 @@
 /* visible_test.c - the rule about which rows a query sees, against its sentences taken key by key;
- * and which caches follow the same one. */
+ * which caches follow the same one; and what attention reads by it, counted. */
 #include "support/cache_world.h"
 
 static const int32_t masks[] = {0, 1, 2, 17, 64, 100, 130}, windows[] = {0, 1, 5, 64, 100},
@@ -184,6 +184,82 @@ static void caches_are_alike_or_not(void **state) {
     }
 }
 
+/* ---- counts ------------------------------------------------------------------------------- */
+
+/* Keys counted one by one for a layer that follows the rule; rows once for all queries of the
+ * forward that share a chunk. */
+static void count_keys(const kk_visible_rule *r, bool rebuilds, int64_t pos, int32_t n,
+                       kk_key_counts *sum) {
+    const int64_t chunk = r->bounds.chunk ? r->bounds.chunk : 1;
+    for (int64_t p = pos; p < pos + n; p++) {
+        sum->queries++;
+        for (int64_t j = 0; j <= p; j++) {
+            const way w = way_of(r, p, j);
+            sum->keys_stored += w == STORED;
+            if (w != GONE || !rebuilds) continue;
+            bool before = false; /* an earlier query of the chunk has had it rebuilt */
+            for (int64_t e = p / chunk * chunk; e < p; e++)
+                before |= e >= pos && way_of(r, e, j) == GONE;
+            sum->keys_rebuilt++;
+            sum->rows_rebuilt += !before;
+        }
+    }
+}
+
+/* Forwards of any size at any place. */
+static void check_counts(const kk_cache *c, const kk_visible_rule *sliding, bool sliding_rebuilds,
+                         const kk_visible_rule *full, bool full_rebuilds) {
+    static const int64_t places[] = {0, 3, 63, 64, 65, 128, 250};
+    static const int32_t sizes[] = {1, 2, 17, 64, 90};
+    for (size_t i = 0; i < COUNT(places); i++) {
+        const int32_t n = sizes[i % COUNT(sizes)];
+        kk_key_counts want = {0}, got = {1, 2, 3, 4};
+        count_keys(sliding, sliding_rebuilds, places[i], n, &want);
+        want = (kk_key_counts){3 * want.queries, 3 * want.keys_stored, 3 * want.keys_rebuilt,
+                               3 * want.rows_rebuilt}; /* such layers has the tiny shape */
+        count_keys(full, full_rebuilds, places[i], n, &want);
+        kk_cache_count(c, places[i], n, &got);
+        assert_int_equal(got.queries - 1, want.queries);
+        assert_int_equal(got.keys_stored - 2, want.keys_stored);
+        assert_int_equal(got.keys_rebuilt - 3, want.keys_rebuilt);
+        assert_int_equal(got.rows_rebuilt - 4, want.rows_rebuilt);
+    }
+}
+
+/* Every policy with every sink, window and chunk that it takes. */
+static void count_all(int sliding, int full, int32_t mask) {
+    static const kk_kv_policy *const policies[] = {&kk_kv_window, &kk_kv_restored};
+    for (size_t i = 0; i < COUNT(windows) * COUNT(sinks) * COUNT(chunks); i++) {
+        const kk_kv_bounds bounds = {.window = windows[i % COUNT(windows)],
+                                     .sink = sinks[i / COUNT(windows) % COUNT(sinks)],
+                                     .chunk = chunks[i / COUNT(windows) / COUNT(sinks)]};
+        if (bounds.window + bounds.sink == 0) continue;
+        world w;
+        world_open(&w, mask, KK_BF16, NULL);
+        kk_visible_rule see[] = {{.mask = mask}, {0}};
+        const int chosen[] = {sliding, full};
+        for (int k = 0; k < KK_LAYER_KINDS; k++) {
+            if (chosen[k] < 0) continue;
+            w.policy[k] = policies[chosen[k]];
+            w.bounds[k] = see[k].bounds = bounds;
+            see[k].evicts = true;
+        }
+        kk_cache *c = cache_open(&w);
+        check_counts(c, &see[KK_SLIDING], sliding == 1, &see[KK_FULL], full == 1);
+        kk_cache_free(c);
+        world_close(&w);
+    }
+}
+
+static void keys_are_counted_by_the_rule(void **state) {
+    (void)state;
+    count_all(-1, 0, 70);
+    count_all(-1, 1, 70);
+    count_all(1, -1, 130);
+    count_all(0, 1, 100);
+    count_all(1, 0, 17);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_is_stored_gone_or_not_seen),
@@ -191,6 +267,7 @@ int main(void) {
         cmocka_unit_test(caches_keep_what_is_seen),
         cmocka_unit_test(evicting_layers_keep_their_mask),
         cmocka_unit_test(caches_are_alike_or_not),
+        cmocka_unit_test(keys_are_counted_by_the_rule),
     };
     return cmocka_run_group_tests_name("visible", tests, NULL, NULL);
 }

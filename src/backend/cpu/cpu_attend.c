@@ -190,14 +190,6 @@ static int64_t all_tasks(const attend_job *j) {
     return n;
 }
 
-static void count_keys(const kk_attend_args *a, const kk_group *g) {
-    const kk_attend_tile t = kk_cpu_tile(a, g, 0, g->n_rows, 0, 0, 1);
-    if (!g->counts) return;
-    g->counts->queries += g->n_rows;
-    for (int32_t r = 0; r < g->n_rows; r++)
-        g->counts->keys_stored += kk_visible_stored(kk_tile_sees(&t, r));
-}
-
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     KK_TRY(check_heads(&a->slot, a->n_head, err));
     if (a->evicted || a->rows->group[0].sink) {
@@ -212,7 +204,6 @@ kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
         j.heads /= 2;
         j.parts *= 2;
     }
-    for (int32_t g = 0; g < a->rows->n_groups; g++) count_keys(a, &a->rows->group[g]);
     kk_threads_loop(dev->threads, all_tasks(&j), 1, attend_tasks, &j);
     return KK_OK;
 }

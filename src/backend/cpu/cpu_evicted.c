@@ -311,22 +311,6 @@ static void run_segment(segment *s) {
 
 /* ---- segments --------------------------------------------------------------------------- */
 
-static void add_counts(const segment *s) {
-    kk_key_counts *counts = s->g->counts;
-    const bool rebuilds = s->a->evicted && s->a->evicted->rebuilds;
-    if (!counts) return;
-    counts->queries += s->n_rows;
-    for (int32_t r = 0; r < s->n_rows; r++) {
-        kk_attend_tile t = kk_cpu_tile(s->a, s->g, s->row, s->n_rows, 0, 0, 1);
-        t.rule = s->rule;
-        const kk_visible see = kk_tile_sees(&t, r);
-        counts->keys_stored += kk_visible_stored(see);
-        if (!rebuilds) continue;
-        counts->keys_rebuilt += kk_visible_gone(see);
-        if (r == 0) counts->rows_rebuilt += kk_visible_gone(see); /* it sees furthest back */
-    }
-}
-
 /* Rows of the group from `row` on that share a chunk, and what of theirs is stored. */
 static void open_segment(segment *s, int32_t row) {
     const int64_t pos = s->g->pos + row, left = kk_chunk_end(&s->rule.bounds, pos) - pos;
@@ -340,7 +324,6 @@ static void open_segment(segment *s, int32_t row) {
                                   : s->all.from / KK_PAGE_ROWS * KK_PAGE_ROWS;
     s->goes_on = kk_in_latents(s->a->evicted) && kk_visible_gone(first) > 0;
     s->gone_to = s->goes_on ? first.gone_to : 0;
-    add_counts(s);
 }
 
 /* What the stored rows came to goes on in latent space. */
