@@ -138,7 +138,7 @@ static kk_status choose(const needle *n, kk_needle_arm *arm, kk_err *err) {
     *how = *asked;
     how->kv_sliding = keeps(asked, asked->kv_sliding, arm->way);
     how->kv_full = keeps(asked, asked->kv_full, arm->way);
-    KK_TRY(kk_session_keeping(&kept, n->engine, how, err));
+    KK_TRY(kk_session_keeping(&kept, n->engine, how, NULL, err));
     if (arm->way == KK_NEEDLE_EXACT) return KK_OK;
     how->sink = kept.sink ? kept.sink : -1;
     how->window = kept.window ? kept.window : -1;

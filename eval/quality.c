@@ -76,11 +76,7 @@ static kk_status forward(kk_session *s, const int32_t *tokens, int32_t n, float 
                                    .n_rows = n,
                                    .n_logits = n,
                                    .counts = &s->counts};
-    const kk_gemma4_forward_args args = {.groups = &group,
-                                         .n_groups = 1,
-                                         .restorer = e->restorer,
-                                         .mixes = s->keeps.mixes,
-                                         .mix = s->keeps.mix};
+    const kk_gemma4_forward_args args = {.groups = &group, .n_groups = 1, .restorer = e->restorer};
     kk_engine_lock(e);
     kk_status st = kk_cache_reserve(s->cache, n, err);
     if (st == KK_OK) st = kk_gemma4_forward(e->model, &args, err);
@@ -189,7 +185,10 @@ static kk_status open_sessions(reading *r, kk_err *err) {
         how.ctx = r->text->n + o->predict;
         how.spec = KK_SPEC_NONE; /* drafts change nothing but the time it takes */
         how.draft_max = 0;
-        KK_TRY(kk_session_new(&r->session[i], o->engine, &how, err));
+        const bool diagnosed = i && o->mix && o->mix[i - 1] >= 0;
+        KK_TRY(diagnosed
+                   ? kk_session_new_diagnosed(&r->session[i], o->engine, &how, o->mix[i - 1], err)
+                   : kk_session_new(&r->session[i], o->engine, &how, err));
         r->n_sessions = i + 1;
     }
     return KK_OK;

@@ -70,6 +70,9 @@ typedef struct {
     kk_engine *engine;
     const kk_session_opts *exact, *arms; /* ctx and spec of these are not looked at */
     int32_t n_arms;
+    /* [n_arms] true rows are mixed into those that an arm rebuilds by so much; negative: into none.
+     * NULL: into none of any arm. */
+    const float *mix;
     int32_t from;    /* the first position that is compared */
     int32_t predict; /* tokens of a continuation */
     /* Told as a text is read; false stops with KK_ESTOPPED.  May be NULL. */

@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "engine/saved.h"
+#include "engine/session.h"
 #include "eval/report.h"
 #include "eval/sweep_rows.h"
 
@@ -78,10 +79,9 @@ static kk_status choose_cache(sweep *s, kk_err *err) {
         if (p.full_layers) s->session.kv_full = KK_KEEP_RESTORED;
     }
     s->session.spec = KK_SPEC_NONE;
-    s->session.mixes = true;
     s->session.ctx = 0;
     /* A session knows the defaults, and what does not go together. */
-    KK_TRY(kk_session_new(&tried, s->engine, &s->session, err));
+    KK_TRY(kk_session_new_diagnosed(&tried, s->engine, &s->session, 0, err));
     kk_session_options(tried, &s->session);
     kk_session_free(tried);
     s->session.ctx = 0;
@@ -136,7 +136,7 @@ static kk_status ask(sweep *s, int32_t i, kk_err *err) {
                       .after_read = after_read,
                       .go_on = keep_on,
                       .user = &a};
-    how.session.mix = s->alpha[i];
+    how.mix = &s->alpha[i];
     KK_TRY(kk_ask_all(&s->found[i].asked, &s->set, &how, err));
     s->done++;
     return KK_OK;
@@ -161,12 +161,12 @@ static kk_status compare(sweep *s, kk_err *err) {
     kk_ask_result *out[KK_SWEEP_ALPHAS];
     for (int32_t i = 0; i < s->n; i++) {
         arm[i] = s->session;
-        arm[i].mix = s->alpha[i];
         out[i] = &s->found[i].asked;
     }
     const kk_quality_opts how = {.engine = s->engine,
                                  .exact = &exact,
                                  .arms = arm,
+                                 .mix = s->alpha,
                                  .n_arms = s->n,
                                  .from = s->source.from,
                                  .predict = s->opts->predict,

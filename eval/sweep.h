@@ -16,7 +16,7 @@ enum { KK_SWEEP_ALPHAS = 32 };
 
 typedef struct {
     kk_engine_opts engine;   /* with a projection */
-    kk_session_opts session; /* how rows are kept and stored; mix and ctx are set here */
+    kk_session_opts session; /* how rows are kept and stored; ctx is set here */
     float alpha[KK_SWEEP_ALPHAS];
     int32_t n_alphas;
     kk_ask_draw draw;

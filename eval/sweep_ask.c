@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "engine/session.h"
 #include "eval/report.h"
 
 /* ---- documents --------------------------------------------------------------------------- */
@@ -183,7 +184,8 @@ static kk_status ask(kk_ask_result *r, const kk_ask_how *how, const kk_ask_docum
     kk_session_opts opts = how->session;
     kk_session *session;
     if (!opts.ctx) opts.ctx = d->n + how->predict;
-    KK_TRY(kk_session_new(&session, how->engine, &opts, err));
+    KK_TRY(how->mix ? kk_session_new_diagnosed(&session, how->engine, &opts, *how->mix, err)
+                    : kk_session_new(&session, how->engine, &opts, err));
     speaker s = {.how = how,
                  .ids = kk_calloc((size_t)how->predict, sizeof *s.ids),
                  .out = &r->answer[r->n++]};
@@ -244,6 +246,7 @@ kk_status kk_ask_quality(const kk_quality_opts *opts, const kk_quality_texts *te
     for (int32_t at = 0; at < opts->n_arms; at += some.n_arms) {
         const int32_t left = opts->n_arms - at;
         some.arms = opts->arms + at;
+        some.mix = opts->mix ? opts->mix + at : NULL;
         some.n_arms = left < KK_QUALITY_ARMS ? left : KK_QUALITY_ARMS;
         KK_TRY(compare_some(&some, texts, out + at, err));
     }

@@ -61,7 +61,8 @@ typedef struct {
 typedef struct {
     kk_engine *engine;
     kk_session_opts session; /* ctx 0: what a document needs */
-    int32_t predict;         /* most tokens of an answer */
+    const float *mix; /* true rows are mixed into rebuilt ones by so much; NULL: they are not */
+    int32_t predict;  /* most tokens of an answer */
     /* Told when a document was read, before it is answered; false stops with KK_ESTOPPED. */
     kk_status (*after_read)(void *user, kk_session *s, kk_err *err);
     bool (*go_on)(void *user);

@@ -178,7 +178,7 @@ static void compare(errand *r, int32_t layer, size_t width) {
 
 static kk_status decode(errand *r, int32_t layer, const kk_weight *w, bool keys, kk_err *err) {
     const kk_engine *e = r->session->engine;
-    const kk_kv_slot *truth = &r->session->layout->truth[layer];
+    const kk_kv_slot *truth = &r->session->diagnosis->truth[layer];
     const size_t width = (size_t)truth->n_kv_head * (size_t)truth->head_dim;
     const kk_linear_args a = {.out = {r->out}, .w = {w}, .n = 1, .x = r->z, .n_rows = r->rows};
     KK_TRY(e->backend->prepare(e->dev, w, 0, err));
@@ -230,7 +230,7 @@ static kk_status compare_all(errand *r, int64_t from, int64_t to, kk_err *err) {
 
 kk_status kk_session_errors(kk_session *s, kk_row_errors *raw, kk_row_errors *normed, kk_err *err) {
     const kk_session_keeps *k = &s->keeps;
-    if (!k->mixes)
+    if (!s->diagnosis)
         return kk_fail(err, KK_EINVAL,
                        "this session keeps no true rows to hold rebuilt ones against");
     const int64_t len = kk_cache_len(s->cache);

@@ -38,7 +38,7 @@ json_t *kk_row_errors_layers(const kk_row_errors *e);
 void kk_page_row_floats(const kk_kv_slot *slot, const uint8_t *page, size_t off, int32_t head,
                         int32_t row, float *out);
 
-/* Adds what the projection misses of the rows that are gone from a session that mixes: rebuilt
+/* Adds what the projection misses of the rows that are gone from a session under diagnosis: rebuilt
  * against true ones, as projected (raw) and with every head divided by its root mean square
  * (normed).  Rows [sink, start of the last row's chunk - window), as far as latents are kept. */
 kk_status kk_session_errors(kk_session *s, kk_row_errors *raw, kk_row_errors *normed, kk_err *err);

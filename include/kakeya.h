@@ -246,10 +246,6 @@ typedef struct {
     kk_keep kv_sliding, kv_full;
     int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
     kk_kv_format latents;        /* how what rows are rebuilt from is stored */
-    /* For diagnosis: true rows are kept too, in full, and rebuilt rows are mix * true + (1 - mix) *
-     * rebuilt.  1 gives exactly what KK_KEEP_ALL gives. */
-    bool mixes;
-    float mix;
 } kk_session_opts;
 
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,

@@ -69,6 +69,15 @@ typedef struct {
     int32_t n_rot, head_dim;
 } kk_rope;
 
+/* Instruments for evaluations and tests.  The rows themselves, as projected, are kept beside the
+ * latents, and what is rebuilt becomes mix * true + (1 - mix) * rebuilt, before the norms.  With
+ * mix 1 that is what would have been stored, bit for bit. */
+enum { KK_DIAGNOSED_LAYERS = 256 };
+typedef struct {
+    float mix;
+    kk_kv_slot truth[KK_DIAGNOSED_LAYERS]; /* by layer: where its rows lie in pages of latents */
+} kk_diagnosis;
+
 /* Rows that are no longer stored: core/visible.h says which.  They are rebuilt from their latents,
  * K = RoPE(norm(D_k z) * k_norm) and V = norm(D_v z), or not seen at all. */
 typedef struct {
@@ -80,11 +89,8 @@ typedef struct {
     int32_t scale_at;
     kk_rope rope; /* of the layer's kind */
     float eps;
-    /* For diagnosis: mix * the true rows, kept at this slot of the latents' pages, + (1 - mix) *
-     * rebuilt ones, before the norms. */
-    bool mixes;
-    float mix;
-    kk_kv_slot truth;
+    int32_t layer;                 /* whose rows these are */
+    const kk_diagnosis *diagnosis; /* NULL in production */
 } kk_evicted;
 
 typedef enum { KK_GELU_TANH, KK_SILU } kk_activation;

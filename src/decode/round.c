@@ -299,9 +299,7 @@ static kk_status forward_all(step *s, kk_err *err) {
                                          .n_groups = s->n,
                                          .tapped = s->all->tapped,
                                          .n_tapped = s->all->n_tapped,
-                                         .restorer = s->all->restorer,
-                                         .mixes = s->rounds[0]->mixes,
-                                         .mix = s->rounds[0]->mix};
+                                         .restorer = s->all->restorer};
     KK_TRY(kk_gemma4_forward(s->all->model, &args, err));
     s->verify_s = kk_now() - from;
     return KK_OK;

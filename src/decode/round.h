@@ -65,8 +65,6 @@ typedef struct kk_round {
     kk_cache *cache;
     const kk_kv_layout *layout;
     kk_key_counts *counts;
-    bool mixes; /* true rows into rebuilt ones, for diagnosis: all sessions of a round alike */
-    float mix;
     int32_t *tokens; /* [cap] */
     int32_t cap;
     float *logits; /* [vocab], scratch */

@@ -53,8 +53,6 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
     kk_round r = {.cache = s->cache,
                   .layout = s->layout,
                   .counts = &s->counts,
-                  .mixes = s->keeps.mixes,
-                  .mix = s->keeps.mix,
                   .tokens = s->tokens,
                   .cap = s->ctx,
                   .logits = s->logits,

@@ -45,21 +45,23 @@ static kk_status check_restored(const kk_engine *e, kk_kind kind, kk_err *err) {
     return KK_OK;
 }
 
-/* What is kept of a position.  True rows, for diagnosis, are mixed in before their norms, where
+/* What is kept of a position.  Under diagnosis true rows are mixed in before their norms, where
  * nothing can be done with scales. */
-static kk_kv_latents latents_of(const kk_engine *e, const kk_session_keeps *k) {
+static kk_kv_latents latents_of(const kk_engine *e, const kk_session_keeps *k,
+                                kk_diagnosis *diagnosis) {
     const kk_kv_shape *shape = kk_gemma4_kv_shape(e->model);
     bool kinds[KK_KINDS] = {0};
     for (int i = 0; i < KK_LAYER_KINDS; i++) kinds[i] = k->kind[i] == KK_KEEP_RESTORED;
     return (kk_kv_latents){.rank = kk_restorer_config(e->restorer)->rank,
                            .format = kk_engine_stored_as(k->latents),
-                           .n_scales = k->mixes ? 0 : kk_kv_scale_at(shape, kinds, shape->n_layer),
-                           .truth = k->mixes};
+                           .n_scales = diagnosis ? 0 : kk_kv_scale_at(shape, kinds, shape->n_layer),
+                           .diagnosis = diagnosis};
 }
 
-static kk_status check_latents(const kk_engine *e, const kk_session_keeps *k, kk_err *err) {
+static kk_status check_latents(const kk_engine *e, const kk_session_keeps *k,
+                               kk_diagnosis *diagnosis, kk_err *err) {
     const kk_kv_shape *shape = kk_gemma4_kv_shape(e->model);
-    const kk_kv_latents latents = latents_of(e, k);
+    const kk_kv_latents latents = latents_of(e, k, diagnosis);
     kk_kv_layout *tried = kk_malloc(sizeof *tried);
     if (!tried) return kk_fail(err, KK_ENOMEM, "no memory for the places of K/V rows");
     const kk_status st = kk_kv_layout_init(tried, shape, KK_BF16, &latents, err);
@@ -68,7 +70,7 @@ static kk_status check_latents(const kk_engine *e, const kk_session_keeps *k, kk
 }
 
 kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk_session_opts *o,
-                             kk_err *err) {
+                             kk_diagnosis *diagnosis, kk_err *err) {
     *out = (kk_session_keeps){.kind = {[KK_SLIDING] = o->kv_sliding, [KK_FULL] = o->kv_full}};
     bool some = false, restored = false;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
@@ -80,7 +82,7 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
     }
     if ((int)o->latents < 0 || (int)o->latents >= KK_KV_FORMATS)
         return kk_fail(err, KK_EINVAL, "no format of latents has the number %d", (int)o->latents);
-    if (o->mixes && (!restored || !(o->mix >= 0 && o->mix <= 1)))
+    if (diagnosis && (!restored || !(diagnosis->mix >= 0 && diagnosis->mix <= 1)))
         return kk_fail(err, KK_EINVAL, "true rows are mixed into restored ones only, by 0 to 1");
     if (!some) return KK_OK;
     out->sink = chosen(o->sink, DEFAULT_SINK);
@@ -89,11 +91,9 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
     KK_TRY(check_bounds(out, kk_engine_config(e), err));
     if (!restored) return KK_OK;
     out->latents = o->latents;
-    out->mixes = o->mixes;
-    out->mix = o->mixes ? o->mix : 0;
     for (int k = 0; k < KK_LAYER_KINDS; k++)
         if (out->kind[k] == KK_KEEP_RESTORED) KK_TRY(check_restored(e, (kk_kind)k, err));
-    return check_latents(e, out, err);
+    return check_latents(e, out, diagnosis, err);
 }
 
 kk_status kk_session_check_drafts(const kk_session *s, kk_err *err) {
@@ -132,8 +132,9 @@ static kk_status prepare_window(kk_session *s, kk_err *err) {
 }
 
 /* Pages of latents of a format differ by what is kept beside these. */
-static int pages_of_latents(const kk_session_keeps *k) {
-    if (k->mixes) return KK_LATENTS_TRUTH;
+static int pages_of_latents(const kk_session *s) {
+    const kk_session_keeps *k = &s->keeps;
+    if (s->diagnosis) return KK_LATENTS_TRUTH;
     if (k->kind[KK_FULL] != KK_KEEP_RESTORED) return KK_LATENTS_SLIDING;
     return k->kind[KK_SLIDING] == KK_KEEP_RESTORED ? KK_LATENTS_ALL : KK_LATENTS_FULL;
 }
@@ -143,8 +144,8 @@ static int pages_of_latents(const kk_session_keeps *k) {
 static kk_status add_latents(kk_session *s, kk_cache_opts *how, kk_err *err) {
     kk_engine *e = s->engine;
     const kk_session_keeps *k = &s->keeps;
-    const kk_kv_latents latents = latents_of(e, k);
-    kk_pool **pool = &e->latent_pools[k->latents][pages_of_latents(k)];
+    const kk_kv_latents latents = latents_of(e, k, s->diagnosis);
+    kk_pool **pool = &e->latent_pools[k->latents][pages_of_latents(s)];
     s->own_layout = kk_malloc(sizeof *s->own_layout);
     if (!s->own_layout) return kk_fail(err, KK_ENOMEM, "no memory for the places of K/V rows");
     KK_TRY(kk_kv_layout_init(s->own_layout, &s->layout->shape, s->layout->format, &latents, err));

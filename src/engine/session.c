@@ -38,20 +38,23 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
                              kk_engine_stored_as(o->kv_format), NULL, err);
 }
 
-kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts, kk_err *err) {
+/* diagnosis: NULL in production; the session's own when this succeeds, else still the caller's. */
+static kk_status open_session(kk_session **out, kk_engine *e, const kk_session_opts *opts,
+                              kk_diagnosis *diagnosis, kk_err *err) {
     static const kk_session_opts standard = {0};
     *out = NULL;
     if (!opts) opts = &standard;
     KK_TRY(check_opts(e, opts, err));
     KK_TRY(kk_session_check_spec(e, opts, err));
     kk_session_keeps keeps;
-    KK_TRY(kk_session_keeping(&keeps, e, opts, err));
+    KK_TRY(kk_session_keeping(&keeps, e, opts, diagnosis, err));
     kk_session *s = kk_zalloc(sizeof *s);
     if (!s) return kk_fail(err, KK_ENOMEM, "no memory for a session");
     const int32_t context = kk_engine_config(e)->context;
     s->engine = e;
     s->format = opts->kv_format;
     s->keeps = keeps;
+    s->diagnosis = diagnosis;
     s->layout = &e->pages.layout[opts->kv_format];
     s->ctx = opts->ctx ? opts->ctx : context < DEFAULT_CTX ? context : DEFAULT_CTX;
     s->spec = opts->spec;
@@ -70,11 +73,27 @@ kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *
     e->n_sessions++;
     kk_engine_unlock(e);
     if (st != KK_OK) {
+        s->diagnosis = NULL;
         kk_session_free(s);
         return st;
     }
     *out = s;
     return KK_OK;
+}
+
+kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts, kk_err *err) {
+    return open_session(out, e, opts, NULL, err);
+}
+
+kk_status kk_session_new_diagnosed(kk_session **out, kk_engine *e, const kk_session_opts *opts,
+                                   float mix, kk_err *err) {
+    *out = NULL;
+    kk_diagnosis *diagnosis = kk_zalloc(sizeof *diagnosis);
+    if (!diagnosis) return kk_fail(err, KK_ENOMEM, "no memory for a session's diagnosis");
+    diagnosis->mix = mix;
+    const kk_status st = open_session(out, e, opts, diagnosis, err);
+    if (st != KK_OK) kk_free(diagnosis);
+    return st;
 }
 
 void kk_session_free(kk_session *s) {
@@ -88,6 +107,7 @@ void kk_session_free(kk_session *s) {
     s->engine->n_sessions--;
     kk_engine_unlock(s->engine);
     kk_free(s->own_layout);
+    kk_free(s->diagnosis);
     kk_free(s);
 }
 
@@ -97,7 +117,8 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     kk_session_marks m;
     kk_session_opts same;
     kk_session_options(s, &same);
-    KK_TRY(kk_session_new(&copy, s->engine, &same, err));
+    KK_TRY(s->diagnosis ? kk_session_new_diagnosed(&copy, s->engine, &same, s->diagnosis->mix, err)
+                        : kk_session_new(&copy, s->engine, &same, err));
     const kk_status st = kk_session_mark(s, &m, err);
     if (st != KK_OK) {
         kk_session_free(copy);
@@ -152,9 +173,7 @@ void kk_session_options(const kk_session *s, kk_session_opts *out) {
                              .sink = k->sink ? k->sink : -1,
                              .window = k->window ? k->window : -1,
                              .chunk = k->chunk,
-                             .latents = k->latents,
-                             .mixes = k->mixes,
-                             .mix = k->mix};
+                             .latents = k->latents};
 }
 
 void kk_session_key_counts(const kk_session *s, kk_key_counts *out) { *out = s->counts; }
@@ -228,9 +247,7 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
                                          .n_groups = 1,
                                          .tapped = e->rounds.tapped,
                                          .n_tapped = e->rounds.n_tapped,
-                                         .restorer = e->restorer,
-                                         .mixes = s->keeps.mixes,
-                                         .mix = s->keeps.mix};
+                                         .restorer = e->restorer};
     kk_taps taps;
     KK_TRY(kk_drafting_reserve(&s->drafting, group.tokens, n, &taps, err));
     group.taps = taps.buf;

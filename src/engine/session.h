@@ -31,8 +31,6 @@ typedef struct {
     kk_keep kind[KK_LAYER_KINDS];
     int32_t sink, window, chunk; /* 0 where every kind keeps all */
     kk_kv_format latents;
-    bool mixes;
-    float mix;
 } kk_session_keeps;
 
 struct kk_session {
@@ -41,7 +39,8 @@ struct kk_session {
     kk_session_keeps keeps;
     const kk_kv_layout *layout; /* the engine's, or its own when it keeps latents */
     kk_kv_layout *own_layout;
-    kk_key_counts counts; /* what attention read for it */
+    kk_diagnosis *diagnosis; /* NULL in production */
+    kk_key_counts counts;    /* what attention read for it */
     kk_cache *cache;
     int32_t *tokens; /* [ctx] */
     int32_t len, ctx;
@@ -61,6 +60,12 @@ struct kk_session {
 kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *err);
 kk_status kk_session_open_proposers(kk_session *s, kk_err *err);
 
+/* A session under diagnosis, for evaluations and tests alone: it restores rows, keeps the true ones
+ * too, and what it rebuilds is mix * true + (1 - mix) * rebuilt, 0 to 1.  With 1 it gives exactly
+ * what KK_KEEP_ALL gives.  Forks of it are under the same diagnosis; it cannot be saved. */
+kk_status kk_session_new_diagnosed(kk_session **out, kk_engine *e, const kk_session_opts *opts,
+                                   float mix, kk_err *err);
+
 /* Whether the last token is evaluated, its logits at hand. */
 bool kk_session_settled(const kk_session *s);
 /* Evaluates tokens[cached .. end) in chunks; the last one's logits are kept when with_logits.
@@ -70,9 +75,9 @@ kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_p
                               void *user, kk_err *err);
 
 /* In keeping.c: what a session is to keep, checked against the engine; its layout and policies.
- * keeps->window must hold what is drafted in a round. */
+ * keeps->window must hold what is drafted in a round.  diagnosis: NULL in production. */
 kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk_session_opts *o,
-                             kk_err *err);
+                             kk_diagnosis *diagnosis, kk_err *err);
 kk_status kk_session_open_cache(kk_session *s, kk_err *err);
 kk_status kk_session_check_drafts(const kk_session *s, kk_err *err);
 /* How many of the next rows may share a pass: every row that one of them rebuilds must have its

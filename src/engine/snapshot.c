@@ -257,10 +257,9 @@ static kk_status put_all(kk_writer *w, kk_session *s, const kk_session_marks *li
 kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
     kk_writer *w;
     kk_session_marks live;
-    if (s->keeps.mixes)
+    if (s->diagnosis)
         return kk_fail(err, KK_EINVAL,
-                       "a session that mixes true rows in, for diagnosis, is not "
-                       "saved");
+                       "a session under diagnosis cannot be saved: no file holds its true rows");
     KK_TRY(kk_session_mark(s, &live, err));
     kk_status st = kk_writer_open(&w, path, err);
     if (st == KK_OK) {
@@ -459,6 +458,11 @@ static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const ch
                        PATH_FMT
                        " has latents in a format, number %d, that this build does not know",
                        path, k->latents);
+    if (k->mixes)
+        return kk_fail(err, KK_EFORMAT,
+                       PATH_FMT " was saved under diagnosis, with true rows beside its latents: "
+                                "evaluate its tokens again",
+                       path);
     return KK_OK;
 }
 
@@ -492,8 +496,6 @@ static kk_status choose_latents(const kk_saved_keeps *k, const char *path, const
     out->latents = (kk_kv_format)k->latents;
     if (o->latents != KK_KV_BF16 && o->latents != out->latents)
         return kk_fail(err, KK_EINVAL, PATH_FMT " was saved with latents in another format", path);
-    if (o->mixes || k->mixes)
-        return kk_fail(err, KK_EINVAL, PATH_FMT ": sessions under diagnosis are not loaded", path);
     return KK_OK;
 }
 

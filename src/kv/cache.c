@@ -196,6 +196,10 @@ static bool same_rule(const kk_visible_rule *a, const kk_visible_rule *b) {
            a->bounds.sink == b->bounds.sink && a->bounds.chunk == b->bounds.chunk;
 }
 
+static bool same_diagnosis(const kk_diagnosis *a, const kk_diagnosis *b) {
+    return a && b ? a->mix == b->mix : a == b;
+}
+
 bool kk_cache_alike(const kk_cache *a, const kk_cache *b) {
     const kk_kv_layout *x = a->opts.layout, *y = b->opts.layout;
     const kk_kv_latents *p = &x->latents, *q = &y->latents;
@@ -206,7 +210,7 @@ bool kk_cache_alike(const kk_cache *a, const kk_cache *b) {
             return false;
     }
     return x->format == y->format && p->rank == q->rank && p->format == q->format &&
-           p->truth == q->truth;
+           same_diagnosis(p->diagnosis, q->diagnosis);
 }
 
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind) { return c->table[kind].sink; }

@@ -48,7 +48,9 @@ typedef struct {
     int32_t rank;     /* values of a latent; 0: none is kept */
     kk_dtype format;  /* of these */
     int32_t n_scales; /* factors kept beside it; may be 0 */
-    bool truth;       /* for diagnosis: also K and V as projected, in float32, of all layers */
+    /* NULL in production; else K and V of all layers are kept too, as projected and in float32.  The
+     * layout says there where they lie, and borrows it. */
+    kk_diagnosis *diagnosis;
 } kk_kv_latents;
 
 /* Offsets of every layer in the pages, for one storage format. */
@@ -58,9 +60,8 @@ typedef struct {
     kk_kv_slot slot[256];        /* by layer; of layers that store */
     size_t page_bytes[KK_KINDS]; /* 0: no layer of that kind */
     kk_kv_latents latents;
-    kk_kv_slot latent;     /* one head of rank values, at v_off */
-    kk_kv_slot scales;     /* one head of n_scales values in KK_BF16, at v_off */
-    kk_kv_slot truth[256]; /* by layer, as slot, in KK_F32 */
+    kk_kv_slot latent; /* one head of rank values, at v_off */
+    kk_kv_slot scales; /* one head of n_scales values in KK_BF16, at v_off */
 } kk_kv_layout;
 
 /* latents NULL: none. */

@@ -42,10 +42,12 @@ static kk_status place_layer(kk_kv_layout *out, int32_t layer, kk_err *err) {
                                     .k_eq_v = out->shape.layer[layer].k_eq_v,
                                     .n_kv_head = heads,
                                     .head_dim = dim};
-    out->truth[layer] = out->slot[layer];
-    out->truth[layer].format = KK_F32;
-    if (!place(out, kind, &out->slot[layer]) ||
-        (out->latents.truth && !place(out, KK_LATENT, &out->truth[layer])))
+    kk_kv_slot *truth = out->latents.diagnosis ? &out->latents.diagnosis->truth[layer] : NULL;
+    if (truth) {
+        *truth = out->slot[layer];
+        truth->format = KK_F32;
+    }
+    if (!place(out, kind, &out->slot[layer]) || (truth && !place(out, KK_LATENT, truth)))
         return kk_fail(err, KK_EINVAL, "layer %d: %d K/V heads of %d values overflow a page", layer,
                        heads, dim);
     return KK_OK;

@@ -42,7 +42,7 @@ void kk_kv_rows_copy(const kk_kv_layout *l, kk_kind kind, const kk_kv_passage *p
     }
     for (int32_t i = 0; i < l->shape.n_layer; i++) {
         if (!l->shape.layer[i].stores) continue;
-        if (latents && l->latents.truth) copy_slot(p, &l->truth[i]);
+        if (latents && l->latents.diagnosis) copy_slot(p, &l->latents.diagnosis->truth[i]);
         if (l->shape.layer[i].kind == kind) copy_slot(p, &l->slot[i]);
     }
 }

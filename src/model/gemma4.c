@@ -339,9 +339,8 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     bool kinds[KK_KINDS];
     restored_kinds(a, kinds);
     out->scale_at = kk_kv_scale_at(&m->kv, kinds, lc->kv_source);
-    out->mixes = a->mixes;
-    out->mix = a->mix;
-    out->truth = layout->truth[lc->kv_source];
+    out->layer = lc->kv_source;
+    out->diagnosis = layout->latents.diagnosis;
     return true;
 }
 
@@ -386,9 +385,9 @@ typedef struct {
 /* The rows as projected, beside their latents, for diagnosis. */
 static kk_status keep_truth(const watched *w, kk_layer_part part, const kk_buf *rows, kk_err *err) {
     const kk_kv_layout *layout = w->a->groups[0].layout;
-    if (!layout->latents.truth || (part != KK_PART_K && part != KK_PART_V)) return KK_OK;
+    if (!layout->latents.diagnosis || (part != KK_PART_K && part != KK_PART_V)) return KK_OK;
     const kk_keep_args keep = {.x = rows,
-                               .slot = layout->truth[w->layer],
+                               .slot = layout->latents.diagnosis->truth[w->layer],
                                .keys = part == KK_PART_K && w->m->layers[w->layer].w.v,
                                .rows = w->rows};
     return w->m->be->keep(w->m->dev, &keep, err);
@@ -419,7 +418,7 @@ static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
                              .rope_pos = m->rope_pos,
                              .rows = &rows,
                              .evicted = some ? &evicted : NULL,
-                             .observer = a->watch || layout->latents.truth ? &observer : NULL,
+                             .observer = a->watch || layout->latents.diagnosis ? &observer : NULL,
                              .slot = layout->slot[lc->kv_source],
                              .stores = lc->kv_source == i,
                              .hidden = c->hidden,

@@ -70,8 +70,6 @@ typedef struct {
     const kk_gemma4_watch *watch; /* NULL: nobody watches */
     /* Writes latents, and rebuilds rows, of caches that have them. */
     kk_restorer *restorer;
-    bool mixes; /* and mixes true rows in */
-    float mix;
 } kk_gemma4_forward_args;
 
 /* Rows of logits come in the order of groups and rows. */

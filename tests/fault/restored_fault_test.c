@@ -67,9 +67,7 @@ static void opening_fails_cleanly(void **state) {
 
 /* On a fresh engine each time, which has no pages of latents yet. */
 static void sessions_fail_cleanly(void **state) {
-    for (int mixes = 0; mixes < 2; mixes++) {
-        kk_session_opts how = restored;
-        how.mixes = mixes;
+    for (int diagnosed = 0; diagnosed < 2; diagnosed++) {
         for (int64_t n = 1;; n++) {
             const int64_t blocks = kk_live_blocks();
             int64_t before[KK_MEM_CATEGORIES], after[KK_MEM_CATEGORIES];
@@ -79,7 +77,8 @@ static void sessions_fail_cleanly(void **state) {
             assert_ok(open_engine(&e, *state, why));
             kk_engine_memory(e, before);
             kk_fault_after(n, false);
-            const kk_status st = kk_session_new(&s, e, &how, &err);
+            const kk_status st = diagnosed ? kk_session_new_diagnosed(&s, e, &restored, 0, &err)
+                                           : kk_session_new(&s, e, &restored, &err);
             kk_fault_after(0, false);
             kk_session_free(s);
             kk_engine_memory(e, after);

@@ -62,16 +62,14 @@ static void true_rows_give_native_logits(void **state) {
         kk_engine *e = restoring_engine(models[m], 1, 0);
         for (int i = 0; i < KK_KV_FORMATS * 3; i++, turn++) {
             if (slow() && i % 4) continue;
-            kk_session_opts how = reach_at(turn);
+            kk_session_opts how = bounds_at(turn);
             const int kinds = 1 + i % 3; /* sliding, full, both */
             how.kv_format = (kk_kv_format)(i / 3);
             how.latents = (kk_kv_format)(turn % KK_KV_FORMATS);
             how.kv_sliding = kinds & 1 ? KK_KEEP_RESTORED : KK_KEEP_ALL;
             how.kv_full = kinds & 2 ? KK_KEEP_RESTORED : KK_KEEP_ALL;
-            how.mixes = true;
-            how.mix = 1;
             kk_session *native = tiny_session(e, 400, how.kv_format);
-            kk_session *other = session_of(e, how);
+            kk_session *other = session_diagnosed(e, how, 1);
             kk_key_counts counts;
             follow(native, other);
             kk_session_key_counts(other, &counts);
@@ -96,14 +94,12 @@ static void true_rows_give_native_logits_of_the_shipped_model(void **state) {
     assert_ok(kk_engine_open(&e, &opts, why));
     for (int f = 0; f < KK_KV_FORMATS; f++) {
         if (slow() && f) continue;
-        kk_session_opts how = reach_at(f + 3);
+        kk_session_opts how = bounds_at(f + 3);
         how.ctx = 1200;
         how.kv_format = (kk_kv_format)f;
         kk_session *native = session_of(e, how);
         how.kv_sliding = how.kv_full = KK_KEEP_RESTORED;
-        how.mixes = true;
-        how.mix = 1;
-        kk_session *other = session_of(e, how);
+        kk_session *other = session_diagnosed(e, how, 1);
         for (int32_t at = 0; at < N; at += PIECE) {
             const float *x, *y;
             tiny_append(native, prompt + at, PIECE);
@@ -173,7 +169,7 @@ static void short_prompts_are_native(void **state) {
     (void)state;
     int cases = 0;
     kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 0);
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 5) continue;
         kk_session_opts how = keeping_at(i);
         how.kv_format = (kk_kv_format)(i % KK_KV_FORMATS);
@@ -204,7 +200,7 @@ static void passes_share_rebuilt_rows(void **state) {
     (void)state;
     enum { N = 330, ROWS = 40 };
     kk_engine *e = restoring_engine("tiny:q4_0:7", 2, ROWS);
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         const kk_session_opts how = keeping_at(i);
         kk_session *s = session_of(e, how);
         kk_key_counts want = {0};
@@ -249,7 +245,7 @@ static void pieces_change_nothing(void **state) {
     kk_engine *e[3];
     for (int i = 0; i < 3; i++)
         e[i] = restoring_engine("tiny:q4_0:7", engines[i].threads, engines[i].max_rows);
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 7) continue;
         kk_session_opts how = keeping_at(i);
         how.kv_format = (kk_kv_format)((i / 2) % KK_KV_FORMATS);
@@ -283,7 +279,7 @@ static void drafts_change_nothing(void **state) {
     static const int32_t drafts[] = {1, 3, 4, 15};
     kk_engine *e = restoring_engine("tiny:q4_0:7", 2, 0);
     int64_t drafted = 0;
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 9) continue;
         kk_session_opts how = keeping_at(i);
         how.kv_format = (kk_kv_format)(i % KK_KV_FORMATS);
@@ -346,7 +342,7 @@ static void wandering_changes_nothing(void **state) {
     (void)state;
     enum { STEPS = 15 };
     kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 48);
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 11) continue;
         uint64_t random = (uint64_t)i + 77;
         kk_session_opts how = keeping_at(i);
@@ -383,7 +379,7 @@ static void company_changes_nothing(void **state) {
     static const int32_t lengths[COMPANY] = {3, 130, 190};
     static const kk_sampling how_to = {.temp = 0.7f, .top_k = 3, .seed = 9};
     kk_engine *e = restoring_engine("tiny:q4_0:7", 2, 0);
-    for (int i = 0; i < 2 * 4 * REACHES; i++) {
+    for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 7) continue;
         kk_session_opts how = keeping_at(i);
         kk_session *alone[COMPANY], *s[COMPANY];

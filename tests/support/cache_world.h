@@ -156,7 +156,8 @@ static inline int world_slots(const world *w, int kind, kk_kv_slot *out) {
     }
     for (int32_t l = 0; l < w->layout.shape.n_layer; l++) {
         if (!w->layout.shape.layer[l].stores) continue;
-        if (kind == KK_LATENT && w->layout.latents.truth) out[n++] = w->layout.truth[l];
+        const kk_diagnosis *diagnosis = w->layout.latents.diagnosis;
+        if (kind == KK_LATENT && diagnosis) out[n++] = diagnosis->truth[l];
         if ((int)w->layout.shape.layer[l].kind == kind) out[n++] = w->layout.slot[l];
     }
     return n;

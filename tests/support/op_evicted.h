@@ -34,6 +34,7 @@ typedef struct {
     kk_matrix k, v;
     float *k_norm, *q;
     kk_evicted evicted;
+    kk_diagnosis diagnosis;
     evicted_rows stored[RIG_SESSIONS], rebuilt[RIG_SESSIONS];
     kk_buf *out;
     size_t n_out;
@@ -99,7 +100,7 @@ static inline void evicted_latent(const evicted_world *w, int32_t session, int64
     }
 }
 
-/* raw = D z of one head, mixed with the truth where that is asked for. */
+/* raw = D z of one head, mixed with the true rows under diagnosis. */
 static inline void evicted_raw(const evicted_world *w, int32_t session, int64_t pos, int32_t head,
                                bool keys, const double *z, double *raw) {
     const evicted_shape *s = &w->s;
@@ -293,9 +294,10 @@ static inline void evicted_open_latents(evicted_world *w) {
     }
     w->truth = evicted_cache(w, KK_F32, s->k_eq_v, s->n_kv, s->head_dim);
     const size_t first = evicted_beside(w, w->truth);
-    w->evicted.truth = w->truth->slot;
-    w->evicted.truth.k_off += first;
-    w->evicted.truth.v_off += first;
+    kk_kv_slot *slot = &w->diagnosis.truth[w->evicted.layer];
+    *slot = w->truth->slot;
+    slot->k_off += first;
+    slot->v_off += first;
 }
 
 static inline void evicted_expect(evicted_world *w) {
@@ -380,8 +382,9 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
                               .rebuilds = !s->hides,
                               .rope = {1e4f, 1, s->n_rot, s->head_dim},
                               .eps = evicted_eps,
-                              .mixes = s->mixes,
-                              .mix = s->mix};
+                              .layer = s->chunk % 5};
+    w->diagnosis.mix = s->mix;
+    if (s->mixes) w->evicted.diagnosis = &w->diagnosis;
     if (!s->hides) {
         w->v = rig_matrix(r, s->decoders, 1, s->n_kv * s->head_dim, s->rank);
         w->evicted.v = rig_load(r, w->v, 1);

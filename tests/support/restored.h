@@ -5,7 +5,7 @@
 #include "support/same_cache.h"
 #include "support/tiny.h"
 
-enum { TINY_CONTEXT = 8192, RESTORED_RANK = 64, REACHES = 6 };
+enum { TINY_CONTEXT = 8192, RESTORED_RANK = 64, BOUNDS = 6 };
 
 /* A synthetic model with a drafter and a projection that has learned nothing: what it rebuilds is
  * far from true, so that a row taken for another shows. */
@@ -22,19 +22,19 @@ static inline kk_engine *restoring_engine(const char *spec, int32_t threads, int
 }
 
 /* Sinks, windows and chunks on and off each other's borders. */
-static inline kk_session_opts reach_at(int i) {
-    static const kk_session_opts reaches[REACHES] = {
+static inline kk_session_opts bounds_at(int i) {
+    static const kk_session_opts bounds[BOUNDS] = {
         {.sink = 4, .window = 32, .chunk = 32},  {.sink = -1, .window = 16, .chunk = 1},
         {.sink = 64, .window = -1, .chunk = 64}, {.sink = 1, .window = 5, .chunk = 7},
         {.sink = 4, .window = 64, .chunk = 64},  {.sink = 30, .window = 20, .chunk = 9},
     };
-    return reaches[i % REACHES];
+    return bounds[i % BOUNDS];
 }
 
-/* Every reach with either policy on sliding layers, on full ones, on both, and the other on full
- * ones: 2 * 4 * REACHES of them. */
+/* Every one with either policy on sliding layers, on full ones, on both, and the other on full
+ * ones: 2 * 4 * BOUNDS of them. */
 static inline kk_session_opts keeping_at(int i) {
-    kk_session_opts how = reach_at(i / 8);
+    kk_session_opts how = bounds_at(i / 8);
     const kk_keep keep = i % 2 ? KK_KEEP_WINDOW : KK_KEEP_RESTORED;
     const kk_keep other = i % 2 ? KK_KEEP_RESTORED : KK_KEEP_WINDOW;
     const int kinds = i / 2 % 4;
@@ -47,6 +47,15 @@ static inline kk_session_opts keeping_at(int i) {
 static inline bool draft_too_long(const kk_session_opts *how) {
     const bool restored = how->kv_sliding == KK_KEEP_RESTORED || how->kv_full == KK_KEEP_RESTORED;
     return restored && how->draft_max + 1 > (how->window == -1 ? 0 : how->window);
+}
+
+/* Under diagnosis: true rows are mixed in by so much. */
+static inline kk_session *session_diagnosed(kk_engine *e, kk_session_opts how, float mix) {
+    kk_session *s = NULL;
+    how.ctx = how.ctx ? how.ctx : 400;
+    if (how.spec == KK_SPEC_AUTO) how.spec = KK_SPEC_NONE;
+    assert_ok(kk_session_new_diagnosed(&s, e, &how, mix, why));
+    return s;
 }
 
 static inline kk_session *session_of(kk_engine *e, kk_session_opts how) {

@@ -318,11 +318,12 @@ static void random_histories_with_latents(void **state) {
     const int64_t live = kk_live_bytes();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w;
+        static kk_diagnosis diagnosis;
         const bool packed = kk_dtype_is_packed(cases[i].format);
         const kk_kv_latents latents = {.rank = packed ? 128 : 6,
                                        .format = cases[i].latents,
                                        .n_scales = (int32_t)i % 3,
-                                       .truth = cases[i].truth};
+                                       .diagnosis = cases[i].truth ? &diagnosis : NULL};
         rng_state = 277 + i;
         world_open(&w, 100, cases[i].format, &latents);
         w.policy[KK_SLIDING] = i % 2 ? &kk_kv_window : &kk_kv_restored;

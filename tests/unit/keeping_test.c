@@ -111,15 +111,43 @@ static void reaches_are_refused(void **state) {
         {{.kv_sliding = (kk_keep)-1}, "number -1"},
         {{RESTORED_FULL, .latents = (kk_kv_format)9}, "no format of latents has the number 9"},
         {{.latents = (kk_kv_format)-1}, "no format of latents has the number -1"},
-        {{.mixes = true, .mix = 1}, "into restored ones only"},
-        {{WINDOW_FULL, .mixes = true, .mix = 1}, "into restored ones only"},
-        {{RESTORED_FULL, .mixes = true, .mix = 1.5f}, "by 0 to 1"},
-        {{RESTORED_FULL, .mixes = true, .mix = -0.1f}, "by 0 to 1"},
-        {{RESTORED_FULL, .mixes = true, .mix = NAN}, "by 0 to 1"},
     };
     kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(e, cases[i].how, cases[i].words);
+    kk_engine_close(e);
+}
+
+/* True rows are mixed into restored ones only, and by a share. */
+static void diagnoses_are_checked(void **state) {
+    (void)state;
+    static const struct {
+        kk_session_opts how;
+        float mix;
+        const char *words;
+    } cases[] = {
+        {{.ctx = 400}, 1, "into restored ones only"}, {{WINDOW_FULL}, 1, "into restored ones only"},
+        {{RESTORED_FULL}, 1.5f, "by 0 to 1"},         {{RESTORED_FULL}, -0.1f, "by 0 to 1"},
+        {{RESTORED_FULL}, NAN, "by 0 to 1"},
+    };
+    kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kk_session *s;
+        kk_err err;
+        assert_int_equal(kk_session_new_diagnosed(&s, e, &cases[i].how, cases[i].mix, &err),
+                         KK_EINVAL);
+        assert_null(s);
+        assert_non_null(strstr(err.msg, cases[i].words));
+    }
+    kk_session *s = session_diagnosed(e, (kk_session_opts){RESTORED_FULL}, 0.25f), *fork;
+    assert_ok(kk_session_fork(&fork, s, why));
+    assert_true(fork->diagnosis && fork->diagnosis != s->diagnosis);
+    assert_true(fork->diagnosis->mix == 0.25f && kk_cache_alike(fork->cache, s->cache));
+    kk_session_free(s);
+    kk_session_free(fork);
+    s = session_of(e, (kk_session_opts){RESTORED_FULL});
+    assert_null(s->diagnosis);
+    kk_session_free(s);
     kk_engine_close(e);
 }
 
@@ -160,7 +188,7 @@ static void defaults_are_filled_in(void **state) {
     assert_ok(kk_session_fork(&fork, s, why));
     kk_session_options(fork, &got);
     assert_true(got.kv_sliding == KK_KEEP_RESTORED && got.kv_full == KK_KEEP_ALL);
-    assert_true(got.sink == 4 && got.window == 64 && got.chunk == 64 && !got.mixes);
+    assert_true(got.sink == 4 && got.window == 64 && got.chunk == 64);
     kk_session_free(fork);
     kk_session_free(s);
     s = session_of(e, (kk_session_opts){WINDOW_FULL, .sink = 9, .window = -1, .chunk = 1});
@@ -320,11 +348,11 @@ static void every_source_is_one_of_positions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reaches_are_refused),        cmocka_unit_test(rounds_must_fit_the_window),
-        cmocka_unit_test(defaults_are_filled_in),     cmocka_unit_test(a_projection_is_needed),
-        IN_SCRATCH(layers_without_decoders_are_kept), IN_SCRATCH(projections_are_refused),
-        IN_SCRATCH(a_rank_of_nothing_is_refused),     IN_SCRATCH(ranks_must_fit_their_format),
-        IN_SCRATCH(every_source_is_one_of_positions),
+        cmocka_unit_test(reaches_are_refused),        cmocka_unit_test(diagnoses_are_checked),
+        cmocka_unit_test(rounds_must_fit_the_window), cmocka_unit_test(defaults_are_filled_in),
+        cmocka_unit_test(a_projection_is_needed),     IN_SCRATCH(layers_without_decoders_are_kept),
+        IN_SCRATCH(projections_are_refused),          IN_SCRATCH(a_rank_of_nothing_is_refused),
+        IN_SCRATCH(ranks_must_fit_their_format),      IN_SCRATCH(every_source_is_one_of_positions),
     };
     return cmocka_run_group_tests_name("keeping", tests, NULL, NULL);
 }

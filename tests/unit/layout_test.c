@@ -92,6 +92,7 @@ static void a_page_of_latents(void **state) {
     } formats[] = {{KK_F32, 256}, {KK_BF16, 128}, {KK_KV8, 68}, {KK_KV4, 36}};
     const kk_kv_shape s = three_layers(256, 512);
     kk_kv_layout plain, l;
+    static kk_diagnosis d;
     assert_int_equal(kk_kv_layout_init(&plain, &s, KK_BF16, NULL, NULL), KK_OK);
     assert_int_equal(plain.page_bytes[KK_LATENT], 0);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
@@ -104,16 +105,16 @@ static void a_page_of_latents(void **state) {
         assert_int_equal(l.latent.head_dim, 192);
         assert_int_equal(l.latent.format, formats[i].format);
         how.n_scales = 3;
-        how.truth = true;
+        how.diagnosis = &d;
         assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &how, NULL), KK_OK);
         assert_int_equal(l.latent.v_off, 0);
         assert_int_equal(l.scales.v_off, rows);
         assert_int_equal(l.scales.format, KK_BF16);
-        assert_int_equal(l.truth[0].format, KK_F32);
-        assert_int_equal(l.truth[0].k_off, rows + 64 * 3 * 2);
-        assert_int_equal(l.truth[0].v_off, l.truth[0].k_off + 8 * 256 * 64 * 4);
-        assert_int_equal(l.truth[2].v_off, l.truth[0].v_off + 8 * 256 * 64 * 4);
-        assert_int_equal(l.page_bytes[KK_LATENT], l.truth[2].v_off + 2 * 512 * 64 * 4);
+        assert_int_equal(d.truth[0].format, KK_F32);
+        assert_int_equal(d.truth[0].k_off, rows + 64 * 3 * 2);
+        assert_int_equal(d.truth[0].v_off, d.truth[0].k_off + 8 * 256 * 64 * 4);
+        assert_int_equal(d.truth[2].v_off, d.truth[0].v_off + 8 * 256 * 64 * 4);
+        assert_int_equal(l.page_bytes[KK_LATENT], d.truth[2].v_off + 2 * 512 * 64 * 4);
         assert_int_equal(l.latents.rank, 192);
         for (int k = 0; k < KK_LATENT; k++) /* the layers' own pages know nothing of it */
             assert_int_equal(l.page_bytes[k], plain.page_bytes[k]);
@@ -139,12 +140,13 @@ static void scales_follow_layers(void **state) {
 
 static void latents_that_fit_no_page_are_refused(void **state) {
     (void)state;
+    static kk_diagnosis unused;
     static const struct {
         kk_kv_latents latents;
         const char *says; /* NULL: fine */
     } cases[] = {
         {{.rank = 100, .format = KK_BF16}, NULL},
-        {{.rank = 0, .format = KK_KV4, .truth = true}, NULL},
+        {{.rank = 0, .format = KK_KV4, .diagnosis = &unused}, NULL},
         {{.rank = 100, .format = KK_KV8}, "latents of 100 values cannot be stored as q8"},
         {{.rank = 32, .format = KK_KV4}, "latents of 32 values cannot be stored as q4"},
         {{.rank = 64, .format = KK_Q4_0}, "latents are stored as"},

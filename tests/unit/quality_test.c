@@ -94,12 +94,18 @@ static const kk_session_opts restored = {.kv_sliding = KK_KEEP_RESTORED,
                                          .window = 16,
                                          .chunk = 16};
 
-static void measure(kk_engine *e, const kk_session_opts *arms, int32_t n, kk_quality_row *rows) {
+static void measure(kk_engine *e, const kk_session_opts *arms, const float *mix, int32_t n,
+                    kk_quality_row *rows) {
     int32_t ids[LONG];
     tiny_prompt(ids, LONG, 3);
     const kk_quality_text text = {.name = "random", .ids = ids, .n = LONG};
-    const kk_quality_opts how = {
-        .engine = e, .exact = &exact, .arms = arms, .n_arms = n, .from = FROM, .predict = SAID};
+    const kk_quality_opts how = {.engine = e,
+                                 .exact = &exact,
+                                 .arms = arms,
+                                 .n_arms = n,
+                                 .mix = mix,
+                                 .from = FROM,
+                                 .predict = SAID};
     assert_ok(kk_quality_measure(&how, &text, rows, why));
 }
 
@@ -108,11 +114,10 @@ static void test_identity(void **state) {
     (void)state;
     kk_engine *e = engine(0);
     kk_session_opts arms[4] = {restored, restored, exact, restored};
-    arms[0].mixes = true;
-    arms[0].mix = 1;
+    const float mix[4] = {1, -1, -1, -1};
     arms[1].kv_sliding = arms[1].kv_full = KK_KEEP_WINDOW;
     kk_quality_row rows[4];
-    measure(e, arms, 4, rows);
+    measure(e, arms, mix, 4, rows);
     for (int i = 0; i < 4; i++) {
         const kk_quality_row *r = &rows[i];
         const bool same = i == 0 || i == 2;
@@ -132,10 +137,10 @@ static void test_grouping(void **state) {
     (void)state;
     kk_quality_row by_one, by_many;
     kk_engine *e = engine(1);
-    measure(e, &restored, 1, &by_one);
+    measure(e, &restored, NULL, 1, &by_one);
     kk_engine_close(e);
     e = engine(40);
-    measure(e, &restored, 1, &by_many);
+    measure(e, &restored, NULL, 1, &by_many);
     assert_memory_equal(&by_one, &by_many, sizeof by_one);
 
     int32_t ids[LONG];

@@ -219,6 +219,44 @@ static void files_of_format_2_go_on(void **state) {
     }
 }
 
+/* Says of a head of format 2 that true rows lie beside its latents, and seals it again. */
+static bool say_diagnosed(uint8_t *bytes) {
+    const size_t n = kk_saved_bytes(2);
+    kk_saved_head head;
+    for (size_t at = 24; at + 12 <= n; at += 4) {
+        const uint32_t one = 1, zero = 0;
+        if (memcmp(bytes + at, &zero, 4) != 0) continue;
+        memcpy(bytes + at, &one, 4);
+        if (kk_saved_decode(&head, 2, bytes) && head.keeps.mixes) {
+            const uint64_t seal = kk_hash_bytes(KK_HASH_START, bytes, n - 8);
+            memcpy(bytes + n - 8, &seal, 8);
+            return true;
+        }
+        memcpy(bytes + at, &zero, 4);
+    }
+    return false;
+}
+
+static void diagnosed_files_of_format_2_are_refused(void **state) {
+    char path[600];
+    size_t n;
+    kk_engine *e;
+    kk_session *s;
+    kk_err err;
+    const kk_engine_opts opts = {
+        .synthetic = "tiny:f32:2", .projection = "synthetic:32", .threads = 1, .no_pin = true};
+    uint8_t *bytes = (uint8_t *)scratch_read(KK_TEST_DATA "/saved/restored.kks", &n);
+    snprintf(path, sizeof path, "%s/diagnosed.kks", ((scratch *)*state)->dir);
+    assert_true(say_diagnosed(bytes));
+    scratch_write(path, bytes, n);
+    free(bytes);
+    assert_ok(kk_engine_open(&e, &opts, why));
+    assert_int_equal(kk_session_load(&s, e, path, NULL, NULL, &err), KK_EFORMAT);
+    assert_non_null(strstr(err.msg, "was saved under diagnosis"));
+    assert_null(s);
+    kk_engine_close(e);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(checkpoints_come_along),
@@ -226,6 +264,7 @@ int main(void) {
         cmocka_unit_test(states_of_others_are_passed_over),
         cmocka_unit_test(lying_states_are_refused),
         cmocka_unit_test(files_of_format_2_go_on),
+        cmocka_unit_test(diagnosed_files_of_format_2_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, scratch_teardown);
 }

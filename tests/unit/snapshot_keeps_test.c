@@ -72,13 +72,13 @@ static void true_rows_are_not_saved(void **state) {
     snprintf(path, sizeof path, "%s/mixed.kks", ((scratch *)*state)->dir);
     kk_engine *e = engine_with("synthetic:64", NULL);
     kk_session_opts how = restored;
+    kk_session *s = NULL;
     kk_err err;
-    how.mixes = true;
-    how.mix = 0.5f;
-    kk_session *s = session_with(e, how);
+    how.ctx = CTX;
+    assert_ok(kk_session_new_diagnosed(&s, e, &how, 0.5f, why));
     tiny_append(s, prompt, 200);
     assert_int_equal(kk_session_save(s, path, &err), KK_EINVAL);
-    assert_non_null(strstr(err.msg, "diagnosis"));
+    assert_non_null(strstr(err.msg, "under diagnosis cannot be saved"));
     assert_false(kk_file_exists(path));
     kk_session_free(s);
     kk_engine_close(e);
@@ -210,7 +210,6 @@ static void what_is_kept_cannot_be_changed(void **state) {
         {{.window = 64}, "a window of 16 rows"},
         {{.chunk = 64}, "a chunk of 16 rows"},
         {{.latents = KK_KV_Q4}, "latents in another format"},
-        {{.mixes = true, .mix = 1}, "under diagnosis"},
         {{.kv_full = KK_KEEP_RESTORED, .sink = 4, .window = 16, .chunk = 16}, NULL},
         {{.latents = KK_KV_Q8}, NULL},
     };

@@ -82,7 +82,7 @@ static kk_engine *restoring(void) {
     return e;
 }
 
-static kk_session_opts mixing(float mix) {
+static kk_session_opts keeping(void) {
     return (kk_session_opts){.ctx = PROMPT + 8,
                              .kv_format = KK_KV_F32,
                              .kv_sliding = KK_KEEP_RESTORED,
@@ -90,9 +90,7 @@ static kk_session_opts mixing(float mix) {
                              .sink = SINK,
                              .window = WINDOW,
                              .chunk = CHUNK,
-                             .latents = KK_KV_F32,
-                             .mixes = true,
-                             .mix = mix};
+                             .latents = KK_KV_F32};
 }
 
 /* A matrix of the projection as floats. */
@@ -161,7 +159,7 @@ static void test_session_errors(void **state) {
     (void)state;
     kk_engine *e = restoring();
     const kk_projection_config *p = kk_projection_config_of(e->projection);
-    const kk_session_opts how = mixing(1);
+    const kk_session_opts how = keeping();
     int32_t prompt[PROMPT];
     kk_session *s = NULL;
     kk_capture *capture = NULL;
@@ -170,7 +168,7 @@ static void test_session_errors(void **state) {
         .engine = e, .source = KK_SOURCE_TAPS, .n_taps = p->n_taps, .max_rows = PROMPT};
     memcpy(watch.taps, p->taps, sizeof watch.taps);
     tiny_prompt(prompt, PROMPT, 5);
-    assert_ok(kk_session_new(&s, e, &how, why));
+    assert_ok(kk_session_new_diagnosed(&s, e, &how, 1, why));
     tiny_append(s, prompt, PROMPT);
     kk_row_errors raw = {0}, normed = {0};
     assert_ok(kk_session_errors(s, &raw, &normed, why));
@@ -200,11 +198,11 @@ static void test_latents_as_stored(void **state) {
     double power[3], error[3];
     tiny_prompt(prompt, PROMPT, 6);
     for (int i = 0; i < 3; i++) {
-        kk_session_opts how = mixing(1);
+        kk_session_opts how = keeping();
         kk_row_errors raw = {0}, normed = {0};
         kk_session *s = NULL;
         how.latents = formats[i];
-        assert_ok(kk_session_new(&s, e, &how, why));
+        assert_ok(kk_session_new_diagnosed(&s, e, &how, 1, why));
         tiny_append(s, prompt, PROMPT);
         assert_ok(kk_session_errors(s, &raw, &normed, why));
         power[i] = raw.layer[0].sum.power;
@@ -221,11 +219,10 @@ static void test_latents_as_stored(void **state) {
 static void test_no_truth(void **state) {
     (void)state;
     kk_engine *e = restoring();
-    kk_session_opts how = mixing(0);
+    const kk_session_opts how = keeping();
     kk_row_errors raw = {0}, normed = {0};
     kk_session *s = NULL;
     kk_err err;
-    how.mixes = false;
     assert_ok(kk_session_new(&s, e, &how, why));
     assert_int_equal(kk_session_errors(s, &raw, &normed, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "no true rows"));
@@ -237,12 +234,12 @@ static void test_no_truth(void **state) {
 static void test_nothing_gone(void **state) {
     (void)state;
     kk_engine *e = restoring();
-    const kk_session_opts how = mixing(0);
+    const kk_session_opts how = keeping();
     kk_row_errors raw = {0}, normed = {0};
     kk_session *s = NULL;
     int32_t prompt[SINK + WINDOW];
     tiny_prompt(prompt, SINK + WINDOW, 5);
-    assert_ok(kk_session_new(&s, e, &how, why));
+    assert_ok(kk_session_new_diagnosed(&s, e, &how, 0, why));
     assert_ok(kk_session_errors(s, &raw, &normed, why));
     tiny_append(s, prompt, SINK + WINDOW);
     assert_ok(kk_session_errors(s, &raw, &normed, why));

@@ -142,11 +142,13 @@ static void evicting_layers_keep_their_mask(void **state) {
 
 static void caches_are_alike_or_not(void **state) {
     (void)state;
-    static const kk_kv_latents latents[] = {{0},
-                                            {.rank = 64, .format = KK_BF16},
-                                            {.rank = 64, .format = KK_F32},
-                                            {.rank = 128, .format = KK_BF16},
-                                            {.rank = 64, .format = KK_BF16, .truth = true}};
+    static kk_diagnosis none = {.mix = 0}, half = {.mix = 0.5f};
+    const kk_kv_latents latents[] = {{0},
+                                     {.rank = 64, .format = KK_BF16},
+                                     {.rank = 64, .format = KK_F32},
+                                     {.rank = 128, .format = KK_BF16},
+                                     {.rank = 64, .format = KK_BF16, .diagnosis = &none},
+                                     {.rank = 64, .format = KK_BF16, .diagnosis = &half}};
     static const struct {
         kk_dtype format;
         int latents;
@@ -165,6 +167,7 @@ static void caches_are_alike_or_not(void **state) {
         {KK_BF16, 2, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
         {KK_BF16, 3, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
         {KK_BF16, 4, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_BF16, 5, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
     };
     static world w[2 * COUNT(cases)];
     kk_cache *c[2 * COUNT(cases)];

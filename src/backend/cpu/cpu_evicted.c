@@ -162,7 +162,7 @@ static void copy_rows(const kk_kv_slot *slot, uint8_t *to, const uint8_t *from, 
     }
 }
 
-/* raw = D z for rows of a head, [n][head_dim], mixed with the truth where that is asked for. */
+/* raw = D z for rows of a head, [n][head_dim], mixed with the true rows under diagnosis. */
 static void project_rows(const segment *s, int32_t i, int32_t head, bool keys, span_of_rows gone,
                          void *panel, float *raw) {
     const kk_evicted *e = s->a->evicted;
@@ -183,12 +183,14 @@ static void project_rows(const segment *s, int32_t i, int32_t head, bool keys, s
         strip.out = raw + o;
         s->dev->k->strip(&strip);
     }
-    if (!e->mixes) return;
+    if (!e->diagnosis) return;
+    const kk_kv_slot *slot = &e->diagnosis->truth[e->layer];
+    const float mix = e->diagnosis->mix;
     const float *truth = (const float *)(const void *)(s->g->latents[s->page + i] +
-                                                       (keys ? e->truth.k_off : e->truth.v_off)) +
+                                                       (keys ? slot->k_off : slot->v_off)) +
                          ((size_t)head * KK_PAGE_ROWS + first) * (size_t)d;
     for (size_t k = 0; k < (size_t)(gone.hi - gone.lo) * (size_t)d; k++)
-        raw[k] = e->mix * truth[k] + (1.0f - e->mix) * raw[k];
+        raw[k] = mix * truth[k] + (1.0f - mix) * raw[k];
 }
 
 static void rebuild_rows(const segment *s, int32_t i, int32_t head, bool keys, span_of_rows gone,

@@ -22,7 +22,7 @@ static inline kk_visible_rule kk_attend_rule(const kk_attend_args *a) {
 }
 
 /* Whether rows that are gone are read in latent space: always, but for diagnosis. */
-static inline bool kk_in_latents(const kk_evicted *e) { return e && e->rebuilds && !e->mixes; }
+static inline bool kk_in_latents(const kk_evicted *e) { return e && e->rebuilds && !e->diagnosis; }
 
 /* Rows [row, row + n_rows) of a group, which share a chunk, and how attention over stored rows was
  * cut into tiles: what the sums came to is in out and, by tile, in the device's attend_state. */
