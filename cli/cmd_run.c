@@ -11,7 +11,8 @@ typedef struct {
     loader_cache_args cache;
     prompt_args prompt;
     kk_sampling sampling;
-    int32_t predict;
+    option_words biases;
+    int32_t predict, logprobs;
     bool ignore_eos, json, quiet, verbose;
 } run_args;
 
@@ -28,15 +29,18 @@ static const option run_options[] = {
                "(default: 256)"),
     OPTION_FLAG(NULL, "ignore-eos", AT(ignore_eos), "do not stop where the model ends its answer"),
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object with text, tokens and timings"),
+    OPTION_INT(NULL, "logprobs", "N", AT(logprobs), 0, KK_MAX_LOGPROBS,
+               "with --json: the log-probability of each token, and of the N likeliest there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress and no timing line"),
     OPTION_FLAG("v", "verbose", AT(verbose),
                 "say what is loaded, where, the memory it takes, and what drafting gave"),
     SAMPLING_OPTIONS(run_args, sampling, "0", "0", "1", "0"),
+    SAMPLING_BIAS_OPTION(run_args, biases),
     LOADER_CACHE_OPTIONS(run_args, cache),
     LOADER_DEVICE_OPTIONS(run_args, load),
 };
 
-static int generate(stream *s, const run_args *a) {
+static int generate(stream *s, const run_args *a, const kk_logit_bias *bias) {
     const kk_tokenizer *tok = kk_engine_tokenizer(s->engine);
     /* An answer ends with its turn, also where the model's files forget to say so. */
     int32_t turn_end = a->prompt.chat && tok ? kk_tokenizer_special(tok, "<turn|>") : -1;
@@ -44,12 +48,15 @@ static int generate(stream *s, const run_args *a) {
                              .sampling = a->sampling,
                              .stop_ids = &turn_end,
                              .n_stop_ids = turn_end >= 0,
-                             .ignore_eos = a->ignore_eos};
+                             .ignore_eos = a->ignore_eos,
+                             .bias = bias,
+                             .n_bias = (size_t)a->biases.n,
+                             .n_logprobs = a->logprobs > 0 ? a->logprobs : 0};
     int code = stream_generate(s, &opts);
     return code == EXIT_DONE ? stream_report(s, NULL) : code;
 }
 
-static int run_all(stream *s, const run_args *a, prompt_tokens *prompt) {
+static int run_all(stream *s, const run_args *a, const kk_logit_bias *bias, prompt_tokens *prompt) {
     int code = EXIT_FAILED;
     double start = term_now();
     if (!(s->engine = loader_open(&verb_run, &a->load, &code))) return code;
@@ -61,18 +68,23 @@ static int run_all(stream *s, const run_args *a, prompt_tokens *prompt) {
     if (!(s->session = loader_session(s->engine, &a->cache, &code))) return code;
     term_on_signal(TERM_ASK);
     if (!stream_prompt(s, &a->prompt, prompt, &code)) return code;
-    return generate(s, a);
+    return generate(s, a, bias);
 }
 
 static int run(int argc, char **argv) {
-    run_args args = {.predict = 256, .cache = LOADER_CACHE_DEFAULTS};
+    run_args args = {.predict = 256, .logprobs = -1, .cache = LOADER_CACHE_DEFAULTS};
     prompt_tokens prompt = {NULL, 0};
+    kk_logit_bias bias[OPTION_COUNT(args.biases.word)];
     int code;
     if (!options_parse(&verb_run, argc, argv, &args, NULL, &code)) return code;
     if (!prompt_check(&verb_run, &args.prompt, &code)) return code;
+    if (!sampling_biases(&verb_run, &args.biases, bias, &code)) return code;
+    if (args.logprobs >= 0 && !args.json)
+        return options_wrong(&verb_run, "--logprobs goes with --json");
     loader_expect(&args.load, &args.cache);
     stream s = {.json = args.json, .quiet = args.quiet, .verbose = args.verbose};
-    code = run_all(&s, &args, &prompt);
+    if (args.logprobs >= 0) s.logprobs = json_array();
+    code = run_all(&s, &args, bias, &prompt);
     stream_close(&s);
     kk_session_free(s.session);
     kk_engine_close(s.engine);

@@ -122,6 +122,15 @@ static bool wrong_number(const verb *v, const option *o, const char *value, cons
     return false;
 }
 
+static bool add_word(const verb *v, const option *o, const char *value, option_words *to) {
+    if (to->n == (int)OPTION_COUNT(to->word)) {
+        options_wrong(v, "--%s can be given %zu times, no more", o->name, OPTION_COUNT(to->word));
+        return false;
+    }
+    to->word[to->n++] = value;
+    return true;
+}
+
 static bool store(const verb *v, const option *o, const char *value, void *args) {
     void *to = (char *)args + o->offset;
     switch (o->kind) {
@@ -138,6 +147,7 @@ static bool store(const verb *v, const option *o, const char *value, void *args)
         if (!has_word(o->choices, value)) return wrong_choice(v, o, value);
         *(const char **)to = value;
         return true;
+    case OPT_WORDS: return add_word(v, o, value, to);
     case OPT_HEADING: break;
     }
     return false;

@@ -20,6 +20,7 @@ typedef enum {
     OPT_SEED,    /* uint64_t */
     OPT_REAL,    /* float in [min, max] */
     OPT_CHOICE,  /* const char *, one of choices */
+    OPT_WORDS,   /* option_words: one more each time it is given */
 } option_kind;
 
 typedef struct {
@@ -50,7 +51,7 @@ typedef struct {
     int (*run)(int argc, char **argv);
 } verb;
 
-/* Words that are not options, in order. */
+/* Words that are not options, or the values of one that may be given several times, in order. */
 typedef struct {
     const char *word[64];
     int n;
@@ -93,6 +94,8 @@ bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out,
         .kind = OPT_REAL, .name = (n), .arg = (a), .offset = (to), .min = (lo), .max = (hi),       \
         .help = (h)                                                                                \
     }
+#define OPTION_WORDS(b, n, a, to, h)                                                               \
+    { .kind = OPT_WORDS, .brief = (b), .name = (n), .arg = (a), .offset = (to), .help = (h) }
 #define OPTION_CHOICE(n, a, to, now, not_yet, h)                                                   \
     {                                                                                              \
         .kind = OPT_CHOICE, .name = (n), .arg = (a), .offset = (to), .choices = (now),             \

@@ -26,4 +26,13 @@
         OPTION_SEED("s", "seed", "N", offsetof(T, m.seed),                                         \
                     "with it a run repeats exactly (default: " seed_default ")")
 
+#define SAMPLING_BIAS_OPTION(T, m)                                                                 \
+    OPTION_WORDS("l", "logit-bias", "ID(+/-)BIAS", offsetof(T, m),                                 \
+                 "added to a token's logit, as in 15043+1 or 15043-2.5; 15043-inf: it is never "   \
+                 "chosen.  May be given several times")
+
+/* Reads what --logit-bias was given; out: as many as there are words.  False after saying what is
+ * wrong. */
+bool sampling_biases(const verb *v, const option_words *given, kk_logit_bias *out, int *code);
+
 #endif

@@ -19,6 +19,7 @@ void stream_close(stream *s) {
     kk_decoder_free(s->decoder);
     free(s->ids);
     free(s->text);
+    json_decref(s->logprobs);
 }
 
 /* ---- tokens and text --------------------------------------------------------------------- */
@@ -64,6 +65,20 @@ static bool on_token(void *user, int32_t id) {
         return false;
     }
     return term_signal() == 0;
+}
+
+static json_t *logprob_object(const kk_logprob *l) {
+    return json_pack("{s:i, s:o}", "id", (int)l->id, "logprob", output_real((double)l->logprob));
+}
+
+/* Log-probabilities of a token that comes next. */
+static void on_logprobs(void *user, const kk_logprobs *of) {
+    stream *s = user;
+    json_t *one = logprob_object(&of->chosen), *best = json_array();
+    for (int32_t i = 0; i < of->n_best; i++)
+        json_array_append_new(best, logprob_object(&of->best[i]));
+    json_object_set_new(one, "top_logprobs", best);
+    if (json_array_append_new(s->logprobs, one) != 0) s->out_of_memory = true;
 }
 
 static void finish_text(stream *s) {
@@ -165,6 +180,7 @@ static bool print_json(const stream *s, json_t *more) {
                             "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
                             "restored_rows", (json_int_t)counts.rows_rebuilt, "reach",
                             counts_object(&counts), "logits_hash", hash);
+    if (all && s->logprobs) json_object_set(all, "logprobs", s->logprobs);
     if (all && more) json_object_update(all, more);
     return output_json(all);
 }
@@ -264,7 +280,9 @@ bool stream_prompt(stream *s, const prompt_args *a, const prompt_tokens *p, int 
 
 int stream_generate(stream *s, const kk_generate_opts *opts) {
     kk_err err;
-    kk_status st = kk_generate(s->session, opts, on_token, s, &s->result, &err);
+    kk_generate_opts mine = *opts;
+    if (s->logprobs) mine.on_logprobs = on_logprobs;
+    kk_status st = kk_generate(s->session, &mine, on_token, s, &s->result, &err);
     finish_text(s);
     if (st != KK_OK) return output_error(&err);
     if (s->fault.code != KK_OK)

@@ -21,7 +21,8 @@ typedef struct {
     size_t n_prompt;
     int32_t *ids; /* generated */
     size_t n_ids, cap;
-    char *text; /* with json: kept, not printed */
+    json_t *logprobs; /* with json: an array to add to; NULL: not asked for */
+    char *text;       /* with json: kept, not printed */
     size_t text_len, text_cap;
     bool out_of_memory;
     kk_err fault; /* of the decoder; its code is KK_OK while there is none */

@@ -46,7 +46,8 @@ _kakeya() {
     --ladder) words="70,280 60,150,300" ;;
     -p | --prompt | --tokens | --system | -n | --predict | -c | --ctx | --ctx-size | -t | \
         --threads | -s | --seed | --temp | --top-k | --top-p | --min-p | --repeat-penalty | \
-        --presence-penalty | --frequency-penalty | --repeat-last-n | --prefill | --repeat | \
+        --presence-penalty | --frequency-penalty | --repeat-last-n | --logprobs | -l | \
+        --logit-bias | --prefill | --repeat | \
         --tol | --tol-hidden | --tol-rms | --samples | --min-recall | --draft-max | --draft-ctx)
         return
         ;;
@@ -61,7 +62,7 @@ _kakeya() {
     case $verb in
     run)
         words="$model $device $context $sampling -p --prompt -f --file --tokens --chat --system
-            -n --predict --ignore-eos --json -q --quiet -v --verbose"
+            -n --predict --ignore-eos --json --logprobs -l --logit-bias -q --quiet -v --verbose"
         ;;
     chat)
         words="$model $device $context $sampling --system --think -n --predict -q --quiet

@@ -61,6 +61,7 @@ complete -c kakeya -n '__kakeya_of run chat eval session' -l presence-penalty -x
 complete -c kakeya -n '__kakeya_of run chat eval session' -l frequency-penalty -x -d 'the same, for each time seen'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l repeat-last-n -x -d 'tokens the penalties look back over'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s s -l seed -x -d 'fixes the draws'
+complete -c kakeya -n '__kakeya_of run' -s l -l logit-bias -x -d 'added to a token\'s logit: ID+BIAS'
 
 # Prompts and output
 complete -c kakeya -n '__kakeya_of run tokenize session' -s p -l prompt -x -d text
@@ -72,6 +73,7 @@ complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -s n -l predict -x -d 'tokens to generate'
 complete -c kakeya -n '__kakeya_of run session' -l ignore-eos -d 'do not stop where the model ends'
 complete -c kakeya -n '__kakeya_of run info parity doctor session report' -l json -d 'print one JSON object'
+complete -c kakeya -n '__kakeya_of run' -l logprobs -x -d 'log-probabilities of so many, with --json'
 complete -c kakeya -n '__kakeya_of run chat bench quantize eval session' -s q -l quiet -d 'no progress'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'say more'
 

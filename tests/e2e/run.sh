@@ -109,6 +109,43 @@ same "$out" "$one" "same seed"
 exits 0 run -m "$model" -p a -n 24 -q --temp 1.5 -s 2
 [ "$out" != "$one" ] || fail "another seed gives the same text"
 
+# A bias moves the choice, and one of -inf excludes it; drafting changes nothing of that.
+first=${ids%%,*}
+exits 0 run $tiny --tokens 2,17,5 -n 8 -q -l 77+1000
+same "$out" "77,77,77,77,77,77,77,77" "a large bias"
+exits 0 run $tiny --tokens 2,17,5 -n 8 -q --logit-bias 77+1000 -l 77-inf --logit-bias=99=500.5
+same "$out" "99,99,99,99,99,99,99,99" "two biases"
+exits 0 run $tiny --tokens 2,17,5 -n 8 -q -l "$first-inf" -l "$first+3"
+[ "${out%%,*}" != "$first" ] || fail "-inf does not exclude $first"
+exits 1 run $tiny --tokens 2,17,5 -n 8 -q -l 1024+1
+has "$err" "1024"
+for wrong in 7 +1 7+ 7+x 7+inf 7+nan 7-nan -- -7+1 7*2 99999999999+1; do
+    exits 2 run $tiny --tokens 2 "--logit-bias=$wrong"
+    has "$err" "--logit-bias" "'$wrong'"
+done
+# shellcheck disable=SC2046  # words on purpose
+exits 2 run $tiny --tokens 2 $(seq -f '-l %.0f+1' 1 65)
+has "$err" "64 times"
+
+# Log-probabilities: one object a token, its own and the best, whose first is greedy's choice.
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json --logprobs 3
+json "$out" logprobs id logprob top_logprobs
+has "$out" "\"tokens\": [${ids//,/, }]" "\"logprobs\": [{\"id\": $first, \"logprob\": -" \
+    "\"top_logprobs\": [{\"id\": $first, \"logprob\": -"
+same "$(printf '%s\n' "$out" | grep -o '"id": ' | wc -l)" 32 "ids of the chosen and of the best"
+logprobs_of() { printf '%s\n' "$out" | sed -n 's/.*"logprobs": \(\[{.*}\]\)}.*/\1/p'; }
+logprobs=$(logprobs_of)
+[ -n "$logprobs" ] || fail "no log-probabilities in: $out"
+exits 0 run $tiny -md synthetic --spec dflash --draft-fixed --tokens 2,17,5 -n 8 --json --logprobs 3
+same "$(logprobs_of)" "$logprobs" "drafted"
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json --logprobs 0
+has "$out" '"top_logprobs": []'
+exits 0 run $tiny --tokens 2,17,5 -n 8 --json
+lacks "$out" '"logprobs"'
+exits 2 run $tiny --tokens 2 --logprobs 3
+has "$err" "--json"
+exits 2 run $tiny --tokens 2 --json --logprobs 21
+
 # A user's turn is not the bare text.
 exits 0 run -m "$model" --chat -p 'Hello world' -n 4 --json
 chat_tokens=$(printf '%s\n' "$out" | sed -n 's/.*"prompt_tokens": \([0-9]*\).*/\1/p')
