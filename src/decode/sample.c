@@ -392,18 +392,19 @@ static int32_t gather_cut(kk_sampler *s, const float *v, cut last) {
         to = least(from + BLOCK, s->vocab);
         if (s->weigher->top(v + from, to - from) < last.value) continue;
         for (int32_t id = from; id < to; id++) {
+            const bool tie = id <= last.id && v[id] == last.value;
             s->value[n] = v[id];
             s->id[n] = id;
-            n += v[id] > last.value || (v[id] == last.value && id <= last.id);
+            n += tie || v[id] > last.value;
         }
     }
     return n;
 }
 
-/* Of n values those that weigh enough, in their order.  ids NULL: values are by id. */
-static int32_t gather_min_p(kk_sampler *s, const float *v, const int32_t *ids, int32_t n, float top,
-                            float min_p) {
+/* Of n values, those of the row or those gathered before, the ones that weigh enough. */
+static int32_t gather_min_p(kk_sampler *s, const float *v, int32_t n, float top, float min_p) {
     const uint64_t weight = (uint64_t)(min_p * 0x1p40f);
+    const bool again = v == s->value;
     uint64_t w[BLOCK];
     int32_t kept = 0;
     for (int32_t from = 0; from < n; from += BLOCK) {
@@ -411,7 +412,7 @@ static int32_t gather_min_p(kk_sampler *s, const float *v, const int32_t *ids, i
         s->weigher->each(v + from, m, top, 1, w);
         for (int32_t i = 0; i < m; i++) {
             const float value = v[from + i];
-            s->id[kept] = ids ? ids[from + i] : from + i;
+            s->id[kept] = again ? s->id[from + i] : from + i;
             s->value[kept] = value;
             kept += w[i] >= weight;
         }
@@ -439,22 +440,19 @@ int32_t kk_sample(kk_sampler *s, const kk_sampling *how, const kk_sample_row *ro
     const int32_t first = first_in_rank(s, v, row->mask);
     if (first < 0 || how->temp <= 0 || !isfinite(v[first])) return first;
     const float top = v[first];
-    const int32_t *ids = NULL;
     int32_t n = s->vocab;
     cut last;
     if (find_cut(s, how, v, top, &last)) {
         n = gather_cut(s, v, last);
         v = s->value;
-        ids = s->id;
     }
     if (how->min_p > 0) {
-        n = gather_min_p(s, v, ids, n, top, how->min_p);
+        n = gather_min_p(s, v, n, top, how->min_p);
         v = s->value;
-        ids = s->id;
     }
     const uint64_t bits = kk_sample_bits(how->seed, (uint64_t)row->n);
     const int32_t at = draw(s, v, n, top, how->temp, bits);
-    return ids ? ids[at] : at;
+    return v == s->value ? s->id[at] : at;
 }
 
 /* ---- log-probabilities ------------------------------------------------------------------ */
