@@ -58,7 +58,7 @@ help:
 	@echo 'make            build the library and the command line in build/'
 	@echo 'make demo       set up, build, and show the engine at work'
 	@echo 'make test       set up, then every test: release, ASan+UBSan, TSan, arm64'
-	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes'
+	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes, messages'
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'

@@ -6,6 +6,7 @@
 
 #include "cli/bench_table.h"
 #include "cli/eval_accept.h"
+#include "cli/flags.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -216,7 +217,7 @@ static bool read_trace(const bench_args *a, kk_bench_opts *o, int *code) {
         *code = options_wrong(&verb_bench, "--accept-trace is for the dflash arm on --synthetic "
                                            "weights");
     else if (kk_trace_parse(&o->trace, a->trace, &err) != KK_OK)
-        *code = options_wrong(&verb_bench, "%s", err.msg);
+        *code = options_wrong(&verb_bench, "%s", flags_for(err.msg).text);
     else
         return true;
     return false;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cli/flags.h"
 #include "cli/lines.h"
 #include "cli/loader.h"
 #include "cli/output.h"
@@ -233,11 +234,12 @@ static void explain(const kk_err *err, bool interactive) {
     if (err->code == KK_ESTOPPED)
         fprintf(stderr, "(stopped; the question was taken back)\n");
     else if (err->code == KK_ECONTEXT)
-        fprintf(stderr, "The conversation no longer fits the context: %s.\n%s", err->msg,
+        fprintf(stderr, "The conversation no longer fits the context: %s.\n%s",
+                flags_for(err->msg).text,
                 interactive ? "/clear begins a new one; -c N gives more room.\n"
                             : "Give more room with -c N.\n");
     else
-        fprintf(stderr, "kakeya: %s\n", err->msg);
+        fprintf(stderr, "kakeya: %s\n", flags_for(err->msg).text);
 }
 
 /* One question and its answer.  False: the program should end. */

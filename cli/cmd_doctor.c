@@ -8,6 +8,7 @@
 #include <gnu/libc-version.h>
 #endif
 
+#include "cli/flags.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
@@ -97,7 +98,7 @@ static void print(const findings *f) {
     if (f->bandwidth > 0)
         printf("bandwidth   %.1f GB/s read (measured)\n", f->bandwidth / 1e9);
     else
-        printf("bandwidth   not measured: %s\n", f->why);
+        printf("bandwidth   not measured: %s\n", flags_for(f->why).text);
     printf("huge pages  %s\n", f->huge_pages);
     printf("mlock       %s\n", f->lock_limit < 0 ? "no limit" : term_bytes(f->lock_limit).text);
     for (size_t i = 0; i < KK_DEVICE_KINDS; i++) {
@@ -106,7 +107,7 @@ static void print(const findings *f) {
         if (d->usable)
             printf(": usable (%s, %d threads)\n", d->isa, d->threads);
         else
-            printf(": %s%s%s\n", state_of(d), d->why[0] ? ": " : "", d->why);
+            printf(": %s%s%s\n", state_of(d), d->why[0] ? ": " : "", flags_for(d->why).text);
     }
     printf("libraries   %s\n", f->libraries);
     if (estimate(f, 1) > 0)

@@ -5,6 +5,7 @@
  * have to be made first; they are, only when a drafter is asked for beside them. */
 #include <stdio.h>
 
+#include "cli/flags.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -158,7 +159,7 @@ static void print_projection(const kk_projection_info *p) {
 static void print_loaded(const loaded *l) {
     if (l->drafts) print_drafter(&l->drafter);
     if (l->restores) print_projection(&l->projection);
-    if (!l->opened && l->why.msg[0]) printf("runs here    no: %s\n", l->why.msg);
+    if (!l->opened && l->why.msg[0]) printf("runs here    no: %s\n", flags_for(l->why.msg).text);
     if (!l->opened) return;
     printf("opened       ");
     const char *between = "";

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/flags.h"
 #include "cli/loader.h"
 #include "cli/sampling.h"
 #include "cli/sessions.h"
@@ -379,9 +380,11 @@ static age_text age_of(time_t saved) {
 static json_t *entry_object(const sessions_entry *e) {
     const kk_saved_info *i = &e->info;
     char print[20];
-    if (e->err.code != KK_OK)
+    if (e->err.code != KK_OK) {
+        const flags_message why = flags_for(e->err.msg);
         return json_pack("{s:o, s:o}", "name", output_text(e->name, strlen(e->name)), "error",
-                         output_text(e->err.msg, strlen(e->err.msg)));
+                         output_text(why.text, strlen(why.text)));
+    }
     snprintf(print, sizeof print, "%016llx", (unsigned long long)i->fingerprint);
     return json_pack("{s:o, s:i, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I}", "name",
                      output_text(e->name, strlen(e->name)), "tokens", i->tokens, "ctx", i->ctx,
@@ -404,7 +407,7 @@ static void list_as_table(const sessions_entry *entries, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const sessions_entry *e = &entries[i];
         if (e->err.code != KK_OK)
-            printf("%-20s %s\n", e->name, e->err.msg);
+            printf("%-20s %s\n", e->name, flags_for(e->err.msg).text);
         else
             printf("%-20s %8s %10s  %-20s %-6s %10s\n", e->name, term_count(e->info.tokens).text,
                    term_bytes((double)e->info.bytes).text, e->info.model,

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/term.h"
 
@@ -75,7 +76,7 @@ char *output_command(const char *start, int argc, char **argv) {
 
 int output_failed(const char *what, const char *next) {
     fflush(stdout);
-    fprintf(stderr, "kakeya: %s\n", what);
+    fprintf(stderr, "kakeya: %s\n", flags_for(what).text);
     if (next) fprintf(stderr, "  %s\n", next);
     return EXIT_FAILED;
 }

@@ -18,8 +18,8 @@ json_t *output_memory(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: byt
  * Released with free; NULL without memory. */
 char *output_command(const char *start, int argc, char **argv);
 
-/* "kakeya: WHAT" and, on a line of its own, what to do about it; returns EXIT_FAILED.  next may
- * be NULL. */
+/* "kakeya: WHAT", options of the library in it as flags (flags.h), and, on a line of its own, what
+ * to do about it; returns EXIT_FAILED.  next may be NULL. */
 int output_failed(const char *what, const char *next);
 /* The same, the advice chosen by the kind of failure; after a signal it says nothing and
  * returns its exit code. */

@@ -43,7 +43,7 @@ typedef enum {
 
 typedef struct {
     kk_status code;
-    char msg[240];
+    char msg[240]; /* an option that would help stands in backquotes: "raise `ctx`" */
 } kk_err;
 
 KK_API const char *kk_status_name(kk_status st);

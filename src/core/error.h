@@ -1,5 +1,6 @@
 /* error.h - how a failure travels.  The message is written once, where the fault is found, with
- * the value that was wrong; callers pass it up unchanged. */
+ * the value that was wrong; callers pass it up unchanged.  It names options as kakeya.h does, in
+ * backquotes ("raise `ctx`"), never the flags of a program. */
 #ifndef KK_CORE_ERROR_H
 #define KK_CORE_ERROR_H
 

@@ -99,7 +99,7 @@ kk_status kk_map_lock(const kk_map *m, const char *path, kk_err *err) {
     errno = ENOMEM;
     if (kk_fault_point() || mlock(m->span.base, m->span.size) != 0)
         return kk_fail(err, KK_ENOMEM,
-                       "cannot lock %zu bytes of " PATH_FMT " in memory: %s (see ulimit -l)",
+                       "cannot lock %zu bytes of " PATH_FMT " in memory: %s (see `RLIMIT_MEMLOCK`)",
                        m->span.size, path, strerror(errno));
     return KK_OK;
 }

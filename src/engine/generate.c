@@ -32,7 +32,7 @@ static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_
     if (s->len == 0)
         return kk_fail(err, KK_EINVAL, "nothing to continue: append at least one token first");
     if (s->len == s->ctx)
-        return kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise -c", s->ctx);
+        return kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise `ctx`", s->ctx);
     return KK_OK;
 }
 

@@ -34,8 +34,9 @@ static kk_status check_restored(const kk_engine *e, kk_kind kind, kk_err *err) {
     const kk_config *c = kk_engine_config(e);
     const char *name = kind == KK_SLIDING ? "sliding" : "full";
     if (!e->restorer)
-        return kk_fail(err, KK_EINVAL,
-                       "restoring %s layers needs a projection, and none is loaded: -mp", name);
+        return kk_fail(
+            err, KK_EINVAL,
+            "restoring %s layers needs a projection, and none is loaded: set `projection`", name);
     const kk_projection_config *p = kk_restorer_config(e->restorer);
     for (int32_t i = 0; i < c->n_layer; i++)
         if (c->layer[i].kind == kind && !p->layer[c->layer[i].kv_source].restored)

@@ -289,10 +289,10 @@ kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_p
 static kk_status check_tokens(const kk_session *s, const int32_t *tokens, size_t n, kk_err *err) {
     if (n > (size_t)(s->ctx - s->len) && s->len == 0)
         return kk_fail(err, KK_ECONTEXT,
-                       "the prompt has %zu tokens, the context holds %d: raise -c", n, s->ctx);
+                       "the prompt has %zu tokens, the context holds %d: raise `ctx`", n, s->ctx);
     if (n > (size_t)(s->ctx - s->len))
         return kk_fail(err, KK_ECONTEXT,
-                       "%zu tokens after %d are too many, the context holds %d: raise -c", n,
+                       "%zu tokens after %d are too many, the context holds %d: raise `ctx`", n,
                        s->len, s->ctx);
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < 0 || tokens[i] >= s->engine->rounds.vocab)

@@ -446,7 +446,7 @@ static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const ch
     if (!e->projection)
         return kk_fail(err, KK_EINVAL,
                        PATH_FMT " keeps rows that are restored by a projection (%016llx), and none "
-                                "is loaded: -mp",
+                                "is loaded: set `projection`",
                        path, (unsigned long long)k->projection);
     if (k->projection != projection_of(e))
         return kk_fail(err, KK_EFORMAT,

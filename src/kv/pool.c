@@ -149,7 +149,7 @@ static kk_status add_slab(kk_pool *p, int64_t pages, kk_err *err) {
     if (!base) {
         kk_free(s);
         return kk_fail(err, KK_ENOMEM,
-                       "no address space for %lld K/V pages of %zu bytes: lower the context size",
+                       "no address space for %lld K/V pages of %zu bytes: lower `ctx`",
                        (long long)pages, p->stride);
     }
     s->base = base;

@@ -53,7 +53,7 @@ say 'Hello\n' --think --temp 0
 # The context is too small for the second question.
 say "$(printf 'word %.0s' $(seq 60))\n" -c 24
 same $code 1
-has "$err" "context" "-c"
+has "$err" "no longer fits the context" "raise -c."
 
 # A turn reads no more than the last answer and the new message, with drafting on, thinking on and
 # off, and long after the window (512 tokens) was first filled.

@@ -160,7 +160,7 @@ has "$err" "1024" "vocabulary"
 exits 1 run $tiny -p text
 has "$err" "--tokens"
 exits 1 run $tiny --tokens "$(seq -s, 1 200)" -c 100
-has "$err" "-c"
+has "$err" "the context holds 100: raise -c"
 exits 0 run $tiny --tokens "$(seq -s, 1 90)" -c 100 -n 0 --ignore-eos --json
 has "$out" '"stop": "length"'
 

@@ -66,6 +66,14 @@ exits 2 run -p x --kv-sliding exact
 exits 2 run -p x --kv-full native
 exits 2 run -p x -m "$root/models/tiny/verifier" --kv-full restored
 has "$err" "restoring full layers needs a projection" "-mp"
+exits 1 run -m "$root/models/tiny/verifier" -p x --isa sse
+has "$err" "'sse'" "leave --isa out"
+lacks "$err" '`'
+# Flags that stand for options of the library are flags.
+flags=$(sed -n 's/^ *{"[A-Za-z_]*", "\(-.*\)"},$/\1/p' "$root/cli/flags.c")
+has "$flags" -c --device
+exits 0 help run
+for flag in $flags; do has "$out" " $flag"; done
 exits 2 run -p x --kv-full window --sink 0 --window 0
 has "$err" "sink and window are both 0"
 exits 2 run -p x --kv-sliding window --window 513

@@ -85,6 +85,21 @@ sizes fail 'a line of 101 columns'
 tree; put src/core/a.c "$(printf '/*%96s*/' é)"
 sizes pass 'a line of 100 columns with a two-byte letter'
 
+message() { # pass|fail C-TEXT
+    tree
+    put cli/flags.c '    {"ctx", "-c"},' '    {"RLIMIT_MEMLOCK", "ulimit -l"},'
+    put src/engine/a.c "$2"
+    culprit=src/engine/a.c:1: expect "$1" "$2" "$root/scripts/check-messages" "$work/tree"
+}
+message pass 'kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise `ctx`", n);'
+message fail 'kk_fail(err, KK_ECONTEXT, "the context of %d tokens is full: raise -c", n);'
+message fail 'kk_fail(err, KK_EINVAL, "none is loaded: -mp");'
+message fail '               "rows are not rebuilt there: use --device cpu");'
+message fail 'kk_fail(err, KK_EINVAL, "lower `context`");'
+message pass 'kk_fail(err, KK_EIO, "no lock: see `RLIMIT_MEMLOCK`");'
+message pass 'kk_fail(err, KK_EINVAL, "between -1 and %d: \"a-b\"", x - y); /* as in "raise -c" */'
+message pass '/* "use --device cpu" is for the command line. */'
+
 checkout() { culprit=big expect "$1" "$2" "$root/scripts/check-checkout" "$work/tree"; }
 tree; git -C "$work/tree" init -q; truncate -s 15000000 "$work/tree/big"
 git -C "$work/tree" add big; checkout pass 'a file of 15 MB'

@@ -1,5 +1,5 @@
 /* cli_options_test.c - the command line's own parts: lists of numbers, suggestions, values at
- * the edge of their range, and text that is not UTF-8 inside JSON. */
+ * the edge of their range, text that is not UTF-8 inside JSON, and options of the library as flags. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <setjmp.h>
@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 /* The command line is a program and no library: its files are compiled in here. */
+#include "cli/flags.c"
 #include "cli/options.c"
 #include "cli/output.c"
 #include "cli/term.c"
@@ -209,11 +210,42 @@ static void numbers_for_people(void **unused) {
     assert_string_equal(term_bytes(1e16).text, "10000 TB");
 }
 
+static void options_as_flags(void **state) {
+    (void)state;
+    assert_string_equal(flags_for("100 tokens: raise `ctx`").text, "100 tokens: raise -c");
+    assert_string_equal(flags_for("`isa` or `device` cpu").text, "--isa or --device cpu");
+    assert_string_equal(flags_for("`ctx``ctx`").text, "-c-c");
+    static const char *const same[] = {"",          "nothing", "`",    "``",    "'a`ctx",
+                                       "`nothing`", "`ctx `",  "`ct`", "`ctx2`"};
+    for (size_t i = 0; i < OPTION_COUNT(same); i++)
+        assert_string_equal(flags_for(same[i]).text, same[i]);
+    assert_string_equal(flags_for("`a`ctx`").text, "`a-c"); /* a name is looked for from each one */
+
+    /* Too long: cut where it ends, in the middle of a flag too. */
+    enum { ROOM = sizeof((flags_message){""}).text };
+    char full[ROOM + 64];
+    for (int before = ROOM - 12; before < ROOM + 2; before++) {
+        memset(full, 'x', (size_t)before);
+        snprintf(full + before, sizeof full - (size_t)before, "`device` cpu");
+        const flags_message m = flags_for(full);
+        assert_true(strlen(m.text) < ROOM);
+        assert_memory_equal(m.text, full, before < ROOM ? (size_t)before : ROOM - 1);
+    }
+    /* Any message of the library fits. */
+    memset(full, 'x', sizeof((kk_err){0}).msg);
+    snprintf(full + sizeof((kk_err){0}).msg - 18, 18, "`RLIMIT_MEMLOCK`.");
+    assert_non_null(strstr(flags_for(full).text, "ulimit -l."));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values),       cmocka_unit_test(wrong_values),
-        cmocka_unit_test(lists),        cmocka_unit_test(suggestions),
-        cmocka_unit_test(text_in_json), cmocka_unit_test(numbers_for_people),
+        cmocka_unit_test(values),
+        cmocka_unit_test(wrong_values),
+        cmocka_unit_test(lists),
+        cmocka_unit_test(suggestions),
+        cmocka_unit_test(text_in_json),
+        cmocka_unit_test(numbers_for_people),
+        cmocka_unit_test(options_as_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,7 +57,7 @@ static kk_status cpu_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     kk_status st = KK_EDEVICE;
     dev->k = kk_kernels_named(opts->isa);
     if (!dev->k) {
-        kk_fail(err, st, "this processor has no '%s' kernels; leave --isa out to use the best",
+        kk_fail(err, st, "this processor has no '%s' kernels; leave `isa` out to use the best",
                 opts->isa);
         goto fail;
     }

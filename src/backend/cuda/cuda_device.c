@@ -138,7 +138,7 @@ static kk_status cuda_fits(kk_err *err) {
     if (shared >= KK_CU_SHARED) return KK_OK;
     return kk_fail(err, KK_EDEVICE,
                    "this GPU (sm_%d%d) has %d bytes of shared memory for a block, and the kernels "
-                   "take %d: use --device cpu",
+                   "take %d: use `device` cpu",
                    major, minor, shared, KK_CU_SHARED);
 }
 
@@ -344,7 +344,7 @@ static kk_status cuda_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32
     (void)slot;
     (void)n_head;
     (void)rank;
-    return kk_fail(err, KK_EDEVICE, "K/V rows are not rebuilt on the GPU yet: use --device cpu");
+    return kk_fail(err, KK_EDEVICE, "K/V rows are not rebuilt on the GPU yet: use `device` cpu");
 }
 
 static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,

@@ -254,7 +254,7 @@ static kk_status view_of(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_er
     for (int32_t i = 0; i < rows->n_groups; i++)
         if (rows->group[i].sink || rows->group[i].latents)
             return kk_fail(err, KK_EDEVICE,
-                           "rows kept apart or rebuilt are not on the GPU yet: use --device cpu");
+                           "rows kept apart or rebuilt are not on the GPU yet: use `device` cpu");
     for (int32_t i = dev->q.n_views - 1; i >= 0; i--)
         if (shows(dev, &dev->q.views[i], rows)) {
             *index = i;
@@ -476,19 +476,19 @@ kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
 kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
     (void)dev;
     (void)a;
-    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use --device cpu");
+    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use `device` cpu");
 }
 
 kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
     (void)dev;
     (void)a;
-    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use --device cpu");
+    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use `device` cpu");
 }
 
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     if (a->evicted)
         return kk_fail(err, KK_EDEVICE,
-                       "K/V rows are not rebuilt on the GPU yet: use --device cpu");
+                       "K/V rows are not rebuilt on the GPU yet: use `device` cpu");
     if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
         return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
                        a->slot.head_dim);
