@@ -374,7 +374,7 @@ static void wrong_calls_change_nothing(void **state) {
     assert_int_equal(kk_session_logits(s, &row, &err), KK_EINVAL);
     assert_int_equal(kk_generate(s, NULL, NULL, NULL, NULL, &err), KK_EINVAL);
     assert_int_equal(kk_session_append(s, prompt, 101, NULL, NULL, &err), KK_ECONTEXT);
-    assert_string_equal(err.msg, "the prompt has 101 tokens, the context holds 100: raise -c");
+    assert_string_equal(err.msg, "the prompt has 101 tokens, the context holds 100: raise `ctx`");
     tiny_append(s, prompt, 90);
     assert_int_equal(kk_session_append(s, prompt, 11, NULL, NULL, &err), KK_ECONTEXT);
     assert_non_null(strstr(err.msg, "11 tokens after 90"));

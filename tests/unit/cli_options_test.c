@@ -1,5 +1,6 @@
 /* cli_options_test.c - the command line's own parts: lists of numbers, suggestions, values at
- * the edge of their range, text that is not UTF-8 inside JSON, and options of the library as flags. */
+ * the edge of their range, text that is not UTF-8 inside JSON, and options of the library as
+ * flags. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <setjmp.h>

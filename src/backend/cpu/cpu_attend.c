@@ -124,6 +124,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
         (size_t)(g->row + row) * stride + (size_t)((kv_head * group + first_head) * d);
     /* Where pages are rebuilt whole, a row sees all that the mask shows. */
     const bool whole = a->evicted && a->evicted->rebuilds && !kk_in_latents(a->evicted);
+    const kk_visible_rule mask = {.mask = a->window};
     return (kk_attend_tile){
         .q = kk_buf_f(a->q) + at,
         .out = kk_buf_f(a->out) + at,
@@ -131,7 +132,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
         .n_rows = n_rows,
         .n_group = n_heads,
         .head_dim = d,
-        .rule = whole ? (kk_visible_rule){.mask = a->window} : kk_attend_rule(a),
+        .rule = whole ? mask : kk_attend_rule(a),
         .pos = g->pos + row,
         .block_first = g->pos,
         .block_end = a->block ? g->pos + g->n_rows : 0,
