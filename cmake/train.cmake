@@ -23,11 +23,11 @@ target_include_directories(kakeya_train PRIVATE src)
 target_link_libraries(kakeya_train PUBLIC kakeya_eval PkgConfig::OPENBLAS)
 
 if(NOT KK_FUZZ)
-  add_library(kakeya_train_module MODULE train/entry.c)
-  kk_flags(kakeya_train_module)
+  add_library(kakeya_train_module MODULE $<TARGET_OBJECTS:kakeya_train>)
+  kk_link_flags(kakeya_train_module)
   set_target_properties(kakeya_train_module PROPERTIES PREFIX "lib" OUTPUT_NAME kakeya_train
-                        LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
-  target_link_libraries(kakeya_train_module PRIVATE kakeya_train)
+                        LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}" LINKER_LANGUAGE C)
+  target_link_libraries(kakeya_train_module PRIVATE kakeya_eval PkgConfig::OPENBLAS)
   if(NOT APPLE) # its own copy of the library, whatever the program that loads it has
     target_link_options(kakeya_train_module PRIVATE "LINKER:-Bsymbolic" "LINKER:--exclude-libs,ALL")
   endif()

@@ -68,8 +68,8 @@ typedef struct {
 
 /* Writes the head's bytes, of the newest format and sealed, and returns how many. */
 size_t kk_saved_encode(const kk_saved_head *h, uint8_t out[KK_SAVED_HEAD_MAX]);
-/* The fields of a head of kk_saved_bytes(format) bytes; false when they contradict each other.  Seal
- * and sizes are the reader's to check. */
+/* The fields of a head of kk_saved_bytes(format) bytes; false when they contradict each other.
+ * Seal and sizes are the reader's to check. */
 bool kk_saved_decode(kk_saved_head *out, int32_t format, const uint8_t *bytes);
 size_t kk_saved_bytes(int32_t format);
 /* Reads and checks a head: that it is whole, of a format that is read, and that the file is as long

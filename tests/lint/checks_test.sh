@@ -98,6 +98,7 @@ message fail '               "rows are not rebuilt there: use --device cpu");'
 message fail 'kk_fail(err, KK_EINVAL, "lower `context`");'
 message pass 'kk_fail(err, KK_EIO, "no lock: see `RLIMIT_MEMLOCK`");'
 message pass 'kk_fail(err, KK_EINVAL, "between -1 and %d: \"a-b\"", x - y); /* as in "raise -c" */'
+message pass 'kk_fail(err, KK_EINVAL, "a bias of %g: a number, or -inf", b);'
 message pass '/* "use --device cpu" is for the command line. */'
 
 checkout() { culprit=big expect "$1" "$2" "$root/scripts/check-checkout" "$work/tree"; }
@@ -132,6 +133,16 @@ shared() { # pass|fail CULPRIT C-TEXT
 shared pass '' 'void kk_one(void) {} void kk_two(void) {}'
 shared fail 'kk_two: declared' 'void kk_one(void) {}'
 shared fail 'stray: exported' 'void kk_one(void) {} void kk_two(void) {} void stray(void) {}'
+
+module() { # pass|fail CULPRIT C-TEXT
+    tree
+    put a.c "$3"
+    (cd "$work/tree" && ${CC:-cc} -fPIC -shared a.c -o lib.so)
+    culprit=$2 expect "$1" "$3" "$root/scripts/check-symbols" --module "$work/tree/lib.so" kk_a_module
+}
+module pass '' 'void kk_a_module(void) {} static void own(void) {}'
+module fail 'shows kk_a_module kk_open' 'void kk_a_module(void) {} void kk_open(void) {}'
+module fail 'not kk_a_module' 'void kk_b_module(void) {}'
 
 echo "$count cases"
 exit $bad
