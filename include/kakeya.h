@@ -2,7 +2,8 @@
  *
  * An engine is a device, its threads and one model: read-only after open, shared by its
  * sessions.  A session is one token timeline with its K/V cache; use one session from one
- * thread at a time.  Calls on one engine are serialised inside it.
+ * thread at a time, and as many sessions from as many threads as you like: those that generate at
+ * the same time share forward passes, and each gets the tokens and logits it would get alone.
  *
  * Every call that can fail returns a kk_status and, when err is not NULL, says why in it,
  * naming the value that was wrong.  A failed call leaves its object as it was.  The library
@@ -213,6 +214,18 @@ typedef enum {
 KK_API const char *kk_mem_category_name(kk_mem_category c); /* "weights.verifier", ... */
 KK_API void kk_engine_memory(const kk_engine *e, int64_t bytes[KK_MEM_CATEGORIES]);
 
+/* How sessions shared forward passes since the engine was opened. */
+typedef struct {
+    int64_t rounds;             /* passes that decoded */
+    int64_t shared;             /* of them those for more than one session */
+    int64_t sessions;           /* in all of them together; sessions / rounds: in one */
+    int32_t most;               /* in one */
+    int64_t retried;            /* shared ones that failed and were run again one by one */
+    int64_t chunks, chunk_rows; /* passes that evaluated appended tokens, and these */
+    int64_t cut;                /* of them shorter than they would be if nobody decoded */
+} kk_sharing;
+KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
+
 /* ---- session ---------------------------------------------------------------------------- */
 
 typedef struct kk_session kk_session;
@@ -274,7 +287,7 @@ typedef struct {
 } kk_key_counts;
 KK_API void kk_session_key_counts(const kk_session *s, kk_key_counts *out);
 
-/* Called after each chunk of a long append.  Return false to stop: the append then fails with
+/* Called after each chunk of a long append, which is shorter while other sessions generate.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */
 typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
 

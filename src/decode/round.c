@@ -229,7 +229,7 @@ static kk_status enqueue_all(step *s, kk_err *err) {
     s->rows = 1;
     if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
     const bool fits = r->room > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
-    if (!fits || fills_sink(r) || r->flight[1].queued) return KK_OK;
+    if (!fits || s->all->company || fills_sink(r) || r->flight[1].queued) return KK_OK;
     const kk_status st = enqueue(s->all, r, 1, err);
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
 }
@@ -308,11 +308,12 @@ static kk_status forward_all(step *s, kk_err *err) {
 /* ---- choose and match ------------------------------------------------------------------- */
 
 /* Greedy choices are the device's, which makes them for all rows at once with all its threads;
- * rows that turn out not to count cost less than to wait for each verdict. */
+ * rows that turn out not to count cost less than to wait for each verdict.  Not where a round in
+ * flight may have its choice in their place. */
 static bool picks(const step *s) {
-    bool greedy = !s->all->ahead && s->rows <= KK_PICK_ROWS;
-    for (int32_t i = 0; i < s->n; i++) greedy = greedy && is_greedy(s->rounds[i]);
-    return greedy;
+    bool any_greedy = false;
+    for (int32_t i = 0; i < s->n; i++) any_greedy |= is_greedy(s->rounds[i]);
+    return any_greedy && s->rows <= KK_PICK_ROWS && (!s->all->ahead || s->n > 1);
 }
 
 /* What the round's sampling makes of the logits of its row i, which lie in r; the tokens before the
@@ -373,8 +374,10 @@ static kk_status match_all(step *s, kk_err *err) {
         KK_TRY(kk_gemma4_choose(s->all->model, &ticket, err));
         KK_TRY(kk_gemma4_picked(s->all->model, ticket, pick, s->rows, err));
     }
-    for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1)
-        KK_TRY(match(s, s->rounds[i], first, picked ? pick : NULL, err));
+    for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1) {
+        const bool greedy = is_greedy(s->rounds[i]);
+        KK_TRY(match(s, s->rounds[i], first, picked && greedy ? pick : NULL, err));
+    }
     const double chose = kk_now() - from - s->verify_s;
     for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += chose;
     return KK_OK;
@@ -427,7 +430,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     }
     step s = {.all = all, .rounds = rounds, .n = n};
     const bool ahead = goes_ahead(&s);
-    if (ahead && all->in_flight != rounds[0]) land(all);
+    if ((ahead || n > 1) && all->in_flight != rounds[0]) land(all);
     kk_status st = draft_all(&s, true, err);
     if (st == KK_OK) choose_lengths(&s);
     if (st == KK_OK) st = draft_all(&s, false, err);
@@ -457,19 +460,31 @@ void kk_round_first(const kk_rounds *all, kk_round *r) {
     if (!r->refused) take(r, 0, pick);
 }
 
-void kk_round_commit(kk_round *r, int32_t n_keep) {
-    assert(n_keep >= 0 && n_keep <= r->n_out);
-    const double from = kk_now();
+bool kk_round_in_flight(const kk_round *r) { return r->flight[0].queued; }
+
+void kk_round_keep(kk_round *r, int32_t n_keep) {
+    assert(n_keep >= 0 && n_keep <= r->n_out && r->unsettled == 0);
     if (n_keep > 0) r->hash = r->hash_after[n_keep - 1];
     r->len += n_keep;
     r->n_out = 0;
+    r->unsettled = n_keep;
+}
+
+void kk_round_settle(kk_round *r) {
+    const double from = kk_now();
     /* Every token but the last is in the cache; also the last, while nothing follows a prompt. */
     const int64_t held = kk_cache_len(r->cache);
     const int64_t keep = held > r->len - 1 ? held : r->len - 1;
-    if (n_keep > 0 && next_flight(r))
+    if (r->unsettled > 0 && next_flight(r))
         kk_cache_advance(r->cache, keep);
     else
         kk_cache_commit(r->cache, keep);
     kk_drafting_commit(r->drafting, (int32_t)(keep - held));
+    r->unsettled = 0;
     r->stats->commit_s += kk_now() - from;
+}
+
+void kk_round_commit(kk_round *r, int32_t n_keep) {
+    kk_round_keep(r, n_keep);
+    kk_round_settle(r);
 }

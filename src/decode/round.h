@@ -34,6 +34,7 @@ typedef struct {
     int32_t n_tapped;
     kk_restorer *restorer;      /* NULL: no session keeps latents */
     bool ahead;                 /* plain greedy rounds are enqueued before their token is known */
+    bool company;               /* other sessions wait: not now */
     struct kk_round *in_flight; /* whose choice the device holds; NULL: nobody's */
     /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
      * some, whose rounds take several times as long. */
@@ -80,6 +81,7 @@ typedef struct kk_round {
     int32_t room;        /* tokens that may still be emitted, >= 1 */
     uint64_t hash;       /* of the rows chosen so far */
     kk_flight flight[2]; /* this round's and the next one's */
+    int32_t unsettled;   /* tokens on the timeline since kk_round_settle */
 
     int32_t n_draft, n_right; /* drafted, and of them right */
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
@@ -93,8 +95,14 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
 /* The outcome without a forward, for a session whose last token's logits are at hand (in
  * r->logits): the first token after a prompt. */
 void kk_round_first(const kk_rounds *all, kk_round *r);
-/* Puts the first n_keep of the outcome on the timeline; the rest is forgotten. */
+/* Puts the first n_keep of the outcome on the timeline; the rest is forgotten.  Two steps: keep
+ * touches nothing but the session's own tokens; settle brings caches up to them, pages of which go
+ * back to pools that all sessions share, and must come before the next round. */
 void kk_round_commit(kk_round *r, int32_t n_keep);
+void kk_round_keep(kk_round *r, int32_t n_keep);
+void kk_round_settle(kk_round *r);
+/* Whether the next round was enqueued already. */
+bool kk_round_in_flight(const kk_round *r);
 /* Forgets what is in flight; after the last round of a generation, whatever ended it. */
 void kk_round_end(kk_rounds *all, kk_round *r);
 

@@ -16,8 +16,8 @@
 
 enum { LEAST_ROWS = 128, DEFAULT_LOGITS = 17, MOST_ROWS = 1 << 16 };
 
-void kk_engine_lock(kk_engine *e) { pthread_mutex_lock(&e->lock); }
-void kk_engine_unlock(kk_engine *e) { pthread_mutex_unlock(&e->lock); }
+void kk_engine_lock(kk_engine *e) { kk_fair_lock_take(&e->lock); }
+void kk_engine_unlock(kk_engine *e) { kk_fair_lock_give(&e->lock); }
 const kk_config *kk_engine_config(const kk_engine *e) { return kk_gemma4_config(e->model); }
 
 /* ---- open ------------------------------------------------------------------------------- */
@@ -320,7 +320,8 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     KK_TRY(check_opts(opts, err));
     kk_engine *e = kk_zalloc(sizeof *e);
     if (!e) return kk_fail(err, KK_ENOMEM, "no memory for an engine");
-    pthread_mutex_init(&e->lock, NULL);
+    kk_fair_lock_init(&e->lock);
+    kk_schedule_init(&e->schedule);
     e->mem.limit = (int64_t)opts->memory_limit;
     kk_status st;
     if ((st = find_device(e, opts, err))) goto fail;
@@ -358,7 +359,8 @@ void kk_engine_close(kk_engine *e) {
     kk_projection_close(e->projection);
     kk_drafter_close(e->drafter);
     kk_checkpoint_close(e->checkpoint);
-    pthread_mutex_destroy(&e->lock);
+    kk_schedule_free(&e->schedule);
+    kk_fair_lock_free(&e->lock);
     kk_free(e);
 }
 

@@ -1,14 +1,13 @@
 /* engine.h - the inside of an engine, for the files of this folder and for tests.
  *
  * Locking: what changes in an engine, but for counters, is touched only between kk_engine_lock
- * and _unlock.  The library's calls hold the lock for one forward at a time and never while they
- * call back, so that sessions of several threads take turns chunk by chunk and round by round. */
+ * and _unlock, which go to threads in the order in which they ask.  The library's calls hold the
+ * lock for one forward at a time and never while they call back.  Which forward is next, and whose
+ * rounds it joins, is the schedule's, which has a lock of its own; nobody holds both. */
 #ifndef KK_ENGINE_ENGINE_H
 #define KK_ENGINE_ENGINE_H
 
-#include <pthread.h>
-
-#include "decode/round.h"
+#include "engine/schedule.h"
 #include "format/checkpoint.h"
 #include "model/restorer.h"
 #include "propose/dflash.h"
@@ -46,7 +45,8 @@ typedef struct {
 
 struct kk_engine {
     kk_mem mem;
-    pthread_mutex_t lock;
+    kk_fair_lock lock;
+    kk_schedule schedule;
     const kk_backend *backend;
     kk_dev *dev;
     kk_checkpoint *checkpoint;

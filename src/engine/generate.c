@@ -39,12 +39,12 @@ static kk_status check_start(const kk_session *s, const kk_generate_opts *o, kk_
 /* logprobs: [KK_MAX_DRAFT + 1] */
 static kk_choose_opts choose_opts_of(const kk_generate_opts *o, void *user, kk_logprobs *logprobs) {
     return (kk_choose_opts){.bias = o->bias,
-                      .n_bias = o->n_bias,
-                      .mask = o->mask,
-                      .mask_at = o->mask_at,
-                      .user = user,
-                      .n_logprobs = o->n_logprobs,
-                      .logprobs = o->on_logprobs ? logprobs : NULL};
+                            .n_bias = o->n_bias,
+                            .mask = o->mask,
+                            .mask_at = o->mask_at,
+                            .user = user,
+                            .n_logprobs = o->n_logprobs,
+                            .logprobs = o->on_logprobs ? logprobs : NULL};
 }
 
 static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *stats) {
@@ -72,33 +72,24 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
     return r;
 }
 
-static int64_t syncs_of(const kk_engine *e) {
-    kk_dev_counts counts;
-    e->backend->counts(e->dev, &counts);
-    return counts.syncs;
+/* The first token after a prompt needs no forward: its logits are at hand. */
+static kk_status choose_next(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
+    if (!kk_session_settled(s)) return kk_schedule_round(s, r, result, err);
+    kk_engine_lock(s->engine);
+    const double from = kk_now();
+    kk_round_first(&s->engine->rounds, r);
+    result->decode_s += kk_now() - from;
+    kk_engine_unlock(s->engine);
+    return KK_OK;
 }
 
-/* The first token after a prompt needs no forward: its logits are at hand. */
 static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
-    const double from = kk_now();
-    kk_status st = KK_OK;
-    kk_round *one = r;
+    KK_TRY(choose_next(s, r, result, err));
+    if (!r->refused) return KK_OK;
     kk_engine_lock(s->engine);
-    const int64_t syncs = syncs_of(s->engine);
-    if (kk_session_settled(s)) {
-        kk_round_first(&s->engine->rounds, r);
-    } else {
-        st = kk_round_run(&s->engine->rounds, &one, 1, err);
-        result->rounds += st == KK_OK;
-    }
-    result->syncs += syncs_of(s->engine) - syncs;
-    if (st == KK_OK && r->refused) {
-        kk_round_commit(r, 0);
-        st = kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
-    }
+    kk_round_commit(r, 0);
     kk_engine_unlock(s->engine);
-    result->decode_s += kk_now() - from;
-    return st;
+    return kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
 }
 
 /* True: go on. */
@@ -113,9 +104,7 @@ static bool emit(kk_session *s, kk_round *r, const kk_generate_opts *o, kk_on_to
         wanted = !on_token || on_token(user, id);
     }
     const bool ended = r->stopped && n == r->n_out;
-    kk_engine_lock(s->engine);
-    kk_round_commit(r, n);
-    kk_engine_unlock(s->engine);
+    kk_round_keep(r, n); /* the caches follow with the next round */
     r->room -= n;
     result->n_tokens += n;
     result->logits_hash = r->hash;
@@ -137,10 +126,13 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     kk_round r = start(s, opts, &result->spec);
     r.choose = choose_opts_of(opts, user, logprobs);
     kk_status st;
+    kk_schedule_enter(s);
     do {
         st = step(s, &r, result, err);
     } while (st == KK_OK && emit(s, &r, opts, on_token, user, result));
+    kk_schedule_leave(s);
     kk_engine_lock(s->engine);
+    if (r.unsettled > 0) kk_round_settle(&r);
     kk_round_end(&s->engine->rounds, &r);
     if (st == KK_OK) kk_drafting_pool(&s->drafting);
     kk_engine_unlock(s->engine);

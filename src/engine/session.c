@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "core/clock.h"
+
 enum { DEFAULT_CTX = 4096 };
 static const int64_t DEFAULT_CHECKPOINTS = (int64_t)1 << 30; /* bytes; kakeya.h says so */
 
@@ -52,6 +54,7 @@ static kk_status open_session(kk_session **out, kk_engine *e, const kk_session_o
     if (!s) return kk_fail(err, KK_ENOMEM, "no memory for a session");
     const int32_t context = kk_engine_config(e)->context;
     s->engine = e;
+    kk_task_init(&s->task, s);
     s->format = opts->kv_format;
     s->keeps = keeps;
     s->diagnosis = diagnosis;
@@ -106,6 +109,7 @@ void kk_session_free(kk_session *s) {
     kk_cache_free(s->cache);
     s->engine->n_sessions--;
     kk_engine_unlock(s->engine);
+    kk_task_free(&s->task);
     kk_free(s->own_layout);
     kk_free(s->diagnosis);
     kk_free(s);
@@ -260,28 +264,60 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
     return KK_OK;
 }
 
-static kk_status evaluate_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *err) {
+typedef struct {
+    int32_t from, end; /* tokens[from .. end) are evaluated */
+    bool with_logits;
+    kk_progress progress;
+    void *user;
+    /* NULL, or marks to be taken before a chunk that alone would have been the only one is cut, as
+     * there must be something to go back to when a later part fails. */
+    kk_session_marks *before;
+} evaluation;
+
+/* Takes those marks; for want of memory the chunk is not cut instead. */
+static bool may_cut(kk_session *s, const evaluation *v) {
     const int64_t at = kk_cache_len(s->cache);
+    const bool needs = v->before && !v->before->cache && at == v->from && at > 0;
+    return !needs || kk_session_mark(s, v->before, NULL) == KK_OK;
+}
+
+/* Up to `most` of the next rows; *n says how many. */
+static kk_status evaluate_chunk(kk_session *s, const evaluation *v, int32_t most, int32_t *n,
+                                kk_err *err) {
+    const int64_t at = kk_cache_len(s->cache);
+    *n = kk_session_pass(s, at, kk_schedule_chunk(s, most));
+    if (*n < most && !may_cut(s, v)) *n = most;
+    const double from = kk_now();
     kk_engine_lock(s->engine);
-    const kk_status st = run_chunk(s, n, with_logits, err);
-    kk_cache_commit(s->cache, st == KK_OK ? at + n : at);
+    const kk_status st = run_chunk(s, *n, v->with_logits && at + *n == v->end, err);
+    kk_cache_commit(s->cache, st == KK_OK ? at + *n : at);
     if (st != KK_OK) kk_drafting_commit(&s->drafting, 0);
     kk_engine_unlock(s->engine);
+    kk_schedule_chunk_done(s, st == KK_OK ? *n : 0, kk_now() - from);
     return st;
 }
 
-kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_progress progress,
-                              void *user, kk_err *err) {
-    const int32_t from = (int32_t)kk_cache_len(s->cache), most = s->engine->rounds.max_rows;
+static kk_status evaluate(kk_session *s, const evaluation *v, kk_err *err) {
+    const int32_t from = v->from, end = v->end, most = s->engine->rounds.max_rows;
     for (int32_t at = from, n; at < end; at += n) {
         n = kk_session_pass(s, at, end - at < most ? end - at : most);
-        KK_TRY(evaluate_chunk(s, n, with_logits && at + n == end, err));
+        KK_TRY(evaluate_chunk(s, v, n, &n, err));
         /* After the last chunk there is nothing left to stop. */
-        if (progress && !progress(user, at + n - from, end - from) && at + n < end)
+        if (v->progress && !v->progress(v->user, at + n - from, end - from) && at + n < end)
             return kk_fail(err, KK_ESTOPPED, "stopped after %d of %d tokens", at + n - from,
                            end - from);
     }
     return KK_OK;
+}
+
+kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_progress progress,
+                              void *user, kk_err *err) {
+    const evaluation v = {.from = (int32_t)kk_cache_len(s->cache),
+                          .end = end,
+                          .with_logits = with_logits,
+                          .progress = progress,
+                          .user = user};
+    return evaluate(s, &v, err);
 }
 
 /* ---- append ----------------------------------------------------------------------------- */
@@ -310,10 +346,16 @@ kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n, kk_p
     kk_session_marks before = {0};
     if (several && cached > 0) KK_TRY(kk_session_mark(s, &before, err));
     memcpy(s->tokens + s->len, tokens, n * sizeof *tokens);
-    const kk_status st = kk_session_evaluate(s, end, true, progress, user, err);
+    const evaluation v = {.from = cached,
+                          .end = end,
+                          .with_logits = true,
+                          .progress = progress,
+                          .user = user,
+                          .before = &before};
+    const kk_status st = evaluate(s, &v, err);
     if (st == KK_OK)
         s->len = end;
-    else if (several)
+    else if (several || kk_cache_len(s->cache) != cached)
         kk_session_go_back(s, &before);
     kk_session_unmark(s, &before);
     return st;
