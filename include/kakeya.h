@@ -287,8 +287,8 @@ typedef struct {
 } kk_key_counts;
 KK_API void kk_session_key_counts(const kk_session *s, kk_key_counts *out);
 
-/* Called after each chunk of a long append, which is shorter while other sessions generate.  Return false to stop: the append then fails with
- * KK_ESTOPPED and the session is as it was. */
+/* Called after each chunk of a long append; chunks are shorter while other sessions generate.
+ * Return false to stop: the append then fails with KK_ESTOPPED and the session is as it was. */
 typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
 
 /* Appends tokens and evaluates them; only the new ones cost anything. */

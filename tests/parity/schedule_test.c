@@ -492,7 +492,7 @@ static void a_failure_is_one_session_s_own(void **state) {
     }
     for (int i = 0; i <= OTHERS; i++)
         while (atomic_load(&d[i].heard) < gates[i].at) nap();
-    /* One leads and cannot go on; the others, among them the one that is to fail, share the next. */
+    /* One leads and cannot go on; the others, one of which is to fail, share the next. */
     kk_engine_lock(e);
     atomic_store(&gates[0].open, true);
     await_queue(e, 0);
