@@ -97,12 +97,6 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
     return check_latents(e, out, diagnosis, err);
 }
 
-bool kk_session_keeps_alike(const kk_session_keeps *a, const kk_session_keeps *b) {
-    return a->kind[KK_SLIDING] == b->kind[KK_SLIDING] && a->kind[KK_FULL] == b->kind[KK_FULL] &&
-           a->sink == b->sink && a->window == b->window && a->chunk == b->chunk &&
-           a->latents == b->latents;
-}
-
 kk_status kk_session_check_drafts(const kk_session *s, kk_err *err) {
     const bool restored =
         s->keeps.kind[KK_SLIDING] == KK_KEEP_RESTORED || s->keeps.kind[KK_FULL] == KK_KEEP_RESTORED;

@@ -290,17 +290,12 @@ kk_status kk_schedule_round(kk_session *s, kk_round *r, kk_result *result, kk_er
 
 /* ---- generations ------------------------------------------------------------------------ */
 
-static bool alike(const kk_session *a, const kk_session *b) {
-    return a->format == b->format && a->diagnosis == b->diagnosis &&
-           kk_session_keeps_alike(&a->keeps, &b->keeps);
-}
-
 void kk_schedule_enter(kk_session *s) {
     kk_schedule *q = &s->engine->schedule;
     kk_task *t = &s->task;
     pthread_mutex_lock(&q->lock);
     const kk_task *other = q->decoding;
-    while (other && !alike(other->session, s)) other = other->decoding;
+    while (other && !kk_cache_alike(other->session->cache, s->cache)) other = other->decoding;
     t->kind = other ? other->kind : q->kinds++;
     t->round_s = 0;
     t->slow = false;

@@ -80,8 +80,6 @@ kk_status kk_session_evaluate(kk_session *s, int32_t end, bool with_logits, kk_p
 kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk_session_opts *o,
                              kk_diagnosis *diagnosis, kk_err *err);
 kk_status kk_session_open_cache(kk_session *s, kk_err *err);
-/* Whether rows of both can be read in one pass. */
-bool kk_session_keeps_alike(const kk_session_keeps *a, const kk_session_keeps *b);
 kk_status kk_session_check_drafts(const kk_session *s, kk_err *err);
 /* How many of the next rows may share a pass: every row that one of them rebuilds must have its
  * latent already. */

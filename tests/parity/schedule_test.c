@@ -116,7 +116,7 @@ static uint32_t draw(uint64_t *state, uint32_t n) {
 static kk_session_opts draw_keeping(uint64_t *rng) {
     static const kk_kv_format formats[] = {KK_KV_BF16, KK_KV_Q8, KK_KV_Q4, KK_KV_F32};
     const bool all = draw(rng, 2);
-    kk_session_opts o = all ? (kk_session_opts){0} : keeping_at((int)draw(rng, 8 * REACHES));
+    kk_session_opts o = all ? (kk_session_opts){0} : keeping_at((int)draw(rng, 8 * BOUNDS));
     o.kv_format = formats[draw(rng, 4)];
     o.ctx = 400;
     return o;
