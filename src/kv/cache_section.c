@@ -4,8 +4,8 @@
  * for each page that the rows need, by kind, set where the page is that of the state before.  Then,
  * by kind, the pages that are not, and the rows of the sink.  Saving copies nothing but a page that
  * is not full and the sink: pages go to the file from where they lie, which needs no lock, because
- * a page that is shared with a mark is written by nobody.  Pages of a device come to the host one by
- * one.
+ * a page that is shared with a mark is written by nobody.  Pages of a device come to the host one
+ * by one.
  *
  * Files of format 2 have one state, all of its pages, and no page table. */
 #include <stdio.h>

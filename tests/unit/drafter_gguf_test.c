@@ -378,7 +378,7 @@ static void another_tensor_is_refused(void **state) {
     refused(p.bent, "'output.weight'");
 }
 
-/* ---- files of others -------------------------------------------------------------------------- */
+/* ---- files of others --------------------------------------------------------------------- */
 
 static void put_tokens(kk_gguf_writer *w, int32_t n) {
     char text[16];
