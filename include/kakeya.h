@@ -295,7 +295,7 @@ typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
 KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n,
                                    kk_progress progress, void *user, kk_err *err);
 /* Takes the timeline back to len tokens.  Sliding layers hold one window of rows: when len
- * lies further back than they reach, the nearest checkpoint at or before it is taken and the
+ * lies further back than that, the nearest checkpoint at or before it is taken and the
  * rest is evaluated again; *evaluated says how many tokens that took.  Fails only for want of
  * memory, or when len is not on the timeline. */
 KK_API kk_status kk_session_rewind(kk_session *s, int32_t len, int32_t *evaluated, kk_err *err);

@@ -1,11 +1,11 @@
 /* cpu_attend.c - storing K/V rows in pages and attending over them.
  *
  * A task is one K/V head (or, when there are fewer of those than threads, some of its query
- * heads) for a few rows of one session, so that a page's rows are turned to floats once for all
+ * heads) for a few rows of one session, so that a page's rows are converted to floats once for all
  * of them.  Rows never share sums, so tasks can be cut anyhow. */
 #include "backend/cpu/evicted.h"
 
-/* Both operations keep heads in room of fixed size. */
+/* Both operations keep heads in buffers of fixed size. */
 static kk_status check_heads(const kk_kv_slot *slot, int32_t n_head, kk_err *err) {
     const int32_t group = n_head / slot->n_kv_head;
     if (slot->head_dim <= 512 && group <= KK_ATTEND_PAIRS) return KK_OK;

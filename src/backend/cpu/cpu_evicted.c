@@ -1,21 +1,23 @@
 /* cpu_evicted.c - attention over rows that are not all stored in their pages.
  *
  * Rows of a group that share a chunk see the same rows as stored and the same as gone.  For them,
- * pages are taken a few at a time, as many as a fixed room holds.  A page that is stored whole is
- * read where it lies.  Any other is put together in that room, in the cache's own format: the
- * sink's rows from where they are kept, rows that are gone from their latents, the rest copied.
+ * pages are taken in batches, as many at a time as a buffer of fixed size holds.  A page that is
+ * stored whole is read where it lies.  Any other is assembled in that buffer, in the cache's own
+ * format: the sink's rows from where they are kept, rows that are gone from their latents, the rest
+ * copied.
  * From there on attention knows no difference, and its sums go on from one batch to the next.
  *
- * Rows are rebuilt whole only where true ones are mixed in, for diagnosis.  Otherwise what is gone
- * is left out here, as if it were not seen, and cpu_latent.c adds it without rebuilding most of it.
+ * Rows are rebuilt whole only under diagnosis, where true ones are mixed in.  Otherwise what is
+ * gone is left out here, as if it were not seen, and cpu_latent.c adds it without rebuilding most
+ * of it.
  *
  * A row is rebuilt once for all queries and heads of its batch, the products are strips of ordinary
- * matrices shared out among threads, and no room depends on the length of the context. */
+ * matrices shared out among threads, and no buffer depends on the length of the context. */
 #include "backend/cpu/evicted.h"
 
 enum { BATCH_BYTES = 2 << 20, BATCH_MOST = 16 };
 
-/* The room of a batch: pages, angles, latents as floats and as rounded activations. */
+/* The buffer of a batch: pages, angles, latents as floats and as rounded activations. */
 typedef struct {
     int32_t pages;
     size_t slot_bytes; /* K and V of one page */
@@ -269,7 +271,7 @@ static void attend_tiles(void *arg, int64_t begin, int64_t end, int32_t thread) 
     }
 }
 
-/* The pages from s->page on that lie side by side, up to the room's number of them; returns the
+/* The pages from s->page on that follow one another, as many as fit a batch; returns the
  * one after. */
 static int64_t gather_batch(segment *s) {
     const int64_t end = (s->all.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
@@ -277,7 +279,7 @@ static int64_t gather_batch(segment *s) {
     s->n_made = 0;
     for (s->end = s->page; s->end < end && s->end - s->page < s->room.pages; s->end++) {
         const int32_t i = (int32_t)(s->end - s->page);
-        /* A sink that reaches up to the window is in sight with it, though its page may be gone. */
+        /* A sink that overlaps the window is one range with it, though its page may be gone. */
         const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];
         s->at[i] = whole ? s->g->pages[s->end] + s->a->slot.k_off : batch_page(s, i);
         if (!whole) s->made[s->n_made++] = i;
