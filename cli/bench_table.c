@@ -136,3 +136,17 @@ void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r) {
            "prefill", "rebuilt", "keys/query", "K/V", drafts ? "   with dflash" : "");
     for (int32_t i = 0; i < r->n_policies; i++) print_policy(&r->policy[i]);
 }
+
+void bench_print_sessions(const kk_bench_opts *o, const kk_bench_result *r) {
+    const kk_bench_sessions *s = &r->sessions;
+    if (!s->n) return;
+    printf("sessions      %d together %.2f tok/s, alone %.2f: %.2fx at context %d (%d turns)\n",
+           s->n, (double)s->all_together.tokens / s->all_together.seconds,
+           (double)s->all_alone.tokens / s->all_alone.seconds, s->ratio, o->ctx, s->turns);
+    printf("              %.2f sessions in a round; logits %s those of each alone\n",
+           (double)s->in_rounds / (double)s->rounds, kk_bench_sessions_same(s) ? "are" : "are NOT");
+    printf("              a prompt of %d tokens beside one: longest gap %.1f ms, median %.1f ms; "
+           "%.2f s in %lld chunks, alone %.2f s\n",
+           s->arriving, 1e3 * s->gap.max, 1e3 * s->gap.median, s->prefill_beside_s,
+           (long long)s->chunks, s->prefill_alone_s);
+}

@@ -14,11 +14,13 @@
 #include "eval/bench.h"
 #include "eval/promptset.h"
 
+enum { MOST_LOGITS = 17 }; /* of a forward, unless the engine is told another number */
+
 typedef struct {
     loader_args load;
     loader_cache_args keep; /* of the policies */
     const char *arms, *policies, *sets, *prompts, *trace, *rows, *report, *kv_format, *ctx;
-    int32_t predict, prefill, repeat, samples, draft_max, draft_ctx;
+    int32_t predict, prefill, repeat, samples, sessions, draft_max, draft_ctx;
     bool draft_fixed, attention, quiet;
 } bench_args;
 
@@ -46,6 +48,10 @@ static const option bench_options[] = {
                   "rows of a forward to compare; none: leave it out (default: 1,2,4,8,16)"),
     OPTION_FLAG(NULL, "attention", AT(attention),
                 "compare attention for one row over the K/V formats at context --ctx"),
+    OPTION_INT(
+        NULL, "sessions", "N", AT(sessions), 2, KK_BENCH_MOST_SESSIONS,
+        "sessions that decode at --ctx in threads of their own, against the same one by one; "
+        "and a prompt that arrives beside one (default: none)"),
     OPTION_INT(NULL, "repeat", "N", AT(repeat), 1, 64, "repeats; medians are shown (default: 5)"),
     LOADER_FORMAT_OPTION(AT(kv_format)),
     OPTION_HEADING("What layers keep"),
@@ -326,6 +332,7 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     bench_print_sets(o, r);
     bench_print_attention(o, r);
     bench_print_policies(o, r);
+    bench_print_sessions(o, r);
     print_memory(r);
     print_device(r);
 }
@@ -335,6 +342,9 @@ static int judge(const kk_bench_opts *o, const kk_bench_result *r) {
     int32_t different = 0;
     for (int32_t i = 0; i < o->n_arms; i++) different += r->all.arm[i].different;
     for (int32_t i = 0; i < r->n_policies; i++) different += r->policy[i].dflash.different;
+    if (r->sessions.n && !kk_bench_sessions_same(&r->sessions))
+        return output_failed("sharing forwards changed what was generated",
+                             "This is a fault of the program: please report it with the command.");
     if (different == 0) return EXIT_DONE;
     return output_failed("drafting changed what was generated",
                          "This is a fault of the program: please report it with the command.");
@@ -370,6 +380,7 @@ static int run(int argc, char **argv) {
                        .draft_ctx = a.draft_ctx,
                        .draft_fixed = a.draft_fixed,
                        .attention = a.attention,
+                       .sessions = a.sessions,
                        .keep = loader_session_opts(&a.keep),
                        .on_step = on_step,
                        .user = &a};
@@ -378,6 +389,7 @@ static int run(int argc, char **argv) {
     if (!read_policies(&a, &o, &code)) return code;
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
     if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
+    if (a.sessions > MOST_LOGITS) o.engine.max_logits = a.sessions; /* a row for each */
     char *command = output_command("kakeya bench", argc, argv);
     code = measure(&a, &o, command);
     free(command);
@@ -397,7 +409,10 @@ const verb verb_bench = {
         "costs predicts.  Every arm must give the tokens and logits of plain decoding.\n\n"
         "--policies compares what layers keep of their rows, in turns at the same length of\n"
         "context: time of a token, rows that were rebuilt for it, keys that were read, memory,\n"
-        "and with a drafter what drafting gains where rows are rebuilt once for a round.",
+        "and with a drafter what drafting gains where rows are rebuilt once for a round.\n\n"
+        "--sessions compares sessions that decode together, each in a thread of its own, with\n"
+        "the same one after the other, and times the tokens of a session while a prompt of\n"
+        "4,096 tokens is read beside it.  Everybody must get the logits they get alone.",
     .examples = "  kakeya bench --arms plain,dflash,ngram --set code,needle,json,edit,prose\n"
                 "  kakeya bench --arms plain,dflash --draft-max 4 --draft-fixed --set code\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 --arms plain,dflash \\\n"
@@ -405,6 +420,7 @@ const verb verb_bench = {
                 "  kakeya bench --synthetic 26b-a4b:q4_0 --ctx 4096 --attention\n"
                 "  kakeya bench --policies --ctx 3000 -mp projection --prefill 0 --rows none\n"
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 -n 64 --report bench.json\n"
+                "  kakeya bench --sessions 8 --ctx 64 --prefill 0 --rows none\n"
                 "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n"
                 "  kakeya bench --device cuda --synthetic 26b-a4b:bf16 --ctx 1238,3238 \\\n"
                 "      --prefill 3238 --rows 1,4,8,16\n",

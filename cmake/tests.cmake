@@ -99,6 +99,20 @@ else()
   message(STATUS "cmocka not found: unit, parity and fault tests are not built")
 endif()
 
+# The example of the documentation: what it prints is looked at, and that it ends well.
+add_executable(example_sessions docs/examples/sessions.c)
+kk_flags(example_sessions)
+target_include_directories(example_sessions PRIVATE include)
+target_link_libraries(example_sessions PRIVATE kakeya_static Threads::Threads m)
+set_target_properties(example_sessions PROPERTIES
+                      RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+add_test(NAME e2e.example_sessions
+         COMMAND example_sessions "${CMAKE_CURRENT_SOURCE_DIR}/models/tiny/verifier" "def add(" "import os"
+                 "class Tree:" "for i in range(")
+set_tests_properties(e2e.example_sessions PROPERTIES LABELS "e2e;threads" TIMEOUT 300
+                     PASS_REGULAR_EXPRESSION "=== [0-9]+ passes, [0-9.]+ sessions in each")
+add_dependencies(threads_tests example_sessions)
+
 # Every prompt with every setting takes too long for a test: built and run by `make lossless-all`.
 kk_test_executable(lossless_all tests/lossless/lossless_all.c)
 set_target_properties(lossless_all PROPERTIES EXCLUDE_FROM_ALL ON)

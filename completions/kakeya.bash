@@ -71,7 +71,7 @@ _kakeya() {
     info) words="$model --check --json" ;;
     bench)
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
-            --policies --sink --window --chunk --latents
+            --sessions --policies --sink --window --chunk --latents
             --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
             --accept-trace --report -q --quiet"
         ;;

@@ -80,6 +80,7 @@ complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'sa
 # One verb each
 complete -c kakeya -n '__kakeya_of info' -l check -d 'look for values that are not finite'
 complete -c kakeya -n '__kakeya_of bench' -l arms -x -a 'plain plain,dflash plain,dflash,ngram' -d 'ways to decode'
+complete -c kakeya -n '__kakeya_of bench' -l sessions -x -d 'sessions that decode together'
 complete -c kakeya -n '__kakeya_of bench' -l policies -a 'all exact,window exact,restored' -d 'compare what layers keep'
 complete -c kakeya -n '__kakeya_of bench' -l attention -d 'compare the K/V formats'
 complete -c kakeya -n '__kakeya_of bench' -l accept-trace -x -a geom:0.744:1 -d 'acceptance on random weights'

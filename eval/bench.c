@@ -375,6 +375,9 @@ static kk_status check(const kk_bench_opts *o, kk_err *err) {
         return kk_fail(err, KK_EINVAL, "%d repeats; 1 to %d are possible", o->repeat, MAX_REPEAT);
     if (o->n_rows < 0 || o->n_rows > KK_BENCH_ROWS)
         return kk_fail(err, KK_EINVAL, "%d row counts; %d at most", o->n_rows, KK_BENCH_ROWS);
+    if (o->sessions < 0 || o->sessions > KK_BENCH_MOST_SESSIONS)
+        return kk_fail(err, KK_EINVAL, "%d sessions; %d at most", o->sessions,
+                       KK_BENCH_MOST_SESSIONS);
     if (o->n_longer < 0 || o->n_longer > KK_BENCH_CONTEXTS)
         return kk_fail(err, KK_EINVAL, "%d contexts more; %d at most", o->n_longer,
                        KK_BENCH_CONTEXTS);
@@ -463,6 +466,7 @@ static kk_status run(bench *b, kk_err *err) {
     kk_session_free(b->session);
     b->session = NULL;
     if (kk_bench_compares(b->opts)) KK_TRY(kk_bench_policies(b->opts, b->engine, b->out, err));
+    if (b->opts->sessions) KK_TRY(kk_bench_share(b->opts, b->engine, b->out, err));
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_after, err));
     close_engine(b); /* its memory may be needed now */
     if (b->opts->attention) KK_TRY(kk_bench_attend(b->opts, b->out, err));

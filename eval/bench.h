@@ -24,6 +24,7 @@ enum {
     KK_BENCH_FORMATS = 4,
     KK_BENCH_MAX_REPEAT = 64,
     KK_BENCH_CONTEXTS = 8,
+    KK_BENCH_MOST_SESSIONS = 64,
 };
 
 /* What layers keep of their rows: all; what their window leaves, and the rest is lost; or the rest
@@ -62,6 +63,7 @@ typedef struct {
     kk_trace_opts trace; /* of the dflash arm */
     bool attention;      /* compare attention over the K/V formats */
 
+    int32_t sessions;         /* decode together at ctx, and alone; 0: none do */
     bool ways[KK_BENCH_WAYS]; /* policies to compare at ctx; none: nothing is */
     bool ways_possible;       /* of these, what the engine's projection can do; else all or none */
     kk_session_opts keep;     /* sink, window, chunk and latents of them */
@@ -179,6 +181,29 @@ typedef struct {
     int64_t bytes[KK_MEM_CATEGORIES]; /* with one such session, and no other */
 } kk_bench_policy;
 
+/* All sessions once, one after the other or together. */
+typedef struct {
+    int64_t tokens;    /* that took a round */
+    double seconds;    /* wall time */
+    int32_t different; /* sessions whose logits were others than before */
+} kk_bench_turns_of;
+
+typedef struct {
+    int32_t n, turns; /* sessions, 0: none were compared; and how often */
+    kk_bench_turns_of alone[KK_BENCH_MAX_REPEAT], together[KK_BENCH_MAX_REPEAT];
+    kk_bench_turns_of all_alone, all_together;
+    double ratio;              /* rate together over rate alone */
+    int64_t rounds, in_rounds; /* forwards together, and sessions in them, summed */
+    uint64_t alone_hash[KK_BENCH_MOST_SESSIONS], together_hash[KK_BENCH_MOST_SESSIONS];
+    /* A prompt that is read beside a session that decodes. */
+    int32_t arriving;
+    double prefill_alone_s, prefill_beside_s;
+    int64_t chunks;
+    kk_bench_spread gap; /* seconds between tokens meanwhile */
+    bool arrival_same;   /* both got the logits that they get alone */
+} kk_bench_sessions;
+bool kk_bench_sessions_same(const kk_bench_sessions *s); /* everybody always did */
+
 typedef struct {
     kk_machine machine;
     kk_model_info model;
@@ -207,6 +232,7 @@ typedef struct {
     int32_t n_sets; /* 0: no arms were compared */
     kk_bench_attention attention[KK_BENCH_FORMATS];
     int32_t n_attention;
+    kk_bench_sessions sessions;
     kk_bench_policy policy[KK_BENCH_WAYS];
     int32_t n_policies;        /* 0: none were compared */
     char policy_text[64];      /* where the text came from */

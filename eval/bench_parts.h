@@ -52,6 +52,9 @@ kk_status kk_bench_experts(kk_session *s, const int32_t *ids, int32_t rows, kk_b
                            kk_err *err);
 /* Compares attention over K/V formats at the shapes of the model. */
 kk_status kk_bench_attend(const kk_bench_opts *o, kk_bench_result *out, kk_err *err);
+/* Compares sessions alone and together; and their part of the report, NULL: there is none. */
+kk_status kk_bench_share(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
+struct json_t *kk_bench_sessions_json(const kk_bench_opts *o, const kk_bench_result *r);
 /* Whether policies are to be compared; whether they can be, before anything is measured; the
  * comparison, of sessions beside which the engine has no other. */
 bool kk_bench_compares(const kk_bench_opts *o);

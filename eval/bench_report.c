@@ -321,6 +321,8 @@ static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, con
     add_sets(body, o, r);
     json_t *policies = body ? kk_bench_policies_json(o, r) : NULL;
     if (policies) json_object_set_new(body, "policies", policies);
+    json_t *sessions = body ? kk_bench_sessions_json(o, r) : NULL;
+    if (sessions) json_object_set_new(body, "sessions", sessions);
     return kk_report_new("bench", body);
 }
 

@@ -59,6 +59,8 @@ static const entry rules[] = {
            "attention read rebuilt keys exactly where rows were rebuilt"),
     ALWAYS("POLICY_RECOUNT", "bench", kk_rule_policy_recount,
            "policies are held against exact, and their figures are those of their turns"),
+    ALWAYS("SESSIONS_RECOUNT", "bench", kk_rule_sessions_recount,
+           "sessions together are held against the same alone, and got the same logits"),
     /* recall */
     ALWAYS("EMPTY_NEEDLE", NULL, kk_rule_empty_needle, "every recalled code is a code"),
     ALWAYS("RECALL_RECOUNT", NULL, kk_rule_recall_recount,

@@ -81,6 +81,8 @@ void kk_rule_baseline_as_sut(kk_gate *g);
 void kk_rule_reach_mismatch(kk_gate *g);
 /* gate_policies.c */
 void kk_rule_policy_recount(kk_gate *g);
+/* gate_sessions.c */
+void kk_rule_sessions_recount(kk_gate *g);
 /* gate_recall.c */
 void kk_rule_empty_needle(kk_gate *g);
 void kk_rule_recall_recount(kk_gate *g);

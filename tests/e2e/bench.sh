@@ -69,6 +69,14 @@ exits 0 bench --synthetic tiny:q4_0 --attention --ctx 200 -n 2 --prefill 0 --row
 has "$out" "attention     bf16" "f32 " "q8 " "q4 " "for one row at context 200"
 json "$(cat "$work/attention.json")" attention formats kv_format ratio kv_bytes kv_ratio
 
+# Sessions together and one by one.
+exits 0 bench --synthetic tiny:q4_0 --sessions 3 --ctx 40 -n 6 --prefill 0 --rows none --repeat 2 \
+    -t 1 -q --report "$work/sessions.json"
+has "$out" "sessions      3 together" "logits are those of each alone" "a prompt of 4096 tokens beside"
+json "$(cat "$work/sessions.json")" sessions alone together ratio logits_hashes arrival gap_s identical
+exits 0 report check "$work/sessions.json"
+exits 2 bench --synthetic tiny:q4_0 --sessions 1
+
 # Decoding by what layers keep.
 random="--synthetic tiny:q4_0 --prefill 0 --rows none -t 1 -q"
 exits 0 bench --policies $random -mp synthetic:64 -md synthetic --ctx 200 -n 8 --repeat 2 --sink 2 \
