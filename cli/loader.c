@@ -210,7 +210,8 @@ const char *loader_format_name(kk_kv_format f) {
 }
 
 kk_spec loader_spec(const char *name) {
-    for (kk_spec s = KK_SPEC_NONE; name && s <= KK_SPEC_NGRAM; s++)
+    const char *unnamed = kk_spec_name(KK_SPEC_AUTO); /* as numbers after the last are, too */
+    for (kk_spec s = KK_SPEC_NONE; name && strcmp(kk_spec_name(s), unnamed) != 0; s++)
         if (strcmp(name, kk_spec_name(s)) == 0) return s;
     return KK_SPEC_AUTO;
 }
