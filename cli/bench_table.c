@@ -84,13 +84,11 @@ void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r) {
 }
 
 void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r) {
-    static const char *const names[] = {
-        [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
     for (int32_t i = 0; i < r->n_attention; i++) {
         const kk_bench_attention *a = &r->attention[i];
         printf("%-12s  %-4s  %.2f ms for one row at context %d, %.2fx; K/V %s, %.3fx\n",
-               i ? "" : "attention", names[a->format], 1e3 * a->seconds.median, o->ctx, a->ratio,
-               term_bytes((double)a->kv_bytes).text, a->kv_ratio);
+               i ? "" : "attention", kk_kv_format_name(a->format), 1e3 * a->seconds.median, o->ctx,
+               a->ratio, term_bytes((double)a->kv_bytes).text, a->kv_ratio);
     }
 }
 

@@ -24,8 +24,9 @@ static const option kv_options[] = {
                   "program)"),
     OPTION_HEADING("Formats"),
     OPTION_STRING(NULL, "formats", "LIST", AT(formats),
-                  "how K/V rows are stored: f32, bf16, q8, q4 (default: all; f32, the identity, is "
-                  "always among them)"),
+                  "names of K/V formats with commas between, as --kv-format of 'run' takes them "
+                  "(default: all; "
+                  "f32, the identity, is always among them)"),
     EVAL_TEXTS_OPTIONS(kv_args, texts),
     OPTION_HEADING("Output"),
     OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
@@ -33,29 +34,28 @@ static const option kv_options[] = {
     LOADER_DEVICE_OPTIONS(kv_args, load),
 };
 
-static bool read_formats(const char *text, kk_kvformats_opts *o, int *code) {
-    eval_names list;
-    if (!eval_split(text ? text : "f32,bf16,q8,q4", &list) || list.n >= KK_KVFORMATS) {
-        eval_names_free(&list);
-        *code = options_wrong(&eval_kv, "--formats takes 1 to %d names with commas between",
-                              KK_KVFORMATS - 1);
+static bool add_format(const char *name, kk_kvformats_opts *o, int *code) {
+    kk_kv_format f;
+    if (!kk_kv_format_named(name, &f)) {
+        *code = options_wrong(&eval_kv, "--formats: there is no format '%.20s'", name);
         return false;
     }
-    bool good = true;
-    for (size_t i = 0; i < list.n && good; i++) {
-        const kk_kv_codec *codec = kk_kv_codec_named(list.name[i]);
-        good = codec != NULL;
-        o->codec[o->n_codecs++] = codec;
-        if (!good)
-            *code = options_wrong(&eval_kv,
-                                  "--formats: there is no format '%.20s'; f32, bf16, q8 "
-                                  "and q4 are",
-                                  list.name[i]);
-        for (int32_t j = 0; j + 1 < o->n_codecs && good; j++) {
-            good = o->codec[j] != codec;
-            if (!good) *code = options_wrong(&eval_kv, "--formats names %s twice", codec->name);
+    for (int32_t i = 0; i < o->n_formats; i++)
+        if (o->format[i] == f) {
+            *code = options_wrong(&eval_kv, "--formats names %s twice", name);
+            return false;
         }
-    }
+    o->format[o->n_formats++] = f;
+    return true;
+}
+
+static bool read_formats(const char *text, kk_kvformats_opts *o, int *code) {
+    eval_names list;
+    for (int f = 0; !text && f < KK_KV_FORMATS; f++) o->format[o->n_formats++] = (kk_kv_format)f;
+    if (!text) return true;
+    bool good = eval_split(text, &list);
+    if (!good) *code = options_wrong(&eval_kv, "--formats takes names with commas between");
+    for (size_t i = 0; i < list.n && good; i++) good = add_format(list.name[i], o, code);
     eval_names_free(&list);
     return good;
 }

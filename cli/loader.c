@@ -196,17 +196,17 @@ kk_engine *loader_open(const verb *v, const loader_args *a, int *code) {
 
 /* ---- sessions ---------------------------------------------------------------------------- */
 
-static const char *const formats[] = {
-    [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
+const char *loader_format_at(int i) { return kk_kv_format_name((kk_kv_format)i); }
 
 kk_kv_format loader_kv_format(const char *name) {
-    for (size_t i = 0; name && i < OPTION_COUNT(formats); i++)
-        if (strcmp(name, formats[i]) == 0) return (kk_kv_format)i;
-    return KK_KV_BF16;
+    kk_kv_format f = KK_KV_BF16;
+    if (name) kk_kv_format_named(name, &f); /* the options' table has checked it */
+    return f;
 }
 
 const char *loader_format_name(kk_kv_format f) {
-    return (size_t)f < OPTION_COUNT(formats) ? formats[f] : "?";
+    const char *name = kk_kv_format_name(f);
+    return name ? name : "?";
 }
 
 kk_spec loader_spec(const char *name) {

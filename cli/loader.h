@@ -48,6 +48,7 @@ kk_session_opts loader_session_opts(const loader_cache_args *a);
 void loader_expect(loader_args *load, const loader_cache_args *a);
 kk_keep loader_keep(const char *name); /* NULL, native, exact: all */
 const char *loader_keep_name(kk_keep k, bool sliding);
+const char *loader_format_at(int i);             /* K/V formats in order; NULL after the last */
 kk_kv_format loader_kv_format(const char *name); /* NULL: the default */
 const char *loader_format_name(kk_kv_format f);  /* "?": none that is known */
 kk_spec loader_spec(const char *name);           /* NULL: the default */
@@ -97,9 +98,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                     "cache takes it in, not later")
 
 #define LOADER_FORMAT_OPTION(to)                                                                   \
-    OPTION_CHOICE("kv-format", "TYPE", to, "bf16 f32 q8 q4", "d4 e8",                              \
-                  "how K/V rows are stored: bf16 (default), f32, q8 (8.5 bits a value) or q4 "     \
-                  "(4.5)")
+    OPTION_NAMED("kv-format", "TYPE", to, loader_format_at, "d4 e8",                               \
+                 "how K/V rows are stored ('kakeya eval kv' compares their sizes and errors)")
 
 #define LOADER_DRAFT_MAX_OPTION(to)                                                                \
     {                                                                                              \
@@ -116,8 +116,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                    "rows kept before the present chunk (default: 64)"),                            \
         OPTION_INT(NULL, "chunk", "N", offsetof(T, m.chunk), 1, 4096,                              \
                    "rows go so many at a time (default: 64)"),                                     \
-        OPTION_CHOICE("latents", "TYPE", offsetof(T, m.latents), "bf16 f32 q8 q4", NULL,           \
-                      "how what rows are restored from is stored: bf16 (default), f32, q8 or q4")
+        OPTION_NAMED("latents", "TYPE", offsetof(T, m.latents), loader_format_at, NULL,            \
+                     "how what rows are restored from is stored")
 
 #define LOADER_KEEP_OPTIONS(T, m)                                                                  \
     OPTION_CHOICE("kv-sliding", "POLICY", offsetof(T, m.kv_sliding), "native window restored",     \

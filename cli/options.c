@@ -107,12 +107,29 @@ static bool has_word(const char *list, const char *word) {
     return false;
 }
 
+typedef struct {
+    char text[200];
+} choice_list;
+
+static void append(choice_list *list, const char *before, const char *word) {
+    const size_t at = strlen(list->text);
+    snprintf(list->text + at, sizeof list->text - at, "%s%s", before, word);
+}
+
+/* What an option takes: words with a space between. */
+static choice_list choices_of(const option *o) {
+    choice_list list = {""};
+    if (o->choices) append(&list, "", o->choices);
+    for (int i = 0; o->choice && o->choice(i); i++) append(&list, i ? " " : "", o->choice(i));
+    return list;
+}
+
 static bool wrong_choice(const verb *v, const option *o, const char *value) {
     if (has_word(o->later, value))
         options_wrong(v, "--%s %s is not part of this build yet; it takes: %s", o->name, value,
-                      o->choices);
+                      choices_of(o).text);
     else
-        options_wrong(v, "--%s takes %s, not '%s'", o->name, o->choices, value);
+        options_wrong(v, "--%s takes %s, not '%s'", o->name, choices_of(o).text, value);
     return false;
 }
 
@@ -144,7 +161,7 @@ static bool store(const verb *v, const option *o, const char *value, void *args)
         options_wrong(v, "--%s takes a whole number of at most 64 bits, not '%s'", o->name, value);
         return false;
     case OPT_CHOICE:
-        if (!has_word(o->choices, value)) return wrong_choice(v, o, value);
+        if (!has_word(choices_of(o).text, value)) return wrong_choice(v, o, value);
         *(const char **)to = value;
         return true;
     case OPT_WORDS: return add_word(v, o, value, to);
@@ -289,7 +306,17 @@ static void print_option(const option *o) {
     at += printf("--%s", o->name);
     if (o->alias) at += printf(", --%s", o->alias);
     if (o->kind != OPT_FLAG) at += printf(o->alone ? " [%s]" : " %s", o->arg);
-    print_wrapped(o->help, at);
+    if (!o->choice) {
+        print_wrapped(o->help, at);
+        return;
+    }
+    choice_list all = {""};
+    append(&all, o->help, ": ");
+    for (int i = 0; o->choice(i); i++) {
+        append(&all, i == 0 ? "" : o->choice(i + 1) ? ", " : " or ", o->choice(i));
+        if (i == 0) append(&all, "", " (default)");
+    }
+    print_wrapped(all.text, at);
 }
 
 void options_help(const verb *v) {

@@ -32,10 +32,11 @@ typedef struct {
     const char *help;
     size_t offset;
     double min, max;
-    const char *choices; /* words with a space between */
-    const char *later;   /* values that this build does not have, so that it can say so */
-    const char *hint;    /* added to the complaint about a number out of range; NULL: nothing */
-    const char *alone;   /* the value where none follows, but an option or nothing; NULL: it must */
+    const char *choices;          /* words with a space between, the default first */
+    const char *(*choice)(int i); /* instead of choices: the i-th; NULL after the last */
+    const char *later;            /* values that this build does not have, so that it can say so */
+    const char *hint;  /* added to the complaint about a number out of range; NULL: nothing */
+    const char *alone; /* the value where none follows, but an option or nothing; NULL: it must */
 } option;
 
 typedef struct {
@@ -99,6 +100,13 @@ bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out,
 #define OPTION_CHOICE(n, a, to, now, not_yet, h)                                                   \
     {                                                                                              \
         .kind = OPT_CHOICE, .name = (n), .arg = (a), .offset = (to), .choices = (now),             \
+        .later = (not_yet), .help = (h)                                                            \
+    }
+
+/* A choice whose words somebody else knows: at(0) is the default, at(i) NULL after the last. */
+#define OPTION_NAMED(n, a, to, at, not_yet, h)                                                     \
+    {                                                                                              \
+        .kind = OPT_CHOICE, .name = (n), .arg = (a), .offset = (to), .choice = (at),               \
         .later = (not_yet), .help = (h)                                                            \
     }
 

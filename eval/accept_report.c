@@ -24,7 +24,7 @@ static json_t *settings_json(const kk_accept_opts *o, const kk_accept_result *r)
     return json_pack("{s:s, s:i, s:b, s:i, s:i, s:i, s:s, s:s?, s:o, s:i, s:o, s:I}", "spec",
                      kk_spec_name(r->spec), "draft_max", o->session.draft_max, "draft_fixed", 1,
                      "draft_ctx", o->session.draft_ctx, "samples", o->samples, "predict",
-                     o->predict, "kv_format", kk_report_kv_format(o->session.kv_format),
+                     o->predict, "kv_format", kk_kv_format_name(o->session.kv_format),
                      "other_scale", o->other_scale, "temp", kk_report_real((double)s->temp),
                      "top_k", s->top_k, "top_p", kk_report_real((double)s->top_p), "seed",
                      (json_int_t)s->seed);

@@ -21,7 +21,6 @@ enum {
     KK_BENCH_ROWS = 16,
     KK_BENCH_ARMS = 3,
     KK_BENCH_SETS = 8,
-    KK_BENCH_FORMATS = 4,
     KK_BENCH_MAX_REPEAT = 64,
     KK_BENCH_CONTEXTS = 8,
     KK_BENCH_MOST_SESSIONS = 64,
@@ -230,7 +229,7 @@ typedef struct {
     double floor_bytes_s; /* read rate of a buffer as large as the weights of a token */
     kk_bench_set set[KK_BENCH_SETS], all;
     int32_t n_sets; /* 0: no arms were compared */
-    kk_bench_attention attention[KK_BENCH_FORMATS];
+    kk_bench_attention attention[KK_KV_FORMATS];
     int32_t n_attention;
     kk_bench_sessions sessions;
     kk_bench_policy policy[KK_BENCH_WAYS];

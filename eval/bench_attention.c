@@ -26,11 +26,11 @@ typedef struct {
     kk_dev *dev;
     kk_mem mem;
     kk_kv_shape shape;
-    store store[KK_BENCH_FORMATS];
-    bool fits[KK_BENCH_FORMATS];
+    store store[KK_KV_FORMATS];
+    bool fits[KK_KV_FORMATS];
     kk_buf *q, *k, *v, *out, *ones;
     kk_buf *rope_rows[KK_LAYER_KINDS], *rope_pos;
-    double seconds[KK_BENCH_FORMATS][KK_BENCH_MAX_REPEAT];
+    double seconds[KK_KV_FORMATS][KK_BENCH_MAX_REPEAT];
 } attention;
 
 static kk_kind kind_of(const kk_layer_config *l) {
@@ -114,7 +114,7 @@ static kk_status fill_rope(attention *a, kk_buf *table, int kind, int64_t pos, i
     return a->be->rope(a->dev, &args, err);
 }
 
-static kk_status open_store(attention *a, store *s, kk_dtype format, int32_t ctx, kk_err *err) {
+static kk_status open_store(attention *a, store *s, kk_kv_format format, int32_t ctx, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL};
     KK_TRY(kk_kv_layout_init(&s->layout, &a->shape, format, NULL, err));
     for (int k = 0; k < KK_KINDS; k++)
@@ -130,7 +130,7 @@ static kk_status open_store(attention *a, store *s, kk_dtype format, int32_t ctx
 }
 
 static void close_all(attention *a) {
-    for (int f = 0; f < KK_BENCH_FORMATS; f++) {
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
         kk_cache_free(a->store[f].cache);
         for (int k = 0; k < KK_KINDS; k++) kk_pool_free(a->store[f].pool[k]);
     }
@@ -195,16 +195,14 @@ static kk_status attend_once(attention *a, const store *s, double *seconds, kk_e
     return KK_OK;
 }
 
-static const kk_dtype stored_as[KK_BENCH_FORMATS] = {
-    [KK_KV_BF16] = KK_BF16, [KK_KV_F32] = KK_F32, [KK_KV_Q8] = KK_KV8, [KK_KV_Q4] = KK_KV4};
-
-/* Formats that the heads do not fit are left out. */
+/* Formats that the device lacks, or that the heads do not fit, are left out. */
 static kk_status fill_stores(attention *a, const kk_bench_opts *o, kk_err *err) {
-    for (int f = 0; f < KK_BENCH_FORMATS; f++) {
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
         kk_kv_layout probe;
-        a->fits[f] = kk_kv_layout_init(&probe, &a->shape, stored_as[f], NULL, NULL) == KK_OK;
+        a->fits[f] = kk_backend_stores(a->be, (kk_kv_format)f, NULL) == KK_OK &&
+                     kk_kv_layout_init(&probe, &a->shape, (kk_kv_format)f, NULL, NULL) == KK_OK;
         if (!a->fits[f]) continue;
-        KK_TRY(open_store(a, &a->store[f], stored_as[f], o->ctx, err));
+        KK_TRY(open_store(a, &a->store[f], (kk_kv_format)f, o->ctx, err));
         for (int32_t at = 0; at < o->ctx; at += CHUNK) {
             const int32_t n = o->ctx - at < CHUNK ? o->ctx - at : CHUNK;
             KK_TRY(kk_bench_step(o, NULL, err));
@@ -215,7 +213,7 @@ static kk_status fill_stores(attention *a, const kk_bench_opts *o, kk_err *err) 
 }
 
 static void conclude(attention *a, kk_bench_result *out, int32_t repeats) {
-    for (int f = 0; f < KK_BENCH_FORMATS; f++) {
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
         if (!a->fits[f]) continue;
         kk_bench_attention *r = &out->attention[out->n_attention++];
         r->format = (kk_kv_format)f;
@@ -243,12 +241,12 @@ static kk_status measure(attention *a, const kk_bench_opts *o, kk_bench_result *
     KK_TRY(open_buffers(a, o->ctx, err));
     KK_TRY(fill_rope(a, a->rope_pos, KK_FULL, 0, o->ctx, err));
     KK_TRY(fill_stores(a, o, err));
-    for (int f = 0; f < KK_BENCH_FORMATS; f++)
+    for (int f = 0; f < KK_KV_FORMATS; f++)
         if (a->fits[f]) KK_TRY(attend_once(a, &a->store[f], &warm, err));
     for (const double from = kk_now();
          repeats < o->repeat || (repeats < KK_BENCH_MAX_REPEAT && kk_now() - from < least_s);
          repeats++)
-        for (int f = 0; f < KK_BENCH_FORMATS; f++)
+        for (int f = 0; f < KK_KV_FORMATS; f++)
             if (a->fits[f]) KK_TRY(attend_once(a, &a->store[f], &a->seconds[f][repeats], err));
     conclude(a, out, repeats);
     return KK_OK;

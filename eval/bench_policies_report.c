@@ -29,7 +29,7 @@ static void add_counts(json_t *to, const kk_session_opts *how) {
 
 static void add_latents(json_t *to, const kk_session_opts *how, const kk_bench_result *r) {
     json_object_set_new(to, "rank", json_integer(r->restores.rank));
-    json_object_set_new(to, "latents", json_string(kk_report_kv_format(how->latents)));
+    json_object_set_new(to, "latents", json_string(kk_kv_format_name(how->latents)));
 }
 
 static bool restores(const kk_session_opts *how) {
@@ -149,7 +149,7 @@ static json_t *policy_json(const kk_bench_opts *o, const kk_bench_result *r,
     json_t *one =
         json_pack("{s:s, s:s, s:s, s:s}", "policy", kk_bench_way_name(p->way), "kv_sliding",
                   keep_name(how->kv_sliding, "native"), "kv_full", keep_name(how->kv_full, "exact"),
-                  "kv_format", kk_report_kv_format(how->kv_format));
+                  "kv_format", kk_kv_format_name(how->kv_format));
     if (!keeps_all(how)) add_counts(one, how);
     if (restores(how)) add_latents(one, how, r);
     json_object_set_new(one, "ratio", kk_report_real(p->ratio));

@@ -90,7 +90,7 @@ json_t *kk_bench_trace_json(const kk_bench_opts *o) {
 static json_t *settings_json(const kk_bench_opts *o, const kk_bench_result *r) {
     json_t *s = json_pack("{s:o, s:i, s:i, s:i, s:i, s:s, s:b, s:b}", "arms", arm_names(o), "ctx",
                           o->ctx, "predict", o->predict, "prefill", o->prefill, "repeat", o->repeat,
-                          "kv_format", kk_report_kv_format(o->kv_format), "mlock", o->engine.mlock,
+                          "kv_format", kk_kv_format_name(o->kv_format), "mlock", o->engine.mlock,
                           "huge_pages", o->engine.huge_pages);
     json_t *more =
         o->n_arms ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
@@ -259,7 +259,7 @@ static json_t *attention_json(const kk_bench_opts *o, const kk_bench_result *r) 
     for (int32_t i = 0; i < r->n_attention; i++) {
         const kk_bench_attention *a = &r->attention[i];
         json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:o}", "kv_format",
-                                              kk_report_kv_format(a->format), "ms",
+                                              kk_kv_format_name(a->format), "ms",
                                               kk_report_real(1e3 * a->seconds.median), "ms_min",
                                               kk_report_real(1e3 * a->seconds.min), "ms_max",
                                               kk_report_real(1e3 * a->seconds.max), "ratio",

@@ -13,10 +13,9 @@
 
 /* Packed formats take heads and latents of whole groups; other models do without them. */
 static bool fits(const kk_footprint *f, const kk_session_opts *s, int32_t rank) {
-    const bool packs = kk_dtype_is_packed(kk_engine_stored_as(s->latents));
     return f->engine->pages.fits[s->kv_format] &&
            (!f->has_drafter || f->engine->draft_pages.fits[s->kv_format]) &&
-           (!packs || rank % KK_KV_GROUP == 0);
+           rank % kk_kv_format_get(s->latents)->group == 0;
 }
 
 static kk_status add_policy(kk_footprint *f, const char *name, kk_session_opts session,
@@ -78,10 +77,10 @@ static kk_status add_restored(kk_footprint *f, int32_t engine, kk_err *err) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         char name[40];
         s.latents = formats[i];
-        snprintf(name, sizeof name, "restored r%d %s", p.rank, kk_report_kv_format(formats[i]));
+        snprintf(name, sizeof name, "restored r%d %s", p.rank, kk_kv_format_name(formats[i]));
         if (is_taken(f, name))
             snprintf(name, sizeof name, "restored r%d#%d %s", p.rank, engine,
-                     kk_report_kv_format(formats[i]));
+                     kk_kv_format_name(formats[i]));
         KK_TRY(add_pair(f, name, s, engine, p.rank, err));
     }
     return KK_OK;

@@ -16,9 +16,9 @@ static json_t *row_json(const kk_footprint *f, const kk_footprint_row *r) {
     json_t *o = json_pack(
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:i, s:b, s:o}", "policy", p->name, "kv_sliding",
         kk_saved_policy(KK_SLIDING, s->kv_sliding), "kv_full", kk_saved_policy(KK_FULL, s->kv_full),
-        "kv_format", kk_report_kv_format(s->kv_format), "rank",
+        "kv_format", kk_kv_format_name(s->kv_format), "rank",
         p->rank ? json_integer(p->rank) : json_null(), "latents",
-        p->rank ? json_string(kk_report_kv_format(s->latents)) : json_null(), "draft_ctx",
+        p->rank ? json_string(kk_kv_format_name(s->latents)) : json_null(), "draft_ctx",
         s->draft_ctx ? json_integer(s->draft_ctx) : json_null(), "tokens", r->tokens, "filled",
         f->fill, "bytes", kk_report_bytes(r->bytes));
     if (!o) return NULL;

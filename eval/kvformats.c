@@ -8,42 +8,11 @@
 #include "eval/report.h"
 #include "eval/sweep_rows.h"
 
-/* ---- codecs ------------------------------------------------------------------------------ */
-
-static void keep_f32(const float *x, float *y, size_t n) { memcpy(y, x, n * sizeof *y); }
-
-static void keep_bf16(const float *x, float *y, size_t n) {
-    for (size_t i = 0; i < n; i++) y[i] = kk_bf16_f32(kk_f32_bf16(x[i]));
-}
-
-static void keep_packed(kk_dtype t, const float *x, float *y, size_t n) {
-    uint8_t codes[KK_KV_GROUP];
-    for (size_t i = 0; i < n; i += KK_KV_GROUP)
-        kk_kv_unpack(t, kk_kv_pack(t, x + i, codes), codes, y + i);
-}
-
-static void keep_q8(const float *x, float *y, size_t n) { keep_packed(KK_KV8, x, y, n); }
-static void keep_q4(const float *x, float *y, size_t n) { keep_packed(KK_KV4, x, y, n); }
-
-const kk_kv_codec kk_kv_codecs[] = {
-    {"f32", KK_KV_F32, keep_f32},
-    {"bf16", KK_KV_BF16, keep_bf16},
-    {"q8", KK_KV_Q8, keep_q8},
-    {"q4", KK_KV_Q4, keep_q4},
-};
-const size_t kk_n_kv_codecs = sizeof kk_kv_codecs / sizeof *kk_kv_codecs;
-
-const kk_kv_codec *kk_kv_codec_named(const char *name) {
-    for (size_t i = 0; i < kk_n_kv_codecs; i++)
-        if (strcmp(name, kk_kv_codecs[i].name) == 0) return &kk_kv_codecs[i];
-    return NULL;
-}
-
 /* ---- one run ----------------------------------------------------------------------------- */
 
 /* What one format gave. */
 typedef struct {
-    const kk_kv_codec *codec;
+    kk_kv_format format;
     kk_row_errors errors;
     int64_t values, stored_bytes;
     kk_ask_result asked;
@@ -70,15 +39,25 @@ static bool on_text(void *user, const kk_quality_text *text, int32_t done) {
     return go_on(user);
 }
 
-static kk_session_opts session_of(const kk_kv_codec *c) {
-    return (kk_session_opts){.kv_format = c->format, .spec = KK_SPEC_NONE};
+static kk_session_opts session_of(kk_kv_format f) {
+    return (kk_session_opts){.kv_format = f, .spec = KK_SPEC_NONE};
 }
 
 /* ---- rows stored and read again ---------------------------------------------------------- */
 
-static void compare_row(formats *f, int32_t layer, const float *x, float *y, size_t n) {
+void kk_kvformats_round_trip(kk_kv_format f, const float *x, float *y, int32_t n, uint8_t *block) {
+    const kk_kv_format_info *info = kk_kv_format_get(f);
+    const kk_kv_place place = kk_kv_row_place(f, n, 1, 0);
+    info->pack(x, n, block, place);
+    info->unpack(y, n, block, place);
+}
+
+/* room: 3 n floats, of which the first n are the row. */
+static void compare_row(formats *f, int32_t layer, float *room, size_t n) {
+    const float *x = room;
+    float *y = room + n;
     for (int32_t i = 0; i < f->n; i++) {
-        f->found[i].codec->round_trip(x, y, n);
+        kk_kvformats_round_trip(f->found[i].format, x, y, (int32_t)n, (uint8_t *)(y + n));
         kk_squares_add(&f->found[i].errors.layer[layer].sum, y, x, n);
         f->found[i].errors.layer[layer].counted = true;
         f->found[i].values += (int64_t)n;
@@ -94,7 +73,7 @@ static void compare_page(formats *f, const kk_kv_layout *l, int32_t layer, const
         for (int32_t h = 0; h < slot->n_kv_head; h++)
             for (int32_t row = 0; row < p->rows; row++) {
                 kk_page_row_floats(slot, p->data, part ? slot->v_off : slot->k_off, h, row, room);
-                compare_row(f, layer, room, room + dim, dim);
+                compare_row(f, layer, room, dim);
             }
     for (int32_t i = 0; i < f->n; i++) f->found[i].errors.rows += p->rows;
 }
@@ -109,7 +88,7 @@ static void compare_kind(formats *f, const kk_session *s, kk_kind kind, float *r
         /* A page is KK_PAGE_ROWS rows of so many bytes, whatever the format. */
         for (int32_t c = 0; c < f->n; c++)
             f->found[c].stored_bytes +=
-                (int64_t)pages->layout[f->found[c].codec->format].page_bytes[kind] / KK_PAGE_ROWS *
+                (int64_t)pages->layout[f->found[c].format].page_bytes[kind] / KK_PAGE_ROWS *
                 page.rows;
     }
 }
@@ -125,7 +104,7 @@ static kk_status after_read(void *user, kk_session *s, kk_err *err) {
     for (int32_t i = 0; i < s->layout->shape.n_layer; i++)
         if ((size_t)s->layout->shape.layer[i].head_dim > widest)
             widest = (size_t)s->layout->shape.layer[i].head_dim;
-    float *room = kk_calloc(2 * widest, sizeof *room);
+    float *room = kk_calloc(3 * widest, sizeof *room);
     if (!room) return kk_fail(err, KK_ENOMEM, "no memory for a row of %zu values", widest);
     for (int32_t i = 0; i < f->n; i++) begin(&f->found[i].errors, &s->layout->shape);
     compare_kind(f, s, KK_SLIDING, room);
@@ -138,7 +117,7 @@ static kk_status after_read(void *user, kk_session *s, kk_err *err) {
 
 static kk_status ask(formats *f, int32_t i, kk_err *err) {
     const kk_ask_how how = {.engine = f->engine,
-                            .session = session_of(f->found[i].codec),
+                            .session = session_of(f->found[i].format),
                             .predict = f->opts->predict,
                             .after_read = i == 0 ? after_read : NULL,
                             .go_on = go_on,
@@ -149,11 +128,11 @@ static kk_status ask(formats *f, int32_t i, kk_err *err) {
 }
 
 static kk_status compare(formats *f, kk_err *err) {
-    const kk_session_opts exact = session_of(f->found[0].codec);
-    kk_session_opts arm[KK_KVFORMATS];
-    kk_ask_result *out[KK_KVFORMATS];
+    const kk_session_opts exact = session_of(f->found[0].format);
+    kk_session_opts arm[KK_KV_FORMATS + 1];
+    kk_ask_result *out[KK_KV_FORMATS + 1];
     for (int32_t i = 0; i < f->n; i++) {
-        arm[i] = session_of(f->found[i].codec);
+        arm[i] = session_of(f->found[i].format);
         out[i] = &f->found[i].asked;
     }
     const kk_quality_opts how = {.engine = f->engine,
@@ -171,11 +150,11 @@ static kk_status compare(formats *f, kk_err *err) {
 static json_t *row_json(const formats *f, int32_t i) {
     const found *one = &f->found[i];
     const kk_kvformats_row *row = &f->out->row[i];
-    json_t *o =
-        json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "format", one->codec->name, "values",
-                  (json_int_t)one->values, "stored_bytes", (json_int_t)one->stored_bytes, "bits",
-                  kk_report_real(row->bits), "rel_mse", kk_row_errors_ratios(&one->errors, 1),
-                  "layers", kk_row_errors_layers(&one->errors));
+    json_t *o = json_pack(
+        "{s:s, s:I, s:I, s:o, s:o, s:o}", "format", kk_kv_format_name(one->format), "values",
+        (json_int_t)one->values, "stored_bytes", (json_int_t)one->stored_bytes, "bits",
+        kk_report_real(row->bits), "rel_mse", kk_row_errors_ratios(&one->errors, 1), "layers",
+        kk_row_errors_layers(&one->errors));
     if (!o) return NULL;
     kk_ask_into(o, &f->set, &one->asked);
     json_object_set_new(o, "bytes", kk_report_bytes(one->asked.bytes));
@@ -185,7 +164,7 @@ static json_t *row_json(const formats *f, int32_t i) {
 static json_t *settings_json(const formats *f) {
     json_t *names = json_array(), *ladder = json_array();
     for (int32_t i = 0; i < f->n; i++)
-        json_array_append_new(names, json_string(f->found[i].codec->name));
+        json_array_append_new(names, json_string(kk_kv_format_name(f->found[i].format)));
     for (int32_t i = 0; i < f->opts->draw.n_rungs; i++)
         json_array_append_new(ladder, json_integer(f->opts->draw.ladder[i]));
     return json_pack("{s:o, s:o, s:i, s:I, s:i, s:s, s:s, s:o}", "formats", names, "ladder", ladder,
@@ -207,7 +186,7 @@ static void sum_up(formats *f) {
     for (int32_t i = 0; i < f->n; i++) {
         const found *one = &f->found[i];
         kk_kvformats_row *r = &f->out->row[i];
-        *r = (kk_kvformats_row){.format = one->codec->name,
+        *r = (kk_kvformats_row){.format = kk_kv_format_name(one->format),
                                 .values = one->values,
                                 .stored_bytes = one->stored_bytes,
                                 .bits = 8.0 * (double)one->stored_bytes / (double)one->values,
@@ -224,15 +203,15 @@ static void sum_up(formats *f) {
 
 static kk_status choose(formats *f, kk_err *err) {
     const kk_kvformats_opts *o = f->opts;
-    if (o->n_codecs < 1 || o->n_codecs >= KK_KVFORMATS)
-        return kk_fail(err, KK_EINVAL, "%d formats; 1 to %d are possible", o->n_codecs,
-                       KK_KVFORMATS - 1);
+    if (o->n_formats < 1 || o->n_formats > KK_KV_FORMATS)
+        return kk_fail(err, KK_EINVAL, "%d formats; 1 to %d are possible", o->n_formats,
+                       KK_KV_FORMATS);
     if (o->predict < 1) return kk_fail(err, KK_EINVAL, "answers of %d tokens", o->predict);
-    f->found = kk_calloc((size_t)o->n_codecs + 1, sizeof *f->found);
-    if (!f->found) return kk_fail(err, KK_ENOMEM, "no memory for %d formats", o->n_codecs);
-    f->found[f->n++].codec = kk_kv_codec_named("f32");
-    for (int32_t i = 0; i < o->n_codecs; i++)
-        if (o->codec[i]->format != KK_KV_F32) f->found[f->n++].codec = o->codec[i];
+    f->found = kk_calloc((size_t)o->n_formats + 1, sizeof *f->found);
+    if (!f->found) return kk_fail(err, KK_ENOMEM, "no memory for %d formats", o->n_formats);
+    f->found[f->n++].format = KK_KV_F32;
+    for (int32_t i = 0; i < o->n_formats; i++)
+        if (o->format[i] != KK_KV_F32) f->found[f->n++].format = o->format[i];
     return KK_OK;
 }
 
@@ -241,7 +220,7 @@ static kk_status prepare(formats *f, kk_err *err) {
     KK_TRY(kk_engine_open(&f->engine, &f->opts->engine, err));
     /* Formats that this model's heads do not fit are refused before anything is computed. */
     for (int32_t i = 0; i < f->n; i++) {
-        const kk_session_opts how = session_of(f->found[i].codec);
+        const kk_session_opts how = session_of(f->found[i].format);
         kk_session *tried;
         KK_TRY(kk_session_new(&tried, f->engine, &how, err));
         kk_session_free(tried);

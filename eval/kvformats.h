@@ -10,23 +10,10 @@
 
 #include "eval/sweep_ask.h"
 
-/* A way to store a row.  One entry of the table is all that a new one takes here. */
-typedef struct {
-    const char *name;
-    kk_kv_format format; /* of sessions */
-    /* y: x, the n values of one head's row, stored and read again. */
-    void (*round_trip)(const float *x, float *y, size_t n);
-} kk_kv_codec;
-extern const kk_kv_codec kk_kv_codecs[];
-extern const size_t kk_n_kv_codecs;
-const kk_kv_codec *kk_kv_codec_named(const char *name); /* NULL: there is none */
-
-enum { KK_KVFORMATS = 16 };
-
 typedef struct {
     kk_engine_opts engine;
-    const kk_kv_codec *codec[KK_KVFORMATS]; /* f32 is put first */
-    int32_t n_codecs;
+    kk_kv_format format[KK_KV_FORMATS]; /* f32 is put first */
+    int32_t n_formats;
     kk_ask_draw draw;
     int32_t predict;
     kk_quality_source source; /* of texts; tok and from are set here */
@@ -44,11 +31,14 @@ typedef struct {
 } kk_kvformats_row;
 
 typedef struct {
-    kk_kvformats_row row[KK_KVFORMATS];
+    kk_kvformats_row row[KK_KV_FORMATS + 1];
     int32_t n_rows;
     json_t *report;
 } kk_kvformats_result;
 
+/* y: x, the n values of one head's row, stored and read again; block: room for its bytes, at most
+ * those of x. */
+void kk_kvformats_round_trip(kk_kv_format f, const float *x, float *y, int32_t n, uint8_t *block);
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_kvformats_run(const kk_kvformats_opts *opts, kk_kvformats_result *out, kk_err *err);
 void kk_kvformats_release(kk_kvformats_result *r);

@@ -61,15 +61,15 @@ static int32_t or_none(int32_t rows) { return rows > 0 ? rows : 0; }
 
 static json_t *arm_json(const kk_needle_arm *arm, const kk_projection_info *projection) {
     const kk_session_opts *how = &arm->how;
-    json_t *o = json_pack("{s:s, s:s, s:s}", "kv_sliding", keep_name(how->kv_sliding, "native"),
-                          "kv_full", keep_name(how->kv_full, "exact"), "kv_format",
-                          kk_report_kv_format(how->kv_format));
+    json_t *o =
+        json_pack("{s:s, s:s, s:s}", "kv_sliding", keep_name(how->kv_sliding, "native"), "kv_full",
+                  keep_name(how->kv_full, "exact"), "kv_format", kk_kv_format_name(how->kv_format));
     if (arm->way != KK_NEEDLE_EXACT)
         o = kk_report_join(o, json_pack("{s:i, s:i, s:i}", "sink", or_none(how->sink), "window",
                                         or_none(how->window), "chunk", how->chunk));
     if (arm->way == KK_NEEDLE_RESTORED)
         o = kk_report_join(o, json_pack("{s:i, s:s}", "rank", projection->rank, "latents",
-                                        kk_report_kv_format(how->latents)));
+                                        kk_kv_format_name(how->latents)));
     return o;
 }
 
@@ -95,9 +95,9 @@ static json_t *settings_json(const kk_needle_opts *o, const kk_needle_result *r,
     return json_pack("{s:o, s:I, s:i, s:o, s:i, s:i, s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o}",
                      "arms", arms, "seed", (json_int_t)o->seed, "samples", o->samples, "ladder",
                      ladder, "predict", o->predict, "ctx", r->ctx, "prompt",
-                     o->raw ? "raw" : "chat", "kv_format",
-                     kk_report_kv_format(o->session.kv_format), "spec",
-                     kk_spec_name(o->session.spec), "draft_ctx", o->session.draft_ctx, "texts",
+                     o->raw ? "raw" : "chat", "kv_format", kk_kv_format_name(o->session.kv_format),
+                     "spec", kk_spec_name(o->session.spec), "draft_ctx", o->session.draft_ctx,
+                     "texts",
                      r->texts.n ? kk_quality_texts_json(&r->texts, &r->source) : json_null(),
                      "min_recall", limit_json(l->min_recall), "max_kl", limit_json(l->max_kl),
                      "min_kv_ratio", limit_json(l->min_kv_ratio));

@@ -80,7 +80,7 @@ void kk_parity_widen(kk_parity_gap *gap, const float *got, const kk_tensor *want
 kk_status kk_parity_pages_open(kk_parity_pages *out, const kk_kv_shape *shape, kk_mem *mem,
                                const kk_backend *be, kk_dev *dev, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL};
-    KK_TRY(kk_kv_layout_init(&out->layout, shape, KK_F32, NULL, err));
+    KK_TRY(kk_kv_layout_init(&out->layout, shape, KK_KV_F32, NULL, err));
     for (int k = 0; k < KK_KINDS; k++) {
         if (!out->layout.page_bytes[k]) continue;
         KK_TRY(kk_pool_new(&out->pool[k], mem, category[k], out->layout.page_bytes[k], err));

@@ -59,16 +59,6 @@ json_t *kk_report_drafter(const kk_drafter_info *d) {
                      "params", (json_int_t)d->params, "weight_bytes", (json_int_t)d->weight_bytes);
 }
 
-const char *kk_report_kv_format(kk_kv_format f) {
-    switch (f) {
-    case KK_KV_F32: return "f32";
-    case KK_KV_Q8: return "q8";
-    case KK_KV_Q4: return "q4";
-    case KK_KV_BF16: break;
-    }
-    return "bf16";
-}
-
 json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]) {
     int last = KK_MAX_DRAFT;
     while (last > 0 && n[last] == 0) last--;

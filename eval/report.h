@@ -16,7 +16,6 @@ json_t *kk_report_text(const char *text, size_t len);
 json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d);
 json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m);
 json_t *kk_report_drafter(const kk_drafter_info *d); /* null when it has no layers */
-const char *kk_report_kv_format(kk_kv_format f);     /* "bf16", "q4", ... */
 /* Rounds by a number of tokens, up to the last that occurred; at least the rounds of 0. */
 json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]);
 json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: bytes} */

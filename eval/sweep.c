@@ -203,7 +203,7 @@ static json_t *settings_json(const sweep *s) {
                      (json_int_t)s->opts->draw.seed, "predict", s->opts->predict, "kv_sliding",
                      kk_saved_policy(KK_SLIDING, o->kv_sliding), "kv_full",
                      kk_saved_policy(KK_FULL, o->kv_full), "kv_format",
-                     kk_report_kv_format(o->kv_format), "latents", kk_report_kv_format(o->latents),
+                     kk_kv_format_name(o->kv_format), "latents", kk_kv_format_name(o->latents),
                      "sink", kept(o->sink), "window", kept(o->window), "chunk", o->chunk, "texts",
                      kk_quality_texts_json(&s->texts, &s->source));
 }

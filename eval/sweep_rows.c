@@ -77,28 +77,12 @@ json_t *kk_row_errors_layers(const kk_row_errors *e) {
 
 /* ---- rows of a page ---------------------------------------------------------------------- */
 
-static uint16_t half_at(const uint8_t *p, size_t i) {
-    uint16_t h;
-    memcpy(&h, p + 2 * i, sizeof h);
-    return h;
-}
-
 void kk_page_row_floats(const kk_kv_slot *slot, const uint8_t *page, size_t off, int32_t head,
                         int32_t row, float *out) {
-    const kk_dtype f = slot->format;
-    const size_t dim = (size_t)slot->head_dim, first = (size_t)row * dim;
-    const uint8_t *base = page + off + (size_t)head * kk_kv_head_bytes(f, slot->head_dim);
-    if (f == KK_F32) memcpy(out, base + first * sizeof *out, dim * sizeof *out);
-    for (size_t i = 0; f == KK_BF16 && i < dim; i++) out[i] = kk_bf16_f32(half_at(base, first + i));
-    if (!kk_dtype_is_packed(f)) return;
-    const size_t groups = dim / KK_KV_GROUP;
-    const uint8_t *scales = base + kk_kv_code_bytes(f, slot->head_dim);
-    const uint8_t *biases = scales + 2 * KK_PAGE_ROWS * groups;
-    for (size_t g = 0; g < groups; g++) {
-        const size_t at = (size_t)row * groups + g, codes = at * KK_KV_GROUP;
-        const kk_kv_affine a = {half_at(scales, at), half_at(biases, at)};
-        kk_kv_unpack(f, a, base + (f == KK_KV4 ? codes / 2 : codes), out + g * KK_KV_GROUP);
-    }
+    const kk_kv_format f = slot->format;
+    const uint8_t *block = page + off + (size_t)head * kk_kv_head_bytes(f, slot->head_dim);
+    kk_kv_format_get(f)->unpack(out, slot->head_dim, block,
+                                kk_kv_row_place(f, slot->head_dim, KK_PAGE_ROWS, row));
 }
 
 /* ---- rebuilt rows ------------------------------------------------------------------------ */

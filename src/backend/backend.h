@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "core/kvformat.h"
 #include "core/visible.h"
 
 typedef struct kk_dev kk_dev;
@@ -28,25 +29,19 @@ typedef struct {
     const void *data;
 } kk_matrix;
 
-/* Where one layer's K/V lie inside a page: head-major, [n_kv_head][KK_PAGE_ROWS][head_dim].
- * Packed formats: a head's codes [KK_PAGE_ROWS][head_dim], then its scales, then its biases,
- * [KK_PAGE_ROWS][head_dim / KK_KV_GROUP] each in f16.
+/* Where one layer's K/V lie inside a page: head after head, each a block of KK_PAGE_ROWS rows as
+ * kvformat.h lays them out.
  * With k_eq_v only V is stored and K is rebuilt as RoPE(k_norm * V) in float32. */
 typedef struct {
-    kk_dtype format; /* KK_F32, KK_BF16, KK_KV8 or KK_KV4 */
+    kk_kv_format format;
     bool k_eq_v;
     int32_t n_kv_head, head_dim;
     size_t k_off, v_off; /* bytes from the page's start */
 } kk_kv_slot;
 
-/* Bytes of one head's codes in a page (all there is, unless packed), and of the whole head. */
-static inline size_t kk_kv_code_bytes(kk_dtype format, int32_t head_dim) {
-    const size_t n = (size_t)KK_PAGE_ROWS * (size_t)head_dim;
-    return format == KK_KV4 ? n / 2 : format == KK_KV8 ? n : format == KK_BF16 ? 2 * n : 4 * n;
-}
-static inline size_t kk_kv_head_bytes(kk_dtype format, int32_t head_dim) {
-    const size_t groups = (size_t)KK_PAGE_ROWS * (size_t)(head_dim / KK_KV_GROUP);
-    return kk_kv_code_bytes(format, head_dim) + (kk_dtype_is_packed(format) ? 4 * groups : 0);
+/* Bytes of one head in a page. */
+static inline size_t kk_kv_head_bytes(kk_kv_format format, int32_t head_dim) {
+    return KK_PAGE_ROWS * kk_kv_row_bytes(format, head_dim);
 }
 
 /* One session's rows in a forward, and its page table for the layer kind at hand. */
@@ -157,7 +152,7 @@ typedef struct {
 } kk_keep_args;
 
 /* Keeps 1 / rms(D_v z) of each head of each row, z the latents that were kept of them, rounded to
- * the scales' format, KK_BF16, at [at, at + n_kv_head) of their rows. */
+ * the scales' format, bf16, at [at, at + n_kv_head) of their rows. */
 typedef struct {
     const kk_weight *v; /* [n_kv_head * head_dim, rank] */
     int32_t n_kv_head;
@@ -385,6 +380,9 @@ typedef struct {
     void (*close)(kk_dev *dev); /* NULL is fine; free buffers and weights first */
     const char *(*isa)(const kk_dev *dev);
     int32_t (*threads)(const kk_dev *dev);
+    /* Whether it has kernels for a K/V format that exists; NULL: for all.  Operations on others are
+     * refused by name. */
+    bool (*stores)(kk_kv_format f);
 
     /* Zeroed.  reserve: address space for something that grows; count what is used of it. */
     kk_status (*buf_new)(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out, kk_err *err);
@@ -447,6 +445,11 @@ typedef struct {
     /* For tests: kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
     void (*fault_after)(int64_t n, bool forever);
 } kk_backend;
+
+/* A failure that says that a device has no such K/V format. */
+kk_status kk_no_kv_format(const char *device, kk_kv_format f, kk_err *err);
+/* Whether the device has it, and that failure where it has not. */
+kk_status kk_backend_stores(const kk_backend *b, kk_kv_format f, kk_err *err);
 
 /* "cpu", "cuda"; NULL: the fastest built in.  NULL when there is none of that name. */
 const kk_backend *kk_backend_named(const char *name);

@@ -1,6 +1,6 @@
 /* dtype.c - the stored number formats: their sizes, and the exact value of every stored bit.
  *
- * The block layouts, but for those of K/V rows, are those of GGUF.  All arithmetic is in float,
+ * The block layouts are those of GGUF.  All arithmetic is in float,
  * one rounding per operation in the order the format defines (scale times integer, then minus or
  * plus the offset), so that another reader of the same file gets the same floats.  Kernels are
  * checked against these loops, so they stay plain. */
@@ -21,13 +21,12 @@ const kk_dtype_info *kk_dtype_get(kk_dtype t) {
         [KK_Q5_1] = {"q5_1", 32, 24},   [KK_Q4_K] = {"q4_k", 256, 144},
         [KK_Q5_K] = {"q5_k", 256, 176}, [KK_Q6_K] = {"q6_k", 256, 210},
         [KK_I32] = {"i32", 1, 4},       [KK_I64] = {"i64", 1, 8},
-        [KK_KV8] = {"q8", 64, 68},      [KK_KV4] = {"q4", 64, 36},
     };
     return &table[t];
 }
 
 bool kk_dtype_named(const char *name, kk_dtype *out) {
-    for (int t = 0; t < KK_KV8; t++) {
+    for (int t = 0; t < KK_DTYPES; t++) {
         if (strcmp(kk_dtype_get((kk_dtype)t)->name, name) == 0) {
             *out = (kk_dtype)t;
             return true;
@@ -197,7 +196,7 @@ void kk_dequantize(kk_dtype t, const void *src, float *dst, size_t n) {
     };
     const kk_dtype_info *info = kk_dtype_get(t);
     const size_t per = (size_t)info->values;
-    assert(n % per == 0 && !kk_dtype_is_packed(t));
+    assert(n % per == 0);
     if (!block[t]) {
         dequantize_plain(t, src, dst, n);
         return;
@@ -280,42 +279,5 @@ void kk_quantize_row(kk_dtype t, const float *src, void *dst, size_t n) {
         for (size_t i = 0; i < n; i += QK, p += 18) q4_0_pack(src + i, p);
         break;
     default: assert(false && "no such quantiser"); break;
-    }
-}
-
-/* ---- K/V rows ---------------------------------------------------------------------------- */
-
-static float code_of(float x, float bias, float inverse, float top) {
-    const float steps = (x - bias) * inverse;
-    return rintf(steps > 0 ? (steps < top ? steps : top) : 0);
-}
-
-kk_kv_affine kk_kv_pack(kk_dtype t, const float *x, uint8_t *codes) {
-    const float top = t == KK_KV8 ? 255 : 15;
-    float least = x[0], most = x[0], sound = 0; /* sound stays 0 while all values are finite */
-    for (int i = 0; i < KK_KV_GROUP; i++) {
-        least = x[i] < least ? x[i] : least;
-        most = x[i] > most ? x[i] : most;
-        sound += x[i] - x[i];
-    }
-    const kk_kv_affine a = kk_kv_affine_of(least + sound, most + sound, top);
-    const float scale = kk_f16_f32(a.scale), bias = kk_f16_f32(a.bias);
-    const float inverse = scale > 0 ? 1.0f / scale : 0;
-    memset(codes, 0, t == KK_KV8 ? KK_KV_GROUP : KK_KV_GROUP / 2);
-    for (int i = 0; i < KK_KV_GROUP && scale > 0; i++) {
-        const uint8_t code = (uint8_t)code_of(x[i], bias, inverse, top);
-        if (t == KK_KV8)
-            codes[i] = code;
-        else
-            codes[i % 32] |= (uint8_t)(i < 32 ? code : code << 4);
-    }
-    return a;
-}
-
-void kk_kv_unpack(kk_dtype t, kk_kv_affine a, const uint8_t *codes, float *x) {
-    const float scale = kk_f16_f32(a.scale), bias = kk_f16_f32(a.bias);
-    for (int i = 0; i < KK_KV_GROUP; i++) {
-        const int code = t == KK_KV8 ? codes[i] : i < 32 ? codes[i] & 15 : codes[i - 32] >> 4;
-        x[i] = fmaf((float)code, scale, bias);
     }
 }

@@ -19,7 +19,7 @@ static inline bool kk_span_sub(kk_span all, uint64_t off, uint64_t len, kk_span 
     return true;
 }
 
-/* Little-endian readers for unaligned places; every machine we build for is little-endian. */
+/* Little-endian numbers at unaligned places; every machine we build for is little-endian. */
 static inline uint16_t kk_le16(const void *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);
@@ -35,5 +35,6 @@ static inline uint64_t kk_le64(const void *p) {
     memcpy(&v, p, sizeof v);
     return v;
 }
+static inline void kk_put_le16(void *p, uint16_t v) { memcpy(p, &v, sizeof v); }
 
 #endif

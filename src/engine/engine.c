@@ -106,20 +106,15 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
     return KK_OK;
 }
 
-kk_dtype kk_engine_stored_as(kk_kv_format f) {
-    static const kk_dtype stored[KK_KV_FORMATS] = {
-        [KK_KV_BF16] = KK_BF16, [KK_KV_F32] = KK_F32, [KK_KV_Q8] = KK_KV8, [KK_KV_Q4] = KK_KV4};
-    return stored[f];
-}
-
-/* Packed formats take heads of whole groups; a model with others does without those formats. */
+/* Packed formats take heads of whole groups; a model with others does without those formats.  So
+ * does every model with formats that the device lacks. */
 static kk_status open_pages(kk_engine *e, kk_pages *p, const kk_kv_shape *shape,
                             const kk_mem_category category[KK_KINDS], kk_err *err) {
     for (int f = 0; f < KK_KV_FORMATS; f++) {
-        const kk_dtype stored = kk_engine_stored_as((kk_kv_format)f);
-        const bool packed = kk_dtype_is_packed(stored);
+        if (kk_backend_stores(e->backend, (kk_kv_format)f, NULL) != KK_OK) continue;
+        const bool packed = kk_kv_format_get((kk_kv_format)f)->group > 1;
         const kk_status st =
-            kk_kv_layout_init(&p->layout[f], shape, stored, NULL, packed ? NULL : err);
+            kk_kv_layout_init(&p->layout[f], shape, (kk_kv_format)f, NULL, packed ? NULL : err);
         p->fits[f] = st == KK_OK;
         if (st != KK_OK && !packed) return st;
         for (int k = 0; p->fits[f] && k < KK_KINDS; k++)

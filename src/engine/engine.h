@@ -12,13 +12,12 @@
 #include "model/restorer.h"
 #include "propose/dflash.h"
 
-enum { KK_KV_FORMATS = 4 };
-
 /* What pages of latents hold beside them: scales of sliding layers, of full ones, of both, or, for
  * diagnosis, true rows. */
 enum { KK_LATENTS_SLIDING, KK_LATENTS_FULL, KK_LATENTS_ALL, KK_LATENTS_TRUTH, KK_LATENTS };
 
-/* One model's K/V pages in every format; a format its heads do not fit has no pools. */
+/* One model's K/V pages in every format; one that its heads do not fit, or that the device lacks,
+ * has no pools. */
 typedef struct {
     kk_kv_layout layout[KK_KV_FORMATS];
     kk_pool *pool[KK_KV_FORMATS][KK_KINDS]; /* NULL: no layer of that kind */
@@ -75,8 +74,6 @@ struct kk_engine {
     _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
 };
 
-/* How rows of a format are stored. */
-kk_dtype kk_engine_stored_as(kk_kv_format f);
 void kk_engine_lock(kk_engine *e);
 void kk_engine_unlock(kk_engine *e);
 const kk_config *kk_engine_config(const kk_engine *e);

@@ -54,7 +54,7 @@ static kk_kv_latents latents_of(const kk_engine *e, const kk_session_keeps *k,
     bool kinds[KK_KINDS] = {0};
     for (int i = 0; i < KK_LAYER_KINDS; i++) kinds[i] = k->kind[i] == KK_KEEP_RESTORED;
     return (kk_kv_latents){.rank = kk_restorer_config(e->restorer)->rank,
-                           .format = kk_engine_stored_as(k->latents),
+                           .format = k->latents,
                            .n_scales = diagnosis ? 0 : kk_kv_scale_at(shape, kinds, shape->n_layer),
                            .diagnosis = diagnosis};
 }
@@ -65,7 +65,7 @@ static kk_status check_latents(const kk_engine *e, const kk_session_keeps *k,
     const kk_kv_latents latents = latents_of(e, k, diagnosis);
     kk_kv_layout *tried = kk_malloc(sizeof *tried);
     if (!tried) return kk_fail(err, KK_ENOMEM, "no memory for the places of K/V rows");
-    const kk_status st = kk_kv_layout_init(tried, shape, KK_BF16, &latents, err);
+    const kk_status st = kk_kv_layout_init(tried, shape, KK_KV_BF16, &latents, err);
     kk_free(tried);
     return st;
 }
@@ -91,6 +91,7 @@ kk_status kk_session_keeping(kk_session_keeps *out, const kk_engine *e, const kk
     out->chunk = o->chunk ? o->chunk : DEFAULT_CHUNK;
     KK_TRY(check_bounds(out, kk_engine_config(e), err));
     if (!restored) return KK_OK;
+    KK_TRY(kk_backend_stores(e->backend, o->latents, err));
     out->latents = o->latents;
     for (int k = 0; k < KK_LAYER_KINDS; k++)
         if (out->kind[k] == KK_KEEP_RESTORED) KK_TRY(check_restored(e, (kk_kind)k, err));

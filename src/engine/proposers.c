@@ -90,8 +90,8 @@ static kk_status check_entry(const kk_proposer_entry *entry, const kk_session_op
                        o->draft_max, entry->most);
     if (!entry->pages || entry->pages->fits[o->kv_format]) return KK_OK;
     kk_kv_layout unfit; /* for the reason it gives */
-    return kk_kv_layout_init(&unfit, &entry->pages->layout[KK_KV_BF16].shape,
-                             kk_engine_stored_as(o->kv_format), NULL, err);
+    return kk_kv_layout_init(&unfit, &entry->pages->layout[KK_KV_BF16].shape, o->kv_format, NULL,
+                             err);
 }
 
 kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *err) {

@@ -32,12 +32,10 @@ static kk_status check_opts(const kk_engine *e, const kk_session_opts *o, kk_err
         return kk_fail(err, KK_EINVAL,
                        "checkpoints of %lld bytes: 0 (the default), -1 (none) or more",
                        (long long)o->checkpoint_bytes);
-    if ((int)o->kv_format < 0 || (int)o->kv_format >= KK_KV_FORMATS)
-        return kk_fail(err, KK_EINVAL, "no K/V format has the number %d", o->kv_format);
+    KK_TRY(kk_backend_stores(e->backend, o->kv_format, err));
     if (e->pages.fits[o->kv_format]) return KK_OK;
     kk_kv_layout unfit; /* for the reason it gives */
-    return kk_kv_layout_init(&unfit, kk_gemma4_kv_shape(e->model),
-                             kk_engine_stored_as(o->kv_format), NULL, err);
+    return kk_kv_layout_init(&unfit, kk_gemma4_kv_shape(e->model), o->kv_format, NULL, err);
 }
 
 /* diagnosis: NULL in production; the session's own when this succeeds, else still the caller's. */

@@ -45,9 +45,9 @@ typedef struct {
 
 /* What is kept of each position so that its rows can be rebuilt. */
 typedef struct {
-    int32_t rank;     /* values of a latent; 0: none is kept */
-    kk_dtype format;  /* of these */
-    int32_t n_scales; /* factors kept beside it; may be 0 */
+    int32_t rank;        /* values of a latent; 0: none is kept */
+    kk_kv_format format; /* of these */
+    int32_t n_scales;    /* factors kept beside it; may be 0 */
     /* NULL in production; else K and V of all layers are kept too, as projected and in float32.  The
      * layout says there where they lie, and borrows it. */
     kk_diagnosis *diagnosis;
@@ -56,16 +56,16 @@ typedef struct {
 /* Offsets of every layer in the pages, for one storage format. */
 typedef struct {
     kk_kv_shape shape;
-    kk_dtype format;
+    kk_kv_format format;
     kk_kv_slot slot[256];        /* by layer; of layers that store */
     size_t page_bytes[KK_KINDS]; /* 0: no layer of that kind */
     kk_kv_latents latents;
     kk_kv_slot latent; /* one head of rank values, at v_off */
-    kk_kv_slot scales; /* one head of n_scales values in KK_BF16, at v_off */
+    kk_kv_slot scales; /* one head of n_scales values in bf16, at v_off */
 } kk_kv_layout;
 
 /* latents NULL: none. */
-kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,
+kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_kv_format format,
                             const kk_kv_latents *latents, kk_err *err);
 
 /* Where the scales of a layer's heads begin, where all layers of these kinds that store have one

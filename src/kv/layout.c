@@ -1,23 +1,17 @@
 /* layout.c - where each layer's K and V lie inside a page; see kv.h.
  *
  * Layers that store follow one another in their kind's page, K before V, or V alone where the
- * two are one tensor.  A part is n_kv_head * KK_PAGE_ROWS * head_dim values, in packed formats
- * whole groups of them, hence always a multiple of a cache line, so that no two layers share
- * one.  A page of latents has a part for these, one for their scales, and, where the true rows are
+ * two are one tensor.  A part is n_kv_head * KK_PAGE_ROWS rows of whole bytes, hence always a
+ * multiple of a cache line, so that no two layers share one.  A page of latents has a part for these, one for their scales, and, where the true rows are
  * kept beside them, parts for all layers as in their own pages. */
 #include "kv/kv.h"
 
-static bool is_stored_as(kk_dtype format) {
-    return format == KK_F32 || format == KK_BF16 || kk_dtype_is_packed(format);
-}
-
 /* Puts a slot at the end of a kind's page; false: it overflows.  head_dim is whole groups. */
 static bool place(kk_kv_layout *out, kk_kind kind, kk_kv_slot *slot) {
-    const kk_dtype_info *info = kk_dtype_get(slot->format);
+    const size_t row = kk_kv_row_bytes(slot->format, slot->head_dim);
     const size_t at = out->page_bytes[kind];
     size_t part, end;
-    if (!kk_mul((size_t)slot->n_kv_head, (size_t)(slot->head_dim / info->values), &part) ||
-        !kk_mul(part, KK_PAGE_ROWS * (size_t)info->bytes, &part) ||
+    if (!kk_mul((size_t)slot->n_kv_head, row, &part) || !kk_mul(part, KK_PAGE_ROWS, &part) ||
         !kk_mul(part, slot->k_eq_v ? 1 : 2, &end) || !kk_add(end, at, &end) || end > INT64_MAX)
         return false;
     slot->k_off = at;
@@ -32,12 +26,12 @@ static kk_status place_layer(kk_kv_layout *out, int32_t layer, kk_err *err) {
     const kk_kind kind = out->shape.layer[layer].kind;
     if (heads < 1 || dim < 1 || (kind != KK_SLIDING && kind != KK_FULL))
         return kk_fail(err, KK_EINVAL, "layer %d has %d K/V heads of %d values", layer, heads, dim);
-    const kk_dtype_info *info = kk_dtype_get(out->format);
-    if (dim % info->values)
+    const kk_kv_format_info *info = kk_kv_format_get(out->format);
+    if (dim % info->group)
         return kk_fail(err, KK_EINVAL,
                        "layer %d: K/V heads of %d values cannot be stored as %s, which packs %d "
                        "values at a time",
-                       layer, dim, info->name, info->values);
+                       layer, dim, info->name, info->group);
     out->slot[layer] = (kk_kv_slot){.format = out->format,
                                     .k_eq_v = out->shape.layer[layer].k_eq_v,
                                     .n_kv_head = heads,
@@ -45,7 +39,7 @@ static kk_status place_layer(kk_kv_layout *out, int32_t layer, kk_err *err) {
     kk_kv_slot *truth = out->latents.diagnosis ? &out->latents.diagnosis->truth[layer] : NULL;
     if (truth) {
         *truth = out->slot[layer];
-        truth->format = KK_F32;
+        truth->format = KK_KV_F32;
     }
     if (!place(out, kind, &out->slot[layer]) || (truth && !place(out, KK_LATENT, truth)))
         return kk_fail(err, KK_EINVAL, "layer %d: %d K/V heads of %d values overflow a page", layer,
@@ -58,20 +52,19 @@ static kk_status place_latents(kk_kv_layout *out, const kk_kv_latents *l, kk_err
     if (l->rank < 0 || l->n_scales < 0)
         return kk_fail(err, KK_EINVAL, "latents of %d values and %d scales", l->rank, l->n_scales);
     if (l->rank == 0) return KK_OK;
-    if (!is_stored_as(l->format))
-        return kk_fail(err, KK_EINVAL, "latents are stored as f32, bf16, q8 or q4, not type %d",
-                       l->format);
-    const kk_dtype_info *info = kk_dtype_get(l->format);
-    if (l->rank % info->values)
+    const kk_kv_format_info *info = kk_kv_format_get(l->format);
+    if (!info)
+        return kk_fail(err, KK_EINVAL, "latents in K/V format %d, which does not exist", l->format);
+    if (l->rank % info->group)
         return kk_fail(err, KK_EINVAL,
                        "latents of %d values cannot be stored as %s, which packs %d values at a "
                        "time",
-                       l->rank, info->name, info->values);
+                       l->rank, info->name, info->group);
     out->latents = *l;
     out->latent =
         (kk_kv_slot){.format = l->format, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->rank};
     out->scales =
-        (kk_kv_slot){.format = KK_BF16, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->n_scales};
+        (kk_kv_slot){.format = KK_KV_BF16, .k_eq_v = true, .n_kv_head = 1, .head_dim = l->n_scales};
     if (!place(out, KK_LATENT, &out->latent) || !place(out, KK_LATENT, &out->scales))
         return kk_fail(err, KK_EINVAL, "latents of %d values and %d scales overflow a page",
                        l->rank, l->n_scales);
@@ -85,12 +78,11 @@ int32_t kk_kv_scale_at(const kk_kv_shape *shape, const bool kinds[KK_KINDS], int
     return n;
 }
 
-kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_dtype format,
+kk_status kk_kv_layout_init(kk_kv_layout *out, const kk_kv_shape *shape, kk_kv_format format,
                             const kk_kv_latents *latents, kk_err *err) {
     *out = (kk_kv_layout){.shape = *shape, .format = format};
-    if (!is_stored_as(format))
-        return kk_fail(err, KK_EINVAL, "K/V rows are stored as f32, bf16, q8 or q4, not type %d",
-                       format);
+    if (!kk_kv_format_get(format))
+        return kk_fail(err, KK_EINVAL, "no K/V format has the number %d", format);
     if (shape->n_layer < 1 || shape->n_layer > 256)
         return kk_fail(err, KK_EINVAL, "K/V for %d layers: between 1 and 256", shape->n_layer);
     if (latents) KK_TRY(place_latents(out, latents, err));

@@ -10,20 +10,19 @@
 static size_t scaled(size_t off, int32_t rows) { return off / KK_PAGE_ROWS * (size_t)rows; }
 
 /* A plane is an array of rows of equal size. */
-static void copy_plane(const kk_kv_passage *p, size_t off, size_t bytes) {
-    const size_t row = bytes / KK_PAGE_ROWS, first = row * (size_t)p->first;
+static void copy_plane(const kk_kv_passage *p, size_t off, size_t row) {
+    const size_t first = row * (size_t)p->first;
     memcpy(p->to + scaled(off, p->to_rows) + first, p->from + scaled(off, p->from_rows) + first,
            row * (size_t)p->n);
 }
 
-/* A head's rows lie in up to three planes: the codes, and of packed formats scales and biases. */
+/* A head's rows lie plane after plane; see kvformat.h. */
 static void copy_head(const kk_kv_passage *p, const kk_kv_slot *slot, size_t off) {
-    const size_t codes = kk_kv_code_bytes(slot->format, slot->head_dim);
-    const size_t affine = (kk_kv_head_bytes(slot->format, slot->head_dim) - codes) / 2;
-    copy_plane(p, off, codes);
-    if (affine == 0) return;
-    copy_plane(p, off + codes, affine);
-    copy_plane(p, off + codes + affine, affine);
+    for (int plane = 0; plane < KK_KV_PLANES; plane++) {
+        const size_t row = kk_kv_plane_bytes(slot->format, plane, slot->head_dim);
+        copy_plane(p, off, row);
+        off += KK_PAGE_ROWS * row;
+    }
 }
 
 static void copy_slot(const kk_kv_passage *p, const kk_kv_slot *slot) {

@@ -148,9 +148,9 @@ static kk_status fill_rope(kk_dflash *m, kk_err *err) {
 /* One attention serves all groups of a pass, so they must ask for the same thing. */
 static kk_status check_alike(const kk_dflash_context *a, const kk_dflash_context *b, kk_err *err) {
     if (a->layout->format != b->layout->format)
-        return kk_fail(
-            err, KK_EINVAL, "sessions that store K/V as %s and as %s cannot share a draft",
-            kk_dtype_get(a->layout->format)->name, kk_dtype_get(b->layout->format)->name);
+        return kk_fail(err, KK_EINVAL,
+                       "sessions that store K/V as %s and as %s cannot share a draft",
+                       kk_kv_format_name(a->layout->format), kk_kv_format_name(b->layout->format));
     if (a->full_window != b->full_window || a->sink != b->sink)
         return kk_fail(err, KK_EINVAL,
                        "sessions whose drafts look back over %d and over %d rows cannot share one",

@@ -168,7 +168,7 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
     if (g->layout->format != first->layout->format)
         return kk_fail(
             err, KK_EINVAL, "sessions that store K/V as %s and as %s cannot share a pass",
-            kk_dtype_get(g->layout->format)->name, kk_dtype_get(first->layout->format)->name);
+            kk_kv_format_name(g->layout->format), kk_kv_format_name(first->layout->format));
     if (!kk_cache_alike(first->cache, g->cache))
         return kk_fail(err, KK_EINVAL,
                        "sessions that keep different rows of K/V cannot share a pass");

@@ -53,7 +53,7 @@ static kk_status take_room(kk_restorer *r, int32_t rows, kk_err *err) {
 static kk_status prepare_layers(kk_restorer *r, const kk_gemma4 *verifier, kk_err *err) {
     const kk_config *c = kk_gemma4_config(verifier);
     for (int32_t i = 0; i < c->n_layer; i++) {
-        const kk_kv_slot slot = {.format = KK_F32,
+        const kk_kv_slot slot = {.format = KK_KV_F32,
                                  .k_eq_v = c->layer[i].k_eq_v,
                                  .n_kv_head = c->layer[i].n_kv_head,
                                  .head_dim = c->layer[i].head_dim};

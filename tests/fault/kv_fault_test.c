@@ -22,8 +22,8 @@ static int make_layout(void **state) {
         shape.layer[i].n_kv_head = 1;
         shape.layer[i].head_dim = 32;
     }
-    const kk_kv_latents latents = {.rank = 64, .format = KK_KV8, .n_scales = 1};
-    return kk_kv_layout_init(&layout, &shape, KK_BF16, &latents, NULL) == KK_OK ? 0 : -1;
+    const kk_kv_latents latents = {.rank = 64, .format = KK_KV_Q8, .n_scales = 1};
+    return kk_kv_layout_init(&layout, &shape, KK_KV_BF16, &latents, NULL) == KK_OK ? 0 : -1;
 }
 
 static kk_status open_pools(kk_pool *pool[KK_KINDS], kk_err *err) {

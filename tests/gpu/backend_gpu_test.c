@@ -491,15 +491,15 @@ enum { LONG_ROWS = 200, LONG_PAGES = 80 };
 typedef struct {
     int32_t d, n_kv, n_head, n_rot, window, sink;
     bool k_eq_v;
-    kk_dtype format;
+    kk_kv_format format;
 } long_shape;
 
 static const long_shape long_shapes[] = {
-    {256, 2, 4, 128, 1024, 0, false, KK_BF16}, {512, 1, 8, 64, 0, 0, true, KK_BF16},
-    {256, 2, 2, 32, 0, 0, true, KK_BF16},      {512, 1, 3, 256, 300, 70, false, KK_BF16},
-    {128, 2, 4, 12, 0, 0, true, KK_KV4},       {64, 3, 3, 32, 100, 4, false, KK_F32},
-    {256, 2, 6, 32, 100, 64, false, KK_KV8},   {512, 1, 4, 64, 700, 0, true, KK_KV8},
-    {64, 1, 4, 20, 0, 0, true, KK_BF16},       {128, 1, 16, 16, 64, 1, false, KK_BF16}};
+    {256, 2, 4, 128, 1024, 0, false, KK_KV_BF16}, {512, 1, 8, 64, 0, 0, true, KK_KV_BF16},
+    {256, 2, 2, 32, 0, 0, true, KK_KV_BF16},      {512, 1, 3, 256, 300, 70, false, KK_KV_BF16},
+    {128, 2, 4, 12, 0, 0, true, KK_KV_Q4},        {64, 3, 3, 32, 100, 4, false, KK_KV_F32},
+    {256, 2, 6, 32, 100, 64, false, KK_KV_Q8},    {512, 1, 4, 64, 700, 0, true, KK_KV_Q8},
+    {64, 1, 4, 20, 0, 0, true, KK_KV_BF16},       {128, 1, 16, 16, 64, 1, false, KK_KV_BF16}};
 
 /* A session with all its pages, and queries of rows at any of its positions. */
 typedef struct {
@@ -561,7 +561,7 @@ static void attend_groups(session *s, const kk_group *groups, int32_t n_groups, 
                               .sink = s->s.sink,
                               .slot = s->cache->slot,
                               .rows = &all,
-                              .scale = s->s.format == KK_KV8 ? 0.25f : 1.0f};
+                              .scale = s->s.format == KK_KV_Q8 ? 0.25f : 1.0f};
     RIG_RUN(&s->r, attend, &a);
     rig_read(&s->r, s->out_buf, to, words);
 }
@@ -602,7 +602,7 @@ static float rule_value(const session *s, int32_t h, int64_t j, int32_t i) {
 /* One head of one row by the rule of attend.cuh, sums and exponentials in float64. */
 static void rule_row(const session *s, int64_t pos, const float *q, int32_t head, double *out) {
     const int32_t d = s->s.d, h = head / (s->s.n_head / s->s.n_kv);
-    const double scale = s->s.format == KK_KV8 ? 0.25 : 1.0;
+    const double scale = s->s.format == KK_KV_Q8 ? 0.25 : 1.0;
     double top = -INFINITY, sum = 0;
     float k[512];
     memset(out, 0, (size_t)d * sizeof *out);
@@ -711,7 +711,7 @@ static void attend_rows_are_alone(void) {
             complain("sessions alone", "attend", 3, (double)s->s.d);
         rig_close(&s->r);
         printf("attend, heads of %d, %s%s: rows alone and together, %d failures so far\n", s->s.d,
-               kk_dtype_get(s->s.format)->name, s->s.k_eq_v ? " k = v" : "", failures);
+               kk_kv_format_name(s->s.format), s->s.k_eq_v ? " k = v" : "", failures);
         fflush(stdout);
     }
 }

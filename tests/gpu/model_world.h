@@ -49,7 +49,7 @@ static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *d
     const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, max_rows, max_logits};
     must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
     w->cfg = kk_gemma4_config(w->model);
-    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_BF16, NULL, &err), &err,
+    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_KV_BF16, NULL, &err), &err,
          "layout");
     world_pools(w);
 }

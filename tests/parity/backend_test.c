@@ -527,7 +527,7 @@ static void case_rope(rig *r) {
 }
 
 /* Rows of one to three sessions at positions before, on and across page borders. */
-static rig_cache *draw_cache(rig *r, kk_dtype format, bool k_eq_v, int32_t n_kv, int32_t d,
+static rig_cache *draw_cache(rig *r, kk_kv_format format, bool k_eq_v, int32_t n_kv, int32_t d,
                              size_t seed) {
     static const int64_t near[] = {0, 5, 60, 63, 64, 120, 127, 190, 250, 300};
     const int32_t sessions = 1 + (int32_t)(seed % 3);
@@ -543,8 +543,8 @@ static rig_cache *draw_cache(rig *r, kk_dtype format, bool k_eq_v, int32_t n_kv,
 }
 
 static void record_pages(rig *r, const rig_cache *c, const char *label) {
-    const kk_dtype f = c->slot.format;
-    const rig_kind kind = f == KK_F32 ? RIG_FLOATS : f == KK_BF16 ? RIG_BF16 : RIG_BYTES;
+    const kk_kv_format f = c->slot.format;
+    const rig_kind kind = f == KK_KV_F32 ? RIG_FLOATS : f == KK_KV_BF16 ? RIG_BF16 : RIG_BYTES;
     rig_sync(r);
     for (int32_t s = 0; s < c->rows.n_groups; s++)
         for (int p = 0; p < RIG_PAGES; p++)
@@ -562,7 +562,7 @@ typedef enum {
     STORE_WAYS
 } store_way;
 
-static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t seed) {
+static void store_one(rig *r, store_way way, kk_kv_format format, int32_t d, size_t seed) {
     char label[96];
     const int32_t n_kv = 1 + (int32_t)(seed % 2), n_head = n_kv * 2;
     const int32_t n_rot = seed % 3 ? d / 2 : d / 8;
@@ -585,15 +585,18 @@ static void store_one(rig *r, store_way way, kk_dtype format, int32_t d, size_t 
                              .v_raw = way == STORE_RAW_V};
     RIG_RUN(r, store, &a);
     snprintf(label, sizeof label, "store, way %d, %s, %zu rows, %d heads of %d", (int)way,
-             kk_dtype_get(format)->name, n, n_kv, d);
+             kk_kv_format_name(format), n, n_kv, d);
     RIG_RECORD(r, RIG_FLOATS, q, nq, "%s: q", label);
     record_pages(r, c, label);
 }
 
-/* Formats by turns, but packed ones only where heads are whole groups. */
-static kk_dtype format_at(size_t i, int32_t d) {
-    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
-    return formats[i % (d % KK_KV_GROUP ? 2 : 4)];
+/* Formats by turns, of those that take heads of d values. */
+static kk_kv_format format_at(size_t i, int32_t d) {
+    kk_kv_format fits[KK_KV_FORMATS];
+    size_t n = 0;
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        if (d % kk_kv_format_get((kk_kv_format)f)->group == 0) fits[n++] = (kk_kv_format)f;
+    return fits[i % n];
 }
 
 static void case_store(rig *r) {
@@ -622,7 +625,7 @@ static void case_keep(rig *r) {
                                 .rows = &c->rows};
         RIG_RUN(r, keep, &a);
         snprintf(label, sizeof label, "keep, %s, %d rows, %d of %d%s",
-                 kk_dtype_get(c->slot.format)->name, c->rows.n_rows, heads, rank,
+                 kk_kv_format_name(c->slot.format), c->rows.n_rows, heads, rank,
                  keys ? ", keys" : "");
         record_pages(r, c, label);
     }
@@ -637,7 +640,7 @@ static void case_store_hard(rig *r) {
     const int32_t rows = ROWS;
     const int64_t pos = 60;
     for (size_t i = 0; i < 8; i++) {
-        const kk_dtype format = format_at(i, D);
+        const kk_kv_format format = format_at(i, D);
         rig_cache *c = rig_cache_new(r, format, false, 1, D, 1, &rows, &pos);
         float *v = rig_floats(r, ROWS * D, 1), *ones = rig_floats(r, D, 1);
         for (size_t k = 0; k < ROWS; k++) {
@@ -659,7 +662,7 @@ static void case_store_hard(rig *r) {
                                  .eps = eps,
                                  .v_raw = true};
         RIG_RUN(r, store, &a);
-        record_pages(r, c, kk_dtype_get(format)->name);
+        record_pages(r, c, kk_kv_format_name(format));
     }
 }
 
@@ -670,7 +673,7 @@ typedef struct {
     bool block;
 } sight;
 
-static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, sight s, size_t seed) {
+static void attend_one(rig *r, kk_kv_format format, bool k_eq_v, int32_t d, sight s, size_t seed) {
     const int32_t n_kv = 1 + (int32_t)(seed % 2), n_head = n_kv * (1 + (int32_t)(seed % 4));
     const int32_t n_rot = seed % 2 ? d / 8 : d / 2;
     rig_cache *c = draw_cache(r, format, k_eq_v, n_kv, d, seed);
@@ -696,7 +699,7 @@ static void attend_one(rig *r, kk_dtype format, bool k_eq_v, int32_t d, sight s,
     for (size_t i = 0; i < all; i++) assert_true(isfinite(got[i])); /* nothing hidden came in */
     rig_record_values(r, RIG_FLOATS, got, all,
                       "attend %s%s, %d rows of %d, %d heads of %d, window %d sink %d%s%s",
-                      kk_dtype_get(format)->name, k_eq_v ? " k = v" : "", c->rows.n_rows,
+                      kk_kv_format_name(format), k_eq_v ? " k = v" : "", c->rows.n_rows,
                       c->rows.n_groups, n_head, d, s.window, s.sink, s.block ? " block" : "",
                       seed % 5 == 0 ? ", large" : "");
 }
@@ -753,7 +756,7 @@ static void case_attend_shared_out(rig *r) {
     for (int32_t heads = 1; heads <= 128; heads = heads * 3 / 2 + 1) {
         const int32_t n_rows = heads > 16 ? 1 : 2;
         const int64_t pos = 66;
-        rig_cache *c = rig_cache_new(r, KK_F32, false, 1, 32, 1, &n_rows, &pos);
+        rig_cache *c = rig_cache_new(r, KK_KV_F32, false, 1, 32, 1, &n_rows, &pos);
         const size_t all = (size_t)(n_rows * heads * 32);
         kk_buf *out = rig_random_buf(r, all, 1);
         const kk_attend_args a = {.out = out,
@@ -920,7 +923,7 @@ static void rows_have_limits(void **state) {
     for (size_t i = 0; i < COUNT(refusing); i++) {
         assert_true(rig_open(&r, refusing[i], 1, &none, 0));
         kk_buf *b = rig_random_buf(&r, 1 << 20, 1);
-        rig_cache *c = rig_cache_new(&r, KK_F32, false, 1, 4096, 1, &one, &pos);
+        rig_cache *c = rig_cache_new(&r, KK_KV_F32, false, 1, 4096, 1, &one, &pos);
         const kk_attend_args attend = {
             .out = b, .q = b, .n_head = 1, .slot = c->slot, .rows = &c->rows, .scale = 1};
         assert_refused(r.be->attend(r.dev, &attend, why), "4096");

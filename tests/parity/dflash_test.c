@@ -25,7 +25,7 @@ static void open_pair(draft_pair *p, const char *verifier, const char *drafter,
     pair_start(p, config, how);
 }
 
-static void open_tiny(draft_pair *p, kk_dtype format, int32_t threads) {
+static void open_tiny(draft_pair *p, kk_kv_format format, int32_t threads) {
     const pair_how how = {.format = format, .threads = threads};
     open_pair(p, TINY "/verifier", TINY "/drafter", NULL, &how);
 }
@@ -116,7 +116,7 @@ static void z_labs_code_agrees(void **state) {
     kk_drafter_config config = *kk_drafter_config_of(files);
     kk_drafter_close(files);
     config.embed_scaling = KK_EMBED_UNSCALED; /* what the reference was fed */
-    const pair_how how = {.format = KK_F32, .threads = 2};
+    const pair_how how = {.format = KK_KV_F32, .threads = 2};
     draft_pair p;
     open_pair(&p, MOE, MOE "/dflash", &config, &how);
     numbers x = open_numbers(MOE "/dflash/expect.safetensors");
@@ -132,7 +132,7 @@ static void z_labs_code_agrees(void **state) {
 static void the_trained_drafter_agrees(void **state) {
     (void)state;
     draft_pair p;
-    open_tiny(&p, KK_F32, 2);
+    open_tiny(&p, KK_KV_F32, 2);
     numbers x = open_numbers(KK_TEST_DATA "/parity/tiny-drafter/expect.safetensors");
     const gaps g = compare_blocks(&p, &x, "tiny-drafter");
     assert_int_equal(g.blocks, 4);
@@ -153,7 +153,7 @@ typedef struct {
     kk_buf *taps;
 } fed;
 
-static void open_fed(fed *f, kk_dtype format, int32_t threads, int32_t extend_rows) {
+static void open_fed(fed *f, kk_kv_format format, int32_t threads, int32_t extend_rows) {
     const pair_how how = {.format = format, .threads = threads, .extend_rows = extend_rows};
     open_pair(&f->p, TINY "/verifier", TINY "/drafter", NULL, &how);
     numbers x = open_numbers(KK_TEST_DATA "/parity/tiny-drafter/expect.safetensors");
@@ -184,7 +184,7 @@ static kk_cache *feed_context(fed *f, int32_t n, int32_t piece) {
 /* Rows [from, n) of every layer, K and V, of two caches of one layout. */
 static void assert_same_rows(const fed *f, const kk_cache *a, const kk_cache *b, int64_t n) {
     const kk_kv_layout *l = &f->p.draft.layout;
-    const size_t value = l->format == KK_F32 ? 4 : 2;
+    const size_t value = l->format == KK_KV_F32 ? 4 : 2;
     for (int32_t i = 0; i < l->shape.n_layer; i++) {
         const kk_kind kind = l->shape.layer[i].kind;
         const int64_t window = l->shape.window;
@@ -222,7 +222,7 @@ static block_bits *draft_bits(fed *f, kk_cache *cache, int32_t n) {
 
 static void a_context_is_the_same_however_it_was_fed(void **state) {
     (void)state;
-    static const kk_dtype formats[] = {KK_F32, KK_BF16};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16};
     static const int32_t pieces[] = {1, 7, 64, PROMPT};
     for (int k = 0; k < 2; k++) {
         fed f;
@@ -249,8 +249,8 @@ static void a_context_is_the_same_however_it_was_fed(void **state) {
 static void a_draft_leaves_no_trace(void **state) {
     (void)state;
     fed a, b;
-    open_fed(&a, KK_BF16, 1, PAIR_CHUNK);
-    open_fed(&b, KK_BF16, 2, 3);
+    open_fed(&a, KK_KV_BF16, 1, PAIR_CHUNK);
+    open_fed(&b, KK_KV_BF16, 2, 3);
     kk_cache *plain = feed_context(&a, 200, 200);
     kk_cache *drafted = pair_cache(&b.p.draft, PROMPT + KK_MAX_DRAFT_BLOCK);
     for (int32_t at = 0; at < 200;) {
@@ -277,7 +277,7 @@ static void blocks_of_several_sessions_are_those_of_each(void **state) {
     (void)state;
     static const int32_t len[3] = {5, 127, PROMPT - 1}, wanted[3] = {7, 3, 7};
     fed f;
-    open_fed(&f, KK_BF16, 2, PAIR_CHUNK);
+    open_fed(&f, KK_KV_BF16, 2, PAIR_CHUNK);
     kk_cache *alone[3], *together[3];
     int32_t one[3][7] = {{0}}, all[3][7] = {{0}};
     block_bits *want = calloc(1, sizeof *want), *got = calloc(1, sizeof *got);
@@ -316,7 +316,7 @@ static void blocks_of_several_sessions_are_those_of_each(void **state) {
 static void what_cannot_be_drafted_is_refused(void **state) {
     (void)state;
     fed f;
-    open_fed(&f, KK_BF16, 2, PAIR_CHUNK);
+    open_fed(&f, KK_KV_BF16, 2, PAIR_CHUNK);
     kk_cache *cache = feed_context(&f, 10, 10), *other = feed_context(&f, 10, 10);
     int32_t out[8];
     assert_ok(kk_cache_reserve(cache, 8, why));
@@ -362,7 +362,7 @@ static void rows_out_of_sight_do_not_matter(void **state) {
     (void)state;
     enum { LEN = 300, NEAR = 100, SINK = 4 };
     fed f;
-    open_fed(&f, KK_F32, 2, PAIR_CHUNK);
+    open_fed(&f, KK_KV_F32, 2, PAIR_CHUNK);
     const int32_t full = f.p.draft.layout.shape.n_layer - 1;
     assert_int_equal(f.p.draft.layout.shape.layer[full].kind, KK_FULL);
     kk_cache *cache = feed_context(&f, LEN, LEN);
@@ -395,7 +395,7 @@ static void settings_reach_the_draft(void **state) {
     fed f;
     float hidden[WAYS][256];
     for (int i = 0; i < WAYS; i++) {
-        open_fed(&f, KK_F32, 2, PAIR_CHUNK);
+        open_fed(&f, KK_KV_F32, 2, PAIR_CHUNK);
         kk_drafter_config c = *kk_drafter_config_of(f.p.files);
         if (i == 1) c.embed_scaling = KK_EMBED_UNSCALED;
         if (i == 2) c.embed_scaling = KK_EMBED_TWICE;
@@ -437,7 +437,7 @@ static void the_mask_is_never_drafted(void **state) {
     model_free(m);
     assert_ok(kk_checkpoint_open(&p.ckpt, s->dir, NULL, why));
     assert_ok(kk_drafter_synthetic(&p.files, &config, "f32", &p.mem, why));
-    const pair_how how = {.format = KK_F32, .threads = 1};
+    const pair_how how = {.format = KK_KV_F32, .threads = 1};
     pair_start(&p, NULL, &how);
     assert_int_equal(kk_dflash_config(p.drafter)->mask_id, MASK);
     int32_t tokens[LEN], would = 0;
@@ -551,7 +551,7 @@ static void drafts_of_real_text_are_accepted(void **state) {
     } kinds[] = {{"code", 4.77}, {"codepkg", 4.60}, {"json", 7.66},
                  {"edit", 6.12}, {"tools", 6.37},   {"chat", 5.83}};
     draft_pair p;
-    open_tiny(&p, KK_BF16, 2);
+    open_tiny(&p, KK_KV_BF16, 2);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         assert_true(tokens_per_round(&p, kinds[i].kind, slow() ? 1 : 6) >
                     kinds[i].card * (slow() ? 0.6 : 0.75));

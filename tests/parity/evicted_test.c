@@ -34,9 +34,9 @@ typedef struct {
 } tolerance;
 
 static tolerance tolerance_of(const evicted_shape *s) {
-    if (!s->mixes || s->format == KK_F32) return (tolerance){3e-5, 3e-6};
-    if (s->format == KK_BF16) return (tolerance){2e-2, 1e-4};
-    return s->format == KK_KV8 ? (tolerance){4e-2, 3e-4} : (tolerance){5e-1, 3e-3};
+    if (!s->mixes || s->format == KK_KV_F32) return (tolerance){3e-5, 3e-6};
+    if (s->format == KK_KV_BF16) return (tolerance){2e-2, 1e-4};
+    return s->format == KK_KV_Q8 ? (tolerance){4e-2, 3e-4} : (tolerance){5e-1, 3e-3};
 }
 
 static void check_truth(evicted_world *w, const float *got, const char *label) {
@@ -146,7 +146,7 @@ static void draw_rows(evicted_shape *s, int32_t session, uint64_t *random) {
 }
 
 static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, int32_t chunk) {
-    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
     static const kk_dtype decoders[] = {KK_F32, KK_BF16, KK_Q8_0};
     static const int32_t ranks[] = {32, 64, 96, 128}, dims[] = {64, 64, 128};
     static const int32_t heads[][2] = {{1, 1}, {2, 2}, {2, 1}, {4, 2}, {6, 2}, {3, 3}, {4, 4}};
@@ -164,12 +164,12 @@ static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, 
     const int32_t *h = PICK(random, heads);
     s.n_head = h[0];
     s.n_kv = h[1];
-    s.head_dim =
-        kk_dtype_is_packed(s.format) ? PICK(random, dims) : 40 + 24 * (int32_t)below(random, 2);
+    s.head_dim = kk_kv_format_get(s.format)->group > 1 ? PICK(random, dims)
+                                                       : 40 + 24 * (int32_t)below(random, 2);
     s.n_rot = below(random, 2) ? s.head_dim / 2 : s.head_dim / 8;
-    s.rank =
-        kk_dtype_is_packed(s.latents) ? 64 * (1 + (int32_t)below(random, 2)) : PICK(random, ranks);
-    if (!kk_dtype_is_packed(s.latents) && s.decoders != KK_Q8_0 && below(random, 3) == 0)
+    s.rank = kk_kv_format_get(s.latents)->group > 1 ? 64 * (1 + (int32_t)below(random, 2))
+                                                    : PICK(random, ranks);
+    if (kk_kv_format_get(s.latents)->group == 1 && s.decoders != KK_Q8_0 && below(random, 3) == 0)
         s.rank = PICK(random, odd_ranks);
     s.sight = PICK(random, sights);
     return s;
@@ -217,17 +217,18 @@ static void true_rows_are_mixed_in(void **state) {
 static void pages_come_in_batches(void **state) {
     (void)state;
     static const struct {
-        kk_dtype format, latents, decoders;
+        kk_kv_format format, latents;
+        kk_dtype decoders;
         bool k_eq_v;
         int32_t n_kv, n_head, head_dim, rank, n_rows;
     } wide[] = {
-        {KK_F32, KK_F32, KK_F32, false, 8, 8, 512, 32, 2},
-        {KK_F32, KK_BF16, KK_Q8_0, true, 4, 8, 512, 64, 3},
-        {KK_F32, KK_KV8, KK_BF16, false, 3, 3, 512, 64, 9},
-        {KK_BF16, KK_KV4, KK_Q8_0, true, 2, 4, 512, 64, 40},
-        {KK_KV4, KK_F32, KK_Q8_0, false, 1, 16, 64, 768, 33},
-        {KK_F32, KK_F32, KK_F32, false, 1, 2, 64, 4128, 2},
-        {KK_BF16, KK_KV8, KK_F32, true, 1, 1, 64, 4160, 1},
+        {KK_KV_F32, KK_KV_F32, KK_F32, false, 8, 8, 512, 32, 2},
+        {KK_KV_F32, KK_KV_BF16, KK_Q8_0, true, 4, 8, 512, 64, 3},
+        {KK_KV_F32, KK_KV_Q8, KK_BF16, false, 3, 3, 512, 64, 9},
+        {KK_KV_BF16, KK_KV_Q4, KK_Q8_0, true, 2, 4, 512, 64, 40},
+        {KK_KV_Q4, KK_KV_F32, KK_Q8_0, false, 1, 16, 64, 768, 33},
+        {KK_KV_F32, KK_KV_F32, KK_F32, false, 1, 2, 64, 4128, 2},
+        {KK_KV_BF16, KK_KV_Q8, KK_F32, true, 1, 1, 64, 4160, 1},
     };
     for (size_t i = 0; i < COUNT(wide); i++) {
         evicted_shape s = {.format = wide[i].format,
@@ -252,7 +253,7 @@ static void pages_come_in_batches(void **state) {
 }
 
 /* Without evicted rows, a sink that lies apart changes nothing, also when its page has gone. */
-static void apart_one(rig *r, kk_dtype format, int32_t sink, int32_t window, bool block) {
+static void apart_one(rig *r, kk_kv_format format, int32_t sink, int32_t window, bool block) {
     enum { D = 64, KV = 2, HEADS = 4 };
     static const int32_t n_rows[] = {9, 1, 3};
     static const int64_t pos[] = {300, 64, 30};
@@ -283,12 +284,12 @@ static void apart_one(rig *r, kk_dtype format, int32_t sink, int32_t window, boo
     rig_read(r, a.out, got, all);
     if (memcmp(want, got, all * sizeof *got) != 0)
         fail_msg("%s, sink %d, window %d%s: a sink apart is read otherwise",
-                 kk_dtype_get(format)->name, sink, window, block ? ", block" : "");
+                 kk_kv_format_name(format), sink, window, block ? ", block" : "");
 }
 
 static void sinks_lie_apart(void **state) {
     (void)state;
-    static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
     static const int32_t looks[] = {1, 5, 31, 64, 100, 236, 237, 250, 300};
     static rig r;
     rig_records none = {0};

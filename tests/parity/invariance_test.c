@@ -21,7 +21,7 @@ static const int32_t prompt_len[SESSIONS] = {MAX_LEN, 130, 70};
 typedef struct {
     const char *isa; /* NULL: the best */
     int32_t threads;
-    kk_dtype format;
+    kk_kv_format format;
 } arm;
 
 typedef struct {
@@ -137,10 +137,10 @@ static void check_rows(const truth *t, int32_t session, int64_t pos, const uint6
             fail_msg("%s, %s, %d threads, %s K/V, %s: session %d position %d, row %d of %d, has "
                      "other bits than alone",
                      t->spec, t->arm->isa ? t->arm->isa : "best", t->arm->threads,
-                     kk_dtype_get(t->arm->format)->name, how, session, (int)pos + i, i, n);
+                     kk_kv_format_name(t->arm->format), how, session, (int)pos + i, i, n);
 }
 
-static void find_truth(truth *t, const kk_checkpoint *ckpt, kk_mem *mem, kk_dtype format) {
+static void find_truth(truth *t, const kk_checkpoint *ckpt, kk_mem *mem, kk_kv_format format) {
     const arm alone = {NULL, 1, format};
     world w = world_open(ckpt, mem, &alone);
     for (int32_t s = 0; s < SESSIONS; s++) {
@@ -274,7 +274,7 @@ static const char *const specs[] = {
  * the types. */
 static void weights_of(void **state) {
     static const char *const isas[] = {"reference", "avx2", "avx512", "neon"};
-    static const kk_dtype formats[] = {KK_BF16, KK_F32};
+    static const kk_kv_format formats[] = {KK_KV_BF16, KK_KV_F32};
     static truth known[COUNT(formats)];
     const char *const *spec = *state;
     kk_mem mem = {0};

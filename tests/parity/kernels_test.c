@@ -203,7 +203,6 @@ static void check_rows(const kk_kernels *k) {
     for (int32_t n = 1; n < 200; n += 1 + n / 7) {
         float *x = floats((size_t)n, 9), *w = floats((size_t)n, 2), *y = floats((size_t)n, 20);
         float *a = room((size_t)n * 4), *b = room((size_t)n * 4);
-        uint16_t *ha = room((size_t)n * 2), *hb = room((size_t)n * 2);
         ref->norm(a, x, w, n, 1e-6f), k->norm(b, x, w, n, 1e-6f);
         CHECK_SAY(same(a, b, (size_t)n), "%s norm %d", k->name, n);
         ref->norm(a, x, NULL, n, 1e-6f), k->norm(b, x, NULL, n, 1e-6f);
@@ -219,9 +218,7 @@ static void check_rows(const kk_kernels *k) {
         CHECK_SAY(same(a, b, (size_t)n), "%s add, axpy, softcap %d", k->name, n);
         if (n % 2 == 0) ref->rotate(a, w, n, n / 4), k->rotate(b, w, n, n / 4);
         CHECK_SAY(same(a, b, (size_t)n), "%s rotate %d", k->name, n);
-        ref->to_bf16(ha, x, n), k->to_bf16(hb, x, n);
-        CHECK_SAY(memcmp(ha, hb, (size_t)n * 2) == 0, "%s bf16 %d", k->name, n);
-        free(x), free(w), free(y), free(a), free(b), free(ha), free(hb);
+        free(x), free(w), free(y), free(a), free(b);
     }
 }
 
@@ -257,10 +254,9 @@ static void check_quantize(const kk_kernels *k) {
     }
 }
 
-/* Packed rows: ordinary ones, and groups that are constant, far from zero, zeros of both signs,
- * too wide for f16 or not numbers. */
-static void check_pack_one(const kk_kernels *k, kk_dtype t, int32_t n, int hard) {
-    enum { GROUPS = 8 };
+/* Rows rounded to a format: ordinary ones, and groups that are constant, far from zero, zeros of
+ * both signs, too wide for f16 or not numbers.  What lies around the row stays as it was. */
+static void check_put_one(const kk_kernels *k, kk_kv_format f, int32_t n, int hard) {
     float *x = floats((size_t)n, hard == 1 ? 1e-6f : 4);
     for (int32_t i = 0; i < n; i++) {
         if (hard == 2) x[i] = x[i] > 0 ? 0.0f : -0.0f;
@@ -270,44 +266,45 @@ static void check_pack_one(const kk_kernels *k, kk_dtype t, int32_t n, int hard)
     }
     if (hard == 6) x[below(n)] = NAN;
     if (hard == 7) x[below(n)] = -INFINITY;
-    uint8_t want[GROUPS * 64], got[GROUPS * 64];
-    uint16_t affine[2][2 * GROUPS];
-    memset(want, 9, sizeof want), memset(got, 9, sizeof got), memset(affine, 9, sizeof affine);
-    ref->pack(t, x, n, want, affine[0], affine[0] + GROUPS);
-    k->pack(t, x, n, got, affine[1], affine[1] + GROUPS);
-    CHECK_SAY(memcmp(want, got, sizeof want) == 0, "%s %s codes of %d, way %d", k->name,
-              kk_dtype_get(t)->name, n, hard);
-    CHECK_SAY(memcmp(affine[0], affine[1], sizeof affine[0]) == 0, "%s %s scales of %d, way %d",
-              k->name, kk_dtype_get(t)->name, n, hard);
-    free(x);
+    const size_t bytes = kk_kv_head_bytes(f, n);
+    uint8_t *want = room(bytes), *got = room(bytes);
+    const int32_t row = below(KK_PAGE_ROWS);
+    memset(want, 9, bytes), memset(got, 9, bytes);
+    ref->put(f, x, n, want, row);
+    k->put(f, x, n, got, row);
+    CHECK_SAY(memcmp(want, got, bytes) == 0, "%s %s, row %d of %d values, way %d", k->name,
+              kk_kv_format_name(f), row, n, hard);
+    free(x), free(want), free(got);
 }
 
-static void check_pack(const kk_kernels *k) {
-    for (int32_t n = 64; n <= 512; n += 64)
+static void check_put(const kk_kernels *k) {
+    for (int32_t n = 1; n <= 512; n += n < 70 ? 1 : 58)
         for (int hard = 0; hard < 8; hard++)
-            for (int times = 0; times < 8; times++)
-                check_pack_one(k, times % 2 ? KK_KV8 : KK_KV4, n, hard);
+            for (int f = 0; f < KK_KV_FORMATS; f++)
+                if (n % kk_kv_format_get((kk_kv_format)f)->group == 0)
+                    check_put_one(k, (kk_kv_format)f, n, hard);
+    for (int32_t n = 128; n <= 512; n += 64)
+        for (int times = 0; times < 4 * 8 * KK_KV_FORMATS; times++)
+            check_put_one(k, (kk_kv_format)(times % KK_KV_FORMATS), n, times / KK_KV_FORMATS % 8);
 }
 
 /* ---- attention -------------------------------------------------------------------------- */
 
 enum { PAGES = 6 };
 
-/* Random bytes; floats and scales among them, to the end or at [from, from + n), made numbers. */
-static void fill_head(uint8_t *head, kk_dtype format, int32_t d) {
-    const size_t codes = kk_kv_code_bytes(format, d), all = kk_kv_head_bytes(format, d);
-    for (size_t i = 0; i < all; i++) head[i] = (uint8_t)next();
-    const size_t from = kk_dtype_is_packed(format) ? codes : 0;
-    for (size_t i = from; i < all; i += format == KK_F32 ? 4 : 2) {
-        const float f = uniform() * (from ? 0.1f : 1);
-        const uint16_t h = format == KK_BF16 ? kk_f32_bf16(f) : kk_f32_f16(f);
-        memcpy(head + i, format == KK_F32 ? (const void *)&f : (const void *)&h,
-               format == KK_F32 ? 4 : 2);
+/* Rows of random numbers. */
+static void fill_head(uint8_t *head, kk_kv_format format, int32_t d) {
+    float *x = room((size_t)d * sizeof *x);
+    for (int32_t row = 0; row < KK_PAGE_ROWS; row++) {
+        const float scale = row % 2 ? 0.1f : 1;
+        for (int32_t i = 0; i < d; i++) x[i] = uniform() * scale;
+        ref->put(format, x, d, head, row);
     }
+    free(x);
 }
 
 typedef struct {
-    kk_dtype format;
+    kk_kv_format format;
     int32_t d, window, sink;
     bool k_eq_v, block;
 } attend_case;
@@ -375,11 +372,10 @@ static void check_hidden_sight(void) {
 
 /* Rows of any format as floats, as they would be read one by one. */
 static void check_widen(const kk_kernels *k) {
-    static const kk_dtype formats[] = {KK_BF16, KK_F32, KK_KV4, KK_KV8};
-    for (int n = 0; n < 40; n++) {
+    for (int n = 0; n < 10 * KK_KV_FORMATS; n++) {
         const int32_t d = 64 * (1 + below(n % 2 ? 4 : 100));
         const int32_t lo = below(KK_PAGE_ROWS), rows = 1 + below(KK_PAGE_ROWS - lo);
-        const kk_dtype f = formats[n % 4];
+        const kk_kv_format f = (kk_kv_format)(n % KK_KV_FORMATS);
         uint8_t *head = room(kk_kv_head_bytes(f, d));
         const size_t values = (size_t)rows * (size_t)d;
         float *want = room(values * 4), *got = room(values * 4);
@@ -387,7 +383,7 @@ static void check_widen(const kk_kernels *k) {
         ref->widen(want, f, d, head, lo, rows);
         k->widen(got, f, d, head, lo, rows);
         CHECK_SAY(same(want, got, values), "%s widens %d rows of %d as %s", k->name, rows, d,
-                  kk_dtype_get(f)->name);
+                  kk_kv_format_name(f));
         free(head), free(want), free(got);
     }
 }
@@ -447,7 +443,7 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
                         .starts = true,
                         .ends = true};
     snprintf(what, sizeof what, "%s d %d pos %d rows %d group %d window %d sink %d%s%s",
-             kk_dtype_get(c.format)->name, d, (int)pos, rows, group, c.window, c.sink,
+             kk_kv_format_name(c.format), d, (int)pos, rows, group, c.window, c.sink,
              c.k_eq_v ? " k = v" : "", c.block ? " block" : "");
     drop_unseen(pages, &t);
     ref->attend(&t);
@@ -461,12 +457,18 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
     free(q), free(want), free(got), free(w), free(rope), free(t.scratch), free(t.state);
 }
 
+/* Formats by turns, of those that take heads of d values. */
+static kk_kv_format format_at(int n, int32_t d) {
+    kk_kv_format f = (kk_kv_format)(n % KK_KV_FORMATS);
+    while (d % kk_kv_format_get(f)->group) f = (kk_kv_format)((f + 1) % KK_KV_FORMATS);
+    return f;
+}
+
 static void check_attend(const kk_kernels *k) {
     static const int32_t dims[] = {16, 24, 64, 80, 128, 192, 256, 512}, sinks[] = {0, 1, 4, 64, 70};
-    static const kk_dtype formats[] = {KK_BF16, KK_F32, KK_KV4, KK_KV8};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         for (int n = 0; n < 30; n++)
-            check_attend_one(k, (attend_case){.format = formats[n % (dims[i] % 64 ? 2 : 4)],
+            check_attend_one(k, (attend_case){.format = format_at(n, dims[i]),
                                               .d = dims[i],
                                               .window = n % 4 == 0 ? 0 : 1 + below(200),
                                               .sink = sinks[n % 5],
@@ -612,7 +614,7 @@ int main(void) {
         check_rows(k);
         check_largest(k);
         check_quantize(k);
-        check_pack(k);
+        check_put(k);
         check_attend(k);
         check_widen(k);
         check_latents(k);

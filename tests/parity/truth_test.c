@@ -469,7 +469,7 @@ static void slots_in_order(void **state) {
 
 /* ---- attention ---------------------------------------------------------------------------- */
 
-static const kk_dtype formats[] = {KK_F32, KK_BF16, KK_KV8, KK_KV4};
+static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
 static const int32_t group_rows[] = {3, 9, 1};
 static const int64_t group_pos[] = {62, 0, 130};
 
@@ -519,16 +519,16 @@ static void check_stored(const rig_cache *c, int32_t s, int64_t pos, int32_t h, 
     if (rope) rotate(want, *rope, pos);
     for (int32_t i = 0; i < d; i++) got[i] = rig_cache_get(c, s, off, h, pos, i);
     const char *what = rope ? "stored K" : "stored V";
-    if (!kk_dtype_is_packed(c->slot.format))
-        assert_near(what, got, want, (size_t)d, c->slot.format == KK_F32 ? 3e-5 : 1.0 / 256);
+    if (kk_kv_format_get(c->slot.format)->group == 1)
+        assert_near(what, got, want, (size_t)d, c->slot.format == KK_KV_F32 ? 3e-5 : 1.0 / 256);
     else
         for (int32_t i = 0; i < d; i += 64)
-            check_group(what, got + i, want + i, c->slot.format == KK_KV8 ? 255 : 15);
+            check_group(what, got + i, want + i, c->slot.format == KK_KV_Q8 ? 255 : 15);
 }
 
 typedef enum { STORE_BOTH, STORE_ONE, STORE_V_FROM_K, STORE_RAW_V, STORE_NO_Q } store_way;
 
-static void store_one(kk_dtype format, store_way way) {
+static void store_one(kk_kv_format format, store_way way) {
     const bool k_eq_v = way == STORE_ONE, v_from_k = way == STORE_V_FROM_K;
     enum { D = 128, KV = 2, HEADS = 4 };
     const kk_rope rope = {1e4f, 1, D / 2, D};
@@ -622,9 +622,9 @@ static void storing_nan(void **state) {
 }
 
 /* How far a value between -3 and 3 may lie from what is kept of it. */
-static double kept_within(kk_dtype format, double x) {
-    if (format == KK_F32) return 0;
-    return format == KK_BF16 ? fabs(x) / 256 : format == KK_KV8 ? 0.02 : 0.21;
+static double kept_within(kk_kv_format format, double x) {
+    if (format == KK_KV_F32) return 0;
+    return format == KK_KV_BF16 ? fabs(x) / 256 : format == KK_KV_Q8 ? 0.02 : 0.21;
 }
 
 static void check_kept(const rig_cache *c, const rig_cache *before, bool keys, const float *x,
@@ -642,7 +642,7 @@ static void check_kept(const rig_cache *c, const rig_cache *before, bool keys, c
                                  : (double)rig_cache_get(before, s, off, at / d, pos, at % d);
         if (!(fabs(got - want) <= (here ? kept_within(c->slot.format, want) : 0)))
             fail_msg("%s: session %d, row %d, value %d is %.9g, want %.9g",
-                     kk_dtype_get(c->slot.format)->name, s, (int)pos, i, got, want);
+                     kk_kv_format_name(c->slot.format), s, (int)pos, i, got, want);
     }
 }
 
@@ -651,7 +651,7 @@ static void keeping(void **state) {
     (void)state;
     enum { D = 64, HEADS = 2 };
     for (size_t i = 0; i < 2 * COUNT(formats); i++) {
-        const kk_dtype f = formats[i / 2];
+        const kk_kv_format f = formats[i / 2];
         const bool keys = i % 2 == 1;
         rig_cache *c = rig_cache_new(&r, f, false, HEADS, D, 3, group_rows, group_pos);
         rig_cache before = *c;
@@ -702,9 +702,9 @@ static void attend_row(double *y, const rig_cache *c, int32_t s, int32_t h, int6
     }
 }
 
-static void attend_one(kk_dtype format, bool k_eq_v, int32_t window, int32_t sink, bool block) {
+static void attend_one(kk_kv_format format, bool k_eq_v, int32_t window, int32_t sink, bool block) {
     enum { KV = 2, HEADS = 6 };
-    const int32_t d = kk_dtype_is_packed(format) ? 64 : 40;
+    const int32_t d = kk_kv_format_get(format)->group > 1 ? 64 : 40;
     const kk_rope rope = {1e4f, 1, 5, d};
     rig_cache *c = rig_cache_new(&r, format, k_eq_v, KV, d, 3, group_rows, group_pos);
     rig_cache_hide(c, window, sink);

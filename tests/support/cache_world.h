@@ -59,9 +59,9 @@ static const kk_mem_category world_category[KK_KINDS] = {KK_MEM_KV_SLIDING, KK_M
                                                          KK_MEM_KV_LATENTS};
 
 /* latents NULL: none. */
-static inline void world_open(world *w, int32_t window, kk_dtype format,
+static inline void world_open(world *w, int32_t window, kk_kv_format format,
                               const kk_kv_latents *latents) {
-    const kk_kv_shape shape = tiny_shape(window, kk_dtype_is_packed(format) ? 64 : 4);
+    const kk_kv_shape shape = tiny_shape(window, kk_kv_format_get(format)->group > 1 ? 64 : 4);
     memset(w, 0, sizeof *w);
     w->policy[KK_SLIDING] = &kk_kv_native;
     w->policy[KK_FULL] = w->policy[KK_LATENT] = &kk_kv_exact;
@@ -171,15 +171,13 @@ typedef struct {
 
 static inline bool each_plane(const kk_kv_slot *s, block b, size_t head_off, int64_t row,
                               uint8_t value, part_fn fn) {
-    const size_t head = kk_kv_head_bytes(s->format, s->head_dim);
-    const size_t codes = kk_kv_code_bytes(s->format, s->head_dim), rest = (head - codes) / 2;
-    const size_t plane[] = {codes, rest, rest};
     size_t at = head_off;
     bool good = true;
-    for (int i = 0; i < 3; at += plane[i++]) {
-        const size_t bytes = plane[i] / KK_PAGE_ROWS;
+    for (int i = 0; i < KK_KV_PLANES; i++) {
+        const size_t bytes = kk_kv_plane_bytes(s->format, i, s->head_dim);
         uint8_t *part = b.data + at * (size_t)b.rows / KK_PAGE_ROWS + (size_t)row * bytes;
         good = good && fn(part, bytes, (uint8_t)(value + i));
+        at += KK_PAGE_ROWS * bytes;
     }
     return good;
 }

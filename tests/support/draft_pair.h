@@ -28,7 +28,7 @@ typedef struct {
 } draft_pair;
 
 static inline void pair_pages_open(draft_pair *p, pair_pages *out, const kk_kv_shape *shape,
-                                   kk_dtype format) {
+                                   kk_kv_format format) {
     assert_ok(kk_kv_layout_init(&out->layout, shape, format, NULL, why));
     for (int k = 0; k < KK_KINDS; k++)
         if (out->layout.page_bytes[k])
@@ -37,7 +37,7 @@ static inline void pair_pages_open(draft_pair *p, pair_pages *out, const kk_kv_s
 }
 
 typedef struct {
-    kk_dtype format;
+    kk_kv_format format;
     int32_t threads;
     int32_t extend_rows; /* of one pass; 0: PAIR_CHUNK */
 } pair_how;

@@ -12,7 +12,8 @@
 enum { EVICTED_KEYS = RIG_PAGES * KK_PAGE_ROWS, EVICTED_RANK = 4352 };
 
 typedef struct {
-    kk_dtype format, latents, decoders;
+    kk_kv_format format, latents;
+    kk_dtype decoders;
     bool k_eq_v, hides, mixes;
     float mix, scale;
     int32_t n_kv, n_head, head_dim, n_rot, rank;
@@ -50,19 +51,17 @@ static inline int64_t evicted_stored(const evicted_shape *s, int64_t pos) {
 
 /* ---- what should come out --------------------------------------------------------------- */
 
-static inline void evicted_round(kk_dtype format, double *x, int32_t n) {
-    float y[KK_KV_GROUP];
-    uint8_t codes[KK_KV_GROUP];
-    for (int32_t i = 0; i < n; i++) {
-        if (format == KK_F32) x[i] = (double)(float)x[i];
-        if (format == KK_BF16) x[i] = (double)kk_bf16_f32(kk_f32_bf16((float)x[i]));
-    }
-    for (int32_t g = 0; kk_dtype_is_packed(format) && g < n; g += KK_KV_GROUP) {
-        for (int32_t i = 0; i < KK_KV_GROUP; i++) y[i] = (float)x[g + i];
-        const kk_kv_affine a = kk_kv_pack(format, y, codes);
-        kk_kv_unpack(format, a, codes, y);
-        for (int32_t i = 0; i < KK_KV_GROUP; i++) x[g + i] = (double)y[i];
-    }
+static inline void evicted_round(kk_kv_format format, double *x, int32_t n) {
+    enum { MOST = 8192 };
+    float y[MOST];
+    uint8_t block[4 * MOST];
+    const kk_kv_format_info *info = kk_kv_format_get(format);
+    const kk_kv_place place = kk_kv_row_place(format, n, 1, 0);
+    assert_true(n <= MOST);
+    for (int32_t i = 0; i < n; i++) y[i] = (float)x[i];
+    info->pack(y, n, block, place);
+    info->unpack(y, n, block, place);
+    for (int32_t i = 0; i < n; i++) x[i] = (double)y[i];
 }
 
 static inline void evicted_norm(double *y, const double *x, const float *w, int32_t n) {
@@ -239,8 +238,8 @@ static inline void evicted_attend(evicted_world *w, int32_t session, int64_t pos
 
 /* ---- setting up ------------------------------------------------------------------------- */
 
-static inline rig_cache *evicted_cache(evicted_world *w, kk_dtype format, bool k_eq_v, int32_t n_kv,
-                                       int32_t d) {
+static inline rig_cache *evicted_cache(evicted_world *w, kk_kv_format format, bool k_eq_v,
+                                       int32_t n_kv, int32_t d) {
     return rig_cache_new(w->r, format, k_eq_v, n_kv, d, w->s.sessions, w->s.n_rows, w->s.pos);
 }
 
@@ -286,13 +285,13 @@ static inline void evicted_open_latents(evicted_world *w) {
     w->evicted.latent = w->latents->slot;
     if (!s->mixes) {
         w->evicted.scale_at = s->chunk % 3;
-        w->scales = evicted_cache(w, KK_BF16, true, 1, w->evicted.scale_at + s->n_kv + 1);
+        w->scales = evicted_cache(w, KK_KV_BF16, true, 1, w->evicted.scale_at + s->n_kv + 1);
         w->evicted.scales = w->scales->slot;
         w->evicted.scales.k_off += evicted_beside(w, w->scales);
         w->evicted.scales.v_off = w->evicted.scales.k_off;
         return;
     }
-    w->truth = evicted_cache(w, KK_F32, s->k_eq_v, s->n_kv, s->head_dim);
+    w->truth = evicted_cache(w, KK_KV_F32, s->k_eq_v, s->n_kv, s->head_dim);
     const size_t first = evicted_beside(w, w->truth);
     kk_kv_slot *slot = &w->diagnosis.truth[w->evicted.layer];
     *slot = w->truth->slot;
@@ -319,23 +318,20 @@ static inline uint8_t *evicted_sink(evicted_world *w, int32_t session, int64_t p
     const rig_cache *c = w->rows;
     const int32_t sink = w->s.sink, d = w->s.head_dim;
     const size_t bytes = c->page_bytes / KK_PAGE_ROWS * (size_t)sink;
-    const size_t codes = kk_kv_code_bytes(c->slot.format, d) / KK_PAGE_ROWS;
-    const size_t affine = (kk_kv_head_bytes(c->slot.format, d) / KK_PAGE_ROWS - codes) / 2;
     const size_t parts[] = {c->slot.k_off, c->slot.v_off};
     uint8_t *to = rig_memory(w->r, bytes);
     memset(to, 0xff, bytes); /* a NaN in every format */
     const int64_t first = w->s.sight ? w->s.pos[session] - w->s.sight + 1 : 0;
     for (int part = w->s.k_eq_v; part < 2; part++) {
         for (int32_t h = 0; h < w->s.n_kv; h++) {
-            const size_t off = parts[part] + (size_t)h * (codes + 2 * affine) * KK_PAGE_ROWS;
+            const size_t off = parts[part] + (size_t)h * kk_kv_head_bytes(c->slot.format, d);
             const uint8_t *from = c->page[session][0] + off;
             uint8_t *head = to + off / KK_PAGE_ROWS * (size_t)sink;
             for (int64_t j = first > 0 ? first : 0; j < sink && j < pos; j++) {
-                const size_t row = (size_t)j, all = (size_t)sink;
-                memcpy(head + row * codes, from + row * codes, codes);
-                for (size_t k = 0; k < 2; k++)
-                    memcpy(head + all * (codes + k * affine) + row * affine,
-                           from + KK_PAGE_ROWS * (codes + k * affine) + row * affine, affine);
+                const kk_kv_place a = kk_kv_row_place(c->slot.format, d, sink, (int32_t)j);
+                const kk_kv_place b = kk_kv_row_place(c->slot.format, d, KK_PAGE_ROWS, (int32_t)j);
+                for (int k = 0; k < KK_KV_PLANES; k++)
+                    memcpy(head + a.at[k], from + b.at[k], kk_kv_plane_bytes(c->slot.format, k, d));
             }
         }
     }
@@ -414,7 +410,7 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
 
 static inline void evicted_label(const evicted_shape *s, char *label, size_t size) {
     snprintf(label, size, "%s z %s D %s%s%s%s %dx%d/%d d%d r%d s%d w%d c%d of %d @%d+%d",
-             kk_dtype_get(s->format)->name, kk_dtype_get(s->latents)->name,
+             kk_kv_format_name(s->format), kk_kv_format_name(s->latents),
              kk_dtype_get(s->decoders)->name, s->k_eq_v ? " k=v" : "", s->hides ? " hides" : "",
              s->mixes ? " mixes" : "", s->sessions, s->n_head, s->n_kv, s->head_dim, s->rank,
              s->sink, s->window, s->chunk, s->sight, (int)s->pos[0], s->n_rows[0]);

@@ -17,24 +17,22 @@ typedef struct {
     size_t page_bytes;
 } rig_cache;
 
-/* One head's part of a page: what holds value i of row `row`. */
+/* The group that holds value i of head h of the row at pos, in every plane. */
 typedef struct {
-    uint8_t *code, *scale, *bias; /* the last two of packed formats */
+    uint8_t *head;
+    kk_kv_place at;
 } rig_place;
 
 static inline rig_place rig_cache_at(const rig_cache *c, uint8_t *page, size_t off, int32_t h,
                                      int64_t pos, int32_t i) {
-    const kk_dtype f = c->slot.format;
-    const size_t d = (size_t)c->slot.head_dim, row = (size_t)(pos % KK_PAGE_ROWS), at = (size_t)i;
-    const size_t block = d / 64 * (size_t)kk_dtype_get(f)->bytes; /* of a packed row */
-    if (f == KK_F32) page += off + 4 * (((size_t)h * KK_PAGE_ROWS + row) * d + at);
-    if (f == KK_BF16) page += off + 2 * (((size_t)h * KK_PAGE_ROWS + row) * d + at);
-    if (f == KK_F32 || f == KK_BF16) return (rig_place){.code = page};
-    const size_t row_codes = f == KK_KV8 ? d : d / 2;
-    uint8_t *head = page + off + (size_t)h * KK_PAGE_ROWS * block;
-    uint8_t *scale = head + KK_PAGE_ROWS * row_codes + 2 * (row * (d / 64) + at / 64);
-    const size_t in_row = f == KK_KV8 ? at : at / 64 * 32 + at % 32;
-    return (rig_place){head + row * row_codes + in_row, scale, scale + 2 * KK_PAGE_ROWS * (d / 64)};
+    const kk_kv_format f = c->slot.format;
+    const kk_kv_format_info *info = kk_kv_format_get(f);
+    const int32_t d = c->slot.head_dim, row = (int32_t)(pos % KK_PAGE_ROWS);
+    rig_place p = {page + off + (size_t)h * kk_kv_head_bytes(f, d),
+                   kk_kv_row_place(f, d, KK_PAGE_ROWS, row)};
+    for (int k = 0; k < KK_KV_PLANES; k++)
+        p.at.at[k] += (size_t)(i / info->group) * (size_t)info->plane[k];
+    return p;
 }
 
 static inline float rig_f16(const uint8_t *p) {
@@ -43,75 +41,75 @@ static inline float rig_f16(const uint8_t *p) {
     return kk_f16_f32(h);
 }
 
-/* Value i of head h of the row at pos; off is the slot's k_off or v_off. */
+/* Value i of head h of the row at pos; off is the slot's k_off or v_off.  The formats that are read
+ * most are decoded here once more, apart from the library's code. */
 static inline float rig_cache_get(const rig_cache *c, int32_t session, size_t off, int32_t h,
                                   int64_t pos, int32_t i) {
-    const rig_place at = rig_cache_at(c, c->page[session][pos / KK_PAGE_ROWS], off, h, pos, i);
-    float f;
+    const rig_place p = rig_cache_at(c, c->page[session][pos / KK_PAGE_ROWS], off, h, pos, i);
+    const uint8_t *codes = p.head + p.at.at[0];
+    float f[256];
     uint16_t b;
-    if (c->slot.format == KK_F32) {
-        memcpy(&f, at.code, sizeof f);
-        return f;
+    switch (c->slot.format) {
+    case KK_KV_F32: memcpy(f, codes, sizeof *f); return f[0];
+    case KK_KV_BF16: memcpy(&b, codes, sizeof b); return kk_bf16_f32(b);
+    case KK_KV_Q8:
+    case KK_KV_Q4: {
+        const uint8_t byte = codes[c->slot.format == KK_KV_Q8 ? i % 64 : i % 32];
+        const double code = c->slot.format == KK_KV_Q8 ? byte : i % 64 < 32 ? byte & 15 : byte >> 4;
+        return (float)(code * (double)rig_f16(p.head + p.at.at[1]) +
+                       (double)rig_f16(p.head + p.at.at[2]));
     }
-    if (c->slot.format == KK_BF16) {
-        memcpy(&b, at.code, sizeof b);
-        return kk_bf16_f32(b);
+    default: break;
     }
-    const int nibble = i % 64 < 32 ? *at.code & 15 : *at.code >> 4;
-    const double code = c->slot.format == KK_KV8 ? *at.code : nibble;
-    return (float)(code * (double)rig_f16(at.scale) + (double)rig_f16(at.bias));
+    const kk_kv_format_info *info = kk_kv_format_get(c->slot.format);
+    info->unpack(f, info->group, p.head, p.at);
+    return f[i % info->group];
 }
 
-/* Makes value i no number, and with a packed format all that share its bias. */
+/* Makes value i no number, and with it all of its group. */
 static inline void rig_cache_spoil(const rig_cache *c, uint8_t *page, size_t off, int32_t h,
                                    int64_t pos, int32_t i) {
-    const rig_place at = rig_cache_at(c, page, off, h, pos, i);
-    const float nan = NAN;
-    const uint16_t bf16 = kk_f32_bf16(nan), f16 = kk_f32_f16(nan);
-    if (c->slot.format == KK_F32) {
-        memcpy(at.code, &nan, 4);
-    } else if (c->slot.format == KK_BF16) {
-        memcpy(at.code, &bf16, 2);
-    } else {
-        *at.code = 0;
-        memset(at.scale, 0, 2);
-        memcpy(at.bias, &f16, 2);
-    }
+    const rig_place p = rig_cache_at(c, page, off, h, pos, i);
+    const kk_kv_format_info *info = kk_kv_format_get(c->slot.format);
+    float f[256];
+    for (int32_t k = 0; k < info->group; k++) f[k] = NAN;
+    info->pack(f, info->group, p.head, p.at);
 }
 
-/* A page of numbers between -1 and 1 that the format can hold. */
+enum { RIG_ROW = 8192 }; /* values of a row at most */
+
+static inline void rig_cache_put(const rig_cache *c, uint8_t *page, size_t off, int32_t h,
+                                 int64_t pos, const float *x) {
+    const rig_place p = rig_cache_at(c, page, off, h, pos, 0);
+    kk_kv_format_get(c->slot.format)->pack(x, c->slot.head_dim, p.head, p.at);
+}
+
+/* A page of numbers between -1 and 1, those of a group in a range of their own. */
 static inline void rig_cache_fill(rig *r, const rig_cache *c, uint8_t *page) {
-    const kk_dtype f = c->slot.format;
-    const int32_t d = c->slot.head_dim;
-    const size_t width = f == KK_F32 ? 4 : 2;
-    if (f == KK_F32 || f == KK_BF16) {
-        for (size_t i = 0; i < c->page_bytes; i += width) {
-            const float x = rig_float(r, 1);
-            const uint16_t h = kk_f32_bf16(x);
-            memcpy(page + i, f == KK_F32 ? (const void *)&x : (const void *)&h, width);
-        }
-        return;
-    }
+    const int32_t group = kk_kv_format_get(c->slot.format)->group;
+    float x[RIG_ROW], least = -1, range = 2;
+    assert_true(c->slot.head_dim <= RIG_ROW);
     for (size_t i = 0; i < c->page_bytes; i++) page[i] = (uint8_t)rig_bits(r);
-    for (int part = 0; part < 2; part++) {
-        for (int32_t i = 0; i < c->slot.n_kv_head * KK_PAGE_ROWS * d; i += 64) {
-            const rig_place at = rig_cache_at(c, page, part ? c->slot.v_off : c->slot.k_off,
-                                              i / (KK_PAGE_ROWS * d), i / d % KK_PAGE_ROWS, i % d);
-            const float least = rig_float(r, 1), range = (1 - least) * fabsf(rig_float(r, 1));
-            rig_put_f16(at.scale, range / (f == KK_KV8 ? 255 : 15));
-            rig_put_f16(at.bias, least);
+    for (int32_t row = 0; row < 2 * c->slot.n_kv_head * KK_PAGE_ROWS; row++) {
+        for (int32_t i = 0; i < c->slot.head_dim; i++) {
+            if (group > 1 && i % group == 0) {
+                least = rig_float(r, 1);
+                range = (1 - least) * fabsf(rig_float(r, 1));
+            }
+            x[i] = least + range * fabsf(rig_float(r, 1));
         }
+        rig_cache_put(c, page, row % 2 ? c->slot.v_off : c->slot.k_off, row / 2 / KK_PAGE_ROWS,
+                      row / 2, x);
     }
 }
 
 /* Session s has n_rows[s] rows at pos[s]; all its pages are there and full of random values. */
-static inline rig_cache *rig_cache_new(rig *r, kk_dtype format, bool k_eq_v, int32_t n_kv_head,
+static inline rig_cache *rig_cache_new(rig *r, kk_kv_format format, bool k_eq_v, int32_t n_kv_head,
                                        int32_t head_dim, int32_t sessions, const int32_t *n_rows,
                                        const int64_t *pos) {
     rig_cache *c = rig_memory(r, sizeof *c);
-    const size_t pad = 192, rows = (size_t)n_kv_head * KK_PAGE_ROWS;
-    size_t part;
-    assert_true(kk_dtype_bytes(format, rows * (size_t)head_dim, &part));
+    const size_t pad = 192, part = (size_t)n_kv_head * kk_kv_head_bytes(format, head_dim);
+    assert_int_equal(head_dim % kk_kv_format_get(format)->group, 0);
     *c = (rig_cache){.slot = {format, k_eq_v, n_kv_head, head_dim, pad, k_eq_v ? pad : pad + part},
                      .page_bytes = pad + (k_eq_v ? 1 : 2) * part};
     int32_t row = 0;
@@ -132,11 +130,11 @@ static inline rig_cache *rig_cache_new(rig *r, kk_dtype format, bool k_eq_v, int
 static inline void rig_cache_blot(rig_cache *c, int32_t session, int64_t pos) {
     uint8_t *page = c->page[session][pos / KK_PAGE_ROWS];
     if (!page) return;
+    float nans[RIG_ROW];
+    for (int32_t i = 0; i < c->slot.head_dim; i++) nans[i] = NAN;
     for (int32_t h = 0; h < c->slot.n_kv_head; h++) {
-        for (int32_t i = 0; i < c->slot.head_dim; i++) {
-            rig_cache_spoil(c, page, c->slot.k_off, h, pos, i);
-            rig_cache_spoil(c, page, c->slot.v_off, h, pos, i);
-        }
+        rig_cache_put(c, page, c->slot.k_off, h, pos, nans);
+        rig_cache_put(c, page, c->slot.v_off, h, pos, nans);
     }
 }
 

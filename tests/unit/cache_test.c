@@ -230,8 +230,8 @@ static void histories_are_rebuilt_with_their_shared_pages(void **state) {
         held_mark points[POINTS];
         kk_mark *again[POINTS];
         rng_state = seed;
-        world_open(&w, 70, KK_BF16, NULL);
-        world_open(&v, 70, KK_BF16, NULL);
+        world_open(&w, 70, KK_KV_BF16, NULL);
+        world_open(&v, 70, KK_KV_BF16, NULL);
         h.cache = cache_open(&w);
         kk_cache *c = cache_open(&v);
         memset(points, 0, sizeof points);
@@ -265,7 +265,7 @@ static void random_histories(void **state) {
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
         world w;
         rng_state = 77 + i;
-        world_open(&w, windows[i], i % 2 ? KK_F32 : KK_BF16, NULL);
+        world_open(&w, windows[i], i % 2 ? KK_KV_F32 : KK_KV_BF16, NULL);
         run_history(&w, 400);
     }
     assert_int_equal(kk_live_bytes(), live);
@@ -289,7 +289,7 @@ static void random_histories_with_a_sink(void **state) {
     for (size_t i = 0; i < sizeof reaches / sizeof *reaches; i++) {
         world w;
         rng_state = 177 + i;
-        world_open(&w, 100, KK_BF16, NULL);
+        world_open(&w, 100, KK_KV_BF16, NULL);
         w.policy[KK_FULL] = &kk_kv_bounded;
         w.bounds[KK_FULL] = reaches[i];
         run_history(&w, 300);
@@ -302,24 +302,24 @@ static void random_histories_with_latents(void **state) {
     (void)state;
     static const struct {
         kk_kv_bounds sliding, full;
-        kk_dtype format, latents;
+        kk_kv_format format, latents;
         bool truth;
     } cases[] = {
-        {{64, 4, 64}, {64, 4, 64}, KK_BF16, KK_BF16, false},
-        {{0, 4, 64}, {0, 64, 64}, KK_BF16, KK_F32, true},
-        {{0, 1, 1}, {1, 0, 1}, KK_BF16, KK_BF16, false},
-        {{0, 9, 3}, {5, 64, 7}, KK_F32, KK_BF16, false},
-        {{0, 64, 0}, {128, 0, 128}, KK_BF16, KK_F32, false},
-        {{100, 33, 256}, {64, 8, 100}, KK_F32, KK_BF16, true},
-        {{63, 5, 65}, {500, 64, 512}, KK_BF16, KK_BF16, false},
-        {{64, 4, 64}, {16, 7, 16}, KK_KV8, KK_KV4, false},
-        {{64, 63, 32}, {0, 1, 64}, KK_KV4, KK_KV8, true},
+        {{64, 4, 64}, {64, 4, 64}, KK_KV_BF16, KK_KV_BF16, false},
+        {{0, 4, 64}, {0, 64, 64}, KK_KV_BF16, KK_KV_F32, true},
+        {{0, 1, 1}, {1, 0, 1}, KK_KV_BF16, KK_KV_BF16, false},
+        {{0, 9, 3}, {5, 64, 7}, KK_KV_F32, KK_KV_BF16, false},
+        {{0, 64, 0}, {128, 0, 128}, KK_KV_BF16, KK_KV_F32, false},
+        {{100, 33, 256}, {64, 8, 100}, KK_KV_F32, KK_KV_BF16, true},
+        {{63, 5, 65}, {500, 64, 512}, KK_KV_BF16, KK_KV_BF16, false},
+        {{64, 4, 64}, {16, 7, 16}, KK_KV_Q8, KK_KV_Q4, false},
+        {{64, 63, 32}, {0, 1, 64}, KK_KV_Q4, KK_KV_Q8, true},
     };
     const int64_t live = kk_live_bytes();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w;
         static kk_diagnosis diagnosis;
-        const bool packed = kk_dtype_is_packed(cases[i].format);
+        const bool packed = kk_kv_format_get(cases[i].format)->group > 1;
         const kk_kv_latents latents = {.rank = packed ? 128 : 6,
                                        .format = cases[i].latents,
                                        .n_scales = (int32_t)i % 3,
@@ -347,7 +347,7 @@ static void a_rejected_draft_leaves_no_trace(void **state) {
     (void)state;
     for (int64_t start = 110; start < 200; start++) {
         world w;
-        world_open(&w, 64, KK_BF16, NULL);
+        world_open(&w, 64, KK_KV_BF16, NULL);
         held_cache drafted = {.cache = cache_open(&w)}, plain = {.cache = cache_open(&w)};
         for (int64_t pos = 0; pos < start + 40; pos++) {
             drafted.rows.tag[pos] = plain.rows.tag[pos] = (uint32_t)pos;
@@ -374,7 +374,7 @@ static void a_rejected_draft_leaves_no_trace(void **state) {
 static void memory_follows_use_and_not_the_context(void **state) {
     (void)state;
     world w;
-    world_open(&w, 64, KK_BF16, NULL);
+    world_open(&w, 64, KK_KV_BF16, NULL);
     const kk_cache_opts opts = cache_opts(&w, (int64_t)1 << 20, 16);
     kk_cache *c;
     assert_int_equal(kk_cache_new(&c, &opts, NULL), KK_OK);
@@ -396,7 +396,7 @@ static void memory_follows_use_and_not_the_context(void **state) {
 static void steady_state_takes_no_memory(void **state) {
     (void)state;
     world w;
-    world_open(&w, 100, KK_F32, NULL);
+    world_open(&w, 100, KK_KV_F32, NULL);
     kk_cache *c = cache_open(&w);
     kk_mark *m;
     assert_int_equal(kk_cache_reserve(c, 90, NULL), KK_OK);
@@ -419,7 +419,7 @@ static void limits_refuse_and_change_nothing(void **state) {
     world w;
     kk_err err;
     for (int64_t limit = 1; limit <= 8; limit++) {
-        world_open(&w, 64, KK_BF16, NULL);
+        world_open(&w, 64, KK_KV_BF16, NULL);
         held_cache h = {.cache = cache_open(&w)};
         w.mem.limit = limit * 4096;
         while (kk_cache_reserve(h.cache, 16, &err) == KK_OK) {
@@ -446,7 +446,7 @@ static void limits_refuse_and_change_nothing(void **state) {
 static void wrong_calls_are_refused(void **state) {
     (void)state;
     world w;
-    world_open(&w, 64, KK_BF16, NULL);
+    world_open(&w, 64, KK_KV_BF16, NULL);
     kk_err err;
     kk_cache *c = cache_open(&w), *none;
     assert_int_equal(kk_cache_reserve(c, MAX_BLOCK + 1, &err), KK_EINVAL);
@@ -483,18 +483,18 @@ static void bad_shapes_are_refused(void **state) {
     kk_kv_layout layout;
     kk_err err;
     kk_kv_shape s = tiny_shape(64, 4);
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_Q8_0, NULL, &err), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_FORMATS, NULL, &err), KK_EINVAL);
     s.layer[2].head_dim = 0;
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_F32, NULL, &err), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_F32, NULL, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "layer 2"));
     s.layer[2].head_dim = INT32_MAX;
     s.layer[2].n_kv_head = INT32_MAX;
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_F32, NULL, &err), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_F32, NULL, &err), KK_EINVAL);
     s = tiny_shape(0, 4);
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_F32, NULL, &err), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_F32, NULL, &err), KK_EINVAL);
     s = tiny_shape(64, 4);
     s.n_layer = 0;
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_F32, NULL, &err), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_F32, NULL, &err), KK_EINVAL);
 }
 
 /* K = V layers store one tensor; layers that read another's rows store none. */
@@ -502,7 +502,7 @@ static void pages_hold_what_is_stored(void **state) {
     (void)state;
     kk_kv_layout layout;
     const kk_kv_shape s = tiny_shape(64, 4);
-    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_BF16, NULL, NULL), KK_OK);
+    assert_int_equal(kk_kv_layout_init(&layout, &s, KK_KV_BF16, NULL, NULL), KK_OK);
     assert_int_equal(layout.page_bytes[KK_SLIDING], 2 * 2 * (2 * 64 * 4 * 2));
     assert_int_equal(layout.page_bytes[KK_FULL], 64 * 8 * 2);
     assert_int_equal(layout.slot[1].k_off, layout.slot[1].v_off);

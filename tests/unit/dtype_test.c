@@ -209,108 +209,6 @@ static void nan_and_infinity_do_no_harm(void **state) {
     }
 }
 
-/* ---- K/V rows --------------------------------------------------------------------------- */
-
-static const kk_dtype packed[] = {KK_KV8, KK_KV4};
-
-/* value = code * scale + bias, and where each code lies. */
-static void packed_codes_mean_what_they_say(void **state) {
-    (void)state;
-    uint8_t codes[64];
-    float y[64];
-    const kk_kv_affine a = {kk_f32_f16(0.25f), kk_f32_f16(-3)};
-    for (int i = 0; i < 64; i++) codes[i] = (uint8_t)(i * 37 + 11);
-    kk_kv_unpack(KK_KV8, a, codes, y);
-    for (int i = 0; i < 64; i++) assert_true(y[i] == (float)codes[i] * 0.25f - 3);
-    kk_kv_unpack(KK_KV4, a, codes, y);
-    for (int i = 0; i < 32; i++) {
-        assert_true(y[i] == (float)(codes[i] & 15) * 0.25f - 3);
-        assert_true(y[i + 32] == (float)(codes[i] >> 4) * 0.25f - 3);
-    }
-}
-
-/* No value is further off than half a step and what f16 took from scale and bias, whatever the
- * size and place of the range. */
-static void packing_stays_within_half_a_step(void **state) {
-    (void)state;
-    uint64_t seed = 5;
-    for (int n = 0; n < 4000; n++) {
-        const kk_dtype t = packed[n % 2];
-        const double steps = t == KK_KV8 ? 255 : 15;
-        const float size = ldexpf(1, (int)(draw(&seed) % 40) - 25);
-        const float place = n % 3 ? 0 : ldexpf(1, (int)(draw(&seed) % 24) - 10);
-        float x[64], y[64], least = INFINITY, most = -INFINITY;
-        uint8_t codes[64];
-        for (int i = 0; i < 64; i++) {
-            x[i] = ((float)(draw(&seed) >> 40) / (float)(1 << 23) - 1) * size + place;
-            least = fminf(least, x[i]);
-            most = fmaxf(most, x[i]);
-        }
-        const kk_kv_affine a = kk_kv_pack(t, x, codes);
-        kk_kv_unpack(t, a, codes, y);
-        const double scale = (double)kk_f16_f32(a.scale), bias = (double)kk_f16_f32(a.bias);
-        const double exact = ((double)most - (double)least) / steps;
-        const double allowed = scale / 2 + fabs(bias - (double)least) +
-                               steps * fabs(scale - exact) + 1e-6 * fmax(fabs(bias), steps * scale);
-        assert_true(fabs(scale - exact) <= fmax(exact / 2048, 0x1p-25) * 1.001);
-        assert_true(fabs(bias - (double)least) <= fmax(fabs((double)least) / 2048, 0x1p-25));
-        for (int i = 0; i < 64; i++) assert_true(fabs((double)(x[i] - y[i])) <= allowed);
-    }
-}
-
-/* What was unpacked packs to itself: its ends are the codes 0 and the last, or all are one. */
-static void packed_rows_pack_to_themselves(void **state) {
-    (void)state;
-    uint64_t seed = 9;
-    for (int n = 0; n < 1000; n++) {
-        const kk_dtype t = packed[n % 2];
-        const kk_kv_affine a = {kk_f32_f16(ldexpf(1, (int)(draw(&seed) % 12) - 8)),
-                                kk_f32_f16((float)(draw(&seed) % 9) - 4)};
-        uint8_t codes[64], again[64] = {0};
-        float x[64];
-        const size_t bytes = t == KK_KV8 ? 64 : 32;
-        for (size_t i = 0; i < bytes; i++) codes[i] = (uint8_t)draw(&seed);
-        codes[draw(&seed) % 8] = 0;
-        codes[8 + draw(&seed) % 8] = 255;
-        kk_kv_unpack(t, a, codes, x);
-        const kk_kv_affine b = kk_kv_pack(t, x, again);
-        assert_int_equal(a.scale, b.scale);
-        assert_int_equal(a.bias, b.bias);
-        assert_memory_equal(codes, again, bytes);
-    }
-}
-
-static void constant_groups_have_no_scale(void **state) {
-    (void)state;
-    static const float constant[] = {0, -0.0f, 1, -2.5f, 65504, -65504};
-    for (size_t n = 0; n < 2 * sizeof constant / sizeof *constant; n++) {
-        float x[64], y[64];
-        uint8_t codes[64];
-        for (int i = 0; i < 64; i++) x[i] = constant[n / 2];
-        const kk_kv_affine a = kk_kv_pack(packed[n % 2], x, codes);
-        assert_int_equal(a.scale, 0);
-        kk_kv_unpack(packed[n % 2], a, codes, y);
-        for (int i = 0; i < 64; i++) assert_true(y[i] == x[i]);
-    }
-}
-
-/* One value that is no number, or too large for a scale or bias in f16, leaves no value of its
- * group sound. */
-static void broken_groups_show(void **state) {
-    (void)state;
-    static const float broken[] = {NAN, INFINITY, -INFINITY, -65520, 3e38f, -3e38f};
-    const size_t kinds = sizeof broken / sizeof *broken;
-    for (size_t n = 0; n < 2 * kinds * 64; n++) {
-        float x[64], y[64];
-        uint8_t codes[64];
-        for (int i = 0; i < 64; i++) x[i] = (float)i - 20;
-        x[n / 2 / kinds] = broken[n / 2 % kinds];
-        const kk_kv_affine a = kk_kv_pack(packed[n % 2], x, codes);
-        kk_kv_unpack(packed[n % 2], a, codes, y);
-        for (int i = 0; i < 64; i++) assert_true(isnan(y[i]));
-    }
-}
-
 /* ---- sizes ------------------------------------------------------------------------------ */
 
 static void sizes_are_checked(void **state) {
@@ -325,16 +223,10 @@ static void sizes_are_checked(void **state) {
     assert_true(kk_dtype_named("q5_k", &t));
     assert_int_equal(t, KK_Q5_K);
     assert_false(kk_dtype_named("q3_k", &t));
-    for (int i = 0; i < KK_DTYPES; i++) { /* tensors have no K/V formats */
-        const bool named = kk_dtype_named(kk_dtype_get((kk_dtype)i)->name, &t);
-        assert_int_equal(named, !kk_dtype_is_packed((kk_dtype)i));
-        if (named) assert_int_equal(t, i);
+    for (int i = 0; i < KK_DTYPES; i++) {
+        assert_true(kk_dtype_named(kk_dtype_get((kk_dtype)i)->name, &t));
+        assert_int_equal(t, i);
     }
-    assert_true(kk_dtype_bytes(KK_KV8, 256, &bytes));
-    assert_int_equal(bytes, 272);
-    assert_true(kk_dtype_bytes(KK_KV4, 256, &bytes));
-    assert_int_equal(bytes, 144);
-    assert_false(kk_dtype_bytes(KK_KV4, 32, &bytes));
 }
 
 static void integers_become_floats(void **state) {
@@ -360,11 +252,6 @@ int main(void) {
         cmocka_unit_test(quantisers_choose_the_same_bits),
         cmocka_unit_test(quantisers_stay_within_half_a_step),
         cmocka_unit_test(nan_and_infinity_do_no_harm),
-        cmocka_unit_test(packed_codes_mean_what_they_say),
-        cmocka_unit_test(packing_stays_within_half_a_step),
-        cmocka_unit_test(packed_rows_pack_to_themselves),
-        cmocka_unit_test(constant_groups_have_no_scale),
-        cmocka_unit_test(broken_groups_show),
         cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(integers_become_floats),
     };

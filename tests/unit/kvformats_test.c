@@ -1,5 +1,5 @@
 /* kvformats_test.c - the formats that `kakeya eval kv` compares are those that sessions really use:
- * what a session stores is what its codec makes of the row, bit for bit. */
+ * what a session stores is what is compared, bit for bit. */
 #include "support/tiny.h"
 
 #include <math.h>
@@ -9,28 +9,15 @@
 
 enum { PROMPT = 150 };
 
-static void test_codecs(void **state) {
-    (void)state;
-    bool seen[KK_KV_FORMATS] = {false};
-    assert_string_equal(kk_kv_codecs[0].name, "f32");
-    for (size_t i = 0; i < kk_n_kv_codecs; i++) {
-        const kk_kv_codec *c = &kk_kv_codecs[i];
-        assert_ptr_equal(kk_kv_codec_named(c->name), c);
-        assert_false(seen[c->format]);
-        seen[c->format] = true;
-    }
-    for (int f = 0; f < KK_KV_FORMATS; f++) assert_true(seen[f]);
-    assert_null(kk_kv_codec_named("d5"));
-}
-
 /* The first layer's rows do not depend on how rows are stored, so that a session of any format
- * must hold exactly what its codec makes of the float32 session's. */
-static void compare_first_layer(kk_engine *e, kk_session *exact, const kk_kv_codec *c,
+ * must hold exactly what its format makes of the float32 session's. */
+static void compare_first_layer(kk_engine *e, kk_session *exact, kk_kv_format f,
                                 const int32_t *prompt) {
-    kk_session *s = tiny_session(e, PROMPT, c->format);
+    kk_session *s = tiny_session(e, PROMPT, f);
     tiny_append(s, prompt, PROMPT);
     const kk_kv_slot *from = &exact->layout->slot[0], *to = &s->layout->slot[0];
     float x[512], y[512], stored[512];
+    uint8_t block[sizeof x];
     double error = 0;
     const kk_cache_page a = kk_cache_page_at(exact->cache, KK_SLIDING, 0);
     const kk_cache_page b = kk_cache_page_at(s->cache, KK_SLIDING, 0);
@@ -42,11 +29,11 @@ static void compare_first_layer(kk_engine *e, kk_session *exact, const kk_kv_cod
             for (int part = 0; part < 2; part++) {
                 kk_page_row_floats(from, a.data, part ? from->v_off : from->k_off, h, row, x);
                 kk_page_row_floats(to, b.data, part ? to->v_off : to->k_off, h, row, stored);
-                c->round_trip(x, y, dim);
+                kk_kvformats_round_trip(f, x, y, (int32_t)dim, block);
                 assert_memory_equal(y, stored, dim * sizeof *y);
                 for (size_t i = 0; i < dim; i++) error += fabs((double)(y[i] - x[i]));
             }
-    assert_true((error == 0) == (c->format == KK_KV_F32));
+    assert_true((error == 0) == (f == KK_KV_F32));
     kk_session_free(s);
 }
 
@@ -58,8 +45,7 @@ static void test_stored_as_said(void **state) {
     kk_session *exact = tiny_session(e, PROMPT, KK_KV_F32);
     tiny_append(exact, prompt, PROMPT);
     assert_false(exact->layout->slot[0].k_eq_v);
-    for (size_t i = 0; i < kk_n_kv_codecs; i++)
-        compare_first_layer(e, exact, &kk_kv_codecs[i], prompt);
+    for (int f = 0; f < KK_KV_FORMATS; f++) compare_first_layer(e, exact, (kk_kv_format)f, prompt);
     kk_session_free(exact);
     kk_engine_close(e);
 }
@@ -75,20 +61,19 @@ static void refused(const kk_kvformats_opts *o, kk_status code, const char *why_
 static void test_refused(void **state) {
     (void)state;
     kk_kvformats_opts o = {.engine = {.synthetic = "tiny:f32", .threads = 1, .no_pin = true},
-                           .codec = {kk_kv_codec_named("q8")},
-                           .n_codecs = 1,
+                           .format = {KK_KV_Q8},
+                           .n_formats = 1,
                            .draw = {.ladder = {70}, .n_rungs = 1, .samples = 1},
                            .predict = 4};
     refused(&o, KK_EINVAL, "no tokenizer");
     o.predict = 0;
     refused(&o, KK_EINVAL, "answers of 0 tokens");
-    o.n_codecs = 0;
+    o.n_formats = 0;
     refused(&o, KK_EINVAL, "0 formats");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codecs),
         cmocka_unit_test(test_stored_as_said),
         cmocka_unit_test(test_refused),
     };

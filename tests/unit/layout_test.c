@@ -30,9 +30,9 @@ static kk_kv_shape three_layers(int32_t sliding_dim, int32_t full_dim) {
 static void pages_hold_their_rows(void **state) {
     (void)state;
     static const struct {
-        kk_dtype format;
+        kk_kv_format format;
         size_t per_64; /* bytes of 64 values */
-    } formats[] = {{KK_F32, 256}, {KK_BF16, 128}, {KK_KV8, 68}, {KK_KV4, 36}};
+    } formats[] = {{KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}};
     const kk_kv_shape s = three_layers(256, 512);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         kk_kv_layout l;
@@ -57,29 +57,29 @@ static void packed_heads_are_whole_groups(void **state) {
         char words[32];
         kk_kv_layout l;
         kk_err err = {0};
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, NULL, &err), KK_OK);
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV4, NULL, &err), KK_EINVAL);
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_BF16, NULL, &err), KK_OK);
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_Q4, NULL, &err), KK_EINVAL);
         snprintf(words, sizeof words, "heads of %d values", dims[i]);
         assert_non_null(strstr(err.msg, "layer 2"));
         assert_non_null(strstr(err.msg, words));
         assert_non_null(strstr(err.msg, "q4"));
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV8, NULL, &err), KK_EINVAL);
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_Q8, NULL, &err), KK_EINVAL);
         assert_non_null(strstr(err.msg, "q8"));
     }
     const kk_kv_shape fits = three_layers(64, 128);
     kk_kv_layout l;
-    assert_int_equal(kk_kv_layout_init(&l, &fits, KK_KV4, NULL, NULL), KK_OK);
-    assert_int_equal(kk_kv_layout_init(&l, &fits, KK_KV8, NULL, NULL), KK_OK);
+    assert_int_equal(kk_kv_layout_init(&l, &fits, KK_KV_Q4, NULL, NULL), KK_OK);
+    assert_int_equal(kk_kv_layout_init(&l, &fits, KK_KV_Q8, NULL, NULL), KK_OK);
 }
 
 static void other_formats_are_refused(void **state) {
     (void)state;
     const kk_kv_shape s = three_layers(256, 512);
-    for (int t = 0; t < KK_DTYPES; t++) {
+    for (int f = -2; f < KK_KV_FORMATS + 3; f++) {
         kk_kv_layout l;
-        const bool stored = t == KK_F32 || t == KK_BF16 || t == KK_KV8 || t == KK_KV4;
-        assert_int_equal(kk_kv_layout_init(&l, &s, (kk_dtype)t, NULL, NULL),
-                         stored ? KK_OK : KK_EINVAL);
+        const bool exists = f >= 0 && f < KK_KV_FORMATS;
+        assert_int_equal(kk_kv_layout_init(&l, &s, (kk_kv_format)f, NULL, NULL),
+                         exists ? KK_OK : KK_EINVAL);
     }
 }
 
@@ -87,18 +87,18 @@ static void other_formats_are_refused(void **state) {
 static void a_page_of_latents(void **state) {
     (void)state;
     static const struct {
-        kk_dtype format;
+        kk_kv_format format;
         size_t per_64;
-    } formats[] = {{KK_F32, 256}, {KK_BF16, 128}, {KK_KV8, 68}, {KK_KV4, 36}};
+    } formats[] = {{KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}};
     const kk_kv_shape s = three_layers(256, 512);
     kk_kv_layout plain, l;
     static kk_diagnosis d;
-    assert_int_equal(kk_kv_layout_init(&plain, &s, KK_BF16, NULL, NULL), KK_OK);
+    assert_int_equal(kk_kv_layout_init(&plain, &s, KK_KV_BF16, NULL, NULL), KK_OK);
     assert_int_equal(plain.page_bytes[KK_LATENT], 0);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         kk_kv_latents how = {.rank = 192, .format = formats[i].format};
         const size_t rows = 64 * 3 * formats[i].per_64;
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &how, NULL), KK_OK);
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_BF16, &how, NULL), KK_OK);
         assert_int_equal(l.page_bytes[KK_LATENT], rows);
         assert_int_equal(l.latent.v_off, 0);
         assert_int_equal(l.latent.n_kv_head, 1);
@@ -106,11 +106,11 @@ static void a_page_of_latents(void **state) {
         assert_int_equal(l.latent.format, formats[i].format);
         how.n_scales = 3;
         how.diagnosis = &d;
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &how, NULL), KK_OK);
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_BF16, &how, NULL), KK_OK);
         assert_int_equal(l.latent.v_off, 0);
         assert_int_equal(l.scales.v_off, rows);
-        assert_int_equal(l.scales.format, KK_BF16);
-        assert_int_equal(d.truth[0].format, KK_F32);
+        assert_int_equal(l.scales.format, KK_KV_BF16);
+        assert_int_equal(d.truth[0].format, KK_KV_F32);
         assert_int_equal(d.truth[0].k_off, rows + 64 * 3 * 2);
         assert_int_equal(d.truth[0].v_off, d.truth[0].k_off + 8 * 256 * 64 * 4);
         assert_int_equal(d.truth[2].v_off, d.truth[0].v_off + 8 * 256 * 64 * 4);
@@ -145,19 +145,19 @@ static void latents_that_fit_no_page_are_refused(void **state) {
         kk_kv_latents latents;
         const char *says; /* NULL: fine */
     } cases[] = {
-        {{.rank = 100, .format = KK_BF16}, NULL},
-        {{.rank = 0, .format = KK_KV4, .diagnosis = &unused}, NULL},
-        {{.rank = 100, .format = KK_KV8}, "latents of 100 values cannot be stored as q8"},
-        {{.rank = 32, .format = KK_KV4}, "latents of 32 values cannot be stored as q4"},
-        {{.rank = 64, .format = KK_Q4_0}, "latents are stored as"},
-        {{.rank = -64, .format = KK_BF16}, "latents of -64 values"},
-        {{.rank = 64, .format = KK_BF16, .n_scales = -1}, "-1 scales"},
+        {{.rank = 100, .format = KK_KV_BF16}, NULL},
+        {{.rank = 0, .format = KK_KV_Q4, .diagnosis = &unused}, NULL},
+        {{.rank = 100, .format = KK_KV_Q8}, "latents of 100 values cannot be stored as q8"},
+        {{.rank = 32, .format = KK_KV_Q4}, "latents of 32 values cannot be stored as q4"},
+        {{.rank = 64, .format = KK_KV_FORMATS}, "which does not exist"},
+        {{.rank = -64, .format = KK_KV_BF16}, "latents of -64 values"},
+        {{.rank = 64, .format = KK_KV_BF16, .n_scales = -1}, "-1 scales"},
     };
     const kk_kv_shape s = three_layers(256, 512);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kk_kv_layout l;
         kk_err err = {0};
-        assert_int_equal(kk_kv_layout_init(&l, &s, KK_BF16, &cases[i].latents, &err),
+        assert_int_equal(kk_kv_layout_init(&l, &s, KK_KV_BF16, &cases[i].latents, &err),
                          cases[i].says ? KK_EINVAL : KK_OK);
         if (cases[i].says) assert_non_null(strstr(err.msg, cases[i].says));
         if (!cases[i].says && !cases[i].latents.rank) assert_int_equal(l.page_bytes[2], 0);
@@ -165,7 +165,7 @@ static void latents_that_fit_no_page_are_refused(void **state) {
     kk_kv_shape wrong = s; /* no layer is a latent */
     wrong.layer[0].kind = KK_LATENT;
     kk_kv_layout l;
-    assert_int_equal(kk_kv_layout_init(&l, &wrong, KK_BF16, NULL, NULL), KK_EINVAL);
+    assert_int_equal(kk_kv_layout_init(&l, &wrong, KK_KV_BF16, NULL, NULL), KK_EINVAL);
 }
 
 int main(void) {

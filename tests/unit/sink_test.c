@@ -2,10 +2,10 @@
  * they go, and what is refused. */
 #include "support/cache_world.h"
 
-static const kk_kv_latents some_latents = {.rank = 6, .format = KK_BF16, .n_scales = 1};
+static const kk_kv_latents some_latents = {.rank = 6, .format = KK_KV_BF16, .n_scales = 1};
 
 static void open_restored(world *w, kk_kv_bounds bounds, const kk_kv_latents *latents) {
-    world_open(w, 1000, KK_BF16, latents);
+    world_open(w, 1000, KK_KV_BF16, latents);
     w->policy[KK_FULL] = &kk_kv_restored;
     w->bounds[KK_FULL] = bounds;
 }

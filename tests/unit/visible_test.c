@@ -108,7 +108,7 @@ static void caches_keep_what_is_seen(void **state) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         world w;
-        world_open(&w, 90, KK_BF16, NULL);
+        world_open(&w, 90, KK_KV_BF16, NULL);
         w.policy[KK_FULL] = cases[i].policy;
         w.bounds[KK_FULL] = cases[i].bounds;
         kk_cache *c = cache_open(&w);
@@ -130,7 +130,7 @@ static void caches_keep_what_is_seen(void **state) {
 static void evicting_layers_keep_their_mask(void **state) {
     (void)state;
     world w;
-    world_open(&w, 90, KK_BF16, NULL);
+    world_open(&w, 90, KK_KV_BF16, NULL);
     w.policy[KK_SLIDING] = &kk_kv_window;
     w.bounds[KK_SLIDING] = (kk_kv_bounds){.window = 30, .sink = 4, .chunk = 16};
     kk_cache *c = cache_open(&w);
@@ -144,30 +144,30 @@ static void caches_are_alike_or_not(void **state) {
     (void)state;
     static kk_diagnosis none = {.mix = 0}, half = {.mix = 0.5f};
     const kk_kv_latents latents[] = {{0},
-                                     {.rank = 64, .format = KK_BF16},
-                                     {.rank = 64, .format = KK_F32},
-                                     {.rank = 128, .format = KK_BF16},
-                                     {.rank = 64, .format = KK_BF16, .diagnosis = &none},
-                                     {.rank = 64, .format = KK_BF16, .diagnosis = &half}};
+                                     {.rank = 64, .format = KK_KV_BF16},
+                                     {.rank = 64, .format = KK_KV_F32},
+                                     {.rank = 128, .format = KK_KV_BF16},
+                                     {.rank = 64, .format = KK_KV_BF16, .diagnosis = &none},
+                                     {.rank = 64, .format = KK_KV_BF16, .diagnosis = &half}};
     static const struct {
-        kk_dtype format;
+        kk_kv_format format;
         int latents;
         const kk_kv_policy *full;
         kk_kv_bounds bounds;
     } cases[] = {
-        {KK_BF16, 0, &kk_kv_exact, {0}},
-        {KK_F32, 0, &kk_kv_exact, {0}},
-        {KK_BF16, 0, &kk_kv_bounded, {.window = 64, .sink = 4}},
-        {KK_BF16, 0, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 0, &kk_kv_window, {.window = 63, .sink = 4, .chunk = 64}},
-        {KK_BF16, 0, &kk_kv_window, {.window = 64, .sink = 5, .chunk = 64}},
-        {KK_BF16, 0, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 32}},
-        {KK_BF16, 1, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 1, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 2, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 3, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 4, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
-        {KK_BF16, 5, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 0, &kk_kv_exact, {0}},
+        {KK_KV_F32, 0, &kk_kv_exact, {0}},
+        {KK_KV_BF16, 0, &kk_kv_bounded, {.window = 64, .sink = 4}},
+        {KK_KV_BF16, 0, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 0, &kk_kv_window, {.window = 63, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 0, &kk_kv_window, {.window = 64, .sink = 5, .chunk = 64}},
+        {KK_KV_BF16, 0, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 32}},
+        {KK_KV_BF16, 1, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 1, &kk_kv_window, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 2, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 3, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 4, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
+        {KK_KV_BF16, 5, &kk_kv_restored, {.window = 64, .sink = 4, .chunk = 64}},
     };
     static world w[2 * COUNT(cases)];
     kk_cache *c[2 * COUNT(cases)];
@@ -238,7 +238,7 @@ static void count_all(int sliding, int full, int32_t mask) {
                                      .chunk = chunks[i / COUNT(windows) / COUNT(sinks)]};
         if (bounds.window + bounds.sink == 0) continue;
         world w;
-        world_open(&w, mask, KK_BF16, NULL);
+        world_open(&w, mask, KK_KV_BF16, NULL);
         kk_visible_rule see[] = {{.mask = mask}, {0}};
         const int chosen[] = {sliding, full};
         for (int k = 0; k < KK_LAYER_KINDS; k++) {

@@ -23,18 +23,8 @@ typedef struct {
 void kk_cpu_put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
                     int32_t head, int64_t row, const float *x) {
     const int32_t d = slot->head_dim;
-    const size_t codes = kk_kv_code_bytes(slot->format, d);
     uint8_t *base = page + off + (size_t)head * kk_kv_head_bytes(slot->format, d);
-    uint8_t *at = base + (size_t)row * (codes / KK_PAGE_ROWS);
-    if (slot->format == KK_F32) {
-        memcpy(at, x, 4 * (size_t)d);
-    } else if (slot->format == KK_BF16) {
-        dev->k->to_bf16((uint16_t *)(void *)at, x, d);
-    } else {
-        const size_t groups = (size_t)(d / KK_KV_GROUP);
-        uint16_t *scale = (uint16_t *)(void *)(base + codes) + (size_t)row * groups;
-        dev->k->pack(slot->format, x, d, at, scale, scale + KK_PAGE_ROWS * groups);
-    }
+    dev->k->put(slot->format, x, d, base, (int32_t)row);
 }
 
 static void store_kv(const store_job *j, int64_t r, uint8_t *page, int64_t row) {

@@ -152,15 +152,13 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
 /* Copies rows of a head between pages of from_rows and KK_PAGE_ROWS rows, plane by plane. */
 static void copy_rows(const kk_kv_slot *slot, uint8_t *to, const uint8_t *from, int32_t from_rows,
                       span_of_rows rows) {
-    const size_t codes = kk_kv_code_bytes(slot->format, slot->head_dim);
-    const size_t affine = (kk_kv_head_bytes(slot->format, slot->head_dim) - codes) / 2;
-    const size_t plane[] = {codes / KK_PAGE_ROWS, affine / KK_PAGE_ROWS, affine / KK_PAGE_ROWS};
     if (rows.lo >= rows.hi) return;
-    for (int i = 0; i < 3; i++) {
-        memcpy(to + (size_t)rows.lo * plane[i], from + (size_t)rows.lo * plane[i],
-               (size_t)(rows.hi - rows.lo) * plane[i]);
-        to += plane[i] * KK_PAGE_ROWS;
-        from += plane[i] * (size_t)from_rows;
+    for (int p = 0; p < KK_KV_PLANES; p++) {
+        const size_t row = kk_kv_plane_bytes(slot->format, p, slot->head_dim);
+        memcpy(to + (size_t)rows.lo * row, from + (size_t)rows.lo * row,
+               (size_t)(rows.hi - rows.lo) * row);
+        to += row * KK_PAGE_ROWS;
+        from += row * (size_t)from_rows;
     }
 }
 

@@ -8,8 +8,8 @@
  *   - a dot product with quantised weights first rounds the activations to int8 in blocks of
  *     32; a block's products are summed as integers, exactly, and enter one float chain per
  *     output in block order, each with one fused multiply-add;
- *   - attention goes page by page with a running maximum, over rows that were turned to floats
- *     as their format defines; see kk_attend_tile and kk_kv_unpack;
+ *   - attention goes page by page with a running maximum, over rows that were converted to
+ *     floats as their format defines; see kk_attend_tile and kvformat.h;
  *   - exp is a fixed polynomial (mathf.h), never the C library's.
  *
  * Outputs are independent of each other, so tiles and threads change nothing. */
@@ -98,7 +98,7 @@ typedef struct {
     /* Not 0: the rows see each other whole, as part of a block of positions [first, end). */
     int64_t block_first, block_end;
     float scale;
-    kk_dtype format;
+    kk_kv_format format;
     const uint8_t *const *pages; /* from page number page_base on */
     int64_t page_base;
     int64_t page_from, page_to; /* of this call; page_to 0: all pages */
@@ -202,7 +202,7 @@ typedef struct {
     bool (*wide)(kk_dtype t, int32_t n_rows);
     void (*attend)(const kk_attend_tile *t);
     /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
-    void (*widen)(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
+    void (*widen)(float *y, kk_kv_format f, int32_t head_dim, const uint8_t *head, int32_t lo,
                   int32_t n);
     /* s[p][j] = q[p] . k[j], s of KK_PAGE_ROWS values a row, q and k of n. */
     void (*dots)(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k);
@@ -226,11 +226,8 @@ typedef struct {
     /* Where the largest of x is, the first of several; what is no number comes after all numbers,
      * and 0 is the answer where there is nothing else. */
     int32_t (*largest)(const float *x, int32_t n);
-    /* Round to the cache's formats.  pack: KV8 or KV4, n a multiple of KK_KV_GROUP; a scale and
-     * a bias for each group. */
-    void (*to_bf16)(uint16_t *y, const float *x, int32_t n);
-    void (*pack)(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
-                 uint16_t *bias);
+    /* Rounds a row to its format, into its place in a head of a page. */
+    void (*put)(kk_kv_format f, const float *x, int32_t head_dim, uint8_t *head, int32_t row);
 } kk_kernels;
 
 extern const kk_kernels kk_kernels_reference;

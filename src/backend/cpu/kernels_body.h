@@ -13,6 +13,7 @@
 
 #include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
+#include "core/kv_affine.h"
 #include "core/mathf.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -153,56 +154,6 @@ static void rotate(float *x, const float *cs, int32_t n, int32_t n_rot) {
         SET(x, vf_fnma(b, s, vf_mul(a, c)));
         SET(y, vf_fma(a, s, vf_mul(b, c)));
     });
-}
-
-/* Nearest even, as kk_f32_bf16; a NaN stays one. */
-static void to_bf16(uint16_t *y, const float *x, int32_t n) {
-    int32_t i = 0;
-    for (; i + KK_LANES <= n; i += KK_LANES) {
-        const vi u = vi_from_bits(vf_load(x + i));
-        const vi one = vi_set1(1), odd = vi_and(vi_shr(u, 16), one);
-        /* 1 above infinity, where rounding up could make a number of a NaN. */
-        const vi nan = vi_shr(vi_sub(vi_set1(0x7f800000), vi_and(u, vi_set1(0x7fffffff))), 31);
-        const vi up = vi_mul(vi_add(vi_set1(0x7fff), odd), vi_xor(nan, one));
-        vi_store16(y + i, vi_or(vi_shr(vi_add(u, up), 16), vi_shl(nan, 6)));
-    }
-    for (; i < n; i++) y[i] = kk_f32_bf16(x[i]);
-}
-
-/* One group as kk_kv_pack does it; top: the largest code. */
-INLINE kk_kv_affine pack_group(const float *x, float top, vi code[4]) {
-    const vf x0 = vf_load(x), x1 = vf_load(x + 16), x2 = vf_load(x + 32), x3 = vf_load(x + 48);
-    const vf most = vf_max(vf_max(x0, x1), vf_max(x2, x3));
-    const vf least = vf_min(vf_min(x0, x1), vf_min(x2, x3));
-    const vf unsound = vf_add(vf_add(vf_sub(x0, x0), vf_sub(x1, x1)),
-                              vf_add(vf_sub(x2, x2), vf_sub(x3, x3))); /* 0, or NaN */
-    const float sound = vf_sum(unsound);
-    const float low = -vf_hmax(vf_mul(least, vf_set1(-1))) + sound, high = vf_hmax(most) + sound;
-    const kk_kv_affine a = kk_kv_affine_of(low, high, top);
-    const float scale = kk_f16_f32(a.scale);
-    const vf inverse = vf_set1(scale > 0 ? 1.0f / scale : 0), bias = vf_set1(kk_f16_f32(a.bias));
-    for (int i = 0; i < 4; i++) {
-        const vf steps = vf_mul(vf_sub(vf_load(x + 16 * i), bias), inverse);
-        code[i] = vi_from_f(vf_min(vf_max(steps, vf_set1(0)), vf_set1(top)));
-        if (!(scale > 0)) code[i] = vi_set1(0);
-    }
-    return a;
-}
-
-static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
-                 uint16_t *bias) {
-    for (int32_t g = 0; g < n / KK_KV_GROUP; g++, x += KK_KV_GROUP) {
-        vi code[4];
-        const kk_kv_affine a = pack_group(x, t == KK_KV8 ? 255 : 15, code);
-        scale[g] = a.scale;
-        bias[g] = a.bias;
-        if (t == KK_KV8) {
-            for (int i = 0; i < 4; i++, codes += 16) vi_store_u8(codes, code[i]);
-        } else {
-            for (int i = 0; i < 2; i++, codes += 16)
-                vi_store_u8(codes, vi_or(code[i], vi_shl(code[i + 2], 4)));
-        }
-    }
 }
 
 static void quantize(const float *x, size_t n, kk_act_block *b) {
@@ -728,6 +679,8 @@ static void strip(const kk_strip *s) {
         kk_kernels_reference.strip(s); /* the same bits, and only ever the last strip */
 }
 
+#include "backend/cpu/kv_body.h"
+/* kv_body.h comes first: attention reads rows through it. */
 #include "backend/cpu/attend_body.h"
 #include "backend/cpu/latent_body.h"
 
@@ -752,6 +705,5 @@ const kk_kernels KK_KERNELS = {
     .axpy = axpy,
     .softcap = softcap,
     .largest = largest,
-    .to_bf16 = to_bf16,
-    .pack = pack,
+    .put = put,
 };

@@ -211,58 +211,27 @@ static void softcap(float *x, int32_t n, float cap) {
     for (int32_t i = 0; i < n; i++) x[i] = kk_softcap(x[i], cap);
 }
 
-static void to_bf16(uint16_t *y, const float *x, int32_t n) {
-    for (int32_t i = 0; i < n; i++) y[i] = kk_f32_bf16(x[i]);
+/* ---- K/V rows --------------------------------------------------------------------------- */
+
+static void put(kk_kv_format f, const float *x, int32_t head_dim, uint8_t *head, int32_t row) {
+    kk_kv_format_get(f)->pack(x, head_dim, head, kk_kv_row_place(f, head_dim, KK_PAGE_ROWS, row));
 }
 
-static void pack(kk_dtype t, const float *x, int32_t n, uint8_t *codes, uint16_t *scale,
-                 uint16_t *bias) {
-    const size_t bytes = t == KK_KV8 ? KK_KV_GROUP : KK_KV_GROUP / 2;
-    for (size_t g = 0; g < (size_t)n / KK_KV_GROUP; g++) {
-        const kk_kv_affine a = kk_kv_pack(t, x + g * KK_KV_GROUP, codes + g * bytes);
-        scale[g] = a.scale;
-        bias[g] = a.bias;
-    }
+/* Row j of a page's head as floats. */
+static void load_row(float *dst, kk_kv_format f, int32_t head_dim, const uint8_t *head, int32_t j) {
+    kk_kv_format_get(f)->unpack(dst, head_dim, head, kk_kv_row_place(f, head_dim, KK_PAGE_ROWS, j));
+}
+
+static void widen(float *y, kk_kv_format f, int32_t head_dim, const uint8_t *head, int32_t lo,
+                  int32_t n) {
+    for (int32_t j = 0; j < n; j++)
+        load_row(y + (size_t)j * (size_t)head_dim, f, head_dim, head, lo + j);
 }
 
 /* ---- attention -------------------------------------------------------------------------- */
 
-static void unpack_row(float *dst, kk_dtype format, int32_t head_dim, const uint8_t *head,
-                       int64_t j) {
-    const size_t groups = (size_t)(head_dim / KK_KV_GROUP);
-    const size_t codes = kk_kv_code_bytes(format, head_dim);
-    const size_t bytes = codes / KK_PAGE_ROWS / groups;
-    for (size_t g = (size_t)j * groups; g < ((size_t)j + 1) * groups; g++, dst += KK_KV_GROUP) {
-        const uint8_t *scale = head + codes + 2 * g, *bias = scale + 2 * KK_PAGE_ROWS * groups;
-        const kk_kv_affine a = {kk_le16(scale), kk_le16(bias)};
-        kk_kv_unpack(format, a, head + g * bytes, dst);
-    }
-}
-
-/* Row j of a page's head as floats. */
-static void load_row(float *dst, kk_dtype format, int32_t head_dim, const uint8_t *head,
-                     int64_t j) {
-    const size_t d = (size_t)head_dim, at = (size_t)j * d;
-    if (kk_dtype_is_packed(format)) {
-        unpack_row(dst, format, head_dim, head, j);
-        return;
-    }
-    for (size_t i = 0; i < d; i++) {
-        if (format == KK_F32)
-            memcpy(&dst[i], head + 4 * (at + i), 4);
-        else
-            dst[i] = kk_bf16_f32(kk_le16(head + 2 * (at + i)));
-    }
-}
-
-static void widen(float *y, kk_dtype t, int32_t head_dim, const uint8_t *head, int32_t lo,
-                  int32_t n) {
-    for (int32_t j = 0; j < n; j++)
-        load_row(y + (size_t)j * (size_t)head_dim, t, head_dim, head, lo + j);
-}
-
 /* pos: the row's place in the table of angles. */
-static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int64_t j,
+static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int32_t j,
                      int64_t pos) {
     if (!t->k_eq_v) {
         load_row(k, t->format, t->head_dim, page + t->k_off, j);
@@ -395,6 +364,5 @@ const kk_kernels kk_kernels_reference = {
     .axpy = axpy,
     .softcap = softcap,
     .largest = largest,
-    .to_bf16 = to_bf16,
-    .pack = pack,
+    .put = put,
 };

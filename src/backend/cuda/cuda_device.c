@@ -466,6 +466,7 @@ static const kk_backend cuda_backend = {
     .close = cuda_close,
     .isa = cuda_isa,
     .threads = cuda_threads,
+    .stores = kk_cuda_stores,
     .buf_new = cuda_buf_new,
     .buf_reserve = cuda_buf_reserve,
     .buf_grow = kk_cuda_grow,

@@ -160,7 +160,8 @@ bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n);
 kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                               const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
-kk_cu_slot kk_cuda_slot(const kk_kv_slot *s);
+bool kk_cuda_stores(kk_kv_format f);
+kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* of a format that it stores */
 kk_cu_at kk_cuda_at(const kk_dev *dev);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,

@@ -261,7 +261,8 @@ cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a);
 
 /* ---- attention ---------------------------------------------------------------------------- */
 
-enum { KK_CU_F32, KK_CU_BF16, KK_CU_KV8, KK_CU_KV4 };
+/* The K/V formats that kernels are compiled for; kk_cuda_format finds them. */
+enum { KK_CU_F32, KK_CU_BF16, KK_CU_Q8, KK_CU_Q4 };
 enum { KK_CU_TILE_ROWS = 64 }; /* of a tile, where a session has more than KK_CU_ROWS */
 
 /* Some rows of one session, one after the other. */

@@ -2,23 +2,35 @@
  *
  * Up to 16 rows go through the decode kernels, more through tiled ones with the same arithmetic:
  * a row has the same bits in a chunk of a prompt as on its own. */
+#include <assert.h>
+
 #include "backend/cuda/cuda_device.h"
 
 kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->early}; }
 
+/* Kernels of a K/V format; -1: this device has none. */
+static int32_t kernels_of(kk_kv_format f) {
+    switch (f) {
+    case KK_KV_F32: return KK_CU_F32;
+    case KK_KV_BF16: return KK_CU_BF16;
+    case KK_KV_Q8: return KK_CU_Q8;
+    case KK_KV_Q4: return KK_CU_Q4;
+    default: return -1;
+    }
+}
+
+bool kk_cuda_stores(kk_kv_format f) { return kernels_of(f) >= 0; }
+
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
-    const int32_t format = s->format == KK_F32    ? KK_CU_F32
-                           : s->format == KK_BF16 ? KK_CU_BF16
-                           : s->format == KK_KV8  ? KK_CU_KV8
-                                                  : KK_CU_KV4;
-    return (kk_cu_slot){.format = format,
+    assert(kk_cuda_stores(s->format)); /* asked where the operation was recorded */
+    return (kk_cu_slot){.format = kernels_of(s->format),
                         .k_eq_v = s->k_eq_v,
                         .n_kv_head = s->n_kv_head,
                         .head_dim = s->head_dim,
                         .k_off = s->k_off,
                         .v_off = s->v_off,
                         .head_bytes = kk_kv_head_bytes(s->format, s->head_dim),
-                        .code_bytes = kk_kv_code_bytes(s->format, s->head_dim)};
+                        .code_bytes = KK_PAGE_ROWS * kk_kv_plane_bytes(s->format, 0, s->head_dim)};
 }
 
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {

@@ -469,6 +469,7 @@ kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
 }
 
 kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
+    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
     RECORD(dev, KK_CUDA_STORE, store, a, op, err);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
@@ -492,6 +493,7 @@ kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
         return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
                        a->slot.head_dim);
+    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
     RECORD(dev, KK_CUDA_ATTEND, attend, a, op, err);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }

@@ -81,11 +81,12 @@ __device__ __forceinline__ void kk_head_norm_any(float *y, const float *x, const
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* A group of 64 values as codes; lane l has values l and l + 32. */
-__device__ __forceinline__ void kk_pack_group(bool wide, uint8_t *codes, uint16_t *scale,
-                                              uint16_t *bias, float a, float b) {
+/* q8 (WIDE) and q4: a group of 64 values as codes; lane l has values l and l + 32. */
+template <bool WIDE>
+__device__ __forceinline__ void kk_pack_group(uint8_t *codes, uint16_t *scale, uint16_t *bias,
+                                              float a, float b) {
     const int lane = threadIdx.x % 32;
-    const float top = wide ? 255.0f : 15.0f;
+    const float top = WIDE ? 255.0f : 15.0f;
     float least = fminf(a, b), most = fmaxf(a, b), sound = (a - a) + (b - b);
     for (int d = 16; d > 0; d >>= 1) {
         least = fminf(least, __shfl_xor_sync(0xffffffffu, least, d));
@@ -107,7 +108,7 @@ __device__ __forceinline__ void kk_pack_group(bool wide, uint8_t *codes, uint16_
         const float steps = __fmul_rn(__fsub_rn(x, z), inverse);
         return s > 0 ? (uint32_t)rintf(steps > 0 ? (steps < top ? steps : top) : 0.0f) : 0u;
     };
-    if (wide) {
+    if (WIDE) {
         codes[lane] = (uint8_t)code(a);
         codes[lane + 32] = (uint8_t)code(b);
     } else {
@@ -119,28 +120,37 @@ __device__ __forceinline__ void kk_pack_group(bool wide, uint8_t *codes, uint16_
     }
 }
 
-/* One warp stores one head's row; value(i) is its lane's i-th value, number lane + 32 i. */
+template <bool WIDE, class F>
+__device__ __forceinline__ void kk_put_groups(const kk_cu_slot &slot, uint8_t *base, uint8_t *at,
+                                              int row, int d, F value) {
+    const int groups = d / 64, bytes = WIDE ? 64 : 32;
+    uint16_t *scale = (uint16_t *)(base + slot.code_bytes) + (size_t)row * groups;
+#pragma unroll
+    for (int g = 0; g < groups; g++)
+        kk_pack_group<WIDE>(at + g * bytes, scale + g, scale + KK_PAGE * groups + g, value(2 * g),
+                            value(2 * g + 1));
+}
+
+/* One warp stores one head's row; value(i) is its lane's i-th value, number lane + 32 i.  The host
+ * lets no other format through: kk_cuda_format in cuda_plan.c. */
 template <class F>
 __device__ __forceinline__ void kk_put(const kk_cu_slot &slot, uint8_t *base, int row, int d,
                                        F value) {
     const int lane = threadIdx.x % 32;
     uint8_t *at = base + (size_t)row * (slot.code_bytes / KK_PAGE);
-    if (slot.format == KK_CU_F32) {
+    switch (slot.format) {
+    case KK_CU_F32:
 #pragma unroll
         for (int i = 0; i * 32 < d; i++)
             if (i * 32 + lane < d) ((float *)at)[i * 32 + lane] = value(i);
-    } else if (slot.format == KK_CU_BF16) {
+        break;
+    case KK_CU_BF16:
 #pragma unroll
         for (int i = 0; i * 32 < d; i++)
             if (i * 32 + lane < d) ((uint16_t *)at)[i * 32 + lane] = kk_dbf16(value(i));
-    } else {
-        const bool wide = slot.format == KK_CU_KV8;
-        const int groups = d / 64, bytes = wide ? 64 : 32;
-        uint16_t *scale = (uint16_t *)(base + slot.code_bytes) + (size_t)row * groups;
-#pragma unroll
-        for (int g = 0; g < groups; g++)
-            kk_pack_group(wide, at + g * bytes, scale + g, scale + KK_PAGE * groups + g,
-                          value(2 * g), value(2 * g + 1));
+        break;
+    case KK_CU_Q8: kk_put_groups<true>(slot, base, at, row, d, value); break;
+    case KK_CU_Q4: kk_put_groups<false>(slot, base, at, row, d, value); break;
     }
 }
 
@@ -159,29 +169,16 @@ __device__ __forceinline__ uint4 kk_narrow(const float *v) {
                       kk_dbf16x2(v[6], v[7]));
 }
 
-/* N (1, 2, 4 or 8) values from a multiple of N on of row j of a head, d values wide. */
-template <int N>
-__device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const uint8_t *head,
-                                          int j, int at, int d) {
-    if (s.format == KK_CU_BF16) {
-        const uint16_t *p = (const uint16_t *)head + (size_t)j * d + at;
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = kk_dfloat(p[i]);
-        return;
-    }
-    if (s.format == KK_CU_F32) {
-        const float *p = (const float *)head + (size_t)j * d + at;
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = p[i];
-        return;
-    }
+/* q8 (WIDE) and q4: as kk_stored. */
+template <int N, bool WIDE>
+__device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, const uint8_t *head,
+                                                int j, int at, int d) {
     const int groups = d / 64, g = at / 64;
     const uint16_t *scales = (const uint16_t *)(head + s.code_bytes) + j * groups + g;
     const float scale = __half2float(__ushort_as_half(scales[0]));
     const float bias = __half2float(__ushort_as_half(scales[KK_PAGE * groups]));
-    const bool wide = s.format == KK_CU_KV8;
     const uint8_t *codes =
-        wide ? head + (size_t)j * d + at : head + (size_t)j * (d / 2) + g * 32 + at % 32;
+        WIDE ? head + (size_t)j * d + at : head + (size_t)j * (d / 2) + g * 32 + at % 32;
     uint32_t v[2] = {0, 0};
     if (N == 8) {
         const uint2 both = *(const uint2 *)codes;
@@ -197,8 +194,30 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t code = v[i / 4] >> (i % 4 * 8) & 0xff;
-        if (!wide) code = at % 64 < 32 ? code & 15 : code >> 4;
+        if (!WIDE) code = at % 64 < 32 ? code & 15 : code >> 4;
         to[i] = __fmaf_rn((float)code, scale, bias);
+    }
+}
+
+/* N (1, 2, 4 or 8) values from a multiple of N on of row j of a head, d values wide. */
+template <int N>
+__device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const uint8_t *head,
+                                          int j, int at, int d) {
+    switch (s.format) {
+    case KK_CU_F32: {
+        const float *p = (const float *)head + (size_t)j * d + at;
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = p[i];
+        break;
+    }
+    case KK_CU_BF16: {
+        const uint16_t *p = (const uint16_t *)head + (size_t)j * d + at;
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = kk_dfloat(p[i]);
+        break;
+    }
+    case KK_CU_Q8: kk_stored_codes<N, true>(to, s, head, j, at, d); break;
+    case KK_CU_Q4: kk_stored_codes<N, false>(to, s, head, j, at, d); break;
     }
 }
 
