@@ -33,7 +33,8 @@ _kakeya() {
     --isa) words="avx512 avx2 neon reference" ;;
     --kv-sliding) words="native window restored" ;;
     --kv-full) words="exact window restored" ;;
-    --kv-format | --latents) words="bf16 f32 q8 q4" ;;
+    --kv-format | --latents) # the program names its K/V formats when it is given another
+        words=$("$1" run --kv-format '?' 2>&1 | sed -n 's/.*--kv-format takes \(.*\), not .*/\1/p') ;;
     --projection-type) words="q8_0 file" ;;
     --spec) words="dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;

@@ -5,6 +5,12 @@ function __kakeya_of
     test (count $words) -ge 2; and contains -- $words[2] $argv
 end
 
+# The program names its K/V formats when it is given another.
+function __kakeya_formats
+    kakeya run --kv-format '?' 2>&1 |
+        sed -n 's/.*--kv-format takes \(.*\), not .*/\1/p' | string split ' '
+end
+
 set -l verbs run chat info bench eval report parity tokenize quantize session doctor version help
 complete -c kakeya -f
 for verb in \
@@ -44,8 +50,8 @@ complete -c kakeya -n '__kakeya_of run chat eval session' -l kv-full -x -a 'exac
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l sink -x -d 'rows kept of the start'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l window -x -d 'rows kept before the present chunk'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l chunk -x -d 'rows go so many at a time'
-complete -c kakeya -n '__kakeya_of run chat bench eval session' -l latents -x -a 'bf16 f32 q8 q4' -d 'how latents are stored'
-complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a 'bf16 f32 q8 q4' -d 'how K/V rows are stored'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l latents -x -a '(__kakeya_formats)' -d 'how latents are stored'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l kv-format -x -a '(__kakeya_formats)' -d 'how K/V rows are stored'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l spec -x -a 'dflash ngram none' -d 'who drafts tokens'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -l draft-max -x -d 'most tokens drafted'
 complete -c kakeya -n '__kakeya_of run chat bench session' -l draft-fixed -d 'always draft so many'

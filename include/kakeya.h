@@ -105,12 +105,14 @@ KK_API kk_status kk_chat_encode(const kk_tokenizer *tok, const char *json, size_
 
 typedef struct kk_engine kk_engine;
 
-/* How K/V rows are stored.  q8 and q4: 8.5 and 4.5 bits per value.  A device may lack some. */
+/* How K/V rows are stored.  q8, q4 and s8: 8.5, 4.5 and 8.25 bits per value.  A device may lack
+ * some: "cuda" has no s8. */
 typedef enum {
     KK_KV_BF16 = 0,
     KK_KV_F32 = 1,
     KK_KV_Q8 = 2,
     KK_KV_Q4 = 3,
+    KK_KV_S8 = 4,
     KK_KV_FORMATS /* how many there are */
 } kk_kv_format;
 KK_API const char *kk_kv_format_name(kk_kv_format f); /* "bf16", ...; NULL: there is none */

@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "core/kv_affine.h"
+#include "core/kv_s8.h"
 #include "core/span.h"
 
 /* ---- plain numbers ------------------------------------------------------------------------- */
@@ -34,10 +35,8 @@ static const kk_kv_format_info bf16 = {
 
 /* By their public numbers, which saved sessions hold. */
 static const kk_kv_format_info *const formats[KK_KV_FORMATS] = {
-    [KK_KV_BF16] = &bf16,
-    [KK_KV_F32] = &f32,
-    [KK_KV_Q8] = &kk_kv_q8,
-    [KK_KV_Q4] = &kk_kv_q4,
+    [KK_KV_BF16] = &bf16,   [KK_KV_F32] = &f32,     [KK_KV_Q8] = &kk_kv_q8,
+    [KK_KV_Q4] = &kk_kv_q4, [KK_KV_S8] = &kk_kv_s8,
 };
 
 const kk_kv_format_info *kk_kv_format_get(kk_kv_format f) {

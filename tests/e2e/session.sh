@@ -47,7 +47,7 @@ exits 0 session load dice $tiny -n 20 --ignore-eos --json --keep -s 6
 [ "$parts, $(ids)" != "$whole" ] || fail "-s 6 draws as -s 5"
 
 # Formats, a path for a name, text, and turns of a conversation.
-for format in f32 q8 q4; do
+for format in f32 q8 q4 s8; do
     exits 0 run $tiny --kv-format $format --tokens "$prompt" -n 16 --ignore-eos --json
     hash=$(field logits_hash)
     exits 0 session save "$work/$format.kks" $tiny --kv-format $format --tokens "$prompt"

@@ -79,6 +79,15 @@ has "$err" "sink and window are both 0"
 exits 2 run -p x --kv-sliding window --window 513
 has "$err" "window of 513 rows" "512"
 exits 2 run -p x --kv-full window --sink 65
+exits 2 run --kv-format '?' # what completions ask
+has "$err" "--kv-format takes bf16 f32 q8 q4"
+by_completion=$(
+    . "$root/completions/kakeya.bash"
+    COMP_WORDS=(kakeya run --kv-format '') COMP_CWORD=3
+    _kakeya "$KAKEYA" '' --kv-format
+    printf '%s ' "${COMPREPLY[@]}"
+)
+has "$err" "--kv-format takes ${by_completion% }, not '?'"
 exits 2 run -p x --kv-format e8
 has "$err" "not part of this build yet" "q4"
 exits 2 run --device mlx

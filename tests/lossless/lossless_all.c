@@ -146,10 +146,7 @@ static json_t *axes(void) {
     for (int a = 0; a < AXES; a++) {
         json_t *values = json_object();
         for (int v = 0; v < lossless_axes[a].values; v++) {
-            char number[12];
-            snprintf(number, sizeof number, "%d", v + 1);
-            const char *const *names = lossless_axes[a].names;
-            json_object_set_new(values, names ? names[v] : number,
+            json_object_set_new(values, lossless_value_name(a, v).text,
                                 json_integer(atomic_load(&all->single[a][v])));
         }
         json_object_set_new(o, lossless_axes[a].name, values);

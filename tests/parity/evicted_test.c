@@ -36,7 +36,7 @@ typedef struct {
 static tolerance tolerance_of(const evicted_shape *s) {
     if (!s->mixes || s->format == KK_KV_F32) return (tolerance){3e-5, 3e-6};
     if (s->format == KK_KV_BF16) return (tolerance){2e-2, 1e-4};
-    return s->format == KK_KV_Q8 ? (tolerance){4e-2, 3e-4} : (tolerance){5e-1, 3e-3};
+    return s->format == KK_KV_Q4 ? (tolerance){5e-1, 3e-3} : (tolerance){4e-2, 3e-4};
 }
 
 static void check_truth(evicted_world *w, const float *got, const char *label) {
@@ -146,7 +146,7 @@ static void draw_rows(evicted_shape *s, int32_t session, uint64_t *random) {
 }
 
 static evicted_shape draw_shape(uint64_t *random, int32_t sink, int32_t window, int32_t chunk) {
-    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4, KK_KV_S8};
     static const kk_dtype decoders[] = {KK_F32, KK_BF16, KK_Q8_0};
     static const int32_t ranks[] = {32, 64, 96, 128}, dims[] = {64, 64, 128};
     static const int32_t heads[][2] = {{1, 1}, {2, 2}, {2, 1}, {4, 2}, {6, 2}, {3, 3}, {4, 4}};
@@ -289,7 +289,7 @@ static void apart_one(rig *r, kk_kv_format format, int32_t sink, int32_t window,
 
 static void sinks_lie_apart(void **state) {
     (void)state;
-    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
+    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4, KK_KV_S8};
     static const int32_t looks[] = {1, 5, 31, 64, 100, 236, 237, 250, 300};
     static rig r;
     rig_records none = {0};

@@ -462,14 +462,12 @@ static int64_t latent_bytes(const kk_session *s, int64_t pages) {
 
 /* The row of a latent in each format, and one bf16 scale for each K/V head that is rebuilt. */
 static void check_latent_page(const kk_session *s, int32_t rank) {
-    static const int32_t bits[KK_KV_FORMATS] = {
-        [KK_KV_BF16] = 32, [KK_KV_F32] = 64, [KK_KV_Q8] = 17, [KK_KV_Q4] = 9}; /* halves */
     const kk_projection_config *c = kk_restorer_config(s->engine->restorer);
     int64_t heads = 0;
     for (int32_t i = 0; i < c->n_layer; i++)
         if (c->layer[i].restored) heads += c->layer[i].n_kv_head;
     const int64_t want =
-        KK_PAGE_ROWS * ((int64_t)rank * bits[s->keeps.latents] / 16 + heads * (int64_t)2);
+        KK_PAGE_ROWS * ((int64_t)kk_kv_row_bytes(s->keeps.latents, rank) + heads * (int64_t)2);
     const int64_t got = (int64_t)s->layout->page_bytes[KK_LATENT];
     assert_true(got >= want && got < want + 64);
 }

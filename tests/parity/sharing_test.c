@@ -39,9 +39,10 @@ static kk_status live(user *u, kk_session *s) {
 static void *run_user(void *arg) {
     user *u = arg;
     kk_session *s;
-    static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
-    const kk_session_opts opts = {
-        .ctx = 400, .kv_format = formats[u->seed % 4], .spec = u->spec, .draft_fixed = true};
+    const kk_session_opts opts = {.ctx = 400,
+                                  .kv_format = (kk_kv_format)(u->seed % KK_KV_FORMATS),
+                                  .spec = u->spec,
+                                  .draft_fixed = true};
     u->st = kk_session_new(&s, u->engine, &opts, NULL);
     if (u->st == KK_OK) u->st = live(u, s);
     kk_session_free(s);

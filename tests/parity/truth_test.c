@@ -469,7 +469,7 @@ static void slots_in_order(void **state) {
 
 /* ---- attention ---------------------------------------------------------------------------- */
 
-static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
+static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4, KK_KV_S8};
 static const int32_t group_rows[] = {3, 9, 1};
 static const int64_t group_pos[] = {62, 0, 130};
 
@@ -493,13 +493,17 @@ static void angles(void **state) {
     assert_near("angles", got + FIRST * 32, want, COUNT(want), 1e-5);
 }
 
-/* Half a step of the range, and what f16 takes from scale and bias. */
-static void check_group(const char *what, const float *got, const double *want, double steps) {
+/* Half a step of the range, and what f16 takes from scale and bias.  even: the range goes as far
+ * below 0 as above. */
+static void check_group(const char *what, const float *got, const double *want, double steps,
+                        bool even) {
     double least = want[0], most = want[0];
     for (int i = 0; i < 64; i++) {
         least = fmin(least, want[i]);
         most = fmax(most, want[i]);
     }
+    if (even) least = fmin(least, -most);
+    if (even) most = -least;
     const double range = most - least;
     const double allowed = range / steps / 2 + (range + fabs(least)) / 2048 + 1e-5;
     for (int i = 0; i < 64; i++)
@@ -523,7 +527,8 @@ static void check_stored(const rig_cache *c, int32_t s, int64_t pos, int32_t h, 
         assert_near(what, got, want, (size_t)d, c->slot.format == KK_KV_F32 ? 3e-5 : 1.0 / 256);
     else
         for (int32_t i = 0; i < d; i += 64)
-            check_group(what, got + i, want + i, c->slot.format == KK_KV_Q8 ? 255 : 15);
+            check_group(what, got + i, want + i, c->slot.format == KK_KV_Q4 ? 15 : 254,
+                        c->slot.format == KK_KV_S8);
 }
 
 typedef enum { STORE_BOTH, STORE_ONE, STORE_V_FROM_K, STORE_RAW_V, STORE_NO_Q } store_way;
@@ -624,7 +629,7 @@ static void storing_nan(void **state) {
 /* How far a value between -3 and 3 may lie from what is kept of it. */
 static double kept_within(kk_kv_format format, double x) {
     if (format == KK_KV_F32) return 0;
-    return format == KK_KV_BF16 ? fabs(x) / 256 : format == KK_KV_Q8 ? 0.02 : 0.21;
+    return format == KK_KV_BF16 ? fabs(x) / 256 : format == KK_KV_Q4 ? 0.21 : 0.02;
 }
 
 static void check_kept(const rig_cache *c, const rig_cache *before, bool keys, const float *x,

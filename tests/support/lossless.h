@@ -64,9 +64,6 @@ static inline lossless_ending lossless_ending_of(uint32_t prompt, int32_t sampli
     return (lossless_ending)((prompt + (uint32_t)sampling) % ENDINGS);
 }
 
-static const char *const lossless_formats[KK_KV_FORMATS] = {
-    [KK_KV_BF16] = "bf16", [KK_KV_F32] = "f32", [KK_KV_Q8] = "q8", [KK_KV_Q4] = "q4"};
-
 typedef enum { KEEPS_ALL, KEEPS_WINDOW, KEEPS_RESTORED, POLICIES } lossless_policy;
 static const char *const lossless_policies[POLICIES] = {"native", "window", "restored"};
 

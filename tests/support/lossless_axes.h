@@ -22,12 +22,12 @@ enum {
 static const struct {
     const char *name;
     int32_t values;
-    const char *const *names; /* NULL: value + 1 */
+    const char *const *names; /* NULL: value + 1, or as the library names K/V formats */
 } lossless_axes[AXES] = {
     [AXIS_KIND] = {"prompt", KINDS_OF_TEXT, lossless_kinds},
     [AXIS_LENGTH] = {"length", LENGTHS, lossless_lengths},
     [AXIS_BLOCK] = {"block", MOST_BLOCK, NULL},
-    [AXIS_FORMAT] = {"format", KK_KV_FORMATS, lossless_formats},
+    [AXIS_FORMAT] = {"format", KK_KV_FORMATS, NULL},
     [AXIS_POLICY] = {"policy", POLICIES, lossless_policies},
     [AXIS_THREADS] = {"threads", 2, NULL},
     [AXIS_SAMPLING] = {"sampling", SAMPLINGS, lossless_samplings},
@@ -95,14 +95,25 @@ static inline lossless_setting lossless_setting_of(const lossless_point *p) {
 }
 
 /* A case in words, to find it again. */
+typedef struct {
+    char text[24];
+} lossless_word;
+
+static inline lossless_word lossless_value_name(int axis, int32_t value) {
+    lossless_word w;
+    snprintf(w.text, sizeof w.text, "%d", value + 1);
+    if (lossless_axes[axis].names)
+        snprintf(w.text, sizeof w.text, "%s", lossless_axes[axis].names[value]);
+    if (axis == AXIS_FORMAT)
+        snprintf(w.text, sizeof w.text, "%s", kk_kv_format_name((kk_kv_format)value));
+    return w;
+}
+
 static inline void lossless_name(const lossless_point *p, uint32_t index, char *out, size_t cap) {
     size_t n = (size_t)snprintf(out, cap, "prompt %u", index);
     for (int a = 0; a < AXES && n < cap; a++) {
-        char number[12];
-        snprintf(number, sizeof number, "%d", p->value[a] + 1);
-        n +=
-            (size_t)snprintf(out + n, cap - n, ", %s %s", lossless_axes[a].name,
-                             lossless_axes[a].names ? lossless_axes[a].names[p->value[a]] : number);
+        n += (size_t)snprintf(out + n, cap - n, ", %s %s", lossless_axes[a].name,
+                              lossless_value_name(a, p->value[a]).text);
     }
 }
 

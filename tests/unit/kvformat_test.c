@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "core/kv_affine.h"
+#include "core/kv_s8.h"
 #include "core/span.h"
 
 static uint64_t draw(uint64_t *state) {
@@ -25,12 +26,14 @@ static float drawn(uint64_t *seed) { return (float)(draw(seed) >> 40) / (float)(
 /* Saved sessions hold the numbers, reports and command lines the names. */
 static void numbers_and_names_stay(void **state) {
     (void)state;
-    static const char *const names[] = {"bf16", "f32", "q8", "q4"};
-    for (int f = 0; f < 4; f++) assert_string_equal(kk_kv_format_name((kk_kv_format)f), names[f]);
+    static const char *const names[KK_KV_FORMATS] = {"bf16", "f32", "q8", "q4", "s8"};
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        assert_string_equal(kk_kv_format_name((kk_kv_format)f), names[f]);
     assert_int_equal(KK_KV_BF16, 0);
     assert_int_equal(KK_KV_F32, 1);
     assert_int_equal(KK_KV_Q8, 2);
     assert_int_equal(KK_KV_Q4, 3);
+    assert_int_equal(KK_KV_S8, 4);
 }
 
 static void every_format_is_whole(void **state) {
@@ -78,6 +81,7 @@ static void planes_follow_each_other(void **state) {
     assert_int_equal(kk_kv_row_bytes(KK_KV_BF16, 100), 200);
     assert_int_equal(kk_kv_row_bytes(KK_KV_Q8, 256), 272);
     assert_int_equal(kk_kv_row_bytes(KK_KV_Q4, 256), 144);
+    assert_int_equal(kk_kv_row_bytes(KK_KV_S8, 256), 264);
 }
 
 /* Rows of a block touch nothing of each other, and fill it. */
@@ -266,6 +270,62 @@ static void groups_too_wide_show(void **state) {
     }
 }
 
+/* ---- s8 --------------------------------------------------------------------------------- */
+
+static void signed_codes_mean_what_they_say(void **state) {
+    (void)state;
+    group g;
+    float y[64];
+    for (int i = 0; i < 64; i++) g.codes[i] = (uint8_t)(i * 37 + 11);
+    kk_put_le16(g.codes + 64, kk_f32_f16(0.25f));
+    unpack(KK_KV_S8, &g, y);
+    for (int i = 0; i < 64; i++) assert_true(y[i] == (float)(int8_t)g.codes[i] * 0.25f);
+    assert_true(y[0] == 2.75f && y[4] < 0); /* 11, and 159 - 256 */
+}
+
+/* Within half a step of the largest magnitude and what f16 took from the scale; what is read packs
+ * to itself, and the negative of a row to the negatives of its codes. */
+static void signed_codes_are_near_and_even(void **state) {
+    (void)state;
+    uint64_t seed = 15;
+    for (int n = 0; n < 3000; n++) {
+        const float size = ldexpf(1, (int)(draw(&seed) % 34) - 18);
+        const float place = n % 3 ? 0 : size * 3;
+        float x[64], minus[64], y[64], most = 0;
+        for (int i = 0; i < 64; i++) {
+            x[i] = drawn(&seed) * size + place;
+            minus[i] = -x[i];
+            most = fmaxf(most, fabsf(x[i]));
+        }
+        const group g = pack(KK_KV_S8, x), h = pack(KK_KV_S8, minus);
+        unpack(KK_KV_S8, &g, y);
+        const double scale = (double)kk_f16_f32(kk_le16(g.codes + 64));
+        const double exact = (double)most / 127;
+        assert_true(fabs(scale - exact) <= fmax(exact / 2048, 0x1p-25) * 1.001);
+        for (int i = 0; i < 64; i++) {
+            assert_true(fabs((double)(x[i] - y[i])) <= scale * 0.5001 + 127 * fabs(scale - exact));
+            assert_int_equal((int8_t)g.codes[i], -(int8_t)h.codes[i]);
+        }
+        const group again = pack(KK_KV_S8, y);
+        float z[64];
+        unpack(KK_KV_S8, &again, z);
+        if (scale >= 0x1p-14) assert_memory_equal(y, z, sizeof y);
+    }
+}
+
+static void signed_groups_too_wide_show(void **state) {
+    (void)state;
+    static const float broken[] = {8.4e6f, -8.4e6f, 3e38f, -3e38f};
+    for (size_t n = 0; n < 4 * 64; n++) {
+        float x[64], y[64];
+        for (int i = 0; i < 64; i++) x[i] = (float)i - 20;
+        x[n / 4] = broken[n % 4];
+        const group g = pack(KK_KV_S8, x);
+        unpack(KK_KV_S8, &g, y);
+        for (int i = 0; i < 64; i++) assert_true(isnan(y[i]));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_and_names_stay),
@@ -280,6 +340,9 @@ int main(void) {
         cmocka_unit_test(packed_rows_pack_to_themselves),
         cmocka_unit_test(constant_groups_have_no_scale),
         cmocka_unit_test(groups_too_wide_show),
+        cmocka_unit_test(signed_codes_mean_what_they_say),
+        cmocka_unit_test(signed_codes_are_near_and_even),
+        cmocka_unit_test(signed_groups_too_wide_show),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

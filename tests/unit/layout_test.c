@@ -32,7 +32,8 @@ static void pages_hold_their_rows(void **state) {
     static const struct {
         kk_kv_format format;
         size_t per_64; /* bytes of 64 values */
-    } formats[] = {{KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}};
+    } formats[] = {
+        {KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}, {KK_KV_S8, 66}};
     const kk_kv_shape s = three_layers(256, 512);
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         kk_kv_layout l;
@@ -89,7 +90,8 @@ static void a_page_of_latents(void **state) {
     static const struct {
         kk_kv_format format;
         size_t per_64;
-    } formats[] = {{KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}};
+    } formats[] = {
+        {KK_KV_F32, 256}, {KK_KV_BF16, 128}, {KK_KV_Q8, 68}, {KK_KV_Q4, 36}, {KK_KV_S8, 66}};
     const kk_kv_shape s = three_layers(256, 512);
     kk_kv_layout plain, l;
     static kk_diagnosis d;

@@ -13,7 +13,6 @@
 
 #include "backend/cpu/angles.h"
 #include "backend/cpu/kernels.h"
-#include "core/kv_affine.h"
 #include "core/mathf.h"
 
 #define INLINE static inline __attribute__((always_inline))

@@ -3,6 +3,9 @@
  * kv_kernels has an entry per format, so that the loops of each are compiled for it alone.  A
  * format without an entry runs the plain C of its descriptor, which gives the same bits. */
 
+#include "core/kv_affine.h"
+#include "core/kv_s8.h"
+
 typedef struct {
     int32_t lo, hi;
 } row_range;
@@ -162,13 +165,14 @@ static void q4_load(float *dst, int32_t head_dim, const uint8_t *src, const uint
     load_affine(dst, head_dim, src, next, at, KK_KV_GROUP / 2, q4_values);
 }
 
+#include "backend/cpu/kv_s8_body.h"
+
 /* ---- all formats ------------------------------------------------------------------------- */
 
 static const kv_kernel kv_kernels[KK_KV_FORMATS] = {
-    [KK_KV_BF16] = {bf16_put, bf16_load},
-    [KK_KV_F32] = {f32_put, f32_load},
-    [KK_KV_Q8] = {q8_put, q8_load},
-    [KK_KV_Q4] = {q4_put, q4_load},
+    [KK_KV_BF16] = {bf16_put, bf16_load}, [KK_KV_F32] = {f32_put, f32_load},
+    [KK_KV_Q8] = {q8_put, q8_load},       [KK_KV_Q4] = {q4_put, q4_load},
+    [KK_KV_S8] = {s8_put, s8_load},
 };
 
 static void put(kk_kv_format f, const float *x, int32_t head_dim, uint8_t *head, int32_t row) {
