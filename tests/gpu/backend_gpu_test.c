@@ -746,6 +746,7 @@ int main(int argc, char **argv) {
         return 77;
     }
     arena.base = base;
+    compared = kk_backend_named("cuda");
     struct CMUnitTest tests[COUNT(cases) + 5];
     size_t n = 0;
     for (size_t i = 0; i < COUNT(cases); i++)

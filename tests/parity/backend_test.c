@@ -590,12 +590,18 @@ static void store_one(rig *r, store_way way, kk_kv_format format, int32_t d, siz
     record_pages(r, c, label);
 }
 
-/* Formats by turns, of those that take heads of d values. */
+/* A device that all others are compared with must have what they store; NULL: the CPU. */
+static const kk_backend *compared;
+
+/* Formats by turns, of those that it has and that take heads of d values. */
 static kk_kv_format format_at(size_t i, int32_t d) {
+    const kk_backend *with = compared ? compared : kk_backend_named("cpu");
     kk_kv_format fits[KK_KV_FORMATS];
     size_t n = 0;
     for (int f = 0; f < KK_KV_FORMATS; f++)
-        if (d % kk_kv_format_get((kk_kv_format)f)->group == 0) fits[n++] = (kk_kv_format)f;
+        if (d % kk_kv_format_get((kk_kv_format)f)->group == 0 &&
+            kk_backend_stores(with, (kk_kv_format)f, NULL) == KK_OK)
+            fits[n++] = (kk_kv_format)f;
     return fits[i % n];
 }
 
