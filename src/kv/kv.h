@@ -48,8 +48,8 @@ typedef struct {
     int32_t rank;        /* values of a latent; 0: none is kept */
     kk_kv_format format; /* of these */
     int32_t n_scales;    /* factors kept beside it; may be 0 */
-    /* NULL in production; else K and V of all layers are kept too, as projected and in float32.  The
-     * layout says there where they lie, and borrows it. */
+    /* NULL in production; else K and V of all layers are kept too, as projected and in float32.
+     * The layout says there where they lie, and borrows it. */
     kk_diagnosis *diagnosis;
 } kk_kv_latents;
 
@@ -126,8 +126,8 @@ int64_t kk_cache_len(const kk_cache *c);
 const kk_cache_opts *kk_cache_how(const kk_cache *c); /* what it was made with */
 /* What queries of layers of this kind see: kk_sees() by this. */
 kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind);
-/* Adds what attention of all layers reads for the queries [pos, pos + n) of one forward.  It follows
- * from positions and the rule alone, so that no device has to count. */
+/* Adds what attention of all layers reads for the queries [pos, pos + n) of one forward.  It
+ * follows from positions and the rule alone, so that no device has to count. */
 void kk_cache_count(const kk_cache *c, int64_t pos, int32_t n, kk_key_counts *to);
 /* Whether rows of both are stored, evicted and rebuilt in the same way, so that they may share a
  * forward. */

@@ -2,8 +2,9 @@
  *
  * Layers that store follow one another in their kind's page, K before V, or V alone where the
  * two are one tensor.  A part is n_kv_head * KK_PAGE_ROWS rows of whole bytes, hence always a
- * multiple of a cache line, so that no two layers share one.  A page of latents has a part for these, one for their scales, and, where the true rows are
- * kept beside them, parts for all layers as in their own pages. */
+ * multiple of a cache line, so that no two layers share one.  A page of latents has a part for
+ * these, one for their scales, and, where the true rows are kept beside them, parts for all layers
+ * as in their own pages. */
 #include "kv/kv.h"
 
 /* Puts a slot at the end of a kind's page; false: it overflows.  head_dim is whole groups. */
