@@ -5,9 +5,12 @@
 #ifndef KK_CUDA_CHOOSE_CUH
 #define KK_CUDA_CHOOSE_CUH
 
+#include "cuda_ops.h"
 #include "stream.cuh"
 
-enum { KK_MAX_EXPERTS = 256, KK_MAX_USED = 16 };
+/* KK_MOST_EXPERTS are chosen from and listed by kernels of their own; a block that chooses on its
+ * way, from a warp's registers, has KK_MAX_EXPERTS at most. */
+enum { KK_MAX_EXPERTS = 256, KK_MOST_EXPERTS = KK_CU_EXPERTS, KK_MAX_USED = KK_CU_USED };
 
 /* Who chose whom. */
 struct kk_choice {

@@ -94,13 +94,38 @@ __device__ void scores_any(const kk_cu_attend &a, const uint8_t *head, const flo
 
 /* Heads of sizes that no real model has: slow, and nothing is known beforehand. */
 enum { BATCH = 8 };
+/* A warp: a page's scores of one row and head become weights, in place; their maximum and sum go
+ * to `to`. */
+__device__ __forceinline__ void softmax_any(float *score, const kk_sight s, int64_t base,
+                                            float *to) {
+    const int lane = threadIdx.x % 32;
+    const int64_t j = base + lane, k = j + 32;
+    const bool sj = j < s.sink || (j >= s.from && j < s.to);
+    const bool sk = k < s.sink || (k >= s.from && k < s.to);
+    const float x = sj ? score[lane] : -INFINITY;
+    const float y = sk ? score[lane + 32] : -INFINITY;
+    float m = fmaxf(x, y);
+    for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
+    const float p = sj ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
+    const float r2 = sk ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
+    const float l = kk_warp_sum(__fadd_rn(p, r2));
+    score[lane] = p;
+    score[lane + 32] = r2;
+    /* Rows that are not seen may hold anything: mark them apart from a weight of 0. */
+    const unsigned lo = __ballot_sync(0xffffffffu, sj), hi = __ballot_sync(0xffffffffu, sk);
+    if (lane == 0) {
+        to[0] = lo | hi ? m : -INFINITY;
+        to[1] = l;
+    }
+}
+
 __global__ void __launch_bounds__(THREADS, 2)
     attend_any_kernel(const __grid_constant__ kk_cu_attend a) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float score[BATCH][PAGE];
     const int d = a.slot.head_dim, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
     const int unit = (int)blockIdx.x, kv = (int)blockIdx.y, tile = (int)blockIdx.z + a.first_tile;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     kk_next();
     kk_wait();
     const kk_cu_tile info = a.rows.tile[tile];
@@ -132,26 +157,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         for (int i = warp; i < n; i += THREADS / 32) { /* softmax within the page */
             const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
-            const kk_sight s = kk_sight_of(a, info, a.first_row + r);
-            const int64_t j = base + lane, k = j + 32;
-            const bool sj = j < s.sink || (j >= s.from && j < s.to);
-            const bool sk = k < s.sink || (k >= s.from && k < s.to);
-            const float x = sj ? score[i][lane] : -INFINITY;
-            const float y = sk ? score[i][lane + 32] : -INFINITY;
-            float m = fmaxf(x, y);
-            for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
-            const float p = sj ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
-            const float r2 = sk ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
-            const float l = kk_warp_sum(__fadd_rn(p, r2));
-            score[i][lane] = p;
-            score[i][lane + 32] = r2;
-            /* Rows that are not seen may hold anything: mark them apart from a weight of 0. */
-            const unsigned lo = __ballot_sync(0xffffffffu, sj), hi = __ballot_sync(0xffffffffu, sk);
-            float *to = kk_part(a, tile - a.first_tile, r, h, unit);
-            if (lane == 0) {
-                to[0] = lo | hi ? m : -INFINITY;
-                to[1] = l;
-            }
+            softmax_any(score[i], kk_sight_of(a, info, a.first_row + r), base,
+                        kk_part(a, tile - a.first_tile, r, h, unit));
         }
         __syncthreads();
         const int c = (int)threadIdx.x % chunks, g = (int)threadIdx.x / chunks;

@@ -7,8 +7,8 @@
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
-#include "backend/backend.h"
 #include "backend/cuda/cuda_ops.h"
+#include "backend/layer.h"
 
 enum {
     KK_CUDA_GRAPHS = 16,       /* kept */
@@ -55,6 +55,8 @@ typedef enum {
     KK_CUDA_SOFTCAP,
     KK_CUDA_ARGMAX,
     KK_CUDA_CHOOSE,
+    KK_CUDA_LAYER,
+    KK_CUDA_HEAD, /* always right after a layer of up to 16 rows */
 } kk_cuda_kind;
 
 /* A recorded operation: its arguments, with host memory replaced by places in the control block.
@@ -79,6 +81,8 @@ typedef struct {
         kk_softcap_args softcap;
         kk_argmax_args argmax;
         kk_choose_args choose;
+        kk_layer_args layer; /* its rows, evicted and observer are NULL */
+        kk_head_args head;
     } a;
 } kk_cuda_op;
 
@@ -147,18 +151,21 @@ void kk_cuda_settle(kk_dev *dev);
  * soon be another's: graphs that speak of it are dropped. */
 void kk_cuda_forget(kk_dev *dev, const void *p);
 
-/* Launches recorded operations, neighbours fused where that changes no bit. */
+/* Launches recorded operations. */
 kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
                        kk_err *err);
-/* Launches a layer that starts at ops[0]; *used 0: it is none that we know. */
-kk_status kk_cuda_plan_layer(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+/* Whether kernels take this layer whole, of rows as in v; and the head after such a layer. */
+bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v);
+bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,
+                        const kk_cuda_view *v);
+/* Launches the layer at ops[0] and those that follow it at once, with the head after them; *used of
+ * n operations. */
+kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-/* Whether ops[0] begins a layer of mixed experts, whatever its number of rows. */
-enum { KK_CUDA_LAYER_OPS = 16 };
-bool kk_cuda_is_layer(const kk_cuda_op *op, int32_t n);
-/* The same for more rows than a decode kernel takes. */
-kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
-                              const kk_cuda_view *views, int32_t *used, kk_err *err);
+/* The same for more rows than a decode kernel takes: any layer of mixed experts. */
+bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows);
+kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                             const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 bool kk_cuda_stores(kk_kv_format f);
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* of a format that it stores */
@@ -197,6 +204,8 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err);
+kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err);
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
 /* So many bytes of a reserved buffer may be used; graphs that knew its old place are dropped. */

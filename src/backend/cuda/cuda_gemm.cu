@@ -98,12 +98,14 @@ struct expert_tiles {
     }
 };
 
+/* MOST experts at most. */
+template <int MOST>
 __global__ void __launch_bounds__(GROUP_THREADS, 1)
     group_kernel(const __grid_constant__ group_args a) {
-    __shared__ int count[KK_MAX_EXPERTS], taken[KK_MAX_EXPERTS], before[KK_MAX_EXPERTS];
-    __shared__ expert_tiles of[KK_MAX_EXPERTS];
+    __shared__ int count[MOST], taken[MOST], before[MOST];
+    __shared__ expert_tiles of[MOST];
     const int tid = (int)threadIdx.x;
-    if (tid < KK_MAX_EXPERTS) count[tid] = taken[tid] = 0;
+    if (tid < MOST) count[tid] = taken[tid] = 0;
     __syncthreads();
     kk_wait();
     kk_next();
@@ -113,19 +115,19 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
     }
     __syncthreads();
     int pieces = 0, tiles = 0, sum = 0;
-    if (tid < KK_MAX_EXPERTS) {
+    if (tid < MOST) {
         pieces = (count[tid] + 15) / 16;
         tiles = sum = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES;
         before[tid] = sum;
     }
     __syncthreads();
-    for (int d = 1; d < KK_MAX_EXPERTS; d *= 2) {
-        if (tid >= d && tid < KK_MAX_EXPERTS) sum += before[tid - d];
+    for (int d = 1; d < MOST; d *= 2) {
+        if (tid >= d && tid < MOST) sum += before[tid - d];
         __syncthreads();
-        if (tid < KK_MAX_EXPERTS) before[tid] = sum;
+        if (tid < MOST) before[tid] = sum;
         __syncthreads();
     }
-    if (tid == KK_MAX_EXPERTS - 1) *a.n_tiles = sum;
+    if (tid == MOST - 1) *a.n_tiles = sum;
     if (tiles > 0) {
         const expert_tiles e = {sum - tiles, tiles, pieces};
         of[tid] = e;
@@ -246,7 +248,8 @@ static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_ar
 
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     const kk_cu_choice *c = &a->choice;
-    if (c->logits || c->n_expert > KK_MAX_EXPERTS || !kk_cu_experts_tiled(&a->gate, &a->up, a->ffn))
+    if (c->logits || c->n_expert > KK_MOST_EXPERTS ||
+        !kk_cu_experts_tiled(&a->gate, &a->up, a->ffn))
         return cudaErrorInvalidValue;
     group_args l = {};
     l.expert = c->expert;
@@ -255,7 +258,10 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     l.n_tiles = (int *)a->room;
     l.tile = (int2 *)((char *)a->room + 16);
     l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
-    cudaError_t e = kk_launch(at, group_kernel, l, 1, GROUP_THREADS, 0);
+    cudaError_t e = kk_launch(at,
+                              c->n_expert <= KK_MAX_EXPERTS ? group_kernel<KK_MAX_EXPERTS>
+                                                            : group_kernel<KK_MOST_EXPERTS>,
+                              l, 1, GROUP_THREADS, 0);
     if (e == cudaSuccess) e = run_gates(at, a, l);
     if (e == cudaSuccess) e = run_downs(at, a, l);
     if (e != cudaSuccess) return e;

@@ -74,25 +74,29 @@ static kk_choice_args choice_of(const kk_cu_choice *c) {
 }
 
 /* A warp per row. */
+template <int MOST>
 __global__ void __launch_bounds__(KK_WARP) choose_kernel(const __grid_constant__ kk_choice_args a) {
     __shared__ kk_choice choice;
     const int r = (int)blockIdx.x, lane = (int)threadIdx.x;
     kk_next();
     kk_wait();
-    kk_choose_row(&choice, a.logits + (size_t)r * a.n_expert, a.slices, a.slice_stride, a.scale, 0,
-                  a.n_used, a.n_expert);
+    kk_choose_row<MOST>(&choice, a.logits + (size_t)r * a.n_expert, a.slices, a.slice_stride,
+                        a.scale, 0, a.n_used, a.n_expert);
     if (lane >= a.n_used) return;
     a.expert[r * a.n_used + lane] = choice.chosen[lane];
     a.weight[r * a.n_used + lane] = choice.weight[lane];
 }
 
-static bool choice_fits(const kk_cu_choice *c) {
-    return c->n_expert <= KK_MAX_EXPERTS && c->n_used <= KK_MAX_USED && c->n_used <= c->n_expert;
+static bool choice_fits(const kk_cu_choice *c, int most) {
+    return c->n_expert <= most && c->n_used <= KK_MAX_USED && c->n_used <= c->n_expert;
 }
 
 cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
-    if (!choice_fits(a)) return cudaErrorInvalidValue;
-    return kk_launch(at, choose_kernel, choice_of(a), (unsigned)a->n_rows, KK_WARP, 0);
+    if (!choice_fits(a, KK_MOST_EXPERTS)) return cudaErrorInvalidValue;
+    return kk_launch(at,
+                     a->n_expert <= KK_MAX_EXPERTS ? choose_kernel<KK_MAX_EXPERTS>
+                                                   : choose_kernel<KK_MOST_EXPERTS>,
+                     choice_of(a), (unsigned)a->n_rows, KK_WARP, 0);
 }
 
 /* Gate and up of any shape: a warp per output of a pair, one lane chain each.  For widths that do
@@ -160,7 +164,8 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
     g.x = a->x;
     g.n_in = a->gate.wrap * KK_STEP;
     const size_t shared = linear_shared(rows, g.n_in);
-    if (shared > SHARED_MOST || !choice_fits(&a->choice)) return cudaErrorInvalidValue;
+    const int most = a->choice.logits ? KK_MAX_EXPERTS : KK_MOST_EXPERTS;
+    if (shared > SHARED_MOST || !choice_fits(&a->choice, most)) return cudaErrorInvalidValue;
     return kk_launch(at, rows > 8 ? kk_gate_kernel<true> : kk_gate_kernel<false>, g,
                      (unsigned)at.sms, KK_BLOCK_THREADS, shared);
 }

@@ -178,6 +178,7 @@ cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
 /* ---- products ---------------------------------------------------------------------------- */
 
 enum { KK_CU_PARTS = 4, KK_CU_ROWS = 16, KK_CU_BLOCK = 256 /* threads of experts' kernels */ };
+enum { KK_CU_EXPERTS = 512, KK_CU_USED = 16 }; /* to choose from, and chosen by a row, at most */
 
 /* out[i] = w[i] x, for up to 16 rows of bf16; or out[i] = act(w[i] x) * (up[i] x) as bf16. */
 typedef struct {

@@ -314,80 +314,96 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
 
 /* ---- one by one ----------------------------------------------------------------------------- */
 
+/* Where an operation's ids, or numbers of rows, lie. */
+static const void *control_of(const kk_dev *dev, const kk_cuda_op *op) {
+    return dev->control + op->control;
+}
+
+static cudaError_t run_embed(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_embed_args *a = &op->a.embed;
+    const int32_t *token = a->chosen ? a->chosen->data : control_of(dev, op);
+    const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, token, a->n_rows, a->scale};
+    return kk_cu_run_embed(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_ple(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_ple_args *a = &op->a.ple;
+    const int32_t *token = a->chosen ? a->chosen->data : control_of(dev, op);
+    const kk_cu_ple e = {kk_cuda_f(a->out),
+                         kk_cuda_f(a->proj),
+                         kk_cuda_f(a->w),
+                         a->table->w,
+                         token,
+                         a->n_rows,
+                         a->n_layer,
+                         a->dim,
+                         a->proj_scale,
+                         a->scale,
+                         a->eps};
+    return kk_cu_run_ple(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_gather(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_gather_args *a = &op->a.gather;
+    const kk_cu_gather e = {kk_cuda_f(a->out),
+                            kk_cuda_f(a->x),
+                            a->first < 0 ? control_of(dev, op) : NULL,
+                            a->n,
+                            a->dim,
+                            a->first,
+                            a->out_at,
+                            a->out_stride};
+    return kk_cu_run_gather(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_norm(const kk_dev *dev, const kk_norm_args *a) {
+    const kk_cu_norm e = {kk_cuda_f(a->out), kk_cuda_f(a->x), kk_cuda_f(a->w),
+                          a->n_rows,         a->dim,          a->eps};
+    return kk_cu_run_norm(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_residual(const kk_dev *dev, const kk_residual_args *a) {
+    const kk_cu_residual e = {kk_cuda_f(a->x), kk_cuda_f(a->a), kk_cuda_f(a->w), a->n_rows,
+                              a->dim,          a->eps,          a->scale};
+    return kk_cu_run_residual(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_glu(const kk_dev *dev, const kk_glu_args *a) {
+    const kk_cu_glu e = {kk_cuda_f(a->out), kk_cuda_f(a->gate), kk_cuda_f(a->up), a->n_rows, a->dim,
+                         a->up_stride,      a->up_offset,       a->act == KK_SILU};
+    return kk_cu_run_glu(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_softcap(const kk_dev *dev, const kk_softcap_args *a) {
+    const kk_cu_softcap e = {kk_cuda_f(a->x), (size_t)a->n_rows * (size_t)a->dim, a->cap};
+    return kk_cu_run_softcap(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_argmax(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_argmax_args *a = &op->a.argmax;
+    const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
+                            a->n_rows, a->dim, a->banned};
+    return kk_cu_run_argmax(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_choose(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_choose_args *a = &op->a.choose;
+    const kk_cu_choose e = {a->token->data, dev->picks, control_of(dev, op), kk_cuda_f(a->x),
+                            a->n_rows,      a->dim,     dev->choose_room};
+    return kk_cu_run_choose_rows(kk_cuda_at(dev), &e);
+}
+
 static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
-    const kk_cu_at at = kk_cuda_at(dev);
-    const void *control = dev->control + op->control;
     switch (op->kind) {
-    case KK_CUDA_EMBED: {
-        const kk_embed_args *a = &op->a.embed;
-        const int32_t *token = a->chosen ? a->chosen->data : control;
-        const kk_cu_embed e = {kk_cuda_f(a->out), a->table->w, token, a->n_rows, a->scale};
-        return kk_cu_run_embed(at, &e);
-    }
-    case KK_CUDA_NORM: {
-        const kk_norm_args *a = &op->a.norm;
-        const kk_cu_norm e = {kk_cuda_f(a->out), kk_cuda_f(a->x), kk_cuda_f(a->w),
-                              a->n_rows,         a->dim,          a->eps};
-        return kk_cu_run_norm(at, &e);
-    }
-    case KK_CUDA_RESIDUAL: {
-        const kk_residual_args *a = &op->a.residual;
-        const kk_cu_residual e = {kk_cuda_f(a->x), kk_cuda_f(a->a), kk_cuda_f(a->w), a->n_rows,
-                                  a->dim,          a->eps,          a->scale};
-        return kk_cu_run_residual(at, &e);
-    }
-    case KK_CUDA_GLU: {
-        const kk_glu_args *a = &op->a.glu;
-        const kk_cu_glu e = {
-            kk_cuda_f(a->out), kk_cuda_f(a->gate), kk_cuda_f(a->up), a->n_rows, a->dim,
-            a->up_stride,      a->up_offset,       a->act == KK_SILU};
-        return kk_cu_run_glu(at, &e);
-    }
-    case KK_CUDA_PLE: {
-        const kk_ple_args *a = &op->a.ple;
-        const int32_t *token = a->chosen ? a->chosen->data : control;
-        const kk_cu_ple e = {kk_cuda_f(a->out),
-                             kk_cuda_f(a->proj),
-                             kk_cuda_f(a->w),
-                             a->table->w,
-                             token,
-                             a->n_rows,
-                             a->n_layer,
-                             a->dim,
-                             a->proj_scale,
-                             a->scale,
-                             a->eps};
-        return kk_cu_run_ple(at, &e);
-    }
-    case KK_CUDA_GATHER: {
-        const kk_gather_args *a = &op->a.gather;
-        const kk_cu_gather e = {kk_cuda_f(a->out),
-                                kk_cuda_f(a->x),
-                                a->first < 0 ? control : NULL,
-                                a->n,
-                                a->dim,
-                                a->first,
-                                a->out_at,
-                                a->out_stride};
-        return kk_cu_run_gather(at, &e);
-    }
-    case KK_CUDA_SOFTCAP: {
-        const kk_softcap_args *a = &op->a.softcap;
-        const kk_cu_softcap e = {kk_cuda_f(a->x), (size_t)a->n_rows * (size_t)a->dim, a->cap};
-        return kk_cu_run_softcap(at, &e);
-    }
-    case KK_CUDA_ARGMAX: {
-        const kk_argmax_args *a = &op->a.argmax;
-        const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
-                                a->n_rows, a->dim, a->banned};
-        return kk_cu_run_argmax(at, &e);
-    }
-    case KK_CUDA_CHOOSE: {
-        const kk_choose_args *a = &op->a.choose;
-        const kk_cu_choose e = {a->token->data, dev->picks, control,         kk_cuda_f(a->x),
-                                a->n_rows,      a->dim,     dev->choose_room};
-        return kk_cu_run_choose_rows(at, &e);
-    }
+    case KK_CUDA_EMBED: return run_embed(dev, op);
+    case KK_CUDA_NORM: return run_norm(dev, &op->a.norm);
+    case KK_CUDA_RESIDUAL: return run_residual(dev, &op->a.residual);
+    case KK_CUDA_GLU: return run_glu(dev, &op->a.glu);
+    case KK_CUDA_PLE: return run_ple(dev, op);
+    case KK_CUDA_GATHER: return run_gather(dev, op);
+    case KK_CUDA_SOFTCAP: return run_softcap(dev, &op->a.softcap);
+    case KK_CUDA_ARGMAX: return run_argmax(dev, op);
+    case KK_CUDA_CHOOSE: return run_choose(dev, op);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -427,10 +443,11 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
                        kk_err *err) {
     for (int32_t i = 0; i < n;) {
         int32_t used = 0;
-        if (dev->fuse) KK_TRY(kk_cuda_plan_layer(dev, ops + i, n - i, views, &used, err));
-        if (!used && ops[i].kind == KK_CUDA_ROPE) {
+        if (ops[i].kind == KK_CUDA_LAYER) {
+            KK_TRY(kk_cuda_run_layers(dev, ops + i, n - i, views, &used, err));
+        } else if (ops[i].kind == KK_CUDA_ROPE) {
             KK_TRY(run_ropes(dev, ops + i, n - i, &used, err));
-        } else if (!used) {
+        } else {
             KK_TRY(run_op(dev, &ops[i], views, err));
             used = 1;
         }

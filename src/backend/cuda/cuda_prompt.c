@@ -1,10 +1,10 @@
 /* cuda_prompt.c - layers of mixed experts for more rows than a decode kernel takes: the chunks of
  * a prompt.
  *
- * The steps are those of cuda_layer.c with tiled products.  Rows on their way between kernels are
- * bf16 where a matrix follows, and lie in the buffers that the recorded operations would have
- * written as floats: they are large enough, and nobody reads them in between.  A norm's buffer
- * holds two kinds of rows, one in each half.  So a prompt needs no scratch of its own for them. */
+ * The steps are those of mega.cuh with tiled products.  Rows on their way between kernels are
+ * bf16 where a matrix follows, and lie in the buffers that small operations would have written as
+ * floats: they are large enough.  z holds two kinds of rows, one in each half.  So a prompt needs
+ * no scratch of its own for them. */
 #include "backend/cuda/cuda_device.h"
 
 /* Where rows lie during a layer, as turned bf16. */
@@ -14,39 +14,30 @@ typedef struct {
     float *dense;
 } places;
 
-static places places_of(const kk_dev *dev, const kk_cuda_op *op) {
-    const kk_norm_args *n = &op[0].a.norm;
-    return (places){.z1 = op[6].a.norm.out->data,
-                    .z2 = (uint16_t *)op[12].a.norm.out->data + (size_t)n->n_rows * (size_t)n->dim,
+static places places_of(const kk_dev *dev, const kk_layer_args *a) {
+    const size_t half = (size_t)a->rows->n_rows * (size_t)a->hidden;
+    return (places){.z1 = a->room.z->data,
+                    .z2 = (uint16_t *)a->room.z->data + half,
                     .z3 = dev->x.data,
-                    .act = op[8].a.glu.out->data,
-                    .dense = kk_cuda_f(op[10].a.norm.out)};
-}
-
-static bool among(const kk_buf *b, const kk_buf *const *others, int n) {
-    for (int i = 0; i < n; i++)
-        if (b == others[i]) return true;
-    return false;
+                    .act = a->room.gate->data,
+                    .dense = kk_cuda_f(a->room.y2)};
 }
 
 /* Whether buffers that hold something at the same time are different ones. */
-static bool apart(const kk_cuda_op *op) {
-    const kk_buf *all[] = {op[0].a.norm.x,    op[4].a.linear.out[0], op[8].a.glu.out,
-                           op[10].a.norm.out, op[3].a.attend.out,    op[6].a.norm.out};
+static bool apart(const kk_layer_rooms *b) {
+    const kk_buf *all[] = {b->x, b->y, b->gate, b->y2, b->att, b->z};
     enum { N = sizeof all / sizeof *all };
-    const kk_buf *last[] = {op[0].a.norm.x, op[6].a.norm.out, op[10].a.norm.out, op[12].a.norm.out};
     for (int i = 1; i < N; i++)
-        if (among(all[i], all, i)) return false;
-    return !among(op[12].a.norm.out, all, N - 1) && !among(op[13].a.experts.out, last, 4) &&
-           op[3].a.attend.q != op[3].a.attend.out && op[0].a.norm.out == op[6].a.norm.out;
+        for (int k = 0; k < i; k++)
+            if (all[i] == all[k]) return false;
+    return b->q != b->att;
 }
 
-static bool is_prompt_layer(const kk_dev *dev, const kk_cuda_op *op, int32_t n) {
-    if (!kk_cuda_is_layer(op, n) || op[0].a.norm.n_rows <= KK_CU_ROWS || !apart(op)) return false;
-    const size_t rows = (size_t)op[0].a.norm.n_rows, dim = (size_t)op[0].a.norm.dim;
-    return rows * dim * 4 <= op[6].a.norm.out->bytes &&
-           rows * dim * 4 <= op[12].a.norm.out->bytes && rows * dim * 2 <= dev->x.bytes &&
-           rows * (size_t)op[11].a.route.proj->w.n_out * 4 * 8 <= dev->logits.bytes;
+bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows) {
+    const size_t rows = (size_t)n_rows, dim = (size_t)a->hidden;
+    return n_rows > KK_CU_ROWS && apart(&a->room) && rows * dim * 4 <= a->room.z->bytes &&
+           rows * dim * 2 <= dev->x.bytes &&
+           rows * (size_t)a->w.router->w.n_out * 4 * 8 <= dev->logits.bytes;
 }
 
 /* ---- launches ------------------------------------------------------------------------------- */
@@ -57,102 +48,113 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
     l->part[l->n_parts++].pitch = (int32_t)w->w.n_out;
 }
 
-/* The norm n that begins a layer, after the tail of the one before it where there is one.  op NULL:
- * the tail alone, of rows like n's. */
-static kk_status enter(kk_dev *dev, const kk_norm_args *n, const kk_cuda_op *op,
-                       const kk_cuda_op *before, kk_err *err) {
-    kk_cu_between b = {.x = kk_cuda_f(n->x),
-                       .eps = n->eps,
-                       .n_rows = n->n_rows,
-                       .dim = n->dim,
-                       .pitch = n->dim,
+/* The norm that begins layer a, after the tail of the one before it where there is one.  a NULL:
+ * the tail alone. */
+static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args *before,
+                       kk_err *err) {
+    const kk_layer_args *any = a ? a : before;
+    kk_cu_between b = {.x = kk_cuda_f(any->room.x),
+                       .eps = any->eps,
+                       .n_rows = any->rows->n_rows,
+                       .dim = any->hidden,
+                       .pitch = any->hidden,
                        .turned = true};
     if (before) {
-        const kk_residual_args *tail = &before[15].a.residual;
         b.a = places_of(dev, before).dense;
-        b.b = kk_cuda_f(before[13].a.experts.out);
-        b.wa = kk_cuda_f(before[10].a.norm.w);
-        b.wb = kk_cuda_f(before[14].a.residual.w);
-        b.w = kk_cuda_f(tail->w);
-        b.scale = tail->scale;
+        b.b = kk_cuda_f(before->room.y);
+        b.wa = kk_cuda_f(before->w.post_ffn_norm_1);
+        b.wb = kk_cuda_f(before->w.post_ffn_norm_2);
+        b.w = kk_cuda_f(before->w.post_ffn_norm);
+        b.scale = before->scale;
     }
-    if (op) {
-        b.z1 = places_of(dev, op).z1;
-        b.w1 = kk_cuda_f(n->w);
+    if (a) {
+        b.z1 = places_of(dev, a).z1;
+        b.w1 = kk_cuda_f(a->w.input_norm);
     }
     KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "a norm", err);
     return KK_OK;
 }
 
-static kk_status attention(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *views,
+static kk_status attention(kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v,
                            kk_err *err) {
-    const kk_linear_args *qkv = &op[1].a.linear, *o = &op[4].a.linear;
-    const int32_t width = (int32_t)o->w[0]->w.n_in;
-    const places p = places_of(dev, op);
-    kk_cu_linear in = {.x = p.z1, .n_rows = qkv->n_rows, .n_in = (int32_t)qkv->w[0]->w.n_in};
-    for (int32_t i = 0; i < qkv->n; i++) add_part(&in, qkv->w[i], kk_cuda_f(qkv->out[i]));
+    const int32_t n_rows = a->rows->n_rows, width = (int32_t)a->w.o->w.n_in;
+    const kk_store_args store = kk_layer_store(a);
+    const kk_attend_args attend = kk_layer_attend(a);
+    kk_cu_linear in = {
+        .x = places_of(dev, a).z1, .n_rows = n_rows, .n_in = (int32_t)a->w.q->w.n_in};
+    add_part(&in, a->w.q, kk_cuda_f(a->room.q));
+    add_part(&in, a->w.k, kk_cuda_f(a->room.k));
+    if (a->w.v) add_part(&in, a->w.v, kk_cuda_f(a->room.v));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
-    KK_TRY(kk_cuda_store_now(dev, &op[2].a.store, &views[op[2].view], err));
-    float *att = kk_cuda_f(op[3].a.attend.out);
-    KK_TRY(kk_cuda_attend_now(dev, &op[3].a.attend, &views[op[3].view], att, NULL, 0, err));
-    KK_TRY(kk_cuda_round(dev, att, o->n_rows, width, width, true, err));
-    kk_cu_linear out = {.x = dev->x.data, .n_rows = o->n_rows, .n_in = width};
-    add_part(&out, o->w[0], kk_cuda_f(o->out[0]));
+    KK_TRY(kk_cuda_store_now(dev, &store, v, err));
+    float *att = kk_cuda_f(a->room.att);
+    KK_TRY(kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
+    KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, true, err));
+    kk_cu_linear out = {.x = dev->x.data, .n_rows = n_rows, .n_in = width};
+    add_part(&out, a->w.o, kk_cuda_f(a->room.y));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
     return KK_OK;
 }
 
-static kk_status norms(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
-    const kk_residual_args *r = &op[5].a.residual;
-    const places p = places_of(dev, op);
-    const kk_cu_between b = {.x = kk_cuda_f(r->x),
-                             .a = kk_cuda_f(r->a),
-                             .w = kk_cuda_f(r->w),
-                             .scale = r->scale,
-                             .eps = r->eps,
-                             .root = 1.0f / sqrtf((float)r->dim),
+static kk_status norms(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
+    const places p = places_of(dev, a);
+    const kk_cu_between b = {.x = kk_cuda_f(a->room.x),
+                             .a = kk_cuda_f(a->room.y),
+                             .w = kk_cuda_f(a->w.post_attention_norm),
+                             .scale = 1.0f,
+                             .eps = a->eps,
+                             .root = 1.0f / sqrtf((float)a->hidden),
                              .z1 = p.z1,
                              .z2 = p.z2,
                              .z3 = p.z3,
-                             .w1 = kk_cuda_f(op[6].a.norm.w),
-                             .w2 = kk_cuda_f(op[12].a.norm.w),
-                             .w3 = kk_cuda_f(op[11].a.route.scale),
-                             .n_rows = r->n_rows,
-                             .dim = r->dim,
-                             .pitch = r->dim,
+                             .w1 = kk_cuda_f(a->w.pre_ffn_norm),
+                             .w2 = kk_cuda_f(a->w.pre_ffn_norm_2),
+                             .w3 = kk_cuda_f(a->w.router_scale),
+                             .n_rows = a->rows->n_rows,
+                             .dim = a->hidden,
+                             .pitch = a->hidden,
                              .turned = true};
     KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "norms", err);
     return KK_OK;
 }
 
-static kk_status dense_layer(kk_dev *dev, const kk_cuda_op *op, kk_err *err) {
-    const kk_linear_args *gu = &op[7].a.linear, *down = &op[9].a.linear;
-    const places p = places_of(dev, op);
-    kk_cu_linear in = {.x = p.z1, .n_rows = gu->n_rows, .n_in = (int32_t)gu->w[0]->w.n_in};
-    add_part(&in, gu->w[0], p.act);
-    in.part[0].up = gu->w[1]->w;
+static kk_status dense_layer(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
+    const int32_t n_rows = a->rows->n_rows;
+    const places p = places_of(dev, a);
+    kk_cu_linear in = {.x = p.z1, .n_rows = n_rows, .n_in = (int32_t)a->w.gate->w.n_in};
+    add_part(&in, a->w.gate, p.act);
+    in.part[0].up = a->w.up->w;
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
-    kk_cu_linear out = {.x = p.act, .n_rows = gu->n_rows, .n_in = (int32_t)down->w[0]->w.n_in};
-    add_part(&out, down->w[0], p.dense);
+    kk_cu_linear out = {.x = p.act, .n_rows = n_rows, .n_in = (int32_t)a->w.down->w.n_in};
+    add_part(&out, a->w.down, p.dense);
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
     return KK_OK;
 }
 
-kk_status kk_cuda_plan_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
-                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
-    const kk_cuda_op *before = NULL;
-    *used = 0;
-    while (is_prompt_layer(dev, ops + *used, n - *used)) {
-        const kk_cuda_op *op = ops + *used;
-        KK_TRY(enter(dev, &op->a.norm, op, before, err));
-        KK_TRY(attention(dev, op, views, err));
-        KK_TRY(norms(dev, op, err));
-        const places p = places_of(dev, op);
-        KK_TRY(kk_cuda_choose_now(dev, &op[11].a.route, p.z3, err));
-        KK_TRY(dense_layer(dev, op, err));
-        KK_TRY(kk_cuda_experts_now(dev, &op[13].a.experts, p.z2, err));
-        before = op;
-        *used += KK_CUDA_LAYER_OPS;
+static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, const kk_layer_args *before,
+                           const kk_cuda_view *v, kk_err *err) {
+    const kk_route_args route = kk_layer_route(a);
+    const kk_experts_args experts = kk_layer_experts(a);
+    const places p = places_of(dev, a);
+    KK_TRY(enter(dev, a, before, err));
+    KK_TRY(attention(dev, a, v, err));
+    KK_TRY(norms(dev, a, err));
+    KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, err));
+    KK_TRY(dense_layer(dev, a, err));
+    return kk_cuda_experts_now(dev, &experts, p.z2, err);
+}
+
+kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                             const kk_cuda_view *views, int32_t *used, kk_err *err) {
+    const kk_rows rows = {.n_rows = views[ops->view].n_rows};
+    kk_layer_args a, before;
+    for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
+        const kk_cuda_view *v = &views[ops[*used].view];
+        a = ops[*used].a.layer;
+        a.rows = &rows;
+        if (v->n_rows != rows.n_rows || a.room.x != ops->a.layer.room.x) break;
+        KK_TRY(run_layer(dev, &a, *used ? &before : NULL, v, err));
+        before = a;
     }
-    return before ? enter(dev, &before->a.norm, NULL, before, err) : KK_OK;
+    return enter(dev, NULL, &before, err);
 }

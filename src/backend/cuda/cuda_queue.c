@@ -429,6 +429,43 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     to->banned = a->banned;
 }
 
+/* Weights and buffers of a layer are pointers alone, without bytes in between. */
+static void copy_layer(kk_layer_args *to, const kk_layer_args *a) {
+    to->w = a->w;
+    to->room = a->room;
+    to->k_norm = a->k_norm;
+    to->rope_rows = a->rope_rows;
+    to->rope_pos = a->rope_pos;
+    copy_slot(&to->slot, &a->slot);
+    to->stores = a->stores;
+    to->hidden = a->hidden;
+    to->ffn = a->ffn;
+    to->n_head = a->n_head;
+    to->n_rot = a->n_rot;
+    to->window = a->window;
+    to->sink = a->sink;
+    to->n_used = a->n_used;
+    to->expert_ffn = a->expert_ffn;
+    to->ple_dim = a->ple_dim;
+    to->ple_stride = a->ple_stride;
+    to->ple_offset = a->ple_offset;
+    to->eps = a->eps;
+    to->scale = a->scale;
+}
+
+static void copy_head(kk_head_args *to, const kk_head_args *a) {
+    to->logits = a->logits;
+    to->in = a->in;
+    to->x = a->x;
+    to->norm = a->norm;
+    to->table = a->table;
+    to->n = a->n;
+    to->hidden = a->hidden;
+    to->vocab = a->vocab;
+    to->eps = a->eps;
+    to->cap = a->cap;
+}
+
 #define RECORD(dev, KIND, field, args, op, err)                                                    \
     kk_cuda_op *op;                                                                                \
     KK_TRY(record(dev, KIND, &op, err));                                                           \
@@ -533,6 +570,29 @@ kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
 
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_SOFTCAP, softcap, a, op, err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err) {
+    RECORD(dev, KK_CUDA_LAYER, layer, a, op, err);
+    KK_TRY(unrecord(dev, view_of(dev, a->rows, &op->view, err)));
+    *taken = kk_cuda_takes_layer(dev, a, &dev->q.views[op->view]);
+    if (!*taken) dev->q.n_ops--;
+    return KK_OK;
+}
+
+/* After a layer that is still queued, in whose launch it goes. */
+kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err) {
+    const kk_cuda_queue *q = &dev->q;
+    const kk_cuda_op *before = q->n_ops > 0 && q->n_ops < KK_CUDA_OPS && q->n_views < KK_CUDA_VIEWS
+                                   ? &q->ops[q->n_ops - 1]
+                                   : NULL;
+    if (!before || before->kind != KK_CUDA_LAYER ||
+        !kk_cuda_takes_head(dev, a, before, &q->views[before->view]))
+        return KK_OK;
+    RECORD(dev, KK_CUDA_HEAD, head, a, op, err);
+    KK_TRY(unrecord(dev, put(dev, a->row, (size_t)a->n * 4, &op->control, err)));
+    *taken = true;
     return KK_OK;
 }
 

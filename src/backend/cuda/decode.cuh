@@ -201,6 +201,20 @@ struct kk_down_args {
     bool staged; /* activations are brought to shared memory first */
 };
 
+/* out = the sum over a row's slots, in order, of weight * what each gave: [pairs][8] at `each`. */
+__device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choice &choice,
+                                            int strip, const float *each) {
+    for (int i = (int)threadIdx.x; i < a.choice.n_rows * 8; i += KK_BLOCK_THREADS) {
+        const int r = i / 8, o = strip * 8 + i % 8;
+        float s = 0;
+        for (int k = 0; k < a.choice.n_used; k++) {
+            const int p = r * a.choice.n_used + k;
+            s = __fmaf_rn(choice.weight[p], each[p * 8 + i % 8], s);
+        }
+        if (o < a.n_out) a.out[(size_t)r * a.n_out + o] = s;
+    }
+}
+
 template <bool HIGH>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
@@ -296,15 +310,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
                 *(float2 *)(to + two_row * 8 + 2 * t) = make_float2(sum[2], sum[3]);
         }
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < a.choice.n_rows * 8; i += KK_BLOCK_THREADS) {
-            const int r = i / 8, o = strip * 8 + i % 8;
-            float s = 0;
-            for (int k = 0; k < a.choice.n_used; k++) {
-                const int p = r * a.choice.n_used + k;
-                s = __fmaf_rn(choice.weight[p], to[p * 8 + i % 8], s);
-            }
-            if (o < a.n_out) a.out[(size_t)r * a.n_out + o] = s;
-        }
+        kk_down_sum(a, choice, strip, to);
     }
 }
 
