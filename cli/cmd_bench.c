@@ -306,6 +306,10 @@ static void print_device(const kk_bench_result *r) {
     printf("              %s of the device's %s over the weights, at most\n",
            term_bytes((double)r->device_over_weights).text,
            term_bytes((double)r->device_total).text);
+    printf(
+        "fused         %lld of %lld layers, %lld of %lld heads\n", (long long)r->fused.layers_fused,
+        (long long)(r->fused.layers_fused + r->fused.layers_by_ops),
+        (long long)r->fused.heads_fused, (long long)(r->fused.heads_fused + r->fused.heads_by_ops));
     printf("load          %.2f s, of which %.2f s to copy weights: %.1f GB/s\n", r->load_s,
            r->copy_s, r->copy_s > 0 ? (double)r->model.weight_bytes / r->copy_s / 1e9 : 0);
 }

@@ -89,7 +89,7 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_INT("t", "threads", "N", offsetof(T, m.threads), 0, 1024,                           \
                    "threads (default: one for every core)"),                                       \
         OPTION_CHOICE("device", "NAME", offsetof(T, m.device), "cpu cuda", "mlx",                  \
-                      "cpu, or cuda: an NVIDIA GPU (default: cpu)"),                               \
+                      "cpu, or cuda: an NVIDIA GPU (default: the fastest here that can do it)"),   \
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
                       "for diagnosis: avx512, avx2, neon or reference (default: the best)"),       \
         OPTION_FLAG(NULL, "mlock", offsetof(T, m.mlock), "lock the weights in memory"),            \

@@ -194,6 +194,7 @@ void stream_loaded(const stream *s) {
     fprintf(stderr, "%s%s %s, %d layers, on %s (%s, %d threads), loaded in %.2f s%s\n",
             term_dim(stderr), info.name, info.weight_type, info.layers, dev.device, dev.isa,
             dev.threads, s->load_s, term_reset(stderr));
+    fprintf(stderr, "%son %s: %s%s\n", term_dim(stderr), dev.device, dev.why, term_reset(stderr));
     kk_drafter_info drafter;
     if (kk_engine_drafter(s->engine, &drafter))
         fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d%s\n", term_dim(stderr),
@@ -215,6 +216,15 @@ static void print_memory(const stream *s) {
             fprintf(stderr, "%s %s  ", kk_mem_category_name((kk_mem_category)c),
                     term_bytes((double)bytes[c]).text);
     fprintf(stderr, "%s\n", term_reset(stderr));
+}
+
+static void print_fused(const stream *s) {
+    kk_fused f;
+    kk_engine_fused(s->engine, &f);
+    fprintf(
+        stderr, "%sthe device ran %lld of %lld layers and %lld of %lld heads as one operation%s\n",
+        term_dim(stderr), (long long)f.layers_fused, (long long)(f.layers_fused + f.layers_by_ops),
+        (long long)f.heads_fused, (long long)(f.heads_fused + f.heads_by_ops), term_reset(stderr));
 }
 
 static void print_timings(const stream *s) {
@@ -253,6 +263,7 @@ int stream_report(stream *s, json_t *more) {
     if (!s->quiet && !s->json) print_timings(s);
     if (s->verbose) {
         print_memory(s);
+        print_fused(s);
         print_drafting(s);
         print_counts(s);
     }

@@ -284,7 +284,8 @@ static kk_status dense_open(dense *d, const bench *b, int32_t max_rows, kk_err *
             kk_matrix m = {KK_Q4_0, 1, DENSE_OUT, DENSE_IN,
                            d->data + one * (size_t)(l * DENSE_MATS + i)};
             KK_TRY(d->be->weight_new(d->dev, &m, &d->weight[l][i], err));
-            KK_TRY(d->be->prepare(d->dev, d->weight[l][i], 1, err));
+            KK_TRY(
+                d->be->prepare(d->dev, &(kk_prepare_args){.w = d->weight[l][i], .n_used = 1}, err));
         }
     const size_t rows = (size_t)max_rows * sizeof(float);
     KK_TRY(d->be->buf_new(d->dev, KK_MEM_WORKSPACE, rows * DENSE_IN, &d->x, err));
@@ -327,7 +328,7 @@ static kk_status dense_pass(dense *d, int32_t rows, double *seconds, kk_err *err
         }
         KK_TRY(d->be->linear(d->dev, &a, err));
     }
-    KK_TRY(d->be->sync(d->dev, err));
+    KK_TRY(d->be->instruments->sync(d->dev, err));
     *seconds = kk_now() - begin;
     return KK_OK;
 }
@@ -447,6 +448,19 @@ static void conclude(kk_bench_result *r) {
     r->floor_share = r->floor_bytes_s > 0 ? r->decode_bytes_s / r->floor_bytes_s : 0;
 }
 
+/* Plain decoding, and what of it the device ran as layers of its own. */
+static kk_status time_fused(bench *b, kk_err *err) {
+    kk_fused before, *f = &b->out->fused;
+    kk_engine_fused(b->engine, &before);
+    KK_TRY(time_decode(b, b->opts->ctx, &b->out->decode, err));
+    kk_engine_fused(b->engine, f);
+    f->layers_fused -= before.layers_fused;
+    f->layers_by_ops -= before.layers_by_ops;
+    f->heads_fused -= before.heads_fused;
+    f->heads_by_ops -= before.heads_by_ops;
+    return KK_OK;
+}
+
 static kk_status run(bench *b, kk_err *err) {
     KK_TRY(open_engine(b, err));
     if (b->opts->n_arms) KK_TRY(kk_bench_arms_check(b->opts, b->engine, err));
@@ -457,7 +471,7 @@ static kk_status run(bench *b, kk_err *err) {
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_before, err));
     KK_TRY(measure_floor(b, err));
     KK_TRY(warm_up(b, err));
-    KK_TRY(time_decode(b, b->opts->ctx, &b->out->decode, err));
+    KK_TRY(time_fused(b, err));
     KK_TRY(time_whole(b, err));
     KK_TRY(time_longer(b, err));
     KK_TRY(time_prefill(b, err));

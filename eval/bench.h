@@ -239,6 +239,7 @@ typedef struct {
     uint64_t policy_warm_up;   /* hash of the piece that warmed up */
     struct json_t *projection; /* kk_report_projection */
     int64_t bytes[KK_MEM_CATEGORIES];
+    kk_fused fused;                            /* in plain decoding */
     int64_t device_total, device_over_weights; /* of a device's own memory; total 0: it has none */
     int64_t resident_over_weights; /* anonymous memory of the process, less weights; -1: unknown */
 } kk_bench_result;

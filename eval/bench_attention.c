@@ -190,7 +190,7 @@ static kk_status attend_once(attention *a, const store *s, double *seconds, kk_e
                                      .scale = 1.0f};
         KK_TRY(a->be->attend(a->dev, &args, err));
     }
-    KK_TRY(a->be->sync(a->dev, err));
+    KK_TRY(a->be->instruments->sync(a->dev, err));
     *seconds = kk_now() - from;
     return KK_OK;
 }
@@ -234,7 +234,7 @@ static kk_status measure(attention *a, const kk_bench_opts *o, kk_bench_result *
                              .isa = o->engine.isa,
                              .mem = &a->mem,
                              .max_rows = CHUNK};
-    a->be = kk_backend_named(o->engine.device);
+    a->be = kk_backend_named(out->device.device);
     if (!a->be) return kk_fail(err, KK_EDEVICE, "no device to attend on");
     KK_TRY(a->be->open(&a->dev, &dev, err));
     fill_shape(a);

@@ -10,33 +10,33 @@
 static const int64_t large = (int64_t)4 << 30; /* no cache holds this */
 static const int64_t even = (int64_t)32 << 20;
 
-bool kk_bench_is_remote(const kk_engine *e) { return e->backend->memory != NULL; }
+bool kk_bench_is_remote(const kk_engine *e) { return e->backend->own_memory; }
 double kk_bench_copy_s(const kk_engine *e) { return e->copy_s; }
 
 kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double *out,
                              kk_err *err) {
-    if (!e->backend->read_rate)
-        return kk_measure_read(e->backend->threads(e->dev), bytes, seconds, out, err);
-    kk_dev_memory m;
-    e->backend->memory(e->dev, &m);
+    const kk_instruments *with = e->backend->instruments;
+    kk_dev_facts facts;
+    e->backend->describe(e->dev, &facts);
+    if (!with->read_rate) return kk_measure_read(facts.threads, bytes, seconds, out, err);
     if (bytes == 0) bytes = large;
-    if (bytes > m.free / 2) bytes = m.free / 2;
+    if (bytes > facts.memory.free / 2) bytes = facts.memory.free / 2;
     bytes = (bytes + even - 1) / even * even;
     kk_engine_lock(e);
-    const kk_status st = e->backend->read_rate(e->dev, (size_t)bytes, out, err);
+    const kk_status st = with->read_rate(e->dev, (size_t)bytes, out, err);
     kk_engine_unlock(e);
     return st;
 }
 
 void kk_bench_device_memory(kk_engine *e, kk_bench_result *out) {
-    kk_dev_memory m;
-    if (!e->backend->memory) return;
+    kk_dev_facts facts;
+    if (!e->backend->own_memory) return;
     kk_engine_lock(e);
-    e->backend->memory(e->dev, &m);
+    e->backend->describe(e->dev, &facts);
     kk_engine_unlock(e);
-    out->device_total = m.total;
-    if (m.taken - m.weights > out->device_over_weights)
-        out->device_over_weights = m.taken - m.weights;
+    const int64_t over = facts.memory.taken - facts.memory.weights;
+    out->device_total = facts.memory.total;
+    if (over > out->device_over_weights) out->device_over_weights = over;
 }
 
 /* ---- one forward -------------------------------------------------------------------------- */
@@ -56,7 +56,7 @@ static kk_status forward(kk_session *s, const int32_t *ids, int32_t rows,
         .groups = &g, .n_groups = 1, .watch = watch, .restorer = e->restorer};
     KK_TRY(kk_cache_reserve(s->cache, rows, err));
     KK_TRY(kk_gemma4_forward(e->model, &args, err));
-    return e->backend->sync(e->dev, err);
+    return e->backend->instruments->sync(e->dev, err);
 }
 
 kk_status kk_bench_forward(kk_session *s, const int32_t *ids, int32_t rows, double *seconds,

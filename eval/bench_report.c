@@ -60,6 +60,12 @@ static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
 static void add_device(json_t *body, const kk_bench_opts *o, const kk_bench_result *r) {
     if (!body) return;
     json_object_set_new(body, "contexts", contexts_json(o, r));
+    json_object_set_new(body, "fused",
+                        json_pack("{s:I, s:I, s:I, s:I}", "layers",
+                                  (json_int_t)r->fused.layers_fused, "layers_by_ops",
+                                  (json_int_t)r->fused.layers_by_ops, "heads",
+                                  (json_int_t)r->fused.heads_fused, "heads_by_ops",
+                                  (json_int_t)r->fused.heads_by_ops));
     if (r->device_total == 0) return;
     json_object_set_new(body, "device_memory",
                         json_pack("{s:I, s:I}", "total", (json_int_t)r->device_total,

@@ -23,7 +23,9 @@ void kk_device_probe(size_t kind, kk_device_state *out) {
         return;
     }
     out->usable = true;
-    out->threads = be->threads(dev);
-    snprintf(out->isa, sizeof out->isa, "%s", be->isa(dev));
+    kk_dev_facts facts;
+    be->describe(dev, &facts);
+    out->threads = facts.threads;
+    snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
     be->close(dev);
 }

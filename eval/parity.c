@@ -227,8 +227,10 @@ static kk_status run(subject *m, expected *x, const char *folder, const kk_parit
     r->n_layer = m->config->n_layer;
     r->n_hidden = m->n_taps;
     r->n_greedy = (int32_t)x->greedy->dims[0];
-    r->threads = m->be->threads(m->dev);
-    snprintf(r->isa, sizeof r->isa, "%s", m->be->isa(m->dev));
+    kk_dev_facts facts;
+    m->be->describe(m->dev, &facts);
+    r->threads = facts.threads;
+    snprintf(r->isa, sizeof r->isa, "%s", facts.isa);
     KK_TRY(compare_all(m, x, r, err));
     return compare_drafter(m, folder, r, err);
 }

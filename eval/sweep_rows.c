@@ -165,7 +165,7 @@ static kk_status decode(errand *r, int32_t layer, const kk_weight *w, bool keys,
     const kk_kv_slot *truth = &r->session->diagnosis->truth[layer];
     const size_t width = (size_t)truth->n_kv_head * (size_t)truth->head_dim;
     const kk_linear_args a = {.out = {r->out}, .w = {w}, .n = 1, .x = r->z, .n_rows = r->rows};
-    KK_TRY(e->backend->prepare(e->dev, w, 0, err));
+    KK_TRY(e->backend->prepare(e->dev, &(kk_prepare_args){.w = w}, err));
     KK_TRY(e->backend->linear(e->dev, &a, err));
     KK_TRY(e->backend->read(e->dev, r->out, 0, r->rebuilt, (size_t)r->rows * width * sizeof(float),
                             err));

@@ -129,7 +129,7 @@ typedef struct {
     const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
                                     * "synthetic:RANK" beside a synthetic model */
     const char *projection_type;   /* its decoders in memory: "q8_0", "file"; NULL: q8_0 */
-    const char *device;            /* "cpu"; NULL: the fastest there is */
+    const char *device;            /* "cpu", "cuda"; NULL: the fastest here that can do all this */
     const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;               /* 0: all cores this process may run on */
     int32_t max_rows;              /* rows of one forward pass; 0: 128, 2048 on a GPU */
@@ -200,6 +200,7 @@ KK_API kk_status kk_model_check(const char *model,
 typedef struct {
     char device[16], isa[64];
     int32_t threads;
+    char why[256]; /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
 /* Of all forwards so far: layers and heads that the device ran as one operation of its own, and

@@ -6,8 +6,18 @@
  * contract here: an output row's bits depend on that row's inputs and on the stored K/V rows it
  * may see, never on the other rows, their number, or the number of threads.
  *
- * A kk_buf's content may only be reached through read and write.  Operations may be queued;
- * their errors may surface at read.  On the CPU they are done when they return. */
+ * What a lazy device (a queue, or a graph that is evaluated later) may assume:
+ *   - a kk_buf's content is reached through read and write alone, and K/V pages of a device that
+ *     has `pages` through copy and move alone: what is in them need not exist before;
+ *   - arguments are valid while the call lasts.  Host memory that they point to (ids, positions,
+ *     groups, page tables, rows) is copied by then; what is written to host memory (argmax, read,
+ *     move, picked) is waited for;
+ *   - operations take effect in the order in which they are asked for, and errors of queued ones
+ *     may surface at the next call that waits;
+ *   - buffers, weights and pages that are given back are in no operation asked for later, but may
+ *     be in one that is still queued: the device settles that;
+ *   - rows of a page at or beyond a cache's length mean nothing, and sinks are memory like pages'.
+ * On the CPU operations are done when they return. */
 #ifndef KK_BACKEND_H
 #define KK_BACKEND_H
 
@@ -261,19 +271,6 @@ typedef struct {
     uint64_t digest; /* of x[r]: core/digest.h */
 } kk_pick;
 
-/* What a device was waited for. */
-typedef struct {
-    int64_t syncs; /* waits that left it without work */
-    int64_t waits; /* waits for something with more behind it */
-} kk_dev_counts;
-
-/* Memory of a device that has its own, in bytes. */
-typedef struct {
-    int64_t total, free;
-    int64_t taken;   /* since it was opened, by whomever */
-    int64_t weights; /* of that, weights */
-} kk_dev_memory;
-
 /* x = cap * tanh(x / cap) */
 typedef struct {
     kk_buf *x;
@@ -368,18 +365,85 @@ typedef struct {
     const char *isa; /* CPU only; NULL: the best */
     kk_mem *mem;
     int32_t max_rows; /* the most rows any operation will be given */
+    /* For tests and measurements, where a device fuses or overlaps its work: nothing is fused;
+     * fused, but nothing begins before what is before it has ended. */
+    bool plain, late;
 } kk_dev_opts;
+
+/* What a device says of itself. */
+typedef struct {
+    char isa[64];    /* its kind: "avx512", "NVIDIA H200 sm_90" */
+    int32_t threads; /* cores, or multiprocessors */
+    /* Bytes, of a device with memory of its own; all 0 elsewhere. */
+    struct {
+        int64_t total, free;
+        int64_t taken;   /* since it was opened, by whomever */
+        int64_t weights; /* of that, weights */
+    } memory;
+} kk_dev_facts;
+
+/* Scratch for max_rows rows, taken now so that no operation ever allocates.  Each part stands for
+ * itself, and is asked for where it is not 0. */
+typedef struct {
+    const kk_weight *w; /* operations on such a weight, */
+    int32_t n_used;     /* by so many slots of a row */
+    struct {
+        int32_t n_expert, n_used, ffn;
+        int64_t hidden;
+    } experts; /* route and experts of such a width */
+    struct {
+        const kk_kv_slot *slot;
+        int32_t n_head, rank;
+    } evicted; /* attention over rows of such a slot that are gone; rank 0: they are not rebuilt */
+} kk_prepare_args;
+
+/* K/V pages of a device that keeps them in memory of its own.  What it hands out are addresses of
+ * its choosing: everyone may add offsets within what was taken and compare them, and only the
+ * device may read or write there, so they need be no pointers of this process. */
+typedef struct {
+    kk_status (*take)(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err); /* any content */
+    void (*give)(kk_dev *dev, uint8_t *base, size_t bytes);
+    /* Between places in pages, in the order of operations; an error surfaces later. */
+    void (*copy)(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n);
+    /* Between a place in pages and host memory, whichever way; done when it returns. */
+    kk_status (*move)(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err);
+} kk_page_ops;
+
+typedef struct {
+    kk_status (*keep)(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+    kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
+} kk_latent_ops;
+
+/* What a device was waited for, since it was opened. */
+typedef struct {
+    int64_t syncs; /* waits that left it without work */
+    int64_t waits; /* waits for something with more behind it */
+} kk_dev_counts;
+
+/* For tests and measurements alone. */
+typedef struct {
+    kk_status (*sync)(kk_dev *dev, kk_err *err); /* all that was asked for is done */
+    void (*counts)(const kk_dev *dev, kk_dev_counts *out);
+    /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
+    kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
+    /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
+    void (*fault_after)(int64_t n, bool forever);
+} kk_instruments;
 
 typedef struct {
     const char *name;
-    int32_t rows; /* of a forward that suit it, where nobody says how many */
-    bool queues;  /* operations return before they are done: it pays to enqueue rounds ahead */
+    int32_t rows;    /* of a forward that suit it, where nobody says how many */
+    bool queues;     /* operations return before they are done: it pays to enqueue rounds ahead */
+    bool own_memory; /* weights are copied to it */
+    const kk_page_ops *pages;          /* NULL: K/V pages lie in ordinary memory */
+    const kk_latent_ops *latents;      /* NULL: it keeps no latents and rebuilds no rows */
+    const kk_instruments *instruments; /* never NULL */
+
     /* Whether this machine has one, asked before weights are made for it; NULL: it has. */
     kk_status (*usable)(kk_err *err);
     kk_status (*open)(kk_dev **out, const kk_dev_opts *opts, kk_err *err);
     void (*close)(kk_dev *dev); /* NULL is fine; free buffers and weights first */
-    const char *(*isa)(const kk_dev *dev);
-    int32_t (*threads)(const kk_dev *dev);
+    void (*describe)(const kk_dev *dev, kk_dev_facts *out);
     /* Whether it has kernels for a K/V format that exists; NULL: for all.  Operations on others are
      * refused by name. */
     bool (*stores)(kk_kv_format f);
@@ -395,22 +459,13 @@ typedef struct {
     /* The CPU keeps a pointer to m->data; other devices copy. */
     kk_status (*weight_new)(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
     void (*weight_free)(kk_dev *dev, kk_weight *w);
-    /* Scratch that operations on such a weight, or on experts of such a width, will need for
-     * max_rows rows: taken now, so that no operation ever allocates. */
-    kk_status (*prepare)(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err);
-    /* The same for rebuilding rows of such a slot from latents of such a rank. */
-    kk_status (*prepare_evicted)(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
-                                 kk_err *err);
-    kk_status (*prepare_experts)(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
-                                 int64_t hidden, kk_err *err);
+    kk_status (*prepare)(kk_dev *dev, const kk_prepare_args *a, kk_err *err);
 
     kk_status (*embed)(kk_dev *dev, const kk_embed_args *a, kk_err *err);
     kk_status (*norm)(kk_dev *dev, const kk_norm_args *a, kk_err *err);
     kk_status (*linear)(kk_dev *dev, const kk_linear_args *a, kk_err *err);
     kk_status (*rope)(kk_dev *dev, const kk_rope_args *a, kk_err *err);
     kk_status (*store)(kk_dev *dev, const kk_store_args *a, kk_err *err);
-    kk_status (*keep)(kk_dev *dev, const kk_keep_args *a, kk_err *err);
-    kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
     kk_status (*attend)(kk_dev *dev, const kk_attend_args *a, kk_err *err);
     kk_status (*residual)(kk_dev *dev, const kk_residual_args *a, kk_err *err);
     kk_status (*glu)(kk_dev *dev, const kk_glu_args *a, kk_err *err);
@@ -425,25 +480,13 @@ typedef struct {
      * bits that they would have had. */
     kk_status (*layer)(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err);
     kk_status (*head)(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err);
-    kk_status (*sync)(kk_dev *dev, kk_err *err);
+
     /* *ticket: what to ask for; good until KK_PICKS choices later. */
     kk_status (*choose)(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
-    kk_status (*picked)(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
-    void (*counts)(const kk_dev *dev, kk_dev_counts *out); /* since it was opened */
-    /* NULL: its memory is the machine's own. */
-    void (*memory)(const kk_dev *dev, kk_dev_memory *out);
-    /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
-    kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
-
-    /* Where K/V pages lie; all NULL: in ordinary memory.  Elsewhere only the device may look at
-     * them: page_copy copies between pages in the order of operations, page_move between a page
-     * and host memory, done when it returns. */
-    kk_status (*pages_new)(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err);
-    void (*pages_free)(kk_dev *dev, uint8_t *base, size_t bytes);
-    void (*page_copy)(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n);
-    kk_status (*page_move)(kk_dev *dev, void *to, const void *from, size_t n, kk_err *err);
-    /* For tests: kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
-    void (*fault_after)(int64_t n, bool forever);
+    /* *seconds: which the device worked on what was queued for this choice, by its own clock; 0
+     * where operations are done when they return. */
+    kk_status (*picked)(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                        kk_err *err);
 } kk_backend;
 
 /* A failure that says that a device has no such K/V format. */
@@ -451,9 +494,12 @@ kk_status kk_no_kv_format(const char *device, kk_kv_format f, kk_err *err);
 /* Whether the device has it, and that failure where it has not. */
 kk_status kk_backend_stores(const kk_backend *b, kk_kv_format f, kk_err *err);
 
-/* "cpu", "cuda"; NULL: the fastest built in.  NULL when there is none of that name. */
+/* "cpu", which NULL is too; others are modules, libkakeya_NAME.  NULL: there is none. */
 const kk_backend *kk_backend_named(const char *name);
 /* The same, with the reason where there is none. */
 kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err);
+/* A device of the program's own, found by its name from now on; NULL: none any more.  Before any
+ * engine is opened. */
+void kk_backend_add(const kk_backend *be);
 
 #endif

@@ -1,7 +1,7 @@
 /* registry.c - devices by name.
  *
- * The CPU is built in.  CUDA is a module, so that one program runs with and without a GPU's
- * driver; it is looked for when it is asked for by name.  core/module.c says where. */
+ * The CPU is built in.  Others are modules, so that one program runs with and without a GPU's
+ * driver; they are looked for when they are asked for by name.  core/module.c says where. */
 #include <stdio.h>
 
 #include "backend/backend.h"
@@ -21,13 +21,30 @@ static kk_status load(const kk_backend **out, const char *name, kk_err *err) {
     return *out ? KK_OK : kk_module_mismatch(&module, err);
 }
 
+static const kk_backend *added;
+
+void kk_backend_add(const kk_backend *be) { added = be; }
+
+/* A name is part of a file's. */
+static bool is_word(const char *name) {
+    size_t n = 0;
+    while (name[n] >= 'a' && name[n] <= 'z') n++;
+    return n > 0 && n <= 15 && name[n] == '\0';
+}
+
 kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err) {
     *out = NULL;
-    if (name && strcmp(name, "cuda") == 0) return load(out, name, err);
-    if (name && strcmp(name, "cpu") != 0)
+    if (!name || strcmp(name, kk_cpu_backend.name) == 0) {
+        *out = &kk_cpu_backend;
+        return KK_OK;
+    }
+    if (added && strcmp(name, added->name) == 0) {
+        *out = added;
+        return KK_OK;
+    }
+    if (!is_word(name) || (strcmp(name, "cuda") != 0 && !kk_module_is_there(name)))
         return kk_fail(err, KK_EDEVICE, "no device is named '%.40s': there are cpu and cuda", name);
-    *out = &kk_cpu_backend;
-    return KK_OK;
+    return load(out, name, err);
 }
 
 const kk_backend *kk_backend_named(const char *name) {

@@ -52,8 +52,8 @@ static bool folder_of_program(char *out, size_t cap) {
     return keep_folder(out);
 }
 
-/* Leaves in m->path where the module was, or its name when no folder has it. */
-static void *open_module(kk_module *m, const char *name) {
+/* The first file of that name where modules lie. */
+static bool find_module(kk_module *m, const char *name) {
     char folder[4096];
     for (int i = 0; i < FOLDERS * PLACES; i++) {
         const bool known = i < PLACES ? folder_of_code(folder, sizeof folder)
@@ -61,9 +61,19 @@ static void *open_module(kk_module *m, const char *name) {
         if (!known) continue;
         const int n = snprintf(m->path, sizeof m->path, "%s%slibkakeya_%s" MODULE_SUFFIX, folder,
                                places[i % PLACES], name);
-        if (n > 0 && (size_t)n < sizeof m->path && access(m->path, F_OK) == 0)
-            return dlopen(m->path, RTLD_NOW | RTLD_LOCAL);
+        if (n > 0 && (size_t)n < sizeof m->path && access(m->path, F_OK) == 0) return true;
     }
+    return false;
+}
+
+bool kk_module_is_there(const char *name) {
+    kk_module m;
+    return find_module(&m, name);
+}
+
+/* Leaves in m->path where the module was, or its name when no folder has it. */
+static void *open_module(kk_module *m, const char *name) {
+    if (find_module(m, name)) return dlopen(m->path, RTLD_NOW | RTLD_LOCAL);
     snprintf(m->path, sizeof m->path, "libkakeya_%s" MODULE_SUFFIX, name);
     return dlopen(m->path, RTLD_NOW | RTLD_LOCAL); /* for the reason */
 }

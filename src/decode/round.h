@@ -47,6 +47,7 @@ typedef struct {
     bool read;          /* pick is at hand */
     int64_t ticket;
     kk_pick pick;
+    double took_s;        /* by the device's clock, once it is read; 0: it has none */
     kk_key_counts counts; /* what its row read */
 } kk_flight;
 

@@ -74,11 +74,6 @@ static int32_t rows_for(const kk_engine *e, const kk_engine_opts *o) {
     return rows;
 }
 
-static kk_status find_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
-    KK_TRY(kk_backend_find(&e->backend, o->device, err));
-    return e->backend->usable ? e->backend->usable(err) : KK_OK;
-}
-
 static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
     e->rounds.max_rows = rows_for(e, o);
     e->rounds.max_logits = o->max_logits ? o->max_logits : DEFAULT_LOGITS;
@@ -159,7 +154,7 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
     if (packs) KK_TRY(kk_drafter_pack(e->drafter, &packing, &e->mem, err));
     /* A device with memory of its own has the head there already. */
     const kk_tensor *table = kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
-    if (packs && table && !e->backend->memory)
+    if (packs && table && !e->backend->own_memory)
         KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));
     e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
@@ -319,7 +314,7 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     kk_schedule_init(&e->schedule);
     e->mem.limit = (int64_t)opts->memory_limit;
     kk_status st;
-    if ((st = find_device(e, opts, err))) goto fail;
+    if ((st = kk_engine_find_device(e, opts, err))) goto fail;
     if ((st = open_weights(e, opts, err))) goto fail;
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;
@@ -414,9 +409,12 @@ bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
 }
 
 void kk_engine_device(const kk_engine *e, kk_device_info *out) {
-    *out = (kk_device_info){.threads = e->backend->threads(e->dev)};
+    kk_dev_facts facts;
+    e->backend->describe(e->dev, &facts);
+    *out = (kk_device_info){.threads = facts.threads};
     snprintf(out->device, sizeof out->device, "%s", e->backend->name);
-    snprintf(out->isa, sizeof out->isa, "%s", e->backend->isa(e->dev));
+    snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
+    snprintf(out->why, sizeof out->why, "%s", e->why_device);
 }
 
 void kk_engine_fused(kk_engine *e, kk_fused *out) {

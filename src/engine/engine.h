@@ -47,6 +47,7 @@ struct kk_engine {
     kk_fair_lock lock;
     kk_schedule schedule;
     const kk_backend *backend;
+    char why_device[256]; /* why it is this one */
     kk_dev *dev;
     kk_checkpoint *checkpoint;
     kk_gemma4 *model;
@@ -74,6 +75,8 @@ struct kk_engine {
     _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
 };
 
+/* Sets backend and why_device. */
+kk_status kk_engine_find_device(kk_engine *e, const kk_engine_opts *o, kk_err *err);
 void kk_engine_lock(kk_engine *e);
 void kk_engine_unlock(kk_engine *e);
 const kk_config *kk_engine_config(const kk_engine *e);

@@ -129,7 +129,8 @@ static kk_status prepare_window(kk_session *s, kk_err *err) {
     const kk_config *c = kk_engine_config(e);
     for (int32_t i = 0; i < c->n_layer; i++)
         if (s->keeps.kind[c->layer[i].kind] == KK_KEEP_WINDOW && c->layer[i].kv_source == i)
-            KK_TRY(e->backend->prepare_evicted(e->dev, &s->layout->slot[i], c->n_head, 0, err));
+            KK_TRY(e->backend->prepare(
+                e->dev, &(kk_prepare_args){.evicted = {&s->layout->slot[i], c->n_head, 0}}, err));
     return KK_OK;
 }
 
@@ -153,9 +154,11 @@ static kk_status add_latents(kk_session *s, kk_cache_opts *how, kk_err *err) {
     KK_TRY(kk_kv_layout_init(s->own_layout, &s->layout->shape, s->layout->format, &latents, err));
     s->layout = s->own_layout;
     how->layout = s->layout;
-    if (!*pool)
+    if (!*pool) {
         KK_TRY(
             kk_pool_new(pool, &e->mem, KK_MEM_KV_LATENTS, s->layout->page_bytes[KK_LATENT], err));
+        kk_pool_place(*pool, e->backend, e->dev);
+    }
     how->pool[KK_LATENT] = *pool;
     how->policy[KK_LATENT] = &kk_kv_exact;
     if (k->kind[KK_FULL] == KK_KEEP_RESTORED) return KK_OK;

@@ -77,7 +77,9 @@ static void best_isa(char *out, size_t cap) {
     const kk_dev_opts opts = {.threads = 1, .mem = &mem, .max_rows = 1};
     snprintf(out, cap, "unknown");
     if (!cpu || cpu->open(&dev, &opts, NULL) != KK_OK) return;
-    snprintf(out, cap, "%s", cpu->isa(dev));
+    kk_dev_facts facts;
+    cpu->describe(dev, &facts);
+    snprintf(out, cap, "%.15s", facts.isa);
     cpu->close(dev);
 }
 

@@ -240,7 +240,8 @@ static int64_t pages_lacking(const table *t, int64_t from, int64_t to) {
 static void own_page(table *t, kk_pool *pool, int64_t i, int64_t len) {
     kk_page *mine = kk_pool_take(pool);
     if (i < t->held.end) {
-        if (i * KK_PAGE_ROWS < len) kk_pool_copy(pool, mine->data, t->page[i]->data);
+        if (i * KK_PAGE_ROWS < len)
+            kk_pool_copy(pool, mine->data, t->page[i]->data, (size_t)kk_pool_page_bytes(pool));
         kk_pool_drop(pool, t->page[i]);
     } else {
         t->held.end = i + 1;
@@ -286,7 +287,8 @@ static void keep_sink(kk_cache *c, kk_kind kind, int64_t len) {
                              .to_rows = sink,
                              .from_rows = KK_PAGE_ROWS,
                              .first = from,
-                             .n = (len < sink ? (int32_t)len : sink) - from};
+                             .n = (len < sink ? (int32_t)len : sink) - from,
+                             .pool = c->opts.pool[kind]};
     if (p.n > 0) kk_kv_rows_copy(c->opts.layout, kind, &p);
 }
 
@@ -444,7 +446,7 @@ static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **r
         c->table[kind].page[i]->refs++;
     }
     if (sink) KK_TRY(kk_pool_side_take(pool, sink, &f->sink, err));
-    if (sink) memcpy(f->sink, c->table[kind].sink, sink);
+    if (sink) kk_pool_copy(pool, f->sink, c->table[kind].sink, sink);
     return KK_OK;
 }
 
@@ -534,7 +536,7 @@ void kk_mark_restore(const kk_mark *m, kk_cache *c) {
         }
         t->held = f->held;
         assert(f->sink_bytes == kk_cache_sink_bytes(c, (kk_kind)kind));
-        if (f->sink) memcpy(t->sink, f->sink, f->sink_bytes);
+        if (f->sink) kk_pool_copy(f->pool, t->sink, f->sink, f->sink_bytes);
     }
     c->len = m->len;
     c->reserved = m->len;

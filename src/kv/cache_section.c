@@ -63,16 +63,15 @@ static kk_status put_table(const saving *s, kk_err *err) {
     return st;
 }
 
-/* Where a page can be read: where it lies, or its copy in near. */
-static kk_status page_near(const saving *s, kk_kind kind, const uint8_t *page, const uint8_t **out,
-                           kk_err *err) {
-    const kk_cache_opts *how = kk_cache_how(s->like);
-    *out = page;
-    if (!kk_pool_is_remote(how->pool[kind])) return KK_OK;
+/* Where bytes of a page or sink can be read: where they lie, or their copy in near. */
+static kk_status bytes_near(const saving *s, kk_kind kind, const uint8_t *from, size_t n,
+                            const uint8_t **out, kk_err *err) {
+    const kk_pool *pool = kk_cache_how(s->like)->pool[kind];
+    *out = from;
+    if (!kk_pool_is_remote(pool)) return KK_OK;
     *out = s->near;
     s->to->hold_device(s->to, true);
-    const kk_status st =
-        kk_pool_read(how->pool[kind], s->near, page, how->layout->page_bytes[kind], err);
+    const kk_status st = kk_pool_read(pool, s->near, from, n, err);
     s->to->hold_device(s->to, false);
     return st;
 }
@@ -80,7 +79,8 @@ static kk_status page_near(const saving *s, kk_kind kind, const uint8_t *page, c
 static kk_status put_page(const saving *s, kk_kind kind, kk_cache_page page, kk_err *err) {
     const kk_kv_layout *layout = kk_cache_how(s->like)->layout;
     const uint8_t *data = NULL;
-    if (!s->to->measures) KK_TRY(page_near(s, kind, page.data, &data, err));
+    if (!s->to->measures)
+        KK_TRY(bytes_near(s, kind, page.data, layout->page_bytes[kind], &data, err));
     if (data && page.rows < KK_PAGE_ROWS) {
         kk_kv_page_copy(layout, kind, s->clean, data, page.rows);
         data = s->clean;
@@ -101,10 +101,13 @@ static kk_status put_sink(const saving *s, kk_kind kind, kk_err *err) {
     const int64_t len = kk_mark_len(s->m);
     const int32_t sink = how->bounds[kind].sink;
     const uint8_t *rows = kk_mark_sink(s->m, kind);
-    if (rows && len > 0) {
+    const size_t bytes = kk_cache_sink_bytes(s->like, kind);
+    if (!rows || len == 0) return s->to->end_part(s->to, err);
+    if (!s->to->measures) {
+        KK_TRY(bytes_near(s, kind, rows, bytes, &rows, err));
         kk_kv_sink_copy(how->layout, kind, sink, s->clean, rows, len < sink ? (int32_t)len : sink);
-        KK_TRY(s->to->put(s->to, s->clean, kk_cache_sink_bytes(s->like, kind), err));
     }
+    KK_TRY(s->to->put(s->to, s->clean, bytes, err));
     return s->to->end_part(s->to, err);
 }
 
@@ -181,9 +184,19 @@ static kk_status get_pages(kk_cache *c, kk_kind kind, const page_table *t, kk_se
 }
 
 static kk_status get_sink(kk_cache *c, kk_kind kind, kk_section_in *from, kk_err *err) {
-    uint8_t *rows = kk_cache_sink_fill(c, kind);
-    if (!rows || kk_cache_len(c) == 0) return KK_OK;
-    return from->get(from, rows, kk_cache_sink_bytes(c, kind), err);
+    const size_t bytes = kk_cache_sink_bytes(c, kind);
+    if (!kk_cache_sink(c, kind) || kk_cache_len(c) == 0) return KK_OK;
+    uint8_t *near = kk_malloc(bytes);
+    if (!near) return kk_fail(err, KK_ENOMEM, "no memory to load a session");
+    kk_status st = from->get(from, near, bytes, err);
+    if (st == KK_OK) {
+        from->hold_device(from, true);
+        st = kk_pool_write(kk_cache_how(c)->pool[kind], kk_cache_sink_fill(c, kind), near, bytes,
+                           err);
+        from->hold_device(from, false);
+    }
+    kk_free(near);
+    return st;
 }
 
 static kk_status get_rows(kk_cache *c, const char *whose, const page_table *t, kk_section_in *from,

@@ -148,7 +148,8 @@ bool kk_cache_can_truncate(const kk_cache *c, int64_t len); /* whether it would 
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
 /* The first rows of a kind, laid out as a page of bounds.sink rows would be: at a slot's offset
  * times sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache.  Rows at or
- * after len have no meaning; those being written get here when they are committed. */
+ * after len have no meaning; those being written get here when they are committed.  Where the pool
+ * is remote, an address for the device alone. */
 const uint8_t *kk_cache_sink(const kk_cache *c, kk_kind kind);
 size_t kk_cache_sink_bytes(const kk_cache *c, kk_kind kind);
 /* Bytes of the pages in this cache's table, shared ones included. */

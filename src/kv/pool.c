@@ -63,7 +63,7 @@ kk_status kk_pool_new(kk_pool **out, kk_mem *mem, kk_mem_category c, size_t page
 
 static void free_slab(const kk_pool *p, kk_slab *s) {
     if (p->be)
-        p->be->pages_free(p->dev, s->base, s->bytes);
+        p->be->pages->give(p->dev, s->base, s->bytes);
     else
         kk_mem_unreserve(s->base, s->bytes);
     kk_free(s);
@@ -88,7 +88,7 @@ void kk_pool_free(kk_pool *p) {
 
 void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev) {
     assert(p->capacity == 0);
-    if (!be->pages_new) return;
+    if (!be->pages) return;
     p->be = be;
     p->dev = dev;
 }
@@ -96,23 +96,23 @@ void kk_pool_place(kk_pool *p, const kk_backend *be, kk_dev *dev) {
 bool kk_pool_is_remote(const kk_pool *p) { return p->be != NULL; }
 
 kk_status kk_pool_read(const kk_pool *p, uint8_t *to, const uint8_t *page, size_t n, kk_err *err) {
-    if (p->be) return p->be->page_move(p->dev, to, page, n, err);
+    if (p->be) return p->be->pages->move(p->dev, to, page, n, err);
     memcpy(to, page, n);
     return KK_OK;
 }
 
 kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, size_t n,
                         kk_err *err) {
-    if (p->be) return p->be->page_move(p->dev, page, from, n, err);
+    if (p->be) return p->be->pages->move(p->dev, page, from, n, err);
     memcpy(page, from, n);
     return KK_OK;
 }
 
-void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from) {
+void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from, size_t n) {
     if (p->be)
-        p->be->page_copy(p->dev, to, from, p->stride);
+        p->be->pages->copy(p->dev, to, from, n);
     else
-        memcpy(to, from, p->stride);
+        memcpy(to, from, n);
 }
 
 int64_t kk_pool_page_bytes(const kk_pool *p) { return (int64_t)p->stride; }
@@ -138,7 +138,7 @@ static kk_status add_slab(kk_pool *p, int64_t pages, kk_err *err) {
     kk_slab *s = kk_zalloc(meta);
     uint8_t *base = NULL;
     if (s && p->be) {
-        const kk_status st = p->be->pages_new(p->dev, bytes, &base, err);
+        const kk_status st = p->be->pages->take(p->dev, bytes, &base, err);
         if (st != KK_OK) {
             kk_free(s);
             return st;
@@ -283,11 +283,15 @@ void kk_pool_drop(kk_pool *p, kk_page *page) {
 kk_status kk_pool_side_take(kk_pool *p, size_t bytes, uint8_t **out, kk_err *err) {
     *out = NULL;
     KK_TRY(count(p, (int64_t)bytes, err));
-    *out = kk_zalloc(bytes);
-    if (!*out) {
+    kk_status st = KK_OK;
+    if (p->be)
+        st = p->be->pages->take(p->dev, bytes, out, err);
+    else if (!(*out = kk_zalloc(bytes)))
+        st = kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of %s", bytes,
+                     kk_mem_category_name(p->category));
+    if (st != KK_OK) {
         kk_mem_count(p->mem, p->category, -(int64_t)bytes);
-        return kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of %s", bytes,
-                       kk_mem_category_name(p->category));
+        return st;
     }
     p->side += (int64_t)bytes;
     return KK_OK;
@@ -295,7 +299,10 @@ kk_status kk_pool_side_take(kk_pool *p, size_t bytes, uint8_t **out, kk_err *err
 
 void kk_pool_side_give(kk_pool *p, uint8_t *side, size_t bytes) {
     if (!side) return;
-    kk_free(side);
+    if (p->be)
+        p->be->pages->give(p->dev, side, bytes);
+    else
+        kk_free(side);
     p->side -= (int64_t)bytes;
     kk_mem_count(p->mem, p->category, -(int64_t)bytes);
 }

@@ -26,12 +26,13 @@ void kk_pool_unbook(kk_pool *p, int64_t pages);
 kk_page *kk_pool_take(kk_pool *p);        /* booked; one reference, any content */
 void kk_pool_drop(kk_pool *p, kk_page *); /* one reference less; the last frees and unbooks */
 
-/* Zeroed memory beside the pages, counted with them; taking it needs no promise and may fail. */
+/* Memory beside the pages, where they lie, counted with them; taking it needs no promise and may
+ * fail.  Zeroed, or, on a device, of any content. */
 kk_status kk_pool_side_take(kk_pool *p, size_t bytes, uint8_t **out, kk_err *err);
 void kk_pool_side_give(kk_pool *p, uint8_t *side, size_t bytes); /* side NULL is fine */
 
-/* Copies a whole page, wherever pages lie. */
-void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from);
+/* Copies between places in pages and beside them, wherever they lie. */
+void kk_pool_copy(const kk_pool *p, uint8_t *to, const uint8_t *from, size_t n);
 int64_t kk_pool_page_bytes(const kk_pool *p); /* as counted: whole pages of the system */
 
 #endif

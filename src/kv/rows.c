@@ -6,14 +6,20 @@
 
 #include <string.h>
 
+#include "kv/pool.h"
+
 /* Where something at `off` in a page lies in a block of so many rows. */
 static size_t scaled(size_t off, int32_t rows) { return off / KK_PAGE_ROWS * (size_t)rows; }
 
 /* A plane is an array of rows of equal size. */
 static void copy_plane(const kk_kv_passage *p, size_t off, size_t row) {
     const size_t first = row * (size_t)p->first;
-    memcpy(p->to + scaled(off, p->to_rows) + first, p->from + scaled(off, p->from_rows) + first,
-           row * (size_t)p->n);
+    uint8_t *to = p->to + scaled(off, p->to_rows) + first;
+    const uint8_t *from = p->from + scaled(off, p->from_rows) + first;
+    if (p->pool && row > 0)
+        kk_pool_copy(p->pool, to, from, row * (size_t)p->n);
+    else
+        memcpy(to, from, row * (size_t)p->n);
 }
 
 /* A head's rows lie plane after plane; see kvformat.h. */
@@ -53,7 +59,7 @@ size_t kk_kv_block_bytes(const kk_kv_layout *l, kk_kind kind, int32_t rows) {
 void kk_kv_sink_copy(const kk_kv_layout *l, kk_kind kind, int32_t sink, uint8_t *to,
                      const uint8_t *from, int32_t rows) {
     memset(to, 0, kk_kv_block_bytes(l, kind, sink));
-    const kk_kv_passage p = {to, from, sink, sink, 0, rows};
+    const kk_kv_passage p = {.to = to, .from = from, .to_rows = sink, .from_rows = sink, .n = rows};
     kk_kv_rows_copy(l, kind, &p);
 }
 

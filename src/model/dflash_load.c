@@ -30,7 +30,7 @@ static kk_status load_head(kk_dflash *m, const kk_tensor *t, kk_err *err) {
     if (!t) return KK_OK;
     const kk_matrix head = {t->dtype, 1, t->dims[0], t->dims[1], t->data.base};
     KK_TRY(m->be->weight_new(m->dev, &head, &m->head, err));
-    return m->be->prepare(m->dev, m->head, 1, err);
+    return m->be->prepare(m->dev, &(kk_prepare_args){.w = m->head, .n_used = 1}, err);
 }
 
 kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err) {

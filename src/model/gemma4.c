@@ -361,7 +361,7 @@ static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_
                                   .rows = &rows,
                                   .eps = m->cfg.eps};
         if (m->kv.layer[i].stores && kinds[m->kv.layer[i].kind])
-            KK_TRY(m->be->keep_scales(m->dev, &s, err));
+            KK_TRY(m->be->latents->keep_scales(m->dev, &s, err));
     }
     return KK_OK;
 }
@@ -390,7 +390,7 @@ static kk_status keep_truth(const watched *w, kk_layer_part part, const kk_buf *
                                .slot = layout->latents.diagnosis->truth[w->layer],
                                .keys = part == KK_PART_K && w->m->layers[w->layer].w.v,
                                .rows = w->rows};
-    return w->m->be->keep(w->m->dev, &keep, err);
+    return w->m->be->latents->keep(w->m->dev, &keep, err);
 }
 
 static kk_status on_part(void *user, kk_layer_part part, const kk_buf *rows, int32_t width,
@@ -491,8 +491,9 @@ kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err) {
     return m->be->choose(m->dev, &a, ticket, err);
 }
 
-kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
-    return m->be->picked(m->dev, ticket, out, n, err);
+kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                           kk_err *err) {
+    return m->be->picked(m->dev, ticket, out, n, seconds, err);
 }
 
 const kk_fused *kk_gemma4_fused(const kk_gemma4 *m) { return &m->fused; }

@@ -79,7 +79,8 @@ kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
 /* Chooses greedily after each of these rows instead, on the device, and waits for nothing: the
  * choice is there for the next forward, and for kk_gemma4_picked, which waits. */
 kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err);
-kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                           kk_err *err);
 /* The experts that the last layer to run chose for its rows: [n_rows][n_used]. */
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
 /* Layers and heads of all forwards that the device took whole, and others. */

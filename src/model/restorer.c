@@ -58,7 +58,8 @@ static kk_status prepare_layers(kk_restorer *r, const kk_gemma4 *verifier, kk_er
                                  .n_kv_head = c->layer[i].n_kv_head,
                                  .head_dim = c->layer[i].head_dim};
         if (r->cfg.layer[i].restored)
-            KK_TRY(r->be->prepare_evicted(r->dev, &slot, c->n_head, r->cfg.rank, err));
+            KK_TRY(r->be->prepare(
+                r->dev, &(kk_prepare_args){.evicted = {&slot, c->n_head, r->cfg.rank}}, err));
     }
     return KK_OK;
 }
@@ -142,5 +143,5 @@ kk_status kk_restorer_keep(kk_restorer *r, const kk_kv_layout *layout, const kk_
     const kk_linear_args encode = {{r->z}, {r->encoder}, 1, x, rows->n_rows};
     KK_TRY(r->be->linear(r->dev, &encode, err));
     const kk_keep_args keep = {.x = r->z, .slot = layout->latent, .rows = rows};
-    return r->be->keep(r->dev, &keep, err);
+    return r->be->latents->keep(r->dev, &keep, err);
 }

@@ -43,7 +43,7 @@ kk_status kk_load_matrix(const kk_loader *l, const char *name, const kk_load_sha
     const kk_matrix m = {t->dtype, stacked ? shape->n_mat : 1, shape->n_out, shape->n_in,
                          t->data.base};
     KK_TRY(l->be->weight_new(l->dev, &m, out, err));
-    return l->be->prepare(l->dev, *out, shape->n_used, err);
+    return l->be->prepare(l->dev, &(kk_prepare_args){.w = *out, .n_used = shape->n_used}, err);
 }
 
 kk_status kk_take_rows(const kk_backend *be, kk_dev *dev, int64_t rows, int64_t width, kk_buf **out,

@@ -29,7 +29,8 @@ static kk_status prepare_sink(const context *c, kk_err *err) {
     const int32_t n_head = kk_dflash_config(c->model)->n_head;
     for (int32_t i = 0; i < o->layout->shape.n_layer; i++)
         if (o->layout->shape.layer[i].kind == KK_FULL)
-            KK_TRY(o->backend->prepare_evicted(o->dev, &o->layout->slot[i], n_head, 0, err));
+            KK_TRY(o->backend->prepare(
+                o->dev, &(kk_prepare_args){.evicted = {&o->layout->slot[i], n_head, 0}}, err));
     return KK_OK;
 }
 

@@ -316,7 +316,7 @@ static void experts_rows_are_alone(void) {
     if (!rig_open(&r, &gpu, R, &none, 99)) return;
     kk_weight *gate = rig_load(&r, rig_matrix(&r, KK_BF16, E, 2 * F, H), 1);
     kk_weight *down = rig_load(&r, rig_matrix(&r, KK_BF16, E, H, F), U);
-    RIG_RUN(&r, prepare_experts, E, U, F, H);
+    RIG_PREPARE(&r, .experts = {E, U, F, H});
     const float *x = rig_floats(&r, (size_t)R * H, 1), *weight = rig_floats(&r, (size_t)R * U, 1);
     int32_t expert[R * U];
     for (int i = 0; i < R; i++) {
@@ -465,7 +465,7 @@ static void experts_in_tiles(void) {
         if (!s->fused)
             a.up = rig_load(&r, rig_matrix(&r, s->up, s->n_expert, s->ffn, s->hidden), 1);
         a.down = rig_load(&r, rig_matrix(&r, s->down, s->n_expert, s->hidden, s->ffn), s->n_used);
-        RIG_RUN(&r, prepare_experts, s->n_expert, s->n_used, s->ffn, s->hidden);
+        RIG_PREPARE(&r, .experts = {s->n_expert, s->n_used, s->ffn, s->hidden});
         const float *x = rig_floats(&r, MANY * h, 1);
         const float *weight = rig_floats(&r, (size_t)(MANY * s->n_used), 1);
         const int32_t *expert = draw_experts(&r, s, all[k].among);

@@ -154,8 +154,8 @@ int main(int argc, char **argv) {
     const kk_checkpoint_opts how = {0};
     double t = kk_now();
     must(kk_checkpoint_open(&ckpt, argv[1], &how, &err), &err, argv[1]);
-    world_open(&s.w, ckpt, argv[4], NULL, CHUNK, CHUNK);
-    printf("%s: loaded in %.1f s on %s; ", argv[4], kk_now() - t, s.w.be->isa(s.w.dev));
+    world_open(&s.w, ckpt, argv[4], false, CHUNK, CHUNK);
+    printf("%s: loaded in %.1f s on %s; ", argv[4], kk_now() - t, world_kind(&s.w).isa);
     const int bad = dump(&s, argv[3]);
     world_close(&s.w);
     kk_checkpoint_close(ckpt);

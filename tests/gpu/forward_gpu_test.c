@@ -12,9 +12,9 @@
 
 enum { PROMPT = 310, TAIL = 24, MAX_ROWS = 2048, MAX_LOGITS = 32 };
 
-static void open_world(world *w, const kk_checkpoint *ckpt, const char *device, const char *isa,
+static void open_world(world *w, const kk_checkpoint *ckpt, const char *device, bool plain,
                        int64_t max_len) {
-    world_open(w, ckpt, device, isa, MAX_ROWS, MAX_LOGITS);
+    world_open(w, ckpt, device, plain, MAX_ROWS, MAX_LOGITS);
     world_start(w, max_len);
 }
 
@@ -34,18 +34,21 @@ static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits
     if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
 }
 
-/* A prompt in chunks of so many rows, then TAIL tokens in groups of so many. */
-static void run(const kk_checkpoint *ckpt, const char *device, const char *isa,
-                const int32_t *tokens, int32_t chunk, int32_t group, float *logits) {
+/* A prompt in chunks of so many rows, then TAIL tokens in groups of so many; what was fused of
+ * it. */
+static kk_fused run(const kk_checkpoint *ckpt, const char *device, bool plain,
+                    const int32_t *tokens, int32_t chunk, int32_t group, float *logits) {
     world w;
-    open_world(&w, ckpt, device, isa, PROMPT + TAIL + 32);
+    open_world(&w, ckpt, device, plain, PROMPT + TAIL + 32);
     for (int32_t i = 0; i < PROMPT; i += chunk)
         forward(&w, tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
     for (int32_t i = 0; i < TAIL; i += group) {
         const int32_t n = TAIL - i < group ? TAIL - i : group;
         forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.cfg->vocab, true);
     }
+    const kk_fused f = *kk_gemma4_fused(w.model);
     world_close(&w);
+    return f;
 }
 
 static double distance(const float *a, const float *b, size_t n) {
@@ -65,7 +68,7 @@ static float *layer_outputs(const kk_checkpoint *ckpt, const char *device, const
     int32_t layers[260];
     for (int32_t i = 0; i <= n_layer + 1; i++) layers[i] = i - 1;
     float *out = calloc((size_t)(n_layer + 2) * (size_t)(n * hidden), sizeof *out);
-    open_world(&w, ckpt, device, NULL, 256);
+    open_world(&w, ckpt, device, false, 256);
     must(kk_cache_reserve(w.cache, n, &err), &err, "reserve");
     const kk_gemma4_group g = {
         .cache = w.cache, .layout = &w.layout, .tokens = tokens, .n_rows = n};
@@ -107,7 +110,7 @@ static int compare_logits(const kk_checkpoint *ckpt, const char *spec, const int
     const size_t vocab = (size_t)kk_checkpoint_config(ckpt)->vocab;
     float *cpu = calloc(TAIL * vocab, 4);
     double row[TAIL];
-    run(ckpt, "cpu", NULL, tokens, 64, 8, cpu);
+    run(ckpt, "cpu", false, tokens, 64, 8, cpu);
     const double d = distance(want, cpu, TAIL * vocab);
     for (size_t r = 0; r < TAIL; r++) row[r] = distance(want + r * vocab, cpu + r * vocab, vocab);
     qsort(row, TAIL, sizeof *row, compare_doubles);
@@ -124,7 +127,7 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
                   const float *want) {
     enum { TIMES = 100 };
     world w;
-    open_world(&w, ckpt, "cuda", NULL, PROMPT + TAIL + 32);
+    open_world(&w, ckpt, "cuda", false, PROMPT + TAIL + 32);
     const size_t all = (size_t)rows * (size_t)w.cfg->vocab;
     float *got = calloc(all, sizeof *got);
     int bad = 0;
@@ -136,6 +139,45 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
     printf("%s: %d rows %d times: %d differ\n", spec, rows, TIMES, bad);
     fflush(stdout);
     free(got);
+    world_close(&w);
+    return bad;
+}
+
+/* 26B-A4B in bf16 is fused whole, layers in decoding and in prompts, and the head up to 16 rows:
+ * else the arms would compare small operations with themselves.  Nothing is fused on a plain
+ * device. */
+static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fused *f, bool plain,
+                       bool few_rows) {
+    kk_model_info info;
+    kk_checkpoint_info(ckpt, &info);
+    const bool must =
+        !plain && strcmp(info.name, "26B-A4B") == 0 && strcmp(info.weight_type, "bf16") == 0;
+    const bool none = f->layers_fused == 0 && f->heads_fused == 0;
+    const bool all = f->layers_fused > 0 && f->layers_by_ops == 0 &&
+                     (!few_rows || (f->heads_fused > 0 && f->heads_by_ops == 0));
+    const bool good = plain ? none : !must || all;
+    printf("%s: %lld layers and %lld heads fused, %lld and %lld by small operations%s\n", spec,
+           (long long)f->layers_fused, (long long)f->heads_fused, (long long)f->layers_by_ops,
+           (long long)f->heads_by_ops, good ? "" : ": WRONG");
+    return !good;
+}
+
+/* Forwards of 1 to 16 rows behind a prompt, each number once: all of every one is fused. */
+static int every_number_of_rows(const kk_checkpoint *ckpt, const char *spec,
+                                const int32_t *tokens) {
+    world w;
+    int bad = 0;
+    open_world(&w, ckpt, "cuda", false, PROMPT + TAIL + 32);
+    forward(&w, tokens, PROMPT, 0, NULL, true);
+    for (int32_t rows = 1; rows <= 16; rows++) {
+        const kk_fused before = *kk_gemma4_fused(w.model);
+        forward(&w, tokens + PROMPT, rows, rows, NULL, false);
+        const kk_fused *now = kk_gemma4_fused(w.model);
+        const kk_fused f = {
+            now->layers_fused - before.layers_fused, now->layers_by_ops - before.layers_by_ops,
+            now->heads_fused - before.heads_fused, now->heads_by_ops - before.heads_by_ops};
+        bad += check_fused(ckpt, spec, &f, false, true);
+    }
     world_close(&w);
     return bad;
 }
@@ -160,22 +202,26 @@ static int check(const char *spec, bool against_cpu) {
     }
     float *want = calloc(all, 4), *got = calloc(all, 4);
     static const struct {
-        const char *isa;
+        bool plain;
         int32_t chunk, group;
-    } arms[] = {{NULL, 64, 2},   {"plain", 64, 1}, {NULL, PROMPT, 16}, {NULL, 150, 8},
-                {NULL, 129, 24}, {NULL, 37, 5},    {NULL, PROMPT, 17}, {"plain", PROMPT, 24}};
+    } arms[] = {{false, 64, 2},   {true, 64, 1},  {false, PROMPT, 16}, {false, 150, 8},
+                {false, 129, 24}, {false, 37, 5}, {false, PROMPT, 17}, {true, PROMPT, 24}};
     int bad = 0;
     if (against_cpu) compare_layers(ckpt, tokens);
-    run(ckpt, "cuda", NULL, tokens, 16, 1, want); /* decode kernels alone */
+    const kk_fused one = run(ckpt, "cuda", false, tokens, 16, 1, want); /* decode kernels alone */
+    bad += check_fused(ckpt, spec, &one, false, true);
     for (size_t i = 0; i < sizeof arms / sizeof *arms; i++) {
-        run(ckpt, "cuda", arms[i].isa, tokens, arms[i].chunk, arms[i].group, got);
+        const kk_fused f =
+            run(ckpt, "cuda", arms[i].plain, tokens, arms[i].chunk, arms[i].group, got);
+        bad += check_fused(ckpt, spec, &f, arms[i].plain, arms[i].group <= 16);
         const size_t n = differing(got, want, TAIL, (size_t)vocab);
         printf("%s: %s, chunks of %d, %d rows at a time: %zu of %d rows differ (distance %.2e)\n",
-               spec, arms[i].isa ? arms[i].isa : "fused", arms[i].chunk, arms[i].group, n, TAIL,
+               spec, arms[i].plain ? "plain" : "fused", arms[i].chunk, arms[i].group, n, TAIL,
                distance(got, want, all));
         fflush(stdout);
         bad += n != 0;
     }
+    bad += every_number_of_rows(ckpt, spec, tokens);
     /* All in which rows are staged or listed in another way than with one fewer. */
     static const int32_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 14, 15, 16};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -216,7 +262,7 @@ static void time_rows(world *w, int64_t ctx, int32_t rows, int32_t reps, uint64_
         const double a = kk_now();
         forward(w, t, rows, rows < MAX_LOGITS ? rows : MAX_LOGITS, NULL, false);
         const double b = kk_now();
-        must(w->be->sync(w->dev, &err), &err, "sync");
+        must(w->be->instruments->sync(w->dev, &err), &err, "sync");
         if (i >= 0) took[i] = kk_now() - a;
         if (i >= 0) host += b - a;
     }
@@ -246,7 +292,7 @@ static double prefill(world *w, int64_t until, int32_t chunk, bool keep, uint64_
         }
         forward(w, tokens, rows, 0, NULL, keep);
     }
-    must(w->be->sync(w->dev, &err), &err, "sync");
+    must(w->be->instruments->sync(w->dev, &err), &err, "sync");
     return kk_now() - t;
 }
 
@@ -260,8 +306,8 @@ static int bench(const char *spec, int n, char **contexts) {
     must(kk_checkpoint_synthetic(&ckpt, spec, &mem, &err), &err, spec);
     printf("%s: random weights made in %.1f s\n", spec, kk_now() - t);
     t = kk_now();
-    open_world(&w, ckpt, "cuda", getenv("KK_TEST_ISA"), 8192);
-    printf("loaded in %.1f s on %s\n", kk_now() - t, w.be->isa(w.dev));
+    open_world(&w, ckpt, "cuda", getenv("KK_TEST_PLAIN") != NULL, 8192);
+    printf("loaded in %.1f s on %s\n", kk_now() - t, world_kind(&w).isa);
     fflush(stdout);
     for (int i = 0; i < n; i++) {
         const int64_t ctx = atoll(contexts[i]), from = kk_cache_len(w.cache);

@@ -38,13 +38,13 @@ static inline void world_pools(world *w) {
     }
 }
 
-/* Without a cache yet.  isa NULL: the best. */
-static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device,
-                              const char *isa, int32_t max_rows, int32_t max_logits) {
+/* Without a cache yet.  plain: nothing is fused. */
+static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device, bool plain,
+                              int32_t max_rows, int32_t max_logits) {
     kk_err err = {0};
     memset(w, 0, sizeof *w);
     must(kk_backend_find(&w->be, device, &err), &err, "device");
-    const kk_dev_opts dev = {.isa = isa, .mem = &w->mem, .max_rows = max_rows};
+    const kk_dev_opts dev = {.plain = plain, .mem = &w->mem, .max_rows = max_rows};
     must(w->be->open(&w->dev, &dev, &err), &err, "open");
     const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, max_rows, max_logits};
     must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
@@ -72,6 +72,12 @@ static inline void world_logits(world *w, int32_t n_logits, float *to) {
     for (int32_t i = 0; i < n_logits; i++)
         must(kk_gemma4_logits(w->model, i, to + (size_t)i * (size_t)w->cfg->vocab, &err), &err,
              "logits");
+}
+
+static inline kk_dev_facts world_kind(const world *w) {
+    kk_dev_facts facts;
+    w->be->describe(w->dev, &facts);
+    return facts;
 }
 
 static inline void world_close(world *w) {

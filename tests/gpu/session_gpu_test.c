@@ -201,10 +201,10 @@ static void nothing_is_allocated(kk_engine *e) {
     const kk_generate_opts how = {.max_tokens = 100, .ignore_eos = true};
     say(s, 3, NULL);
     kk_fault_after(1, true);
-    e->backend->fault_after(1, true);
+    e->backend->instruments->fault_after(1, true);
     const kk_status st = kk_generate(s, &how, NULL, NULL, NULL, &err);
     kk_fault_after(0, false);
-    e->backend->fault_after(0, false);
+    e->backend->instruments->fault_after(0, false);
     if (st != KK_OK) printf("      %s\n", err.msg);
     check(st == KK_OK, "nothing is allocated after the first tokens");
     kk_session_free(s);
@@ -214,9 +214,9 @@ static void no_room_loses_nothing(kk_engine *e) {
     kk_session *a = session_on(e, KK_KV_Q8, 0), *b = session_on(e, KK_KV_F32, 90);
     kk_err err = {0};
     const uint64_t hash = say(b, 10, NULL).logits_hash;
-    e->backend->fault_after(1, true);
+    e->backend->instruments->fault_after(1, true);
     const kk_status st = kk_session_append(a, prompt, 90, NULL, NULL, &err);
-    e->backend->fault_after(0, false);
+    e->backend->instruments->fault_after(0, false);
     printf("      %s\n", err.msg);
     check(st == KK_ENOMEM && a->len == 0, "a GPU without memory refuses");
     kk_session_free(a);
@@ -229,15 +229,15 @@ static void no_room_loses_nothing(kk_engine *e) {
 static void show_memory(kk_engine *e) {
     kk_session *s = session_on(e, KK_KV_BF16, 300);
     int64_t bytes[KK_MEM_CATEGORIES];
-    kk_dev_memory m;
+    kk_dev_facts facts;
     kk_engine_memory(e, bytes);
-    e->backend->memory(e->dev, &m);
+    e->backend->describe(e->dev, &facts);
     for (int c = KK_MEM_KV_SLIDING; c < KK_MEM_CATEGORIES; c++)
         if (bytes[c])
             printf("      %s %.1f MB\n", kk_mem_category_name((kk_mem_category)c),
                    (double)bytes[c] / 1e6);
     printf("      taken of the GPU over the weights: %.1f MB, %d rows in a forward\n",
-           (double)(m.taken - m.weights) / 1e6, e->rounds.max_rows);
+           (double)(facts.memory.taken - facts.memory.weights) / 1e6, e->rounds.max_rows);
     kk_session_free(s);
 }
 

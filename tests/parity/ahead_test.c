@@ -237,8 +237,9 @@ static void company_makes_no_difference(void **state) {
 /* What another session's round reads on this one's behalf may fail, and whoever reads for others
  * asks for no reason: the round is run again, and what was chosen since then is not taken for its
  * choice. */
-static kk_status lost(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
-    return err ? kk_cpu_picked(dev, ticket, out, n, err) : KK_EDEVICE;
+static kk_status lost(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                      kk_err *err) {
+    return err ? kk_cpu_picked(dev, ticket, out, n, seconds, err) : KK_EDEVICE;
 }
 
 static void a_lost_choice_is_made_again(void **state) {

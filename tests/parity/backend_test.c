@@ -196,14 +196,15 @@ static void case_choose(rig *r) {
             const kk_choose_args a = {token, rig_buf(r, x, all), n, dim};
             const kk_embed_args e = {out, rig_weight(r, KK_F32, dim, WIDE), NULL, n, 2, token};
             int64_t first, second;
+            double seconds;
             kk_pick pick[KK_PICK_ROWS];
             int32_t chosen[KK_PICK_ROWS], said[KK_PICK_ROWS];
             RIG_RUN(r, choose, &a, &first);
             RIG_RUN(r, embed, &e);
             RIG_RUN(r, choose, &a, &second);
             assert_true(second == first + 1);
-            RIG_RUN(r, picked, second, pick, n);
-            RIG_RUN(r, picked, first, pick, n);
+            RIG_RUN(r, picked, second, pick, n, &seconds);
+            RIG_RUN(r, picked, first, pick, n, &seconds);
             for (int32_t k = 0; k < n; k++) {
                 assert_true(pick[k].digest ==
                             kk_hash_digest(x + (size_t)k * (size_t)dim, (size_t)dim));
@@ -382,7 +383,7 @@ static void experts_one(rig *r, const experts_shape *s, int32_t among) {
                          .n_used = s->n_used,
                          .ffn = s->ffn};
     if (!s->fused) a.up = rig_load(r, rig_matrix(r, s->up, s->n_expert, s->ffn, s->hidden), 1);
-    RIG_RUN(r, prepare_experts, s->n_expert, s->n_used, s->ffn, s->hidden);
+    RIG_PREPARE(r, .experts = {s->n_expert, s->n_used, s->ffn, s->hidden});
     RIG_RUN(r, experts, &a);
     RIG_RECORD(r, RIG_FLOATS, out, all, "experts %s %s, %d of %d, %d rows, %d x %d%s",
                kk_dtype_get(s->gate)->name, kk_dtype_get(s->down)->name, s->n_used, among,
@@ -459,7 +460,7 @@ static void route_one(rig *r, kk_matrix proj, int32_t n_rows, int32_t n_used, co
                              .n_rows = n_rows,
                              .n_used = n_used,
                              .eps = eps};
-    RIG_RUN(r, prepare_experts, (int32_t)proj.n_out, n_used, 32, proj.n_in);
+    RIG_PREPARE(r, .experts = {(int32_t)proj.n_out, n_used, 32, proj.n_in});
     RIG_RUN(r, route, &a);
     RIG_RECORD(r, RIG_INTS, expert, slots, "experts%s: %d of %d, %d rows", what, n_used,
                (int)proj.n_out, n_rows);
@@ -629,7 +630,7 @@ static void case_keep(rig *r) {
                                 .slot = c->slot,
                                 .keys = keys,
                                 .rows = &c->rows};
-        RIG_RUN(r, keep, &a);
+        RIG_RUN(r, latents->keep, &a);
         snprintf(label, sizeof label, "keep, %s, %d rows, %d of %d%s",
                  kk_kv_format_name(c->slot.format), c->rows.n_rows, heads, rank,
                  keys ? ", keys" : "");
@@ -826,8 +827,10 @@ static void run_case(void **state) {
         rig_records got = {0};
         char name[64];
         if (!rig_open(&r, &devices[i], c->max_rows, &got, seed_of(c))) continue;
-        snprintf(name, sizeof name, "%s %s, %d threads", devices[i].backend, r.be->isa(r.dev),
-                 r.be->threads(r.dev));
+        kk_dev_facts facts;
+        r.be->describe(r.dev, &facts);
+        snprintf(name, sizeof name, "%s %.30s, %d threads", devices[i].backend, facts.isa,
+                 facts.threads);
         c->fn(&r);
         rig_close(&r);
         rig_compare(name, &want, &got, devices[i].rule);
@@ -844,10 +847,12 @@ static void best_device_is_compared(void **state) {
     const rig_device best = {.backend = NULL};
     bool found = false;
     assert_true(rig_open(&r, &best, 1, &none, 0));
+    kk_dev_facts facts;
+    r.be->describe(r.dev, &facts);
     for (size_t i = 0; i < COUNT(devices); i++)
-        found |= strcmp(devices[i].backend, r.be->name) == 0 &&
-                 strcmp(devices[i].isa, r.be->isa(r.dev)) == 0;
-    if (!found) fail_msg("%s %s is not in the table", r.be->name, r.be->isa(r.dev));
+        found |=
+            strcmp(devices[i].backend, r.be->name) == 0 && strcmp(devices[i].isa, facts.isa) == 0;
+    if (!found) fail_msg("%s %s is not in the table", r.be->name, facts.isa);
     rig_close(&r);
 }
 

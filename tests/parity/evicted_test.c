@@ -270,7 +270,7 @@ static void apart_one(rig *r, kk_kv_format format, int32_t sink, int32_t window,
                         .slot = c->slot,
                         .rows = &c->rows,
                         .scale = 0.3f};
-    RIG_RUN(r, prepare_evicted, &c->slot, HEADS, 0);
+    RIG_PREPARE(r, .evicted = {&c->slot, HEADS, 0});
     float *want = rig_memory(r, 2 * all * sizeof *want), *got = want + all;
     RIG_RUN(r, attend, &a);
     rig_read(r, a.out, want, all);

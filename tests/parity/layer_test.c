@@ -4,7 +4,6 @@
  * The device is the CPU with a `layer` and a `head` of its own, which multiply by one matrix at a
  * time where the default hands over those that share their rows; it may leave some layers. */
 #include "backend/cpu/device.h"
-#include "model/model.h"
 #include "support/tiny.h"
 
 static struct {
@@ -42,14 +41,17 @@ static kk_status own_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_er
 }
 
 static kk_engine *own_engine(const char *spec, int32_t leaves) {
-    kk_engine *e = tiny_engine(spec, 2, 0);
+    const kk_engine_opts opts = {.synthetic = spec, .threads = 2, .no_pin = true, .device = "own"};
+    kk_engine *e = NULL;
     one_by_one = device = kk_cpu_backend;
     one_by_one.linear = linear_one_by_one;
     device.layer = own_layer;
     device.head = own_head;
+    device.name = "own";
+    kk_backend_add(&device);
     memset(&own, 0, sizeof own);
     own.leaves = leaves;
-    e->model->be = &device;
+    assert_ok(kk_engine_open(&e, &opts, why));
     return e;
 }
 

@@ -341,7 +341,7 @@ static void routing(void **state) {
                              .n_rows = ROWS,
                              .n_used = USED,
                              .eps = eps};
-    RIG_RUN(&r, prepare_experts, EXPERTS, USED, FFN, HIDDEN);
+    RIG_PREPARE(&r, .experts = {EXPERTS, USED, FFN, HIDDEN});
     RIG_RUN(&r, route, &a);
     int32_t got[ROWS * USED], want[ROWS * USED];
     double weights[ROWS * USED];
@@ -373,7 +373,7 @@ static void routing_ties(void **state) {
     static const int32_t want[4] = {4, 7, 0, 1};
     int32_t got[4];
     float w[4];
-    RIG_RUN(&r, prepare_experts, EXPERTS, 4, FFN, HIDDEN);
+    RIG_PREPARE(&r, .experts = {EXPERTS, 4, FFN, HIDDEN});
     RIG_RUN(&r, route, &a);
     rig_read(&r, expert, got, 4);
     rig_read(&r, weight, w, 4);
@@ -423,7 +423,7 @@ static void experts(void **state) {
                                    .n_rows = ROWS,
                                    .n_used = USED,
                                    .ffn = FFN};
-        RIG_RUN(&r, prepare_experts, EXPERTS, USED, FFN, HIDDEN);
+        RIG_PREPARE(&r, .experts = {EXPERTS, USED, FFN, HIDDEN});
         RIG_RUN(&r, experts, &a);
         double want[ROWS * HIDDEN];
         for (int i = 0; i < ROWS; i++)
@@ -457,7 +457,7 @@ static void slots_in_order(void **state) {
                          .n_used = USED,
                          .ffn = FFN};
     float want[HIDDEN], got[HIDDEN];
-    RIG_RUN(&r, prepare_experts, USED, USED, FFN, HIDDEN);
+    RIG_PREPARE(&r, .experts = {USED, USED, FFN, HIDDEN});
     a.weight = rig_buf(&r, third, USED);
     RIG_RUN(&r, experts, &a);
     rig_read(&r, out, want, HIDDEN);
@@ -669,7 +669,7 @@ static void keeping(void **state) {
                 before.page[s][p] =
                     memcpy(rig_memory(&r, c->page_bytes), c->page[s][p], c->page_bytes);
         }
-        RIG_RUN(&r, keep, &(kk_keep_args){rig_buf(&r, x, n), c->slot, keys, &c->rows});
+        RIG_RUN(&r, latents->keep, &(kk_keep_args){rig_buf(&r, x, n), c->slot, keys, &c->rows});
         for (int32_t s = 0; s < 3; s++)
             for (int64_t pos = 0; pos < RIG_PAGES * KK_PAGE_ROWS; pos++)
                 check_kept(c, &before, keys, x, s, pos);

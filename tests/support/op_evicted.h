@@ -275,7 +275,7 @@ static inline void evicted_keep_scales(evicted_world *w) {
                                  .at = w->evicted.scale_at,
                                  .rows = &rows,
                                  .eps = evicted_eps};
-    RIG_RUN(w->r, keep_scales, &keep);
+    RIG_RUN(w->r, latents->keep_scales, &keep);
 }
 
 /* Latents and, behind them, their scales, among those of other layers, or the true rows. */
@@ -390,7 +390,7 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
         }
         evicted_open_latents(w);
     }
-    RIG_RUN(r, prepare_evicted, &w->rows->slot, s->n_head, s->hides ? 0 : s->rank);
+    RIG_PREPARE(r, .evicted = {&w->rows->slot, s->n_head, s->hides ? 0 : s->rank});
     if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);

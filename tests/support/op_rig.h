@@ -75,6 +75,12 @@ typedef struct {
         if ((r)->be->op((r)->dev, __VA_ARGS__, &err_) != KK_OK) fail_msg(#op ": %s", err_.msg);    \
     } while (0)
 
+#define RIG_PREPARE(r, ...)                                                                        \
+    do {                                                                                           \
+        const kk_prepare_args room_ = {__VA_ARGS__};                                               \
+        RIG_RUN(r, prepare, &room_);                                                               \
+    } while (0)
+
 /* ---- numbers ---------------------------------------------------------------------------- */
 
 /* splitmix64 */
@@ -129,7 +135,7 @@ static inline kk_buf *rig_random_buf(rig *r, size_t n, float scale) {
 /* Operations may be queued until now. */
 static inline void rig_sync(rig *r) {
     kk_err err = {0};
-    if (r->be->sync(r->dev, &err) != KK_OK) fail_msg("sync: %s", err.msg);
+    if (r->be->instruments->sync(r->dev, &err) != KK_OK) fail_msg("sync: %s", err.msg);
 }
 
 static inline void rig_read(rig *r, const kk_buf *b, void *words, size_t n) {
@@ -175,7 +181,7 @@ static inline kk_weight *rig_load(rig *r, kk_matrix m, int32_t n_used) {
     RIG_RUN(r, weight_new, &m, &w);
     assert_true(r->n_weights < RIG_HELD);
     r->weights[r->n_weights++] = w;
-    RIG_RUN(r, prepare, w, n_used);
+    RIG_PREPARE(r, .w = w, .n_used = n_used);
     return w;
 }
 

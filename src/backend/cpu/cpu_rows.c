@@ -246,7 +246,9 @@ kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, k
     return KK_OK;
 }
 
-kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                        kk_err *err) {
+    *seconds = 0;
     if (ticket < 0 || ticket >= dev->tickets || ticket + KK_PICKS < dev->tickets || n < 1 ||
         n > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "choice %lld of %lld is not at hand", (long long)ticket,

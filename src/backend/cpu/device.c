@@ -4,6 +4,8 @@
  * copies and sync has nothing to wait for. */
 #include "backend/cpu/device.h"
 
+#include <stdio.h>
+
 enum { SLOT_OUT_MOST = 3 << 19 }; /* floats, 6 MB */
 
 /* ---- device ----------------------------------------------------------------------------- */
@@ -71,8 +73,10 @@ fail:
     return st;
 }
 
-static const char *cpu_isa(const kk_dev *dev) { return dev->k->name; }
-static int32_t cpu_threads(const kk_dev *dev) { return kk_threads_count(dev->threads); }
+static void cpu_describe(const kk_dev *dev, kk_dev_facts *out) {
+    *out = (kk_dev_facts){.threads = kk_threads_count(dev->threads)};
+    snprintf(out->isa, sizeof out->isa, "%s", dev->k->name);
+}
 
 /* ---- buffers and weights ---------------------------------------------------------------- */
 
@@ -160,7 +164,7 @@ static void cpu_weight_free(kk_dev *dev, kk_weight *w) {
     kk_free(w);
 }
 
-static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
+static kk_status prepare_weight(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
     const size_t in = (size_t)w->m.n_in;
     if (kk_dtype_is_quant(w->m.dtype)) {
@@ -171,8 +175,8 @@ static kk_status cpu_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk
     return KK_OK;
 }
 
-static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
-                                     int64_t hidden, kk_err *err) {
+static kk_status prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
+                                 int64_t hidden, kk_err *err) {
     const size_t slots = (size_t)dev->max_rows * (size_t)n_used;
     const size_t mid = slots * 2 * (size_t)ffn, router = (size_t)dev->max_rows * (size_t)n_expert;
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->slot_mid, (mid > router ? mid : router) * sizeof(float),
@@ -188,6 +192,15 @@ static kk_status cpu_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_us
     return kk_cpu_scratch_fit(dev, &dev->slot_list, lists * sizeof(int32_t), err);
 }
 
+static kk_status cpu_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err) {
+    if (a->w) KK_TRY(prepare_weight(dev, a->w, a->n_used, err));
+    if (a->experts.n_expert)
+        KK_TRY(prepare_experts(dev, a->experts.n_expert, a->experts.n_used, a->experts.ffn,
+                               a->experts.hidden, err));
+    if (!a->evicted.slot) return KK_OK;
+    return kk_cpu_prepare_evicted(dev, a->evicted.slot, a->evicted.n_head, a->evicted.rank, err);
+}
+
 static kk_status cpu_sync(kk_dev *dev, kk_err *err) {
     (void)dev;
     (void)err;
@@ -200,13 +213,17 @@ static void cpu_counts(const kk_dev *dev, kk_dev_counts *out) {
     *out = (kk_dev_counts){0};
 }
 
+static const kk_latent_ops cpu_latents = {kk_cpu_keep, kk_cpu_keep_scales};
+static const kk_instruments cpu_instruments = {.sync = cpu_sync, .counts = cpu_counts};
+
 const kk_backend kk_cpu_backend = {
     .name = "cpu",
     .rows = 128,
+    .latents = &cpu_latents,
+    .instruments = &cpu_instruments,
     .open = cpu_open,
     .close = cpu_close,
-    .isa = cpu_isa,
-    .threads = cpu_threads,
+    .describe = cpu_describe,
     .buf_new = cpu_buf_new,
     .buf_reserve = cpu_buf_reserve,
     .buf_grow = cpu_buf_grow,
@@ -216,15 +233,11 @@ const kk_backend kk_cpu_backend = {
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .prepare = cpu_prepare,
-    .prepare_evicted = kk_cpu_prepare_evicted,
-    .prepare_experts = cpu_prepare_experts,
     .embed = kk_cpu_embed,
     .norm = kk_cpu_norm,
     .linear = kk_cpu_linear,
     .rope = kk_cpu_rope,
     .store = kk_cpu_store,
-    .keep = kk_cpu_keep,
-    .keep_scales = kk_cpu_keep_scales,
     .attend = kk_cpu_attend,
     .residual = kk_cpu_residual,
     .glu = kk_cpu_glu,
@@ -234,8 +247,6 @@ const kk_backend kk_cpu_backend = {
     .gather = kk_cpu_gather,
     .softcap = kk_cpu_softcap,
     .argmax = kk_cpu_argmax,
-    .sync = cpu_sync,
     .choose = kk_cpu_choose,
     .picked = kk_cpu_picked,
-    .counts = cpu_counts,
 };

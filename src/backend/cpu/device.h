@@ -94,6 +94,7 @@ kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
 kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
-kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                        kk_err *err);
 
 #endif

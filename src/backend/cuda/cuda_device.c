@@ -99,8 +99,10 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->choose_room, sizeof *dev->choose_room);
     kk_cuda_drop_stage(dev);
     if (dev->picks) cudaFreeHost(dev->picks);
-    for (int i = 0; i < KK_PICKS; i++)
+    for (int i = 0; i < KK_PICKS; i++) {
+        if (dev->pick_from[i]) cudaEventDestroy(dev->pick_from[i]);
         if (dev->pick_done[i]) cudaEventDestroy(dev->pick_done[i]);
+    }
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
         if (dev->control_host[i]) cudaFreeHost(dev->control_host[i]);
         if (dev->control_free[i]) cudaEventDestroy(dev->control_free[i]);
@@ -118,8 +120,9 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
                 "taking pinned memory", err);
     dev->picks = p;
     for (int i = 0; i < KK_PICKS; i++)
-        KK_CUDA_TRY(cudaEventCreateWithFlags(&dev->pick_done[i], cudaEventDisableTiming),
-                    "making an event", err);
+        for (int end = 0; end < 2; end++)
+            KK_CUDA_TRY(cudaEventCreate(end ? &dev->pick_done[i] : &dev->pick_from[i]),
+                        "making an event", err);
     KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_room, &p, err));
     dev->choose_room = p;
     KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_room, dev->stream), "clearing", err);
@@ -197,14 +200,14 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
 
 static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     *out = NULL;
+    if (opts->isa)
+        return kk_fail(err, KK_EDEVICE, "`isa` is '%.20s': that is for `device` cpu", opts->isa);
     kk_dev *dev = kk_zalloc(sizeof *dev);
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
     dev->max_rows = opts->max_rows;
-    /* For tests and measurements: "plain" launches operations one by one, "late" fuses them but
-     * lets no kernel begin before the one before it has ended. */
-    dev->fuse = !opts->isa || strcmp(opts->isa, "plain") != 0;
-    dev->early = !opts->isa;
+    dev->fuse = !opts->plain;
+    dev->early = !opts->plain && !opts->late;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
     dev->mega = kk_zalloc(sizeof *dev->mega);
@@ -225,9 +228,6 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     *out = dev;
     return KK_OK;
 }
-
-static const char *cuda_isa(const kk_dev *dev) { return dev->name; }
-static int32_t cuda_threads(const kk_dev *dev) { return dev->sms; }
 
 /* ---- buffers ------------------------------------------------------------------------------- */
 
@@ -329,7 +329,7 @@ static kk_status cuda_read(kk_dev *dev, const kk_buf *b, size_t off, void *dst, 
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
-static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
+static kk_status prepare_weight(kk_dev *dev, const kk_weight *w, int32_t n_used, kk_err *err) {
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)(n_used > 1 ? n_used : 1);
     const size_t in = (size_t)w->w.wrap * 32;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
@@ -338,17 +338,12 @@ static kk_status cuda_prepare(kk_dev *dev, const kk_weight *w, int32_t n_used, k
     return fit(dev, &dev->z.data, &dev->z.bytes, (size_t)KK_CU_ROWS * in * 2 * KK_CUDA_FLOWS, err);
 }
 
-static kk_status cuda_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head,
-                                      int32_t rank, kk_err *err) {
-    (void)dev;
-    (void)slot;
-    (void)n_head;
-    (void)rank;
-    return kk_fail(err, KK_EDEVICE, "K/V rows are not rebuilt on the GPU yet: use `device` cpu");
-}
-
-static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
-                                      int64_t hidden, kk_err *err) {
+static kk_status prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, int32_t ffn,
+                                 int64_t hidden, kk_err *err) {
+    if (n_expert > KK_CU_EXPERTS || n_used > KK_CU_USED)
+        return kk_fail(err, KK_EDEVICE,
+                       "%d of %d experts: the GPU's kernels choose up to %d of up to %d", n_used,
+                       n_expert, KK_CU_USED, KK_CU_EXPERTS);
     const size_t rows = (size_t)dev->max_rows, slots = rows * (size_t)n_used;
     size_t wide = ((size_t)ffn + 31) / 32 * 32, in = ((size_t)hidden + 31) / 32 * 32;
     wide = wide < 256 ? 256 : wide;
@@ -367,10 +362,20 @@ static kk_status cuda_prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_u
     return fit(dev, &dev->each.data, &dev->each.bytes, pairs * (size_t)hidden * 4, err);
 }
 
+static kk_status cuda_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err) {
+    if (a->w) KK_TRY(prepare_weight(dev, a->w, a->n_used, err));
+    if (a->experts.n_expert)
+        KK_TRY(prepare_experts(dev, a->experts.n_expert, a->experts.n_used, a->experts.ffn,
+                               a->experts.hidden, err));
+    if (!a->evicted.slot) return KK_OK;
+    return kk_fail(err, KK_EDEVICE,
+                   "the GPU keeps all rows of K/V yet, and rebuilds none: use `device` cpu");
+}
+
 /* ---- pages --------------------------------------------------------------------------------- */
 
 /* Counted by the pool, as its pages are taken. */
-static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
+static kk_status cuda_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
     void *p = NULL;
     *out = NULL;
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
@@ -386,7 +391,7 @@ static kk_status cuda_pages_new(kk_dev *dev, size_t bytes, uint8_t **out, kk_err
     return KK_OK;
 }
 
-static void cuda_pages_free(kk_dev *dev, uint8_t *base, size_t bytes) {
+static void cuda_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {
     (void)bytes;
     kk_cuda_settle(dev);
     if (base) cudaFree(base);
@@ -412,13 +417,15 @@ static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t 
 
 static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->counts; }
 
-static void cuda_memory(const kk_dev *dev, kk_dev_memory *out) {
+static void cuda_describe(const kk_dev *dev, kk_dev_facts *out) {
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
-    *out = (kk_dev_memory){.total = (int64_t)all,
-                           .free = (int64_t)left,
-                           .taken = dev->free_at_open - (int64_t)left,
-                           .weights = dev->weights};
+    *out = (kk_dev_facts){.threads = dev->sms,
+                          .memory = {.total = (int64_t)all,
+                                     .free = (int64_t)left,
+                                     .taken = dev->free_at_open - (int64_t)left,
+                                     .weights = dev->weights}};
+    snprintf(out->isa, sizeof out->isa, "%s", dev->name);
 }
 
 /* The best of a few passes over `bytes`, which are more than any cache holds. */
@@ -457,15 +464,24 @@ static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
+static const kk_page_ops cuda_pages = {cuda_pages_take, cuda_pages_give, cuda_page_copy,
+                                       cuda_page_move};
+static const kk_instruments cuda_instruments = {.sync = kk_cuda_sync,
+                                                .counts = cuda_counts,
+                                                .read_rate = cuda_read_rate,
+                                                .fault_after = kk_fault_after};
+
 static const kk_backend cuda_backend = {
     .name = "cuda",
     .rows = 2048,
     .queues = true,
+    .own_memory = true,
+    .pages = &cuda_pages,
+    .instruments = &cuda_instruments,
     .usable = cuda_usable,
     .open = cuda_open,
     .close = cuda_close,
-    .isa = cuda_isa,
-    .threads = cuda_threads,
+    .describe = cuda_describe,
     .stores = kk_cuda_stores,
     .buf_new = cuda_buf_new,
     .buf_reserve = cuda_buf_reserve,
@@ -476,15 +492,11 @@ static const kk_backend cuda_backend = {
     .weight_new = kk_cuda_weight_new,
     .weight_free = kk_cuda_weight_free,
     .prepare = cuda_prepare,
-    .prepare_evicted = cuda_prepare_evicted,
-    .prepare_experts = cuda_prepare_experts,
     .embed = kk_cuda_embed,
     .norm = kk_cuda_norm,
     .linear = kk_cuda_linear,
     .rope = kk_cuda_rope,
     .store = kk_cuda_store,
-    .keep = kk_cuda_keep,
-    .keep_scales = kk_cuda_keep_scales,
     .attend = kk_cuda_attend,
     .residual = kk_cuda_residual,
     .glu = kk_cuda_glu,
@@ -496,17 +508,8 @@ static const kk_backend cuda_backend = {
     .argmax = kk_cuda_argmax,
     .layer = kk_cuda_layer,
     .head = kk_cuda_head,
-    .sync = kk_cuda_sync,
     .choose = kk_cuda_choose,
     .picked = kk_cuda_picked,
-    .counts = cuda_counts,
-    .memory = cuda_memory,
-    .read_rate = cuda_read_rate,
-    .pages_new = cuda_pages_new,
-    .pages_free = cuda_pages_free,
-    .page_copy = cuda_page_copy,
-    .page_move = cuda_page_move,
-    .fault_after = kk_fault_after,
 };
 
 /* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another

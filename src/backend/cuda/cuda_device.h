@@ -127,8 +127,8 @@ struct kk_dev {
     int64_t free_at_open, weights; /* bytes */
     /* choices: those of the last KK_PICKS tickets */
     kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
-    cudaEvent_t pick_done[KK_PICKS];
-    int64_t pick_flush[KK_PICKS]; /* the flush that brings them */
+    cudaEvent_t pick_from[KK_PICKS], pick_done[KK_PICKS]; /* around what leads to them */
+    int64_t pick_flush[KK_PICKS];                         /* the flush that brings them */
     int64_t tickets;
     kk_cu_choose_room *choose_room;
     bool fuse, early;
@@ -193,8 +193,6 @@ kk_status kk_cuda_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err);
 kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err);
 kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err);
-kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
-kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err);
 kk_status kk_cuda_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err);
 kk_status kk_cuda_glu(kk_dev *dev, const kk_glu_args *a, kk_err *err);
@@ -207,7 +205,8 @@ kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
 kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err);
 kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err);
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
-kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err);
+kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                         kk_err *err);
 /* So many bytes of a reserved buffer may be used; graphs that knew its old place are dropped. */
 kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
 /* Counted as workspace. */

@@ -254,7 +254,7 @@ static kk_status view_of(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_er
     for (int32_t i = 0; i < rows->n_groups; i++)
         if (rows->group[i].sink || rows->group[i].latents)
             return kk_fail(err, KK_EDEVICE,
-                           "rows kept apart or rebuilt are not on the GPU yet: use `device` cpu");
+                           "the GPU keeps no rows apart yet, and rebuilds none: use `device` cpu");
     for (int32_t i = dev->q.n_views - 1; i >= 0; i--)
         if (shows(dev, &dev->q.views[i], rows)) {
             *index = i;
@@ -511,22 +511,10 @@ kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
 
-kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
-    (void)dev;
-    (void)a;
-    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use `device` cpu");
-}
-
-kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
-    (void)dev;
-    (void)a;
-    return kk_fail(err, KK_EDEVICE, "latents are not kept on the GPU yet: use `device` cpu");
-}
-
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     if (a->evicted)
         return kk_fail(err, KK_EDEVICE,
-                       "K/V rows are not rebuilt on the GPU yet: use `device` cpu");
+                       "the GPU keeps all rows of K/V yet, and rebuilds none: use `device` cpu");
     if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
         return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
                        a->slot.head_dim);
@@ -622,6 +610,8 @@ kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, 
     const int32_t slot = (int32_t)(dev->tickets % KK_PICKS);
     RECORD(dev, KK_CUDA_CHOOSE, choose, a, op, err);
     KK_TRY(unrecord(dev, put(dev, &slot, sizeof slot, &op->control, err)));
+    /* Reached when the device is done with what was queued before. */
+    KK_CUDA_TRY(cudaEventRecord(dev->pick_from[slot], dev->stream), "recording an event", err);
     KK_TRY(kk_cuda_flush(dev, err));
     KK_CUDA_TRY(cudaEventRecord(dev->pick_done[slot], dev->stream), "recording an event", err);
     dev->pick_flush[slot] = dev->clock;
@@ -629,7 +619,10 @@ kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, 
     return KK_OK;
 }
 
-kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, kk_err *err) {
+kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                         kk_err *err) {
+    float ms = 0;
+    *seconds = 0;
     if (ticket < 0 || ticket >= dev->tickets || ticket + KK_PICKS < dev->tickets || n < 1 ||
         n > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "choice %lld of %lld is not at hand", (long long)ticket,
@@ -638,6 +631,9 @@ kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, k
     const bool more = dev->pick_flush[slot] < dev->clock;
     *(more ? &dev->counts.waits : &dev->counts.syncs) += 1;
     KK_CUDA_TRY(cudaEventSynchronize(dev->pick_done[slot]), "choosing a token", err);
+    KK_CUDA_TRY(cudaEventElapsedTime(&ms, dev->pick_from[slot], dev->pick_done[slot]), "timing",
+                err);
+    *seconds = 1e-3 * (double)ms;
     for (int32_t i = 0; i < n; i++) {
         const kk_cu_pick *p = &dev->picks[slot * KK_CU_CHOOSE_ROWS + i];
         out[i] = (kk_pick){p->token, p->digest};
