@@ -1,5 +1,5 @@
-/* device.c - which device an engine runs on: the one that was asked for, or the fastest here that can
- * do what the options ask. */
+/* device.c - which device an engine runs on: the one that was asked for, or the fastest here that
+ * can do what the options ask. */
 #include <stdio.h>
 
 #include "core/module.h"

@@ -150,8 +150,9 @@ static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fus
                        bool few_rows) {
     kk_model_info info;
     kk_checkpoint_info(ckpt, &info);
-    const bool must =
-        !plain && strcmp(info.name, "26B-A4B") == 0 && strcmp(info.weight_type, "bf16") == 0;
+    const kk_config *c = kk_checkpoint_config(ckpt);
+    const bool must = !plain && c->hidden == 2816 && c->n_expert == 128 &&
+                      strcmp(info.weight_type, "bf16") == 0; /* of 26B-A4B, however many layers */
     const bool none = f->layers_fused == 0 && f->heads_fused == 0;
     const bool all = f->layers_fused > 0 && f->layers_by_ops == 0 &&
                      (!few_rows || (f->heads_fused > 0 && f->heads_by_ops == 0));

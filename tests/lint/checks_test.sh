@@ -67,16 +67,23 @@ include fail include/kakeya.h core/b.h
 
 body() { for ((i = 0; i < $1; i++)); do echo "    x++;"; done; }
 sizes() { culprit=src/core/a.c expect "$1" "$2" "$root/scripts/check-sizes" "$work/tree"; }
-tree; put src/core/a.c 'void f(void) {' "$(body 118)" '}'
-sizes pass 'a function of 120 lines'
+tree; put src/core/a.c 'void f(void) {' "$(body 58)" '}'
+sizes pass 'a function of 60 lines'
 tree; put src/core/a.c 'static const int t[] = {' "$(body 200)" '};' 'void f(void) {' '}'
 sizes pass 'a table of 200 lines'
-tree; put src/core/a.c 'static int f(int a,' '             int b) {' "$(body 118)" '}'
-sizes fail 'a function of 121 lines'
+tree; put src/core/a.c 'static int f(int a,' '             int b) {' "$(body 58)" '}'
+sizes fail 'a function of 61 lines'
 put scripts/long-functions 'src/core/a.c:f one long switch'
 sizes pass 'a long function with a reason'
 put scripts/long-functions 'src/core/a.c:f'
 culprit=reason expect fail 'a long function without a reason' \
+    "$root/scripts/check-sizes" "$work/tree"
+tree; put eval/a.c 'void f(void) {' "$(body 118)" '}'
+sizes pass 'a function of 120 lines outside src'
+tree; put src/backend/cuda/a.cuh '__device__ void f(void) {' "$(body 98)" '}'
+sizes pass 'a kernel of 100 lines'
+tree; put src/backend/cuda/a.cuh '__device__ void f(void) {' "$(body 99)" '}'
+culprit=src/backend/cuda/a.cuh expect fail 'a kernel of 101 lines' \
     "$root/scripts/check-sizes" "$work/tree"
 tree; put src/core/a.c "$(body 1201)"
 sizes fail 'a file of 1201 lines'
