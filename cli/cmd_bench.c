@@ -202,6 +202,7 @@ static bool read_policies(bench_args *a, kk_bench_opts *o, int *code) {
     }
     a->load.restores = o->ways[KK_BENCH_RESTORED] || o->ways[KK_BENCH_RESTORED_SLIDING] ||
                        o->ways[KK_BENCH_RESTORED_FULL];
+    a->load.keeps_few = a->policies != NULL;
     return true;
 }
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "eval/parity.h"
@@ -25,7 +26,7 @@ static const option parity_options[] = {
     OPTION_INT("t", "threads", "N", AT(threads), 0, 1024, "threads (default: one for every core)"),
     OPTION_STRING(NULL, "isa", "NAME", AT(isa),
                   "for diagnosis: avx512, avx2, neon or reference (default: the best)"),
-    OPTION_CHOICE("device", "NAME", AT(device), "cpu cuda", "mlx", "cpu"),
+    OPTION_CHOICE("device", "NAME", AT(device), LOADER_DEVICES, LOADER_DEVICES_TO_COME, "cpu"),
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
 };
 

@@ -307,6 +307,7 @@ static int load_all(work *w, session_args *args, int argc, char **argv) {
     int code;
     if (!find_saved(w, &code)) return code;
     args->load.restores = w->saved.projection != 0;
+    args->load.keeps_few = w->saved.window > 0 || w->saved.sink > 0;
     if (!open_engine(w, &code)) return code;
     if (!load_session(w, &code)) return code;
     if (!sample_as_saved(w, args, argc, argv, &code)) return code;

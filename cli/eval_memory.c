@@ -175,6 +175,7 @@ static int measure(const memory_args *a, const kk_footprint_opts *o) {
 static bool read_all(memory_args *a, kk_footprint_opts *o, loader_path *path, eval_names *names,
                      int *code) {
     a->load.restores = a->projections == NULL;
+    a->load.keeps_few = true;
     if (!read_tokens(a->tokens, o, code)) return false;
     if (a->quality && (a->fill || a->load.synthetic)) {
         *code = options_wrong(&eval_memory, "--quality needs rows that are computed: not with %s",

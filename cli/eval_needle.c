@@ -112,6 +112,7 @@ static bool read_arms(needle_args *a, kk_needle_opts *o, int *code) {
     for (kk_needle_way w = 0; w < KK_NEEDLE_ARMS; w++)
         if (wanted[w]) o->arms[o->n_arms++] = w;
     a->load.restores = wanted[KK_NEEDLE_RESTORED];
+    a->load.keeps_few = wanted[KK_NEEDLE_RESTORED] || wanted[KK_NEEDLE_WINDOW];
     if (wanted[KK_NEEDLE_RESTORED] || (a->limits.max_kl < 0 && a->limits.min_kv_ratio < 0))
         return true;
     *code = options_wrong(&eval_needle, "%s is about the arm restored, which is not asked for",

@@ -231,7 +231,7 @@ static int run(int argc, char **argv) {
     eval_files files;
     int code;
     if (!options_parse(&eval_sweep, argc - 1, argv + 1, &a, NULL, &code)) return code;
-    a.load.restores = true;
+    a.load.restores = a.load.keeps_few = true;
     if (!read_alphas(a.alphas, &o, &code)) return code;
     if (!eval_read_texts(&eval_sweep, &a.texts, argc, argv, &o.draw, &o.source, &files, &code))
         return code;

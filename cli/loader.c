@@ -164,7 +164,7 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .draft_embed_scale = a->draft_embed_scale,
                             .projection = path->projection[0] ? path->projection : NULL,
                             .projection_type = a->projection_type,
-                            .device = a->device,
+                            .device = a->device || !a->keeps_few ? a->device : "cpu",
                             .isa = a->isa,
                             .threads = a->threads,
                             .mlock = a->mlock,
@@ -233,6 +233,8 @@ const char *loader_keep_name(kk_keep k, bool sliding) {
 }
 
 void loader_expect(loader_args *load, const loader_cache_args *a) {
+    load->keeps_few |=
+        loader_keep(a->kv_sliding) != KK_KEEP_ALL || loader_keep(a->kv_full) != KK_KEEP_ALL;
     load->restores |= loader_keep(a->kv_sliding) == KK_KEEP_RESTORED ||
                       loader_keep(a->kv_full) == KK_KEEP_RESTORED;
 }

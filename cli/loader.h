@@ -10,7 +10,8 @@ typedef struct {
     const char *projection, *projection_type;
     int32_t threads;
     bool mlock, huge_pages;
-    bool restores; /* rows are to be restored: the shipped model brings its projection */
+    bool restores;  /* rows are to be restored: the shipped model brings its projection */
+    bool keeps_few; /* sessions keep not all rows: the CPU, unless a device is named */
 } loader_args;
 
 typedef struct {
@@ -84,11 +85,15 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_CHOICE("projection-type", "TYPE", offsetof(T, m.projection_type), "q8_0 file",      \
                       NULL, "its decoders in memory: q8_0 (default), or as in its file")
 
+#define LOADER_DEVICES "cpu cuda"
+#define LOADER_DEVICES_TO_COME "mlx"
+
 #define LOADER_DEVICE_OPTIONS(T, m)                                                                \
     OPTION_HEADING("Device"),                                                                      \
         OPTION_INT("t", "threads", "N", offsetof(T, m.threads), 0, 1024,                           \
                    "threads (default: one for every core)"),                                       \
-        OPTION_CHOICE("device", "NAME", offsetof(T, m.device), "cpu cuda", "mlx",                  \
+        OPTION_CHOICE("device", "NAME", offsetof(T, m.device), LOADER_DEVICES,                     \
+                      LOADER_DEVICES_TO_COME,                                                      \
                       "cpu, or cuda: an NVIDIA GPU (default: the fastest here that can do it)"),   \
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
                       "for diagnosis: avx512, avx2, neon or reference (default: the best)"),       \

@@ -498,6 +498,8 @@ kk_status kk_backend_stores(const kk_backend *b, kk_kv_format f, kk_err *err);
 const kk_backend *kk_backend_named(const char *name);
 /* The same, with the reason where there is none. */
 kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err);
+/* Whether there is one to be found, which may yet not load. */
+bool kk_backend_is_there(const char *name);
 /* A device of the program's own, found by its name from now on; NULL: none any more.  Before any
  * engine is opened. */
 void kk_backend_add(const kk_backend *be);

@@ -32,18 +32,27 @@ static bool is_word(const char *name) {
     return n > 0 && n <= 15 && name[n] == '\0';
 }
 
+static bool is_added(const char *name) { return added && strcmp(name, added->name) == 0; }
+
+bool kk_backend_is_there(const char *name) {
+    return strcmp(name, kk_cpu_backend.name) == 0 || is_added(name) || kk_module_is_there(name);
+}
+
 kk_status kk_backend_find(const kk_backend **out, const char *name, kk_err *err) {
     *out = NULL;
     if (!name || strcmp(name, kk_cpu_backend.name) == 0) {
         *out = &kk_cpu_backend;
         return KK_OK;
     }
-    if (added && strcmp(name, added->name) == 0) {
+    if (is_added(name)) {
         *out = added;
         return KK_OK;
     }
-    if (!is_word(name) || (strcmp(name, "cuda") != 0 && !kk_module_is_there(name)))
-        return kk_fail(err, KK_EDEVICE, "no device is named '%.40s': there are cpu and cuda", name);
+    if (!is_word(name) || !kk_backend_is_there(name))
+        return kk_fail(err, KK_EDEVICE,
+                       "the device '%.40s' needs its module libkakeya_%.40s, which is not "
+                       "installed: cpu is built in",
+                       name, name);
     return load(out, name, err);
 }
 

@@ -2,7 +2,6 @@
  * can do what the options ask. */
 #include <stdio.h>
 
-#include "core/module.h"
 #include "engine/engine.h"
 
 /* What the GPU does not do yet, and a CPU alone has; NULL: nothing of it was asked for. */
@@ -25,7 +24,7 @@ kk_status kk_engine_find_device(kk_engine *e, const kk_engine_opts *o, kk_err *e
         return usable(&e->backend, o->device, err);
     }
     const char *reason = needs_cpu(o);
-    if (!reason && !kk_module_is_there("cuda")) reason = "no module for GPUs is installed";
+    if (!reason && !kk_backend_is_there("cuda")) reason = "no module for GPUs is installed";
     if (!reason && usable(&e->backend, "cuda", &why) == KK_OK) {
         snprintf(e->why_device, sizeof e->why_device, "it is the fastest here");
         return KK_OK;

@@ -242,6 +242,34 @@ static kk_status lost(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, doub
     return err ? kk_cpu_picked(dev, ticket, out, n, seconds, err) : KK_EDEVICE;
 }
 
+static const double device_s = 0.25;
+
+static kk_status timed(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
+                       kk_err *err) {
+    const kk_status st = kk_cpu_picked(dev, ticket, out, n, seconds, err);
+    *seconds = device_s;
+    return st;
+}
+
+/* A round that was enqueued ahead is done when the host looks: what it took is what the device's
+ * clock says, in the controller's table too. */
+static void rounds_in_flight_cost_what_the_device_says(void **state) {
+    (void)state;
+    kk_backend clock = kk_cpu_backend;
+    clock.picked = timed;
+    kk_engine *e = engine("tiny:f32:2", 1, 0);
+    e->model->be = &clock;
+    kk_session *s = tiny_session(e, CTX, KK_KV_BF16);
+    const kk_generate_opts how = {.max_tokens = TOKENS, .ignore_eos = true};
+    kk_result r;
+    tiny_append(s, prompt, 50);
+    assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
+    assert_true(r.spec.ahead > 0 && r.rounds > 2);
+    assert_true(fabs(r.spec.verify_s - device_s * r.rounds) < 1e-9);
+    kk_session_free(s);
+    kk_engine_close(e);
+}
+
 static void a_lost_choice_is_made_again(void **state) {
     uint64_t hash[2];
     kk_backend loses = kk_cpu_backend;
@@ -353,6 +381,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(it_does_go_ahead, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sinks_fill_up_all_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(company_makes_no_difference, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(rounds_in_flight_cost_what_the_device_says, setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(a_lost_choice_is_made_again, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(a_slow_caller_is_not_counted, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(nothing_is_allocated, setup, scratch_teardown),

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "backend/cpu/device.h"
 #include "engine/engine.h"
 #include "support/model_folder.h"
 
@@ -89,6 +90,54 @@ static void an_engine_describes_itself(void **state) {
     kk_engine_close(e);
 }
 
+static bool gpu_works;
+
+static kk_status gpu_usable(kk_err *err) {
+    return gpu_works ? KK_OK : kk_fail(err, KK_EDEVICE, "this GPU is on fire");
+}
+
+/* The CPU under the name of a GPU stands for one. */
+static void no_device_is_the_fastest_that_can(void **state) {
+    (void)state;
+    const struct {
+        kk_engine_opts opts;
+        bool works;
+        const char *device, *why;
+    } cases[] = {
+        {{.synthetic = "tiny:f32:2"}, true, "cuda", "fastest"},
+        {{.synthetic = "tiny:f32:2"}, false, "cpu", "this GPU is on fire"},
+        {{.synthetic = "tiny:f32:2", .device = "cpu"}, true, "cpu", "asked for"},
+        {{.synthetic = "tiny:f32:2", .device = "cuda"}, true, "cuda", "asked for"},
+        {{.synthetic = "tiny:f32:2", .isa = "reference"}, true, "cpu", "isa"},
+        {{.synthetic = "tiny:f32:2", .drafter = "synthetic"}, true, "cpu", "drafter"},
+        {{.synthetic = "tiny:f32:2", .projection = "synthetic:64"}, true, "cpu", "projection"},
+    };
+    kk_backend gpu = kk_cpu_backend;
+    gpu.name = "cuda";
+    gpu.usable = gpu_usable;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kk_engine *e;
+        kk_err err;
+        kk_device_info device;
+        kk_backend_add(&gpu);
+        gpu_works = cases[i].works;
+        assert_int_equal(open_with(cases[i].opts, &e, &err), KK_OK);
+        kk_engine_device(e, &device);
+        kk_engine_close(e);
+        kk_backend_add(NULL);
+        if (strcmp(device.device, cases[i].device) != 0 || !strstr(device.why, cases[i].why))
+            fail_msg("case %zu: %s, because %s", i, device.device, device.why);
+    }
+    kk_engine *e;
+    kk_err err;
+    kk_device_info device;
+    assert_int_equal(open_with((kk_engine_opts){.synthetic = "tiny:f32:2"}, &e, &err), KK_OK);
+    kk_engine_device(e, &device);
+    assert_string_equal(device.device, "cpu");
+    assert_non_null(strstr(device.why, "no module"));
+    kk_engine_close(e);
+}
+
 static void the_reference_kernels_can_be_asked_for(void **state) {
     const char *model = ((scratch *)*state)->dir;
     kk_engine *e;
@@ -155,6 +204,7 @@ static void the_machine_is_described(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_are_named),
+        cmocka_unit_test(no_device_is_the_fastest_that_can),
         cmocka_unit_test(an_engine_describes_itself),
         cmocka_unit_test(the_reference_kernels_can_be_asked_for),
         cmocka_unit_test(a_broken_tokenizer_is_an_error),
