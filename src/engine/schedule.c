@@ -229,7 +229,7 @@ static void run_batch(kk_engine *e) {
 
 static int64_t syncs_of(const kk_engine *e) {
     kk_dev_counts counts;
-    e->backend->counts(e->dev, &counts);
+    e->backend->instruments->counts(e->dev, &counts);
     return counts.syncs;
 }
 
