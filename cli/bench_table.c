@@ -36,6 +36,12 @@ static void print_drafting(const kk_bench_arm *m) {
     printf("\n              rounds by tokens drafted:");
     print_counts(t->drafts);
     printf(" (%lld to learn)\n", (long long)t->looking);
+    if (t->by[KK_SPEC_DFLASH].rounds == 0 || t->by[KK_SPEC_NGRAM].rounds == 0) return;
+    printf("              ");
+    for (kk_spec p = KK_SPEC_DFLASH; p <= KK_SPEC_NGRAM; p++)
+        printf("%s %lld rounds, %lld of %lld accepted%s", kk_spec_name(p),
+               (long long)t->by[p].rounds, (long long)t->by[p].accepted,
+               (long long)t->by[p].drafted, p < KK_SPEC_NGRAM ? "; " : "\n");
 }
 
 static void print_arm(const kk_bench_arm *m, kk_spec arm) {

@@ -29,8 +29,8 @@ static const option bench_options[] = {
     LOADER_MODEL_OPTIONS(bench_args, load),
     OPTION_HEADING("What is timed"),
     OPTION_STRING(NULL, "arms", "LIST", AT(arms),
-                  "ways to decode, compared on the same prompts: plain, dflash, ngram (default: "
-                  "plain alone)"),
+                  "ways to decode, compared on the same prompts: plain, dflash, ngram, auto "
+                  "(default: plain alone)"),
     {.kind = OPT_STRING,
      .brief = "c",
      .name = "ctx",
@@ -143,19 +143,32 @@ static bool read_rows(const bench_args *a, kk_bench_opts *o, int *code) {
     return true;
 }
 
+static bool arm_named(const char *name, size_t len, kk_spec *arm) {
+    static const struct {
+        const char *name;
+        kk_spec arm;
+    } arms[] = {{"plain", KK_SPEC_NONE},
+                {"dflash", KK_SPEC_DFLASH},
+                {"ngram", KK_SPEC_NGRAM},
+                {"auto", KK_SPEC_AUTO}};
+    for (size_t i = 0; i < OPTION_COUNT(arms); i++)
+        if (strlen(arms[i].name) == len && strncmp(name, arms[i].name, len) == 0) {
+            *arm = arms[i].arm;
+            return true;
+        }
+    return false;
+}
+
 /* Plain decoding is always there, and first: the others are held against it. */
 static bool read_arms(const bench_args *a, kk_bench_opts *o, int *code) {
     o->arms[o->n_arms++] = KK_SPEC_NONE;
     for (const char *at = a->arms ? a->arms : "plain"; *at;) {
         const size_t len = strcspn(at, ",");
-        const kk_spec arm = len == 5 && strncmp(at, "plain", 5) == 0    ? KK_SPEC_NONE
-                            : len == 6 && strncmp(at, "dflash", 6) == 0 ? KK_SPEC_DFLASH
-                            : len == 5 && strncmp(at, "ngram", 5) == 0  ? KK_SPEC_NGRAM
-                                                                        : KK_SPEC_AUTO;
-        if (arm == KK_SPEC_AUTO) {
+        kk_spec arm;
+        if (!arm_named(at, len, &arm)) {
             *code = options_wrong(&verb_bench,
-                                  "--arms takes plain, dflash and ngram; '%.*s' is "
-                                  "none of them",
+                                  "--arms takes plain, dflash, ngram and auto; '%.*s' is none of "
+                                  "them",
                                   (int)len, at);
             return false;
         }
@@ -208,18 +221,20 @@ static bool read_policies(bench_args *a, kk_bench_opts *o, int *code) {
 
 /* Random weights get a drafter of random weights where one is timed. */
 static bool open_options(bench_args *a, kk_bench_opts *o, loader_path *path, int *code) {
-    const bool drafts = has_arm(o, KK_SPEC_DFLASH);
+    const bool drafts = has_arm(o, KK_SPEC_DFLASH) || has_arm(o, KK_SPEC_AUTO);
     if (drafts && a->load.synthetic && !a->load.drafter) a->load.drafter = "synthetic";
     if (!loader_options(&verb_bench, &a->load, path, &o->engine, code)) return false;
     if (!drafts || o->engine.drafter) return true;
-    *code = options_wrong(&verb_bench, "the dflash arm needs a drafter: name one with -md DRAFTER");
+    *code = options_wrong(&verb_bench,
+                          "the dflash and auto arms need a drafter: name one with -md DRAFTER");
     return false;
 }
 
 static bool read_trace(const bench_args *a, kk_bench_opts *o, int *code) {
     kk_err err;
     if (!a->trace) return true;
-    const bool drafts = has_arm(o, KK_SPEC_DFLASH) || (a->policies && a->load.drafter);
+    const bool drafts =
+        has_arm(o, KK_SPEC_DFLASH) || has_arm(o, KK_SPEC_AUTO) || (a->policies && a->load.drafter);
     if (!drafts || !a->load.synthetic)
         *code = options_wrong(&verb_bench, "--accept-trace is for the dflash arm on --synthetic "
                                            "weights");

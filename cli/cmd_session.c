@@ -208,7 +208,7 @@ static const option load_options[] = {
     OPTION_INT("c", "ctx-size", "N", AT(cache.ctx), 0, 1 << 30,
                "most tokens held (default: as saved)"),
     OPTION_HEADING("Drafting (changes the speed, never the tokens)"),
-    OPTION_CHOICE("spec", "PROPOSER", AT(cache.spec), "dflash ngram none", NULL,
+    OPTION_CHOICE("spec", "PROPOSER", AT(cache.spec), "auto dflash ngram none", NULL,
                   "who drafts tokens: dflash, if it was saved with the same drafter, ngram or none "
                   "(default: as saved)"),
     LOADER_DRAFT_MAX_OPTION(AT(cache.draft_max)),
@@ -234,7 +234,8 @@ static void say_what_changed(const work *w) {
                 "%s: saved by %s on %s; from here on tokens may differ from those it would have "
                 "given there\n",
                 w->name, w->saved.build, w->saved.device);
-    if (w->saved.spec == KK_SPEC_DFLASH && spec == KK_SPEC_NONE && !w->args->cache.spec)
+    const bool drafted = w->saved.spec == KK_SPEC_DFLASH || w->saved.spec == KK_SPEC_AUTO;
+    if (drafted && spec == KK_SPEC_NONE && !w->args->cache.spec)
         fprintf(stderr, "%s: saved with a drafter that is not loaded; going on without drafts\n",
                 w->name);
 }

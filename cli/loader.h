@@ -140,9 +140,10 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                    "most tokens held (default: 4096, or the model's own if smaller)"),             \
         LOADER_KEEP_OPTIONS(T, m), LOADER_FORMAT_OPTION(offsetof(T, m.kv_format)),                 \
         OPTION_HEADING("Drafting (changes the speed, never the tokens)"),                          \
-        OPTION_CHOICE("spec", "PROPOSER", offsetof(T, m.spec), "dflash ngram none", NULL,          \
+        OPTION_CHOICE("spec", "PROPOSER", offsetof(T, m.spec), "auto dflash ngram none", NULL,     \
                       "who drafts tokens: dflash (the drafter), ngram (what followed before in "   \
-                      "the same text) or none (default: dflash with a drafter, else none)"),       \
+                      "the same text), auto (both: in each round whichever promises more) or "     \
+                      "none (default: auto with a drafter, else none)"),                           \
         LOADER_DRAFT_MAX_OPTION(offsetof(T, m.draft_max)),                                         \
         OPTION_FLAG(NULL, "draft-fixed", offsetof(T, m.draft_fixed),                               \
                     "always draft --draft-max tokens, whether it pays or not"),                    \

@@ -149,18 +149,30 @@ static double accept_len(const kk_spec_stats *t) {
     return t->rounds ? (double)(t->accepted + t->rounds) / (double)t->rounds : 0;
 }
 
+/* What each proposer that drafted did. */
+static json_t *by_proposer(const kk_spec_stats *t) {
+    json_t *by = json_object();
+    for (kk_spec p = KK_SPEC_DFLASH; p <= KK_SPEC_NGRAM; p++)
+        if (t->by[p].rounds > 0)
+            json_object_set_new(by, kk_spec_name(p),
+                                json_pack("{s:I, s:I, s:I}", "rounds", (json_int_t)t->by[p].rounds,
+                                          "drafted", (json_int_t)t->by[p].drafted, "accepted",
+                                          (json_int_t)t->by[p].accepted));
+    return by;
+}
+
 static json_t *spec_object(const stream *s) {
     const kk_spec_stats *t = &s->result.spec;
     json_t *parts = json_pack("{s:o, s:o, s:o, s:o}", "draft_s", output_real(t->draft_s),
                               "verify_s", output_real(t->verify_s), "choose_s",
                               output_real(t->choose_s), "commit_s", output_real(t->commit_s));
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o}", "proposer",
-                     kk_spec_name(kk_session_spec(s->session)), "rounds", (json_int_t)t->rounds,
-                     "rows", (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted",
-                     (json_int_t)t->accepted, "accept_len", output_real(accept_len(t)), "histogram",
-                     counts(t->histogram), "chosen", counts(t->chosen), "looking",
-                     (json_int_t)t->looking, "ahead", (json_int_t)t->ahead, "syncs",
-                     (json_int_t)s->result.syncs, "timings", parts);
+    return json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o}", "proposer",
+        kk_spec_name(kk_session_spec(s->session)), "rounds", (json_int_t)t->rounds, "rows",
+        (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted,
+        "accept_len", output_real(accept_len(t)), "histogram", counts(t->histogram), "chosen",
+        counts(t->chosen), "looking", (json_int_t)t->looking, "ahead", (json_int_t)t->ahead,
+        "syncs", (json_int_t)s->result.syncs, "timings", parts, "by", by_proposer(t));
 }
 
 static bool print_json(const stream *s, json_t *more) {

@@ -36,7 +36,7 @@ _kakeya() {
     --kv-format | --latents) # the program names its K/V formats when it is given another
         words=$("$1" run --kv-format '?' 2>&1 | sed -n 's/.*--kv-format takes \(.*\), not .*/\1/p') ;;
     --projection-type) words="q8_0 file" ;;
-    --spec) words="dflash ngram none" ;;
+    --spec) words="auto dflash ngram none" ;;
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
     --draft-type) words="q8_0 q4_0 file" ;;
     --policies) words="all exact,window exact,restored --ctx" ;;

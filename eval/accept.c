@@ -28,6 +28,12 @@ void kk_spec_stats_add(kk_spec_stats *to, const kk_spec_stats *more) {
     to->drafted += more->drafted;
     to->accepted += more->accepted;
     to->looking += more->looking;
+    for (int i = 0; i <= KK_SPEC_NGRAM; i++) {
+        to->by[i].rounds += more->by[i].rounds;
+        to->by[i].drafted += more->by[i].drafted;
+        to->by[i].accepted += more->by[i].accepted;
+        for (int k = 0; k <= KK_MAX_DRAFT; k++) to->by[i].drafts[k] += more->by[i].drafts[k];
+    }
     for (int i = 0; i <= KK_MAX_DRAFT; i++) {
         to->histogram[i] += more->histogram[i];
         to->chosen[i] += more->chosen[i];

@@ -19,7 +19,7 @@
 
 enum {
     KK_BENCH_ROWS = 16,
-    KK_BENCH_ARMS = 3,
+    KK_BENCH_ARMS = 4,
     KK_BENCH_SETS = 8,
     KK_BENCH_MAX_REPEAT = 64,
     KK_BENCH_CONTEXTS = 8,

@@ -37,7 +37,7 @@ kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ct
     if (arm == KK_SPEC_NONE) return how;
     how.draft_max = o->draft_max;
     how.draft_fixed = o->draft_fixed;
-    if (arm == KK_SPEC_DFLASH) how.draft_ctx = o->draft_ctx;
+    if (arm != KK_SPEC_NGRAM) how.draft_ctx = o->draft_ctx;
     return how;
 }
 
@@ -49,8 +49,8 @@ static kk_status open_lane(arms *a, int32_t arm, const kk_prompt *p, kk_err *err
     lane *l = &a->lane[arm];
     KK_TRY(kk_session_new(&l->session, a->engine, &how, err));
     l->begun = l->session->drafting;
-    if (o->arms[arm] == KK_SPEC_DFLASH && o->trace.p > 0)
-        KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
+    const bool drafter = o->arms[arm] == KK_SPEC_DFLASH || o->arms[arm] == KK_SPEC_AUTO;
+    if (drafter && o->trace.p > 0) KK_TRY(kk_trace_new(&l->trace, l->session, &o->trace, err));
     const double begin = kk_now();
     KK_TRY(kk_session_append(l->session, p->ids, p->n, NULL, NULL, err));
     l->prefill_s = kk_now() - begin;
@@ -194,8 +194,7 @@ static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uin
         kk_bench_row *row = &set->row[(int32_t)(stream - 1) * o->n_arms + i];
         count(&set->arm[i], &a->lane[i], o->repeat);
         keep_row(row, p, &a->lane[i], o->repeat);
-        row->predicted_s =
-            kk_bench_costs_predict(costs, first, &row->spec, o->arms[i] == KK_SPEC_DFLASH);
+        row->predicted_s = kk_bench_costs_predict(costs, first, &row->spec);
         set->arm[i].predicted_s += row->predicted_s;
     }
     close_lanes(a);
@@ -233,8 +232,9 @@ static void conclude(const arms *a, kk_bench_set *set) {
     for (int32_t i = 0; i < a->opts->n_arms; i++) {
         kk_bench_arm *m = &set->arm[i];
         const kk_spec_stats *t = &m->spec;
-        const bool dflash = a->opts->arms[i] == KK_SPEC_DFLASH;
-        const double forwards = t->verify_s + (dflash ? t->draft_s : 0);
+        const kk_spec arm = a->opts->arms[i];
+        const bool drafter = arm == KK_SPEC_DFLASH || arm == KK_SPEC_AUTO;
+        const double forwards = t->verify_s + (drafter ? t->draft_s : 0);
         m->tok_s = over((double)m->tokens, m->seconds);
         m->speedup = over(m->tok_s, over((double)plain->tokens, plain->seconds));
         m->accept_len = over((double)(t->accepted + t->rounds), (double)t->rounds);

@@ -120,10 +120,8 @@ static int32_t list_rows(const kk_session *s, const kk_bench_opts *o, int32_t *r
     const kk_rounds *r = &s->engine->rounds;
     int32_t most = s->spec == KK_SPEC_DFLASH ? s->draft_max + 1 : 1, n = 0;
     for (int32_t i = 0; i < o->n_arms; i++)
-        if (o->arms[i] == KK_SPEC_NGRAM && !o->draft_max)
-            most = 16;
-        else if (o->arms[i] == KK_SPEC_NGRAM)
-            most = o->draft_max + 1;
+        if (o->arms[i] == KK_SPEC_NGRAM || o->arms[i] == KK_SPEC_AUTO)
+            most = o->draft_max ? o->draft_max + 1 : 16;
     if (most > r->max_logits) most = r->max_logits;
     for (size_t i = 0; i < sizeof all / sizeof *all && all[i] <= most; i++) rows[n++] = all[i];
     if (rows[n - 1] < most) rows[n++] = most;
@@ -165,16 +163,15 @@ void kk_bench_costs_fill(const costs *c, kk_bench_set *set) {
     memcpy(set->draft, t.draft, (size_t)t.n_draft * sizeof *t.draft);
 }
 
-double kk_bench_costs_predict(const costs *c, int32_t first, const kk_spec_stats *rounds,
-                              bool drafter) {
+double kk_bench_costs_predict(const costs *c, int32_t first, const kk_spec_stats *rounds) {
     table t;
     double seconds = 0;
     if (first >= c->passes) first = 0;
     tabulate(c, first, &t);
     for (int32_t n = 0; n <= KK_MAX_DRAFT; n++) {
-        double one = kk_bench_cost(t.verify, t.n_verify, n + 1);
-        if (drafter && n > 0) one += kk_bench_cost(t.draft, t.n_draft, n);
-        seconds += (double)rounds->drafts[n] * one;
+        const double drafted = (double)rounds->by[KK_SPEC_DFLASH].drafts[n];
+        seconds += (double)rounds->drafts[n] * kk_bench_cost(t.verify, t.n_verify, n + 1);
+        if (n > 0) seconds += drafted * kk_bench_cost(t.draft, t.n_draft, n);
     }
     return seconds;
 }
@@ -234,7 +231,8 @@ kk_status kk_bench_costs_new(costs **out, const kk_bench_opts *o, kk_engine *e, 
     (*out)->engine = e;
     (*out)->arm = KK_SPEC_NONE;
     for (int32_t i = 0; i < o->n_arms; i++)
-        if (o->arms[i] == KK_SPEC_DFLASH) (*out)->arm = KK_SPEC_DFLASH;
+        if (o->arms[i] == KK_SPEC_DFLASH || o->arms[i] == KK_SPEC_AUTO)
+            (*out)->arm = KK_SPEC_DFLASH;
     return KK_OK;
 }
 

@@ -29,10 +29,8 @@ void kk_bench_costs_free(kk_bench_costs *c); /* NULL is fine */
 kk_status kk_bench_costs_pass(kk_bench_costs *c, kk_err *err);
 int32_t kk_bench_costs_passes(const kk_bench_costs *c); /* so far */
 void kk_bench_costs_fill(const kk_bench_costs *c, kk_bench_set *set);
-/* Seconds of rounds with these drafts, from the passes since the first-th; drafter: they paid for
- * their drafts. */
-double kk_bench_costs_predict(const kk_bench_costs *c, int32_t first, const kk_spec_stats *rounds,
-                              bool drafter);
+/* Seconds of rounds with these drafts, from the passes since the first-th. */
+double kk_bench_costs_predict(const kk_bench_costs *c, int32_t first, const kk_spec_stats *rounds);
 /* Seconds of a pass of so many rows, between the nearest that were measured; 0: none was. */
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 /* A session as an arm decodes in it. */

@@ -117,14 +117,26 @@ static json_t *settings_json(const kk_bench_opts *o, const kk_bench_result *r) {
 
 /* ---- arms -------------------------------------------------------------------------------- */
 
+static json_t *by_proposer(const kk_spec_stats *t) {
+    json_t *by = json_object();
+    for (kk_spec p = KK_SPEC_DFLASH; p <= KK_SPEC_NGRAM; p++)
+        if (t->by[p].rounds > 0)
+            json_object_set_new(
+                by, kk_spec_name(p),
+                json_pack("{s:I, s:I, s:I, s:o}", "rounds", (json_int_t)t->by[p].rounds, "drafted",
+                          (json_int_t)t->by[p].drafted, "accepted", (json_int_t)t->by[p].accepted,
+                          "drafts", kk_report_counts(t->by[p].drafts)));
+    return by;
+}
+
 static json_t *drafting_json(const kk_bench_arm *m) {
     const kk_spec_stats *t = &m->spec;
-    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "rounds",
-                     (json_int_t)t->rounds, "drafted", (json_int_t)t->drafted, "accepted",
-                     (json_int_t)t->accepted, "accept_len", kk_report_real(m->accept_len),
-                     "rows_per_round", kk_report_real(m->rows), "histogram",
-                     kk_report_counts(t->histogram), "chosen", kk_report_counts(t->chosen),
-                     "drafts", kk_report_counts(t->drafts), "looking", (json_int_t)t->looking);
+    return json_pack(
+        "{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:o}", "rounds", (json_int_t)t->rounds,
+        "drafted", (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "accept_len",
+        kk_report_real(m->accept_len), "rows_per_round", kk_report_real(m->rows), "histogram",
+        kk_report_counts(t->histogram), "chosen", kk_report_counts(t->chosen), "drafts",
+        kk_report_counts(t->drafts), "looking", (json_int_t)t->looking, "by", by_proposer(t));
 }
 
 static json_t *parts_json(const kk_bench_arm *m) {

@@ -75,8 +75,9 @@ static kk_status draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_er
 
 kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts, kk_err *err) {
     *out = NULL;
-    kk_drafting_member *m = s->spec == KK_SPEC_DFLASH ? &s->drafting.member[0] : NULL;
-    if (!m) return kk_fail(err, KK_EINVAL, "a trace needs a session that drafts by dflash");
+    const bool drafter = s->drafting.n > 0 && s->drafting.member[0].spec == KK_SPEC_DFLASH;
+    kk_drafting_member *m = &s->drafting.member[0];
+    if (!drafter) return kk_fail(err, KK_EINVAL, "a trace needs a session that drafts by dflash");
     kk_trace *t = kk_zalloc(sizeof *t);
     if (!t) return kk_fail(err, KK_ENOMEM, "no memory for a trace");
     t->as = *m->proposer;

@@ -243,7 +243,8 @@ typedef struct kk_session kk_session;
 
 /* Who drafts tokens.  Drafting changes how fast tokens come, never which. */
 typedef enum {
-    KK_SPEC_AUTO = 0, /* dflash when the engine has a drafter, else none */
+    KK_SPEC_AUTO = 0, /* dflash and ngram, whichever promises more in a round, when the engine has
+                       * a drafter; else none */
     KK_SPEC_NONE,     /* plain decoding */
     KK_SPEC_DFLASH,   /* the drafter */
     KK_SPEC_NGRAM,    /* what followed last time in the session's own tokens */
@@ -285,7 +286,7 @@ KK_API kk_status kk_session_fork_at(kk_session **out, kk_session *s, int32_t len
 KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
-KK_API kk_spec kk_session_spec(const kk_session *s); /* never KK_SPEC_AUTO */
+KK_API kk_spec kk_session_spec(const kk_session *s); /* KK_SPEC_AUTO: both proposers */
 /* The options it has come to, defaults filled in. */
 KK_API void kk_session_options(const kk_session *s, kk_session_opts *out);
 
@@ -382,6 +383,12 @@ typedef bool (*kk_on_token)(void *user, int32_t id);
 
 enum { KK_MAX_DRAFT = 31 }; /* tokens drafted in one round, at most */
 
+/* What one proposer did. */
+typedef struct {
+    int64_t rounds, drafted, accepted; /* rounds that it drafted for, and tokens */
+    int64_t drafts[KK_MAX_DRAFT + 1];  /* its rounds by tokens that were drafted */
+} kk_spec_part;
+
 /* What drafting did. */
 typedef struct {
     int64_t rounds, rows;                /* verify forwards, and rows in them */
@@ -391,6 +398,7 @@ typedef struct {
     int64_t drafts[KK_MAX_DRAFT + 1];    /* rounds by tokens that were drafted */
     int64_t looking;                     /* rounds that drafted only to learn whether it pays */
     int64_t ahead;                       /* rounds enqueued before their token was known */
+    kk_spec_part by[KK_SPEC_NGRAM + 1];  /* by kk_spec: dflash and ngram */
     double draft_s, verify_s, choose_s, commit_s; /* where the time went */
 } kk_spec_stats;
 

@@ -17,8 +17,10 @@ typedef struct {
     kk_round *const *rounds;
     int32_t n, rows; /* sessions, and rows of the forward */
     kk_choice choice[KK_MAX_GROUPS];
+    int32_t at_hand[KK_MAX_GROUPS], match[KK_MAX_GROUPS]; /* of drafts made before the choice */
     double draft_s, verify_s;
-    bool untimed; /* it was read while another session waited: how long it took is not known */
+    double pass_s; /* of draft_s what more drafts would take again */
+    bool untimed;  /* it was read while another session waited: how long it took is not known */
 } step;
 
 /* Sessions of a round keep their rows alike. */
@@ -29,26 +31,29 @@ static kk_costs *costs_of(const step *s) {
 
 /* ---- drafts ----------------------------------------------------------------------------- */
 
-/* Who drafts for a session in this round; NULL: nobody ever does. */
-static kk_drafting_member *drafter_of(const kk_round *r) {
-    return r->drafting->n > 0 ? &r->drafting->member[0] : NULL;
-}
-
-static const kk_proposer *proposer_of(const kk_round *r) {
-    const kk_drafting_member *m = drafter_of(r);
-    return m ? m->proposer : NULL;
-}
-
-/* A session that never drafts costs no pass of a proposer's either. */
-static bool drafts_free(const kk_round *r) {
-    const kk_proposer *p = proposer_of(r);
-    return !p || p->free;
+/* A draft that costs no pass is made before it is chosen how much of it is used: of the first such
+ * proposer of a session; -1: it has none. */
+static int32_t free_member(const kk_round *r) {
+    for (int32_t k = 0; k < r->drafting->n; k++)
+        if (r->drafting->member[k].proposer->free) return k;
+    return -1;
 }
 
 /* The most that neither the outcome's limit nor the context would cut. */
-static int32_t most_drafts(const kk_round *r) {
+static int32_t most_drafts(const kk_round *r, int32_t member) {
     const int32_t fits = least(r->room - 1, r->cap - r->len - 1);
-    return drafter_of(r) ? least(least(r->draft_max, KK_MAX_DRAFT), fits) : 0;
+    const int32_t own = r->drafting->member[member].most;
+    const int32_t most = own ? least(r->draft_max, own) : r->draft_max;
+    return least(least(most, KK_MAX_DRAFT), fits);
+}
+
+/* The member that drafts for session i in this pass, if there is one: those at hand before the
+ * choice, those chosen after it. */
+static const kk_drafting_member *drafter_in(const step *s, int32_t i, bool chosen) {
+    const kk_round *r = s->rounds[i];
+    const int32_t free = free_member(r), who = chosen ? s->choice[i].who : free;
+    if (who < 0 || (chosen && (s->choice[i].n == 0 || who == free))) return NULL;
+    return &r->drafting->member[who];
 }
 
 /* An id outside the vocabulary ends a draft: proposers are not trusted. */
@@ -59,36 +64,56 @@ static int32_t sound(const kk_rounds *all, const kk_draft *d) {
     return n;
 }
 
+/* What a proposer put off is done before its pass, and timed apart: rows that wait for a drafter are
+ * work that comes whether it drafts or not, unless it drafts round after round. */
+static kk_status catch_up(step *s, const kk_drafting_member *m, kk_err *err) {
+    const double from = kk_now();
+    if (m->proposer->flush) KK_TRY(m->proposer->flush(m->self, err));
+    if (m->steady) s->pass_s += kk_now() - from;
+    return KK_OK;
+}
+
 /* One pass for all sessions that this proposer drafts for. */
-static kk_status draft_with(step *s, const kk_proposer *who, kk_err *err) {
+static kk_status draft_with(step *s, const kk_proposer *who, bool chosen, kk_err *err) {
     kk_draft drafts[KK_MAX_GROUPS];
-    kk_round *of[KK_MAX_GROUPS];
-    int32_t n = 0;
+    int32_t of[KK_MAX_GROUPS], n = 0;
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
-        const int32_t max = who->free ? most_drafts(r) : s->choice[i].n;
-        if (proposer_of(r) != who || max == 0) continue;
-        of[n] = r;
-        drafts[n++] = (kk_draft){.self = drafter_of(r)->self,
+        const kk_drafting_member *m = drafter_in(s, i, chosen);
+        if (!m || m->proposer != who) continue;
+        const int32_t max = chosen ? s->choice[i].n : most_drafts(r, free_member(r));
+        if (max == 0) continue;
+        if (chosen) KK_TRY(catch_up(s, m, err));
+        of[n] = i;
+        drafts[n++] = (kk_draft){.self = m->self,
                                  .tokens = r->tokens,
                                  .len = r->len,
                                  .out = r->tokens + r->len,
                                  .max = max};
     }
     if (n == 0) return KK_OK;
+    const double from = kk_now();
     KK_TRY(who->draft(who, drafts, n, err));
-    for (int32_t i = 0; i < n; i++) of[i]->n_draft = sound(s->all, &drafts[i]);
+    if (chosen) s->pass_s += kk_now() - from;
+    for (int32_t k = 0; k < n; k++) {
+        const int32_t i = of[k], got = sound(s->all, &drafts[k]);
+        if (chosen) s->rounds[i]->n_draft = got;
+        if (!chosen) s->at_hand[i] = got, s->match[i] = drafts[k].match;
+    }
     return KK_OK;
 }
 
-/* Every proposer that costs a pass, or every one that does not, once. */
-static kk_status draft_all(step *s, bool free, kk_err *err) {
+/* Every proposer that drafts in this pass, once. */
+static kk_status draft_all(step *s, bool chosen, kk_err *err) {
     const double from = kk_now();
     for (int32_t i = 0; i < s->n; i++) {
-        const kk_proposer *who = proposer_of(s->rounds[i]);
-        int32_t earlier = 0;
-        while (proposer_of(s->rounds[earlier]) != who) earlier++;
-        if (who && earlier == i && who->free == free) KK_TRY(draft_with(s, who, err));
+        const kk_drafting_member *m = drafter_in(s, i, chosen);
+        bool first = m;
+        for (int32_t k = 0; first && k < i; k++) {
+            const kk_drafting_member *other = drafter_in(s, k, chosen);
+            first = !other || other->proposer != m->proposer;
+        }
+        if (first) KK_TRY(draft_with(s, m->proposer, chosen, err));
     }
     s->draft_s += kk_now() - from;
     return KK_OK;
@@ -96,30 +121,59 @@ static kk_status draft_all(step *s, bool free, kk_err *err) {
 
 /* ---- how much of it --------------------------------------------------------------------- */
 
+/* Classes double the match: 2 and 3 tokens, 4 to 7, 8 to 15, more. */
+static int32_t class_of(int32_t match) {
+    int32_t class = 0;
+    while (class + 1 < KK_DRAFT_CLASSES && match >= 4 << class) class ++;
+    return class;
+}
+
 /* A draft that costs nothing is at hand when its length is chosen; others are made to length. */
-static int32_t to_be_had(const kk_round *r) { return drafts_free(r) ? r->n_draft : most_drafts(r); }
+static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
+    const kk_round *r = s->rounds[i];
+    const int32_t free = free_member(r);
+    c->n_from = r->drafting->n;
+    c->budget = c->n_from > 0 ? &r->drafting->member[0].seen.budget : NULL;
+    for (int32_t k = 0; k < c->n_from; k++) {
+        kk_drafting_member *m = &r->drafting->member[k];
+        c->from[k] = (kk_alternative){.seen = &m->seen,
+                                      .max = k == free ? s->at_hand[i] : most_drafts(r, k),
+                                      .draft_class = k == free ? class_of(s->match[i]) : 0,
+                                      .free = m->proposer->free};
+    }
+}
+
+/* A draft of a fixed length: what is at hand, or else the first that can draft. */
+static void fix_length(kk_choice *c, int32_t most) {
+    c->who = 0;
+    for (int32_t k = 0; k < c->n_from; k++)
+        if (c->from[k].free && c->from[k].max > 0) c->who = k;
+    c->n = c->n_from > 0 ? least(c->from[c->who].max, most) : 0;
+}
 
 /* The controller has the rows that drafts of a fixed length leave. */
 static void choose_lengths(step *s) {
     const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
-    kk_acceptance of_nobody = {0}; /* of sessions that never draft, and only take their row */
     int32_t left = most;
     bool asks = false;
     for (int32_t i = 0; i < s->n; i++) {
-        const kk_round *r = s->rounds[i];
-        kk_drafting_member *m = drafter_of(r);
-        s->choice[i] = (kk_choice){.seen = m ? &m->seen : &of_nobody, .free = drafts_free(r)};
-        if (r->draft_fixed)
-            left -= least(to_be_had(r), share - 1);
-        else
-            s->choice[i].max = to_be_had(r);
-        asks |= m && !r->draft_fixed;
+        kk_choice *c = &s->choice[i], fixed = {0};
+        *c = (kk_choice){0};
+        list_alternatives(s, i, s->rounds[i]->draft_fixed ? &fixed : c);
+        fix_length(&fixed, share - 1);
+        left -= fixed.n;
+        asks |= c->n_from > 0;
     }
     if (asks) kk_controller_choose(costs_of(s), s->choice, s->n, left);
     for (int32_t i = 0; i < s->n; i++) {
         kk_round *r = s->rounds[i];
-        if (r->draft_fixed) s->choice[i].n = least(to_be_had(r), share - 1);
-        if (drafts_free(r)) r->n_draft = least(r->n_draft, s->choice[i].n);
+        kk_choice *c = &s->choice[i];
+        if (r->draft_fixed) {
+            *c = (kk_choice){0};
+            list_alternatives(s, i, c);
+            fix_length(c, share - 1);
+        }
+        if (c->n > 0 && c->who == free_member(r)) r->n_draft = c->n;
     }
 }
 
@@ -390,37 +444,54 @@ static kk_status match_all(step *s, kk_err *err) {
 
 /* ---- what was learned ------------------------------------------------------------------- */
 
+static void count(const step *s, int32_t i) {
+    const kk_round *r = s->rounds[i];
+    const kk_choice *c = &s->choice[i];
+    kk_spec_stats *t = r->stats;
+    t->rounds++;
+    t->rows += r->n_draft + 1;
+    t->drafted += r->n_draft;
+    t->accepted += r->n_right;
+    t->histogram[r->n_right]++;
+    t->chosen[c->n]++;
+    t->drafts[r->n_draft]++;
+    t->looking += c->exploring;
+    t->draft_s += s->draft_s;
+    t->verify_s += s->verify_s;
+    if (r->n_draft == 0) return;
+    const kk_spec spec = r->drafting->member[c->who].spec;
+    kk_spec_part *by = &t->by[spec <= KK_SPEC_NGRAM ? spec : 0];
+    by->rounds++;
+    by->drafted += r->n_draft;
+    by->accepted += r->n_right;
+    by->drafts[r->n_draft]++;
+}
+
+static void learn_session(const step *s, int32_t i) {
+    kk_round *r = s->rounds[i];
+    kk_choice c = s->choice[i];
+    /* A stop id that was drafted, or a mask that allows nothing, ends the round without a verdict on
+     * the draft after it. */
+    const bool unjudged = r->n_right == r->n_out;
+    for (int32_t k = 0; k < r->drafting->n; k++)
+        r->drafting->member[k].steady = r->n_draft > 0 && k == c.who;
+    if (c.n_from > 0)
+        kk_controller_saw(costs_of(s), &c, unjudged ? r->n_right : r->n_draft, r->n_right);
+}
+
 static void learn(const step *s) {
-    int32_t drafted = 0;
-    bool looking = false;
+    kk_spent spent = {
+        .sessions = s->n, .rows = s->rows, .verify_s = s->verify_s, .draft_s = s->pass_s};
     for (int32_t i = 0; i < s->n; i++) {
-        kk_round *r = s->rounds[i];
-        kk_spec_stats *t = r->stats;
-        /* A stop id that was drafted, or a mask that allows nothing, ends the round without a
-         * verdict on the draft after it. */
-        const bool unjudged = r->n_right == r->n_out;
-        kk_drafting_member *m = drafter_of(r);
-        if (m) kk_controller_saw(&m->seen, unjudged ? r->n_right : r->n_draft, r->n_right);
-        if (!drafts_free(r)) drafted += r->n_draft;
-        looking |= s->choice[i].looking;
-        t->rounds++;
-        t->rows += r->n_draft + 1;
-        t->drafted += r->n_draft;
-        t->accepted += r->n_right;
-        t->histogram[r->n_right]++;
-        t->chosen[s->choice[i].n]++;
-        t->drafts[r->n_draft]++;
-        t->looking += s->choice[i].looking;
-        t->draft_s += s->draft_s;
-        t->verify_s += s->verify_s;
+        const kk_choice *c = &s->choice[i];
+        if (c->n_from > 0 && !c->from[c->who].free) spent.drafted += s->rounds[i]->n_draft;
+        spent.exploring |= c->exploring;
     }
-    const kk_spent spent = {.sessions = s->n,
-                            .rows = s->rows,
-                            .drafted = drafted,
-                            .verify_s = s->verify_s,
-                            .draft_s = s->draft_s,
-                            .looking = looking};
     if (!s->untimed) kk_controller_spent(costs_of(s), &spent);
+    for (int32_t i = 0; i < s->n; i++) {
+        learn_session(s, i);
+        count(s, i);
+    }
 }
 
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {
@@ -436,9 +507,9 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     step s = {.all = all, .rounds = rounds, .n = n};
     const bool ahead = goes_ahead(&s);
     if ((ahead || n > 1) && all->in_flight != rounds[0]) land(all);
-    kk_status st = draft_all(&s, true, err);
+    kk_status st = draft_all(&s, false, err);
     if (st == KK_OK) choose_lengths(&s);
-    if (st == KK_OK) st = draft_all(&s, false, err);
+    if (st == KK_OK) st = draft_all(&s, true, err);
     if (st == KK_ENOMEM) {
         drop_drafts(&s);
         st = KK_OK;

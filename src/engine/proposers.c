@@ -77,15 +77,22 @@ uint64_t kk_engine_proposer_fingerprint(kk_engine *e, const kk_proposer_entry *e
 
 /* ---- a session's ------------------------------------------------------------------------ */
 
-/* AUTO is the drafter where there is one. */
+/* AUTO is the drafter and what followed last time where there is a drafter, else plain decoding. */
 static kk_spec chosen(const kk_engine *e, kk_spec spec) {
-    if (spec != KK_SPEC_AUTO) return spec;
-    return e->dflash ? KK_SPEC_DFLASH : KK_SPEC_NONE;
+    return spec == KK_SPEC_AUTO && !e->dflash ? KK_SPEC_NONE : spec;
+}
+
+kk_spec kk_session_first_spec(kk_spec spec) { return spec == KK_SPEC_AUTO ? KK_SPEC_DFLASH : spec; }
+
+/* Drafts that nothing is said of are as long as is good for the proposer. */
+static int32_t most_of(const kk_proposer_entry *entry, int32_t draft_max) {
+    if (draft_max == 0) return entry->standard;
+    return entry->most && draft_max > entry->most ? entry->most : draft_max;
 }
 
 static kk_status check_entry(const kk_proposer_entry *entry, const kk_session_opts *o,
                              kk_err *err) {
-    if (entry->most && o->draft_max > entry->most)
+    if (entry->most && o->draft_max > entry->most && o->spec != KK_SPEC_AUTO)
         return kk_fail(err, KK_EINVAL, "drafts of %d tokens: this drafter's block holds %d",
                        o->draft_max, entry->most);
     if (!entry->pages || entry->pages->fits[o->kv_format]) return KK_OK;
@@ -95,7 +102,8 @@ static kk_status check_entry(const kk_proposer_entry *entry, const kk_session_op
 }
 
 kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *err) {
-    const kk_proposer_entry *entry = kk_engine_proposer(e, chosen(e, o->spec));
+    const kk_proposer_entry *entry =
+        kk_engine_proposer(e, kk_session_first_spec(chosen(e, o->spec)));
     if ((int)o->spec < 0 || (o->spec > KK_SPEC_NGRAM && !entry))
         return kk_fail(err, KK_EINVAL, "no proposer has the number %d", o->spec);
     if (o->spec > KK_SPEC_NONE && !entry)
@@ -111,8 +119,10 @@ kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *
     return entry ? check_entry(entry, o, err) : KK_OK;
 }
 
-static kk_status open_member(kk_session *s, kk_proposer_entry *entry, kk_err *err) {
+static kk_status open_member(kk_session *s, kk_spec spec, kk_err *err) {
     kk_engine *e = s->engine;
+    kk_proposer_entry *entry = kk_engine_proposer(e, spec);
+    if (!entry) return KK_OK;
     kk_proposer_opts how = {.shared = entry->shared,
                             .backend = e->backend,
                             .dev = e->dev,
@@ -124,17 +134,37 @@ static kk_status open_member(kk_session *s, kk_proposer_entry *entry, kk_err *er
         how.layout = &entry->pages->layout[s->format];
         for (int k = 0; k < KK_KINDS; k++) how.pool[k] = entry->pages->pool[s->format][k];
     }
-    return kk_drafting_add(&s->drafting, entry->proposer, &how, &entry->known, err);
+    KK_TRY(kk_drafting_add(&s->drafting, entry->proposer, &how, &entry->known, err));
+    kk_drafting_member *m = &s->drafting.member[s->drafting.n - 1];
+    m->spec = spec;
+    m->most = most_of(entry, s->draft_max);
+    return KK_OK;
+}
+
+/* Sessions that rebuild rows keep as many as a round drafts: the second of two proposers does not ask
+ * for more than the first would be content with. */
+static void fit_window(kk_session *s) {
+    const kk_session_keeps *k = &s->keeps;
+    const bool restored =
+        k->kind[KK_SLIDING] == KK_KEEP_RESTORED || k->kind[KK_FULL] == KK_KEEP_RESTORED;
+    const int32_t first = s->drafting.member[0].most;
+    for (int32_t i = 1; restored && i < s->drafting.n; i++) {
+        kk_drafting_member *m = &s->drafting.member[i];
+        const int32_t fits = k->window - 1 > first ? k->window - 1 : first;
+        if (m->most > fits) m->most = fits;
+    }
 }
 
 kk_status kk_session_open_proposers(kk_session *s, kk_err *err) {
     kk_engine *e = s->engine;
     s->spec = chosen(e, s->spec);
-    kk_proposer_entry *entry = kk_engine_proposer(e, s->spec);
-    if (!entry) return KK_OK;
     kk_engine_lock(e);
-    const kk_status st = open_member(s, entry, err);
+    kk_status st = open_member(s, kk_session_first_spec(s->spec), err);
+    if (st == KK_OK && s->spec == KK_SPEC_AUTO) st = open_member(s, KK_SPEC_NGRAM, err);
     kk_engine_unlock(e);
-    if (st == KK_OK && !s->draft_max) s->draft_max = entry->standard;
-    return st;
+    if (st != KK_OK || s->draft_max) return st;
+    fit_window(s);
+    for (int32_t i = 0; i < s->drafting.n; i++)
+        if (s->drafting.member[i].most > s->draft_max) s->draft_max = s->drafting.member[i].most;
+    return KK_OK;
 }

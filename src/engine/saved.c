@@ -259,7 +259,7 @@ static bool sound(const kk_saved_head *h) {
     const int64_t len = h->len, rows = h->settled || len == 0 ? len : len - 1;
     return h->ctx >= 1 && h->len >= 0 && h->len <= h->ctx && h->vocab >= 1 &&
            !(h->settled && h->len == 0) && h->verifier.rows == rows && h->kv_format >= 0 &&
-           h->spec > KK_SPEC_AUTO && h->spec < KK_MOST_SPECS && h->fingerprint != 0 &&
+           h->spec >= KK_SPEC_AUTO && h->spec < KK_MOST_SPECS && h->fingerprint != 0 &&
            (h->format == 2 ? h->context.rows == (h->drafter ? rows : 0) : points_are_sound(h)) &&
            kk_sampling_check(&h->sampling, NULL) == KK_OK && keeps_are_sound(h);
 }

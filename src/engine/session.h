@@ -46,7 +46,7 @@ struct kk_session {
     int32_t *tokens; /* [ctx] */
     int32_t len, ctx;
     float *logits; /* [vocab] */
-    kk_spec spec;  /* never KK_SPEC_AUTO */
+    kk_spec spec;  /* KK_SPEC_AUTO: dflash and ngram */
     kk_drafting drafting;
     int32_t draft_max, draft_ctx;
     bool draft_fixed;
@@ -60,6 +60,8 @@ struct kk_session {
 /* In proposers.c: what a session is to draft by, checked against the engine; and opened. */
 kk_status kk_session_check_spec(kk_engine *e, const kk_session_opts *o, kk_err *err);
 kk_status kk_session_open_proposers(kk_session *s, kk_err *err);
+/* The proposer whose state is saved: of AUTO the drafter's. */
+kk_spec kk_session_first_spec(kk_spec spec);
 
 /* A session under diagnosis, for evaluations and tests alone: it restores rows, keeps the true ones
  * too, and what it rebuilds is mix * true + (1 - mix) * rebuilt, 0 to 1.  With 1 it gives exactly

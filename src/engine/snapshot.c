@@ -522,7 +522,7 @@ static bool has_state(kk_engine *e, const kk_saved_head *h, const kk_proposer_en
 static kk_status choose_spec(kk_engine *e, const kk_saved_head *h, const char *path,
                              const kk_session_opts *o, kk_spec *out, kk_err *err) {
     *out = o->spec != KK_SPEC_AUTO ? o->spec : (kk_spec)h->spec;
-    const kk_proposer_entry *entry = kk_engine_proposer(e, *out);
+    const kk_proposer_entry *entry = kk_engine_proposer(e, kk_session_first_spec(*out));
     if (*out == KK_SPEC_NONE || (entry && has_state(e, h, entry))) return KK_OK;
     if (o->spec == KK_SPEC_AUTO) {
         *out = KK_SPEC_NONE;
@@ -556,7 +556,7 @@ static kk_status choose_opts(kk_engine *e, const kk_saved_head *h, const char *p
     if (out->ctx > 0 && out->ctx < h->len)
         return kk_fail(err, KK_ECONTEXT, PATH_FMT " has %d tokens, a context of %d is too small",
                        path, h->len, out->ctx);
-    const kk_proposer_entry *entry = kk_engine_proposer(e, spec);
+    const kk_proposer_entry *entry = kk_engine_proposer(e, kk_session_first_spec(spec));
     if (entry && entry->proposer->load && o->draft_ctx && o->draft_ctx != out->draft_ctx)
         return kk_fail(err, KK_EINVAL,
                        PATH_FMT " was saved with a drafter that looks back over %d rows (0: all), "

@@ -1,26 +1,28 @@
-/* controller.h - how many tokens to draft, from what rounds cost here and what was accepted.
+/* controller.h - who drafts the next tokens of a session, and how many.
  *
- * Costs are the engine's: the time of a verify forward by its rows, and of a draft by its
- * tokens, measured as rounds go by.  Acceptance is the session's: how often the draft at each
- * depth was right when all before it were.  A choice maximises expected tokens per second over
- * all sessions of a round together; 0 for all of them is plain decoding.  A session alone whose
- * drafts were all right so far gives up to 2 % of it for a longer one, to learn more.
+ * A choice maximises expected tokens per second, over all sessions of a round together; 0 tokens
+ * for all of them is plain decoding.  It needs two things, both learned while decoding:
  *
- * Drafting must never cost much, whatever is drafted.  So each session has two accounts, counted
- * in tokens of plain decoding: what its drafts gained is added, what they cost is taken off, and
- * a draft that they could not bear if it failed is not made.  Drafts expected to pay live on the
- * credit; those made only to learn, looks, on the purse.  A small allowance at the start and one
- * in a hundred of all rounds feed them, and looks that keep failing become rare.
+ *   costs       the engine's: seconds of a verify forward by its rows, and of a draft by its tokens;
+ *   acceptance  each session's, by proposer and depth: how often the token at a depth was right when
+ *               all before it were.  Drafts of one proposer that are not equally good by what the
+ *               proposer itself knows (how long a suffix an n-gram was found by) are told apart by
+ *               a class.
  *
- * No clock and no chance in here: the same calls give the same choices.  A zeroed kk_costs and a
- * zeroed kk_acceptance know nothing and are valid.  The caller sees to it that calls on one
- * kk_costs do not overlap. */
+ * Drafting must never cost much, whatever is drafted.  So a session has a budget, counted in tokens
+ * of plain decoding: what drafts lost is taken off, what they gained is added up to where it began,
+ * and one round in a hundred refills it.  Drafts that are expected to pay may lose `credit`.  A
+ * proposer of which too little is known is tried, by exploratory drafts, if it would be better than
+ * what is chosen should all that is not known of it turn out well; those may lose `exploration`.
+ *
+ * No clock and no chance in here: the same calls give the same choices.  Zeroed structs know nothing
+ * and are valid.  The caller sees to it that calls on one kk_costs do not overlap. */
 #ifndef KK_PROPOSE_CONTROLLER_H
 #define KK_PROPOSE_CONTROLLER_H
 
 #include "kakeya.h"
 
-enum { KK_COST_ROWS = 64 };
+enum { KK_COST_ROWS = 64, KK_DRAFT_CLASSES = 4, KK_ALTERNATIVES = 2 };
 
 /* Seconds by number of rows, learned.  Rows not measured are taken from their neighbours. */
 typedef struct {
@@ -29,49 +31,51 @@ typedef struct {
 } kk_cost_table;
 
 typedef struct {
-    kk_cost_table verify;      /* by rows of the forward, over all sessions */
-    kk_cost_table draft;       /* by tokens drafted by proposers that are not free, all sessions */
-    int64_t undrafted;         /* rounds since one of those was run */
-    double total_s, looking_s; /* spent in all, and of it extra in rounds that looked */
+    kk_cost_table verify;        /* by rows of the forward, over all sessions */
+    kk_cost_table draft;         /* by tokens of proposers that are not free, over all sessions */
+    int64_t since_plain;         /* rounds since one without drafts */
+    double total_s, exploring_s; /* spent in all, and of it extra in rounds that explored */
 } kk_costs;
 
-/* What a session's drafts were worth, by depth, the recent ones counting most. */
+/* What a session may lose by drafting: both are 0 when it is whole, and negative after losses. */
 typedef struct {
-    double tried[KK_MAX_DRAFT], right[KK_MAX_DRAFT];
-    int32_t reached;              /* depths that it tried itself; of others it knows by hearsay */
-    bool broken;                  /* a draft of its own was not right to its end */
-    int32_t streak;               /* drafts in a row that began right; negative: wrong */
-    double credit, purse;         /* tokens gained less lost: by drafts that should pay, by looks */
-    int32_t idle;                 /* rounds since the last draft */
-    int32_t patience;             /* rounds to wait before looking again */
-    int32_t last_n, last_right;   /* the last draft, until it is settled */
-    bool last_free, last_looking; /* how it was made */
+    double credit, exploration; /* tokens of plain decoding */
+} kk_draft_budget;
+
+/* What a proposer's drafts were worth in a session, by class and depth, the recent ones counting
+ * most. */
+typedef struct {
+    double tried[KK_DRAFT_CLASSES][KK_MAX_DRAFT], right[KK_DRAFT_CLASSES][KK_MAX_DRAFT];
+    int32_t reached[KK_DRAFT_CLASSES]; /* depths that the session tried itself */
+    kk_draft_budget budget;            /* of a session, kept by the first of its proposers */
 } kk_acceptance;
 
+/* One way to draft for a session in this round. */
 typedef struct {
     kk_acceptance *seen;
-    int32_t max;  /* most tokens to draft: room, context, block; 0: none now */
-    bool free;    /* drafting costs no forward of its own (ngram) */
-    int32_t n;    /* the choice */
-    bool looking; /* made to learn, not expected to pay */
+    int32_t max;         /* most tokens: what is at hand, room, context, block; 0: none now */
+    int32_t draft_class; /* < KK_DRAFT_CLASSES; a higher one is at least as good */
+    bool free;           /* drafting costs no forward of its own (ngram) */
+} kk_alternative;
 
-    int32_t cap;              /* scratch: what the credit bears */
-    int32_t grown;            /* scratch: twice a draft that was right to its end, else 0 */
-    double rate, alive, next; /* scratch: chances at depth n, up to it, and one further */
+typedef struct {
+    kk_draft_budget *budget;
+    kk_alternative from[KK_ALTERNATIVES];
+    int32_t n_from;
+    /* The choice: n tokens of from[who]. */
+    int32_t who, n;
+    bool exploring; /* made to learn, not expected to pay */
+
+    int32_t sessions;             /* of the round; 0: the controller was not asked */
+    bool unproven;                /* what was seen does not suffice to expect that it pays */
+    double otherwise;             /* times plain decoding: what was left undone to explore */
+    int32_t cap[KK_ALTERNATIVES]; /* scratch: what the credit bears */
+    int32_t at;                   /* scratch: the alternative under consideration; -1: none */
+    double rate, alive, next;     /* scratch: chances at depth n, up to it, and one further */
 } kk_choice;
 
-/* Fills n and looking of every choice.  most_rows: rows the forward can hold in all, >= n. */
+/* Fills who, n and exploring of every choice.  most_rows: rows the forward can hold in all, >= n. */
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows);
-/* What came of a session's draft: `drafted` tokens of it were put to the test, the first `right`
- * of which were accepted.  Tokens that were never judged, behind a stop id or a limit, do not
- * count as drafted.  drafted 0: the proposer had nothing, or was not asked. */
-void kk_controller_saw(kk_acceptance *seen, int32_t drafted, int32_t right);
-
-/* What sessions before it saw, a session begins with, as a few drafts of its own, and with what
- * they left to be spent on looks; and adds what it saw itself.  Of depths that drafts no longer
- * reach, soon nothing is known: what was right there may have been another text's. */
-void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known);
-void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen);
 
 /* What a round took, over all its sessions. */
 typedef struct {
@@ -79,12 +83,23 @@ typedef struct {
     int32_t rows;    /* of the verify forward: sessions + all drafted tokens */
     int32_t drafted; /* tokens, by proposers that are not free; 0: none was run */
     double verify_s, draft_s;
-    bool looking; /* any of the choices was */
+    bool exploring; /* any of the choices was */
 } kk_spent;
 void kk_controller_spent(kk_costs *costs, const kk_spent *spent);
+/* What came of a session's choice, after the round was counted as spent: `drafted` tokens were put
+ * to the test, the first `right` of which were accepted.  Tokens that were never judged, behind a
+ * stop id or a limit, do not count as drafted.  drafted 0: the proposer had nothing, or none was
+ * asked. */
+void kk_controller_saw(const kk_costs *costs, kk_choice *choice, int32_t drafted, int32_t right);
 
-/* Expected tokens of a round that drafts n: for reports. */
-double kk_acceptance_tokens(const kk_acceptance *seen, int32_t n);
+/* A session begins with what sessions before it saw as its prior, and with the budget they left;
+ * and adds what it saw itself.  Of depths that drafts no longer reach, soon nothing is known: what
+ * was right there may have been another text's. */
+void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known);
+void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen);
+
+/* Expected tokens of a round that drafts n. */
+double kk_acceptance_tokens(const kk_acceptance *seen, int32_t draft_class, int32_t n);
 /* Seconds at so many rows, measured or inferred; 0: nothing was measured. */
 double kk_cost_at(const kk_cost_table *t, int32_t rows);
 

@@ -14,6 +14,9 @@ enum { KK_MAX_PROPOSERS = 2 };
 typedef struct {
     const kk_proposer *proposer;
     void *self;
+    kk_spec spec;         /* its number in the engine; 0: it has none */
+    int32_t most;         /* tokens of a draft; 0: as many as a round takes */
+    bool steady;          /* it drafted in the round before */
     kk_acceptance seen;   /* of the session's drafts by it */
     kk_acceptance *known; /* of the engine's sessions; borrowed; NULL: nobody collects it */
 } kk_drafting_member;

@@ -144,6 +144,7 @@ static void draft_one(kk_draft *d) {
     int32_t from = 0;
     for (int i = 0; i < INDEXES && !from; i++) from = find(g, i, &g->matched);
     d->n = from ? d->max : 0;
+    d->match = from ? g->matched : 0;
     for (int32_t i = 0; i < d->n; i++)
         d->out[i] = from + i < d->len ? g->tokens[from + i] : d->out[from + i - d->len];
 }

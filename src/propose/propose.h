@@ -42,9 +42,10 @@ typedef struct {
     void *self;            /* the session's state at this proposer */
     const int32_t *tokens; /* its timeline [0, len); the last of them is the anchor */
     int32_t len;
-    int32_t *out; /* [max] */
-    int32_t max;  /* >= 1 */
-    int32_t n;    /* out: how many were written */
+    int32_t *out;  /* [max] */
+    int32_t max;   /* >= 1 */
+    int32_t n;     /* out: how many were written */
+    int32_t match; /* out: tokens of the timeline's end that the draft was found by; 0: not said */
 } kk_draft;
 
 typedef struct kk_proposer kk_proposer;

@@ -94,7 +94,7 @@ exits 2 run --device mlx
 
 # Who drafts, how much, and with what.
 exits 2 run --spec wrong
-has "$err" "--spec takes dflash ngram none"
+has "$err" "--spec takes auto dflash ngram none"
 exits 2 run --draft-max 0 -p x
 has "$err" "1 to 31" "--spec none"
 exits 2 run --draft-max 32 -p x

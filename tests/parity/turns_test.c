@@ -157,8 +157,10 @@ static void turns_are_cheap_and_the_same(void **state) {
     const kk_engine_opts opts = {
         .model = TINY "/verifier", .drafter = TINY "/drafter", .no_pin = true};
     assert_ok(kk_engine_open(&e, &opts, why));
+    int64_t by_dflash = 0, by_ngram = 0; /* accepted of sessions with both */
     for (int m = 0; m < MODES; m++) {
-        chat d = chat_new(e, (mode)m, formats[m], KK_SPEC_DFLASH),
+        const kk_spec spec = m == PLAIN_TALK ? KK_SPEC_DFLASH : KK_SPEC_AUTO;
+        chat d = chat_new(e, (mode)m, formats[m], spec),
              p = chat_new(e, (mode)m, formats[m], KK_SPEC_NONE);
         int64_t accepted = 0;
         for (int32_t turn = 0; turn < TURNS; turn++) {
@@ -171,12 +173,15 @@ static void turns_are_cheap_and_the_same(void **state) {
             if (!lossless_same_session(d.s, p.s, what))
                 fail_msg("mode %d, turn %d: %s", m, turn, what);
             accepted += x.spec.accepted;
+            if (spec == KK_SPEC_AUTO) by_dflash += x.spec.by[KK_SPEC_DFLASH].accepted;
+            by_ngram += x.spec.by[KK_SPEC_NGRAM].accepted;
         }
         assert_true(d.s->len > 3 * WINDOW); /* the window has wrapped more than twice */
         if (m < MODES - 1) assert_true(accepted > 0);
         chat_free(&d);
         chat_free(&p);
     }
+    assert_true(by_dflash > 0 && by_ngram > 0);
     kk_engine_close(e);
 }
 

@@ -154,10 +154,19 @@ static inline kk_status lossless_draft(const kk_proposer *me, kk_draft *drafts, 
     return KK_OK;
 }
 
+/* A session with a drafter has two proposers: the second is n-gram's. */
+static inline void lossless_without_ngram(kk_session *s) {
+    if (s->drafting.n < 2) return;
+    const kk_drafting_member *m = &s->drafting.member[1];
+    if (m->proposer->close) m->proposer->close(m->self);
+    s->drafting.n = 1;
+}
+
 /* Drafts by ngram, beside the drafter where the session has one, whose state must follow. */
 static inline bool lossless_by_ngram(kk_session *s, char why[SAY]) {
     const kk_proposer_opts how = {.mem = &s->engine->mem, .max_len = s->ctx};
-    LOSSLESS_TRY(kk_drafting_add(&s->drafting, &kk_propose_ngram, &how, NULL, err));
+    if (s->drafting.n < 2)
+        LOSSLESS_TRY(kk_drafting_add(&s->drafting, &kk_propose_ngram, &how, NULL, err));
     if (s->drafting.n == 1) return true;
     const kk_drafting_member drafter = s->drafting.member[0];
     s->drafting.member[0] = s->drafting.member[1];
@@ -171,11 +180,15 @@ static inline bool lossless_draft_by(kk_session *s, lossless_oracle *o, int32_t 
     s->draft_max = block - 1;
     s->draft_fixed = o->who != BY_CONTROLLER;
     if (s->drafting.n) o->own = kk_dflash_config(s->engine->dflash)->block - 1;
+    for (int32_t i = 0; i < s->drafting.n; i++)
+        if (s->drafting.member[i].proposer->free) s->drafting.member[i].most = 0;
     if (o->who == BY_NGRAM) return lossless_by_ngram(s, why);
     if (o->who == BY_CONTROLLER) {
         if (s->draft_max > o->own) s->draft_max = o->own;
         return true;
     }
+    lossless_without_ngram(s);
+    if (s->drafting.n) s->drafting.member[0].most = 0;
     o->as = s->drafting.n ? *s->drafting.member[0].proposer : (kk_proposer){0};
     o->as.name = "oracle";
     o->as.draft = lossless_draft;

@@ -291,7 +291,7 @@ static void drafts_that_cannot_be_are_refused(void **state) {
     char beyond[12];
     assert_true(kk_engine_drafter(with, &d));
     snprintf(beyond, sizeof beyond, "%d", d.block);
-    assert_refused(with, (kk_session_opts){.draft_max = d.block}, beyond);
+    assert_refused(with, (kk_session_opts){.spec = KK_SPEC_DFLASH, .draft_max = d.block}, beyond);
     assert_refused(with, (kk_session_opts){.spec = KK_SPEC_DFLASH, .draft_max = d.block}, beyond);
     assert_refused(with, (kk_session_opts){.draft_max = -1}, "-1");
     assert_refused(with, (kk_session_opts){.spec = KK_SPEC_NGRAM, .draft_max = 32}, "32");
@@ -306,8 +306,11 @@ static void drafts_that_cannot_be_are_refused(void **state) {
     for (int i = 0; i < 3; i++) {
         kk_session *s = NULL;
         assert_ok(kk_session_new(&s, with, &fine[i], why));
-        assert_int_equal(s->draft_max, i == 2 ? 16 : d.block - 1);
-        assert_int_equal(kk_session_spec(s), i == 2 ? KK_SPEC_NGRAM : KK_SPEC_DFLASH);
+        const int32_t longest = i == 2 ? 16 : i == 1 ? 15 : d.block - 1; /* auto: n-gram's */
+        assert_int_equal(s->draft_max, longest);
+        assert_int_equal(kk_session_spec(s), i == 2 ? KK_SPEC_NGRAM : KK_SPEC_AUTO);
+        assert_int_equal(s->drafting.n, i == 2 ? 1 : 2);
+        if (i < 2) assert_int_equal(s->drafting.member[0].most, d.block - 1);
         kk_session_free(s);
     }
     int64_t bytes[KK_MEM_CATEGORIES];

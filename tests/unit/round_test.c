@@ -388,8 +388,8 @@ static void fixed_and_chosen_drafts_share_a_round(void **state) {
         draft_by(shared[i], &o);
         shared[i]->draft_fixed = i == 0;
         for (int32_t k = 0; k < KK_MAX_DRAFT; k++) {
-            shared[i]->drafting.member[0].seen.tried[k] = 40;
-            shared[i]->drafting.member[0].seen.right[k] = i == 0 ? 0 : 40;
+            shared[i]->drafting.member[0].seen.tried[0][k] = 40;
+            shared[i]->drafting.member[0].seen.right[0][k] = i == 0 ? 0 : 40;
         }
         rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
         kk_round_first(&e->rounds, &rounds[i]);

@@ -106,7 +106,8 @@ static void a_fresh_engine_goes_on(void **state) {
         tiny_append(s, prompt, 205);
         assert_ok(kk_session_save(s, path, why));
         kk_session *again = load(fresh, path);
-        assert_int_equal(again->spec, KK_SPEC_DFLASH);
+        assert_int_equal(again->spec, KK_SPEC_AUTO);
+        assert_int_equal(again->drafting.n, 2);
         assert_true(generate(s) == generate(again));
         kk_session_free(s);
         kk_session_free(again);
