@@ -36,8 +36,6 @@
 /* Costs.  A measurement keeps this share of its weight per later one: costs are a machine's, and
  * change by minutes; 500 rounds average out noise of 20 %. */
 static KK_TUNABLE double COST_MEMORY = 0.998;
-/* Weight below which a row counts as not measured: what is that old is asked for again. */
-static KK_TUNABLE double COST_FORGOTTEN = 0.01;
 /* Share of a surprise that all row counts have in common (context, speed of the machine): a change
  * is followed within some thirty rounds. */
 static KK_TUNABLE double COST_COMMON = 0.03;
@@ -97,7 +95,7 @@ static bool measured_once(double weight) { return weight < 1.5; }
 static void collect(points *p, const kk_cost_table *t, bool well) {
     p->n = 0;
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) {
-        if (t->weight[r] < COST_FORGOTTEN || (well && measured_once(t->weight[r]))) continue;
+        if (t->weight[r] <= 0 || (well && measured_once(t->weight[r]))) continue;
         p->rows[p->n] = r;
         p->seconds[p->n] = t->seconds[r];
         p->weight[p->n++] = t->weight[r];
@@ -245,7 +243,7 @@ static void measured(kk_costs *costs, kk_cost_table *t, int32_t rows, double sec
         rows = KK_COST_ROWS;
     }
     double *known = &t->seconds[rows], *weight = &t->weight[rows];
-    if (*weight < COST_FORGOTTEN) {
+    if (*weight <= 0) {
         *known = inferred > 0 ? at_most(seconds, COST_CLIP * inferred) : seconds;
         *weight = 1;
         return;
