@@ -6,7 +6,7 @@
 #include "core/file.h"
 #include "eval/parity.h"
 #include "format/safetensors.h"
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 
 /* A folder's expect.safetensors; tensors are views into it. */
 typedef struct {

@@ -64,8 +64,8 @@ static int32_t sound(const kk_rounds *all, const kk_draft *d) {
     return n;
 }
 
-/* What a proposer put off is done before its pass, and timed apart: rows that wait for a drafter are
- * work that comes whether it drafts or not, unless it drafts round after round. */
+/* What a proposer put off is done before its pass, and timed apart: rows that wait for a drafter
+ * are work that comes whether it drafts or not, unless it drafts round after round. */
 static kk_status catch_up(step *s, const kk_drafting_member *m, kk_err *err) {
     const double from = kk_now();
     if (m->proposer->flush) KK_TRY(m->proposer->flush(m->self, err));
@@ -470,8 +470,8 @@ static void count(const step *s, int32_t i) {
 static void learn_session(const step *s, int32_t i) {
     kk_round *r = s->rounds[i];
     kk_choice c = s->choice[i];
-    /* A stop id that was drafted, or a mask that allows nothing, ends the round without a verdict on
-     * the draft after it. */
+    /* A stop id that was drafted, or a mask that allows nothing, ends the round without a verdict
+     * on the draft after it. */
     const bool unjudged = r->n_right == r->n_out;
     for (int32_t k = 0; k < r->drafting->n; k++)
         r->drafting->member[k].steady = r->n_draft > 0 && k == c.who;

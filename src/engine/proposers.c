@@ -25,6 +25,7 @@ const char *kk_spec_name(kk_spec s) {
 /* ---- the table -------------------------------------------------------------------------- */
 
 static kk_status add_taps(kk_rounds *all, const kk_proposer_entry *entry, kk_err *err) {
+    assert(entry->taps && entry->n_taps > 0);
     if (all->n_tapped == 0) {
         all->tapped = entry->taps;
         all->n_tapped = entry->n_taps;
@@ -141,8 +142,8 @@ static kk_status open_member(kk_session *s, kk_spec spec, kk_err *err) {
     return KK_OK;
 }
 
-/* Sessions that rebuild rows keep as many as a round drafts: the second of two proposers does not ask
- * for more than the first would be content with. */
+/* Sessions that rebuild rows keep as many as a round drafts: the second of two proposers does not
+ * ask for more than the first would be content with. */
 static void fit_window(kk_session *s) {
     const kk_session_keeps *k = &s->keeps;
     const bool restored =

@@ -4,7 +4,7 @@
 #define KK_MODEL_MODEL_H
 
 #include "backend/layer.h"
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 
 /* ---- loading ---------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@
 #define KK_MODEL_RESTORER_H
 
 #include "format/projection.h"
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 
 typedef struct {
     const kk_backend *backend;

@@ -8,8 +8,8 @@
  * and its own row most.
  *
  * Acceptance is estimated with a Beta prior per depth, whose mean is the estimate of the depth
- * before it, and at the first depth that of the class below.  All questions are answered by the same
- * estimate from three priors of the very first token: 1/2 for what is expected, 0 for what is
+ * before it, and at the first depth that of the class below.  All questions are answered by the
+ * same estimate from three priors of the very first token: 1/2 for what is expected, 0 for what is
  * certain (nothing but what was seen), 1 for what is possible.  Old observations fade, so that what
  * is certain falls and what is possible rises again while a proposer is not asked: that alone
  * decides when it is worth exploring once more.
@@ -45,8 +45,8 @@ static KK_TUNABLE double COST_CLIP = 2;
 /* Share of a cost that is taken to grow with the rows where nothing is measured: all of it would
  * forbid every first draft, none would make it as long as it can be. */
 static KK_TUNABLE double COST_GROWTH = 0.5;
-/* A drafted row costs at least this share of a plain round: clocks cannot tell less, and drafts that
- * are never right must not seem to cost nothing. */
+/* A drafted row costs at least this share of a plain round: clocks cannot tell less, and drafts
+ * that are never right must not seem to cost nothing. */
 static KK_TUNABLE double COST_OF_ROW = 0.05;
 /* By how much a cost may be lower than thought when it was not measured, which is the noise of one
  * measurement; after w measurements by 1 / (1 + w) of it. */
@@ -58,11 +58,11 @@ static KK_TUNABLE double PRIOR_WEIGHT = 3;
 /* Share that an observation keeps per round: texts change within a hundred. */
 static KK_TUNABLE double MEMORY = 0.99;
 
-/* Budget, in tokens of plain decoding.  What exploratory drafts may lose at first, so that an answer
- * of a hundred tokens loses 3 % at most. */
+/* Budget, in tokens of plain decoding.  What exploratory drafts may lose at first, so that an
+ * answer of a hundred tokens loses 3 % at most. */
 static KK_TUNABLE double EXPLORATION = 2;
-/* What drafts that are expected to pay may lose, beyond what they gained: a run of bad luck does not
- * stop them, a change of the text does. */
+/* What drafts that are expected to pay may lose, beyond what they gained: a run of bad luck does
+ * not stop them, a change of the text does. */
 static KK_TUNABLE double CREDIT = 12;
 /* What a round adds to both: the share of all time that may be spent on learning. */
 static KK_TUNABLE double REFILL = 0.01;
@@ -465,8 +465,8 @@ typedef struct {
     int32_t total;       /* drafted tokens */
 } best_total;
 
-/* Walks through the totals.  One whose cost is little known may be chosen over a better one, as long
- * as it is expected to pay. */
+/* Walks through the totals.  One whose cost is little known may be chosen over a better one, as
+ * long as it is expected to pay. */
 static best_total walk(plan *p) {
     restart(p);
     double tokens = p->sessions;

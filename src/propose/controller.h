@@ -3,11 +3,11 @@
  * A choice maximises expected tokens per second, over all sessions of a round together; 0 tokens
  * for all of them is plain decoding.  It needs two things, both learned while decoding:
  *
- *   costs       the engine's: seconds of a verify forward by its rows, and of a draft by its tokens;
- *   acceptance  each session's, by proposer and depth: how often the token at a depth was right when
- *               all before it were.  Drafts of one proposer that are not equally good by what the
- *               proposer itself knows (how long a suffix an n-gram was found by) are told apart by
- *               a class.
+ *   costs       the engine's: seconds of a verify forward by its rows, and of a draft by tokens;
+ *   acceptance  each session's, by proposer and depth: how often the token at a depth was right
+ *               when all before it were.  Drafts of one proposer that are not equally good by what
+ *               the proposer itself knows (how long a suffix an n-gram was found by) are told apart
+ *               by a class.
  *
  * Drafting must never cost much, whatever is drafted.  So a session has a budget, counted in tokens
  * of plain decoding: what drafts lost is taken off, what they gained is added up to where it began,
@@ -15,8 +15,8 @@
  * proposer of which too little is known is tried, by exploratory drafts, if it would be better than
  * what is chosen should all that is not known of it turn out well; those may lose `exploration`.
  *
- * No clock and no chance in here: the same calls give the same choices.  Zeroed structs know nothing
- * and are valid.  The caller sees to it that calls on one kk_costs do not overlap. */
+ * No clock and no chance in here: the same calls give the same choices.  Zeroed structs know
+ * nothing and are valid.  The caller sees to it that calls on one kk_costs do not overlap. */
 #ifndef KK_PROPOSE_CONTROLLER_H
 #define KK_PROPOSE_CONTROLLER_H
 
@@ -74,7 +74,8 @@ typedef struct {
     double rate, alive, next;     /* scratch: chances at depth n, up to it, and one further */
 } kk_choice;
 
-/* Fills who, n and exploring of every choice.  most_rows: rows the forward can hold in all, >= n. */
+/* Fills who, n and exploring of every choice.  most_rows: rows the forward can hold in all, >=
+ * n. */
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows);
 
 /* What a round took, over all its sessions. */

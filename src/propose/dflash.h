@@ -1,4 +1,4 @@
-/* dflash.h - drafts by the block-diffusion drafter of model/dflash.h.
+/* dflash.h - drafts by the block-diffusion drafter of model/dflash_model.h.
  *
  * A session's state is context K/V of committed rows, in a cache of its own, and a queue of taps of
  * rows that are not in it yet.  The queue spares a session that does not draft nearly all of the
@@ -8,7 +8,7 @@
 #ifndef KK_PROPOSE_DFLASH_H
 #define KK_PROPOSE_DFLASH_H
 
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 #include "propose/propose.h"
 
 enum { KK_TAP_QUEUE = 64 }; /* rows that may wait */

@@ -3,7 +3,7 @@
  * everything given back.
  * ctest: threads (random weights are made by several) */
 #define _GNU_SOURCE
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 #include "support/drafter_folder.h"
 #include "support/ok.h"
 

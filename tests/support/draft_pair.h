@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "model/dflash.h"
+#include "model/dflash_model.h"
 #include "support/ok.h"
 
 enum { PAIR_CHUNK = 128, PAIR_BLOCKS = 4 };

@@ -199,7 +199,7 @@ static void test_arms(void **state) {
     assert_int_equal(set->verify[0].seconds.n, 6);
     assert_int_equal(set->draft[0].seconds.n, 6);
     /* Attention of every format, bf16 first; two full layers and ten sliding ones. */
-    assert_int_equal(r->n_attention, 4);
+    assert_int_equal(r->n_attention, 5);
     assert_int_equal(r->attention[0].format, KK_KV_BF16);
     near(r->attention[1].kv_ratio, 2, 0.01);
     assert_true(r->attention[3].kv_ratio < r->attention[2].kv_ratio);

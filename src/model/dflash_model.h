@@ -1,4 +1,4 @@
-/* dflash.h - the block-diffusion drafter, written once in terms of backend.h.
+/* dflash_model.h - the block-diffusion drafter, written once in terms of backend.h.
  *
  * It reads the verifier's hidden states at a few layers (taps).  For each committed row they
  * become context K/V of every layer, kept in a cache of the drafter's own (extend).  A block is

@@ -1,4 +1,4 @@
-/* device.c - which device an engine runs on: the one that was asked for, or the fastest here that
+/* device_choice.c - which device an engine runs on: the one that was asked for, or the fastest here that
  * can do what the options ask. */
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* dflash.c - the drafter's two passes; see dflash.h.
+/* dflash_model.c - the drafter's two passes; see dflash_model.h.
  *
  * Extending reads like this: taps -> fc -> hidden_norm -> per layer k and v, stored.  The same
  * normed row feeds every layer, so context rows never see attention or an MLP.  Drafting is a
