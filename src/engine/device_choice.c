@@ -1,5 +1,5 @@
-/* device_choice.c - which device an engine runs on: the one that was asked for, or the fastest here that
- * can do what the options ask. */
+/* device_choice.c - which device an engine runs on: the one that was asked for, or the fastest here
+ * that can do what the options ask. */
 #include <stdio.h>
 
 #include "engine/engine.h"
