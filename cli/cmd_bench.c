@@ -225,8 +225,8 @@ static bool open_options(bench_args *a, kk_bench_opts *o, loader_path *path, int
     if (drafts && a->load.synthetic && !a->load.drafter) a->load.drafter = "synthetic";
     if (!loader_options(&verb_bench, &a->load, path, &o->engine, code)) return false;
     if (!drafts || o->engine.drafter) return true;
-    *code = options_wrong(&verb_bench,
-                          "the dflash and auto arms need a drafter: name one with -md DRAFTER");
+    *code = options_wrong(
+        &verb_bench, "the dflash arm needs a drafter, and so does auto: name one with -md DRAFTER");
     return false;
 }
 

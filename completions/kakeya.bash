@@ -40,7 +40,7 @@ _kakeya() {
     --draft-embed-scale | --embed-scale) words="1 once twice" ;;
     --draft-type) words="q8_0 q4_0 file" ;;
     --policies) words="all exact,window exact,restored --ctx" ;;
-    --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram" ;;
+    --arms) words="plain plain,dflash plain,ngram plain,dflash,ngram plain,dflash,ngram,auto" ;;
     --set) words="code chat needle json edit prose" ;;
     --accept-trace) words="geom:0.744:1" ;;
     --rows) words="none 1,2,4,8,16" ;;

@@ -154,7 +154,8 @@ void kk_rule_drafting_never_ran(kk_gate *g) {
     double drafted;
     if (kk_gate_is(g, "bench"))
         json_object_foreach(json_object_get(g->report, "arms"), name,
-                            arm) if ((strstr(name, "dflash") || strstr(name, "ngram")) &&
+                            arm) if ((strstr(name, "dflash") || strstr(name, "ngram") ||
+                                      strcmp(name, "auto") == 0) &&
                                      kk_gate_number(arm, "drafted", &drafted) && drafted <= 0)
             kk_gate_say(g, "the arm %.40s drafted nothing in %.0f rounds", name,
                         kk_gate_number_or(arm, "rounds", 0));

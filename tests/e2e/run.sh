@@ -43,7 +43,7 @@ for format in bf16 q4; do
     has "$out" '"proposer": "none"' '"drafted": 0' '"accept_len": 1.0' "\"format\": \"$format\"" \
         '"kv.drafter": 0'
     plain=$(tokens_of) plain_hash=$(hash_of)
-    for how in "--spec dflash" "" "--draft-max 3" "--draft-max 7 --draft-fixed" \
+    for how in "--spec dflash" "--spec auto" "--draft-max 3" "--draft-max 7 --draft-fixed" \
         "--spec ngram" "--draft-ctx 64" "--draft-embed-scale twice --draft-fixed" "--spec none"; do
         exits 0 $tiny_pair -p "$text" --kv-format $format -md "$shipped/drafter" $how
         same "$(tokens_of)" "$plain" "tokens with $format $how"
@@ -51,7 +51,7 @@ for format in bf16 q4; do
     done
 done
 [ "$plain_hash" != "$hash" ] || fail "no hash"
-exits 0 $tiny_pair -p "$text" -md "$shipped/drafter" --draft-max 5 --draft-fixed
+exits 0 $tiny_pair -p "$text" -md "$shipped/drafter" --spec dflash --draft-max 5 --draft-fixed
 json "$out" spec proposer rounds rows drafted accepted accept_len histogram chosen looking timings \
     draft_s verify_s choose_s commit_s
 has "$out" '"proposer": "dflash"'
@@ -61,8 +61,10 @@ same $((rounds + accepted)) 79 "the first token takes no round"
 [ "$(number drafted)" -gt $((4 * rounds)) ] || fail "--draft-fixed drafts less than 5 a round"
 [ "$(number kv.drafter)" -gt 0 ] || fail "the drafter's K/V are not counted"
 has "$out" '"chosen": [0, 0, 0'
+exits 0 $tiny_pair -p "$text" -md "$shipped/drafter" --spec auto --draft-fixed
+has "$out" '"proposer": "auto"' '"by": {' '"ngram": {'
 exits 0 run -m "$shipped/verifier" -md "$shipped/drafter" -p "$text" -n 40 -v
-has "$err" "drafter of 3 layers" "dflash: " "tokens per round" "drafted tokens accepted"
+has "$err" "drafter of 3 layers" "auto: " "tokens per round" "drafted tokens accepted"
 
 # The model that is shipped brings its drafter; one that is named does not.
 mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
@@ -70,7 +72,7 @@ cp "$KAKEYA" "$work/tree/bin/kakeya"
 ln -s "$shipped" "$work/tree/share/kakeya/models/tiny"
 there=$KAKEYA KAKEYA=$work/tree/bin/kakeya
 exits 0 run -p "$text" -n 8 --json
-has "$out" '"proposer": "dflash"'
+has "$out" '"proposer": "auto"'
 exits 0 run -p "$text" -n 8 --json -md none
 has "$out" '"proposer": "none"' '"weights.drafter": 0'
 exits 0 run -p "$text" -n 8 --json --spec ngram
@@ -79,7 +81,7 @@ KAKEYA=$there
 exits 0 run -m "$shipped/verifier" -p "$text" -n 8 --json
 has "$out" '"proposer": "none"' '"weights.drafter": 0'
 exits 0 run $tiny -md synthetic --tokens 2,17,5 -n 8 --json
-has "$out" '"proposer": "dflash"' "\"tokens\": [${ids//,/, }]"
+has "$out" '"proposer": "auto"' "\"tokens\": [${ids//,/, }]"
 
 # A drafter that is not one for this model.
 exits 1 run -m "$model" -md "$shipped/drafter" -p x

@@ -101,7 +101,7 @@ exits 2 run --draft-max 32 -p x
 exits 2 run --draft-ctx 0 -p x
 exits 2 run --synthetic tiny:f32 --tokens 2 --spec dflash
 has "$err" "needs a drafter" "-md DRAFTER"
-exits 2 run --synthetic tiny:f32 --tokens 2 -md synthetic --draft-max 16
+exits 2 run --synthetic tiny:f32 --tokens 2 -md synthetic --spec dflash --draft-max 16
 has "$err" "drafts of 16 tokens" "15"
 exits 2 run -m "$model" -p x -md synthetic
 has "$err" "--synthetic"
