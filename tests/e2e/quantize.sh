@@ -30,7 +30,7 @@ prompt='def area(radius):'
 exits 0 run -m "$shipped/verifier" -md "$shipped/drafter" -p "$prompt" -n 40 --draft-max 5 --json
 folder=$(printf '%s\n' "$out" | sed 's/.*"tokens": \(\[[^]]*\]\).*/\1/')
 exits 0 run -m "$shipped/verifier" -md "$work/drafter.gguf" -p "$prompt" -n 40 --draft-max 5 --json
-has "$out" '"proposer": "dflash"'
+has "$out" '"proposer": "auto"'
 same "$(printf '%s\n' "$out" | sed 's/.*"tokens": \(\[[^]]*\]\).*/\1/')" "$folder" "its tokens"
 exits 0 info -m "$shipped/verifier" -md "$work/drafter.gguf"
 has "$out" "drafter"

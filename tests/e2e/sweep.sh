@@ -4,16 +4,17 @@
 tiny=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
 shipped=$tiny/verifier
 
+projection=$work/projection
+sed 's/^/# /' "$tiny/README.md" | head -c 6000 >"$work/text.txt"
+exits 0 train projection -m "$shipped" -md none --taps 1,4,10 --rank 64 --out "$projection" -t 1 -q \
+    --data "$work/text.txt" --length 600 --tokens 600 --needles 2 --needle-lines 40
+
 # A program of an installed tree finds its prompts.
 mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
 cp "$KAKEYA" "$work/tree/bin/kakeya"
 ln -s "$tiny" "$work/tree/share/kakeya/models/tiny"
 KAKEYA=$work/tree/bin/kakeya
 
-projection=$work/projection
-sed 's/^/# /' "$tiny/README.md" | head -c 6000 >"$work/text.txt"
-exits 0 train projection -m "$shipped" -md none --taps 1,4,10 --rank 64 --out "$projection" -t 1 -q \
-    --data "$work/text.txt" --length 600 --tokens 600 --needles 2 --needle-lines 40
 short="-t 1 -q --text $work/text.txt --text-tokens 500 -n 12"
 
 # The sweep: the identity is exact, and the less is true the larger the KL.

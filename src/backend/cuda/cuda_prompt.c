@@ -5,6 +5,8 @@
  * bf16 where a matrix follows, and lie in the buffers that small operations would have written as
  * floats: they are large enough.  z holds two kinds of rows, one in each half.  So a prompt needs
  * no scratch of its own for them. */
+#include <assert.h>
+
 #include "backend/cuda/cuda_device.h"
 
 /* Where rows lie during a layer, as turned bf16. */
@@ -53,6 +55,7 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
 static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args *before,
                        kk_err *err) {
     const kk_layer_args *any = a ? a : before;
+    assert(any);
     kk_cu_between b = {.x = kk_cuda_f(any->room.x),
                        .eps = any->eps,
                        .n_rows = any->rows->n_rows,
