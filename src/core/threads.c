@@ -52,7 +52,10 @@ struct kk_threads {
     int32_t count, started; /* threads in all, workers running */
     bool pin;
     int32_t first_core; /* where the caller ran: workers take the others */
-    worker *workers;    /* [count - 1] */
+    int home;           /* the number that the system has for it */
+    pthread_t caller;   /* of the last loop, and how many loops ago its core was looked at */
+    uint32_t looked;
+    worker *workers; /* [count - 1] */
     kk_loop_fn fn;
     void *arg;
     int64_t grain;
@@ -114,6 +117,27 @@ static void pin_to_core(int32_t index) {
     }
 #else
     (void)index;
+#endif
+}
+
+/* A caller that runs on the core of a pinned worker moves to the one that was left for callers: on
+ * one core each would wait for the other's time slice in every loop.  Threads take turns as callers,
+ * and one that slept may wake up anywhere. */
+static void leave_workers_core(kk_threads *t) {
+#ifdef __linux__
+    enum { LOOPS = 32 }; /* between two looks at a caller that stays the same */
+    const pthread_t self = pthread_self();
+    if (!t->pin || (pthread_equal(t->caller, self) && ++t->looked < LOOPS)) return;
+    t->caller = self;
+    t->looked = 0;
+    if (sched_getcpu() == t->home) return;
+    cpu_set_t allowed;
+    const int32_t cores = kk_cores_available(), after = core_index() - t->first_core + cores;
+    if (after % cores >= t->count || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    pin_to_core(t->first_core);
+    sched_setaffinity(0, sizeof allowed, &allowed); /* it may go anywhere again, later */
+#else
+    (void)t;
 #endif
 }
 
@@ -225,6 +249,7 @@ void kk_threads_loop(kk_threads *t, int64_t n, int64_t grain, kk_loop_fn fn, voi
         run_alone(n, grain, fn, arg);
         return;
     }
+    leave_workers_core(t);
     t->fn = fn;
     t->arg = arg;
     t->grain = grain;
@@ -264,6 +289,9 @@ kk_status kk_threads_new(kk_threads **out, int32_t n, bool pin, kk_err *err) {
     t->count = n ? n : kk_cores_available();
     t->pin = pin;
     t->first_core = core_index();
+#ifdef __linux__
+    t->home = sched_getcpu();
+#endif
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->wake, NULL);
     t->workers = kk_calloc((size_t)t->count, sizeof *t->workers);
