@@ -53,9 +53,8 @@ struct kk_threads {
     bool pin;
     int32_t first_core; /* where the caller ran: workers take the others */
     int home;           /* the number that the system has for it */
-    pthread_t caller;   /* of the last loop, and how many loops ago its core was looked at */
-    uint32_t looked;
-    worker *workers; /* [count - 1] */
+    pthread_t caller;   /* of the last loop */
+    worker *workers;    /* [count - 1] */
     kk_loop_fn fn;
     void *arg;
     int64_t grain;
@@ -121,15 +120,13 @@ static void pin_to_core(int32_t index) {
 }
 
 /* A caller that runs on the core of a pinned worker moves to the one that was left for callers: on
- * one core each would wait for the other's time slice in every loop.  Threads take turns as callers,
- * and one that slept may wake up anywhere. */
+ * one core each would wait for the other's time slice in every loop.  Looked at when another thread
+ * calls than before: sessions of several threads take turns, and wake up on any core. */
 static void leave_workers_core(kk_threads *t) {
 #ifdef __linux__
-    enum { LOOPS = 32 }; /* between two looks at a caller that stays the same */
     const pthread_t self = pthread_self();
-    if (!t->pin || (pthread_equal(t->caller, self) && ++t->looked < LOOPS)) return;
+    if (!t->pin || pthread_equal(t->caller, self)) return;
     t->caller = self;
-    t->looked = 0;
     if (sched_getcpu() == t->home) return;
     cpu_set_t allowed;
     const int32_t cores = kk_cores_available(), after = core_index() - t->first_core + cores;
