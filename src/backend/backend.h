@@ -309,8 +309,8 @@ typedef struct {
 
 /* What a layer works on in between, for those who want to see it. */
 typedef enum {
-    KK_PART_Q, /* queries, normed and turned: [row][n_head * head_dim] */
-    KK_PART_K, /* keys as projected, neither normed nor turned: [row][n_kv_head * head_dim] */
+    KK_PART_Q, /* queries, normed and rotated: [row][n_head * head_dim] */
+    KK_PART_K, /* keys as projected, neither normed nor rotated: [row][n_kv_head * head_dim] */
     KK_PART_V, /* values as projected; none where K = V */
     KK_PART_O, /* what attention adds before its norm: [row][hidden] */
 } kk_layer_part;
