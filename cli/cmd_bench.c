@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/bench_table.h"
+#include "cli/destination.h"
 #include "cli/eval_accept.h"
 #include "cli/flags.h"
 #include "cli/loader.h"
@@ -19,7 +20,8 @@ enum { MOST_LOGITS = 17 }; /* of a forward, unless the engine is told another nu
 typedef struct {
     loader_args load;
     loader_cache_args keep; /* of the policies */
-    const char *arms, *policies, *sets, *prompts, *trace, *rows, *report, *kv_format, *ctx;
+    const char *arms, *policies, *sets, *prompts, *trace, *rows, *kv_format, *ctx;
+    destination_report report;
     int32_t predict, prefill, repeat, samples, sessions, draft_max, draft_ctx;
     bool draft_fixed, attention, quiet;
 } bench_args;
@@ -82,7 +84,7 @@ static const option bench_options[] = {
                   "of dflash on random weights: each drafted token is right with chance P, given "
                   "that those before it are"),
     OPTION_HEADING("Output"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(bench_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(bench_args, load),
 };
@@ -379,7 +381,8 @@ static int measure(const bench_args *a, const kk_bench_opts *o, const char *comm
     end_steps(a);
     if (st == KK_OK) print_table(o, r);
     int code = st == KK_OK ? judge(o, r) : loader_failed(&a->load, &err);
-    if (st == KK_OK && a->report && kk_bench_write(a->report, o, r, command, &err) != KK_OK)
+    if (st == KK_OK && a->report.file &&
+        kk_bench_write(a->report.file, o, r, command, &err) != KK_OK)
         code = output_error(&err);
     kk_bench_release(r);
     free(r);
@@ -410,9 +413,11 @@ static int run(int argc, char **argv) {
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
     if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
     if (a.sessions > MOST_LOGITS) o.engine.max_logits = a.sessions; /* a row for each */
+    if (!destination_open_report(&a.report, &o.engine, &a.prompts, 1, &code)) return code;
     char *command = output_command("kakeya bench", argc, argv);
     code = measure(&a, &o, command);
     free(command);
+    destination_close_report(&a.report);
     return code;
 }
 

@@ -1,10 +1,9 @@
 /* cmd_quantize.c - `kakeya quantize`: a GGUF file of a Hugging Face folder. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
+#include "cli/destination.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
@@ -20,20 +19,29 @@ static const option quantize_options[] = {
     OPTION_HEADING("Options"),
     OPTION_CHOICE("type", "TYPE", AT(type), "q8_0 q4_0 bf16 f16", "",
                   "how matrices are stored: q8_0, q4_0, bf16 or f16"),
-    OPTION_FLAG(NULL, "force", AT(force), "replace OUT if it exists"),
+    OPTION_FLAG(NULL, "force", AT(force), "replace OUT if it is there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress and no summary"),
 };
 
-static int refuse_existing(const char *out) {
-    char what[400];
-    snprintf(what, sizeof what, "'%.300s' exists", out);
-    return output_failed(what, "Give another name, or --force to replace it.");
-}
-
 static void print_summary(const char *out, double seconds) {
     struct stat st;
-    if (stat(out, &st) != 0) return;
+    if (stat(out, &st) != 0 || !S_ISREG(st.st_mode)) return;
     fprintf(stderr, "%s: %s in %.1f s\n", out, term_bytes((double)st.st_size).text, seconds);
+}
+
+static int quantize(const quantize_args *a, const char *in, const char *out, kk_writer *to) {
+    term_progress bar;
+    kk_err err;
+    const double start = term_now();
+    /* What is half written is removed before this returns, so every signal waits for it. */
+    term_on_signal(TERM_INSIST);
+    term_progress_begin(&bar, "quantizing", NULL, a->quiet);
+    const kk_status st = kk_quantize_to(in, to, a->type, term_progress_step, &bar, &err);
+    term_progress_end(&bar);
+    if (st == KK_ESTOPPED && !a->quiet) fprintf(stderr, "stopped; nothing was written\n");
+    if (st != KK_OK) return output_error(&err);
+    if (!a->quiet) print_summary(out, term_now() - start);
+    return EXIT_DONE;
 }
 
 static int run(int argc, char **argv) {
@@ -44,20 +52,16 @@ static int run(int argc, char **argv) {
     if (!a.type)
         return options_wrong(&verb_quantize, "give a type: --type q8_0, q4_0, bf16 or f16");
     const char *in = words.word[0], *out = words.word[1];
-    if (!a.force && access(out, F_OK) == 0) return refuse_existing(out);
-
-    /* The library removes its temporary file before it returns, so every signal waits for it. */
-    term_on_signal(TERM_INSIST);
-    term_progress bar;
-    kk_err err;
-    double start = term_now();
-    term_progress_begin(&bar, "quantizing", NULL, a.quiet);
-    kk_status st = kk_quantize(in, out, a.type, term_progress_step, &bar, &err);
-    term_progress_end(&bar);
-    if (st == KK_ESTOPPED && !a.quiet) fprintf(stderr, "stopped; nothing was written\n");
-    if (st != KK_OK) return output_error(&err);
-    if (!a.quiet) print_summary(out, term_now() - start);
-    return EXIT_DONE;
+    if (strcmp(out, "-") == 0)
+        return options_wrong(
+            &verb_quantize,
+            "OUT is a file: /dev/stdout is standard output, ./- a file of that name");
+    const kk_writer_opts opts = {.replace = a.force, .inputs = &in, .n_inputs = 1};
+    kk_writer *to;
+    if (!destination_open(&to, out, &opts, &code)) return code;
+    code = quantize(&a, in, out, to);
+    destination_close(to);
+    return code;
 }
 
 const verb verb_quantize = {

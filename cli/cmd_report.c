@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
@@ -14,7 +15,7 @@
 
 typedef struct {
     const char *out;
-    bool json, quiet, verbose;
+    bool json, quiet, verbose, force;
 } report_args;
 
 #define AT(field) offsetof(report_args, field)
@@ -38,7 +39,25 @@ static void release(gathered *g) {
     kk_report_files_free(&g->files);
 }
 
-static bool judge(gathered *g, int *code) {
+static bool find(gathered *g, const option_words *words, int *code) {
+    kk_err err;
+    for (int i = 0; i < words->n; i++) {
+        if (kk_report_files_add(&g->files, words->word[i], &err) == KK_OK) continue;
+        *code = output_error(&err);
+        return false;
+    }
+    return true;
+}
+
+static int no_report(const option_words *words) {
+    char what[300];
+    snprintf(what, sizeof what, "there is no report in %.200s%s", words->word[0],
+             words->n > 1 ? " and the others" : "");
+    return output_failed(what, "A report is a *.json file that says its kind.");
+}
+
+/* What was found in words; false when that is not one report. */
+static bool judge(gathered *g, const option_words *words, int *code) {
     kk_err err;
     g->verdict = calloc(g->files.n + 1, sizeof *g->verdict);
     g->shown = calloc(g->files.n + 1, sizeof *g->shown);
@@ -55,23 +74,8 @@ static bool judge(gathered *g, int *code) {
         g->reports += g->shown[i];
         g->others += !g->shown[i];
     }
-    return true;
-}
-
-static bool gather(gathered *g, const option_words *words, int *code) {
-    kk_err err;
-    for (int i = 0; i < words->n; i++) {
-        if (kk_report_files_add(&g->files, words->word[i], &err) == KK_OK) continue;
-        *code = output_error(&err);
-        return false;
-    }
-    if (!judge(g, code)) return false;
-    if (g->reports) return true;
-    char what[300];
-    snprintf(what, sizeof what, "there is no report in %.200s%s", words->word[0],
-             words->n > 1 ? " and the others" : "");
-    *code = output_failed(what, "A report is a *.json file that says its kind.");
-    return false;
+    if (!g->reports) *code = no_report(words);
+    return g->reports > 0;
 }
 
 /* ---- check -------------------------------------------------------------------------------- */
@@ -145,7 +149,7 @@ static int run_check(int argc, char **argv) {
     gathered g = {.reports = 0};
     int code;
     if (!options_parse(&report_check, argc - 1, argv + 1, &a, &words, &code)) return code;
-    if (gather(&g, &words, &code)) {
+    if (find(&g, &words, &code) && judge(&g, &words, &code)) {
         code = all_hold(&g) ? EXIT_DONE : EXIT_FAILED;
         for (size_t i = 0; !a.json && i < g.files.n; i++)
             if (g.shown[i]) print_verdict(g.files.path[i], &g.verdict[i], &a);
@@ -176,10 +180,11 @@ const verb report_check = {
 /* ---- html --------------------------------------------------------------------------------- */
 
 static const option html_options[] = {
-    OPTION_STRING("o", "output", "FILE", AT(out), "the page to write"),
+    OPTION_STRING("o", "output", "FILE", AT(out), "the page to write; -: to standard output"),
+    OPTION_FLAG(NULL, "force", AT(force), "replace a page that is there"),
 };
 
-static kk_status write_page(const gathered *g, const char *path, kk_err *err) {
+static kk_status write_page(const gathered *g, kk_writer *to, kk_err *err) {
     kk_page_report *list = calloc(g->reports + 1, sizeof *list);
     size_t n = 0;
     if (!list) {
@@ -189,21 +194,34 @@ static kk_status write_page(const gathered *g, const char *path, kk_err *err) {
     for (size_t i = 0; i < g->files.n; i++)
         if (g->shown[i])
             list[n++] = (kk_page_report){.path = g->files.path[i], .verdict = &g->verdict[i]};
-    const kk_status st = kk_page_write(path, list, n, err);
+    const kk_status st = kk_page_write(to, list, n, err);
     free(list);
     return st;
+}
+
+/* Opens the page before the reports are read. */
+static int make_page(const report_args *a, const option_words *words, gathered *g) {
+    const kk_writer_opts opts = {
+        .replace = a->force, .inputs = (const char *const *)g->files.path, .n_inputs = g->files.n};
+    kk_writer *to;
+    kk_err err;
+    int code;
+    if (!destination_open(&to, strcmp(a->out, "-") == 0 ? "/dev/stdout" : a->out, &opts, &code))
+        return code;
+    if (judge(g, words, &code))
+        code = write_page(g, to, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+    destination_close(to);
+    return code;
 }
 
 static int run_html(int argc, char **argv) {
     report_args a = {.json = false};
     option_words words;
     gathered g = {.reports = 0};
-    kk_err err;
     int code;
     if (!options_parse(&report_html, argc - 1, argv + 1, &a, &words, &code)) return code;
     if (!a.out) return options_wrong(&report_html, "name the page to write with -o FILE");
-    if (gather(&g, &words, &code))
-        code = write_page(&g, a.out, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+    if (find(&g, &words, &code)) code = make_page(&a, &words, &g);
     release(&g);
     return code;
 }
@@ -211,7 +229,7 @@ static int run_html(int argc, char **argv) {
 const verb report_html = {
     .name = "report html",
     .summary = "write reports as one page with tables and plots",
-    .usage = "PATH... -o FILE",
+    .usage = "PATH... -o FILE [--force]",
     .about = "Writes one HTML page that needs nothing else: tables, and plots of recall by depth,\n"
              "KL, bytes against context, time per round and rates with their spread.  The verdict\n"
              "of 'kakeya report check' stands over every report.",

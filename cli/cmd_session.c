@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "cli/destination.h"
 #include "cli/flags.h"
 #include "cli/loader.h"
 #include "cli/sampling.h"
@@ -43,6 +45,7 @@ typedef struct {
     const session_args *args;
     const char *name;
     sessions_path path;
+    kk_writer *file;     /* NULL: nothing will be saved */
     kk_saved_info saved; /* load */
     stream stream;
     prompt_tokens prompt;
@@ -78,11 +81,23 @@ static int generate(work *w) {
     return a->predict < 0 ? EXIT_DONE : stream_generate(&w->stream, &opts);
 }
 
+/* Opens the session's file, which from then on nobody else can write, before the work. */
+static bool open_file(work *w, bool replace, int *code) {
+    const session_args *a = w->args;
+    loader_path path;
+    kk_engine_opts read;
+    if (!loader_options(w->verb, &a->load, &path, &read, code)) return false;
+    const char *inputs[] = {read.model, read.drafter, read.projection, a->prompt.file};
+    const kk_writer_opts opts = {
+        .replace = replace, .owner_only = true, .inputs = inputs, .n_inputs = OPTION_COUNT(inputs)};
+    sessions_make_folder(&w->path);
+    return destination_open(&w->file, w->path.text, &opts, code);
+}
+
 static int save(work *w) {
     kk_err err;
-    term_on_signal(TERM_INSIST); /* the library removes its temporary file before it returns */
-    sessions_make_folder(&w->path);
-    if (kk_session_save(w->stream.session, w->path.text, &err) == KK_OK) return EXIT_DONE;
+    term_on_signal(TERM_INSIST); /* what is half written is removed before the process ends */
+    if (kk_session_save_to(w->stream.session, w->file, &err) == KK_OK) return EXIT_DONE;
     return output_failed(err.msg, "Check the folder and the space on its disk; the session that "
                                   "was there before is as it was.");
 }
@@ -104,6 +119,7 @@ static void close_work(work *w) {
     kk_session_free(w->stream.session);
     kk_engine_close(w->stream.engine);
     prompt_free(&w->prompt);
+    destination_close(w->file);
 }
 
 static work open_work(const verb *v, const session_args *a, const char *name) {
@@ -135,9 +151,8 @@ static const option save_options[] = {
 
 static bool name_is_free(work *w, int *code) {
     char what[400];
-    FILE *f = w->args->force ? NULL : fopen(w->path.text, "rb");
-    if (!f) return true;
-    fclose(f);
+    struct stat st;
+    if (w->args->force || stat(w->path.text, &st) != 0 || !S_ISREG(st.st_mode)) return true;
     snprintf(what, sizeof what, "there is a session '%.200s' already", w->name);
     *code = output_failed(what, "Give another name, --force to replace it, or go on with it: "
                                 "kakeya session load.");
@@ -149,7 +164,7 @@ static int save_all(work *w) {
     stream *s = &w->stream;
     int code;
     if (!sessions_find(w->verb, w->name, &w->path, &code) || !name_is_free(w, &code)) return code;
-    if (!open_engine(w, &code)) return code;
+    if (!open_file(w, a->force, &code) || !open_engine(w, &code)) return code;
     if (!prompt_read(w->verb, &a->prompt, kk_engine_tokenizer(s->engine), &w->prompt, &code))
         return code;
     if (!(s->session = loader_session(s->engine, &a->cache, &code))) return code;
@@ -220,7 +235,6 @@ static const option load_options[] = {
 /* Before a model is opened for it. */
 static bool find_saved(work *w, int *code) {
     kk_err err;
-    if (!sessions_find(w->verb, w->name, &w->path, code)) return false;
     if (kk_saved_inspect(w->path.text, &w->saved, &err) == KK_OK) return true;
     *code = refused(&err);
     return false;
@@ -306,9 +320,12 @@ static bool sample_as_saved(work *w, session_args *args, int argc, char **argv, 
 
 static int load_all(work *w, session_args *args, int argc, char **argv) {
     int code;
+    if (!sessions_find(w->verb, w->name, &w->path, &code)) return code;
     if (!find_saved(w, &code)) return code;
     args->load.restores = w->saved.projection != 0;
     args->load.keeps_few = w->saved.window > 0 || w->saved.sink > 0;
+    /* Looked at again when it is ours to write: somebody may have gone on with it in between. */
+    if (!args->keep && (!open_file(w, true, &code) || !find_saved(w, &code))) return code;
     if (!open_engine(w, &code)) return code;
     if (!load_session(w, &code)) return code;
     if (!sample_as_saved(w, args, argc, argv, &code)) return code;

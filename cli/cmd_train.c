@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -20,7 +21,7 @@ typedef struct {
     int32_t rank, tokens, length, predict, needles, needle_lines, steps, warmup, log_every;
     int32_t checkpoint_every, sink, window, chunk;
     float lr, weight_decay, clip, k_dir, v_dir, k_mag, v_mag, ridge, full_weight;
-    bool resume, quiet;
+    bool resume, force, quiet;
 } train_args;
 
 #define AT(field) offsetof(train_args, field)
@@ -93,7 +94,9 @@ static const option train_options[] = {
     OPTION_HEADING("Output"),
     OPTION_INT(NULL, "log-every", "N", AT(log_every), 1, 1 << 30,
                "steps of a line of the curve (default: 50)"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    OPTION_STRING(NULL, "report", "FILE", AT(report),
+                  "write a JSON report; -: to standard output, and all else to standard error"),
+    OPTION_FLAG(NULL, "force", AT(force), "replace a projection and a report that are there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(train_args, load),
 };
@@ -246,6 +249,7 @@ static kk_train_opts to_opts(const train_args *a) {
         .checkpoint_every = a->checkpoint_every,
         .init_from = a->init_from,
         .resume = a->resume,
+        .replace = a->force,
         .seed = a->seed,
         .report = a->report,
         .on_event = on_event,
@@ -315,6 +319,12 @@ static int run_projection(int argc, char **argv) {
     o.paths = paths;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
     if (!loader_options(&train_projection, &a.load, &path, &o.engine, &code)) return code;
+    destination_stdout standard;
+    if (a.report && strcmp(a.report, "-") == 0) {
+        if (!destination_keep_stdout(&standard))
+            return output_failed("cannot keep standard output for the report", NULL);
+        o.report = standard.path;
+    }
     char *command = typed(argc, argv);
     o.command = command;
     code = run_training(&a, &o);

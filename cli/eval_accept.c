@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/sampling.h"
@@ -13,7 +14,8 @@
 
 typedef struct {
     loader_args load;
-    const char *sets, *prompts, *report, *kv_format, *spec, *embed_scale;
+    const char *sets, *prompts, *kv_format, *spec, *embed_scale;
+    destination_report report;
     kk_sampling sampling;
     int32_t samples, predict, draft_max, draft_ctx;
     bool quiet;
@@ -46,7 +48,7 @@ static const option accept_options[] = {
                   "compare the drafter with the embedding scaled once and scaled so"),
     SAMPLING_OPTIONS(accept_args, sampling, "0", "0", "1", "0"),
     OPTION_HEADING("Output"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(accept_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     OPTION_HEADING("Context"),
     LOADER_FORMAT_OPTION(AT(kv_format)),
@@ -145,7 +147,8 @@ static int measure(const accept_args *a, const kk_accept_opts *o, const char *co
     print_table(&r);
     fflush(stdout);
     const bool lossless = r.lossless;
-    const bool written = !a->report || kk_accept_write(a->report, o, &r, command, &err) == KK_OK;
+    const bool written =
+        !a->report.file || kk_accept_write(a->report.file, o, &r, command, &err) == KK_OK;
     kk_accept_release(&r);
     if (!written) return output_error(&err);
     if (lossless) return EXIT_DONE;
@@ -178,9 +181,11 @@ static int run(int argc, char **argv) {
     o.session.spec = a.spec             ? loader_spec(a.spec)
                      : o.engine.drafter ? KK_SPEC_DFLASH
                                         : KK_SPEC_NGRAM;
+    if (!destination_open_report(&a.report, &o.engine, &a.prompts, 1, &code)) return code;
     char *command = eval_command(argc, argv);
     code = measure(&a, &o, command);
     free(command);
+    destination_close_report(&a.report);
     return code;
 }
 

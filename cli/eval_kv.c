@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cli/destination.h"
 #include "cli/eval_accept.h"
 #include "cli/eval_sweep.h"
 #include "cli/loader.h"
@@ -12,7 +13,8 @@
 typedef struct {
     loader_args load;
     eval_texts_args texts;
-    const char *formats, *report;
+    const char *formats;
+    destination_report report;
     bool quiet;
 } kv_args;
 
@@ -29,7 +31,7 @@ static const option kv_options[] = {
                   "f32, the identity, is always among them)"),
     EVAL_TEXTS_OPTIONS(kv_args, texts),
     OPTION_HEADING("Output"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(kv_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(kv_args, load),
 };
@@ -89,7 +91,7 @@ static int measure(const kv_args *a, const kk_kvformats_opts *o) {
                                                                 : loader_failed(&a->load, &err);
     print_table(&r);
     fflush(stdout);
-    const int code = !a->report || kk_kvformats_write(a->report, &r, &err) == KK_OK
+    const int code = !a->report.file || kk_kvformats_write(a->report.file, &r, &err) == KK_OK
                          ? EXIT_DONE
                          : output_error(&err);
     kk_kvformats_release(&r);
@@ -109,7 +111,10 @@ static int run(int argc, char **argv) {
     o.predict = a.texts.predict;
     char *command = eval_command(argc, argv);
     o.command = command;
-    if (loader_options(&eval_kv, &a.load, &path, &o.engine, &code)) code = measure(&a, &o);
+    if (loader_options(&eval_kv, &a.load, &path, &o.engine, &code) &&
+        destination_open_report(&a.report, &o.engine, o.source.paths, o.source.n_paths, &code))
+        code = measure(&a, &o);
+    destination_close_report(&a.report);
     free(command);
     return code;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/eval_accept.h"
 #include "cli/eval_sweep.h"
 #include "cli/loader.h"
@@ -14,7 +15,8 @@ typedef struct {
     loader_args load;
     loader_cache_args cache;
     eval_texts_args texts;
-    const char *projections, *tokens, *restore, *report;
+    const char *projections, *tokens, *restore;
+    destination_report report;
     bool fill, quality, quiet;
 } memory_args;
 
@@ -44,7 +46,7 @@ static const option memory_options[] = {
     OPTION_FLAG(NULL, "quality", AT(quality), "measure them, at every length"),
     EVAL_SAMPLES_OPTIONS(memory_args, texts),
     OPTION_HEADING("Output"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(memory_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(memory_args, load),
 };
@@ -165,7 +167,7 @@ static int measure(const memory_args *a, const kk_footprint_opts *o) {
     print_table(o, &r);
     print_growth(o, &r);
     fflush(stdout);
-    const int code = !a->report || kk_footprint_write(a->report, &r, &err) == KK_OK
+    const int code = !a->report.file || kk_footprint_write(a->report.file, &r, &err) == KK_OK
                          ? EXIT_DONE
                          : output_error(&err);
     kk_footprint_release(&r);
@@ -186,6 +188,16 @@ static bool read_all(memory_args *a, kk_footprint_opts *o, loader_path *path, ev
     return read_projections(a, o, names, code);
 }
 
+/* Texts and projections are read. */
+static bool open_report(destination_report *r, const kk_footprint_opts *o, const eval_names *names,
+                        int *code) {
+    const char *read[2 * EVAL_NAMES];
+    size_t n = 0;
+    for (size_t i = 0; i < o->source.n_paths; i++) read[n++] = o->source.paths[i];
+    for (size_t i = 0; i < names->n; i++) read[n++] = names->name[i];
+    return destination_open_report(r, &o->engine, read, n, code);
+}
+
 static int run(int argc, char **argv) {
     memory_args a = {.cache = LOADER_CACHE_DEFAULTS, .texts = EVAL_TEXTS_DEFAULTS};
     kk_footprint_opts o = {.tell = tell, .user = &a};
@@ -197,7 +209,8 @@ static int run(int argc, char **argv) {
     if (!options_parse(&eval_memory, argc - 1, argv + 1, &a, NULL, &code)) return code;
     char *command = eval_command(argc, argv);
     if (read_all(&a, &o, &path, &names, &code) &&
-        eval_read_texts(&eval_memory, &a.texts, argc, argv, &unused, &o.source, &files, &code)) {
+        eval_read_texts(&eval_memory, &a.texts, argc, argv, &unused, &o.source, &files, &code) &&
+        open_report(&a.report, &o, &names, &code)) {
         o.session = session_of(&a);
         o.draft_ctx = a.cache.draft_ctx;
         o.fill = a.fill;
@@ -208,6 +221,7 @@ static int run(int argc, char **argv) {
         o.command = command;
         code = measure(&a, &o);
     }
+    destination_close_report(&a.report);
     free(command);
     eval_names_free(&names);
     return code;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/eval_accept.h"
 #include "cli/loader.h"
 #include "cli/needle_table.h"
@@ -18,7 +19,8 @@
 typedef struct {
     loader_args load;
     loader_cache_args cache;
-    const char *ladder, *report, *arms, *text;
+    const char *ladder, *arms, *text;
+    destination_report report;
     uint64_t seed;
     int32_t samples, predict, text_tokens;
     kk_needle_limits limits;
@@ -60,7 +62,7 @@ static const option needle_options[] = {
                 "fail when the mean KL of restored against exact is more"),
     OPTION_REAL("min-kv-ratio", "X", AT(limits.min_kv_ratio), 0, 1000,
                 "fail when the K/V of exact is not so many times that of restored, at every rung"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(needle_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     OPTION_FLAG("v", "verbose", AT(verbose), "show every answer as it comes, and recall by depth"),
     OPTION_HEADING("Context"),
@@ -227,8 +229,8 @@ static int judge(const needle_args *a, const kk_needle_result *r) {
 
 static int write_report(const needle_args *a, const kk_needle_opts *o, const kk_needle_result *r) {
     kk_err err;
-    if (!a->report) return EXIT_DONE;
-    if (kk_needle_write(a->report, o, r, &a->limits, &err) == KK_OK) return EXIT_DONE;
+    if (!a->report.file) return EXIT_DONE;
+    if (kk_needle_write(a->report.file, o, r, &a->limits, &err) == KK_OK) return EXIT_DONE;
     return output_error(&err);
 }
 
@@ -282,10 +284,12 @@ static int run_needle(int argc, char **argv) {
         return code;
     if (!loader_options(&eval_needle, &a.load, &path, &o.engine, &code)) return code;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
+    if (!destination_open_report(&a.report, &o.engine, texts, o.n_texts, &code)) return code;
     char *command = eval_command(argc, argv);
     o.command = command;
     code = ask(&a, &o);
     free(command);
+    destination_close_report(&a.report);
     return code;
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/destination.h"
 #include "cli/eval_accept.h"
 #include "cli/loader.h"
 #include "cli/output.h"
@@ -105,7 +106,8 @@ typedef struct {
     loader_args load;
     loader_cache_args cache;
     eval_texts_args texts;
-    const char *alphas, *report;
+    const char *alphas;
+    destination_report report;
     bool quiet;
 } sweep_args;
 
@@ -126,7 +128,7 @@ static const option sweep_options[] = {
     LOADER_KEEP_OPTIONS(sweep_args, cache),
     LOADER_FORMAT_OPTION(AT(cache.kv_format)),
     OPTION_HEADING("Output"),
-    OPTION_STRING(NULL, "report", "FILE", AT(report), "write a JSON report"),
+    DESTINATION_REPORT_OPTIONS(sweep_args, report),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(sweep_args, load),
 };
@@ -218,8 +220,9 @@ static int measure(const sweep_args *a, const kk_sweep_opts *o) {
     print_table(&r);
     print_picture(&r);
     fflush(stdout);
-    const int code =
-        !a->report || kk_sweep_write(a->report, &r, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+    const int code = !a->report.file || kk_sweep_write(a->report.file, &r, &err) == KK_OK
+                         ? EXIT_DONE
+                         : output_error(&err);
     kk_sweep_release(&r);
     return code;
 }
@@ -239,7 +242,10 @@ static int run(int argc, char **argv) {
     o.predict = a.texts.predict;
     char *command = eval_command(argc, argv);
     o.command = command;
-    if (loader_options(&eval_sweep, &a.load, &path, &o.engine, &code)) code = measure(&a, &o);
+    if (loader_options(&eval_sweep, &a.load, &path, &o.engine, &code) &&
+        destination_open_report(&a.report, &o.engine, o.source.paths, o.source.n_paths, &code))
+        code = measure(&a, &o);
+    destination_close_report(&a.report);
     free(command);
     return code;
 }

@@ -93,6 +93,8 @@ static const char *advice(kk_status code) {
                "running it.";
     case KK_EDEVICE: return "'kakeya doctor' shows what this machine can run.";
     case KK_EINVAL: return "'kakeya help' says what each verb takes.";
+    case KK_EEXIST: return "Give another name, or --force to replace it.";
+    case KK_EBUSY: return "Wait until it is done, or give another name.";
     case KK_OK:
     case KK_ESTOPPED: break;
     }

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli/destination.h"
 #include "cli/output.h"
 #include "cli/state.h"
 
@@ -95,7 +96,7 @@ bool sessions_list(sessions_entry **out, size_t *n) {
     return *out != NULL;
 }
 
-/* "NAME.kks.tmp-PID-N" beside "NAME.kks": what a save that was killed leaves. */
+/* "NAME.kks.tmp-PID-N" beside "NAME.kks": what a save of version 0.1 that was killed has left. */
 static void remove_leftovers(const char *path) {
     char folder[4096], file[4096 + 256];
     struct dirent **names = NULL;
@@ -126,8 +127,17 @@ bool sessions_remove(const verb *v, const char *name, int *code) {
     if (strchr(name, '/') && !ends_with_suffix(name) &&
         kk_saved_inspect(path.text, &info, NULL) != KK_OK && access(path.text, F_OK) == 0)
         return refuse(name, "that is something else", "Remove other files with rm.", code);
-    if (unlink(path.text) != 0)
-        return refuse(name, strerror(errno), "'kakeya session ls' lists what there is.", code);
-    remove_leftovers(path.text);
-    return true;
+    kk_writer *own = NULL; /* nobody is going on with it while it is removed */
+    const kk_writer_opts opts = {.replace = true};
+    struct stat st;
+    if (stat(path.text, &st) == 0 && S_ISREG(st.st_mode) &&
+        !destination_open(&own, path.text, &opts, code))
+        return false;
+    const bool removed = unlink(path.text) == 0;
+    if (removed)
+        remove_leftovers(path.text);
+    else
+        refuse(name, strerror(errno), "'kakeya session ls' lists what there is.", code);
+    destination_close(own);
+    return removed;
 }

@@ -26,8 +26,8 @@ typedef struct {
 
 /* The folder's sessions, sorted by name; released with free.  False without memory. */
 bool sessions_list(sessions_entry **out, size_t *n);
-/* Removes a session and what saves that were killed have left of it.  False after saying why
- * not. */
+/* Removes a session, unless somebody is going on with it, and what saves that were killed have left
+ * of it.  False after saying why not. */
 bool sessions_remove(const verb *v, const char *name, int *code);
 
 #endif

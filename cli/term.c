@@ -9,12 +9,15 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 static struct {
     bool out_controls, err_controls, colour;
-    volatile sig_atomic_t mode, signal;
+    volatile sig_atomic_t mode, signal, removes;
+    char removed[4096 + 32]; /* while removes is set, and the file it named then */
+    struct stat file;
 } term;
 
 static bool understands(int fd) {
@@ -30,6 +33,11 @@ static void handle(int signum) {
     static const char tidy[] = "\r\033[K\033[0m";
     ssize_t ignored = term.err_controls ? write(STDERR_FILENO, tidy, sizeof tidy - 1) : 0;
     (void)ignored;
+    /* Its name may have passed to a file of another process, once ours was renamed. */
+    struct stat now;
+    if (term.removes && stat(term.removed, &now) == 0 && now.st_dev == term.file.st_dev &&
+        now.st_ino == term.file.st_ino)
+        unlink(term.removed);
     _exit(128 + signum);
 }
 
@@ -59,7 +67,17 @@ const char *term_dim(FILE *f) { return style(f, "\033[2m"); }
 const char *term_bold(FILE *f) { return style(f, "\033[1m"); }
 const char *term_reset(FILE *f) { return style(f, "\033[0m"); }
 
-void term_on_signal(term_signal_mode mode) { term.mode = (sig_atomic_t)mode; }
+term_signal_mode term_on_signal(term_signal_mode mode) {
+    const term_signal_mode before = (term_signal_mode)term.mode;
+    term.mode = (sig_atomic_t)mode;
+    return before;
+}
+void term_remove(const char *path) {
+    term.removes = 0;
+    if (!path || strlen(path) >= sizeof term.removed || stat(path, &term.file) != 0) return;
+    memcpy(term.removed, path, strlen(path) + 1);
+    term.removes = 1;
+}
 int term_signal(void) { return term.signal; }
 void term_clear(void) { term.signal = 0; }
 int term_exit_code(void) { return 128 + term.signal; }

@@ -25,7 +25,9 @@ typedef enum {
     TERM_ASK,    /* remember it for term_signal; a second one ends the process */
     TERM_INSIST, /* remember it, however often: something must be cleaned up first */
 } term_signal_mode;
-void term_on_signal(term_signal_mode mode);
+term_signal_mode term_on_signal(term_signal_mode mode); /* returns what they did before */
+/* A file that is removed when a signal ends the process, instead of the one before; NULL: none. */
+void term_remove(const char *path);
 int term_signal(void);    /* the signal that arrived since the last clear; 0: none */
 void term_clear(void);    /* forgets it */
 int term_exit_code(void); /* 128 + that signal */

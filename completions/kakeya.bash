@@ -74,10 +74,11 @@ _kakeya() {
         words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
             --sessions --policies --sink --window --chunk --latents
             --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
-            --accept-trace --report -q --quiet"
+            --accept-trace --report --force -q --quiet"
         ;;
     eval)
-        words="-m --model $drafter $device --samples -n --predict --report -q --quiet --kv-format"
+        words="-m --model $drafter $device --samples -n --predict --report --force -q --quiet
+            --kv-format"
         case ${COMP_WORDS[2]} in
         needle) words="$words --ladder -s --seed --raw --print --min-recall --max-kl --min-kv-ratio --text --text-tokens -v --verbose -c --ctx-size" ;;
         accept) words="$words $sampling --set --prompts --spec --draft-max --draft-ctx --embed-scale" ;;
@@ -85,7 +86,7 @@ _kakeya() {
         [ "$COMP_CWORD" -eq 2 ] && words="needle accept sweep kv memory"
         ;;
     report)
-        words="--json -q --quiet -v --verbose -o --output"
+        words="--json -q --quiet -v --verbose -o --output --force"
         [ "$COMP_CWORD" -eq 2 ] && words="check html rules"
         ;;
     train)
@@ -93,7 +94,7 @@ _kakeya() {
             --length --predict --needles --needle-lines -s --seed --loss --ridge --ridge-targets
             --ridge-full --lambda-k-dir --lambda-v-dir --lambda-k-mag --lambda-v-mag --sink --window
             --chunk --steps --lr --lr-schedule --warmup --weight-decay --clip --init-from
-            --checkpoint-every --resume --log-every --report -q --quiet"
+            --checkpoint-every --resume --log-every --report --force -q --quiet"
         [ "$COMP_CWORD" -eq 2 ] && words="projection"
         ;;
     parity) words="--tol --tol-hidden --tol-rms -t --threads --device --isa --json" ;;

@@ -135,6 +135,6 @@ complete -c kakeya -n '__kakeya_of parity' -l tol-rms -x -d 'judge by root mean 
 complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on each line'
 complete -c kakeya -n '__kakeya_of tokenize' -l bos -d 'put <bos> first'
 complete -c kakeya -n '__kakeya_of quantize' -l type -x -a 'q8_0 q4_0 bf16 f16' -d 'how matrices are stored'
-complete -c kakeya -n '__kakeya_of quantize session' -l force -d 'replace what exists'
+complete -c kakeya -n '__kakeya_of quantize session bench eval train report' -l force -d 'replace what is there'
 complete -c kakeya -n '__kakeya_of session' -a 'save load ls rm' -d 'saved sessions'
 complete -c kakeya -n '__kakeya_of session' -l keep -d 'leave the saved session as it is'

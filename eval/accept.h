@@ -70,7 +70,7 @@ typedef struct {
 kk_status kk_accept_run(const kk_accept_opts *opts, kk_accept_result *out, kk_err *err);
 void kk_accept_release(kk_accept_result *r);
 /* command: what was typed; NULL: not known. */
-kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk_accept_result *r,
+kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_accept_result *r,
                           const char *command, kk_err *err);
 
 /* Adds what one generation did. */

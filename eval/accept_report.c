@@ -46,7 +46,7 @@ static json_t *rows_json(const kk_accept_result *r) {
     return list;
 }
 
-kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk_accept_result *r,
+kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_accept_result *r,
                           const char *command, kk_err *err) {
     json_t *sets = json_array(), *all = json_array();
     for (int32_t arm = 0; arm < r->n_arms; arm++) {
@@ -61,5 +61,5 @@ kk_status kk_accept_write(const char *path, const kk_accept_opts *opts, const kk
         kk_report_printed(kk_report_drafter(&r->drafter[0]), r->prints.drafter), "projection",
         "settings", settings_json(opts, r), "lossless", r->lossless, "sets", sets, "all", all,
         "rows", rows_json(r));
-    return kk_report_write(path, kk_report_new("accept", body), err);
+    return kk_report_write(to, kk_report_new("accept", body), err);
 }

@@ -251,9 +251,9 @@ kk_status kk_bench_inspect(const char *synthetic, kk_model_info *out, kk_err *er
 kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *err);
 void kk_bench_release(kk_bench_result *r);
 
-/* Writes the result with its settings, machine, commit and date as one JSON object.  The file
- * appears whole or not at all.  command is what was typed; NULL: not known. */
-kk_status kk_bench_write(const char *path, const kk_bench_opts *opts, const kk_bench_result *r,
+/* Writes the result with its settings, machine, commit and date as one JSON object.
+ * command is what was typed; NULL: not known. */
+kk_status kk_bench_write(kk_writer *to, const kk_bench_opts *opts, const kk_bench_result *r,
                          const char *command, kk_err *err);
 
 #endif

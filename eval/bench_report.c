@@ -344,7 +344,7 @@ static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, con
     return kk_report_new("bench", body);
 }
 
-kk_status kk_bench_write(const char *path, const kk_bench_opts *opts, const kk_bench_result *r,
+kk_status kk_bench_write(kk_writer *to, const kk_bench_opts *opts, const kk_bench_result *r,
                          const char *command, kk_err *err) {
-    return kk_report_write(path, result_json(opts, r, command), err);
+    return kk_report_write(to, result_json(opts, r, command), err);
 }

@@ -312,6 +312,6 @@ void kk_footprint_release(kk_footprint_result *r) {
     *r = (kk_footprint_result){.n_rows = 0};
 }
 
-kk_status kk_footprint_write(const char *path, const kk_footprint_result *r, kk_err *err) {
-    return kk_report_write(path, json_incref(r->report), err);
+kk_status kk_footprint_write(kk_writer *to, const kk_footprint_result *r, kk_err *err) {
+    return kk_report_write(to, json_incref(r->report), err);
 }

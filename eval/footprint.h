@@ -67,7 +67,7 @@ typedef struct {
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_footprint_run(const kk_footprint_opts *opts, kk_footprint_result *out, kk_err *err);
 void kk_footprint_release(kk_footprint_result *r);
-kk_status kk_footprint_write(const char *path, const kk_footprint_result *r, kk_err *err);
+kk_status kk_footprint_write(kk_writer *to, const kk_footprint_result *r, kk_err *err);
 
 /* Makes an empty session one of n tokens without evaluating any but the last. */
 kk_status kk_session_fill(kk_session *s, int32_t n, kk_err *err);

@@ -266,6 +266,6 @@ void kk_kvformats_release(kk_kvformats_result *r) {
     *r = (kk_kvformats_result){.n_rows = 0};
 }
 
-kk_status kk_kvformats_write(const char *path, const kk_kvformats_result *r, kk_err *err) {
-    return kk_report_write(path, json_incref(r->report), err);
+kk_status kk_kvformats_write(kk_writer *to, const kk_kvformats_result *r, kk_err *err) {
+    return kk_report_write(to, json_incref(r->report), err);
 }

@@ -42,6 +42,6 @@ void kk_kvformats_round_trip(kk_kv_format f, const float *x, float *y, int32_t n
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_kvformats_run(const kk_kvformats_opts *opts, kk_kvformats_result *out, kk_err *err);
 void kk_kvformats_release(kk_kvformats_result *r);
-kk_status kk_kvformats_write(const char *path, const kk_kvformats_result *r, kk_err *err);
+kk_status kk_kvformats_write(kk_writer *to, const kk_kvformats_result *r, kk_err *err);
 
 #endif

@@ -146,7 +146,7 @@ int32_t kk_needle_judge(const kk_needle_result *r, const kk_needle_limits *limit
                         kk_needle_check out[KK_NEEDLE_CHECKS]);
 
 /* Writes the result as a JSON report. */
-kk_status kk_needle_write(const char *path, const kk_needle_opts *opts, const kk_needle_result *r,
+kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_needle_result *r,
                           const kk_needle_limits *limits, kk_err *err);
 
 #endif

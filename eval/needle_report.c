@@ -146,7 +146,7 @@ static json_t *quality_json(const kk_needle_result *r) {
     return json_pack("{s:o, s:o}", "quality", quality, "sums", sums);
 }
 
-kk_status kk_needle_write(const char *path, const kk_needle_opts *opts, const kk_needle_result *r,
+kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_needle_result *r,
                           const kk_needle_limits *limits, kk_err *err) {
     json_t *rungs = json_array();
     for (int32_t a = 0; a < r->n_arms; a++)
@@ -158,6 +158,6 @@ kk_status kk_needle_write(const char *path, const kk_needle_opts *opts, const kk
                   arms_json(r), "load_s", kk_report_real(r->load_s), "gate", gate_json(r, limits),
                   "rungs", rungs);
     if (r->n_arms > 1) body = kk_report_join(body, quality_json(r));
-    return kk_report_write(path, kk_report_new("needle", kk_report_join(json_incref(r->run), body)),
+    return kk_report_write(to, kk_report_new("needle", kk_report_join(json_incref(r->run), body)),
                            err);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/file.h"
+#include "core/writer.h"
 #include "eval/page_parts.h"
 
 enum { MOST_TEXT = 600, MOST_FINDINGS = 40 };
@@ -373,18 +373,12 @@ kk_status kk_page_make(const kk_page_report *reports, size_t n, char **html, siz
     return KK_OK;
 }
 
-kk_status kk_page_write(const char *path, const kk_page_report *reports, size_t n, kk_err *err) {
+kk_status kk_page_write(kk_writer *to, const kk_page_report *reports, size_t n, kk_err *err) {
     char *html;
     size_t len;
-    kk_writer *w = NULL;
     KK_TRY(kk_page_make(reports, n, &html, &len, err));
-    kk_status st = kk_writer_open(&w, path, err);
-    if (st == KK_OK) st = kk_writer_put(w, html, len, err);
-    if (st == KK_OK) {
-        st = kk_writer_commit(w, err);
-        w = NULL;
-    }
-    kk_writer_abort(w);
+    kk_status st = kk_writer_put(to, html, len, err);
+    if (st == KK_OK) st = kk_writer_commit(to, err);
     kk_free(html);
     return st;
 }

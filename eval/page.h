@@ -15,7 +15,7 @@ typedef struct {
 /* *html is NUL-terminated after *len bytes, released with kk_free. */
 kk_status kk_page_make(const kk_page_report *reports, size_t n, char **html, size_t *len,
                        kk_err *err);
-/* The file appears whole or not at all. */
-kk_status kk_page_write(const char *path, const kk_page_report *reports, size_t n, kk_err *err);
+/* The file is complete afterwards, and only to be closed. */
+kk_status kk_page_write(kk_writer *to, const kk_page_report *reports, size_t n, kk_err *err);
 
 #endif

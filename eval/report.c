@@ -10,8 +10,8 @@
 #include <time.h>
 
 #include "core/alloc.h"
-#include "core/file.h"
 #include "core/utf8.h"
+#include "core/writer.h"
 #include "engine/engine.h"
 
 json_t *kk_report_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
@@ -161,20 +161,18 @@ json_t *kk_report_new(const char *kind, json_t *body) {
     return kk_report_join(o, body);
 }
 
-kk_status kk_report_write(const char *path, json_t *report, kk_err *err) {
+kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err) {
     const size_t how = JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6);
     char *text = report ? json_dumps(report, how) : NULL;
     json_decref(report);
-    kk_writer *w = NULL;
-    kk_status st =
-        text ? kk_writer_open(&w, path, err) : kk_fail(err, KK_ENOMEM, "no memory for the report");
-    if (st == KK_OK) st = kk_writer_put(w, text, strlen(text), err);
-    if (st == KK_OK) st = kk_writer_put(w, "\n", 1, err);
-    if (st == KK_OK) {
-        st = kk_writer_commit(w, err);
-        w = NULL;
-    }
-    kk_writer_abort(w);
+    kk_status st = text ? kk_writer_put(to, text, strlen(text), err)
+                        : kk_fail(err, KK_ENOMEM, "no memory for the report");
+    if (st == KK_OK) st = kk_writer_put(to, "\n", 1, err);
     free(text);
     return st;
+}
+
+kk_status kk_report_write(kk_writer *to, json_t *report, kk_err *err) {
+    KK_TRY(kk_report_put(to, report, err));
+    return kk_writer_commit(to, err);
 }

@@ -37,8 +37,9 @@ json_t *kk_report_join(json_t *run, json_t *body);
  * NULL without memory; body may be NULL because there was none for it. */
 json_t *kk_report_new(const char *kind, json_t *body);
 
-/* Writes the report and releases it; it may be NULL because there was no memory for it.  The file
- * appears whole or not at all. */
-kk_status kk_report_write(const char *path, json_t *report, kk_err *err);
+/* Puts the report and releases it; it may be NULL because there was no memory for it. */
+kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err);
+/* The same, and the file is complete. */
+kk_status kk_report_write(kk_writer *to, json_t *report, kk_err *err);
 
 #endif

@@ -317,6 +317,6 @@ void kk_sweep_release(kk_sweep_result *r) {
     *r = (kk_sweep_result){.n_rows = 0};
 }
 
-kk_status kk_sweep_write(const char *path, const kk_sweep_result *r, kk_err *err) {
-    return kk_report_write(path, json_incref(r->report), err);
+kk_status kk_sweep_write(kk_writer *to, const kk_sweep_result *r, kk_err *err) {
+    return kk_report_write(to, json_incref(r->report), err);
 }

@@ -47,7 +47,7 @@ typedef struct {
 /* On failure *out holds nothing; otherwise release it.  Fails when alpha 1 is not the identity. */
 kk_status kk_sweep_run(const kk_sweep_opts *opts, kk_sweep_result *out, kk_err *err);
 void kk_sweep_release(kk_sweep_result *r);
-kk_status kk_sweep_write(const char *path, const kk_sweep_result *r, kk_err *err);
+kk_status kk_sweep_write(kk_writer *to, const kk_sweep_result *r, kk_err *err);
 
 /* The least alpha whose recall is within 0.05 of that of alpha 1, which must be among them. */
 double kk_sweep_knee(const kk_sweep_row *rows, int32_t n);

@@ -40,6 +40,8 @@ typedef enum {
     KK_ECONTEXT, /* the tokens do not fit the session's context */
     KK_EDEVICE,  /* the device failed, or is not usable here */
     KK_ESTOPPED, /* a callback asked to stop */
+    KK_EEXIST,   /* a file to be written is there already */
+    KK_EBUSY,    /* a file to be written is being written by another */
 } kk_status;
 
 typedef struct {
@@ -417,12 +419,32 @@ typedef struct {
 KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
                              void *user, kk_result *result, kk_err *err);
 
+/* ---- files that are written ------------------------------------------------------------- */
+
+/* A file that appears under its name whole or not at all.  Open it before the work whose result it
+ * takes: what cannot be written is said then.  Beside it lies NAME.kakeya-tmp until it is complete:
+ * another run is refused with KK_EBUSY meanwhile, and what a dead one left is removed.  Links are
+ * followed, and stay; a file that is replaced keeps its owner and mode; what is no regular file (a
+ * device, a FIFO, /dev/stdout, /dev/fd/N) is written through, never replaced. */
+typedef struct kk_writer kk_writer;
+typedef struct {
+    bool replace;              /* a file that is there; else it is refused with KK_EEXIST */
+    bool owner_only;           /* a new file is for its owner alone, whatever the umask */
+    const char *const *inputs; /* files and folders of models that are read for it; none of */
+    size_t n_inputs;           /* them may be the file, by whatever name.  NULLs are left out */
+} kk_writer_opts;
+KK_API kk_status kk_writer_open(kk_writer **out, const char *path, const kk_writer_opts *opts,
+                                kk_err *err);
+KK_API void kk_writer_close(kk_writer *w); /* leaves nothing of a file that is not complete */
+KK_API const char *kk_writer_temp(const kk_writer *w); /* to unlink instead of closing, or NULL */
+
 /* ---- saved sessions --------------------------------------------------------------------- */
 
 /* Writes the timeline, its caches, what its proposer keeps, its checkpoints, and the sampling
- * settings last used; K/V that several of these share once.  The file appears whole or not at all,
- * also when two processes write it. */
+ * settings last used; K/V that several of these share once.  Replaces a file that is there; a new
+ * one is for its owner alone.  kk_session_save_to completes one that was opened before. */
 KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
+KK_API kk_status kk_session_save_to(kk_session *s, kk_writer *to, kk_err *err);
 /* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
  * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
  * another model, another projection where rows are rebuilt, a damaged or a shortened file.
@@ -452,9 +474,11 @@ KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *
 /* ---- tools ------------------------------------------------------------------------------ */
 
 /* Writes a GGUF of a Hugging Face folder, of a model or of a DFlash drafter.  type: "q8_0", "q4_0",
- * "bf16" or "f16".  The file appears whole or not at all. */
+ * "bf16" or "f16".  Replaces a file that is there, unless it is read; _to completes an open one. */
 KK_API kk_status kk_quantize(const char *in, const char *out, const char *type,
                              kk_progress progress, void *user, kk_err *err);
+KK_API kk_status kk_quantize_to(const char *in, kk_writer *to, const char *type,
+                                kk_progress progress, void *user, kk_err *err);
 
 /* What the CPU offers: features as one line, such as "avx2 fma avx512f avx512vnni". */
 typedef struct {

@@ -171,12 +171,12 @@ kk_status kk_theta_read(kk_theta *t, const char *path, kk_err *err) {
     return st;
 }
 
-kk_status kk_theta_write(const kk_theta *t, const char *path, kk_err *err) {
+kk_status kk_theta_put(const kk_theta *t, const kk_projection_files *to, kk_err *err) {
     kk_projection_values v = {.encoder = {t->params + t->encoder_at[0]}};
     if (t->n_encoders == 2) v.encoder[1] = t->params + t->encoder_at[1];
     for (int32_t i = 0; i < t->n_blocks; i++) {
         const kk_theta_block *b = &t->block[i];
         (b->value ? v.v : v.k)[b->layer] = t->params + b->at;
     }
-    return kk_projection_write(path, &t->config, &v, KK_BF16, err);
+    return kk_projection_put(to, &t->config, &v, KK_BF16, err);
 }

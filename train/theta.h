@@ -38,7 +38,7 @@ kk_status kk_theta_config(kk_projection_config *out, const kk_capture_opts *sour
 kk_status kk_theta_new(kk_theta *out, const kk_projection_config *c, kk_err *err);
 /* The values of another projection of the same shape; what differs is named. */
 kk_status kk_theta_read(kk_theta *t, const char *path, kk_err *err);
-kk_status kk_theta_write(const kk_theta *t, const char *path, kk_err *err);
+kk_status kk_theta_put(const kk_theta *t, const kk_projection_files *to, kk_err *err);
 void kk_theta_free(kk_theta *t); /* zero value is fine; leaves it zero */
 /* The rows a block is to rebuild. */
 const float *kk_theta_target(const kk_theta_block *b, const kk_captured *rows);

@@ -5,7 +5,6 @@
 #include "train/trainer.h"
 
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/clock.h"
 #include "train/linalg.h"
@@ -286,17 +285,15 @@ static kk_status take_steps(kk_training *t, kk_err *err) {
 
 static kk_status train(kk_training *t, kk_err *err) {
     KK_TRY(read_choices(t, err));
+    KK_TRY(kk_training_open_outputs(t, err));
     KK_TRY(open_all(t, err));
-    if (mkdir(t->opts->out, 0777) != 0 && !kk_dir_exists(t->opts->out))
-        return kk_fail(err, KK_EIO, "the folder '%.150s' cannot be made", t->opts->out);
     KK_TRY(read_texts(t, err));
     t->how.max_rows = kk_corpus_longest(&t->corpus);
     KK_TRY(kk_capture_new(&t->capture, &t->how, err));
     KK_TRY(begin_from(t, err));
     if (t->loss != KK_LOSS_RIDGE) KK_TRY(take_steps(t, err));
-    KK_TRY(kk_theta_write(&t->theta, t->opts->out, err));
     KK_TRY(judge(t, err));
-    return t->opts->report ? kk_training_report(t, err) : KK_OK;
+    return kk_training_write(t, err);
 }
 
 static void close_all(kk_training *t) {
@@ -312,6 +309,7 @@ static void close_all(kk_training *t) {
     kk_capture_free(t->capture);
     kk_corpus_free(&t->corpus);
     kk_engine_close(t->engine);
+    kk_training_close_outputs(t);
 }
 
 kk_status kk_train_run(const kk_train_opts *opts, kk_train_result *out, kk_err *err) {

@@ -50,6 +50,7 @@ typedef struct {
     int32_t log_every, checkpoint_every; /* steps; no checkpoints: 0 */
     const char *init_from;               /* a projection; NULL: ridge */
     bool resume;
+    bool replace; /* a projection, report or state that is there */
     uint64_t seed;
     const char *report, *command; /* NULL: none; not known */
     /* False stops with KK_ESTOPPED; a run that steps then keeps its state.  May be NULL. */

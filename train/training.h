@@ -16,6 +16,9 @@ typedef struct {
     const kk_train_opts *opts;
     kk_train_result *out;
     kk_engine *engine;
+    kk_projection_files files; /* open from the beginning, as is the report */
+    kk_writer *report;         /* NULL: none */
+    bool made_folder;          /* the folder of the projection is new */
     kk_capture_opts how;
     kk_loss_kind loss;
     kk_layer_choice layers;
@@ -54,6 +57,13 @@ kk_status kk_training_save(const kk_training *t, kk_err *err);
 kk_status kk_training_load(kk_training *t, kk_err *err);
 char *kk_training_state_path(const kk_training *t); /* kk_free it; NULL: no memory */
 
+/* Opens what the run will write, and refuses what it may not replace. */
+kk_status kk_training_open_outputs(kk_training *t, kk_err *err);
+void kk_training_close_outputs(kk_training *t);
+/* Writes the projection and its report, if there is one, the projection's configuration last: what
+ * is there at any time is all of the training before, all of this one, or no projection. */
+kk_status kk_training_write(kk_training *t, kk_err *err);
+/* Puts the report into its file. */
 kk_status kk_training_report(kk_training *t, kk_err *err);
 
 #endif

@@ -205,5 +205,5 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
         stages_json(t), "curve", curve_json(t));
     json_t *run = kk_report_run(t->engine, &o->engine, o->command);
     if (run) json_object_set_new(run, "projection", projection_json(t));
-    return kk_report_write(o->report, kk_report_new("projection", kk_report_join(run, body)), err);
+    return kk_report_put(t->report, kk_report_new("projection", kk_report_join(run, body)), err);
 }

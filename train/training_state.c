@@ -5,6 +5,7 @@
  * renamed, so that a full disk leaves the state before. */
 #include <string.h>
 
+#include "core/writer.h"
 #include "format/projection.h"
 #include "train/training.h"
 
@@ -92,13 +93,14 @@ static kk_status write_all(const kk_training *t, kk_writer *w, kk_err *err) {
 kk_status kk_training_save(const kk_training *t, kk_err *err) {
     char *path = kk_training_state_path(t);
     if (!path) return kk_fail(err, KK_ENOMEM, "no memory for a path");
+    const kk_writer_opts opts = {.replace = true};
     kk_writer *w;
-    kk_status st = kk_writer_open(&w, path, err);
+    kk_status st = kk_writer_open(&w, path, &opts, err);
     kk_free(path);
     if (st != KK_OK) return st;
     st = write_all(t, w, err);
-    if (st == KK_OK) return kk_writer_commit(w, err);
-    kk_writer_abort(w);
+    if (st == KK_OK) st = kk_writer_commit(w, err);
+    kk_writer_close(w);
     return st;
 }
 

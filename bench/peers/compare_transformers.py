@@ -84,7 +84,7 @@ def kakeya(a):
     path = a.bench or "/tmp/kakeya-bench.json"
     command = [a.kakeya, "bench", "-q", "--synthetic", f"26b-a4b:bf16:{a.layers}" if a.layers != 30 else "26b-a4b:bf16",
                "--device", a.device, "--ctx", ",".join(map(str, a.ctx)), "-n", str(a.predict), "--prefill",
-               str(a.prefill), "--rows", ",".join(map(str, a.rows)), "--repeat", str(a.turns), "--report", path]
+               str(a.prefill), "--rows", ",".join(map(str, a.rows)), "--repeat", str(a.turns), "--report", path, "--force"]
     r = subprocess.run(command, capture_output=True, text=True, timeout=a.timeout)
     print(r.stdout + r.stderr, flush=True)
     if r.returncode != 0:

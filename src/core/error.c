@@ -25,6 +25,8 @@ const char *kk_status_name(kk_status st) {
     case KK_ECONTEXT: return "context full";
     case KK_EDEVICE: return "device error";
     case KK_ESTOPPED: return "stopped";
+    case KK_EEXIST: return "file exists";
+    case KK_EBUSY: return "file is being written";
     }
     return "unknown status";
 }

@@ -1,4 +1,4 @@
-/* file.h - files read by mapping and written whole or not at all. */
+/* file.h - files that are read, by map or front to back; writer.h is for those that are written. */
 #ifndef KK_CORE_FILE_H
 #define KK_CORE_FILE_H
 
@@ -34,14 +34,5 @@ bool kk_dir_exists(const char *path);
 kk_status kk_dir_make(const char *path, kk_err *err);
 /* dir + "/" + name, released with kk_free; NULL without memory. */
 char *kk_path_join(const char *dir, const char *name);
-
-/* Writes path by way of a temporary file beside it: commit syncs and renames, abort (or close
- * without commit) removes it, so that nothing half-written stays. */
-typedef struct kk_writer kk_writer;
-kk_status kk_writer_open(kk_writer **out, const char *path, kk_err *err);
-kk_status kk_writer_put(kk_writer *w, const void *data, size_t len, kk_err *err);
-uint64_t kk_writer_offset(const kk_writer *w);
-kk_status kk_writer_commit(kk_writer *w, kk_err *err); /* frees w either way */
-void kk_writer_abort(kk_writer *w);                    /* frees w; NULL is fine */
 
 #endif

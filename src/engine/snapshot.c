@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/writer.h"
 #include "decode/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/saved.h"
@@ -254,22 +255,25 @@ static kk_status put_all(kk_writer *w, kk_session *s, const kk_session_marks *li
     return put_body(&out, s, live, err);
 }
 
-kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
-    kk_writer *w;
+kk_status kk_session_save_to(kk_session *s, kk_writer *to, kk_err *err) {
     kk_session_marks live;
     if (s->diagnosis)
         return kk_fail(err, KK_EINVAL,
                        "a session under diagnosis cannot be saved: no file holds its true rows");
     KK_TRY(kk_session_mark(s, &live, err));
-    kk_status st = kk_writer_open(&w, path, err);
-    if (st == KK_OK) {
-        st = put_all(w, s, &live, err);
-        if (st == KK_OK)
-            st = kk_writer_commit(w, err);
-        else
-            kk_writer_abort(w);
-    }
+    kk_status st = put_all(to, s, &live, err);
+    if (st == KK_OK) st = kk_writer_commit(to, err);
     kk_session_unmark(s, &live);
+    return st;
+}
+
+/* A session holds what was said in it, so that nobody else reads a new file. */
+kk_status kk_session_save(kk_session *s, const char *path, kk_err *err) {
+    const kk_writer_opts opts = {.replace = true, .owner_only = true};
+    kk_writer *w;
+    KK_TRY(kk_writer_open(&w, path, &opts, err));
+    const kk_status st = kk_session_save_to(s, w, err);
+    kk_writer_close(w);
     return st;
 }
 

@@ -4,7 +4,6 @@
 #ifndef KK_FORMAT_GGUF_H
 #define KK_FORMAT_GGUF_H
 
-#include "core/error.h"
 #include "core/file.h"
 #include "format/tensor.h"
 

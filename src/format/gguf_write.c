@@ -14,7 +14,7 @@ typedef struct {
 } heap;
 
 struct kk_gguf_writer {
-    kk_writer *file;
+    kk_writer *file, *own;   /* own: the same, if it is to be closed here */
     heap kv, tensors, sizes; /* sizes: the data of each tensor, as size_t */
     uint64_t n_kv, n_tensors, offset;
     bool no_memory;
@@ -63,22 +63,29 @@ static uint32_t type_number(kk_dtype t) {
     }
 }
 
-kk_status kk_gguf_writer_open(kk_gguf_writer **out, const char *path, kk_err *err) {
-    *out = NULL;
-    kk_gguf_writer *w = kk_zalloc(sizeof *w);
-    if (!w) return kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
-    kk_status st = kk_writer_open(&w->file, path, err);
-    if (st != KK_OK) {
-        kk_gguf_writer_abort(w);
-        return st;
-    }
-    *out = w;
+kk_status kk_gguf_writer_new(kk_gguf_writer **out, kk_writer *to, kk_err *err) {
+    *out = kk_zalloc(sizeof **out);
+    if (!*out) return kk_fail(err, KK_ENOMEM, "no memory to write a GGUF file");
+    (*out)->file = to;
     return KK_OK;
+}
+
+kk_status kk_gguf_writer_open(kk_gguf_writer **out, const char *path, kk_err *err) {
+    const kk_writer_opts opts = {.replace = true};
+    kk_writer *file;
+    *out = NULL;
+    KK_TRY(kk_writer_open(&file, path, &opts, err));
+    const kk_status st = kk_gguf_writer_new(out, file, err);
+    if (st == KK_OK)
+        (*out)->own = file;
+    else
+        kk_writer_close(file);
+    return st;
 }
 
 void kk_gguf_writer_abort(kk_gguf_writer *w) {
     if (!w) return;
-    kk_writer_abort(w->file);
+    kk_writer_close(w->own);
     kk_free(w->kv.bytes);
     kk_free(w->tensors.bytes);
     kk_free(w->sizes.bytes);
@@ -175,7 +182,6 @@ kk_status kk_gguf_writer_data(kk_gguf_writer *w, const void *data, size_t len, k
 kk_status kk_gguf_writer_commit(kk_gguf_writer *w, kk_err *err) {
     assert(w->current == w->n_tensors);
     kk_status st = kk_writer_commit(w->file, err);
-    w->file = NULL;
     kk_gguf_writer_abort(w);
     return st;
 }

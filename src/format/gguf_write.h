@@ -6,11 +6,15 @@
 #ifndef KK_FORMAT_GGUF_WRITE_H
 #define KK_FORMAT_GGUF_WRITE_H
 
+#include "core/writer.h"
 #include "format/gguf.h"
 
 typedef struct kk_gguf_writer kk_gguf_writer;
 
+/* Replaces a file of that name. */
 kk_status kk_gguf_writer_open(kk_gguf_writer **out, const char *path, kk_err *err);
+/* to is borrowed until commit or abort, and still the caller's to close. */
+kk_status kk_gguf_writer_new(kk_gguf_writer **out, kk_writer *to, kk_err *err);
 void kk_gguf_writer_abort(kk_gguf_writer *w); /* frees w; NULL is fine */
 
 void kk_gguf_put_u32(kk_gguf_writer *w, const char *key, uint32_t v);

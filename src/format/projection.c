@@ -197,47 +197,82 @@ static kk_status fill(writing *w, const kk_projection_values *v, kk_dtype type, 
     return KK_OK;
 }
 
-static kk_status write_tensors(const char *path, const writing *w, kk_err *err) {
-    char *file = kk_path_join(path, tensor_file);
-    if (!file) return kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
-    const kk_status st = kk_safetensors_write(file, w->tensors, w->list.n, err);
-    kk_free(file);
+kk_status kk_projection_files_open(kk_projection_files *out, const char *path,
+                                   const kk_writer_opts *opts, kk_err *err) {
+    char *tensors = kk_path_join(path, tensor_file), *config = kk_path_join(path, config_file);
+    *out = (kk_projection_files){0};
+    kk_status st = tensors && config ? kk_writer_open(&out->tensors, tensors, opts, err)
+                                     : kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
+    if (st == KK_OK) st = kk_writer_open(&out->config, config, opts, err);
+    if (st != KK_OK) kk_projection_files_close(out);
+    kk_free(tensors);
+    kk_free(config);
     return st;
 }
 
-static kk_status write_text(const char *file, const char *text, kk_err *err) {
-    kk_writer *w;
-    KK_TRY(kk_writer_open(&w, file, err));
-    const kk_status st = kk_writer_put(w, text, strlen(text), err);
-    if (st == KK_OK) return kk_writer_commit(w, err);
-    kk_writer_abort(w);
-    return st;
+void kk_projection_files_close(kk_projection_files *f) {
+    kk_writer_close(f->tensors);
+    kk_writer_close(f->config);
+    *f = (kk_projection_files){0};
 }
 
-static kk_status write_config(const char *path, const kk_projection_config *c, kk_err *err) {
-    char *file = kk_path_join(path, config_file), *text = kk_projection_config_to_json(c);
-    const kk_status st = file && text
-                             ? write_text(file, text, err)
-                             : kk_fail(err, KK_ENOMEM, "no memory to write '%.120s'", path);
-    kk_free(file);
+static kk_status put_config(kk_writer *to, const kk_projection_config *c, kk_err *err) {
+    char *text = kk_projection_config_to_json(c);
+    if (!text) return kk_fail(err, KK_ENOMEM, "no memory for the configuration of a projection");
+    const kk_status st = kk_writer_put(to, text, strlen(text), err);
     kk_free(text);
     return st;
 }
 
-kk_status kk_projection_write(const char *path, const kk_projection_config *c,
+static void free_writing(writing *w) {
+    kk_free(w->rounded);
+    kk_free(w->tensors);
+    kk_inventory_free(&w->list);
+}
+
+static kk_status make_writing(writing *w, const kk_projection_config *c,
                               const kk_projection_values *v, kk_dtype type, kk_err *err) {
-    writing w = {0};
     if (type != KK_F32 && type != KK_BF16)
         return kk_fail(err, KK_EINVAL, "a projection is written as f32 or bf16, not %s",
                        kk_dtype_get(type)->name);
     KK_TRY(kk_projection_config_valid(c, KK_EINVAL, err));
-    KK_TRY(kk_inventory_make_projection(&w.list, c, err));
-    kk_status st = fill(&w, v, type, err);
+    KK_TRY(kk_inventory_make_projection(&w->list, c, err));
+    return fill(w, v, type, err);
+}
+
+static kk_status put_writing(const kk_projection_files *to, const writing *w,
+                             const kk_projection_config *c, kk_err *err) {
+    KK_TRY(kk_safetensors_put(to->tensors, w->tensors, w->list.n, err));
+    KK_TRY(put_config(to->config, c, err));
+    KK_TRY(kk_writer_sync(to->tensors, err));
+    return kk_writer_sync(to->config, err);
+}
+
+kk_status kk_projection_put(const kk_projection_files *to, const kk_projection_config *c,
+                            const kk_projection_values *v, kk_dtype type, kk_err *err) {
+    writing w = {0};
+    kk_status st = make_writing(&w, c, v, type, err);
+    if (st == KK_OK) st = put_writing(to, &w, c, err);
+    free_writing(&w);
+    return st;
+}
+
+kk_status kk_projection_commit(const kk_projection_files *to, kk_err *err) {
+    KK_TRY(kk_writer_commit(to->tensors, err));
+    return kk_writer_commit(to->config, err);
+}
+
+kk_status kk_projection_write(const char *path, const kk_projection_config *c,
+                              const kk_projection_values *v, kk_dtype type, kk_err *err) {
+    const kk_writer_opts opts = {.replace = true};
+    kk_projection_files files = {0};
+    writing w = {0};
+    kk_status st = make_writing(&w, c, v, type, err);
     if (st == KK_OK) st = kk_dir_make(path, err);
-    if (st == KK_OK) st = write_tensors(path, &w, err);
-    if (st == KK_OK) st = write_config(path, c, err);
-    kk_free(w.rounded);
-    kk_free(w.tensors);
-    kk_inventory_free(&w.list);
+    if (st == KK_OK) st = kk_projection_files_open(&files, path, &opts, err);
+    if (st == KK_OK) st = put_writing(&files, &w, c, err);
+    if (st == KK_OK) st = kk_projection_commit(&files, err);
+    kk_projection_files_close(&files);
+    free_writing(&w);
     return st;
 }

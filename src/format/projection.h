@@ -79,8 +79,19 @@ typedef struct {
     const float *encoder[2];
     const float *k[256], *v[256];
 } kk_projection_values;
-/* Writes both files, as KK_F32 or KK_BF16; each appears whole or not at all, the configuration
- * last.  The folder is made when it is not there. */
+/* The files of a projection, opened before there is one to write: zero value is fine to close. */
+typedef struct {
+    kk_writer *tensors, *config;
+} kk_projection_files;
+kk_status kk_projection_files_open(kk_projection_files *out, const char *path,
+                                   const kk_writer_opts *opts, kk_err *err);
+void kk_projection_files_close(kk_projection_files *f); /* leaves it zero */
+/* Brings both to the disk, values as KK_F32 or KK_BF16; commit then names them, the configuration
+ * last: without it there is no projection. */
+kk_status kk_projection_put(const kk_projection_files *to, const kk_projection_config *c,
+                            const kk_projection_values *v, kk_dtype type, kk_err *err);
+kk_status kk_projection_commit(const kk_projection_files *to, kk_err *err);
+/* All of these; files that are there are replaced.  The folder is made when it is not there. */
 kk_status kk_projection_write(const char *path, const kk_projection_config *c,
                               const kk_projection_values *v, kk_dtype type, kk_err *err);
 

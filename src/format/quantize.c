@@ -136,12 +136,12 @@ static kk_status write_all(job *j, kk_err *err) {
     return kk_gguf_writer_commit(out, err);
 }
 
-static kk_status run(job *j, const char *out, kk_err *err) {
+static kk_status run(job *j, kk_writer *to, kk_err *err) {
     j->values = kk_malloc(BUFFER * sizeof *j->values);
     j->packed = kk_malloc((size_t)BUFFER * 4); /* no type takes more bytes per value */
     if (!j->values || !j->packed) return kk_fail(err, KK_ENOMEM, "no memory to quantize");
     KK_TRY(kk_threads_new(&j->threads, 0, false, err));
-    KK_TRY(kk_gguf_writer_open(&j->out, out, err));
+    KK_TRY(kk_gguf_writer_new(&j->out, to, err));
     return write_all(j, err);
 }
 
@@ -169,20 +169,32 @@ static kk_status open_source(source *s, const char *dir, kk_err *err) {
                    : kk_checkpoint_open(&s->model, dir, NULL, err);
 }
 
-kk_status kk_quantize(const char *in, const char *out, const char *type, kk_progress progress,
-                      void *user, kk_err *err) {
+kk_status kk_quantize_to(const char *in, kk_writer *to, const char *type, kk_progress progress,
+                         void *user, kk_err *err) {
     source s = {0};
     job j = {.progress = progress, .user = user};
     KK_TRY(target_type(type, &j.type, err));
     KK_TRY(open_source(&s, in, err));
     j.in = s.drafter ? kk_drafter_tensors(s.drafter) : s.model;
     j.drafter = s.drafter ? kk_drafter_config_of(s.drafter) : NULL;
-    const kk_status st = run(&j, out, err);
+    const kk_status st = run(&j, to, err);
     kk_gguf_writer_abort(j.out);
     kk_threads_free(j.threads);
     kk_free(j.values);
     kk_free(j.packed);
     kk_checkpoint_close(s.model);
     kk_drafter_close(s.drafter);
+    return st;
+}
+
+kk_status kk_quantize(const char *in, const char *out, const char *type, kk_progress progress,
+                      void *user, kk_err *err) {
+    const kk_writer_opts opts = {.replace = true, .inputs = &in, .n_inputs = 1};
+    kk_dtype known;
+    kk_writer *to;
+    KK_TRY(target_type(type, &known, err));
+    KK_TRY(kk_writer_open(&to, out, &opts, err));
+    const kk_status st = kk_quantize_to(in, to, type, progress, user, err);
+    kk_writer_close(to);
     return st;
 }

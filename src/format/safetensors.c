@@ -268,23 +268,25 @@ static kk_status put_all(kk_writer *file, const char *header, const kk_tensor *t
     return KK_OK;
 }
 
-kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_t n, kk_err *err) {
+kk_status kk_safetensors_put(kk_writer *to, const kk_tensor *tensors, size_t n, kk_err *err) {
     for (size_t i = 0; i < n; i++) {
         if (!word_of(tensors[i].dtype))
             return kk_fail(err, KK_EINVAL, "tensor '%.100s': safetensors has no type %s",
                            tensors[i].name, kk_dtype_get(tensors[i].dtype)->name);
     }
     char *header = header_text(tensors, n);
-    if (!header) return kk_fail(err, KK_EINVAL, "cannot name the tensors of '%.120s'", path);
-    kk_writer *w;
-    kk_status st = kk_writer_open(&w, path, err);
-    if (st == KK_OK) {
-        st = put_all(w, header, tensors, n, err);
-        if (st == KK_OK)
-            st = kk_writer_commit(w, err);
-        else
-            kk_writer_abort(w);
-    }
+    if (!header) return kk_fail(err, KK_EINVAL, "cannot name %zu tensors", n);
+    const kk_status st = put_all(to, header, tensors, n, err);
     free(header);
+    return st;
+}
+
+kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_t n, kk_err *err) {
+    const kk_writer_opts opts = {.replace = true};
+    kk_writer *w;
+    KK_TRY(kk_writer_open(&w, path, &opts, err));
+    kk_status st = kk_safetensors_put(w, tensors, n, err);
+    if (st == KK_OK) st = kk_writer_commit(w, err);
+    kk_writer_close(w);
     return st;
 }

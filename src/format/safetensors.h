@@ -4,7 +4,7 @@
 #ifndef KK_FORMAT_SAFETENSORS_H
 #define KK_FORMAT_SAFETENSORS_H
 
-#include "core/error.h"
+#include "core/writer.h"
 #include "format/tensor.h"
 
 typedef struct {
@@ -18,7 +18,9 @@ typedef struct {
 kk_status kk_safetensors_parse(kk_safetensors *out, kk_span file, const char *label, kk_err *err);
 void kk_safetensors_free(kk_safetensors *s); /* zero value is fine */
 
-/* Writes a file of host tensors; used by tests, tools and tables of results. */
+/* Puts host tensors, as all that the file holds. */
+kk_status kk_safetensors_put(kk_writer *to, const kk_tensor *tensors, size_t n, kk_err *err);
+/* The same as a file of its own, which replaces one of that name. */
 kk_status kk_safetensors_write(const char *path, const kk_tensor *tensors, size_t n, kk_err *err);
 
 #endif

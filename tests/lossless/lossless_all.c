@@ -154,7 +154,7 @@ static json_t *axes(void) {
     return o;
 }
 
-static kk_status report(const char *path, double seconds, int workers, const char *command,
+static kk_status report(kk_writer *to, double seconds, int workers, const char *command,
                         kk_err *err) {
     kk_engine *e;
     KK_TRY(kk_engine_open(&e, &pair, err));
@@ -169,7 +169,7 @@ static kk_status report(const char *path, double seconds, int workers, const cha
         (json_int_t)atomic_load(&all->mismatches), "compared", "tokens", "logits hash",
         "reason of the end", "lengths and anchor", "cache rows, byte for byte", "bytes of pages",
         "the next turn", "cases_by", axes(), "seconds", seconds, "processes", workers);
-    return kk_report_write(path, kk_report_new("lossless", kk_report_join(run, body)), err);
+    return kk_report_write(to, kk_report_new("lossless", kk_report_join(run, body)), err);
 }
 
 /* ---- main --------------------------------------------------------------------------------- */
@@ -191,11 +191,11 @@ static void thin_out(int wanted) {
             free(prompts[i].ids);
 }
 
-static int finish(const char *path, double seconds, int workers, const char *command, bool good) {
+static int finish(kk_writer *to, double seconds, int workers, const char *command, bool good) {
     kk_err err = {0};
     for (int i = 0; i < MOST_SAID && i < atomic_load(&all->n_said); i++)
         fprintf(stderr, "%s\n", all->said[i]);
-    if (path && report(path, seconds, workers, command, &err) != KK_OK) {
+    if (to && report(to, seconds, workers, command, &err) != KK_OK) {
         fprintf(stderr, "lossless-all: %s\n", err.msg);
         return 1;
     }
@@ -222,6 +222,12 @@ int main(int argc, char **argv) {
     if (all == MAP_FAILED) return 1;
     kk_model_info info;
     kk_err err;
+    const kk_writer_opts over = {.replace = true}; /* the report before this one */
+    kk_writer *to = NULL;
+    if (path && kk_writer_open(&to, path, &over, &err) != KK_OK) {
+        fprintf(stderr, "lossless-all: %s\n", err.msg);
+        return 1;
+    }
     if (!mkdtemp(folder)) return 1;
     if (kk_model_inspect(pair.model, &info, &err) != KK_OK ||
         projection_unlearned(folder, pair.model, &err) != KK_OK) {
@@ -240,7 +246,8 @@ int main(int argc, char **argv) {
     char command[120];
     snprintf(command, sizeof command, "lossless_all --prompts %d --processes %d", n_prompts,
              workers);
-    const int code = finish(path, kk_now() - from, workers, command, good);
+    const int code = finish(to, kk_now() - from, workers, command, good);
+    kk_writer_close(to);
     nftw(folder, scratch_remove, 16, FTW_DEPTH | FTW_PHYS);
     for (int i = 0; i < n_prompts; i++) free(prompts[i].ids);
     return code;

@@ -176,7 +176,10 @@ static void test_drafter(void **state) {
     assert_true(r->all.arm[1].rate < 0.25);
 
     const char *path = scratch_path(s, "accept.json");
-    assert_ok(kk_accept_write(path, &o, r, "a command", why));
+    kk_writer *to;
+    assert_ok(kk_writer_open(&to, path, NULL, why));
+    assert_ok(kk_accept_write(to, &o, r, "a command", why));
+    kk_writer_close(to);
     json_t *report = json_load_file(path, 0, NULL);
     assert_true(json_is_true(json_object_get(report, "lossless")));
     const json_t *sets = json_object_get(report, "sets");

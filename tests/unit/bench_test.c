@@ -205,7 +205,10 @@ static void test_arms(void **state) {
     assert_true(r->attention[3].kv_ratio < r->attention[2].kv_ratio);
 
     const char *path = scratch_path(s, "bench.json");
-    assert_ok(kk_bench_write(path, &o, r, "a command", why));
+    kk_writer *to;
+    assert_ok(kk_writer_open(&to, path, NULL, why));
+    assert_ok(kk_bench_write(to, &o, r, "a command", why));
+    kk_writer_close(to);
     json_t *report = json_load_file(path, 0, NULL);
     const json_t *arm = json_object_get(json_object_get(report, "arms"), "dflash");
     assert_true(json_is_true(json_object_get(arm, "lossless")));
@@ -327,7 +330,10 @@ static void test_policies(void **state) {
     assert_string_equal(r->policy_text, "random ids");
 
     const char *path = scratch_path(s, "policies.json");
-    assert_ok(kk_bench_write(path, &o, r, "kakeya bench --synthetic --accept-trace", why));
+    kk_writer *to;
+    assert_ok(kk_writer_open(&to, path, NULL, why));
+    assert_ok(kk_bench_write(to, &o, r, "kakeya bench --synthetic --accept-trace", why));
+    kk_writer_close(to);
     json_t *report = json_load_file(path, 0, NULL);
     const json_t *list = json_object_get(report, "policies");
     const json_t *settings = json_object_get(report, "settings");

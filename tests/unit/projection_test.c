@@ -258,16 +258,15 @@ static void places_that_take_no_files(void **state) {
     kk_projection_config c = projection_for(&v, true);
     projection_values values = projection_values_of(&c);
     const kk_projection_values *all = &values.values;
-    /* A folder stands where a file should go: found at the rename. */
+    /* A folder stands where a file should go: found before anything is written. */
     mkdir(scratch_path(s, "a"), 0700);
     mkdir(scratch_path(s, "a/projection.safetensors"), 0700);
-    assert_int_equal(try_write(scratch_path(s, "a"), &c, all, KK_F32, "cannot replace"), KK_EIO);
+    assert_int_equal(try_write(scratch_path(s, "a"), &c, all, KK_F32, "is a folder"), KK_EIO);
     assert_int_equal(scratch_entries(s->path), 1);
-    /* The configuration comes last: without it there is no projection. */
     mkdir(scratch_path(s, "b"), 0700);
     mkdir(scratch_path(s, "b/projection.json"), 0700);
-    assert_int_equal(try_write(scratch_path(s, "b"), &c, all, KK_F32, "cannot replace"), KK_EIO);
-    assert_int_equal(scratch_entries(s->path), 2);
+    assert_int_equal(try_write(scratch_path(s, "b"), &c, all, KK_F32, "is a folder"), KK_EIO);
+    assert_int_equal(scratch_entries(s->path), 1);
     refused_folder(s->path, "projection.json");
     scratch_write(scratch_path(s, "file"), "x", 1);
     assert_int_equal(try_write(s->path, &c, all, KK_F32, "File exists"), KK_EIO);

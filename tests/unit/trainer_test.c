@@ -69,7 +69,8 @@ static kk_train_opts standard(const char *out) {
                            .window = 16,
                            .chunk = 16,
                            .log_every = 4,
-                           .seed = 1};
+                           .seed = 1,
+                           .replace = true};
 }
 
 static kk_train_result run(const kk_train_opts *o) {
