@@ -99,12 +99,11 @@ static json_t *verdict_object(const char *path, const kk_verdict *v) {
 }
 
 static void print_verdict(const char *path, const kk_verdict *v, const report_args *a) {
-    /* An honest report of a run that failed its own limits holds, and is not to be mistaken. */
-    const json_t *gate = json_object_get(v->report, "gate");
-    const bool failed = json_is_false(json_object_get(gate, "holds"));
+    /* An honest report of a run that failed holds, and is not to be mistaken. */
+    const char *failure = kk_verdict_failure(v);
     if (v->violations == 0 && !a->quiet)
-        printf("%s: %s%s%s\n", path, v->legacy ? "legacy " : "ok ", v->kind,
-               failed ? " (the run failed its own limits)" : "");
+        printf("%s: %s%s%s%s%s\n", path, v->legacy ? "legacy " : "ok ", v->kind,
+               failure ? " (" : "", failure ? failure : "", failure ? ")" : "");
     for (size_t i = 0; i < v->n; i++) {
         const kk_finding *f = &v->finding[i];
         if (!f->note) printf("%s: %s: %s\n", path, f->code, f->text);

@@ -43,7 +43,8 @@ static const option train_options[] = {
                   "layers it rebuilds: all (default), sliding or full"),
     OPTION_HEADING("Texts"),
     OPTION_STRING(NULL, "data", "PATH", AT(data),
-                  "file or folder to train on; more may follow behind the options (default: the "
+                  "file or folder to train on, .jsonl with \"text\" or \"messages\" per line among "
+                  "them; more may follow behind the options (default: the "
                   "shipped prompts and what the model says to them)"),
     OPTION_INT(NULL, "tokens", "N", AT(tokens), 1, 1 << 30,
                "tokens to train on, documents with a code apart (default: 40000)"),
@@ -170,10 +171,17 @@ static void print_result(const train_args *a, const kk_train_result *r) {
            r->n_in, term_count(r->params).text, a->out);
     printf("texts       %s rows of %s sequences; %s rows held out\n", term_count(r->rows).text,
            term_count(r->sequences).text, term_count(r->held_rows).text);
+    if (r->skipped[0]) printf("passed over %s\n", r->skipped);
     printf("seconds     reading %.1f, capturing %.1f, solving %.1f, steps %.1f\n", r->read_s,
            r->collect_s, r->solve_s, r->train_s);
     if (r->steps)
         printf("loss        %.6f at first, %.6f at last\n", r->initial_loss, r->final_loss);
+    if (r->held_rows == 0) {
+        printf(
+            "\nerror       not known: no rows were held out; give more texts, of which one in ten "
+            "is\n");
+        return;
+    }
     printf("\nerror of rows held out, normalised, over their square\n");
     printf("%-20s %10s %10s %10s\n", "", "sliding K", "sliding V", "full");
     if (r->steps) print_errors(a->init_from ? "at first" : "ridge", mean_errors(r, r->start));

@@ -95,6 +95,9 @@ static const char *advice(kk_status code) {
     case KK_EINVAL: return "'kakeya help' says what each verb takes.";
     case KK_EEXIST: return "Give another name, or --force to replace it.";
     case KK_EBUSY: return "Wait until it is done, or give another name.";
+    case KK_ENUMERIC:
+        return "'kakeya info --check -m MODEL' names weights that are not finite; if all are, try "
+               "--device cpu.";
     case KK_OK:
     case KK_ESTOPPED: break;
     }

@@ -34,6 +34,9 @@ kk_status kk_gate_check(const char *text, size_t len, kk_verdict *out, kk_err *e
 kk_status kk_gate_file(const char *path, kk_verdict *out, kk_err *err);
 void kk_verdict_release(kk_verdict *v);
 const char *kk_verdict_word(const kk_verdict *v); /* "holds", "legacy" or "refused" */
+/* What failed in the run that it tells of, by its own words; NULL: nothing.  An honest report of a
+ * run that failed holds. */
+const char *kk_verdict_failure(const kk_verdict *v);
 
 /* The rules, in the order in which they are applied. */
 typedef struct {

@@ -216,7 +216,7 @@ static void put_labels(kk_page *p, const json_t *report) {
 }
 
 static void put_contents(kk_page *p, const kk_page_report *reports, size_t n) {
-    kk_page_table(p, "report|kind|gate");
+    kk_page_table(p, "report|kind|gate|run");
     for (size_t i = 0; i < n; i++) {
         const kk_verdict *v = reports[i].verdict;
         kk_page_put(p, "<tr><td><a class=\"file\" href=\"#r%zu\">", i);
@@ -224,8 +224,10 @@ static void put_contents(kk_page *p, const kk_page_report *reports, size_t n) {
         kk_page_put(p, "</a></td><td>");
         kk_page_text(p, *v->kind ? v->kind : "?");
         put_labels(p, v->report);
-        kk_page_put(p, "</td><td class=\"%s\">%s</td></tr>", kk_verdict_word(v),
-                    kk_verdict_word(v));
+        const char *failure = kk_verdict_failure(v);
+        kk_page_put(p, "</td><td class=\"%s\">%s</td>", kk_verdict_word(v), kk_verdict_word(v));
+        kk_page_put(p, failure ? "<td class=\"refused\">failed: %s</td></tr>" : "<td>%s</td></tr>",
+                    failure ? failure : "");
     }
     kk_page_table_end(p);
 }
@@ -244,6 +246,8 @@ static void put_findings(kk_page *p, const kk_verdict *v) {
 }
 
 static void put_verdict(kk_page *p, const kk_verdict *v) {
+    const char *failure = kk_verdict_failure(v);
+    if (failure) kk_page_put(p, "<p class=\"verdict refused\">Failed: %s.</p>\n", failure);
     kk_page_put(p, "<p class=\"verdict %s\">", kk_verdict_word(v));
     if (v->violations) {
         kk_page_put(p, "Refused by the gate.</p>");
@@ -337,10 +341,11 @@ static void put_report(kk_page *p, const kk_page_report *r, size_t number) {
 }
 
 static void put_page(kk_page *p, const kk_page_report *reports, size_t n) {
-    size_t holds = 0, refused = 0;
+    size_t holds = 0, refused = 0, failed = 0;
     for (size_t i = 0; i < n; i++) {
         refused += reports[i].verdict->violations > 0;
         holds += reports[i].verdict->violations == 0 && !reports[i].verdict->legacy;
+        failed += kk_verdict_failure(reports[i].verdict) != NULL;
     }
     kk_page_put(p,
                 "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
@@ -349,8 +354,10 @@ static void put_page(kk_page *p, const kk_page_report *reports, size_t n) {
                 style);
     kk_page_put(p,
                 "<h1>Kakeya reports</h1><p class=\"dim\">%zu report%s: %zu hold%s, %zu legacy, "
-                "%zu refused. Made by kakeya ",
+                "%zu refused",
                 n, n == 1 ? "" : "s", holds, holds == 1 ? "s" : "", n - holds - refused, refused);
+    if (failed) kk_page_put(p, "; %zu of a run that failed", failed);
+    kk_page_put(p, ". Made by kakeya ");
     kk_page_text(p, kk_version());
     kk_page_put(p, ".</p>\n");
     put_contents(p, reports, n);

@@ -9,7 +9,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "eval/haystack.h"
 
 enum {

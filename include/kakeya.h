@@ -42,6 +42,7 @@ typedef enum {
     KK_ESTOPPED, /* a callback asked to stop */
     KK_EEXIST,   /* a file to be written is there already */
     KK_EBUSY,    /* a file to be written is being written by another */
+    KK_ENUMERIC, /* logits are not finite: NaN or infinite; the message names the first layer */
 } kk_status;
 
 typedef struct {

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "core/file.h"
 #include "eval/promptset.h"
 #include "eval/quality.h"
+#include "eval/records.h"
 
 enum {
     HOLD_OUT = 10,       /* one document with a code of so many */
@@ -81,6 +83,7 @@ static bool enough(const builder *b) {
 typedef struct {
     char **path;
     size_t n, cap;
+    kk_corpus_skipped *skipped;
 } file_list;
 
 static void free_list(file_list *l) {
@@ -88,12 +91,66 @@ static void free_list(file_list *l) {
     kk_free(l->path);
 }
 
+/* How a name ends: ".py"; "": it has no dot in it. */
+static const char *end_of(const char *name) {
+    const char *slash = strrchr(name, '/'), *dot = strrchr(slash ? slash : name, '.');
+    return dot ? dot : "";
+}
+
+static bool is_records(const char *name) { return strcmp(end_of(name), ".jsonl") == 0; }
+
 static bool is_text(const char *name) {
-    static const char *const ends[] = {".py", ".txt", ".md", ".c", ".h", ".rst", ".js", ".json"};
-    const char *dot = strrchr(name, '.');
-    for (size_t i = 0; dot && i < sizeof ends / sizeof *ends; i++)
-        if (strcmp(dot, ends[i]) == 0) return true;
+    static const char *const ends[] = {".py",  ".txt", ".md",   ".c",    ".h",
+                                       ".rst", ".js",  ".json", ".jsonl"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (strcmp(end_of(name), ends[i]) == 0) return true;
     return false;
+}
+
+static void skip_kind(kk_corpus_skipped *s, const char *name) {
+    enum { ENDS = sizeof s->ends / sizeof *s->ends };
+    char end[sizeof s->ends->end];
+    int32_t i = 0;
+    snprintf(end, sizeof end, "%s", end_of(name));
+    s->other++;
+    while (i < s->n_ends && strcmp(s->ends[i].end, end) != 0) i++;
+    if (i == ENDS) return;
+    if (i == s->n_ends) {
+        memcpy(s->ends[i].end, end, sizeof end);
+        s->n_ends++;
+    }
+    s->ends[i].files++;
+}
+
+__attribute__((format(printf, 3, 4))) static void say(char *out, size_t cap, const char *fmt, ...) {
+    const size_t at = strlen(out);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(out + at, cap - at, fmt, args);
+    va_end(args);
+}
+
+void kk_corpus_skipped_text(const kk_corpus_skipped *s, char *out, size_t cap) {
+    const struct {
+        int64_t n;
+        const char *one, *many;
+    } rest[] = {{s->large, "file over 4 MiB", "files over 4 MiB"},
+                {s->small, "file of a few bytes", "files of a few bytes"},
+                {s->links, "symbolic link", "symbolic links"},
+                {s->lines, "line without \"text\" or \"messages\"",
+                 "lines without \"text\" or \"messages\""}};
+    out[0] = 0;
+    if (s->other)
+        say(out, cap, "%lld file%s of other kinds (", (long long)s->other,
+            s->other == 1 ? "" : "s");
+    for (int32_t i = 0; i < s->n_ends; i++)
+        say(out, cap, "%s%s %lld", i ? ", " : "", s->ends[i].end[0] ? s->ends[i].end : "no ending",
+            (long long)s->ends[i].files);
+    if (s->other) say(out, cap, ")");
+    for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
+        if (rest[i].n)
+            say(out, cap, "%s%lld %s", out[0] ? ", " : "", (long long)rest[i].n,
+                rest[i].n == 1 ? rest[i].one : rest[i].many);
 }
 
 static kk_status list_file(file_list *l, char *path, kk_err *err) {
@@ -116,6 +173,8 @@ static kk_status list_entry(file_list *l, const char *folder, const char *name, 
     if (there && S_ISREG(s.st_mode) && is_text(name)) return list_file(l, path, err);
     kk_status st = KK_OK;
     if (there && S_ISDIR(s.st_mode) && depth < MOST_DEPTH) st = list_path(l, path, depth + 1, err);
+    if (there && S_ISREG(s.st_mode)) skip_kind(l->skipped, name);
+    if (there && S_ISLNK(s.st_mode)) l->skipped->links++;
     kk_free(path);
     return st;
 }
@@ -167,18 +226,10 @@ static kk_status add_piece(builder *b, const int32_t *ids, size_t first, size_t 
     return add(b, copy, (int32_t)n, KK_TEXT_FILE, held, err);
 }
 
-static kk_status add_file(builder *b, const char *path, kk_err *err) {
+/* Some pieces of a text of n tokens; takes the ids over. */
+static kk_status add_pieces(builder *b, int32_t *ids, size_t n, bool held, kk_err *err) {
     const size_t most = (size_t)b->opts->length;
-    char *text;
-    int32_t *ids = NULL;
-    size_t len, n;
-    struct stat s;
-    if (stat(path, &s) != 0 || s.st_size > MOST_FILE || s.st_size < LEAST_TOKENS) return KK_OK;
-    KK_TRY(kk_file_read(path, MOST_FILE, &text, &len, err));
-    /* By what it says: the same wherever it lies, and copies of it go with it. */
-    const bool held = kk_quality_held_out(text, len);
-    kk_status st = kk_encode(b->tok, text, len, KK_ENCODE_BOS, &ids, &n, err);
-    kk_free(text);
+    kk_status st = KK_OK;
     for (int i = 0; st == KK_OK && i < PIECES && n >= LEAST_TOKENS; i++) {
         const size_t take = n < most ? n : most;
         const size_t first = (size_t)kk_twister_between(&b->random, 0, (int32_t)(n - take));
@@ -189,8 +240,76 @@ static kk_status add_file(builder *b, const char *path, kk_err *err) {
     return st;
 }
 
+/* ---- lines of .jsonl --------------------------------------------------------------------- */
+
+static kk_status add_record(builder *b, const char *line, size_t len, kk_err *err) {
+    kk_record r;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    KK_TRY(kk_record_read(&r, line, len, err));
+    b->out->skipped.lines += r.kind == KK_RECORD_OTHER;
+    if (r.kind == KK_RECORD_OTHER) return KK_OK;
+    const bool held = kk_quality_held_out(r.text, r.len);
+    const kk_status st = kk_record_encode(&r, b->tok, &ids, &n, err);
+    kk_record_release(&r);
+    return st == KK_OK ? add_pieces(b, ids, n, held, err) : st;
+}
+
+/* Front to back, until there is enough: a file of any size. */
+static kk_status add_lines(builder *b, kk_span all, const char *path, kk_err *err) {
+    const char *at = (const char *)all.base, *end = at + all.size;
+    for (int64_t number = 1; at < end && !enough(b); number++) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        kk_err why = {0};
+        if (!stop) stop = end;
+        const kk_status st = stop > at ? add_record(b, at, (size_t)(stop - at), &why) : KK_OK;
+        if (st != KK_OK)
+            return kk_fail(err, st, "line %lld of '%.100s': %.100s", (long long)number, path,
+                           why.msg);
+        at = stop + 1;
+    }
+    return KK_OK;
+}
+
+static kk_status add_records(builder *b, const char *path, kk_err *err) {
+    kk_map map;
+    KK_TRY(kk_map_open(&map, path, err));
+    const kk_status st = add_lines(b, map.span, path, err);
+    kk_map_close(&map);
+    return st;
+}
+
+/* ---- whole files ------------------------------------------------------------------------- */
+
+static kk_status add_file(builder *b, const char *path, kk_err *err) {
+    char *text;
+    int32_t *ids = NULL;
+    size_t len, n;
+    struct stat s;
+    if (is_records(path)) return add_records(b, path, err);
+    if (stat(path, &s) != 0) return KK_OK;
+    b->out->skipped.large += s.st_size > MOST_FILE;
+    b->out->skipped.small += s.st_size < LEAST_TOKENS;
+    if (s.st_size > MOST_FILE || s.st_size < LEAST_TOKENS) return KK_OK;
+    KK_TRY(kk_file_read(path, MOST_FILE, &text, &len, err));
+    /* By what it says: the same wherever it lies, and copies of it go with it. */
+    const bool held = kk_quality_held_out(text, len);
+    const kk_status st = kk_encode(b->tok, text, len, KK_ENCODE_BOS, &ids, &n, err);
+    kk_free(text);
+    return st == KK_OK ? add_pieces(b, ids, n, held, err) : st;
+}
+
+/* Texts were asked for by name: to train on our own documents alone is not what was meant. */
+static kk_status say_nothing_left(const builder *b, kk_err *err) {
+    char skipped[200];
+    kk_corpus_skipped_text(&b->out->skipped, skipped, sizeof skipped);
+    return kk_fail(err, KK_EINVAL, "there is no text to train on in '%.60s'%s%s%.150s",
+                   b->opts->paths[0], b->opts->n_paths > 1 ? " and the others" : "",
+                   skipped[0] ? "; passed over: " : "", skipped);
+}
+
 static kk_status add_files(builder *b, kk_err *err) {
-    file_list list = {0};
+    file_list list = {.skipped = &b->out->skipped};
     kk_status st = KK_OK;
     for (size_t i = 0; i < b->opts->n_paths && st == KK_OK; i++)
         st = list_path(&list, b->opts->paths[i], 0, err);
@@ -198,6 +317,7 @@ static kk_status add_files(builder *b, kk_err *err) {
     for (size_t i = 0; i < list.n && st == KK_OK && !enough(b); i++)
         st = add_file(b, list.path[i], err);
     free_list(&list);
+    if (st == KK_OK && b->out->n == 0) return say_nothing_left(b, err);
     return st;
 }
 

@@ -1,6 +1,7 @@
 /* corpus.h - the texts a projection is trained on, as token sequences.
  *
- * From files and folders; from sets of prompts; from documents that hide a code; and from what the
+ * From files and folders, where .jsonl holds a text or a conversation per line; from sets of
+ * prompts; from documents that hide a code; and from what the
  * model itself goes on to say after prompts.  A text is held out, to judge by, or trained on, as a
  * hash of the file or prompt says, so that no two sequences of one text lie on both sides.
  *
@@ -22,10 +23,25 @@ typedef struct {
     bool held; /* to judge by */
 } kk_text;
 
+/* What was found at the paths given and not read. */
+typedef struct {
+    int64_t other, links; /* files of kinds that are not read; symbolic links */
+    int64_t large, small; /* files of text over 4 MiB, and of a few bytes */
+    int64_t lines;        /* of .jsonl with neither "text" nor "messages" */
+    int32_t n_ends;       /* kinds of files, by how their names end: */
+    struct {
+        char end[12]; /* ".png"; "": names without an ending */
+        int64_t files;
+    } ends[6]; /* the first so many; others are in `other` alone */
+} kk_corpus_skipped;
+/* As a sentence, "" when nothing was. */
+void kk_corpus_skipped_text(const kk_corpus_skipped *s, char *out, size_t cap);
+
 typedef struct {
     kk_text *texts;
     size_t n, cap;
     int64_t tokens[2]; /* trained on; held out */
+    kk_corpus_skipped skipped;
 } kk_corpus;
 
 typedef struct {

@@ -93,6 +93,7 @@ static kk_status read_texts(kk_training *t, kk_err *err) {
     const double begin = kk_now();
     KK_TRY(kk_corpus_new(&t->corpus, &how, err));
     t->out->read_s = kk_now() - begin;
+    kk_corpus_skipped_text(&t->corpus.skipped, t->out->skipped, sizeof t->out->skipped);
     int32_t longest = 0;
     for (size_t i = 0; i < t->corpus.n; i++)
         if (!t->corpus.texts[i].held && t->corpus.texts[i].n > longest)

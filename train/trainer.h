@@ -67,11 +67,12 @@ typedef struct {
 typedef struct {
     int32_t n_layers, rank, n_in;
     int64_t params, sequences, rows, held_rows;
-    kk_train_layer start[KK_TRAIN_LAYERS], end[KK_TRAIN_LAYERS];
+    kk_train_layer start[KK_TRAIN_LAYERS], end[KK_TRAIN_LAYERS]; /* held_rows 0: not known */
     double read_s, collect_s, solve_s, train_s;
     int32_t steps, resumed_at;       /* 0: from the beginning */
     double initial_loss, final_loss; /* steps */
     double ratio;                    /* attention's output, of the last lines; 0: not measured */
+    char skipped[240]; /* what was found at the paths and not read, as a sentence; "": nothing */
 } kk_train_result;
 
 kk_status kk_train_run(const kk_train_opts *opts, kk_train_result *out, kk_err *err);

@@ -104,6 +104,9 @@ static json_t *ratio_json(sum s) {
 static json_t *stage_json(const kk_training *t, const char *loss, int32_t steps, double seconds,
                           const kk_fit *f) {
     sum kinds[KK_LAYER_KINDS] = {{0, 0}, {0, 0}};
+    if (f->rows == 0) /* nothing was held out: an error of nothing is not 0 */
+        return json_pack("{s:s, s:i, s:o, s:n, s:[], s:[]}", "loss", loss, "steps", steps,
+                         "seconds", kk_report_real(seconds), "rel_mse", "layers", "blocks");
     json_t *layers = layers_json(t, f, kinds);
     const sum all = {kinds[0].error + kinds[1].error, kinds[0].power + kinds[1].power};
     return json_pack("{s:s, s:i, s:o, s:{s:o, s:o, s:o}, s:o, s:o}", "loss", loss, "steps", steps,

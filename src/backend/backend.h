@@ -268,10 +268,11 @@ typedef struct {
 
 typedef struct {
     int32_t token;
+    bool broken;     /* x[r] has a value that is not finite: the token means nothing */
     uint64_t digest; /* of x[r]: core/digest.h */
 } kk_pick;
 
-/* x = cap * tanh(x / cap) */
+/* x = cap * tanh(x / cap); NaN of a value that is not finite */
 typedef struct {
     kk_buf *x;
     int32_t n_rows, dim;

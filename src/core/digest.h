@@ -43,6 +43,13 @@ KK_DIGEST_FN uint64_t kk_digest_chunk(uint64_t index, const uint32_t *word, int 
     return kk_digest_spread(h);
 }
 
+/* Whether one of n words is a float that is not finite: its exponent has all bits set. */
+KK_DIGEST_FN int kk_digest_broken(const uint32_t *word, int n) {
+    uint32_t broken = 0;
+    for (int i = 0; i < n; i++) broken |= (word[i] & 0x7f800000u) == 0x7f800000u;
+    return (int)broken;
+}
+
 /* The digest of a row of n words whose chunks come to this sum. */
 KK_DIGEST_FN uint64_t kk_digest_end(uint64_t sum, uint64_t n) {
     return kk_digest_spread(kk_digest_fold(sum, n));

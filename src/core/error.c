@@ -27,6 +27,7 @@ const char *kk_status_name(kk_status st) {
     case KK_ESTOPPED: return "stopped";
     case KK_EEXIST: return "file exists";
     case KK_EBUSY: return "file is being written";
+    case KK_ENUMERIC: return "values that are not finite";
     }
     return "unknown status";
 }

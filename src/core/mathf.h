@@ -60,10 +60,10 @@ static inline float kk_gelu(float x) {
 
 static inline float kk_silu(float x) { return x / (1.0f + kk_exp(-x)); }
 
-/* cap * tanh(x / cap) */
+/* cap * tanh(x / cap); NaN of what is not finite, which kk_exp would make -cap or cap. */
 static inline float kk_softcap(float x, float cap) {
     const float z = x / cap;
-    return cap * (1.0f - 2.0f / (kk_exp(z * 2.0f) + 1.0f));
+    return fmaf(x, 0.0f, cap * (1.0f - 2.0f / (kk_exp(z * 2.0f) + 1.0f)));
 }
 
 #endif

@@ -7,7 +7,7 @@
 #include <assert.h>
 
 #include "core/clock.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 
 static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -305,6 +305,12 @@ static void take(kk_round *r, int32_t i, kk_pick pick) {
     r->stopped = kk_stop_at(&r->stop, pick.token);
 }
 
+/* Logits that are not finite end a draft: the next round has them in its first row, and fails. */
+static bool is_broken(kk_round *r, int32_t i, const kk_pick *pick) {
+    if (pick->broken) r->broken = i == 0;
+    return pick->broken;
+}
+
 /* The outcome of the round that was enqueued first. */
 static kk_status adopt(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
@@ -314,7 +320,7 @@ static kk_status adopt(step *s, kk_err *err) {
     s->untimed = !waited && f->took_s == 0;
     assert(f->pick.token >= 0 && f->pick.token < s->all->vocab);
     f->read = true;
-    take(r, 0, f->pick);
+    if (!is_broken(r, 0, &f->pick)) take(r, 0, f->pick);
     r->stats->ahead += f->ahead;
     add_counts(r->counts, &f->counts);
     return KK_OK;
@@ -389,8 +395,10 @@ static bool choose(const kk_rounds *all, kk_round *r, int32_t i, kk_pick *pick) 
                                .mask = mask ? mask : a->mask};
     pick->token = kk_sample(all->sampler, r->sampling, &row);
     if (pick->token < 0) return false;
-    pick->digest = kk_hash_digest(r->logits, (size_t)all->vocab);
-    if (a->logprobs)
+    bool finite;
+    pick->digest = kk_hash_digest_of(r->logits, (size_t)all->vocab, &finite);
+    pick->broken = !finite;
+    if (a->logprobs && finite)
         kk_sample_logprobs(all->sampler, r->logits, pick->token, a->n_logprobs, &a->logprobs[i]);
     return true;
 }
@@ -415,6 +423,7 @@ static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picke
             r->refused = i == 0; /* what was chosen before is an outcome; the next round has none */
             break;
         }
+        if (is_broken(r, i, &pick)) break;
         take(r, i, pick);
         if (pick.token != drafted) break;
         r->n_right = i + 1;
@@ -502,7 +511,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
         assert(kk_cache_len(rounds[i]->cache) == rounds[i]->len - 1);
         rounds[i]->n_draft = rounds[i]->n_right = 0;
-        rounds[i]->refused = false;
+        rounds[i]->refused = rounds[i]->broken = false;
     }
     step s = {.all = all, .rounds = rounds, .n = n};
     const bool ahead = goes_ahead(&s);
@@ -532,8 +541,25 @@ void kk_round_first(const kk_rounds *all, kk_round *r) {
     assert(kk_cache_len(r->cache) == r->len);
     r->n_draft = r->n_right = 0;
     kk_pick pick;
+    r->broken = false;
     r->refused = !choose(all, r, 0, &pick);
-    if (!r->refused) take(r, 0, pick);
+    if (!r->refused && !is_broken(r, 0, &pick)) take(r, 0, pick);
+}
+
+kk_status kk_round_diagnose(kk_rounds *all, kk_round *r, kk_err *err) {
+    const int64_t held = kk_cache_len(r->cache);
+    const kk_gemma4_group g = {.cache = r->cache,
+                               .layout = r->layout,
+                               .tokens = r->tokens + r->len - 1,
+                               .n_rows = 1,
+                               .n_logits = 1};
+    const kk_gemma4_forward_args args = {.groups = &g, .n_groups = 1, .restorer = all->restorer};
+    if (held == r->len)
+        return kk_fail(err, KK_ENUMERIC, "the logits after position %d are not finite", r->len - 1);
+    KK_TRY(kk_cache_reserve(r->cache, 1, err));
+    const kk_status st = kk_gemma4_diagnose(all->model, &args, err);
+    kk_cache_commit(r->cache, held);
+    return st;
 }
 
 bool kk_round_in_flight(const kk_round *r) { return r->flight[0].queued; }

@@ -88,6 +88,7 @@ typedef struct kk_round {
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
     bool stopped;             /* the last of them is a stop id */
     bool refused;             /* there is none: the mask allows no id */
+    bool broken;              /* there is none: the logits are not finite */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
 } kk_round;
 
@@ -96,6 +97,9 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
 /* The outcome without a forward, for a session whose last token's logits are at hand (in
  * r->logits): the first token after a prompt. */
 void kk_round_first(const kk_rounds *all, kk_round *r);
+/* After a round that found logits which are not finite, and was committed: KK_ENUMERIC with the
+ * first layer that has such values, found by running the row again; or why it could not be run. */
+kk_status kk_round_diagnose(kk_rounds *all, kk_round *r, kk_err *err);
 /* Puts the first n_keep of the outcome on the timeline; the rest is forgotten.  Two steps: keep
  * touches nothing but the session's own tokens; settle brings caches up to them, pages of which go
  * back to pools that all sessions share, and must come before the next round. */

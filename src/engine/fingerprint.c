@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "decode/hash.h"
+#include "core/hash.h"
 
 enum { PIECES = 64, PIECE = 64 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/session.h"
 
 static kk_status check_choices(const kk_session *s, const kk_generate_opts *o, kk_err *err) {
@@ -85,11 +85,15 @@ static kk_status choose_next(kk_session *s, kk_round *r, kk_result *result, kk_e
 
 static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
     KK_TRY(choose_next(s, r, result, err));
-    if (!r->refused) return KK_OK;
+    if (!r->refused && !r->broken) return KK_OK;
     kk_engine_lock(s->engine);
+    kk_round_end(&s->engine->rounds, r);
     kk_round_commit(r, 0);
+    const kk_status st =
+        r->broken ? kk_round_diagnose(&s->engine->rounds, r, err)
+                  : kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
     kk_engine_unlock(s->engine);
-    return kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
+    return st;
 }
 
 /* True: go on. */

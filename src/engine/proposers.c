@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/session.h"
 #include "propose/ngram.h"

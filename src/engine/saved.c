@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <stdio.h>
 
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "decode/sample.h"
 #include "engine/engine.h"
 

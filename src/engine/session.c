@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "core/hash.h"
 
 enum { DEFAULT_CTX = 4096 };
 static const int64_t DEFAULT_CHECKPOINTS = (int64_t)1 << 30; /* bytes; kakeya.h says so */
@@ -257,6 +258,11 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
     KK_TRY(kk_cache_reserve(s->cache, n, err));
     KK_TRY(kk_gemma4_forward(e->model, &args, err));
     if (with_logits) KK_TRY(kk_gemma4_logits(e->model, 0, e->row, err));
+    if (with_logits && !kk_hash_finite(e->row, (size_t)e->rounds.vocab)) {
+        group.taps = NULL;
+        group.counts = NULL;
+        return kk_gemma4_diagnose(e->model, &args, err);
+    }
     KK_TRY(kk_drafting_absorb(&s->drafting, n, err));
     if (with_logits) memcpy(s->logits, e->row, (size_t)e->rounds.vocab * sizeof *e->row);
     return KK_OK;

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "core/writer.h"
-#include "decode/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/saved.h"
 #include "engine/session.h"

@@ -246,15 +246,29 @@ static int32_t head_dim_of(const kk_config *c, kk_kind kind) {
     return 0;
 }
 
+/* rope_parameters has an object per kind of layers.  One with values of its own is of another
+ * form, and would be read as if it said nothing. */
+static kk_status rope_fields(kk_fields t, const char *kind, kk_fields *out, kk_err *err) {
+    kk_fields all;
+    KK_TRY(kk_field_object(t, "rope_parameters", &all, err));
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)all.object, key, value) {
+        if (!json_is_object(value) && !json_is_null(value))
+            return kk_fail(err, KK_EFORMAT, "%s: %.40s of rope_parameters is no object", t.label,
+                           key);
+    }
+    return kk_field_object(all, kind, out, err);
+}
+
 /* "default" rotates every pair; "proportional" the first partial_rotary_factor of them. */
 static kk_status read_rope(kk_config *c, kk_fields t, kk_kind kind, kk_err *err) {
     const bool full = kind == KK_FULL;
-    const json_t *all = json_object_get(t.object, "rope_parameters");
-    const char *key = full ? "full_attention" : "sliding_attention";
-    const kk_fields o = {t.label, json_object_get(all, key)};
+    kk_fields o;
+    KK_TRY(rope_fields(t, full ? "full_attention" : "sliding_attention", &o, err));
     const bool unsaid = full && !o.object;
     kk_rope_config *r = &c->rope[kind];
-    const json_t *type = json_object_get(o.object, "rope_type");
+    const json_t *type = kk_field(o, "rope_type");
     const char *word = json_string_value(type);
     if (!type) word = unsaid ? "proportional" : "default";
     const bool proportional = word && strcmp(word, "proportional") == 0;

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <math.h>
 
+#include "core/hash.h"
 #include "model/model.h"
 #include "model/restorer.h"
 
@@ -274,6 +275,48 @@ static kk_status tap(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t laye
     return KK_OK;
 }
 
+/* ---- values that are not finite --------------------------------------------------------- */
+
+static kk_status say_broken(const kk_gemma4 *m, int32_t layer, int64_t pos, kk_err *err) {
+    if (layer < 0)
+        return kk_fail(err, KK_ENUMERIC,
+                       "the logits are not finite: the embedding of the token at position %lld is "
+                       "the first output with NaN or infinity",
+                       (long long)pos);
+    if (layer == m->cfg.n_layer)
+        return kk_fail(err, KK_ENUMERIC,
+                       "the logits after position %lld are not finite: the head makes NaN or "
+                       "infinity of a last layer, %d, that is finite",
+                       (long long)pos, m->cfg.n_layer - 1);
+    return kk_fail(err, KK_ENUMERIC,
+                   "the logits are not finite: layer %d (from 0) is the first with NaN or "
+                   "infinity, at position %lld",
+                   layer, (long long)pos);
+}
+
+/* x: [n][dim]; row[i]: which row of the forward its i-th is, NULL: the i-th. */
+static kk_status check_finite(kk_gemma4 *m, int32_t layer, const kk_buf *x, const int32_t *row,
+                              int32_t n, int32_t dim, kk_err *err) {
+    const size_t bytes = (size_t)dim * sizeof(float);
+    float *values = kk_malloc(bytes);
+    kk_status st = values ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for a row of %d", dim);
+    for (int32_t i = 0; st == KK_OK && i < n; i++) {
+        st = m->be->read(m->dev, x, (size_t)i * bytes, values, bytes, err);
+        if (st == KK_OK && !kk_hash_finite(values, (size_t)dim))
+            st = say_broken(m, layer, m->positions[row ? row[i] : i], err);
+    }
+    kk_free(values);
+    return st;
+}
+
+static kk_status look_at(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
+                         kk_err *err) {
+    if (!a->finite) return KK_OK;
+    if (layer == m->cfg.n_layer)
+        return check_finite(m, layer, m->logits, m->logit_rows, m->n_logits, m->cfg.vocab, err);
+    return check_finite(m, layer, m->room.x, NULL, m->n_rows, m->cfg.hidden, err);
+}
+
 /* ---- steps ------------------------------------------------------------------------------ */
 
 static kk_status norm(kk_gemma4 *m, kk_buf *out, const kk_buf *x, const kk_buf *w, kk_err *err) {
@@ -458,11 +501,13 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
     KK_TRY(fill_rope(m, a, err));
     KK_TRY(embed(m, err));
     KK_TRY(tap(m, a, -1, m->room.x, err));
+    KK_TRY(look_at(m, a, -1, err));
     KK_TRY(show_restorer(m, a, -1, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(layer(m, a, i, err));
         KK_TRY(show_restorer(m, a, i, err));
         KK_TRY(tap(m, a, i, m->room.x, err));
+        KK_TRY(look_at(m, a, i, err));
         for (int32_t t = 0; t < a->n_tapped; t++)
             if (a->tapped[t] == i) KK_TRY(tap_groups(m, a, t, err));
     }
@@ -472,11 +517,21 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
         KK_TRY(tap(m, a, m->cfg.n_layer, m->room.z, err));
     }
     KK_TRY(head(m, err));
+    KK_TRY(look_at(m, a, m->cfg.n_layer, err));
     for (int32_t i = 0; i < a->n_groups; i++) {
         const kk_gemma4_group *g = &a->groups[i];
         if (g->counts) kk_cache_count(g->cache, position_of(g), g->n_rows, g->counts);
     }
     return KK_OK;
+}
+
+kk_status kk_gemma4_diagnose(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
+    kk_gemma4_forward_args again = *a;
+    again.finite = true;
+    KK_TRY(kk_gemma4_forward(m, &again, err));
+    return kk_fail(err, KK_ENUMERIC,
+                   "the logits were not finite, and are when the same rows are run again: the "
+                   "device computed wrongly");
 }
 
 kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err) {

@@ -66,7 +66,10 @@ typedef struct {
      * after the final norm. */
     const int32_t *tap_layers;
     int32_t n_taps;
-    float *tap_out;               /* host memory */
+    float *tap_out; /* host memory */
+    /* For diagnosis: fails with KK_ENUMERIC at the first output that is not finite, of the token
+     * embedding, a layer or the head, and names it. */
+    bool finite;
     const kk_gemma4_watch *watch; /* NULL: nobody watches */
     /* Writes latents, and rebuilds rows, of caches that have them. */
     kk_restorer *restorer;
@@ -74,6 +77,9 @@ typedef struct {
 
 /* Rows of logits come in the order of groups and rows. */
 kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err);
+/* Says why this forward gave logits that are not finite: runs it once more and looks at each
+ * layer's output.  Returns KK_ENUMERIC, or why it could not be run. */
+kk_status kk_gemma4_diagnose(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err);
 /* Copies logits row i of the last forward to out [vocab]. */
 kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
 /* Chooses greedily after each of these rows instead, on the device, and waits for nothing: the

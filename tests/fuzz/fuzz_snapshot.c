@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/saved.h"
 #include "engine/session.h"

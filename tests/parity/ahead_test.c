@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "backend/cpu/device.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "model/model.h"
 #include "support/saved_session.h"
 

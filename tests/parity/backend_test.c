@@ -6,7 +6,7 @@
  * promises the reference's bits is held to them; another one states how near it must come.
  *
  * ctest: threads */
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "support/op_pages.h"
 
 static const rig_device reference = {.backend = "cpu", .isa = "reference", .threads = 1};

@@ -8,7 +8,7 @@
  * window of 64 twice and cross three page borders. */
 #include "support/tiny.h"
 
-#include "decode/hash.h"
+#include "core/hash.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

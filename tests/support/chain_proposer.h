@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/session.h"
 
 enum { CHAIN_PAST = 24, CHAIN_QUEUE = 50, CHAIN_SPEC = KK_SPEC_NGRAM + 1 };

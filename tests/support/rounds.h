@@ -2,7 +2,7 @@
 #ifndef KK_TESTS_ROUNDS_H
 #define KK_TESTS_ROUNDS_H
 
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/session.h"
 
 /* As kk_generate would start it; stats is borrowed and added to. */

@@ -198,6 +198,19 @@ static void rope_turns_part_of_the_pairs(void **state) {
     refused("{" BASE ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": "
             "\"proportional\", \"rope_theta\": -1}}}",
             "rope_theta is -1");
+    refused("{" BASE ", \"rope_parameters\": 5}", "rope_parameters is no object");
+    refused("{" BASE ", \"rope_parameters\": []}", "rope_parameters is no object");
+    refused("{" BASE ", \"rope_parameters\": {\"full_attention\": \"proportional\"}}",
+            "full_attention of rope_parameters is no object");
+    refused("{" BASE ", \"rope_parameters\": {\"sliding_attention\": [1]}}",
+            "sliding_attention of rope_parameters is no object");
+    refused("{" BASE ", \"rope_parameters\": {\"rope_theta\": 5000.0}}",
+            "rope_theta of rope_parameters is no object");
+    refused("{" BASE ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": 1}}}",
+            "rope_type 'not a string'");
+    refused("{" BASE ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": \"1e6\"}}}",
+            "rope_theta is no number");
+    (void)good("{" BASE ", \"rope_parameters\": {\"full_attention\": null}}");
 }
 
 static void experts_need_all_their_fields(void **state) {

@@ -185,6 +185,65 @@ static void test_files(void **state) {
     kk_corpus_free(&b);
 }
 
+/* Lines are texts of their own, each held out or not by what it says. */
+static void test_records(void **state) {
+    const char *paths[] = {folder};
+    kk_corpus_opts o = standard();
+    kk_corpus c;
+    kk_err err = {0};
+    char text[8192] = "", said[240];
+    (void)state;
+    for (int i = 0; i < 30; i++) {
+        const size_t n = strlen(text);
+        snprintf(
+            text + n, sizeof text - n,
+            i % 2 ? "{\"messages\": [{\"role\": \"user\", \"content\": \"What is the number %d?\"},"
+                    " {\"role\": \"assistant\", \"content\": \"It is the number %d.\"}]}\n"
+                  : "{\"text\": \"def number_%d():\\n    return %d\\n\"}\n",
+            i, i);
+    }
+    strcat(text, "\n{\"id\": 5}\n{\"text\": \"the last line has no end, and is read\"}");
+    write_file("rows.jsonl", text);
+    o.paths = paths;
+    o.n_paths = 1;
+    o.needles = 0;
+    o.tokens = 0;
+    assert_int_equal(kk_corpus_new(&c, &o, &err), KK_OK);
+    assert_int_equal(c.n, 40 + 31);
+    assert_int_equal(c.skipped.other, 1);
+    assert_int_equal(c.skipped.lines, 1);
+    kk_corpus_skipped_text(&c.skipped, said, sizeof said);
+    assert_string_equal(said, "1 file of other kinds (.png 1), 1 line without \"text\" or "
+                              "\"messages\"");
+    kk_corpus_free(&c);
+    write_file("rows.jsonl", "{\"text\": \"fine, and long enough to be read\"}\n{\"text\": 5}\n");
+    assert_int_equal(kk_corpus_new(&c, &o, &err), KK_EFORMAT);
+    assert_non_null(strstr(err.msg, "line 2 of"));
+    assert_non_null(strstr(err.msg, "\"text\" is no string"));
+    assert_int_equal(c.n, 0);
+}
+
+/* Needles would be left, which nobody asked to train on alone. */
+static void test_nothing_is_left(void **state) {
+    char other[] = "/tmp/kakeya-other-XXXXXX", path[96];
+    const char *paths[] = {mkdtemp(other)};
+    kk_corpus_opts o = standard();
+    kk_corpus c;
+    kk_err err = {0};
+    (void)state;
+    snprintf(path, sizeof path, "%s/data.bin", other);
+    FILE *f = fopen(path, "w");
+    fputs("of another kind", f);
+    fclose(f);
+    o.paths = paths;
+    o.n_paths = 1;
+    assert_true(o.needles > 0);
+    assert_int_equal(kk_corpus_new(&c, &o, &err), KK_EINVAL);
+    assert_non_null(strstr(err.msg, "passed over: 1 file of other kinds (.bin 1)"));
+    remove(path);
+    rmdir(other);
+}
+
 static void test_bad_paths(void **state) {
     char empty[] = "/tmp/kakeya-empty-XXXXXX";
     const char *none[] = {"/no/such/folder"}, *nothing[] = {mkdtemp(empty)};
@@ -224,6 +283,8 @@ int main(void) {
         cmocka_unit_test(test_needle_text),
         cmocka_unit_test(test_prompts),
         cmocka_unit_test_setup_teardown(test_files, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_records, make_folder, remove_folder),
+        cmocka_unit_test(test_nothing_is_left),
         cmocka_unit_test(test_bad_paths),
         cmocka_unit_test(test_stopped),
     };

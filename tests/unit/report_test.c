@@ -239,6 +239,34 @@ static void test_labels(void **state) {
     release(&p);
 }
 
+/* An honest report of a failed run is failed in the list, whatever the gate says of its honesty. */
+static void test_failed_runs(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } runs[] = {
+        {"{\"kind\": \"needle\", \"gate\": {\"holds\": false}}", "failed: the run failed its own"},
+        {"{\"kind\": \"lossless\", \"mismatches\": 2}", "failed: drafted and plain decoding"},
+        {"{\"kind\": \"bench\", \"sets\": [{\"arms\": {\"ngram\": {\"lossless\": false}}}]}",
+         "failed: drafting changed"},
+        {"{\"kind\": \"bench\", \"sessions\": {\"identical\": false}}",
+         "failed: sessions together"},
+        {"{\"kind\": \"sweep\", \"identity\": false}", "failed: alpha 1"},
+        {"{\"kind\": \"needle\", \"gate\": {\"holds\": true}}", NULL},
+        {"{\"kind\": \"bench\", \"arms\": {\"ngram\": {\"lossless\": true}}}", NULL},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        page p = {.n = 0};
+        add_text(&p, "run.json", runs[i].text);
+        make(&p);
+        check_nesting(p.html);
+        assert_int_equal(count(p.html, "<td class=\"refused\">failed: "), runs[i].says != NULL);
+        assert_int_equal(count(p.html, "; 1 of a run that failed"), runs[i].says != NULL);
+        if (runs[i].says) has(&p, runs[i].says);
+        release(&p);
+    }
+}
+
 static void test_page_no_memory(void **state) {
     (void)state;
     page p = {.n = 0};
@@ -268,6 +296,7 @@ int main(void) {
         cmocka_unit_test(test_page),
         cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_failed_runs),
         cmocka_unit_test(test_page_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

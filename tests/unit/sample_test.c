@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "core/clock.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "decode/stop.h"
 
 static kk_mem mem;

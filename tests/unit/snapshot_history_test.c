@@ -5,7 +5,7 @@
  * (tests/data/saved) go on with the tokens and hashes that those builds gave. */
 #define _GNU_SOURCE
 #include "core/file.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/saved.h"
 #include "support/saved_session.h"
 

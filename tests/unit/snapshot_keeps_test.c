@@ -3,7 +3,7 @@
  * projection than the one that made them. */
 #define _GNU_SOURCE
 #include "core/file.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/saved.h"
 #include "support/saved_session.h"

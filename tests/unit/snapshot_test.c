@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 
 #include "core/file.h"
-#include "decode/hash.h"
+#include "core/hash.h"
 #include "engine/fingerprint.h"
 #include "engine/saved.h"
 #include "support/saved_session.h"

@@ -204,16 +204,20 @@ typedef struct {
     const kk_choose_args *args;
     int64_t pieces; /* of a row */
     _Atomic uint64_t sum[KK_PICK_ROWS];
+    atomic_bool broken[KK_PICK_ROWS];
 } choose_job;
 
-static uint64_t digest_chunks(const float *x, int64_t dim, int64_t begin, int64_t end) {
+static uint64_t digest_chunks(const float *x, int64_t dim, int64_t begin, int64_t end,
+                              int *broken) {
     uint32_t word[KK_DIGEST_WORDS];
     uint64_t sum = 0;
+    *broken = 0;
     for (int64_t c = begin; c < end; c++) {
         const int64_t at = c * KK_DIGEST_WORDS, left = dim - at;
         const int n = left < KK_DIGEST_WORDS ? (int)left : KK_DIGEST_WORDS;
         memcpy(word, x + at, (size_t)n * sizeof *word);
         sum += kk_digest_chunk((uint64_t)c, word, n);
+        *broken |= kk_digest_broken(word, n);
     }
     return sum;
 }
@@ -225,7 +229,10 @@ static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread)
     for (int64_t p = begin; p < end; p++) {
         const int64_t row = p / j->pieces, from = p % j->pieces * PIECE;
         const int64_t to = from + PIECE < chunks ? from + PIECE : chunks;
-        const uint64_t sum = digest_chunks(kk_buf_f(j->args->x) + row * dim, dim, from, to);
+        int broken;
+        const uint64_t sum =
+            digest_chunks(kk_buf_f(j->args->x) + row * dim, dim, from, to, &broken);
+        if (broken) atomic_store_explicit(&j->broken[row], true, memory_order_relaxed);
         atomic_fetch_add_explicit(&j->sum[row], sum, memory_order_relaxed);
     }
 }
@@ -241,7 +248,9 @@ kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, k
     choose_job j = {.args = a, .pieces = (a->dim - 1) / (PIECE * KK_DIGEST_WORDS) + 1};
     kk_threads_loop(dev->threads, a->n_rows * j.pieces, 1, digest_pieces, &j);
     for (int32_t r = 0; r < a->n_rows; r++)
-        pick[r] = (kk_pick){token[r], kk_digest_end(atomic_load(&j.sum[r]), (uint64_t)a->dim)};
+        pick[r] = (kk_pick){.token = token[r],
+                            .broken = atomic_load(&j.broken[r]),
+                            .digest = kk_digest_end(atomic_load(&j.sum[r]), (uint64_t)a->dim)};
     *ticket = dev->tickets++;
     return KK_OK;
 }

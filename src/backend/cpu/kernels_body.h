@@ -50,7 +50,7 @@ INLINE vf silu_lanes(vf x) {
 INLINE vf softcap_lanes(vf x, vf cap) {
     const vf z = vf_div(x, cap), one = vf_set1(1.0f), two = vf_set1(2.0f);
     const vf tanh = vf_sub(one, vf_div(two, vf_add(exp_lanes(vf_mul(z, two)), one)));
-    return vf_mul(cap, tanh);
+    return vf_fma(x, vf_set1(0), vf_mul(cap, tanh));
 }
 
 /* Runs `body` over [0, n) in steps of 16 with V(p) the lanes of p and SET(p, v) storing them;

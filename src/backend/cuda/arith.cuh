@@ -85,7 +85,7 @@ __device__ __forceinline__ float kk_dsilu(float x) {
 __device__ __forceinline__ float kk_dsoftcap(float x, float cap) {
     const float z = __fdiv_rn(x, cap);
     const float e = kk_dexp(__fmul_rn(z, 2.0f));
-    return __fmul_rn(cap, __fsub_rn(1.0f, __fdiv_rn(2.0f, __fadd_rn(e, 1.0f))));
+    return __fmaf_rn(x, 0.0f, __fmul_rn(cap, __fsub_rn(1.0f, __fdiv_rn(2.0f, __fadd_rn(e, 1.0f)))));
 }
 
 __device__ __forceinline__ float kk_glu_of(float gate, float up, int silu) {

@@ -130,13 +130,14 @@ cudaError_t kk_cu_run_argmax(kk_cu_at at, const kk_cu_argmax *a);
 enum { KK_CU_CHOOSE_BLOCKS = 64, KK_CU_CHOOSE_ROWS = 32 };
 typedef struct {
     int32_t token;
+    int32_t broken;
     uint64_t digest;
 } kk_cu_pick; /* as kk_pick */
 typedef struct {
     struct {
         uint64_t sum;
         float best;
-        int32_t at;
+        int32_t at, broken;
     } part[KK_CU_CHOOSE_ROWS][KK_CU_CHOOSE_BLOCKS];
     uint32_t done[KK_CU_CHOOSE_ROWS]; /* blocks; zero between launches */
 } kk_cu_choose_room;

@@ -636,7 +636,7 @@ kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, d
     *seconds = 1e-3 * (double)ms;
     for (int32_t i = 0; i < n; i++) {
         const kk_cu_pick *p = &dev->picks[slot * KK_CU_CHOOSE_ROWS + i];
-        out[i] = (kk_pick){p->token, p->digest};
+        out[i] = (kk_pick){.token = p->token, .broken = p->broken != 0, .digest = p->digest};
     }
     return KK_OK;
 }

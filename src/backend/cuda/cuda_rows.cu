@@ -312,7 +312,8 @@ enum { CHOOSE_THREADS = 256 };
 typedef struct {
     uint64_t sum;
     float best;
-    int at; /* -1: nothing seen */
+    int at;     /* -1: nothing seen */
+    int broken; /* not 0: a value is not finite */
 } found;
 
 __device__ __forceinline__ void join(found &a, uint64_t sum, float best, int at) {
@@ -329,6 +330,7 @@ __device__ __forceinline__ void join_warp(found &f) {
         const uint64_t sum = __shfl_xor_sync(0xffffffffu, f.sum, d);
         const float best = __shfl_xor_sync(0xffffffffu, f.best, d);
         const int at = __shfl_xor_sync(0xffffffffu, f.at, d);
+        f.broken |= __shfl_xor_sync(0xffffffffu, f.broken, d);
         join(f, sum, best, at);
     }
 }
@@ -350,10 +352,12 @@ __device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, i
     }
     if (n == KK_DIGEST_WORDS) {
         f.sum += kk_digest_chunk((uint64_t)chunk, word, KK_DIGEST_WORDS);
+        f.broken |= kk_digest_broken(word, KK_DIGEST_WORDS);
 #pragma unroll
         for (int i = 0; i < KK_DIGEST_WORDS; i++) join(f, 0, __uint_as_float(word[i]), first + i);
     } else {
         f.sum += kk_digest_chunk((uint64_t)chunk, word, n);
+        f.broken |= kk_digest_broken(word, n);
         for (int i = 0; i < n; i++) join(f, 0, __uint_as_float(word[i]), first + i);
     }
 }
@@ -367,7 +371,7 @@ __global__ void __launch_bounds__(CHOOSE_THREADS)
     kk_wait();
     const float *x = a.x + (size_t)row * (size_t)a.dim;
     const int chunks = (a.dim + KK_DIGEST_WORDS - 1) / KK_DIGEST_WORDS;
-    found f = {0, 0, -1};
+    found f = {0, 0, -1, 0};
     for (int c = (int)(blockIdx.x * blockDim.x + threadIdx.x); c < chunks;
          c += (int)(gridDim.x * blockDim.x))
         see_chunk(f, x, c, a.dim);
@@ -375,7 +379,7 @@ __global__ void __launch_bounds__(CHOOSE_THREADS)
     if (lane == 0) room[warp] = f;
     __syncthreads();
     if (warp == 0) {
-        f = lane < CHOOSE_THREADS / 32 ? room[lane] : found{0, 0, -1};
+        f = lane < CHOOSE_THREADS / 32 ? room[lane] : found{0, 0, -1, 0};
         join_warp(f);
     }
     auto *part = a.room->part[row];
@@ -383,21 +387,25 @@ __global__ void __launch_bounds__(CHOOSE_THREADS)
         part[blockIdx.x].sum = f.sum;
         part[blockIdx.x].best = f.best;
         part[blockIdx.x].at = f.at;
+        part[blockIdx.x].broken = f.broken;
         __threadfence();
         last = atomicAdd(&a.room->done[row], 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last || warp != 0) return;
     __threadfence();
-    f = {0, 0, -1};
-    for (unsigned b = (unsigned)lane; b < gridDim.x; b += 32)
+    f = {0, 0, -1, 0};
+    for (unsigned b = (unsigned)lane; b < gridDim.x; b += 32) {
         join(f, __ldcg(&part[b].sum), __ldcg(&part[b].best), __ldcg(&part[b].at));
+        f.broken |= __ldcg(&part[b].broken);
+    }
     join_warp(f);
     if (lane == 0) {
         a.room->done[row] = 0;
         a.token[row] = f.at;
         kk_cu_pick *to = a.ring + (size_t)*a.slot * KK_CU_CHOOSE_ROWS + row;
         to->token = f.at;
+        to->broken = f.broken;
         to->digest = kk_digest_end(f.sum, (uint64_t)a.dim);
         __threadfence_system();
     }

@@ -2,9 +2,10 @@
  * other bytes.
  *
  * Equal hashes stand for equal bits in tests and reports; it keeps out accidents, not attackers. */
-#ifndef KK_DECODE_HASH_H
-#define KK_DECODE_HASH_H
+#ifndef KK_CORE_HASH_H
+#define KK_CORE_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,7 +16,11 @@
 uint64_t kk_hash_row(uint64_t chain, const float *row, size_t n);
 /* The same in two steps, of which a device may take the first (kk_choose_args). */
 uint64_t kk_hash_digest(const float *row, size_t n);
+/* It sees every value anyway, so it can tell whether all are finite. */
+uint64_t kk_hash_digest_of(const float *row, size_t n, bool *finite);
 uint64_t kk_hash_add(uint64_t chain, uint64_t digest);
+/* Whether all n values are finite. */
+bool kk_hash_finite(const float *row, size_t n);
 /* The chain with any n bytes more. */
 uint64_t kk_hash_bytes(uint64_t chain, const void *data, size_t n);
 

@@ -3,7 +3,7 @@
  * A row is a megabyte, so a byte-wise hash would cost milliseconds per token.  Rows of logits are
  * digested in chunks that a device's threads share (core/digest.h); other bytes, of which there
  * may be gigabytes, in four lanes that each take every fourth word of 8 bytes. */
-#include "decode/hash.h"
+#include "core/hash.h"
 
 #include <string.h>
 
@@ -34,15 +34,33 @@ static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
     return spread(h);
 }
 
-uint64_t kk_hash_digest(const float *row, size_t n) {
+uint64_t kk_hash_digest_of(const float *row, size_t n, bool *finite) {
     uint32_t word[KK_DIGEST_WORDS];
     uint64_t sum = 0;
+    int broken = 0;
     for (size_t at = 0; at < n; at += KK_DIGEST_WORDS) {
         const size_t left = n - at < KK_DIGEST_WORDS ? n - at : KK_DIGEST_WORDS;
         memcpy(word, row + at, left * sizeof *word);
         sum += kk_digest_chunk(at / KK_DIGEST_WORDS, word, (int)left);
+        broken |= kk_digest_broken(word, (int)left);
     }
+    *finite = !broken;
     return kk_digest_end(sum, n);
+}
+
+uint64_t kk_hash_digest(const float *row, size_t n) {
+    bool finite;
+    return kk_hash_digest_of(row, n, &finite);
+}
+
+bool kk_hash_finite(const float *row, size_t n) {
+    uint32_t word[KK_DIGEST_WORDS];
+    for (size_t at = 0; at < n; at += KK_DIGEST_WORDS) {
+        const size_t left = n - at < KK_DIGEST_WORDS ? n - at : KK_DIGEST_WORDS;
+        memcpy(word, row + at, left * sizeof *word);
+        if (kk_digest_broken(word, (int)left)) return false;
+    }
+    return true;
 }
 
 uint64_t kk_hash_add(uint64_t chain, uint64_t digest) {
