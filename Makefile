@@ -15,7 +15,7 @@ cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
 .PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench lossless-all \
-        cuda test-gpu bench-gpu clean help
+        signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
@@ -51,6 +51,9 @@ lossless-all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lossless_all
 	$(BUILD)/tests/lossless_all --report bench/results/lossless-all.json
 
+signals: all
+	@python3 -B tests/signals/signals.py --kakeya $(BUILD)/kakeya
+
 clean:
 	rm -rf build build-*
 
@@ -66,6 +69,7 @@ help:
 	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
 	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
+	@echo 'make signals    1,000 each of INT, TERM and KILL to what writes files (about 10 minutes)'
 	@echo 'make cuda       the same with the CUDA device, for which a compiler is fetched if need be'
 	@echo 'make test-gpu   the tests that need a GPU, transformers beside it (5 minutes)'
 	@echo 'make bench-gpu  the same, then both timed: a report in bench/results'

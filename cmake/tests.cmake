@@ -3,7 +3,8 @@
 #   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA, KK_TEST_DATA and, where they are built,
 #                       KK_CUDA_MODULE and KK_TRAIN_MODULE in its environment
-#   tools               tests/tools/NAME_test.py, where there is a python3
+#   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
+#                       of tests/signals (`make signals` sends them all)
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
 # A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
@@ -144,8 +145,14 @@ if(KK_PYTHON)
     add_test(NAME tools.${short} COMMAND "${KK_PYTHON}" -B "${file}")
     set_tests_properties(tools.${short} PROPERTIES LABELS tools TIMEOUT 120)
   endforeach()
+  if(TARGET kakeya_cli)
+    add_test(NAME e2e.signals
+             COMMAND "${KK_PYTHON}" -B "${CMAKE_CURRENT_SOURCE_DIR}/tests/signals/signals.py"
+                     --kakeya $<TARGET_FILE:kakeya_cli> --count 24)
+    set_tests_properties(e2e.signals PROPERTIES LABELS e2e TIMEOUT 600)
+  endif()
 else()
-  message(STATUS "python3 not found: the tests of tools/ are not run")
+  message(STATUS "python3 not found: the tests of tools/ are not run, nor are those of signals")
 endif()
 
 # An instrumented library would need an instrumented consumer, and the checks are the same in

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Converts a projection of the Python prototype into a folder that Kakeya reads.
 
-usage: convert_projection.py --verifier FOLDER FROM TO
+usage: convert_projection.py --verifier FOLDER [--force] FROM TO
 
 FROM holds f_theta_config.json and f_theta_weights.pt (keys encoder_k.weight, encoder_v.weight,
 decoders_k.N.weight, decoders_v.N.weight); TO gets projection.json and projection.safetensors, with
@@ -385,9 +385,12 @@ def write_whole(path, chunks):
         raise
 
 
-def convert(source, target, verifier):
+def convert(source, target, verifier, force=False):
     if not os.path.isdir(source):
         raise Refused(f"'{source}' is no folder")
+    for name in ("projection.json", "projection.safetensors"):
+        if not force and os.path.lexists(os.path.join(target, name)):
+            raise Refused(f"'{os.path.join(target, name)}' exists: --force replaces it")
     theta = Theta(read_json(os.path.join(source, "f_theta_config.json")))
     hidden, k_eq_v = read_verifier(verifier, theta.layers)
     weights = Weights(os.path.join(source, "f_theta_weights.pt"))
@@ -406,9 +409,10 @@ def main():
     flags.add_argument("target", metavar="TO", help="folder to write")
     flags.add_argument("--verifier", required=True, metavar="FOLDER",
                        help="the model it was made for")
+    flags.add_argument("--force", action="store_true", help="replace a projection that is there")
     args = flags.parse_args()
     try:
-        count = convert(args.source, args.target, args.verifier)
+        count = convert(args.source, args.target, args.verifier, args.force)
     except Refused as why:
         sys.exit(f"convert_projection: {why}")
     except OSError as why:

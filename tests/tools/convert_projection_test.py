@@ -187,6 +187,18 @@ class Converter(unittest.TestCase):
         self.assertEqual(self.tensor("encoder_v.weight"), values(1, 256))
         self.assertEqual(self.tensor("layers.2.v.weight"), values(7, 512))
 
+    def test_a_projection_that_is_there(self):
+        self.convert()
+        for name in ("projection.json", "projection.safetensors"):
+            other = {"projection.json", "projection.safetensors"} - {name}
+            os.unlink(os.path.join(self.target, other.pop()))
+            before = os.stat(os.path.join(self.target, name))
+            with self.assertRaises(tool.Refused) as why:
+                self.convert()
+            self.assertIn(name + "' exists: --force", str(why.exception))
+            self.assertEqual(os.stat(os.path.join(self.target, name)).st_ino, before.st_ino)
+            self.assertEqual(tool.convert(self.source, self.target, self.verifier, force=True), 3584)
+
     def test_layers_of_their_own_shapes(self):
         self.put(self.source, "f_theta_config.json",
                  dict(CONFIG, verifier_layer_kv_heads=[4, 4, 2],

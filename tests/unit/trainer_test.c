@@ -316,6 +316,50 @@ static void test_disk_full(void **state) {
     assert_same_files(whole, parts);
 }
 
+/* ---- what is there ----------------------------------------------------------------------- */
+
+static void refused_as(kk_train_opts o, kk_status code, const char *part) {
+    kk_train_result r;
+    kk_err err;
+    const int64_t blocks = kk_live_blocks();
+    assert_int_equal(kk_train_run(&o, &r, &err), code);
+    if (!strstr(err.msg, part)) fail_msg("'%s' does not say '%s'", err.msg, part);
+    assert_int_equal(kk_live_blocks(), blocks);
+}
+
+static void test_replaces_only_what_it_may(void **state) {
+    kk_train_opts o = standard(folder("there"));
+    kk_writer *busy;
+    char report[600], config[600];
+    (void)state;
+    o.report = snprintf(report, sizeof report, "%s/report.json", o.out) > 0 ? report : NULL;
+    o.replace = false;
+    run(&o);
+    refused_as(o, KK_EEXIST, "projection.safetensors' exists");
+    o.replace = true;
+    o.report = NULL;
+    refused_as(o, KK_EEXIST, "report.json' is the report of the projection");
+    o.init_from = o.out;
+    o.report = report;
+    refused_as(o, KK_EINVAL, "is read here");
+    o.init_from = NULL;
+    snprintf(config, sizeof config, "%s/projection.json", o.out);
+    assert_int_equal(kk_writer_open(&busy, config, &(kk_writer_opts){.replace = true}, NULL),
+                     KK_OK);
+    refused_as(o, KK_EBUSY, "projection.json' is being written");
+    kk_writer_close(busy);
+    run(&o);
+    /* Nothing is left of a run that comes to nothing, and a model is not even opened. */
+    o.out = folder("nothing");
+    o.replace = false;
+    o.engine.model = "/no/such/model";
+    refused_as(o, KK_EEXIST, "report.json' exists");
+    assert_false(kk_dir_exists(o.out));
+    o.report = NULL;
+    refused_as(o, KK_EIO, "/no/such/model");
+    assert_false(kk_dir_exists(o.out));
+}
+
 static void test_report(void **state) {
     kk_train_opts o = standard(folder("reported"));
     json_error_t why;
@@ -372,7 +416,8 @@ int main(void) {
         cmocka_unit_test(test_sliding_alone), cmocka_unit_test(test_losses_fall),
         cmocka_unit_test(test_resume),        cmocka_unit_test(test_damaged_state),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_no_number),
-        cmocka_unit_test(test_disk_full),     cmocka_unit_test(test_report),
+        cmocka_unit_test(test_disk_full),     cmocka_unit_test(test_replaces_only_what_it_may),
+        cmocka_unit_test(test_report),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
