@@ -309,6 +309,8 @@ typedef struct {
     bool k_eq_v, block;
 } attend_case;
 
+static int tiles[2]; /* whose rows were converted; that were read in place */
+
 /* A row on its own must come out as it did among others. */
 static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float *all,
                              const char *what) {
@@ -316,6 +318,7 @@ static void check_rows_alone(const kk_kernels *k, kk_attend_tile t, const float 
     const size_t width = (size_t)(t.n_group * t.head_dim);
     float *alone = t.out;
     t.n_rows = 1;
+    tiles[kk_attends_in_place(k, &t)]++;
     for (int32_t r = 0; r < rows; r++, t.pos++, t.q += t.q_stride, all += t.q_stride) {
         k->attend(&t);
         CHECK_SAY(same(alone, all, width), "%s attend, row %d alone: %s", k->name, r, what);
@@ -464,6 +467,24 @@ static kk_kv_format format_at(int n, int32_t d) {
     return f;
 }
 
+/* Rows alone went both ways, and the shapes of the models go the way they should. */
+static void check_in_place(const kk_kernels *k) {
+    const bool vectors = k != ref;
+    CHECK_SAY(tiles[0] > 0 && (tiles[1] > 0) == vectors, "%s: %d tiles converted, %d in place",
+              k->name, tiles[0], tiles[1]);
+    tiles[0] = tiles[1] = 0;
+    kk_attend_tile t = {.n_rows = 1, .n_group = 1, .head_dim = 64, .format = KK_KV_BF16};
+    CHECK_SAY(kk_attends_in_place(k, &t) == vectors, "%s: a sliding head", k->name);
+    t.head_dim = 80;
+    CHECK_SAY(!kk_attends_in_place(k, &t), "%s: heads of 80", k->name);
+    t.head_dim = 512, t.n_rot = 64, t.k_eq_v = true, t.format = KK_KV_Q8;
+    CHECK_SAY(kk_attends_in_place(k, &t) == vectors, "%s: a full head", k->name);
+    t.n_rot = 24;
+    CHECK_SAY(!kk_attends_in_place(k, &t), "%s: 24 rotated", k->name);
+    t.n_rot = 64, t.n_rows = KK_ATTEND_ROWS;
+    CHECK_SAY(!kk_attends_in_place(k, &t), "%s: 8 rows", k->name);
+}
+
 static void check_attend(const kk_kernels *k) {
     static const int32_t dims[] = {16, 24, 64, 80, 128, 192, 256, 512}, sinks[] = {0, 1, 4, 64, 70};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
@@ -474,6 +495,7 @@ static void check_attend(const kk_kernels *k) {
                                               .sink = sinks[n % 5],
                                               .k_eq_v = n % 3 == 0,
                                               .block = n / 5 % 2 == 1});
+    check_in_place(k);
 }
 
 /* ---- attention over latents -------------------------------------------------------------- */

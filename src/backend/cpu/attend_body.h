@@ -1,9 +1,21 @@
 /* attend_body.h - attention over pages, for kernels_body.h.
  *
- * A page is read twice, first its keys, then its values, a few rows at a time: these are turned
- * to floats in a scratch that the first-level cache holds, and every query head of every row of
- * the tile meets them there.  Between the two, the scores of each (row, head) become weights.
+ * A page is read twice, first its keys, then its values.  Few queries read its rows where they lie
+ * (stored_body.h).  For more of them a few rows at a time are converted to floats in a scratch that
+ * the first-level cache holds, and every query head of every row of the tile reads them there.
+ * Between keys and values, the scores of each (row, head) become weights.
  * The order of float operations for a (row, head) is that of reference.c. */
+
+/* Queries that meet the same rows of a page: heads of a row, or one head of several rows.  From
+ * one of them to the next it is so many floats. */
+typedef struct {
+    size_t q, s, c; /* of queries and sums; of scores and weights; of what sums shrink by */
+} steps;
+
+enum { MOST_QUERIES = 4 };
+_Static_assert(KK_HEAD_TILE <= MOST_QUERIES, "a tile's queries have their chains");
+
+#include "backend/cpu/stored_body.h"
 
 /* What a tile works with; a pair is a (row, head). */
 typedef struct {
@@ -14,6 +26,8 @@ typedef struct {
     float *lane;                       /* [pairs][KK_LANES] sums of weights */
     float *m;                          /* [pairs] largest score so far */
     int32_t n_rows;                    /* a chunk has so many rows */
+    bool in_place;                     /* rows are read where they lie, */
+    stored at_hand;                    /* keys or values of the page at hand */
     kk_page_sight see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
 } attend_work;
 
@@ -32,15 +46,6 @@ static void rebuild_keys(const attend_work *w, int64_t pos, int32_t n) {
 }
 
 /* ---- scores, weights, sums -------------------------------------------------------------- */
-
-/* Queries that meet the same rows of a page: heads of a row, or one head of several rows.  From
- * one of them to the next it is so many floats. */
-typedef struct {
-    size_t q, s, c; /* of queries and sums; of scores and weights; of what sums shrink by */
-} steps;
-
-enum { MOST_QUERIES = 4 };
-_Static_assert(KK_HEAD_TILE <= MOST_QUERIES, "a tile's queries have their chains");
 
 /* Those that are fewer than a tile; the count is a constant in each case. */
 #if KK_HEAD_TILE == 4
@@ -209,13 +214,17 @@ static void score_part(const attend_work *w, int32_t r, int32_t n, row_range at,
     const float *q = t->q + (size_t)r * t->q_stride;
     const float *k = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
     float *s = w->s + (size_t)(r * heads) * KK_PAGE_ROWS + at.lo;
-    if (n == 1) {
-        score_all(s, q, (steps){(size_t)d, KK_PAGE_ROWS, 1}, k, d, heads, n_keys, t->scale);
-        return;
+    const steps by_head = {(size_t)d, KK_PAGE_ROWS, 1};
+    const steps by_row = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
+    const steps to = n == 1 ? by_head : by_row;
+    const int32_t nq = n == 1 ? heads : n;
+    for (int32_t h = 0; h < (n == 1 ? 1 : heads); h++, s += KK_PAGE_ROWS, q += d) {
+        if (w->in_place)
+            (w->at_hand.norm ? score_rebuilt : score_as_stored)(t->format, s, q, to, &w->at_hand,
+                                                                at, nq, t->scale);
+        else
+            score_all(s, q, to, k, d, nq, n_keys, t->scale);
     }
-    const steps rows = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
-    for (int32_t h = 0; h < heads; h++)
-        score_all(s + h * KK_PAGE_ROWS, q + h * d, rows, k, d, n, n_keys, t->scale);
 }
 
 /* As score_part; sums from before the page shrink once, before its first values come in. */
@@ -226,12 +235,16 @@ static void add_part(const attend_work *w, int32_t r, int32_t n, row_range at, r
     float *acc = t->out + (size_t)r * t->q_stride, *c = w->c + r * heads;
     const float *v = w->rows + (size_t)(at.lo - chunk.lo) * (size_t)d;
     const float *p = w->s + (size_t)(r * heads) * KK_PAGE_ROWS + at.lo;
-    const steps rows = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
-    if (n == 1)
-        add_all(acc, c, p, (steps){(size_t)d, KK_PAGE_ROWS, 1}, v, d, heads, n_keys);
-    else
-        for (int32_t h = 0; h < heads; h++)
-            add_all(acc + h * d, c + h, p + h * KK_PAGE_ROWS, rows, v, d, n, n_keys);
+    const steps by_head = {(size_t)d, KK_PAGE_ROWS, 1};
+    const steps by_row = {t->q_stride, (size_t)heads * KK_PAGE_ROWS, (size_t)heads};
+    const steps to = n == 1 ? by_head : by_row;
+    const int32_t nq = n == 1 ? heads : n;
+    for (int32_t h = 0; h < (n == 1 ? 1 : heads); h++, p += KK_PAGE_ROWS, acc += d) {
+        if (w->in_place)
+            add_in_place(t->format, acc, c + h, p, to, &w->at_hand, at, nq);
+        else
+            add_all(acc, c + h, p, to, v, d, nq, n_keys);
+    }
     for (int32_t i = 0; i < n * heads; i++) c[i] = 1;
 }
 
@@ -363,29 +376,63 @@ static void weigh_page(const attend_work *w) {
         weigh_pairs(w, p, pairs - p < KK_LANES ? pairs - p : KK_LANES);
 }
 
+/* A page's keys, or its values, in parts that the scratch holds as floats.  next: the page that
+ * comes after, to be fetched. */
+static void page_converted(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+                           const uint8_t *next, bool keys) {
+    const kk_attend_tile *t = w->t;
+    const size_t off = keys && !t->k_eq_v ? t->k_off : t->v_off;
+    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
+        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
+        load_rows(w->rows, t->format, t->head_dim, at + off, next + off, c);
+        if (keys && t->k_eq_v)
+            rebuild_keys(w, (page - t->page_base) * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
+        each_row(w, c, keys);
+    }
+}
+
+/* The same where they lie. */
+static void page_in_place(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+                          const uint8_t *next, bool keys) {
+    const kk_attend_tile *t = w->t;
+    const size_t off = keys && !t->k_eq_v ? t->k_off : t->v_off;
+    const row_range all = {see.lo, see.hi};
+    stored *r = &w->at_hand;
+    *r = (stored){.codes = at + off,
+                  .ahead = next == at ? NULL : next + off,
+                  .d = t->head_dim,
+                  .n_rot = t->n_rot};
+    ready_in_place(t->format, r, all, w->rows);
+    if (!keys || !t->k_eq_v) {
+        each_row(w, all, keys);
+        return;
+    }
+    float *rotated = w->rows + STORED_SCALES;
+    const float *angles =
+        t->rope_pos + (size_t)(page - t->page_base) * KK_PAGE_ROWS * 2 * (size_t)t->n_rot;
+    r->norm = t->k_norm;
+    r->rotated = rotated;
+    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
+        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
+        r->first = c.lo;
+        rotate_in_place(t->format, r, angles, c, rotated);
+        each_row(w, c, true);
+    }
+}
+
 /* at and next: this page, and the one that comes after, to be fetched. */
 static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
     for (int32_t r = 0; r < t->n_rows; r++)
         w->see[r] = kk_visible_in_page(kk_tile_sees(t, r), page);
-    const size_t k_off = t->k_eq_v ? t->v_off : t->k_off;
     const int32_t pairs = t->n_rows * t->n_group;
     for (int32_t i = 0; i < pairs * KK_PAGE_ROWS; i += KK_LANES)
         vf_store(w->s + i, vf_set1(-INFINITY));
-    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
-        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
-        load_rows(w->rows, t->format, t->head_dim, at + k_off, next + k_off, c);
-        if (t->k_eq_v) rebuild_keys(w, (page - t->page_base) * KK_PAGE_ROWS + c.lo, c.hi - c.lo);
-        each_row(w, c, true);
-    }
+    (w->in_place ? page_in_place : page_converted)(w, page, see, at, next, true);
     weigh_page(w);
     if (t->k_eq_v) next = at; /* it has been fetched */
-    for (row_range c = {see.lo, 0}; c.lo < see.hi; c.lo = c.hi) {
-        c.hi = c.lo + w->n_rows < see.hi ? c.lo + w->n_rows : see.hi;
-        load_rows(w->rows, t->format, t->head_dim, at + t->v_off, next + t->v_off, c);
-        each_row(w, c, false);
-    }
+    (w->in_place ? page_in_place : page_converted)(w, page, see, at, next, false);
 }
 
 static void start_tile(const attend_work *w) {
@@ -414,6 +461,8 @@ static void finish_tile(const attend_work *w) {
 
 static void attend(const kk_attend_tile *t) {
     attend_work w = {.t = t, .rows = t->scratch, .n_rows = KK_ATTEND_CHUNK / t->head_dim};
+    w.in_place = kk_attends_in_place(&KK_KERNELS, t);
+    if (w.in_place && t->k_eq_v) w.n_rows = STORED_ROTATED / (2 * t->n_rot);
     w.s = w.rows + KK_ATTEND_CHUNK;
     w.c = w.s + KK_ATTEND_PAIRS * KK_PAGE_ROWS;
     w.lane = t->state;

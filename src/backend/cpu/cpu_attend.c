@@ -181,6 +181,20 @@ static int64_t all_tasks(const attend_job *j) {
     return n;
 }
 
+/* Rows of a group are tiles of tile_rows and one of what is left. */
+static void count_tiles(const attend_job *j) {
+    const kk_attend_args *a = j->a;
+    for (int32_t i = 0; i < a->rows->n_groups; i++) {
+        const kk_group *g = &a->rows->group[i];
+        const int32_t whole = g->n_rows / j->tile_rows, left = g->n_rows % j->tile_rows;
+        const int64_t tasks = (int64_t)a->slot.n_kv_head * j->parts;
+        kk_attend_tile t = kk_cpu_tile(a, g, 0, j->tile_rows, 0, 0, j->heads);
+        kk_cpu_count_tiles(j->dev, &t, whole * tasks);
+        t.n_rows = left;
+        if (left > 0) kk_cpu_count_tiles(j->dev, &t, tasks);
+    }
+}
+
 kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     KK_TRY(check_heads(&a->slot, a->n_head, err));
     if (a->evicted || a->rows->group[0].sink) {
@@ -195,6 +209,7 @@ kk_status kk_cpu_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
         j.heads /= 2;
         j.parts *= 2;
     }
+    count_tiles(&j);
     kk_threads_loop(dev->threads, all_tasks(&j), 1, attend_tasks, &j);
     return KK_OK;
 }

@@ -298,8 +298,11 @@ static void run_segment(segment *s) {
     kk_threads *threads = s->dev->threads;
     s->starts = true;
     s->page = kk_visible_first_page(s->all);
+    const kk_attend_tile tile = kk_cpu_tile(
+        s->a, s->g, s->row, s->n_rows < s->tile_rows ? s->n_rows : s->tile_rows, 0, 0, s->heads);
     do {
         const int64_t after = gather_batch(s);
+        kk_cpu_count_tiles(s->dev, &tile, tiles * slot->n_kv_head * s->parts);
         if (s->a->evicted && (s->n_made || slot->k_eq_v))
             kk_threads_loop(threads, s->end - s->page, 1, ready_pages, s);
         if (s->n_made)

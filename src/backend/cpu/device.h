@@ -28,6 +28,11 @@ typedef struct {
     size_t bytes;
 } kk_scratch;
 
+/* Tiles of attention by how their rows were read. */
+typedef struct {
+    int64_t in_place, converted;
+} kk_attend_counts;
+
 struct kk_dev {
     const kk_kernels *k;
     kk_threads *threads;
@@ -46,6 +51,7 @@ struct kk_dev {
         kk_rope rope;
         int64_t page;
     } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
+    kk_attend_counts attends;
     kk_pick picks[KK_PICKS][KK_PICK_ROWS];
     int64_t tickets; /* choices made */
 };
@@ -67,6 +73,11 @@ static inline int64_t kk_cpu_row_grain(int64_t width) { return width < 8192 ? 81
 /* Rounds rows of n floats into the device's activation scratch when `round` is set, and gives
  * both views of them. */
 kk_acts kk_cpu_acts(kk_dev *dev, const float *x, int32_t n_rows, int64_t n, bool round);
+
+/* Counts `tiles` tiles like t. */
+static inline void kk_cpu_count_tiles(kk_dev *dev, const kk_attend_tile *t, int64_t tiles) {
+    *(kk_attends_in_place(dev->k, t) ? &dev->attends.in_place : &dev->attends.converted) += tiles;
+}
 
 void kk_cpu_frequencies(const kk_rope *p, float *freq); /* [n_rot] */
 /* A row of a head, rounded to the slot's format; page: where the slot's offsets count from. */

@@ -201,6 +201,8 @@ typedef struct {
     /* Whether so many rows are done sooner with KK_WIDE outputs at a time than with KK_STRIP. */
     bool (*wide)(kk_dtype t, int32_t n_rows);
     void (*attend)(const kk_attend_tile *t);
+    /* So many queries at most read rows where they lie; for more these are converted to floats. */
+    int32_t in_place;
     /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
     void (*widen)(float *y, kk_kv_format f, int32_t head_dim, const uint8_t *head, int32_t lo,
                   int32_t n);
@@ -229,6 +231,16 @@ typedef struct {
     /* Rounds a row to its format, into its place in a head of a page. */
     void (*put)(kk_kv_format f, const float *x, int32_t head_dim, uint8_t *head, int32_t row);
 } kk_kernels;
+
+/* Whether a tile reads stored rows where they lie: few queries, a format that has kernels for it,
+ * rows of whole groups of 64 values, and where keys are rebuilt a small rotated part of whole
+ * registers.  Where registers are few, formats with scales gain only if keys are rebuilt. */
+static inline bool kk_attends_in_place(const kk_kernels *k, const kk_attend_tile *t) {
+    const bool scaled = t->format == KK_KV_Q8 || t->format == KK_KV_Q4 || t->format == KK_KV_S8;
+    if (t->format != KK_KV_BF16 && !(scaled && (t->k_eq_v || k->in_place > 1))) return false;
+    return t->n_rows * t->n_group <= k->in_place && t->head_dim % 64 == 0 && t->head_dim <= 512 &&
+           (!t->k_eq_v || (t->n_rot % KK_LANES == 0 && t->n_rot > 0 && t->n_rot <= 96));
+}
 
 extern const kk_kernels kk_kernels_reference;
 #if defined(__x86_64__)

@@ -689,6 +689,7 @@ const kk_kernels KK_KERNELS = {
     .strip = strip,
     .wide = wide,
     .attend = attend,
+    .in_place = KK_HEAD_TILE,
     .widen = widen,
     .dots = dots,
     .weigh = weigh,
