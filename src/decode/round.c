@@ -5,6 +5,7 @@
 #include "decode/round.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "core/clock.h"
 #include "core/hash.h"
@@ -73,6 +74,13 @@ static kk_status catch_up(step *s, const kk_drafting_member *m, kk_err *err) {
     return KK_OK;
 }
 
+/* What is chosen in its stead is written to the same place. */
+static void keep_at_hand(step *s, int32_t i, int32_t n, const kk_draft *d) {
+    s->at_hand[i] = n;
+    s->match[i] = d->match;
+    memcpy(s->rounds[i]->at_hand, d->out, (size_t)n * sizeof *d->out);
+}
+
 /* One pass for all sessions that this proposer drafts for. */
 static kk_status draft_with(step *s, const kk_proposer *who, bool chosen, kk_err *err) {
     kk_draft drafts[KK_MAX_GROUPS];
@@ -98,7 +106,7 @@ static kk_status draft_with(step *s, const kk_proposer *who, bool chosen, kk_err
     for (int32_t k = 0; k < n; k++) {
         const int32_t i = of[k], got = sound(s->all, &drafts[k]);
         if (chosen) s->rounds[i]->n_draft = got;
-        if (!chosen) s->at_hand[i] = got, s->match[i] = drafts[k].match;
+        if (!chosen) keep_at_hand(s, i, got, &drafts[k]);
     }
     return KK_OK;
 }
@@ -133,7 +141,6 @@ static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
     const kk_round *r = s->rounds[i];
     const int32_t free = free_member(r);
     c->n_from = r->drafting->n;
-    c->budget = c->n_from > 0 ? &r->drafting->member[0].seen.budget : NULL;
     for (int32_t k = 0; k < c->n_from; k++) {
         kk_drafting_member *m = &r->drafting->member[k];
         c->from[k] = (kk_alternative){.seen = &m->seen,
@@ -476,6 +483,16 @@ static void count(const step *s, int32_t i) {
     by->drafts[r->n_draft]++;
 }
 
+/* A draft that was at hand and not used is judged by what came in its place. */
+static void watch_at_hand(const step *s, int32_t i, kk_choice *c) {
+    const kk_round *r = s->rounds[i];
+    const int32_t free = free_member(r), judged = least(s->at_hand[i], r->n_out);
+    int32_t right = 0;
+    if (free < 0 || judged == 0 || (r->n_draft > 0 && c->who == free)) return;
+    while (right < judged && r->at_hand[right] == r->tokens[r->len + right]) right++;
+    kk_controller_watched(c, free, judged, right);
+}
+
 static void learn_session(const step *s, int32_t i) {
     kk_round *r = s->rounds[i];
     kk_choice c = s->choice[i];
@@ -484,8 +501,9 @@ static void learn_session(const step *s, int32_t i) {
     const bool unjudged = r->n_right == r->n_out;
     for (int32_t k = 0; k < r->drafting->n; k++)
         r->drafting->member[k].steady = r->n_draft > 0 && k == c.who;
-    if (c.n_from > 0)
-        kk_controller_saw(costs_of(s), &c, unjudged ? r->n_right : r->n_draft, r->n_right);
+    if (c.n_from == 0) return;
+    kk_controller_saw(costs_of(s), &c, unjudged ? r->n_right : r->n_draft, r->n_right);
+    watch_at_hand(s, i, &c);
 }
 
 static void learn(const step *s) {

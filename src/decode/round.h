@@ -90,6 +90,7 @@ typedef struct kk_round {
     bool refused;             /* there is none: the mask allows no id */
     bool broken;              /* there is none: the logits are not finite */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
+    int32_t at_hand[KK_MAX_DRAFT]; /* scratch: a draft that was made before the choice */
 } kk_round;
 
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */

@@ -50,7 +50,7 @@ static KK_TUNABLE double COST_GROWTH = 0.5;
 static KK_TUNABLE double COST_OF_ROW = 0.05;
 /* By how much a cost may be lower than thought when it was not measured, which is the noise of one
  * measurement; after w measurements by 1 / (1 + w) of it. */
-static KK_TUNABLE double COST_DOUBT = 0.2;
+static KK_TUNABLE double COST_DOUBT = 0.15;
 
 /* Acceptance.  Drafts that a prior is worth: of one depth for the next, of one class for the next,
  * of other sessions for this one. */
@@ -62,12 +62,14 @@ static KK_TUNABLE double MEMORY = 0.99;
  * answer of a hundred tokens loses 3 % at most. */
 static KK_TUNABLE double EXPLORATION = 2;
 /* What drafts that are expected to pay may lose, beyond what they gained: a run of bad luck does
- * not stop them, a change of the text does. */
-static KK_TUNABLE double CREDIT = 12;
-/* What a round adds to both: the share of all time that may be spent on learning. */
+ * not stop them, a change of the text does.  And what a proposer can save up of its gains for
+ * exploration. */
+static KK_TUNABLE double CREDIT = 8;
+/* What a round adds to both after losses: the share of all time that may be spent on learning. */
 static KK_TUNABLE double REFILL = 0.01;
-/* Times plain decoding: what drafting must promise.  Estimates are not better than that. */
-static KK_TUNABLE double MARGIN = 1.02;
+/* Times plain decoding, or what is chosen: what a draft must promise to be made.  Estimates are not
+ * better than that. */
+static KK_TUNABLE double MARGIN = 1.03;
 
 static double at_most(double a, double b) { return a < b ? a : b; }
 static double at_least(double a, double b) { return a > b ? a : b; }
@@ -328,24 +330,41 @@ static double time_of(const kk_costs *costs, const kk_choice *c, int32_t n) {
     return at_least(plain > 0 ? (verify + draft) / plain : 1, 1 + COST_OF_ROW * n);
 }
 
-/* An exploratory draft is charged for being wrong, not for being short: one that was right to its
- * end may have been too short to pay, and has earned a longer one. */
+/* Whatever a proposer gains pays for its exploration too, now and in sessions to come: one that was
+ * worth it in other texts is tried again in the next.  An exploratory draft is charged for being
+ * wrong, not for being short: one that was right to its end may have been too short to pay, and has
+ * earned a longer one. */
 static void settle(const kk_costs *costs, kk_choice *c, int32_t drafted, int32_t right) {
     const double time = time_of(costs, c, drafted), tokens = right + 1;
-    kk_draft_budget *b = c->budget;
+    const double gain = tokens - time * c->otherwise;
+    kk_draft_budget *b = &c->from[c->who].seen->budget;
     b->credit = at_most(b->credit + tokens - time, 0);
-    if (c->unproven && right < drafted)
-        b->exploration = at_most(b->exploration + tokens - time * c->otherwise, 0);
+    if (gain > 0)
+        b->exploration = at_most(b->exploration + gain, CREDIT);
+    else if (c->unproven && right < drafted)
+        b->exploration += gain;
+}
+
+static void refill(kk_draft_budget *b) {
+    b->credit = at_most(b->credit + REFILL, 0);
+    if (b->exploration < 0) b->exploration = at_most(b->exploration + REFILL, 0);
 }
 
 void kk_controller_saw(const kk_costs *costs, kk_choice *c, int32_t drafted, int32_t right) {
     assert(right >= 0 && right <= drafted && drafted <= KK_MAX_DRAFT);
-    for (int32_t k = 0; k < c->n_from; k++) forget(c->from[k].seen);
-    c->budget->credit = at_most(c->budget->credit + REFILL, 0);
-    c->budget->exploration = at_most(c->budget->exploration + REFILL, 0);
+    for (int32_t k = 0; k < c->n_from; k++) {
+        forget(c->from[k].seen);
+        refill(&c->from[k].seen->budget);
+    }
     if (drafted == 0) return;
     observe(&c->from[c->who], drafted, right);
     if (c->sessions > 0) settle(costs, c, drafted, right);
+}
+
+void kk_controller_watched(kk_choice *c, int32_t k, int32_t drafted, int32_t right) {
+    assert(right >= 0 && right <= drafted && drafted <= KK_MAX_DRAFT);
+    assert(k < c->n_from && (c->n == 0 || k != c->who));
+    observe(&c->from[k], drafted, right);
 }
 
 void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known) {
@@ -558,10 +577,11 @@ static double promise(const plan *p, const kk_choice *c) {
 }
 
 /* The length at which an alternative could give the most, times plain decoding, if all turned out
- * well that is not known of it. */
+ * well that is not known of it.  Of a draft that costs nothing only the price of its rows is to be
+ * explored: how much of it is right is watched whether it is used or not. */
 static double possible(const plan *p, const kk_alternative *from, int32_t most, int32_t *length) {
     double tokens[KK_MAX_DRAFT + 1], best = 0;
-    tokens_upto(from->seen, from->draft_class, most, POSSIBLE, tokens);
+    tokens_upto(from->seen, from->draft_class, most, from->free ? EXPECTED : POSSIBLE, tokens);
     for (int32_t n = 1; n <= most; n++) {
         const double value = tokens[n] / hoped_time(p, n, from->free);
         if (value > best) best = value, *length = n;
@@ -581,8 +601,8 @@ static void explore(const plan *p, kk_choice *c, int32_t room) {
         int32_t n = 0;
         if (k == chosen || most < 1) continue;
         const double value = possible(p, from, most < KK_MAX_DRAFT ? most : KK_MAX_DRAFT, &n);
-        const int32_t cap =
-            value > best ? longest(p, from, otherwise, EXPLORATION + c->budget->exploration) : 0;
+        const double loss = EXPLORATION + from->seen->budget.exploration;
+        const int32_t cap = value > best ? longest(p, from, otherwise, loss) : 0;
         if (cap == 0) continue;
         best = value;
         c->who = k, c->n = n < cap ? n : cap;
@@ -599,16 +619,20 @@ static bool knows_plain(const kk_costs *costs) {
     return !measured_once(weight);
 }
 
+/* The longest draft that the budget bears.  Once exploration has lost what it may, a draft must be
+ * certain to pay. */
+static int32_t affordable(const plan *p, const kk_alternative *from) {
+    const kk_draft_budget *b = &from->seen->budget;
+    const double credit = CREDIT + b->credit;
+    return longest(p, from, 1, EXPLORATION + b->exploration > 0 ? credit : at_most(credit, 0));
+}
+
 static void prepare(const plan *p, kk_choice *c, bool cold) {
     c->n = c->who = 0;
     c->exploring = c->unproven = false;
     c->otherwise = 1;
     c->sessions = p->sessions;
-    if (c->n_from == 0) return;
-    /* Once exploration has lost what it may, a draft must be certain to pay. */
-    const bool may_lose = EXPLORATION + c->budget->exploration > 0;
-    const double credit = CREDIT + c->budget->credit, loss = may_lose ? credit : at_most(credit, 0);
-    for (int32_t k = 0; k < c->n_from; k++) c->cap[k] = cold ? 0 : longest(p, &c->from[k], 1, loss);
+    for (int32_t k = 0; k < c->n_from; k++) c->cap[k] = cold ? 0 : affordable(p, &c->from[k]);
 }
 
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {

@@ -9,11 +9,12 @@
  *               the proposer itself knows (how long a suffix an n-gram was found by) are told apart
  *               by a class.
  *
- * Drafting must never cost much, whatever is drafted.  So a session has a budget, counted in tokens
- * of plain decoding: what drafts lost is taken off, what they gained is added up to where it began,
- * and one round in a hundred refills it.  Drafts that are expected to pay may lose `credit`.  A
- * proposer of which too little is known is tried, by exploratory drafts, if it would be better than
- * what is chosen should all that is not known of it turn out well; those may lose `exploration`.
+ * Drafting must never cost much, whatever is drafted.  So a session has a budget for each of its
+ * proposers, counted in tokens of plain decoding: what its drafts lost is taken off, what they
+ * gained is added up to a limit, and one round in a hundred makes up for losses.  Drafts that had
+ * been paying may lose `credit`.  A proposer of which too little is known is tried, by exploratory
+ * drafts, if it would be better than what is chosen should all that is not known of it turn out
+ * well; those, and others that were not seen to pay yet, may lose `exploration`.
  *
  * No clock and no chance in here: the same calls give the same choices.  Zeroed structs know
  * nothing and are valid.  The caller sees to it that calls on one kk_costs do not overlap. */
@@ -37,7 +38,8 @@ typedef struct {
     double total_s, exploring_s; /* spent in all, and of it extra in rounds that explored */
 } kk_costs;
 
-/* What a session may lose by drafting: both are 0 when it is whole, and negative after losses. */
+/* What a session lost by drafts of one proposer, as negative numbers.  Of exploration also what was
+ * gained before, which may be lost again. */
 typedef struct {
     double credit, exploration; /* tokens of plain decoding */
 } kk_draft_budget;
@@ -47,7 +49,7 @@ typedef struct {
 typedef struct {
     double tried[KK_DRAFT_CLASSES][KK_MAX_DRAFT], right[KK_DRAFT_CLASSES][KK_MAX_DRAFT];
     int32_t reached[KK_DRAFT_CLASSES]; /* depths that the session tried itself */
-    kk_draft_budget budget;            /* of a session, kept by the first of its proposers */
+    kk_draft_budget budget;
 } kk_acceptance;
 
 /* One way to draft for a session in this round. */
@@ -59,7 +61,6 @@ typedef struct {
 } kk_alternative;
 
 typedef struct {
-    kk_draft_budget *budget;
     kk_alternative from[KK_ALTERNATIVES];
     int32_t n_from;
     /* The choice: n tokens of from[who]. */
@@ -92,6 +93,10 @@ void kk_controller_spent(kk_costs *costs, const kk_spent *spent);
  * stop id or a limit, do not count as drafted.  drafted 0: the proposer had nothing, or none was
  * asked. */
 void kk_controller_saw(const kk_costs *costs, kk_choice *choice, int32_t drafted, int32_t right);
+
+/* The same of another alternative than the chosen one, whose draft was at hand and was not put to
+ * the test: the tokens of the round tell by themselves how many of it were right. */
+void kk_controller_watched(kk_choice *choice, int32_t k, int32_t drafted, int32_t right);
 
 /* A session begins with what sessions before it saw as its prior, and with the budget they left;
  * and adds what it saw itself.  Of depths that drafts no longer reach, soon nothing is known: what

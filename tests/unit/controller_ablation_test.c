@@ -78,7 +78,7 @@ static int32_t lookup(const world *w) {
 /* One round; returns its tokens. */
 static int32_t decode(world *w, kk_acceptance seen[KK_ALTERNATIVES], int32_t room) {
     const int32_t class = lookup(w), ngram = class >= 0 ? NGRAM_DRAFTS : 0;
-    kk_choice c = {.budget = &seen[0].budget, .n_from = KK_ALTERNATIVES};
+    kk_choice c = {.n_from = KK_ALTERNATIVES};
     c.from[0] = (kk_alternative){.seen = &seen[0], .max = room < BLOCK ? room : BLOCK};
     c.from[1] = (kk_alternative){.seen = &seen[1],
                                  .max = room < ngram ? room : ngram,
@@ -86,9 +86,10 @@ static int32_t decode(world *w, kk_acceptance seen[KK_ALTERNATIVES], int32_t roo
                                  .free = true};
     kk_controller_choose(&w->costs, &c, 1, KK_COST_ROWS);
     const bool paid = c.n > 0 && c.who == 0;
-    const int32_t right = paid       ? right_of(w->drafter, w->falls, c.n)
-                          : c.n == 0 ? 0
-                                     : right_of(w->found[class], 1, c.n);
+    const int32_t at_hand = class >= 0 ? right_of(w->found[class], 1, c.from[1].max) : 0;
+    const int32_t right = paid            ? right_of(w->drafter, w->falls, c.n)
+                          : at_hand < c.n ? at_hand
+                                          : c.n;
     const double verify = 1 + w->row * c.n, draft = paid ? w->draft + w->draft_row * c.n : 0;
     const kk_spent spent = {.sessions = 1,
                             .rows = 1 + c.n,
@@ -98,6 +99,10 @@ static int32_t decode(world *w, kk_acceptance seen[KK_ALTERNATIVES], int32_t roo
                             .exploring = c.exploring};
     kk_controller_spent(&w->costs, &spent);
     kk_controller_saw(&w->costs, &c, c.n, right);
+    if ((paid || c.n == 0) && c.from[1].max > 0) {
+        const int32_t judged = right + 1 < c.from[1].max ? right + 1 : c.from[1].max;
+        kk_controller_watched(&c, 1, judged, at_hand < judged ? at_hand : judged);
+    }
     w->time += w->context * (verify + draft);
     w->plain_time += w->context * (right + 1);
     return right + 1;

@@ -97,9 +97,7 @@ typedef struct {
 
 /* A session with one proposer. */
 static kk_choice choice_of(kk_acceptance *seen, int32_t max, bool is_free) {
-    return (kk_choice){.budget = &seen->budget,
-                       .from = {{.seen = seen, .max = max, .free = is_free}},
-                       .n_from = 1};
+    return (kk_choice){.from = {{.seen = seen, .max = max, .free = is_free}}, .n_from = 1};
 }
 
 static int32_t accepted(const text *t, int32_t n) {
@@ -137,8 +135,12 @@ static void play_round(world *w, session *s, int32_t n) {
                             .draft_s = shown(w, draft),
                             .exploring = exploring};
     kk_controller_spent(&w->costs, &spent);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         kk_controller_saw(&w->costs, &c[i], c[i].n, accepted(&s[i].t, c[i].n));
+        /* Drafts that cost nothing are at hand, and a plain round judges their first token. */
+        if (is_free(&w->m) && c[i].n == 0 && s[i].max > 0)
+            kk_controller_watched(&c[i], 0, 1, accepted(&s[i].t, 1));
+    }
     w->time += verify + draft;
     w->rounds++;
     w->drafted += drafted;
@@ -228,7 +230,7 @@ static void also_in_a_short_answer(void **state) {
                     play(&w, &s, 1, 128);
                     sum += w.tokens / w.time;
                 }
-                expect(sum / SEEDS, 0.96, &m, &useless, lengths[k]);
+                expect(sum / SEEDS, 0.965, &m, &useless, lengths[k]);
             }
 }
 
@@ -293,7 +295,7 @@ static void a_good_proposer_comes_near_the_best_fixed_length(void **state) {
                 for (int t = 0; t < 8; t++) {
                     const machine m = with_drafter(i, j);
                     const double got = reached(m, texts[t], lengths[k], 1000);
-                    expect(got, 0.93, &m, &texts[t], lengths[k]);
+                    expect(got, 0.935, &m, &texts[t], lengths[k]);
                 }
     const machine slow = with_drafter(0, 4);
     expect(reached(slow, texts[2], 15, 5000), 0.95, &slow, &texts[2], 15);
@@ -331,7 +333,7 @@ static void a_change_of_text_is_noticed(void **state) {
             play(&w, &s, 1, 250); /* to notice: exploratory drafts are rare by now */
             reset(&w);
             play(&w, &s, 1, 200);
-            expect(w.tokens / w.time / best_rate(&m, &good, 15), 0.88, &m, &good, 15);
+            expect(w.tokens / w.time / best_rate(&m, &good, 15), 0.9, &m, &good, 15);
         }
     }
 }
@@ -451,7 +453,7 @@ static void sessions_are_chosen_for_together(void **state) {
                 if (k == 0 && i != 3) assert_true(s[1].drafted * 10 < s[0].drafted);
             }
             const double best = best_pair(&m, &pairs[k][0], &pairs[k][1], 15);
-            expect(sum / SEEDS / best, 0.92, &m, &pairs[k][0], 15);
+            expect(sum / SEEDS / best, i == 1 ? 0.92 : 0.93, &m, &pairs[k][0], 15);
         }
 }
 
