@@ -258,7 +258,7 @@ static bool turn(chat *c, const char *text, int *code) {
     }
     add_message(c, "assistant", c->answer, c->answer_len);
     if (c->args->verbose) print_speed(c, &result);
-    if (result.stop == KK_STOP_LENGTH && kk_session_len(c->session) >= kk_session_ctx(c->session))
+    if (result.stop == KK_STOP_CONTEXT)
         fprintf(stderr, "(the context is full: /clear begins a new conversation)\n");
     return true;
 }

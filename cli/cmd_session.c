@@ -243,7 +243,13 @@ static bool find_saved(work *w, int *code) {
 static void say_what_changed(const work *w) {
     const kk_spec spec = kk_session_spec(w->stream.session);
     if (w->args->quiet) return;
-    if (!w->exact)
+    if (kk_session_other_weights(w->stream.session))
+        fprintf(
+            stderr,
+            "%s: these are not the weights it was made with (%s), but others of the same model; "
+            "equal tokens are not promised\n",
+            w->name, w->saved.model);
+    else if (!w->exact)
         fprintf(stderr,
                 "%s: saved by %s on %s; from here on tokens may differ from those it would have "
                 "given there\n",

@@ -5,6 +5,7 @@
 
 #include "cli/output.h"
 #include "cli/term.h"
+#include "cli/truncated.h"
 #include "cli/verbs.h"
 
 static const verb *const verbs[] = {&verb_run,      &verb_chat,     &verb_info,    &verb_bench,
@@ -81,6 +82,7 @@ static int dispatch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     term_open();
+    truncated_watch();
     int code = dispatch(argc, argv);
     /* A full disk or a closed pipe shows only when the last bytes are written. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && code == EXIT_DONE)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/loader.h"
+#include "cli/notices.h"
 #include "cli/term.h"
 
 bool stream_open(stream *s, int *code) {
@@ -102,7 +103,13 @@ static double decode_rate(const kk_result *r) {
 }
 
 static const char *stop_name(kk_stop_reason stop) {
-    return stop == KK_STOP_EOS ? "eos" : stop == KK_STOP_LENGTH ? "length" : "stop";
+    switch (stop) {
+    case KK_STOP_EOS: return "eos";
+    case KK_STOP_LENGTH: return "length";
+    case KK_STOP_CONTEXT: return "context";
+    case KK_STOP_CALLBACK: break;
+    }
+    return "stop";
 }
 
 static json_t *id_list(const stream *s) {
@@ -192,6 +199,9 @@ static bool print_json(const stream *s, json_t *more) {
                             "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
                             "restored_rows", (json_int_t)counts.rows_rebuilt, "reach",
                             counts_object(&counts), "logits_hash", hash);
+    if (all)
+        json_object_set_new(all, "other_weights",
+                            json_boolean(notices_other_weights(s->engine, s->session)));
     if (all && s->logprobs) json_object_set(all, "logprobs", s->logprobs);
     if (all && more) json_object_update(all, more);
     return output_json(all);
@@ -200,6 +210,7 @@ static bool print_json(const stream *s, json_t *more) {
 void stream_loaded(const stream *s) {
     kk_model_info info;
     kk_device_info dev;
+    if (!s->quiet) notices_projection(s->engine, s->verbose);
     if (!s->verbose) return;
     kk_engine_info(s->engine, &info);
     kk_engine_device(s->engine, &dev);
@@ -272,6 +283,7 @@ int stream_report(stream *s, json_t *more) {
     const bool told = !s->json || print_json(s, more);
     json_decref(more);
     if (!told) return output_failed("out of memory for the output", NULL);
+    if (!s->quiet) notices_full(s->session, s->result.stop);
     if (!s->quiet && !s->json) print_timings(s);
     if (s->verbose) {
         print_memory(s);

@@ -47,11 +47,21 @@ void kk_rule_fingerprint_missing(kk_gate *g) {
     kk_gate_walk(g, visit_projection);
 }
 
+/* Other weights of the same model are no mistake where the report says so: it then has their
+ * identity, or their source. */
+static bool is_said(const kk_gate *g, const json_t *projection) {
+    const json_t *model = json_object_get(g->report, "model");
+    const char *identity = kk_gate_text(projection, "identity");
+    if (!kk_gate_true(projection, "other_weights")) return false;
+    if (*identity && strcmp(identity, kk_gate_text(model, "identity")) == 0) return true;
+    return strcmp(kk_gate_text(projection, "model"), kk_gate_text(model, "quantised_from")) == 0;
+}
+
 static void compare_prints(kk_gate *g, const char *where, const json_t *projection,
                            const char *part) {
     const char *made_for = kk_gate_text(projection, part);
     const char *ran = kk_gate_text(json_object_get(g->report, part), "fingerprint");
-    if (*made_for && *ran && strcmp(made_for, ran) != 0)
+    if (*made_for && *ran && strcmp(made_for, ran) != 0 && !is_said(g, projection))
         kk_gate_say(g, "%s: the projection was trained for the %s %.16s, and %.16s was run", where,
                     part, made_for, ran);
 }

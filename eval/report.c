@@ -111,6 +111,10 @@ static json_t *projection_json(const kk_projection_info *i, const kk_projection_
                   "params", (json_int_t)i->params, "weight_bytes", (json_int_t)i->weight_bytes,
                   "model", kk_report_hash(c->verifier ? c->verifier : model));
     if (o && c->drafter) json_object_set_new(o, "drafter", kk_report_hash(c->drafter));
+    if (o && i->other_weights) {
+        json_object_set_new(o, "other_weights", json_true());
+        json_object_set_new(o, "identity", kk_report_hash(c->verifier_identity));
+    }
     return o;
 }
 
@@ -122,6 +126,17 @@ json_t *kk_report_projection(kk_engine *e) {
     return kk_report_printed(
         projection_json(&info, kk_projection_config_of(e->projection), prints.model),
         prints.projection);
+}
+
+/* The model with what other precisions of it have too. */
+static json_t *model_json(const kk_engine_opts *o, const kk_model_info *info,
+                          const kk_fingerprints *prints) {
+    json_t *model = kk_report_printed(kk_report_model(o, info), prints->model);
+    if (!model) return NULL;
+    json_object_set_new(model, "identity", kk_report_hash(prints->identity));
+    if (prints->source != prints->model)
+        json_object_set_new(model, "quantised_from", kk_report_hash(prints->source));
+    return model;
 }
 
 json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command) {
@@ -136,10 +151,9 @@ json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command
     (void)kk_engine_drafter(e, &drafter);
     kk_engine_fingerprints(e, &prints);
     return json_pack("{s:s?, s:o, s:o, s:o, s:o}", "command", command, "machine",
-                     kk_report_machine(&machine, &device), "model",
-                     kk_report_printed(kk_report_model(o, &model), prints.model), "drafter",
-                     kk_report_printed(kk_report_drafter(&drafter), prints.drafter), "projection",
-                     kk_report_projection(e));
+                     kk_report_machine(&machine, &device), "model", model_json(o, &model, &prints),
+                     "drafter", kk_report_printed(kk_report_drafter(&drafter), prints.drafter),
+                     "projection", kk_report_projection(e));
 }
 
 json_t *kk_report_join(json_t *run, json_t *body) {

@@ -79,6 +79,9 @@ KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len
  * that is UTF-8, and puts U+FFFD for bytes that are not.) */
 KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n, bool show_special,
                            char **text, size_t *len, kk_err *err);
+/* The least tokens that so many bytes of text can become, without encoding any: what cannot fit a
+ * context can be refused at once. */
+KK_API size_t kk_encode_least(const kk_tokenizer *tok, size_t len);
 KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
 
 /* Streaming decode: push tokens one at a time, get the bytes so far but never half a character.
@@ -145,6 +148,9 @@ typedef struct {
                     * device gains by it.  Tokens and logits are the same. */
 } kk_engine_opts;
 
+/* Files of weights stay mapped: one that is shortened while it is in use raises SIGBUS in the thread
+ * that reads it.  The library installs no handler of signals; a program may have one that asks
+ * which file lies at si_addr, as the command line does (cli/truncated.c). */
 KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
 KK_API void kk_engine_close(kk_engine *e); /* NULL is fine; close its sessions first */
 /* The model's tokenizer, or NULL when it came without one.  Borrowed. */
@@ -185,12 +191,20 @@ typedef struct {
     int32_t rank;                        /* values of a latent */
     int32_t sliding_layers, full_layers; /* that it can rebuild */
     int64_t params, weight_bytes;
+    bool other_weights; /* it was made with other weights of this model, such as another precision:
+                         * it works, and figures that were measured with those are not of these */
+    bool checked;       /* its files carry checksums, which held; false: of an earlier build, and
+                         * nobody knows whether the two belong together */
 } kk_projection_info;
 KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
 /* Which weights these are, for reports: a sample of every tensor's bytes, with names and shapes.
- * 0: there is none. */
+ * 0: there is none.  Projections, saved sessions and what they keep of a drafter belong to a model
+ * in whatever precision: they are taken where `source`, the weights that these were quantised from
+ * (kk_quantize writes it into the file; else `model`), or `identity`, of configuration and
+ * tokenizer, is that of the model they were made with. */
 typedef struct {
     uint64_t model, drafter, projection;
+    uint64_t source, identity;
 } kk_fingerprints;
 KK_API void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out);
 /* Reads every weight once and counts values that are not finite.  on_bad names each tensor
@@ -363,7 +377,12 @@ typedef struct {
 /* Called for each token just before on_token. */
 typedef void (*kk_on_logprobs)(void *user, const kk_logprobs *of);
 
-typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK } kk_stop_reason;
+typedef enum {
+    KK_STOP_LENGTH, /* max_tokens */
+    KK_STOP_EOS,
+    KK_STOP_CALLBACK,
+    KK_STOP_CONTEXT, /* the context is full, before max_tokens */
+} kk_stop_reason;
 
 typedef struct {
     int32_t max_tokens; /* 0: until a stop id or the context is full */
@@ -448,11 +467,16 @@ KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
 KK_API kk_status kk_session_save_to(kk_session *s, kk_writer *to, kk_err *err);
 /* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
  * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
- * another model, another projection where rows are rebuilt, a damaged or a shortened file.
+ * another model, another projection where rows are rebuilt, a damaged or a shortened file.  Other
+ * weights of the same model (kk_fingerprints) go on with it; kk_session_other_weights says so.
  * *exact (may be NULL): whether tokens and logits will be those of the session that was saved, to
- * the bit; they are on the same kind of device and build. */
+ * the bit; they are with the same weights, on the same kind of device and build. */
 KK_API kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
                                  const kk_session_opts *opts, bool *exact, kk_err *err);
+/* Whether some of its rows were made with other weights than its engine's, such as another
+ * precision of the model, which its saved files remember: a fresh session of the same tokens has
+ * other logits. */
+KK_API bool kk_session_other_weights(const kk_session *s);
 /* The settings of the last generation, for one that goes on; false: there was none. */
 KK_API bool kk_session_sampling(const kk_session *s, kk_sampling *out);
 
@@ -466,8 +490,10 @@ typedef struct {
     char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
     int32_t sink, window, chunk;      /* 0: they keep all */
     uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
-    int32_t format;                   /* of the file: 3, or 2 of an earlier build */
+    int32_t format;                   /* of the file: 4, or 2 and 3 of earlier builds */
     int32_t checkpoints;              /* that come with it */
+    uint64_t identity;                /* of the model: kk_fingerprints; 0: not said */
+    bool other_weights;               /* kk_session_other_weights of it */
 } kk_saved_info;
 /* What a file holds, from its head alone. */
 KK_API kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err);

@@ -45,8 +45,12 @@ static void describe_source(kk_projection_config *c, const kk_capture_opts *s) {
         c->draft.head_dim = d->head_dim;
     }
     const bool drafter = s->source == KK_SOURCE_CONTEXT || s->source == KK_SOURCE_DRAFTER_KV;
-    c->verifier = kk_engine_fingerprint(s->engine);
+    const kk_lineage model = kk_engine_lineage(s->engine);
+    c->verifier = model.weights;
+    c->verifier_source = model.source != model.weights ? model.source : 0;
+    c->verifier_identity = model.identity;
     c->drafter = drafter ? kk_engine_drafter_fingerprint(s->engine) : 0;
+    c->drafter_identity = drafter ? kk_engine_drafter_identity(s->engine) : 0;
 }
 
 kk_status kk_theta_config(kk_projection_config *out, const kk_capture_opts *source, int32_t rank,

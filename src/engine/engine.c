@@ -1,7 +1,7 @@
 /* engine.c - opens a model on a device and owns what its sessions share; see engine.h.
  *
- * Opening goes upwards through the layers (weights, device, model, pages, drafter, sampler,
- * tokenizer) and closing goes down again, from wherever opening had come to. */
+ * Opening goes upwards through the layers (weights, device, model, pages, tokenizer, drafter,
+ * projection, sampler) and closing goes down again, from wherever opening had come to. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
@@ -235,21 +235,26 @@ static kk_status open_projection_files(kk_engine *e, const kk_engine_opts *o, kk
     return KK_OK;
 }
 
+/* A projection belongs to a model, in whatever precision. */
 static kk_status check_origin(kk_engine *e, kk_err *err) {
     const kk_projection_config *c = kk_projection_config_of(e->projection);
-    if (c->verifier && c->verifier != kk_engine_fingerprint(e))
+    const kk_lineage made = {c->verifier, c->verifier_source, c->verifier_identity};
+    const kk_lineage here = kk_engine_lineage(e), drafter = kk_engine_drafter_lineage(e);
+    const kk_lineage read = {.weights = c->drafter, .identity = c->drafter_identity};
+    const bool reads = c->source == KK_SOURCE_CONTEXT && c->drafter;
+    const kk_kin kin = c->verifier ? kk_lineage_compare(&made, &here) : KK_KIN_SAME;
+    const kk_kin drafts = reads ? kk_lineage_compare(&read, &drafter) : KK_KIN_SAME;
+    if (kin == KK_KIN_NONE)
         return kk_fail(err, KK_EFORMAT,
                        "the projection was trained for another model (%016llx): this one is "
                        "%016llx",
-                       (unsigned long long)c->verifier,
-                       (unsigned long long)kk_engine_fingerprint(e));
-    if (c->source == KK_SOURCE_CONTEXT && c->drafter &&
-        c->drafter != kk_engine_drafter_fingerprint(e))
+                       (unsigned long long)made.weights, (unsigned long long)here.weights);
+    if (drafts == KK_KIN_NONE)
         return kk_fail(err, KK_EFORMAT,
                        "the projection reads the context of another drafter (%016llx): this one is "
                        "%016llx",
-                       (unsigned long long)c->drafter,
-                       (unsigned long long)kk_engine_drafter_fingerprint(e));
+                       (unsigned long long)read.weights, (unsigned long long)drafter.weights);
+    e->projection_made_elsewhere = kin != KK_KIN_SAME || drafts != KK_KIN_SAME;
     return KK_OK;
 }
 
@@ -319,11 +324,11 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;
     if ((st = open_verifier_pages(e, err))) goto fail;
+    if ((st = open_tokenizer(e, opts, err))) goto fail; /* a model is known by it */
     if ((st = open_drafter(e, opts, err))) goto fail;
     if ((st = kk_engine_open_proposers(e, err))) goto fail;
     if ((st = open_projection(e, opts, err))) goto fail;
     if ((st = open_sampler(e, err))) goto fail;
-    if ((st = open_tokenizer(e, opts, err))) goto fail;
     *out = e;
     return KK_OK;
 fail:
@@ -398,6 +403,8 @@ bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
     for (int32_t i = 0; i < c->n_taps; i++) out->taps[i] = c->taps[i];
     out->rank = c->rank;
     out->params = kk_projection_params(c);
+    out->other_weights = e->projection_made_elsewhere;
+    out->checked = c->data != 0;
     for (int32_t i = 0; i < c->n_layer; i++) {
         const bool sliding = kk_engine_config(e)->layer[i].kind == KK_SLIDING;
         out->sliding_layers += c->layer[i].restored && sliding;

@@ -39,6 +39,9 @@ typedef struct {
     int32_t standard; /* tokens it drafts at most when nothing is said */
     /* What its state depends on besides the rows, never 0; NULL: on its name alone. */
     uint64_t (*fingerprint)(kk_engine *e);
+    /* What its states of any precision have in common, never 0; NULL: nothing but its fingerprint.
+     * A state only drafts, so that other weights cost drafts and change no token. */
+    uint64_t (*identity)(kk_engine *e);
     kk_acceptance known; /* what sessions saw of its drafts */
 } kk_proposer_entry;
 
@@ -66,13 +69,14 @@ struct kk_engine {
     kk_restorer *restorer;
     kk_pool *latent_pools[KK_KV_FORMATS][KK_LATENTS]; /* by format */
     int64_t mapped_projection;                        /* as mapped */
+    bool projection_made_elsewhere; /* with other weights of this model, or of the drafter */
 
     kk_rounds rounds;
     kk_proposer_entry proposers[KK_MOST_SPECS]; /* by kk_spec */
     float *row;                                 /* [vocab], scratch */
     int32_t n_sessions;
     /* 0: not taken yet; see fingerprint.h */
-    _Atomic uint64_t fingerprint, drafter_fingerprint, projection_fingerprint;
+    _Atomic uint64_t fingerprint, identity, drafter_fingerprint, projection_fingerprint;
 };
 
 /* Sets backend and why_device. */
@@ -90,5 +94,6 @@ kk_status kk_engine_add_proposer(kk_engine *e, kk_spec as, const kk_proposer_ent
 kk_proposer_entry *kk_engine_proposer(kk_engine *e, kk_spec spec);
 /* What its saved states are told by; never 0. */
 uint64_t kk_engine_proposer_fingerprint(kk_engine *e, const kk_proposer_entry *entry);
+uint64_t kk_engine_proposer_identity(kk_engine *e, const kk_proposer_entry *entry); /* 0: none */
 
 #endif

@@ -96,6 +96,13 @@ static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err
     return st;
 }
 
+/* A generation that nothing stopped had no room left. */
+static kk_stop_reason stop_of(const kk_session *s, const kk_generate_opts *o,
+                              const kk_result *result) {
+    const bool all = o->max_tokens > 0 && result->n_tokens == o->max_tokens;
+    return s->len == s->ctx && !all ? KK_STOP_CONTEXT : KK_STOP_LENGTH;
+}
+
 /* True: go on. */
 static bool emit(kk_session *s, kk_round *r, const kk_generate_opts *o, kk_on_token on_token,
                  void *user, kk_result *result) {
@@ -112,7 +119,7 @@ static bool emit(kk_session *s, kk_round *r, const kk_generate_opts *o, kk_on_to
     r->room -= n;
     result->n_tokens += n;
     result->logits_hash = r->hash;
-    result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : KK_STOP_LENGTH;
+    result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : stop_of(s, o, result);
     return !ended && wanted && r->room > 0;
 }
 

@@ -60,7 +60,8 @@ kk_status kk_engine_open_proposers(kk_engine *e, kk_err *err) {
                                       .n_taps = c->n_taps,
                                       .most = c->block - 1,
                                       .standard = c->block - 1,
-                                      .fingerprint = kk_engine_drafter_fingerprint};
+                                      .fingerprint = kk_engine_drafter_fingerprint,
+                                      .identity = kk_engine_drafter_identity};
     return kk_engine_add_proposer(e, KK_SPEC_DFLASH, &dflash, err);
 }
 
@@ -74,6 +75,10 @@ uint64_t kk_engine_proposer_fingerprint(kk_engine *e, const kk_proposer_entry *e
     const char *name = entry->proposer->name;
     const uint64_t h = kk_hash_bytes(KK_HASH_START, name, strlen(name));
     return h ? h : 1;
+}
+
+uint64_t kk_engine_proposer_identity(kk_engine *e, const kk_proposer_entry *entry) {
+    return entry->identity ? entry->identity(e) : 0;
 }
 
 /* ---- a session's ------------------------------------------------------------------------ */

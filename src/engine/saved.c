@@ -128,6 +128,12 @@ static void fields(codec *c, kk_saved_head *h) {
     field64(c, &h->checkpoint_bytes);
     field32(c, &h->n_points);
     field_text(c, h->proposer, sizeof h->proposer);
+    if (c->format == 3) return;
+    field(c, &h->source, sizeof h->source);
+    field(c, &h->identity, sizeof h->identity);
+    field(c, &h->drafter_identity, sizeof h->drafter_identity);
+    field(c, &h->projection_data, sizeof h->projection_data);
+    field_bool(c, &h->other_weights);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------ */
@@ -332,7 +338,9 @@ kk_status kk_saved_inspect(const char *path, kk_saved_info *out, kk_err *err) {
                                .chunk = h.keeps.chunk,
                                .projection = h.keeps.projection,
                                .format = h.format,
-                               .checkpoints = h.n_points};
+                               .checkpoints = h.n_points,
+                               .identity = h.identity,
+                               .other_weights = h.other_weights};
         memcpy(out->kv_sliding, h.policy[KK_SLIDING], sizeof out->kv_sliding);
         memcpy(out->kv_full, h.policy[KK_FULL], sizeof out->kv_full);
         memcpy(out->model, h.model, sizeof h.model);

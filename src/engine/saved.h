@@ -1,6 +1,6 @@
 /* saved.h - the file of a saved session: its head, and what follows it.
  *
- * Format 3, all little-endian:
+ * Format 4, all little-endian:
  *   head      magic (8), format (4), bytes of the head (4), bytes of the file (8), the fields of
  *             kk_saved_head, checksum of all before it (8)
  *   tokens    [len] i32
@@ -14,8 +14,8 @@
  * are zero, so that the same state gives the same file; which pages a state shares with the one
  * before it follows from how the session came there.
  *
- * Format 2, which is still read, had no checkpoints: after the tokens the logits, the rows whole,
- * and the state of a proposer.  Format 1 had neither latents nor sinks, nor chunks; it is not read
+ * Format 3, which is still read, knew a model by its weights alone.  Format 2, which is read too, had
+ * no checkpoints: after the tokens the logits, the rows whole, and the state of a proposer.  Format 1 had neither latents nor sinks, nor chunks; it is not read
  * any more. */
 #ifndef KK_ENGINE_SAVED_H
 #define KK_ENGINE_SAVED_H
@@ -24,7 +24,7 @@
 #include "format/config.h"
 #include "kv/kv.h"
 
-enum { KK_SAVED_FORMAT = 3, KK_SAVED_OLDEST = 2, KK_SAVED_HEAD_MAX = 1024 };
+enum { KK_SAVED_FORMAT = 4, KK_SAVED_OLDEST = 2, KK_SAVED_HEAD_MAX = 1024 };
 
 typedef struct {
     int64_t rows;
@@ -51,6 +51,10 @@ typedef struct {
     int64_t body_bytes; /* of all that follows the head */
     char build[64], device[16], model[64];
     uint64_t fingerprint, drafter; /* drafter 0: saved without a proposer's state */
+    /* Since format 4: what other precisions of these have too (format/lineage.h); the checksum of
+     * the projection's data, 0: none is said; and whether rows were made with other weights. */
+    uint64_t source, identity, drafter_identity, projection_data;
+    bool other_weights;
     int32_t kv_format, spec, ctx, len, vocab;
     bool settled;
     int32_t draft_max, draft_ctx;

@@ -139,6 +139,7 @@ kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err) {
     kk_drafting_inherit(&copy->drafting, &s->drafting);
     copy->sampling = s->sampling;
     copy->sampled = s->sampled;
+    copy->other_weights = s->other_weights;
     if (kk_session_settled(s))
         memcpy(copy->logits, s->logits, (size_t)s->engine->rounds.vocab * sizeof(float));
     *out = copy;
@@ -184,6 +185,8 @@ int32_t kk_session_len(const kk_session *s) { return s->len; }
 const int32_t *kk_session_tokens(const kk_session *s) { return s->tokens; }
 int32_t kk_session_ctx(const kk_session *s) { return s->ctx; }
 kk_spec kk_session_spec(const kk_session *s) { return s->spec; }
+
+bool kk_session_other_weights(const kk_session *s) { return s->other_weights; }
 
 bool kk_session_sampling(const kk_session *s, kk_sampling *out) {
     *out = s->sampling;

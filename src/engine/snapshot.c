@@ -137,12 +137,20 @@ static void name_origin(kk_saved_head *h, const kk_engine *e) {
 }
 
 /* Latents made of what the drafter sees are its own as well. */
-static uint64_t projection_of(kk_engine *e) {
-    uint64_t h = kk_engine_projection_fingerprint(e);
+static uint64_t with_drafter(kk_engine *e, uint64_t h, uint64_t drafter) {
     if (!h || kk_projection_config_of(e->projection)->source != KK_SOURCE_CONTEXT) return h;
-    const uint64_t drafter = kk_engine_drafter_fingerprint(e);
     h = kk_hash_bytes(h, &drafter, sizeof drafter);
     return h ? h : 1;
+}
+
+static uint64_t projection_of(kk_engine *e) {
+    return with_drafter(e, kk_engine_projection_fingerprint(e), kk_engine_drafter_fingerprint(e));
+}
+
+/* The same in whatever precision it is kept in memory; 0: not known. */
+static uint64_t projection_data_of(kk_engine *e) {
+    const uint64_t data = e->projection ? kk_projection_config_of(e->projection)->data : 0;
+    return with_drafter(e, data, kk_engine_drafter_identity(e));
 }
 
 static void fill_keeps(kk_saved_head *h, kk_session *s) {
@@ -152,6 +160,7 @@ static void fill_keeps(kk_saved_head *h, kk_session *s) {
     h->keeps = (kk_saved_keeps){.sink = k->sink, .window = k->window, .chunk = k->chunk};
     if (s->layout->latents.rank == 0) return;
     h->keeps.projection = projection_of(s->engine);
+    h->projection_data = projection_data_of(s->engine);
     h->keeps.latents = (int32_t)k->latents;
     h->keeps.rank = s->layout->latents.rank;
     h->keeps.n_scales = s->layout->latents.n_scales;
@@ -165,7 +174,11 @@ static const kk_proposer_entry *entry_of(kk_engine *e, const kk_proposer *p) {
 
 static void fill_head(kk_saved_head *h, kk_session *s) {
     kk_engine *e = s->engine;
-    *h = (kk_saved_head){.fingerprint = kk_engine_fingerprint(e),
+    const kk_lineage model = kk_engine_lineage(e);
+    *h = (kk_saved_head){.fingerprint = model.weights,
+                         .source = model.source,
+                         .identity = model.identity,
+                         .other_weights = s->other_weights,
                          .kv_format = (int32_t)s->format,
                          .spec = (int32_t)s->spec,
                          .ctx = s->ctx,
@@ -186,6 +199,7 @@ static void fill_head(kk_saved_head *h, kk_session *s) {
     if (member < 0) return;
     const kk_proposer *p = s->drafting.member[member].proposer;
     h->drafter = kk_engine_proposer_fingerprint(e, entry_of(e, p));
+    h->drafter_identity = kk_engine_proposer_identity(e, entry_of(e, p));
     snprintf(h->proposer, sizeof h->proposer, "%s", p->name);
 }
 
@@ -423,10 +437,15 @@ static kk_status get_all(kk_reader *r, const kk_saved_head *h, kk_session *s, kk
 
 /* ---- load: the session ------------------------------------------------------------------ */
 
+static kk_kin kin_of(kk_engine *e, const kk_saved_head *h) {
+    const kk_lineage made = {h->fingerprint, h->source, h->identity}, here = kk_engine_lineage(e);
+    return kk_lineage_compare(&made, &here);
+}
+
 static kk_status check_model(kk_engine *e, const kk_saved_head *h, const char *path, kk_err *err) {
     kk_model_info info;
     kk_engine_info(e, &info);
-    if (h->fingerprint != kk_engine_fingerprint(e) || h->vocab != e->rounds.vocab)
+    if (kin_of(e, h) == KK_KIN_NONE || h->vocab != e->rounds.vocab)
         return kk_fail(err, KK_EFORMAT,
                        PATH_FMT " was saved with another model, %.40s (%016llx): this one is "
                                 "%.24s %s (%016llx)",
@@ -452,7 +471,8 @@ static kk_status check_projection(kk_engine *e, const kk_saved_head *h, const ch
                        PATH_FMT " keeps rows that are restored by a projection (%016llx), and none "
                                 "is loaded: set `projection`",
                        path, (unsigned long long)k->projection);
-    if (k->projection != projection_of(e))
+    if (k->projection != projection_of(e) &&
+        !(h->projection_data && h->projection_data == projection_data_of(e)))
         return kk_fail(err, KK_EFORMAT,
                        PATH_FMT " was saved with another projection (%016llx): this one is %016llx",
                        path, (unsigned long long)k->projection,
@@ -518,7 +538,8 @@ static kk_status choose_keeps(const kk_saved_head *h, const char *path, const kk
 /* Whether the file brings what this engine's proposer can go on from. */
 static bool has_state(kk_engine *e, const kk_saved_head *h, const kk_proposer_entry *entry) {
     return !entry->proposer->load || h->verifier.rows == 0 ||
-           h->drafter == kk_engine_proposer_fingerprint(e, entry);
+           h->drafter == kk_engine_proposer_fingerprint(e, entry) ||
+           (h->drafter_identity && h->drafter_identity == kk_engine_proposer_identity(e, entry));
 }
 
 /* Left to itself, a session goes on as it was, and without drafts where the proposer's state is
@@ -569,6 +590,12 @@ static kk_status choose_opts(kk_engine *e, const kk_saved_head *h, const char *p
     return KK_OK;
 }
 
+/* Whether the rows are those that this engine would have made of the tokens. */
+static bool made_here(kk_engine *e, const kk_saved_head *h) {
+    return kin_of(e, h) == KK_KIN_SAME &&
+           (!h->keeps.projection || h->keeps.projection == projection_of(e));
+}
+
 static kk_status load_from(kk_session **out, kk_engine *e, kk_reader *r, const kk_saved_head *h,
                            const kk_session_opts *opts, kk_err *err) {
     const char *path = kk_reader_path(r);
@@ -583,6 +610,7 @@ static kk_status load_from(kk_session **out, kk_engine *e, kk_reader *r, const k
         kk_session_free(s);
         return st;
     }
+    s->other_weights = h->other_weights || !made_here(e, h);
     *out = s;
     return KK_OK;
 }
@@ -599,6 +627,7 @@ kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
     kk_reader_close(r);
     if (st != KK_OK || !exact) return st;
     name_origin(&here, e);
-    *exact = strcmp(h.device, here.device) == 0 && strcmp(h.build, here.build) == 0;
+    *exact =
+        made_here(e, &h) && strcmp(h.device, here.device) == 0 && strcmp(h.build, here.build) == 0;
     return KK_OK;
 }

@@ -24,6 +24,9 @@ typedef enum {
     KK_GGUF_TYPES,
 } kk_gguf_type;
 
+/* The fingerprint of the weights that a file was quantised from; see lineage.h. */
+#define KK_GGUF_SOURCE "kakeya.source"
+
 typedef struct {
     kk_span key;
     kk_gguf_type type; /* KK_GGUF_ARRAY: elem is the type of its elements */

@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "core/hash.h"
 #include "format/format.h"
 
 static const char config_file[] = "projection.json";
@@ -57,6 +58,36 @@ static kk_status read_config(kk_projection *p, const char *dir, kk_err *err) {
     return st;
 }
 
+/* Of every byte of the tensors, in the order of the inventory. */
+static uint64_t checksum(const kk_inventory *list, const kk_tensor *(*find)(const void *, size_t),
+                         const void *from) {
+    uint64_t h = KK_HASH_START;
+    for (size_t i = 0; i < list->n; i++) {
+        const kk_tensor *t = find(from, i);
+        const int64_t shape[] = {t->dtype, t->dims[0], t->dims[1]}; /* matrices, all of them */
+        h = kk_hash_bytes(h, t->name, strlen(t->name));
+        h = kk_hash_bytes(h, shape, sizeof shape);
+        h = kk_hash_bytes(h, t->data.base, t->data.size);
+    }
+    return h ? h : 1;
+}
+
+static const kk_tensor *read_tensor(const void *from, size_t i) {
+    const kk_checkpoint *c = from;
+    return kk_checkpoint_find(c, c->inventory.items[i].name);
+}
+
+static kk_status check_data(const kk_projection *p, const char *path, kk_err *err) {
+    if (!p->config.data) return KK_OK; /* of an earlier build */
+    const uint64_t is = checksum(&p->tensors->inventory, read_tensor, p->tensors);
+    if (is == p->config.data) return KK_OK;
+    return kk_fail(err, KK_EFORMAT,
+                   "%s in '%.80s' is not the one that %s was written with: its checksum is %016llx "
+                   "and not %016llx",
+                   tensor_file, path, config_file, (unsigned long long)is,
+                   (unsigned long long)p->config.data);
+}
+
 static kk_status open_folder(kk_projection *p, const char *path, const kk_checkpoint_opts *opts,
                              kk_err *err) {
     kk_checkpoint *c = p->tensors;
@@ -66,6 +97,7 @@ static kk_status open_folder(kk_projection *p, const char *path, const kk_checkp
     KK_TRY(kk_inventory_make_projection(&c->inventory, &p->config, err));
     KK_TRY(kk_checkpoint_settle(c, err));
     KK_TRY(kk_checkpoint_only(c, "this projection", err));
+    KK_TRY(check_data(p, path, err));
     return kk_checkpoint_apply(c, opts, err);
 }
 
@@ -240,10 +272,16 @@ static kk_status make_writing(writing *w, const kk_projection_config *c,
     return fill(w, v, type, err);
 }
 
+static const kk_tensor *written_tensor(const void *from, size_t i) {
+    return &((const writing *)from)->tensors[i];
+}
+
 static kk_status put_writing(const kk_projection_files *to, const writing *w,
                              const kk_projection_config *c, kk_err *err) {
+    kk_projection_config sealed = *c;
+    sealed.data = checksum(&w->list, written_tensor, w);
     KK_TRY(kk_safetensors_put(to->tensors, w->tensors, w->list.n, err));
-    KK_TRY(put_config(to->config, c, err));
+    KK_TRY(put_config(to->config, &sealed, err));
     KK_TRY(kk_writer_sync(to->tensors, err));
     return kk_writer_sync(to->config, err);
 }

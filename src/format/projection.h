@@ -7,7 +7,11 @@
  * with K = V has the latter alone.  With two encoders (not joint: the form of the Python
  * prototype) they are `encoder_k.weight` and `encoder_v.weight`, and every layer has both
  * decoders; drafter-kv has always two, one for the drafter's K and one for its V.  A layer that
- * reads another's K/V has none.  Files stay mapped. */
+ * reads another's K/V has none.  Files stay mapped.
+ *
+ * projection.json carries a checksum of the tensors and one of itself, so that halves of two
+ * trainings are not taken for a projection.  Files of earlier builds have none; they are read, and
+ * kk_projection_config says so (data 0). */
 #ifndef KK_FORMAT_PROJECTION_H
 #define KK_FORMAT_PROJECTION_H
 
@@ -39,10 +43,12 @@ typedef struct {
         bool k_eq_v;
         int32_t n_kv_head, head_dim;
     } layer[256];
-    uint64_t verifier, drafter; /* fingerprints; 0: not said, or no drafter was read */
+    /* What it was made with (lineage.h); 0: not said, or no drafter was read. */
+    uint64_t verifier, verifier_source, verifier_identity, drafter, drafter_identity;
+    uint64_t data; /* checksum of the tensors; 0: not said */
 } kk_projection_config;
 
-/* json: the text of projection.json. */
+/* json: the text of projection.json, whose own checksum must hold where it has one. */
 kk_status kk_projection_config_from_json(kk_projection_config *out, const char *json, size_t len,
                                          kk_err *err);
 /* The text itself, released with kk_free; NULL: no memory. */

@@ -9,9 +9,11 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "format/fields.h"
 #include "format/format.h"
 #include "format/jsontree.h"
+#include "format/lineage.h"
 
 static const char label[] = "projection.json";
 static const char format_name[] = "kakeya-projection";
@@ -131,6 +133,86 @@ kk_status kk_projection_config_valid(const kk_projection_config *c, kk_status ba
     return bad;
 }
 
+/* ---- to JSON ---------------------------------------------------------------------------- */
+
+/* Room for every line at its longest: 32 of the whole file's, one per layer. */
+enum { LINE = 160, ROOM = (32 + KK_MAX_LAYERS) * LINE };
+
+typedef struct {
+    char *text;
+    size_t len;
+} document;
+
+__attribute__((format(printf, 2, 3))) static void put(document *t, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    t->len += (size_t)vsnprintf(t->text + t->len, ROOM - t->len, fmt, args);
+    va_end(args);
+}
+
+static void put_source(document *t, const kk_projection_config *c) {
+    put(t, "  \"source\": \"%s\",\n", kk_source_name(c->source));
+    if (c->n_taps) {
+        put(t, "  \"taps\": [");
+        for (int32_t i = 0; i < c->n_taps; i++) put(t, "%s%d", i ? ", " : "", c->taps[i]);
+        put(t, "],\n");
+    }
+    if (c->source != KK_SOURCE_DRAFTER_KV) return;
+    put(t, "  \"drafter_layers\": %d,\n", c->draft.n_layer);
+    put(t, "  \"drafter_kv_heads\": %d,\n", c->draft.n_kv_head);
+    put(t, "  \"drafter_head_dim\": %d,\n", c->draft.head_dim);
+}
+
+static void put_layers(document *t, const kk_projection_config *c) {
+    const char *before = "\n";
+    put(t, "  \"layers\": [");
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        if (!c->layer[i].restored) continue;
+        put(t, "%s    {\"layer\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"k_eq_v\": %s}", before,
+            i, c->layer[i].n_kv_head, c->layer[i].head_dim, c->layer[i].k_eq_v ? "true" : "false");
+        before = ",\n";
+    }
+    put(t, "\n  ]");
+}
+
+static void put_print(document *t, const char *key, uint64_t h) {
+    if (h) put(t, "  \"%s\": \"%016" PRIx64 "\",\n", key, h);
+}
+
+/* checksum 0: without it. */
+static char *written(const kk_projection_config *c, uint64_t checksum) {
+    document t = {.text = kk_malloc(ROOM)};
+    if (!t.text) return NULL;
+    put(&t, "{\n  \"format\": \"%s\",\n  \"version\": %d,\n", format_name, VERSION);
+    put_source(&t, c);
+    put(&t, "  \"inputs\": %d,\n  \"rank\": %d,\n", c->n_in, c->rank);
+    put(&t, "  \"encoders\": \"%s\",\n", c->joint ? "joint" : "separate");
+    put(&t, "  \"hidden\": %d,\n  \"verifier_layers\": %d,\n", c->hidden, c->n_layer);
+    put_print(&t, "verifier", c->verifier);
+    put_print(&t, "verifier_source", c->verifier_source);
+    put_print(&t, "verifier_identity", c->verifier_identity);
+    put_print(&t, "drafter", c->drafter);
+    put_print(&t, "drafter_identity", c->drafter_identity);
+    put_print(&t, "data_checksum", c->data);
+    put_print(&t, "config_checksum", checksum);
+    put_layers(&t, c);
+    put(&t, "\n}\n");
+    return t.text;
+}
+
+static uint64_t checksum_of(const char *text) {
+    const uint64_t h = kk_hash_bytes(KK_HASH_START, text, strlen(text));
+    return h ? h : 1;
+}
+
+char *kk_projection_config_to_json(const kk_projection_config *c) {
+    char *text = written(c, 0);
+    if (!text || !c->data) return text;
+    const uint64_t checksum = checksum_of(text);
+    kk_free(text);
+    return written(c, checksum);
+}
+
 /* ---- from JSON -------------------------------------------------------------------------- */
 
 /* A word that must be there. */
@@ -224,14 +306,29 @@ static kk_status read_fingerprint(kk_fields f, const char *key, uint64_t *out, k
     const char *text = json_string_value(kk_field(f, key));
     *out = 0;
     if (!kk_field(f, key)) return KK_OK;
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+    if (!text || !kk_lineage_parse(text, strlen(text), out))
         return kk_fail(err, KK_EFORMAT, "%s: %s is no fingerprint of 16 hexadecimal digits", label,
                        key);
-    for (int i = 0; i < 16; i++) {
-        const int digit = text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10;
-        *out = *out << 4 | (uint64_t)digit;
-    }
     return KK_OK;
+}
+
+/* Of what the file says: written down again without the checksum, it has the same. */
+static kk_status check_itself(const kk_projection_config *c, kk_fields f, kk_err *err) {
+    uint64_t said;
+    KK_TRY(read_fingerprint(f, "config_checksum", &said, err));
+    if (!said && !c->data) return KK_OK; /* of an earlier build */
+    if (!said || !c->data)
+        return kk_fail(err, KK_EFORMAT, "%s has %s checksum and not the other", label,
+                       said ? "its own" : "its data's");
+    char *text = written(c, 0);
+    if (!text) return kk_fail(err, KK_ENOMEM, "no memory to check %s", label);
+    const uint64_t is = checksum_of(text);
+    kk_free(text);
+    if (is == said) return KK_OK;
+    return kk_fail(err, KK_EFORMAT,
+                   "%s was changed after it was written: its checksum is %016" PRIx64
+                   ", and it says %016" PRIx64,
+                   label, is, said);
 }
 
 static kk_status read_all(kk_projection_config *c, kk_fields f, kk_err *err) {
@@ -246,8 +343,13 @@ static kk_status read_all(kk_projection_config *c, kk_fields f, kk_err *err) {
     KK_TRY(read_taps(c, f, err));
     KK_TRY(read_layers(c, f, err));
     KK_TRY(read_fingerprint(f, "verifier", &c->verifier, err));
+    KK_TRY(read_fingerprint(f, "verifier_source", &c->verifier_source, err));
+    KK_TRY(read_fingerprint(f, "verifier_identity", &c->verifier_identity, err));
     KK_TRY(read_fingerprint(f, "drafter", &c->drafter, err));
-    return valid(c, err);
+    KK_TRY(read_fingerprint(f, "drafter_identity", &c->drafter_identity, err));
+    KK_TRY(read_fingerprint(f, "data_checksum", &c->data, err));
+    KK_TRY(valid(c, err));
+    return check_itself(c, f, err);
 }
 
 kk_status kk_projection_config_from_json(kk_projection_config *out, const char *json, size_t len,
@@ -260,63 +362,6 @@ kk_status kk_projection_config_from_json(kk_projection_config *out, const char *
     if (st == KK_OK) st = read_all(out, (kk_fields){label, root}, err);
     json_decref(root);
     return st;
-}
-
-/* ---- to JSON ---------------------------------------------------------------------------- */
-
-/* Room for every line at its longest: 32 of the whole file's, one per layer. */
-enum { LINE = 160, ROOM = (32 + KK_MAX_LAYERS) * LINE };
-
-typedef struct {
-    char *text;
-    size_t len;
-} text;
-
-__attribute__((format(printf, 2, 3))) static void put(text *t, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    t->len += (size_t)vsnprintf(t->text + t->len, ROOM - t->len, fmt, args);
-    va_end(args);
-}
-
-static void put_source(text *t, const kk_projection_config *c) {
-    put(t, "  \"source\": \"%s\",\n", kk_source_name(c->source));
-    if (c->n_taps) {
-        put(t, "  \"taps\": [");
-        for (int32_t i = 0; i < c->n_taps; i++) put(t, "%s%d", i ? ", " : "", c->taps[i]);
-        put(t, "],\n");
-    }
-    if (c->source != KK_SOURCE_DRAFTER_KV) return;
-    put(t, "  \"drafter_layers\": %d,\n", c->draft.n_layer);
-    put(t, "  \"drafter_kv_heads\": %d,\n", c->draft.n_kv_head);
-    put(t, "  \"drafter_head_dim\": %d,\n", c->draft.head_dim);
-}
-
-static void put_layers(text *t, const kk_projection_config *c) {
-    const char *before = "\n";
-    put(t, "  \"layers\": [");
-    for (int32_t i = 0; i < c->n_layer; i++) {
-        if (!c->layer[i].restored) continue;
-        put(t, "%s    {\"layer\": %d, \"kv_heads\": %d, \"head_dim\": %d, \"k_eq_v\": %s}", before,
-            i, c->layer[i].n_kv_head, c->layer[i].head_dim, c->layer[i].k_eq_v ? "true" : "false");
-        before = ",\n";
-    }
-    put(t, "\n  ]");
-}
-
-char *kk_projection_config_to_json(const kk_projection_config *c) {
-    text t = {.text = kk_malloc(ROOM)};
-    if (!t.text) return NULL;
-    put(&t, "{\n  \"format\": \"%s\",\n  \"version\": %d,\n", format_name, VERSION);
-    put_source(&t, c);
-    put(&t, "  \"inputs\": %d,\n  \"rank\": %d,\n", c->n_in, c->rank);
-    put(&t, "  \"encoders\": \"%s\",\n", c->joint ? "joint" : "separate");
-    put(&t, "  \"hidden\": %d,\n  \"verifier_layers\": %d,\n", c->hidden, c->n_layer);
-    if (c->verifier) put(&t, "  \"verifier\": \"%016" PRIx64 "\",\n", c->verifier);
-    if (c->drafter) put(&t, "  \"drafter\": \"%016" PRIx64 "\",\n", c->drafter);
-    put_layers(&t, c);
-    put(&t, "\n}\n");
-    return t.text;
 }
 
 /* ---- beside a verifier and a drafter ---------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "core/threads.h"
 #include "format/format.h"
 #include "format/gguf_names.h"
+#include "format/lineage.h"
 
 /* Values per buffer and per piece; both are multiples of every block. */
 enum { BUFFER = 1 << 21, PIECE = 1 << 13 };
@@ -16,6 +17,7 @@ enum { BUFFER = 1 << 21, PIECE = 1 << 13 };
 typedef struct {
     const kk_checkpoint *in;
     const kk_drafter_config *drafter; /* NULL: it is a model */
+    uint64_t source;                  /* fingerprint of what is read */
     kk_gguf_writer *out;
     kk_dtype type;
     kk_threads *threads;
@@ -96,15 +98,23 @@ static kk_status write_divisors(job *j, int32_t pairs, kk_err *err) {
 
 static int32_t full_pairs(const kk_config *c) { return c->layer[c->n_layer - 1].head_dim / 2; }
 
+static void put_source(job *j) {
+    char text[17];
+    kk_lineage_text(j->source, text);
+    kk_gguf_put_str(j->out, KK_GGUF_SOURCE, text, strlen(text));
+}
+
 static kk_status put_keys(job *j, kk_err *err) {
     const kk_config *c = &j->in->config;
     if (j->drafter) {
         kk_gguf_put_drafter(j->out, j->drafter, j->type, j->in->path);
+        put_source(j);
         return KK_OK;
     }
     const int64_t pairs = full_pairs(c); /* the last layer is a full one */
     KK_TRY(kk_gguf_put_model(j->out, c, j->type, j->in->path, err));
     KK_TRY(kk_gguf_put_tokenizer(j->out, c, j->in->path, err));
+    put_source(j);
     kk_gguf_put_tensor(j->out, "rope_freqs.weight", KK_F32, 1, &pairs);
     return KK_OK;
 }
@@ -177,6 +187,7 @@ kk_status kk_quantize_to(const char *in, kk_writer *to, const char *type, kk_pro
     KK_TRY(open_source(&s, in, err));
     j.in = s.drafter ? kk_drafter_tensors(s.drafter) : s.model;
     j.drafter = s.drafter ? kk_drafter_config_of(s.drafter) : NULL;
+    j.source = s.drafter ? kk_lineage_drafter(s.drafter) : kk_lineage_weights(s.model);
     const kk_status st = run(&j, to, err);
     kk_gguf_writer_abort(j.out);
     kk_threads_free(j.threads);

@@ -350,6 +350,11 @@ static kk_status need_bos(const kk_tokenizer *t, kk_ids *out, kk_err *err) {
     return KK_OK;
 }
 
+/* No text is longer than the token that it becomes: a space is stored as three bytes. */
+size_t kk_encode_least(const kk_tokenizer *t, size_t len) {
+    return t->longest ? (len + t->longest - 1) / t->longest : len;
+}
+
 kk_status kk_encode(const kk_tokenizer *t, const char *text, size_t len, unsigned flags,
                     int32_t **ids, size_t *n, kk_err *err) {
     kk_ids out = {0};

@@ -85,8 +85,15 @@ exits 1 session rm "$work/notes"
 # What cannot be gone on from is refused, with the reason, and stays as it is.
 exits 1 session load none $tiny
 has "$err" "none.kks" "session ls"
-exits 1 session load dice --synthetic tiny:bf16
+exits 1 session load dice --synthetic tiny-ple:f32
 has "$err" "another model" "tiny f32"
+# Another precision of the same model goes on with it, says so, and promises no equal bits.
+exits 0 session load dice --synthetic tiny:bf16 -n 4 --keep
+has "$err" "not the weights it was made with"
+exits 0 session load dice --synthetic tiny:bf16 -n 4 --keep --json
+has "$out" '"exact": false' '"other_weights": true'
+exits 0 session load dice $tiny -n 4 --keep --json
+has "$out" '"other_weights": false'
 exits 1 session save dice $tiny --tokens 2
 has "$err" "already" "--force"
 exits 1 session load "$work/notes" $tiny

@@ -207,7 +207,7 @@ static void drafts_stop_at_the_context(void **state) {
     const scenario c = {.how = {.ignore_eos = true}, .prompt = CTX - 70};
     const kk_result r = compare(e, &c);
     assert_int_equal(r.n_tokens, 70);
-    assert_int_equal(r.stop, KK_STOP_LENGTH);
+    assert_int_equal(r.stop, KK_STOP_CONTEXT);
     kk_engine_close(e);
 }
 
@@ -231,7 +231,7 @@ static void a_full_session_can_go_back(void **state) {
         tiny_append(s, prompt, c.prompt);
         generate(s, &c, &l, &r);
         assert_int_equal(r.n_tokens, 37);
-        assert_int_equal(r.stop, KK_STOP_LENGTH);
+        assert_int_equal(r.stop, KK_STOP_CONTEXT);
         assert_int_equal(kk_generate(s, &c.how, NULL, NULL, &r, &err), KK_ECONTEXT);
         assert_int_equal(kk_session_append(s, prompt, 1, NULL, NULL, &err), KK_ECONTEXT);
         assert_ok(kk_session_rewind(s, CTX - 20, NULL, why));

@@ -67,7 +67,7 @@ static void check_history(scratch *w, const char *projection, kk_session_opts ho
     kk_session *again = load(fresh, path);
     assert_same_file(w, s, again);
     assert_ok(kk_saved_inspect(path, &info, why));
-    assert_int_equal(info.format, 3);
+    assert_int_equal(info.format, 4);
     assert_int_equal(info.checkpoints, STEPS);
     bytes_by_category(e, one);
     bytes_by_category(fresh, two);
@@ -179,18 +179,21 @@ static void lying_states_are_refused(void **state) {
     kk_engine_close(e);
 }
 
-/* ---- files of format 2 ------------------------------------------------------------------ */
+/* ---- files of earlier formats ------------------------------------------------------------------ */
 
-static void files_of_format_2_go_on(void **state) {
+static void files_of_earlier_formats_go_on(void **state) {
     (void)state;
     static const struct {
         const char *name, *drafter, *projection;
         kk_spec spec;
         uint64_t hash;
+        int32_t format;
     } files[] = {
-        {"dflash", "synthetic", NULL, KK_SPEC_DFLASH, 0x30fe1423251a6b28u},
-        {"window", NULL, NULL, KK_SPEC_NONE, 0x03f17bfe3053b9deu},
-        {"restored", NULL, "synthetic:32", KK_SPEC_NONE, 0x53f0a721eb1dd64du},
+        {"dflash", "synthetic", NULL, KK_SPEC_DFLASH, 0x30fe1423251a6b28u, 2},
+        {"window", NULL, NULL, KK_SPEC_NONE, 0x03f17bfe3053b9deu, 2},
+        {"restored", NULL, "synthetic:32", KK_SPEC_NONE, 0x53f0a721eb1dd64du, 2},
+        {"dflash-3", "synthetic", NULL, KK_SPEC_DFLASH, 0x671f747b7112c820u, 3},
+        {"window-3", NULL, NULL, KK_SPEC_NONE, 0xadb0ddc181d53c72u, 3},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[600];
@@ -207,7 +210,8 @@ static void files_of_format_2_go_on(void **state) {
         snprintf(path, sizeof path, KK_TEST_DATA "/saved/%s.kks", files[i].name);
         assert_ok(kk_engine_open(&e, &opts, why));
         assert_ok(kk_saved_inspect(path, &info, why));
-        assert_int_equal(info.format, 2);
+        assert_int_equal(info.format, files[i].format);
+        assert_true(info.identity == 0 && !info.other_weights);
         assert_int_equal(info.tokens, 52);
         assert_ok(kk_session_load(&s, e, path, NULL, NULL, why));
         assert_int_equal(kk_session_spec(s), files[i].spec);
@@ -263,7 +267,7 @@ int main(void) {
         cmocka_unit_test(what_is_shared_is_written_once),
         cmocka_unit_test(states_of_others_are_passed_over),
         cmocka_unit_test(lying_states_are_refused),
-        cmocka_unit_test(files_of_format_2_go_on),
+        cmocka_unit_test(files_of_earlier_formats_go_on),
         cmocka_unit_test(diagnosed_files_of_format_2_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, scratch_teardown);
