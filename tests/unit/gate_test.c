@@ -124,6 +124,11 @@ static const struct {
      "arms/restored/projection = {\"fingerprint\": \"cccccccccccccccc\", \"model\": "
      "\"dddddddddddddddd\"}",
      "FINGERPRINT_MISMATCH"},
+    /* other weights of the same model, which has neither that identity nor that source */
+    {"needle",
+     "projection/model = \"aaaaaaaaaaaaaaaa\"; projection/other_weights = true; "
+     "projection/identity = \"bbbbbbbbbbbbbbbb\"; model/identity = \"cccccccccccccccc\"",
+     "FINGERPRINT_MISMATCH"},
     {"bench", "load_s = \"NaN\"", "NOT_FINITE"},
     {"needle", "rungs/0/rows/0/prefill_s = null", "NOT_FINITE"},
     {"bench", "model/format = \"synthetic\"", "SYNTHETIC_UNLABELLED"},
