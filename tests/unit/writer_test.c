@@ -467,6 +467,40 @@ static void one_of_many_wins(void **state) {
     }
 }
 
+/* Whoever has opened the file is alone with it, however files come, go and get their names. */
+static int hold_again_and_again(const scratch *s) {
+    const path out = in(s, "out"), inside = in(s, "inside");
+    for (int i = 0; i < 12000; i++) {
+        kk_writer *w;
+        const kk_status st = kk_writer_open(&w, out.text, &replace, NULL);
+        if (st == KK_EBUSY) continue;
+        if (st != KK_OK) return 2;
+        const int fd = open(inside.text, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+        if (fd < 0) return 3;
+        close(fd);
+        unlink(inside.text);
+        if (!kk_file_exists(kk_writer_temp(w))) return 4;
+        if (i % 200 == 0 && kk_writer_commit(w, NULL) != KK_OK) return 5;
+        kk_writer_close(w);
+    }
+    return 0;
+}
+
+static void nobody_comes_in_between(void **state) {
+    scratch *s = *state;
+    enum { MANY = 6 };
+    pid_t child[MANY];
+    for (int i = 0; i < MANY; i++)
+        if ((child[i] = fork()) == 0) _exit(hold_again_and_again(s));
+    for (int i = 0; i < MANY; i++) {
+        int status;
+        assert_int_equal(waitpid(child[i], &status, 0), child[i]);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+    assert_int_equal(scratch_entries(s->dir), 1);
+}
+
 int main(void) {
 #define IN_SCRATCH(test) cmocka_unit_test_setup_teardown(test, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
@@ -487,6 +521,7 @@ int main(void) {
         IN_SCRATCH(a_leftover_may_be_the_file_itself),
         IN_SCRATCH(what_is_no_leftover_stays),
         IN_SCRATCH(one_of_many_wins),
+        IN_SCRATCH(nobody_comes_in_between),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
