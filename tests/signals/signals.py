@@ -89,9 +89,9 @@ def tasks(work, models):
     verifier = os.path.join(models, "verifier")
     texts = os.path.join(work, "texts")
     os.mkdir(texts)
-    for i in range(6):
+    for i in range(30):  # one of ten is held out, by what it says
         with open(os.path.join(texts, f"text{i}.py"), "w") as f:
-            f.write(f"def number_{i}():\n    return '{i} and some more words to rebuild: {i * i}'\n" * 3)
+            f.write(f"def number_{i}():\n    return 'The number {i}, and {i * i} more words.'\n")
     model, page = ["-m", verifier, "-t", "1", "-q"], os.path.join(work, "page-reports")
     shutil.copytree(os.path.join(models, "projection"), page)
 
@@ -109,7 +109,7 @@ def tasks(work, models):
             "session", "save", at("load", "out.kks"), *model, "-p", prompts[s]], model, resumes=True),
         Task("train", work, ["p/projection.safetensors", "p/report.json", "p/projection.json"], lambda s: [
             "train", "projection", *model, "-md", "none", "--taps", "4", "--layers", "full", "--rank", str(8 + s),
-            "--needles", "1", "--needle-lines", "20", "--window", "4", "--data", texts,
+            "--needles", "0", "--window", "4", "--data", texts,
             "--out", at("train", "p"), "--report", at("train", "p/report.json")]),
         Task("report", work, ["report.json"], lambda s: [
             "eval", "needle", *model, "--ladder", "10", "--samples", "1", "-n", str(2 + s),
