@@ -441,17 +441,16 @@ KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_
 
 /* ---- files that are written ------------------------------------------------------------- */
 
-/* A file that appears under its name whole or not at all.  Open it before the work whose result it
- * takes: what cannot be written is said then.  Beside it lies NAME.kakeya-tmp until it is complete:
- * another run is refused with KK_EBUSY meanwhile, and what a dead one left is removed.  Links are
- * followed, and stay; a file that is replaced keeps its owner and mode; what is no regular file (a
- * device, a FIFO, /dev/stdout, /dev/fd/N) is written through, never replaced. */
+/* A file that appears whole or not at all.  Open it before the work whose result it takes: what
+ * cannot be written is said then.  Until it is complete it is called NAME.kakeya-tmp, and no other
+ * run can open it.  Links are followed; a file that is replaced keeps its owner and mode; what is no
+ * regular file (a device, a FIFO, /dev/stdout, /dev/fd/N) is written through. */
 typedef struct kk_writer kk_writer;
 typedef struct {
     bool replace;              /* a file that is there; else it is refused with KK_EEXIST */
     bool owner_only;           /* a new file is for its owner alone, whatever the umask */
-    const char *const *inputs; /* files and folders of models that are read for it; none of */
-    size_t n_inputs;           /* them may be the file, by whatever name.  NULLs are left out */
+    const char *const *inputs; /* [n_inputs] what is read for it, and may not be written; or NULLs */
+    size_t n_inputs;
 } kk_writer_opts;
 KK_API kk_status kk_writer_open(kk_writer **out, const char *path, const kk_writer_opts *opts,
                                 kk_err *err);
