@@ -251,6 +251,8 @@ typedef struct {
     int64_t retried;            /* shared ones that failed and were run again one by one */
     int64_t chunks, chunk_rows; /* passes that evaluated appended tokens, and these */
     int64_t cut;                /* of them shorter than they would be if nobody decoded */
+    int64_t ahead; /* of `sessions`, those whose thread was not waited for: it still had earlier
+                    * tokens to hand out */
 } kk_sharing;
 KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
 

@@ -186,6 +186,12 @@ static void choose_lengths(step *s) {
 
 /* ---- rows reserved ---------------------------------------------------------------------- */
 
+/* Rows of tokens before the anchor that are in the cache and not committed. */
+static int32_t open_rows(const kk_round *r) {
+    const int64_t held = kk_cache_len(r->cache);
+    return held < r->len ? (int32_t)(r->len - 1 - held) : 0;
+}
+
 /* Rows in the caches of all sessions, and at their proposers, which may do work for it. */
 static kk_status reserve_rows(step *s, kk_gemma4_group *groups, kk_err *err) {
     const double from = kk_now();
@@ -196,6 +202,7 @@ static kk_status reserve_rows(step *s, kk_gemma4_group *groups, kk_err *err) {
         *g = (kk_gemma4_group){.cache = r->cache,
                                .layout = r->layout,
                                .tokens = r->tokens + r->len - 1,
+                               .ahead = open_rows(r),
                                .n_rows = r->n_draft + 1,
                                .n_logits = r->n_draft + 1,
                                .counts = r->counts};
@@ -204,10 +211,16 @@ static kk_status reserve_rows(step *s, kk_gemma4_group *groups, kk_err *err) {
         KK_TRY(kk_drafting_reserve(r->drafting, g->tokens, g->n_rows, &taps, err));
         g->taps = taps.buf;
         g->tap_row = taps.row;
-        KK_TRY(kk_cache_reserve(r->cache, g->n_rows, err));
+        KK_TRY(kk_cache_reserve(r->cache, g->ahead + g->n_rows, err));
     }
     s->draft_s += kk_now() - from;
     return KK_OK;
+}
+
+/* What was reserved for this round; rows that are open keep their pages. */
+static void unreserve(kk_round *r) {
+    if (open_rows(r) == 0) kk_cache_commit(r->cache, kk_cache_len(r->cache));
+    kk_drafting_commit(r->drafting, 0);
 }
 
 /* Nothing was drafted after all. */
@@ -217,8 +230,7 @@ static bool drop_drafts(step *s) {
         kk_round *r = s->rounds[i];
         any |= r->n_draft > 0;
         r->n_draft = 0;
-        kk_cache_commit(r->cache, kk_cache_len(r->cache));
-        kk_drafting_commit(r->drafting, 0);
+        unreserve(r);
     }
     return any;
 }
@@ -278,10 +290,11 @@ static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err
     return KK_OK;
 }
 
-/* Rows enter a sink when they are committed, and the row after them looks for them there. */
-static bool fills_sink(const kk_round *r) {
+/* Rows enter a sink when they are committed, and the row after them looks for them there: true
+ * while the first `len` tokens do not fill it. */
+static bool fills_sink(const kk_round *r, int32_t len) {
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        if (kk_cache_how(r->cache)->bounds[k].sink >= r->len) return true;
+        if (kk_cache_how(r->cache)->bounds[k].sink >= len) return true;
     return false;
 }
 
@@ -291,7 +304,7 @@ static kk_status enqueue_all(step *s, kk_err *err) {
     s->rows = 1;
     if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
     const bool fits = r->room > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
-    if (!fits || s->all->company || fills_sink(r) || r->flight[1].queued) return KK_OK;
+    if (!fits || s->all->company || fills_sink(r, r->len) || r->flight[1].queued) return KK_OK;
     const kk_status st = enqueue(s->all, r, 1, err);
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
 }
@@ -340,9 +353,13 @@ static bool next_flight(kk_round *r) {
     return r->flight[0].queued;
 }
 
-void kk_round_end(kk_rounds *all, kk_round *r) {
+static void forget_flights(kk_rounds *all, kk_round *r) {
     if (all->in_flight == r) all->in_flight = NULL;
     r->flight[0] = r->flight[1] = (kk_flight){0};
+}
+
+void kk_round_end(kk_rounds *all, kk_round *r) {
+    forget_flights(all, r);
     kk_cache_commit(r->cache, kk_cache_len(r->cache));
 }
 
@@ -527,7 +544,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         return kk_fail(err, KK_EINVAL, "a round of %d sessions: between 1 and %d", n, rows);
     for (int32_t i = 0; i < n; i++) {
         assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
-        assert(kk_cache_len(rounds[i]->cache) == rounds[i]->len - 1);
+        assert(kk_cache_len(rounds[i]->cache) < rounds[i]->len);
         rounds[i]->n_draft = rounds[i]->n_right = 0;
         rounds[i]->refused = rounds[i]->broken = false;
     }
@@ -548,8 +565,9 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
         return KK_OK;
     }
     for (int32_t i = 0; i < n; i++) {
-        kk_round_end(all, rounds[i]);
-        kk_round_commit(rounds[i], 0);
+        forget_flights(all, rounds[i]);
+        unreserve(rounds[i]);
+        rounds[i]->n_out = 0;
     }
     return st;
 }
@@ -583,28 +601,59 @@ kk_status kk_round_diagnose(kk_rounds *all, kk_round *r, kk_err *err) {
 bool kk_round_in_flight(const kk_round *r) { return r->flight[0].queued; }
 
 void kk_round_keep(kk_round *r, int32_t n_keep) {
-    assert(n_keep >= 0 && n_keep <= r->n_out && r->unsettled == 0);
+    assert(n_keep >= 0 && n_keep <= r->n_out);
     if (n_keep > 0) r->hash = r->hash_after[n_keep - 1];
     r->len += n_keep;
+    r->room -= n_keep;
     r->n_out = 0;
-    r->unsettled = n_keep;
+    r->unsettled += n_keep;
 }
 
-void kk_round_settle(kk_round *r) {
+void kk_round_settle(kk_round *r, int32_t n_open) {
     const double from = kk_now();
     /* Every token but the last is in the cache; also the last, while nothing follows a prompt. */
-    const int64_t held = kk_cache_len(r->cache);
-    const int64_t keep = held > r->len - 1 ? held : r->len - 1;
-    if (r->unsettled > 0 && next_flight(r))
+    const int64_t held = kk_cache_len(r->cache), last = r->len - 1 - n_open;
+    const int64_t keep = held > last ? held : last;
+    const bool flies = n_open == 0 && r->unsettled > 0 && next_flight(r);
+    if (flies || n_open > 0)
         kk_cache_advance(r->cache, keep);
     else
         kk_cache_commit(r->cache, keep);
     kk_drafting_commit(r->drafting, (int32_t)(keep - held));
-    r->unsettled = 0;
+    r->unsettled = n_open;
     r->stats->commit_s += kk_now() - from;
 }
 
 void kk_round_commit(kk_round *r, int32_t n_keep) {
     kk_round_keep(r, n_keep);
-    kk_round_settle(r);
+    kk_round_settle(r, 0);
+}
+
+bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open) {
+    const kk_choose_opts *a = &r->choose;
+    const int32_t len = r->len + r->n_out;
+    const bool fits = r->room > r->n_out && len < r->cap &&
+                      n_open < kk_cache_how(r->cache)->max_block && !fills_sink(r, len - n_open);
+    /* mask_at may ask what the caller has seen, and logprobs have one place a generation. */
+    return fits && !all->ahead && r->n_out > 0 && !r->stopped && r->drafting->n == 0 &&
+           r->layout->latents.rank == 0 && !a->mask_at && !a->logprobs;
+}
+
+void kk_round_forget(kk_round *r, int32_t n) {
+    kk_key_counts counts = {0};
+    assert(n >= 0 && n <= r->unsettled && n <= open_rows(r) + 1 && r->drafting->n == 0);
+    r->len -= n;
+    r->room += n;
+    r->unsettled -= n;
+    kk_cache_count(r->cache, r->len - 1, n, &counts);
+    if (r->counts) {
+        r->counts->queries -= counts.queries;
+        r->counts->keys_stored -= counts.keys_stored;
+    }
+    kk_spec_stats *t = r->stats;
+    t->rounds -= n;
+    t->rows -= n;
+    t->histogram[0] -= n;
+    t->chosen[0] -= n;
+    t->drafts[0] -= n;
 }

@@ -14,7 +14,11 @@
  * before it is known: forward, choice and the hash of the row stay on the device, whose next
  * forward reads the choice there, and the host reads it later.  While a round is *in flight* its
  * row is reserved in the cache and not committed, so that a round that came after a stop leaves
- * nothing: kk_round_end forgets it. */
+ * nothing: kk_round_end forgets it.
+ *
+ * On any device a plain session may go on before its caller has seen its last tokens: these are
+ * kept at once, and their rows stay reserved and not committed, so that kk_round_forget can take
+ * back what the caller did not want. */
 #ifndef KK_DECODE_ROUND_H
 #define KK_DECODE_ROUND_H
 
@@ -79,10 +83,10 @@ typedef struct kk_round {
     kk_spec_stats *stats;  /* added to */
 
     int32_t len;         /* tokens on the timeline */
-    int32_t room;        /* tokens that may still be emitted, >= 1 */
+    int32_t room;        /* tokens that may still be chosen, >= 1 */
     uint64_t hash;       /* of the rows chosen so far */
     kk_flight flight[2]; /* this round's and the next one's */
-    int32_t unsettled;   /* tokens on the timeline since kk_round_settle */
+    int32_t unsettled;   /* tokens on the timeline that caches do not follow yet */
 
     int32_t n_draft, n_right; /* drafted, and of them right */
     int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
@@ -103,10 +107,16 @@ void kk_round_first(const kk_rounds *all, kk_round *r);
 kk_status kk_round_diagnose(kk_rounds *all, kk_round *r, kk_err *err);
 /* Puts the first n_keep of the outcome on the timeline; the rest is forgotten.  Two steps: keep
  * touches nothing but the session's own tokens; settle brings caches up to them, pages of which go
- * back to pools that all sessions share, and must come before the next round. */
+ * back to pools that all sessions share, and must come before the next round.  The last n_open
+ * tokens stay uncommitted: they may still be forgotten. */
 void kk_round_commit(kk_round *r, int32_t n_keep);
 void kk_round_keep(kk_round *r, int32_t n_keep);
-void kk_round_settle(kk_round *r);
+void kk_round_settle(kk_round *r, int32_t n_open);
+/* Whether the next round may run while the last n_open tokens, the outcome included, are open. */
+bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open);
+/* Takes the last n tokens off the timeline, which kk_round_settle left open, each the outcome of a
+ * round of its own. */
+void kk_round_forget(kk_round *r, int32_t n);
 /* Whether the next round was enqueued already. */
 bool kk_round_in_flight(const kk_round *r);
 /* Forgets what is in flight; after the last round of a generation, whatever ended it. */

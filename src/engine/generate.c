@@ -72,55 +72,84 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
     return r;
 }
 
+/* A generation as its caller's thread sees it. */
+typedef struct {
+    kk_session *s;
+    const kk_generate_opts *opts;
+    kk_round *round;
+    kk_result *result;
+    kk_outcome last; /* of which n_given tokens were handed out */
+    int32_t n_given;
+    bool any;
+} generation;
+
 /* The first token after a prompt needs no forward: its logits are at hand. */
-static kk_status choose_next(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
-    if (!kk_session_settled(s)) return kk_schedule_round(s, r, result, err);
-    kk_engine_lock(s->engine);
+static void choose_first(generation *g) {
+    kk_engine_lock(g->s->engine);
     const double from = kk_now();
-    kk_round_first(&s->engine->rounds, r);
-    result->decode_s += kk_now() - from;
-    kk_engine_unlock(s->engine);
-    return KK_OK;
+    kk_round_first(&g->s->engine->rounds, g->round);
+    g->result->decode_s += kk_now() - from;
+    kk_engine_unlock(g->s->engine);
+    kk_outcome_of(g->round, &g->last);
 }
 
-static kk_status step(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
-    KK_TRY(choose_next(s, r, result, err));
-    if (!r->refused && !r->broken) return KK_OK;
-    kk_engine_lock(s->engine);
-    kk_round_end(&s->engine->rounds, r);
-    kk_round_commit(r, 0);
-    const kk_status st =
-        r->broken ? kk_round_diagnose(&s->engine->rounds, r, err)
-                  : kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", r->len);
-    kk_engine_unlock(s->engine);
-    return st;
+static kk_status step(generation *g, kk_err *err) {
+    if (!g->any && kk_session_settled(g->s)) {
+        choose_first(g);
+    } else {
+        kk_outcome next;
+        kk_schedule_round(g->s, g->round, g->any ? &g->last : NULL, &next);
+        g->last = next;
+        g->result->decode_s += next.seconds;
+        g->result->syncs += next.syncs;
+        g->result->rounds += next.st == KK_OK;
+    }
+    g->any = true;
+    g->n_given = 0;
+    if (g->last.st != KK_OK && err) *err = g->last.err;
+    if (g->last.refused)
+        return kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", g->last.at);
+    return g->last.broken ? KK_ENUMERIC : g->last.st; /* which finish() explains */
 }
 
 /* A generation that nothing stopped had no room left. */
-static kk_stop_reason stop_of(const kk_session *s, const kk_generate_opts *o,
-                              const kk_result *result) {
-    const bool all = o->max_tokens > 0 && result->n_tokens == o->max_tokens;
-    return s->len == s->ctx && !all ? KK_STOP_CONTEXT : KK_STOP_LENGTH;
+static kk_stop_reason stop_of(const generation *g) {
+    const int32_t most = g->opts->max_tokens;
+    const bool all = most > 0 && g->result->n_tokens == most;
+    return g->s->len == g->s->ctx && !all ? KK_STOP_CONTEXT : KK_STOP_LENGTH;
 }
 
 /* True: go on. */
-static bool emit(kk_session *s, kk_round *r, const kk_generate_opts *o, kk_on_token on_token,
-                 void *user, kk_result *result) {
-    int32_t n = 0;
+static bool emit(generation *g, kk_on_token on_token, void *user) {
+    const kk_outcome *o = &g->last;
+    kk_result *result = g->result;
     bool wanted = true;
-    while (n < r->n_out && wanted) {
-        if (o->on_logprobs) o->on_logprobs(user, &r->choose.logprobs[n]);
-        s->len++;
-        const int32_t id = s->tokens[r->len + n++];
+    while (g->n_given < o->n && wanted) {
+        if (g->opts->on_logprobs)
+            g->opts->on_logprobs(user, &g->round->choose.logprobs[g->n_given]);
+        g->s->len++;
+        const int32_t id = g->s->tokens[o->at + g->n_given++];
         wanted = !on_token || on_token(user, id);
     }
-    const bool ended = r->stopped && n == r->n_out;
-    kk_round_keep(r, n); /* the caches follow with the next round */
-    r->room -= n;
-    result->n_tokens += n;
-    result->logits_hash = r->hash;
-    result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : stop_of(s, o, result);
-    return !ended && wanted && r->room > 0;
+    const bool ended = o->stopped && g->n_given == o->n;
+    result->n_tokens += g->n_given;
+    result->logits_hash = o->hash_after[g->n_given - 1];
+    result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : stop_of(g);
+    return !ended && wanted && (!g->opts->max_tokens || result->n_tokens < g->opts->max_tokens) &&
+           g->s->len < g->s->ctx;
+}
+
+/* Leaves the session with the tokens that were handed out. */
+static kk_status finish(generation *g, kk_status st, kk_err *err) {
+    kk_rounds *all = &g->s->engine->rounds;
+    kk_schedule_leave(g->s, g->round, &g->last, g->n_given);
+    kk_engine_lock(g->s->engine);
+    kk_round_settle(g->round, 0);
+    kk_round_end(all, g->round);
+    if (g->last.broken) st = kk_round_diagnose(all, g->round, err);
+    if (st == KK_OK) kk_drafting_pool(&g->s->drafting);
+    kk_engine_unlock(g->s->engine);
+    return st;
 }
 
 kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token, void *user,
@@ -136,16 +165,11 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     kk_logprobs logprobs[KK_MAX_DRAFT + 1];
     kk_round r = start(s, opts, &result->spec);
     r.choose = choose_opts_of(opts, user, logprobs);
+    generation g = {.s = s, .opts = opts, .round = &r, .result = result};
     kk_status st;
     kk_schedule_enter(s);
     do {
-        st = step(s, &r, result, err);
-    } while (st == KK_OK && emit(s, &r, opts, on_token, user, result));
-    kk_schedule_leave(s);
-    kk_engine_lock(s->engine);
-    if (r.unsettled > 0) kk_round_settle(&r);
-    kk_round_end(&s->engine->rounds, &r);
-    if (st == KK_OK) kk_drafting_pool(&s->drafting);
-    kk_engine_unlock(s->engine);
-    return st;
+        st = step(&g, err);
+    } while (st == KK_OK && emit(&g, on_token, user));
+    return finish(&g, st, err);
 }

@@ -6,6 +6,7 @@
 #include "engine/schedule.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "core/clock.h"
 #include "engine/session.h"
@@ -37,6 +38,15 @@ void kk_schedule_free(kk_schedule *q) {
 void kk_task_init(kk_task *t, kk_session *s) {
     *t = (kk_task){.session = s};
     kk_wake_init(&t->wake);
+}
+
+void kk_outcome_of(const kk_round *r, kk_outcome *out) {
+    *out = (kk_outcome){.at = r->len,
+                        .n = r->n_out,
+                        .stopped = r->stopped,
+                        .refused = r->refused,
+                        .broken = r->broken};
+    memcpy(out->hash_after, r->hash_after, (size_t)r->n_out * sizeof *out->hash_after);
 }
 
 void kk_task_free(kk_task *t) {
@@ -86,13 +96,18 @@ static kk_task *next_task(const kk_schedule *q) {
     return round && any_overtaken(q) ? round : q->first;
 }
 
-/* Sessions that will be back for a round of this kind (-1: of any) soon, and when that time is
- * up. */
+/* Its thread is busy with earlier outcomes, and needs not be asked. */
+static bool can_come_along(const kk_task *t) {
+    return t->state == KK_TASK_BETWEEN && t->goes_on && !t->leaves && t->n_ready < KK_MOST_AHEAD;
+}
+
+/* Sessions without which a round of this kind (-1: of any) should not start, because they will be
+ * back for it soon, and when that time is up. */
 static int32_t expected(const kk_schedule *q, int64_t kind, double now, double *until) {
     int32_t n = 0;
     for (const kk_task *t = q->decoding; t; t = t->decoding) {
         const double due = due_back(t);
-        if (t->state != KK_TASK_BETWEEN || t->slow || due <= now) continue;
+        if (t->state != KK_TASK_BETWEEN || t->slow || due <= now || can_come_along(t)) continue;
         if (kind >= 0 && t->kind != kind) continue;
         if (n++ == 0 || due > *until) *until = due;
     }
@@ -113,24 +128,34 @@ static int32_t most_sessions(const kk_task *t) {
     return rows < KK_MAX_GROUPS ? rows : KK_MAX_GROUPS;
 }
 
-/* Takes the batch out of the queue: the chunk, or all rounds of its kind that fit. */
+static void take(kk_schedule *q, kk_task *t) {
+    q->batch[q->n_batch++] = t;
+    t->state = KK_TASK_RUNNING;
+    t->open_before = t->n_open;
+    q->counts.ahead += !t->awaited;
+    if (q->timer == t) q->timer = NULL;
+}
+
+/* Takes the batch out of the queue: the chunk, or all rounds of its kind that fit, and after them
+ * sessions that come along. */
 static void take_batch(kk_schedule *q, const kk_task *like) {
     const int32_t most = like->chunk ? 1 : most_sessions(like);
+    const bool round = !like->chunk;
     q->n_batch = 0;
     q->end = &q->first;
     for (kk_task *t = q->first, *next; t; t = next) {
         next = t->next;
         const bool fits = like->chunk ? t == like : !t->chunk && t->kind == like->kind;
         if (fits && q->n_batch < most) {
-            q->batch[q->n_batch++] = t;
-            t->state = KK_TASK_RUNNING;
-            if (q->timer == t) q->timer = NULL;
+            take(q, t);
         } else {
             *q->end = t;
             q->end = &t->next;
         }
     }
     *q->end = NULL;
+    for (kk_task *t = q->decoding; round && t && q->n_batch < most; t = t->decoding)
+        if (t->kind == like->kind && can_come_along(t)) take(q, t);
 }
 
 /* Starts the batch of `like`.  Its leader is self, when that is part of it: it is awake. */
@@ -172,11 +197,13 @@ static bool dispatch(kk_schedule *q, kk_task *self) {
     return start(q, t, self, now) == self;
 }
 
-/* Queues the task.  True: it leads the forward that is to start now; false: others ran it. */
+/* Queues the task, unless somebody runs it already.  True: it leads the forward that is to start
+ * now; false: others ran it. */
 static bool wait_turn(kk_schedule *q, kk_task *t, bool chunk) {
     pthread_mutex_lock(&q->lock);
-    push(q, t, chunk);
-    bool leads = dispatch(q, t);
+    t->awaited = true;
+    if (t->state != KK_TASK_RUNNING) push(q, t, chunk);
+    bool leads = t->state == KK_TASK_QUEUED && dispatch(q, t);
     double until = q->timer == t ? q->timer_at : 0;
     pthread_mutex_unlock(&q->lock);
     while (!leads) {
@@ -216,8 +243,10 @@ static void run_batch(kk_engine *e) {
     int32_t n = 0;
     e->rounds.company = q->company;
     e->schedule.again = false;
-    for (int32_t i = 0; i < q->n_batch; i++)
-        if (q->batch[i]->round->unsettled > 0) kk_round_settle(q->batch[i]->round);
+    for (int32_t i = 0; i < q->n_batch; i++) {
+        const kk_task *t = q->batch[i];
+        if (t->round->unsettled > t->open_before) kk_round_settle(t->round, t->open_before);
+    }
     for (int32_t i = 0; i < q->n_batch; i++) {
         if (q->n_batch == 1 || kk_round_in_flight(q->batch[i]->round))
             run_alone(e, q->batch[i]);
@@ -243,8 +272,37 @@ static void count_rounds(kk_schedule *q, double seconds) {
     q->round_s = q->round_s > 0 ? (1 - newest) * q->round_s + newest * seconds : seconds;
 }
 
+/* Whether the session's next round may run before its thread has come back.  Nobody else would run
+ * it when it decodes alone. */
+static bool may_go_on(const kk_schedule *q, const kk_engine *e, const kk_task *t) {
+    const bool alone = !q->decoding->decoding;
+    return !alone && !t->leaves && t->st == KK_OK &&
+           kk_round_may_go_on(&e->rounds, t->round, t->n_open + t->round->n_out);
+}
+
+/* What the round came to is put where the session's thread finds it.  A round that failed while
+ * that thread was away is not reported: it asks for that round itself when it is back. */
+static void post(kk_schedule *q, const kk_engine *e, kk_task *t, double seconds, int64_t syncs) {
+    kk_round *r = t->round;
+    const bool lost = !t->awaited && (t->st != KK_OK || r->n_out == 0);
+    t->goes_on = may_go_on(q, e, t);
+    if (lost) return;
+    kk_outcome *o = &t->outcome[(t->ready + t->n_ready++) % KK_MOST_AHEAD];
+    kk_outcome_of(r, o);
+    o->st = t->st;
+    if (t->st != KK_OK) o->err = t->err;
+    o->kept = t->goes_on;
+    o->seconds = seconds;
+    o->syncs = syncs;
+    if (t->goes_on) {
+        t->n_open += r->n_out;
+        kk_round_keep(r, r->n_out);
+    }
+}
+
 /* The forward is over: its sessions call back, and the next may start. */
-static void end_batch(kk_schedule *q, const kk_task *self, double seconds, int64_t syncs) {
+static void end_batch(kk_engine *e, const kk_task *self, double seconds, int64_t syncs) {
+    kk_schedule *q = &e->schedule;
     kk_task *done[KK_MAX_GROUPS];
     int32_t n = 0;
     pthread_mutex_lock(&q->lock);
@@ -252,11 +310,12 @@ static void end_batch(kk_schedule *q, const kk_task *self, double seconds, int64
     const double now = kk_now();
     for (int32_t i = 0; i < q->n_batch; i++) {
         kk_task *t = q->batch[i];
-        t->seconds = t->round_s = seconds;
-        t->syncs = syncs;
+        post(q, e, t, seconds, syncs);
+        t->round_s = seconds;
         t->done_at = now;
         t->state = KK_TASK_BETWEEN;
-        if (t != self) done[n++] = t;
+        if (t != self && t->awaited) done[n++] = t;
+        t->awaited = false;
     }
     q->busy = false;
     dispatch(q, NULL);
@@ -273,19 +332,42 @@ static void lead(kk_engine *e, const kk_task *self) {
     const int64_t syncs = syncs_of(e) - before;
     const double seconds = kk_now() - from;
     kk_engine_unlock(e);
-    end_batch(&e->schedule, self, seconds, syncs);
+    end_batch(e, self, seconds, syncs);
 }
 
-kk_status kk_schedule_round(kk_session *s, kk_round *r, kk_result *result, kk_err *err) {
+/* The thread has handed out the first n_keep tokens of an outcome. */
+static void hand_in(kk_task *t, kk_round *r, const kk_outcome *last, int32_t n_keep) {
+    if (last->kept)
+        t->n_open -= n_keep;
+    else
+        kk_round_keep(r, n_keep);
+}
+
+/* False: there is none yet. */
+static bool take_outcome(kk_task *t, kk_outcome *out) {
+    if (t->n_ready == 0) return false;
+    const bool full = t->n_ready == KK_MOST_AHEAD;
+    t->slow = full && kk_now() > due_back(t);
+    *out = t->outcome[t->ready];
+    t->ready = (t->ready + 1) % KK_MOST_AHEAD;
+    t->n_ready--;
+    return true;
+}
+
+void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_outcome *out) {
     kk_schedule *q = &s->engine->schedule;
     kk_task *t = &s->task;
+    pthread_mutex_lock(&q->lock);
     t->round = r;
-    if (wait_turn(q, t, false)) lead(s->engine, t);
-    result->decode_s += t->seconds;
-    result->syncs += t->syncs;
-    result->rounds += t->st == KK_OK;
-    if (t->st != KK_OK && err) *err = t->err;
-    return t->st;
+    if (last) hand_in(t, r, last, last->n);
+    bool there = take_outcome(t, out);
+    pthread_mutex_unlock(&q->lock);
+    while (!there) {
+        if (wait_turn(q, t, false)) lead(s->engine, t);
+        pthread_mutex_lock(&q->lock);
+        there = take_outcome(t, out);
+        pthread_mutex_unlock(&q->lock);
+    }
 }
 
 /* ---- generations ------------------------------------------------------------------------ */
@@ -298,16 +380,28 @@ void kk_schedule_enter(kk_session *s) {
     while (other && !kk_cache_alike(other->session->cache, s->cache)) other = other->decoding;
     t->kind = other ? other->kind : q->kinds++;
     t->round_s = 0;
-    t->slow = false;
+    t->slow = t->goes_on = t->leaves = false;
+    t->n_open = t->n_ready = 0;
     t->decoding = q->decoding;
     q->decoding = t;
     pthread_mutex_unlock(&q->lock);
 }
 
-void kk_schedule_leave(kk_session *s) {
+/* A forward that runs with it is waited for: it is about to write into its cache. */
+void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32_t n_keep) {
     kk_schedule *q = &s->engine->schedule;
     kk_task *t = &s->task, **at = &q->decoding;
     pthread_mutex_lock(&q->lock);
+    t->leaves = true;
+    if (t->state == KK_TASK_RUNNING) {
+        t->awaited = true;
+        pthread_mutex_unlock(&q->lock);
+        while (!(kk_wake_wait(&t->wake, 0) & DONE)) continue;
+        pthread_mutex_lock(&q->lock);
+    }
+    hand_in(t, r, last, n_keep);
+    kk_round_forget(r, t->n_open);
+    t->n_open = t->n_ready = 0;
     while (*at != t) at = &(*at)->decoding;
     *at = t->decoding;
     t->decoding = NULL;
@@ -343,6 +437,7 @@ void kk_schedule_chunk_done(kk_session *s, int32_t rows, double seconds) {
     q->counts.chunks++;
     q->counts.chunk_rows += rows;
     if (rows > 0) t->row_s = seconds / rows;
+    t->awaited = false;
     t->state = KK_TASK_IDLE;
     q->busy = q->chunking = false;
     dispatch(q, NULL);

@@ -7,9 +7,15 @@
  * until it is told to lead.  A chunk of a prompt is queued too, and run by its own thread when its
  * turn comes.
  *
- * Sessions of a round come back for the next one at nearly the same time, after their callbacks.
- * Whoever comes first waits for the others, at most a quarter of what a round takes; the last one
- * leads.  A session that took longer is not waited for until it has been quick once more.
+ * A plain session goes on while its thread still hands out the tokens of the rounds before: whoever
+ * leads takes it along, and its outcomes wait for it, KK_MOST_AHEAD at most.  When its callback then
+ * stops the generation, the rounds after that are forgotten.  So threads wake up and run their
+ * callbacks beside the next forward, and one that gets no core for a while finds several outcomes.
+ *
+ * Sessions that draft, or whose choices ask their caller, come back for each round, after their
+ * callbacks, at nearly the same time.  Whoever comes first waits for the others, at most a quarter
+ * of what a round takes; the last one leads.  A session that took longer is not waited for until it
+ * has been quick once more.
  *
  * Order: the oldest first.  A round that had to wait for a chunk comes before the next chunk, so
  * that a session that decodes waits for one chunk at most, however many prompts there are.  While
@@ -26,6 +32,8 @@
 
 typedef struct kk_task kk_task;
 
+enum { KK_MOST_AHEAD = 4 }; /* outcomes that wait for a session's thread */
+
 typedef enum {
     KK_TASK_IDLE,
     KK_TASK_QUEUED,
@@ -33,12 +41,27 @@ typedef enum {
     KK_TASK_BETWEEN, /* its round is done, and it is expected to come for the next */
 } kk_task_state;
 
+/* What a round came to, for the thread that hands it out. */
+typedef struct {
+    int32_t at, n; /* the tokens are [at, at + n) of the session's */
+    bool stopped;  /* the last of them is a stop id */
+    bool refused;  /* there are none: the mask allows no id */
+    bool broken;   /* there are none: the logits are not finite */
+    bool kept;     /* the session went on with all of them already */
+    uint64_t hash_after[KK_MAX_DRAFT + 1];
+    kk_status st;
+    kk_err err;
+    double seconds; /* of the forward it was part of */
+    int64_t syncs;  /* meanwhile, of the device */
+} kk_outcome;
+
 /* A session as the scheduler sees it.  Its own thread uses it; what others touch is guarded by the
  * schedule's lock, or handed over with a wake-up. */
 struct kk_task {
     kk_wake wake;
     kk_session *session;
     kk_task_state state;
+    bool awaited;      /* its thread sleeps until an outcome is there */
     kk_task *next;     /* in the queue */
     kk_task *decoding; /* the next session that is inside kk_generate */
     bool chunk;        /* a chunk of a prompt; false: a round */
@@ -49,11 +72,15 @@ struct kk_task {
     bool slow;         /* it came back late the last time */
     double row_s;      /* of its last chunk, per row; 0: there was none */
 
-    kk_round *round;
-    kk_status st; /* of the round, with err */
+    kk_round *round; /* while it runs, or may be taken along, the leader's */
+    kk_status st;    /* of the round that runs, with err: the leader's */
     kk_err err;
-    double seconds; /* of the forward it was part of */
-    int64_t syncs;  /* meanwhile, of the device */
+    bool goes_on;                      /* whoever leads may take it along */
+    bool leaves;                       /* its generation ends */
+    int32_t n_open;                    /* tokens kept that its thread has not handed out yet */
+    int32_t open_before;               /* the same when the forward began: the leader's */
+    kk_outcome outcome[KK_MOST_AHEAD]; /* a ring: n_ready from `ready` on */
+    int32_t ready, n_ready;
 };
 
 typedef struct {
@@ -78,12 +105,16 @@ void kk_schedule_free(kk_schedule *q);
 void kk_task_init(kk_task *t, kk_session *s);
 void kk_task_free(kk_task *t);
 
-/* A generation begins and ends: rounds happen in between. */
+/* A generation begins and ends: rounds happen in between.  Between the first and leave, r is the
+ * scheduler's. */
 void kk_schedule_enter(kk_session *s);
-void kk_schedule_leave(kk_session *s);
-/* Brings the cache up to what the session kept of its last round, and runs the next, together with
- * others where there are some.  Adds seconds, syncs and the round to the result. */
-kk_status kk_schedule_round(kk_session *s, kk_round *r, kk_result *result, kk_err *err);
+/* The first n_keep tokens of the last outcome were handed out; what r had beyond is forgotten. */
+void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32_t n_keep);
+/* All of `last` was handed out (NULL: there was none).  Gives the next outcome, of a round that runs
+ * together with others where there are some, and brings caches up to what was handed out. */
+void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_outcome *out);
+/* The outcome that r holds. */
+void kk_outcome_of(const kk_round *r, kk_outcome *out);
 
 /* Waits until the session may evaluate the next rows of a prompt and returns how many, at most
  * `most`.  No other forward of the scheduler runs until kk_schedule_chunk_done, which takes how

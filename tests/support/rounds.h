@@ -45,7 +45,6 @@ static inline kk_status round_step(kk_session *s, kk_round *r, kk_err *err) {
         kk_round_first(&s->engine->rounds, r);
     else
         KK_TRY(kk_round_run(&s->engine->rounds, &r, 1, err));
-    r->room -= r->n_out;
     kk_round_commit(r, r->n_out);
     s->len = r->len;
     return KK_OK;

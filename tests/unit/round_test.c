@@ -261,7 +261,6 @@ static void run_together(kk_engine *e, kk_round *rounds, int32_t n_rounds) {
         if (n == 0) return;
         assert_ok(kk_round_run(&e->rounds, live, n, why));
         for (int32_t i = 0; i < n; i++) {
-            live[i]->room -= live[i]->n_out;
             kk_round_commit(live[i], live[i]->n_out);
         }
     }
@@ -294,7 +293,6 @@ static void sessions_share_a_round(void **state) {
         rounds[i] = round_of(shared[i], &hows[i], STEPS, &stats);
         kk_round_first(&e->rounds, &rounds[i]);
         kk_round_commit(&rounds[i], 1);
-        rounds[i].room--;
     }
     run_together(e, rounds, SESSIONS);
     for (int i = 0; i < SESSIONS; i++) {
@@ -352,7 +350,6 @@ static void proposers_share_a_round(void **state) {
         rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
         kk_round_first(&e->rounds, &rounds[i]);
         kk_round_commit(&rounds[i], 1);
-        rounds[i].room--;
     }
     run_together(e, rounds, N);
     for (int i = 0; i < N; i++) {
@@ -394,7 +391,6 @@ static void fixed_and_chosen_drafts_share_a_round(void **state) {
         rounds[i] = round_of(shared[i], &greedy, STEPS, &stats[i]);
         kk_round_first(&e->rounds, &rounds[i]);
         kk_round_commit(&rounds[i], 1);
-        rounds[i].room--;
     }
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) /* a row more costs nothing */
         e->rounds.costs.verify.seconds[r] = 1, e->rounds.costs.verify.weight[r] = 100;
