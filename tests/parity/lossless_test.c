@@ -46,6 +46,14 @@ static void assert_covered(void) {
     assert_true(slow() || rarest_pair >= LEAST_OF_A_PAIR);
 }
 
+/* Nothing is shown of two proposers where one of them was never chosen. */
+static void assert_both_drafted(const lossless_world *w) {
+    const int64_t dflash = w->auto_rounds[KK_SPEC_DFLASH], ngram = w->auto_rounds[KK_SPEC_NGRAM];
+    print_message("of auto, dflash drafted in %d rounds and n-gram in %d\n", (int)dflash,
+                  (int)ngram);
+    assert_true(dflash > 0 && ngram > 0);
+}
+
 /* The format and policy that this kind and length of prompt has had least, also together. */
 static void next_stage(const lossless_prompt *p, uint32_t index, kk_kv_format *format,
                        lossless_policy *policy) {
@@ -108,6 +116,7 @@ static void drafting_changes_nothing(void **state) {
     print_message("%d cases over %d prompts\n", (int)cases, tried);
     assert_true(slow() || tried >= 200);
     assert_covered();
+    assert_both_drafted(&w);
     lossless_prompts_free(prompts);
     lossless_world_close(&w);
 }

@@ -313,6 +313,8 @@ static inline bool lossless_same_run(const lossless_run *got, const lossless_run
 typedef struct {
     kk_engine *plain;      /* without a drafter, one thread */
     kk_engine *drafted[2]; /* with one; by threads - 1 */
+    /* rounds of --spec auto in which each of its members drafted, by kk_spec */
+    int64_t auto_rounds[KK_SPEC_NGRAM + 1];
 } lossless_world;
 
 typedef struct {
@@ -446,6 +448,13 @@ static inline void lossless_stage_close(lossless_stage *st) {
     *st = (lossless_stage){0};
 }
 
+/* Who drafted where the controller had the choice. */
+static inline void lossless_count_auto(lossless_world *w, const kk_session *s,
+                                       const lossless_setting *how, const lossless_run *run) {
+    if (how->proposer != BY_CONTROLLER || s->drafting.n < 2) return;
+    for (int i = 0; i <= KK_SPEC_NGRAM; i++) w->auto_rounds[i] += run->r.spec.by[i].rounds;
+}
+
 static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossless_setting *how,
                                  char why[SAY]) {
     const lossless_reference *r = &st->ref[how->sampling];
@@ -458,6 +467,7 @@ static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossle
                                    .random = st->seed * 31u + (uint32_t)how->block};
     if (!lossless_draft_by(s, &st->oracle, how->block, why)) return false;
     if (!lossless_generate(s, &r->how, r->stop_after, &run, why)) return false;
+    lossless_count_auto(st->world, s, how, &run);
     if (!lossless_same_run(&run, &r->run, why)) return false;
     if (!lossless_same_session(s, r->ended, why)) return false;
     const kk_generate_opts then = lossless_next(r);
@@ -465,6 +475,7 @@ static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossle
     st->oracle.len = r->after->len;
     LOSSLESS_TRY(kk_session_append(s, st->turn, (size_t)st->n_turn, NULL, NULL, err));
     if (!lossless_generate(s, &then, 0, &next, why)) return false;
+    lossless_count_auto(st->world, s, how, &next);
     if (!lossless_same_run(&next, &r->next, why)) return false;
     return lossless_same_session(s, r->after, why);
 }
