@@ -445,14 +445,15 @@ KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_
 
 /* A file that appears whole or not at all.  Open it before the work whose result it takes: what
  * cannot be written is said then.  Until it is complete it is called NAME.kakeya-tmp, and no other
- * run can open it.  Links are followed; a file that is replaced keeps its owner and mode; what is no
- * regular file (a device, a FIFO, /dev/stdout, /dev/fd/N) is written through. */
+ * run can open it (KK_EBUSY); what a dead one left of it is removed.  Links are followed, and stay;
+ * a file that is replaced keeps its owner and mode; what is no regular file (a device, a FIFO,
+ * /dev/stdout, /dev/fd/N) is written through, never replaced. */
 typedef struct kk_writer kk_writer;
 typedef struct {
     bool replace;              /* a file that is there; else it is refused with KK_EEXIST */
     bool owner_only;           /* a new file is for its owner alone, whatever the umask */
-    const char *const *inputs; /* [n_inputs] what is read for it, and may not be written; or NULLs */
-    size_t n_inputs;
+    const char *const *inputs; /* files and folders of models that are read for it; none of */
+    size_t n_inputs;           /* them may be the file, by whatever name.  NULLs are left out */
 } kk_writer_opts;
 KK_API kk_status kk_writer_open(kk_writer **out, const char *path, const kk_writer_opts *opts,
                                 kk_err *err);
