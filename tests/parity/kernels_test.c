@@ -515,6 +515,43 @@ static void check_dots(const kk_kernels *k) {
     }
 }
 
+/* Products and sums over rows of bf16 where they lie, against the same rows as floats. */
+static void check_bf16_rows(const kk_kernels *k) {
+    for (int n = 0; k->in_place && n < 40; n++) {
+        const int32_t dim = 64 * (1 + below(6)), n_q = 1 + below(k->in_place);
+        const int32_t n_k = 1 + below(KK_PAGE_ROWS);
+        const size_t all = (size_t)n_q * KK_PAGE_ROWS, wide = (size_t)(n_q * dim);
+        float *q = floats(wide, 1), *x = floats((size_t)(n_k * dim), 1),
+              *c = floats((size_t)n_q, 1);
+        float *want = floats(all, 1), *got = room(all * 4), *acc = floats(wide, 1);
+        float *acc2 = room(wide * 4);
+        uint16_t *rows = room((size_t)(n_k * dim) * 2);
+        for (int32_t i = 0; i < n_k * dim; i++) {
+            rows[i] = kk_f32_bf16(x[i]);
+            x[i] = kk_bf16_f32(rows[i]);
+        }
+        memcpy(got, want, all * 4);
+        memcpy(acc2, acc, wide * 4);
+        ref->dots(want, q, x, dim, n_q, n_k);
+        k->dots_bf16(got, q, (const uint8_t *)rows, dim, n_q, n_k);
+        CHECK_SAY(same(want, got, all), "%s bf16 dots %d by %d of %d", k->name, n_q, n_k, dim);
+        kk_sums s = {.acc = acc,
+                     .acc_stride = (size_t)dim,
+                     .c = c,
+                     .w = want,
+                     .x = x,
+                     .x_stride = (size_t)dim,
+                     .n = dim,
+                     .n_acc = n_q,
+                     .n_x = n_k};
+        ref->sums(&s);
+        s.acc = acc2, s.x = NULL, s.bf16 = (const uint8_t *)rows;
+        k->sums(&s);
+        CHECK_SAY(same(acc, acc2, wide), "%s %d bf16 sums of %d by %d", k->name, n_q, n_k, dim);
+        free(q), free(x), free(c), free(want), free(got), free(acc), free(acc2), free(rows);
+    }
+}
+
 /* Rows that are not seen hold no numbers, and nothing comes of it. */
 static void check_weigh(const kk_kernels *k) {
     for (int n = 0; n < 300; n++) {
@@ -618,6 +655,7 @@ static void check_floats(const kk_kernels *k) {
 
 static void check_latents(const kk_kernels *k) {
     check_dots(k);
+    check_bf16_rows(k);
     check_weigh(k);
     check_sums(k);
     check_keys(k);

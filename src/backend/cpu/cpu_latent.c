@@ -9,7 +9,12 @@
  * Stored rows come first, in the ordinary way (cpu_evicted.c); what they came to is gone on with
  * here.  Pages are taken a few at a time, as many as a fixed room holds.  A pair is a (row, query
  * head); pairs are numbered by K/V head, then row, so that those of one K/V head lie together.
- * Pairs share nothing, and are shared out among threads anyhow. */
+ * Pairs share nothing, and are shared out among threads anyhow.
+ *
+ * Where K/V heads can be shared out evenly, a thread takes a head through all pages of a batch:
+ * it rebuilds a page's keys where it reads them at once, no thread reads what another one wrote
+ * but the rounded latents, and threads wait for each other twice a batch.  Elsewhere pages are
+ * rebuilt by all threads, and then pairs shared out. */
 #include "backend/cpu/evicted.h"
 #include "core/mathf.h"
 #include "core/span.h"
@@ -17,7 +22,7 @@
 enum {
     ROOM_BYTES = 1 << 20,  /* of a batch of pages, or one page where that is more */
     PAIRS_BYTES = 8 << 20, /* of what pairs have in latent space, or a tile of rows */
-    MOST_PAGES = 8,        /* of a batch */
+    MOST_PAGES = 32,       /* of a batch */
     MOST_ROWS = 64,        /* of a pass */
     TASK_PAIRS = 64,       /* of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
@@ -37,9 +42,11 @@ typedef struct {
     size_t bytes;
 } page_room;
 
-static page_room page_room_for(int32_t n_kv, int32_t rank, int32_t half, int32_t n_rot) {
+/* floats: latents are wanted as such; half 0: keys are kept elsewhere. */
+static page_room page_room_for(int32_t n_kv, int32_t rank, bool floats, int32_t half,
+                               int32_t n_rot) {
     const size_t rows = KK_PAGE_ROWS, f = sizeof(float);
-    page_room r = {.acts = whole_lines(rows * (size_t)rank * f)};
+    page_room r = {.acts = floats ? whole_lines(rows * (size_t)rank * f) : 0};
     r.turns = r.acts + whole_lines(rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block));
     r.keys = r.turns + whole_lines(rows * 2 * (size_t)n_rot * f);
     r.factors = r.keys + whole_lines((size_t)n_kv * rows * 2 * (size_t)half * f);
@@ -77,6 +84,11 @@ static size_t panel_bytes(int32_t rank) {
     return whole_lines(((size_t)rank / KK_BLOCK + 1) * KK_PANEL_BYTES);
 }
 
+/* Of a thread that takes a head through pages: the panel of a strip, a page's keys, scores. */
+static size_t head_scores(int32_t rank, int32_t d) {
+    return panel_bytes(rank) + whole_lines(KK_PAGE_ROWS * (size_t)d * sizeof(float));
+}
+
 int32_t kk_cpu_latent_rows(int32_t n_head, int32_t rank) {
     const size_t fit = PAIRS_BYTES / ((size_t)n_head * (size_t)rank * 2 * sizeof(float));
     return fit > MOST_ROWS ? MOST_ROWS : fit < KK_ATTEND_ROWS ? KK_ATTEND_ROWS : (int32_t)fit;
@@ -86,7 +98,7 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
                                  kk_err *err) {
     const int32_t d = slot->head_dim;
     const size_t rows = (size_t)kk_cpu_latent_rows(n_head, rank), page = KK_PAGE_ROWS;
-    const size_t one = page_room_for(slot->n_kv_head, rank, (d + 1) / 2, (d + 1) / 2).bytes;
+    const size_t one = page_room_for(slot->n_kv_head, rank, true, (d + 1) / 2, (d + 1) / 2).bytes;
     const size_t slice = page * SLICE, scores = 2 * TASK_PAIRS * page + TASK_PAIRS;
     const size_t pairs = rows * (size_t)n_head;
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, one > ROOM_BYTES ? one : ROOM_BYTES, err));
@@ -95,11 +107,10 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
     memset(dev->turned, 0, sizeof dev->turned);
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->turns, KK_TURNED_PAGES * page * (size_t)d * sizeof(float),
                               err));
-    KK_TRY(kk_cpu_fit_threads(dev, panel_bytes(rank) + page * (size_t)d * sizeof(float), err));
+    KK_TRY(kk_cpu_fit_threads(dev, head_scores(rank, d) + scores * sizeof(float), err));
     const size_t weights = rows * (size_t)(n_head / slot->n_kv_head) * page;
     KK_TRY(kk_cpu_fit_threads(dev, (slice + weights + pairs) * sizeof(float), err));
-    KK_TRY(kk_cpu_fit_threads(dev, KK_STRIP * (size_t)rank * sizeof(float), err));
-    return kk_cpu_fit_threads(dev, scores * sizeof(float), err);
+    return kk_cpu_fit_threads(dev, KK_STRIP * (size_t)rank * sizeof(float), err);
 }
 
 /* ---- a pass ----------------------------------------------------------------------------- */
@@ -122,6 +133,9 @@ typedef struct {
     int64_t first; /* page of the batch */
     int32_t n_pages, task_pairs;
     bool keeps_turns;
+    bool begins, ends; /* of a batch, with by_head */
+    bool by_head;      /* a task is a K/V head, and not a page's keys or some pairs */
+    bool in_place;     /* latents are read where they lie, and not as floats */
     float freq[KK_MAX_HEAD_DIM / 2];
 } pass;
 
@@ -215,28 +229,31 @@ static void turn_back(const pass *s, int32_t kv, int32_t at, int32_t n, page_row
     s->dev->k->sums(&sum);
 }
 
+/* `at`: where a slice of a K/V head's latent values begins. */
+static void start_slice(const pass *s, int32_t kv, int32_t at, int32_t thread) {
+    const int32_t n = s->rank - at < SLICE ? s->rank - at : SLICE;
+    for (int32_t p = kv * s->per_kv; p < (kv + 1) * s->per_kv; p++) {
+        memset(pair_at(s, s->pair.accz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
+        memset(pair_at(s, s->pair.qz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
+        if (at > 0) continue;
+        take_over(s, p);
+        copy_rebuilt(s, pair_at(s, s->pair.q, p, 2 * s->half),
+                     kk_buf_f(s->a->q) + place_of_pair(s, p));
+    }
+    for (int32_t part = 0; part < 2; part++) {
+        const int32_t lo = part * (s->d / 2) + s->half, hi = (part + 1) * (s->d / 2);
+        for (int32_t o = lo; o < hi; o += KK_PAGE_ROWS) {
+            const int32_t to = o + KK_PAGE_ROWS < hi ? o + KK_PAGE_ROWS : hi;
+            turn_back(s, kv, at, n, (page_rows){o, to}, thread);
+        }
+    }
+}
+
 /* A task is a slice of a K/V head's latent values. */
 static void start_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
-    for (int64_t t = begin; t < end; t++) {
-        const int32_t kv = (int32_t)(t / s->slices), at = (int32_t)(t % s->slices) * SLICE;
-        const int32_t n = s->rank - at < SLICE ? s->rank - at : SLICE;
-        for (int32_t p = kv * s->per_kv; p < (kv + 1) * s->per_kv; p++) {
-            memset(pair_at(s, s->pair.accz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
-            memset(pair_at(s, s->pair.qz, p, s->rank) + at, 0, (size_t)n * sizeof(float));
-            if (at > 0) continue;
-            take_over(s, p);
-            copy_rebuilt(s, pair_at(s, s->pair.q, p, 2 * s->half),
-                         kk_buf_f(s->a->q) + place_of_pair(s, p));
-        }
-        for (int32_t part = 0; part < 2; part++) {
-            const int32_t lo = part * (s->d / 2) + s->half, hi = (part + 1) * (s->d / 2);
-            for (int32_t o = lo; o < hi; o += KK_PAGE_ROWS) {
-                const int32_t to = o + KK_PAGE_ROWS < hi ? o + KK_PAGE_ROWS : hi;
-                turn_back(s, kv, at, n, (page_rows){o, to}, thread);
-            }
-        }
-    }
+    for (int64_t t = begin; t < end; t++)
+        start_slice(s, (int32_t)(t / s->slices), (int32_t)(t % s->slices) * SLICE, thread);
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
@@ -269,21 +286,36 @@ static void turn_page(const pass *s, int32_t i, page_rows rows) {
                         page * KK_PAGE_ROWS + j);
 }
 
+/* Rows of latents as floats, if they are wanted, and rounded, if decoders are. */
+static void ready_latents(const pass *s, int32_t i, page_rows gone, int32_t thread) {
+    const kk_evicted *e = s->e;
+    const uint8_t *from = s->rows->g->latents[s->first + i] + e->latent.v_off;
+    const size_t lo = (size_t)gone.lo, n = (size_t)(gone.hi - gone.lo), rank = (size_t)s->rank;
+    kk_act_block *acts = page_acts(s, i) + lo * (rank / KK_BLOCK);
+    if (!s->in_place) {
+        float *z = page_z(s, i) + lo * rank;
+        s->dev->k->widen(z, e->latent.format, s->rank, from, gone.lo, (int32_t)n);
+        if (kk_dtype_is_quant(e->v->m.dtype)) s->dev->k->quantize(z, n * rank, acts);
+        return;
+    }
+    float *z = kk_thread_scratch(s->dev, thread); /* a few rows at a time stay near */
+    for (int32_t j = gone.lo, some; j < gone.hi; j += some) {
+        some = gone.hi - j < 8 ? gone.hi - j : 8;
+        s->dev->k->widen(z, e->latent.format, s->rank, from, j, some);
+        s->dev->k->quantize(z, (size_t)some * rank, acts);
+        acts += (size_t)some * (rank / KK_BLOCK);
+    }
+}
+
 /* What a page of the batch needs once for all its heads: latents, angles, kept scales. */
 static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    (void)thread;
     const pass *s = arg;
     const kk_evicted *e = s->e;
     for (int32_t i = (int32_t)begin; i < (int32_t)end; i++) {
         const int64_t page = s->first + i;
         const page_rows gone = gone_of_page(s, 0, page);
-        const uint8_t *from = s->rows->g->latents[page], *scales = from + e->scales.v_off;
-        const size_t lo = (size_t)gone.lo, n = (size_t)(gone.hi - gone.lo), rank = (size_t)s->rank;
-        float *z = page_z(s, i) + lo * rank;
-        s->dev->k->widen(z, e->latent.format, s->rank, from + e->latent.v_off, gone.lo,
-                         gone.hi - gone.lo);
-        if (kk_dtype_is_quant(e->v->m.dtype))
-            s->dev->k->quantize(z, n * rank, page_acts(s, i) + lo * (rank / KK_BLOCK));
+        const uint8_t *scales = s->rows->g->latents[page] + e->scales.v_off;
+        ready_latents(s, i, gone, thread);
         turn_page(s, i, gone);
         for (int32_t j = gone.lo; j < gone.hi; j++) {
             const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
@@ -296,41 +328,47 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     }
 }
 
-/* What is rebuilt of the keys of one head of one page: a task is numbered (page, head). */
-static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    const pass *s = arg;
+/* What is rebuilt of the keys of one head of page i, from its first row that is gone on: x. */
+static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void *panel) {
     const bool k_eq_v = s->a->slot.k_eq_v;
     const kk_weight *w = k_eq_v ? s->e->v : s->e->k;
+    const page_rows gone = gone_of_page(s, 0, s->first + i);
+    const size_t wide = 2 * (size_t)s->half, lo = (size_t)gone.lo, rank = (size_t)s->rank;
+    kk_strip strip = {.dtype = w->m.dtype,
+                      .n_in = s->rank,
+                      .n_rows = gone.hi - gone.lo,
+                      .w_stride = w->row_bytes,
+                      .x = {.f = s->in_place ? NULL : page_z(s, i) + lo * rank,
+                            .b = page_acts(s, i) + lo * (rank / KK_BLOCK)},
+                      .out_stride = wide,
+                      .panel = panel};
+    for (int32_t part = 0; part < 2; part++) {
+        for (int32_t o = 0; o < s->half; o += KK_STRIP) {
+            strip.n_out = s->half - o < KK_STRIP ? s->half - o : KK_STRIP;
+            strip.w = kk_weight_row(w, 0, (int64_t)head * s->d + part * (s->d / 2) + o);
+            strip.out = x + part * s->half + o;
+            s->dev->k->strip(&strip);
+        }
+    }
+    const kk_keys keys = {.x = x,
+                          .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
+                          .w = pair_at(s, s->pair.norm, 0, 0),
+                          .cs = page_turns(s, i) + lo * 2 * (size_t)s->a->n_rot,
+                          .n = gone.hi - gone.lo,
+                          .dim = 2 * s->half,
+                          .n_rot = s->a->n_rot,
+                          .eps = s->e->eps};
+    s->dev->k->keys(&keys);
+}
+
+/* A task is numbered (page, head). */
+static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
     for (int64_t t = begin; t < end; t++) {
         const int32_t head = (int32_t)(t % s->n_kv), i = (int32_t)(t / s->n_kv);
-        const page_rows gone = gone_of_page(s, 0, s->first + i);
-        const size_t wide = 2 * (size_t)s->half, lo = (size_t)gone.lo, rank = (size_t)s->rank;
-        float *x = page_keys(s, i, head) + lo * wide;
-        kk_strip strip = {
-            .dtype = w->m.dtype,
-            .n_in = s->rank,
-            .n_rows = gone.hi - gone.lo,
-            .w_stride = w->row_bytes,
-            .x = {.f = page_z(s, i) + lo * rank, .b = page_acts(s, i) + lo * (rank / KK_BLOCK)},
-            .out_stride = wide,
-            .panel = kk_thread_scratch(s->dev, thread)};
-        for (int32_t part = 0; part < 2; part++) {
-            for (int32_t o = 0; o < s->half; o += KK_STRIP) {
-                strip.n_out = s->half - o < KK_STRIP ? s->half - o : KK_STRIP;
-                strip.w = kk_weight_row(w, 0, (int64_t)head * s->d + part * (s->d / 2) + o);
-                strip.out = x + part * s->half + o;
-                s->dev->k->strip(&strip);
-            }
-        }
-        const kk_keys keys = {.x = x,
-                              .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
-                              .w = pair_at(s, s->pair.norm, 0, 0),
-                              .cs = page_turns(s, i) + lo * 2 * (size_t)s->a->n_rot,
-                              .n = gone.hi - gone.lo,
-                              .dim = 2 * s->half,
-                              .n_rot = s->a->n_rot,
-                              .eps = s->e->eps};
-        s->dev->k->keys(&keys);
+        const size_t lo = (size_t)gone_of_page(s, 0, s->first + i).lo;
+        rebuild_page(s, i, head, page_keys(s, i, head) + lo * 2 * (size_t)s->half,
+                     kk_thread_scratch(s->dev, thread));
     }
 }
 
@@ -340,10 +378,17 @@ static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) 
 typedef struct {
     const pass *s;
     int32_t from, to, page;
+    const float *keys; /* of the head, from row 0 on; NULL: the batch has them */
     float *score, *more, *c;
     int32_t lo[TASK_PAIRS]; /* what each pair sees begins here */
     int32_t hi;
 } meeting;
+
+/* Row j of a page's latents, in bf16. */
+static const uint8_t *stored_latents(const pass *s, int32_t i, int32_t j) {
+    return s->rows->g->latents[s->first + i] + s->e->latent.v_off +
+           (size_t)j * (size_t)s->rank * sizeof(uint16_t);
+}
 
 static void score_pairs(const meeting *m, page_rows rows) {
     const pass *s = m->s;
@@ -352,13 +397,18 @@ static void score_pairs(const meeting *m, page_rows rows) {
     for (int32_t p = m->from, next; p < m->to; p = next) {
         const int32_t kv = p / s->per_kv, end = (kv + 1) * s->per_kv;
         next = end < m->to ? end : m->to;
+        const float *keys = m->keys ? m->keys : page_keys(s, m->page, kv);
         s->dev->k->dots(m->score + (size_t)(p - m->from) * KK_PAGE_ROWS + lo,
-                        pair_at(s, s->pair.q, p, (int32_t)wide),
-                        page_keys(s, m->page, kv) + lo * wide, (int32_t)wide, next - p, n);
+                        pair_at(s, s->pair.q, p, (int32_t)wide), keys + lo * wide, (int32_t)wide,
+                        next - p, n);
     }
-    if (m->more)
-        s->dev->k->dots(m->more + lo, pair_at(s, s->pair.qz, m->from, s->rank),
-                        page_z(s, m->page) + lo * (size_t)s->rank, s->rank, m->to - m->from, n);
+    const float *qz = pair_at(s, s->pair.qz, m->from, s->rank);
+    if (m->more && s->in_place)
+        s->dev->k->dots_bf16(m->more + lo, qz, stored_latents(s, m->page, rows.lo), s->rank,
+                             m->to - m->from, n);
+    else if (m->more)
+        s->dev->k->dots(m->more + lo, qz, page_z(s, m->page) + lo * (size_t)s->rank, s->rank,
+                        m->to - m->from, n);
 }
 
 static void weigh_pairs(meeting *m) {
@@ -387,42 +437,54 @@ static void sum_pairs(const meeting *m) {
     const int32_t pairs = m->to - m->from;
     for (int32_t p = 0, next; p < pairs; p = next) {
         for (next = p + 1; next < pairs && m->lo[next] == m->lo[p];) next++;
-        const kk_sums sum = {.acc = pair_at(s, s->pair.accz, m->from + p, s->rank),
-                             .acc_stride = (size_t)s->rank,
-                             .c = m->c + p,
-                             .w = m->score + p * KK_PAGE_ROWS + m->lo[p],
-                             .x = page_z(s, m->page) + (size_t)m->lo[p] * (size_t)s->rank,
-                             .x_stride = (size_t)s->rank,
-                             .n = s->rank,
-                             .n_acc = next - p,
-                             .n_x = m->hi - m->lo[p]};
+        const kk_sums sum = {
+            .acc = pair_at(s, s->pair.accz, m->from + p, s->rank),
+            .acc_stride = (size_t)s->rank,
+            .c = m->c + p,
+            .w = m->score + p * KK_PAGE_ROWS + m->lo[p],
+            .x = s->in_place ? NULL : page_z(s, m->page) + (size_t)m->lo[p] * (size_t)s->rank,
+            .bf16 = s->in_place ? stored_latents(s, m->page, m->lo[p]) : NULL,
+            .x_stride = (size_t)s->rank,
+            .n = s->rank,
+            .n_acc = next - p,
+            .n_x = m->hi - m->lo[p]};
         if (m->lo[p] < m->hi) s->dev->k->sums(&sum);
     }
 }
 
-static void attend_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
-    const pass *s = arg;
-    meeting m = {.s = s, .score = kk_thread_scratch(s->dev, thread)};
+/* Pairs [from, to) with rows of the page that are gone. */
+static void attend_page(meeting *m, int32_t from, int32_t to) {
+    const page_rows rows = gone_of_page(m->s, 0, m->s->first + m->page);
+    m->from = from;
+    m->to = to;
+    m->hi = rows.hi;
+    score_pairs(m, rows);
+    weigh_pairs(m);
+    sum_pairs(m);
+}
+
+static meeting open_meeting(const pass *s, float *scratch) {
+    meeting m = {.s = s, .score = scratch};
     m.more = s->half < s->d / 2 ? m.score + TASK_PAIRS * KK_PAGE_ROWS : NULL;
     m.c = m.score + 2 * TASK_PAIRS * KK_PAGE_ROWS;
+    return m;
+}
+
+static void attend_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    meeting m = open_meeting(s, kk_thread_scratch(s->dev, thread));
     for (int64_t t = begin; t < end; t++) {
-        m.from = (int32_t)t * s->task_pairs;
-        m.to = m.from + s->task_pairs < s->pairs ? m.from + s->task_pairs : s->pairs;
-        for (m.page = 0; m.page < s->n_pages; m.page++) {
-            const page_rows rows = gone_of_page(s, 0, s->first + m.page);
-            m.hi = rows.hi;
-            score_pairs(&m, rows);
-            weigh_pairs(&m);
-            sum_pairs(&m);
-        }
+        const int32_t from = (int32_t)t * s->task_pairs, to = from + s->task_pairs;
+        for (m.page = 0; m.page < s->n_pages; m.page++)
+            attend_page(&m, from, to < s->pairs ? to : s->pairs);
     }
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
 /* 1 / sum of the lanes, and what a new largest score made of the sums of stored rows. */
-static void close_pairs(const pass *s) {
-    for (int32_t p = 0; p < s->pairs; p++) {
+static void close_pairs(const pass *s, int32_t from, int32_t to) {
+    for (int32_t p = from; p < to; p++) {
         float *before = pair_at(s, s->pair.before, p, 1);
         *before = kk_exp(*before - *pair_at(s, s->pair.m, p, 1));
         *pair_at(s, s->pair.inv, p, 1) = 1.0f / kk_lanes_sum(pair_at(s, s->pair.lane, p, KK_LANES));
@@ -432,36 +494,64 @@ static void close_pairs(const pass *s) {
 /* out = (out * before + D_v accz) / sum of the lanes, for a strip of a K/V head's values.  Sums of
  * latents are not rounded to int8 as other activations are: that would be one error for all rows,
  * where those of single rows even out. */
+static void finish_strip(const pass *s, int32_t kv, int32_t o, float *d) {
+    const kk_weight *w = s->e->v;
+    const int32_t first = kv * s->per_kv;
+    const kk_strip strip = {.dtype = KK_F32,
+                            .n_out = s->d - o < KK_STRIP ? s->d - o : KK_STRIP,
+                            .n_in = s->rank,
+                            .n_rows = s->per_kv,
+                            .w = (const uint8_t *)d,
+                            .w_stride = (size_t)s->rank * sizeof *d,
+                            .x = {.f = pair_at(s, s->pair.accz, first, s->rank)},
+                            .out = pair_at(s, s->pair.y, first, s->d) + o,
+                            .out_stride = (size_t)s->d};
+    for (int32_t i = 0; i < strip.n_out; i++)
+        s->dev->k->floats(w->m.dtype, kk_weight_row(w, 0, (int64_t)kv * s->d + o + i),
+                          d + (size_t)i * (size_t)s->rank, (size_t)s->rank);
+    s->dev->k->strip(&strip);
+    for (int32_t p = first; p < first + s->per_kv; p++) {
+        float *out = kk_buf_f(s->a->out) + place_of_pair(s, p) + o;
+        const float inv = *pair_at(s, s->pair.inv, p, 1);
+        const float before = *pair_at(s, s->pair.before, p, 1);
+        const float *y = pair_at(s, s->pair.y, p, s->d) + o;
+        const bool none = none_gone(s, row_of_pair(s, p));
+        for (int32_t i = 0; i < strip.n_out; i++)
+            out[i] = (none ? out[i] : out[i] * before + y[i]) * inv;
+    }
+}
+
+/* A task is numbered (K/V head, strip). */
 static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
-    const kk_weight *w = s->e->v;
     const int32_t strips = (s->d + KK_STRIP - 1) / KK_STRIP;
-    float *d = kk_thread_scratch(s->dev, thread);
-    for (int64_t t = begin; t < end; t++) {
-        const int32_t kv = (int32_t)(t / strips), o = (int32_t)(t % strips) * KK_STRIP;
-        const int32_t first = kv * s->per_kv;
-        const kk_strip strip = {.dtype = KK_F32,
-                                .n_out = s->d - o < KK_STRIP ? s->d - o : KK_STRIP,
-                                .n_in = s->rank,
-                                .n_rows = s->per_kv,
-                                .w = (const uint8_t *)d,
-                                .w_stride = (size_t)s->rank * sizeof *d,
-                                .x = {.f = pair_at(s, s->pair.accz, first, s->rank)},
-                                .out = pair_at(s, s->pair.y, first, s->d) + o,
-                                .out_stride = (size_t)s->d};
-        for (int32_t i = 0; i < strip.n_out; i++)
-            s->dev->k->floats(w->m.dtype, kk_weight_row(w, 0, (int64_t)kv * s->d + o + i),
-                              d + (size_t)i * (size_t)s->rank, (size_t)s->rank);
-        s->dev->k->strip(&strip);
-        for (int32_t p = first; p < first + s->per_kv; p++) {
-            float *out = kk_buf_f(s->a->out) + place_of_pair(s, p) + o;
-            const float inv = *pair_at(s, s->pair.inv, p, 1);
-            const float before = *pair_at(s, s->pair.before, p, 1);
-            const float *y = pair_at(s, s->pair.y, p, s->d) + o;
-            const bool none = none_gone(s, row_of_pair(s, p));
-            for (int32_t i = 0; i < strip.n_out; i++)
-                out[i] = (none ? out[i] : out[i] * before + y[i]) * inv;
+    for (int64_t t = begin; t < end; t++)
+        finish_strip(s, (int32_t)(t / strips), (int32_t)(t % strips) * KK_STRIP,
+                     kk_thread_scratch(s->dev, thread));
+}
+
+/* ---- a head at a time -------------------------------------------------------------------- */
+
+/* A task is a K/V head: all of its pairs over the pages of the batch, with the beginning before the
+ * first page and the end after the last. */
+static void attend_heads(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    const pass *s = arg;
+    uint8_t *room = kk_thread_scratch(s->dev, thread);
+    float *keys = (float *)(void *)(room + panel_bytes(s->rank));
+    meeting m = open_meeting(s, (float *)(void *)(room + head_scores(s->rank, s->d)));
+    m.keys = keys;
+    for (int32_t kv = (int32_t)begin; kv < (int32_t)end; kv++) {
+        const int32_t first = kv * s->per_kv, last = first + s->per_kv;
+        for (int32_t at = 0; s->begins && at < s->rank; at += SLICE) start_slice(s, kv, at, thread);
+        for (m.page = 0; m.page < s->n_pages; m.page++) {
+            const size_t lo = (size_t)gone_of_page(s, 0, s->first + m.page).lo;
+            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, room);
+            for (int32_t p = first; p < last; p += TASK_PAIRS)
+                attend_page(&m, p, p + TASK_PAIRS < last ? p + TASK_PAIRS : last);
         }
+        if (!s->ends) continue;
+        close_pairs(s, first, last);
+        for (int32_t o = 0; o < s->d; o += KK_STRIP) finish_strip(s, kv, o, (float *)(void *)room);
     }
 }
 
@@ -472,6 +562,15 @@ static int32_t rebuilt_half(const kk_attend_args *a) {
     const int32_t half = a->slot.head_dim / 2;
     const int32_t strips = (a->n_rot + KK_STRIP - 1) / KK_STRIP * KK_STRIP;
     return a->slot.k_eq_v && strips < half ? strips : half;
+}
+
+/* Whether latents are read where they lie: the pairs of a K/V head are few, and floats are nowhere
+ * else wanted. */
+static bool reads_latents(const pass *s) {
+    const kk_evicted *e = s->e;
+    return s->per_kv <= s->dev->k->in_place && e->latent.format == KK_KV_BF16 &&
+           s->rank % 64 == 0 && kk_dtype_is_quant(e->v->m.dtype) &&
+           (s->a->slot.k_eq_v || kk_dtype_is_quant(e->k->m.dtype));
 }
 
 static pass open_pass(const kk_latent_rows *rows) {
@@ -488,33 +587,48 @@ static pass open_pass(const kk_latent_rows *rows) {
     s.per_kv = rows->n_rows * s.group;
     s.pairs = s.per_kv * s.n_kv;
     s.slices = (s.rank + SLICE - 1) / SLICE;
-    s.page = page_room_for(s.n_kv, s.rank, s.half, a->n_rot);
     s.pair = pair_room_for((size_t)s.pairs, s.rank, s.d);
     s.rule = kk_attend_rule(a);
     const int32_t threads = kk_threads_count(s.dev->threads);
     const int32_t even = (s.pairs + threads - 1) / threads;
+    s.by_head = s.n_kv % threads == 0 || s.n_kv >= 4 * threads;
+    s.in_place = s.by_head && reads_latents(&s);
+    s.page = page_room_for(s.n_kv, s.rank, !s.in_place, s.by_head ? 0 : s.half, a->n_rot);
     s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;
     kk_cpu_frequencies(&a->evicted->rope, s.freq);
     copy_rebuilt(&s, pair_at(&s, s.pair.norm, 0, 0), kk_buf_f(a->k_norm));
     return s;
 }
 
+static void attend_batch(pass *s) {
+    kk_threads *threads = s->dev->threads;
+    kk_threads_loop(threads, s->n_pages, 1, ready_pages, s);
+    if (s->by_head) {
+        kk_threads_loop(threads, s->n_kv, 1, attend_heads, s);
+        return;
+    }
+    kk_threads_loop(threads, (int64_t)s->n_pages * s->n_kv, 1, rebuild_keys, s);
+    kk_threads_loop(threads, (s->pairs + s->task_pairs - 1) / s->task_pairs, 1, attend_pairs, s);
+}
+
 void kk_cpu_attend_latents(const kk_latent_rows *rows) {
     pass s = open_pass(rows);
     kk_threads *threads = s.dev->threads;
+    const int64_t first = first_gone(&s, 0) / KK_PAGE_ROWS;
     const int64_t end = (rows->stored + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     const size_t fit = s.dev->batch.bytes / s.page.bytes;
     const int64_t most = fit < MOST_PAGES ? (int64_t)fit : MOST_PAGES;
-    const int64_t tasks = (s.pairs + s.task_pairs - 1) / s.task_pairs;
-    s.keeps_turns = end - first_gone(&s, 0) / KK_PAGE_ROWS <= KK_TURNED_PAGES;
-    kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
-    for (s.first = first_gone(&s, 0) / KK_PAGE_ROWS; s.first < end; s.first += s.n_pages) {
+    s.keeps_turns = end - first <= KK_TURNED_PAGES;
+    s.dev->latents[s.in_place]++;
+    if (!s.by_head) kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
+    for (s.first = first; s.first < end; s.first += s.n_pages) {
         s.n_pages = (int32_t)(end - s.first < most ? end - s.first : most);
-        kk_threads_loop(threads, s.n_pages, 1, ready_pages, &s);
-        kk_threads_loop(threads, (int64_t)s.n_pages * s.n_kv, 1, rebuild_keys, &s);
-        kk_threads_loop(threads, tasks, 1, attend_pairs, &s);
+        s.begins = s.first == first;
+        s.ends = s.first + s.n_pages >= end;
+        attend_batch(&s);
     }
-    close_pairs(&s);
+    if (s.by_head) return;
+    close_pairs(&s, 0, s.pairs);
     kk_threads_loop(threads, (int64_t)s.n_kv * ((s.d + KK_STRIP - 1) / KK_STRIP), 1, finish_strips,
                     &s);
 }
@@ -589,7 +703,7 @@ static void keep_scales(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
     (void)err;
-    const page_room room = page_room_for(a->n_kv_head, a->latent.head_dim, 0, 0);
+    const page_room room = page_room_for(a->n_kv_head, a->latent.head_dim, true, 0, 0);
     uint8_t *base = dev->batch.data;
     scales_job j = {.dev = dev,
                     .a = a,

@@ -52,6 +52,7 @@ struct kk_dev {
         int64_t page;
     } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
     kk_attend_counts attends;
+    int64_t latents[2]; /* passes over latents: as floats; where they lie */
     kk_pick picks[KK_PICKS][KK_PICK_ROWS];
     int64_t tickets; /* choices made */
 };

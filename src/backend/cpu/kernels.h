@@ -173,6 +173,7 @@ typedef struct {
     const float *w; /* [n_acc][KK_PAGE_ROWS] */
     const float *x;
     size_t x_stride;
+    const uint8_t *bf16; /* not NULL: instead of x, rows of n values, n a multiple of 64 */
     int32_t n, n_acc, n_x;
 } kk_sums;
 
@@ -208,6 +209,10 @@ typedef struct {
                   int32_t n);
     /* s[p][j] = q[p] . k[j], s of KK_PAGE_ROWS values a row, q and k of n. */
     void (*dots)(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k);
+    /* The same with rows of bf16 where they lie; n a multiple of 64, and at most in_place queries
+     * (kk_sums.bf16 too). */
+    void (*dots_bf16)(float *s, const float *q, const uint8_t *k, int32_t n, int32_t n_q,
+                      int32_t n_k);
     void (*weigh)(const kk_weighing *w);
     void (*sums)(const kk_sums *s);
     void (*keys)(const kk_keys *k);

@@ -692,6 +692,7 @@ const kk_kernels KK_KERNELS = {
     .in_place = KK_HEAD_TILE,
     .widen = widen,
     .dots = dots,
+    .dots_bf16 = dots_bf16,
     .weigh = weigh,
     .sums = sums,
     .keys = keys,

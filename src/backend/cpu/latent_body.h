@@ -6,6 +6,13 @@ static void dots(float *s, const float *q, const float *k, int32_t n, int32_t n_
     score_all(s, q, (steps){(size_t)n, KK_PAGE_ROWS, 1}, k, n, n_q, n_k, 1);
 }
 
+static void dots_bf16(float *s, const float *q, const uint8_t *k, int32_t n, int32_t n_q,
+                      int32_t n_k) {
+    const stored rows = {.codes = k, .d = n};
+    score_as_stored(KK_KV_BF16, s, q, (steps){(size_t)n, KK_PAGE_ROWS, 1}, &rows,
+                    (row_range){0, n_k}, n_q, 1);
+}
+
 static void weigh(const kk_weighing *w) {
     float *s = w->score;
     const vf scale = vf_set1(w->scale);
@@ -61,6 +68,12 @@ INLINE void sum_accs(const kk_sums *s, int32_t p, int32_t accs) {
 
 static void sums(const kk_sums *s) {
     int32_t p = 0;
+    if (s->bf16) {
+        const stored rows = {.codes = s->bf16, .d = s->n};
+        add_in_place(KK_KV_BF16, s->acc, s->c, s->w, (steps){s->acc_stride, KK_PAGE_ROWS, 1}, &rows,
+                     (row_range){0, s->n_x}, s->n_acc);
+        return;
+    }
     for (; p + KK_HEAD_TILE <= s->n_acc; p += KK_HEAD_TILE) sum_accs(s, p, KK_HEAD_TILE);
     for (; KK_HEAD_TILE > 2 && p + 2 <= s->n_acc; p += 2) sum_accs(s, p, 2);
     for (; p < s->n_acc; p++) sum_accs(s, p, 1);
