@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "engine/session.h"
 #include "eval/report.h"
+#include "format/tokenizer.h"
 
 enum { WARM_PROMPT = 64, WARM_TOKENS = 4, GO_ON = 64 /* tokens after a text */ };
 

@@ -68,15 +68,12 @@ enum {
     KK_ENCODE_BOS = 1,     /* put <bos> first, unless the text already starts with one */
     KK_ENCODE_SPECIAL = 2, /* special strings in the text become special tokens */
 };
-/* Encodes text (any bytes: what is not UTF-8 becomes byte tokens).  *ids is the caller's, to
- * be released with kk_free. */
+/* Encodes text; bytes that are not UTF-8 become byte tokens.  Release *ids with kk_free. */
 KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len, unsigned flags,
                            int32_t **ids, size_t *n, kk_err *err);
 /* Decodes ids to bytes, NUL-terminated, released with kk_free.  Special tokens are written as
- * their text when show_special is set and left out otherwise.  Byte tokens come out as their
- * bytes, UTF-8 or not, so that any bytes survive an encode and a decode; only U+2581, which the
- * vocabulary uses for a space, comes back as one.  (Hugging Face's decoder agrees on every text
- * that is UTF-8, and puts U+FFFD for bytes that are not.) */
+ * their text when show_special is set and left out otherwise.  Any bytes survive an encode and a
+ * decode, UTF-8 or not; only U+2581, which the vocabulary uses for a space, comes back as one. */
 KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n, bool show_special,
                            char **text, size_t *len, kk_err *err);
 /* The least tokens that so many bytes of text can become, without encoding any: what cannot fit a
@@ -84,22 +81,9 @@ KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n
 KK_API size_t kk_encode_least(const kk_tokenizer *tok, size_t len);
 KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
 
-/* Streaming decode: push tokens one at a time, get the bytes so far but never half a character.
- * The start of one is held back until it is complete, or until a byte shows that it never will
- * be, and then passed on as it is: the pieces together are what kk_decode gives. */
-typedef struct kk_decoder kk_decoder;
-KK_API kk_status kk_decoder_new(kk_decoder **out, const kk_tokenizer *tok, bool show_special,
-                                kk_err *err);
-KK_API void kk_decoder_free(kk_decoder *d);
-/* *text is borrowed until the next call on d; it may be empty (len 0). */
-KK_API kk_status kk_decoder_push(kk_decoder *d, int32_t id, const char **text, size_t *len,
-                                 kk_err *err);
-KK_API kk_status kk_decoder_finish(kk_decoder *d, const char **text, size_t *len, kk_err *err);
-
 /* Renders a conversation in Gemma 4's format.  json: an object with "messages" and, each
  * optional, "tools", "enable_thinking", "add_generation_prompt" (false when absent), in the
- * shapes the OpenAI API uses; content is text.  *text starts with <bos>; release it with
- * kk_free. */
+ * shapes the OpenAI API uses; content is text.  *text starts with <bos> (kk_free). */
 KK_API kk_status kk_chat_render(const char *json, size_t json_len, char **text, size_t *len,
                                 kk_err *err);
 /* The same conversation as ids.  Only what the format itself writes becomes special tokens:
@@ -107,20 +91,43 @@ KK_API kk_status kk_chat_render(const char *json, size_t json_len, char **text, 
 KK_API kk_status kk_chat_encode(const kk_tokenizer *tok, const char *json, size_t json_len,
                                 int32_t **ids, size_t *n, kk_err *err);
 
+/* An answer taken apart as it comes: text, thoughts and tool calls, without the format's marks.
+ * Push what the model writes by tokens, or as text, in which what spells a mark is one; wherever it
+ * is cut, the same parts come out.  Half characters and starts of stop texts are held back. */
+typedef struct kk_answer kk_answer;
+typedef enum { KK_ANSWER_TEXT, KK_ANSWER_THOUGHT, KK_ANSWER_CALL } kk_answer_kind;
+typedef struct {
+    kk_answer_kind kind;
+    int32_t part;     /* 0, 1, ...: spans with one number are one part.  A call is one span */
+    const char *text; /* what is added to the part; of a call: all of it, as the model wrote it */
+    size_t len;
+    const char *name, *arguments; /* of a call: function and JSON object; NULL: it is not whole */
+} kk_answer_span;
+typedef struct {
+    const kk_tokenizer *tok;  /* NULL: only text will be pushed */
+    bool raw;                 /* do not take it apart: all is text, special tokens left out */
+    const char *const *stops; /* the first of these in a part of text ends the answer before it */
+    size_t n_stops;
+} kk_answer_opts;
+KK_API kk_status kk_answer_new(kk_answer **out, const kk_answer_opts *opts, kk_err *err);
+KK_API void kk_answer_free(kk_answer *a); /* NULL is fine */
+/* spans[0, n) are borrowed until the next call on a. */
+KK_API kk_status kk_answer_push(kk_answer *a, int32_t id, const kk_answer_span **spans, size_t *n,
+                                kk_err *err);
+KK_API kk_status kk_answer_push_text(kk_answer *a, const char *text, size_t len,
+                                     const kk_answer_span **spans, size_t *n, kk_err *err);
+KK_API kk_status kk_answer_finish(kk_answer *a, const kk_answer_span **spans, size_t *n,
+                                  kk_err *err);
+/* A stop text has come: what is pushed after it is ignored, and kk_on_token should return false. */
+KK_API bool kk_answer_stopped(const kk_answer *a);
+
 /* ---- engine ----------------------------------------------------------------------------- */
 
 typedef struct kk_engine kk_engine;
 
-/* How K/V rows are stored.  q8, q4 and s8: 8.5, 4.5 and 8.25 bits per value.  A device may lack
- * some: "cuda" has no s8. */
-typedef enum {
-    KK_KV_BF16 = 0,
-    KK_KV_F32 = 1,
-    KK_KV_Q8 = 2,
-    KK_KV_Q4 = 3,
-    KK_KV_S8 = 4,
-    KK_KV_FORMATS /* how many there are */
-} kk_kv_format;
+/* How K/V rows are stored.  q8, q4 and s8: 8.5, 4.5 and 8.25 bits per value.  "cuda" has no s8.
+ * The last is how many there are. */
+typedef enum { KK_KV_BF16, KK_KV_F32, KK_KV_Q8, KK_KV_Q4, KK_KV_S8, KK_KV_FORMATS } kk_kv_format;
 KK_API const char *kk_kv_format_name(kk_kv_format f); /* "bf16", ...; NULL: there is none */
 KK_API bool kk_kv_format_named(const char *name, kk_kv_format *out); /* false: there is none */
 
@@ -207,8 +214,7 @@ typedef struct {
     uint64_t source, identity;
 } kk_fingerprints;
 KK_API void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out);
-/* Reads every weight once and counts values that are not finite.  on_bad names each tensor
- * that has some. */
+/* Reads every weight and counts values that are not finite; on_bad names each tensor with some. */
 KK_API kk_status kk_model_check(const char *model,
                                 void (*on_bad)(void *user, const char *tensor, int64_t count),
                                 void *user, int64_t *n_bad, kk_err *err);
@@ -220,8 +226,7 @@ typedef struct {
     char why[256]; /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
-/* Of all forwards so far: layers and heads that the device ran as one operation of its own, and
- * those that were made of small ones. */
+/* Layers and heads that the device has run as one operation of its own, and as small ones. */
 typedef struct {
     int64_t layers_fused, layers_by_ops, heads_fused, heads_by_ops;
 } kk_fused;
@@ -262,8 +267,7 @@ typedef struct kk_session kk_session;
 
 /* Who drafts tokens.  Drafting changes how fast tokens come, never which. */
 typedef enum {
-    KK_SPEC_AUTO = 0, /* dflash and ngram, whichever promises more in a round, when the engine has
-                       * a drafter; else none */
+    KK_SPEC_AUTO = 0, /* in each round what promises more of the two below; no drafter: none */
     KK_SPEC_NONE,     /* plain decoding */
     KK_SPEC_DFLASH,   /* the drafter */
     KK_SPEC_NGRAM,    /* what followed last time in the session's own tokens */
@@ -282,8 +286,7 @@ typedef struct {
     int32_t ctx;              /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format;   /* how K/V rows are stored */
     kk_spec spec;             /* who drafts */
-    int32_t draft_max;        /* most tokens drafted in a round, below the engine's max_logits;
-                             * 0: what the proposer is good for */
+    int32_t draft_max;        /* most tokens drafted in a round, below max_logits; 0: what pays */
     bool draft_fixed;         /* always draft draft_max, whether it pays or not */
     int32_t draft_ctx;        /* rows the drafter's full layers look back over; 0: all */
     int64_t checkpoint_bytes; /* most K/V held by checkpoints alone; 0: 1 GiB; -1: no checkpoints */
@@ -295,8 +298,7 @@ typedef struct {
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
                                 kk_err *err);
 KK_API void kk_session_free(kk_session *s); /* NULL is fine */
-/* A second session with the same timeline and checkpoints; K/V pages are shared until one of them
- * writes. */
+/* A second session with the same timeline and checkpoints; K/V pages are shared until written. */
 KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
 /* A second session with the first len tokens, as if it had been rewound there; the first is not
  * touched.  *evaluated (may be NULL): as of kk_session_rewind; 0 at a checkpoint. */
@@ -364,8 +366,7 @@ typedef struct {
  * in another thread that generates from the same engine, and calls nothing of the library. */
 typedef const uint32_t *(*kk_mask_at)(void *user, const int32_t *tokens, int32_t n);
 
-/* ln of a token's probability by the model itself: of the logits as they are, before bias, mask,
- * penalties and temperature. */
+/* ln of a token's probability by the logits alone: no bias, mask, penalties or temperature. */
 typedef struct {
     int32_t id;
     float logprob;
@@ -518,8 +519,7 @@ typedef struct {
     int64_t memory, memory_free;
 } kk_machine;
 KK_API void kk_machine_info(kk_machine *out);
-/* Reads memory with the given number of threads (0: all) for about the given time and returns
- * bytes per second. */
+/* Reads memory with so many threads (0: all) for about so long. */
 KK_API kk_status kk_measure_bandwidth(int32_t threads, double seconds, double *bytes_per_s,
                                       kk_err *err);
 

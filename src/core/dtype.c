@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 
 #include <assert.h>
+#include <strings.h>
 
 #include "core/alloc.h"
 #include "core/span.h"
@@ -27,7 +28,7 @@ const kk_dtype_info *kk_dtype_get(kk_dtype t) {
 
 bool kk_dtype_named(const char *name, kk_dtype *out) {
     for (int t = 0; t < KK_DTYPES; t++) {
-        if (strcmp(kk_dtype_get((kk_dtype)t)->name, name) == 0) {
+        if (strcasecmp(kk_dtype_get((kk_dtype)t)->name, name) == 0) {
             *out = (kk_dtype)t;
             return true;
         }

@@ -2,6 +2,7 @@
 #include "core/kvformat.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "core/dtype.h"
 #include "core/kv_affine.h"
@@ -50,7 +51,7 @@ const char *kk_kv_format_name(kk_kv_format f) {
 
 bool kk_kv_format_named(const char *name, kk_kv_format *out) {
     for (unsigned f = 0; f < KK_KV_FORMATS; f++) {
-        if (strcmp(formats[f]->name, name) != 0) continue;
+        if (strcasecmp(formats[f]->name, name) != 0) continue;
         *out = (kk_kv_format)f;
         return true;
     }

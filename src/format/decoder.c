@@ -1,8 +1,9 @@
 /* decoder.c - ids back to bytes, whole and as a stream.
  *
  * A token is written as its text with U+2581 as a space, a byte token as its byte.  Nothing is
- * judged: bytes that are no UTF-8 come out as they went in.  The stream only holds back the start
- * of a character until the rest has come, or until it is plain that it never will. */
+ * judged: bytes that are no UTF-8 come out as they went in.  (Hugging Face's decoder agrees on
+ * every text that is UTF-8, and puts U+FFFD for bytes that are not.)  The stream only holds back
+ * the start of a character until the rest has come, or until it is plain that it never will. */
 #include <string.h>
 
 #include "core/alloc.h"

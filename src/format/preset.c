@@ -5,6 +5,7 @@
  * quantised block, except for the experts' down matrix, whose rows fill no super-block, as in
  * 26B-A4B. */
 #include <inttypes.h>
+#include <strings.h>
 
 #include "core/alloc.h"
 #include "format/format.h"
@@ -168,7 +169,7 @@ kk_status kk_config_preset(kk_config *out, const char *name, int32_t layers, kk_
     *out = (kk_config){0};
     for (int i = 0; i < N_PRESETS; i++) {
         const preset *p = &presets[i];
-        if (strcmp(p->name, name) != 0) continue;
+        if (strcasecmp(p->name, name) != 0) continue;
         if (layers < 0 || layers > p->layers)
             return kk_fail(err, KK_EINVAL, "%s has %d layers, %d were asked for", name, p->layers,
                            layers);

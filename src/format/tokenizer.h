@@ -27,4 +27,14 @@ size_t kk_tokenizer_merges(const kk_tokenizer *tok);
 /* Merge i, strongest first: the ids of its two sides. */
 void kk_tokenizer_merge(const kk_tokenizer *tok, size_t i, int32_t *left, int32_t *right);
 
+/* Streaming decode: push tokens one at a time, get the bytes so far but never half a character.
+ * The start of one is held back until it is complete, or until a byte shows that it never will
+ * be, and then passed on as it is: the pieces together are what kk_decode gives. */
+typedef struct kk_decoder kk_decoder;
+kk_status kk_decoder_new(kk_decoder **out, const kk_tokenizer *tok, bool show_special, kk_err *err);
+void kk_decoder_free(kk_decoder *d);
+/* *text is borrowed until the next call on d; it may be empty (len 0). */
+kk_status kk_decoder_push(kk_decoder *d, int32_t id, const char **text, size_t *len, kk_err *err);
+kk_status kk_decoder_finish(kk_decoder *d, const char **text, size_t *len, kk_err *err);
+
 #endif

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "support/answers.h"
 #include "support/tokens.h"
 
 typedef struct {
@@ -171,6 +172,55 @@ static kk_status chat_ids(const bench *b, kk_err *err) {
     return st;
 }
 
+/* A push that fails has taken nothing: pushed again, it goes on as if it had not failed. */
+static kk_status push_until_taken(kk_answer *a, const char *piece, size_t len, gathered *g,
+                                  kk_status *first, kk_err *err) {
+    const kk_answer_span *spans;
+    size_t n;
+    kk_status st = KK_OK;
+    for (int i = 0; i < 2; i++) {
+        st = piece ? kk_answer_push_text(a, piece, len, &spans, &n, *first ? NULL : err)
+                   : kk_answer_finish(a, &spans, &n, *first ? NULL : err);
+        if (st == KK_OK) break;
+        assert_null(spans);
+        assert_int_equal(n, 0);
+        *first = st;
+    }
+    gather(g, spans, n);
+    return st;
+}
+
+static kk_status take_apart(const bench *b, kk_err *err) {
+    static const char *const stops[] = {"END", "and"};
+    static const char text_apart[] =
+        "<|channel>thought\nlong enough for memory to be taken again and again\n<channel|>Yes."
+        "<|tool_call>call:get{city:<|\"|>a name that is not short at all, nor simple<|\"|>,"
+        "n:[1,2,3,4,5,6,7,8,9]}<tool_call|>text to the END, which is not shown";
+    const kk_answer_opts opts = {.tok = b->tok, .stops = stops, .n_stops = 2};
+    kk_answer *a = (kk_answer *)(uintptr_t)b;
+    gathered g;
+    kk_status first = kk_answer_new(&a, &opts, err);
+    assert_int_equal(first == KK_OK, a != NULL);
+    if (!a) return first;
+    gather_begin(&g);
+    for (size_t at = 0; at < sizeof text_apart - 1; at += 7) {
+        const size_t left = sizeof text_apart - 1 - at;
+        assert_int_equal(push_until_taken(a, text_apart + at, left < 7 ? left : 7, &g, &first, err),
+                         KK_OK);
+    }
+    assert_int_equal(push_until_taken(a, NULL, 0, &g, &first, err), KK_OK);
+    assert_false(g.bad);
+    assert_string_equal(
+        g.text, "thought(long enough for memory to be taken again and again) text(Yes.) call(get "
+                "{\"city\":\"a name that is not short at all, nor simple\",\"n\":[1,2,3,4,5,6,7,8,"
+                "9]}) text(text to the )");
+    free(g.text);
+    kk_answer_free(a);
+    return first;
+}
+
+static void test_answers(void **state) { assert_true(walk(*state, take_apart) > 8); }
+
 static void test_loading(void **state) {
     assert_true(walk(*state, load_golden) > 100);
     assert_true(walk(*state, load_added) > 20);
@@ -197,10 +247,9 @@ static void test_conversations(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loading),
-        cmocka_unit_test(test_encoding),
-        cmocka_unit_test(test_decoding),
-        cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_loading),  cmocka_unit_test(test_encoding),
+        cmocka_unit_test(test_decoding), cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_answers),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
