@@ -14,8 +14,8 @@ ifneq ($(origin CC),default)
 cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
-.PHONY: all setup demo test lint format install coverage fuzz asan tsan valgrind bench lossless-all \
-        signals cuda test-gpu bench-gpu clean help
+.PHONY: all setup demo test lint format install uninstall coverage fuzz asan tsan valgrind bench \
+        lossless-all signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
@@ -44,6 +44,9 @@ valgrind: ; @scripts/test valgrind
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
 
+uninstall: all
+	@scripts/uninstall "$(BUILD)" "$(PREFIX)" "$(DESTDIR)"
+
 bench: all
 	$(BUILD)/kakeya bench $(BENCH)
 
@@ -64,6 +67,7 @@ help:
 	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes, messages'
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make uninstall  removes what that has put there'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
 	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'

@@ -89,11 +89,10 @@ static const option bench_options[] = {
     LOADER_DEVICE_OPTIONS(bench_args, load),
 };
 
-/* Says what is going on: one line that changes on a terminal, lines in a log. */
+/* Says what is going on: one line that changes, on a terminal. */
 static bool on_step(void *user, const char *what) {
     const bench_args *a = user;
-    if (what && !a->quiet)
-        fprintf(stderr, term_controls(stderr) ? "\r\033[K%s..." : "%s...\n", what);
+    if (what && !a->quiet && term_controls(stderr)) fprintf(stderr, "\r\033[K%s...", what);
     fflush(stderr);
     return term_signal() == 0;
 }

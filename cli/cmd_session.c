@@ -21,7 +21,8 @@ typedef struct {
     loader_cache_args cache;
     prompt_args prompt;
     kk_sampling sampling;
-    int32_t predict; /* -1: nothing is generated */
+    option_words stops;
+    int32_t predict;
     bool ignore_eos, json, quiet, verbose, force, keep;
 } session_args;
 
@@ -73,12 +74,11 @@ static int generate(work *w) {
     const session_args *a = w->args;
     const kk_tokenizer *tok = kk_engine_tokenizer(w->stream.engine);
     int32_t turn_end = a->prompt.chat && tok ? kk_tokenizer_special(tok, "<turn|>") : -1;
-    kk_generate_opts opts = {.max_tokens = a->predict,
-                             .sampling = a->sampling,
+    kk_generate_opts opts = {.sampling = a->sampling,
                              .stop_ids = &turn_end,
                              .n_stop_ids = turn_end >= 0,
                              .ignore_eos = a->ignore_eos};
-    return a->predict < 0 ? EXIT_DONE : stream_generate(&w->stream, &opts);
+    return stream_generate(&w->stream, &opts, a->predict);
 }
 
 /* Opens the session's file, which from then on nobody else can write, before the work. */
@@ -127,7 +127,11 @@ static work open_work(const verb *v, const session_args *a, const char *name) {
                   .args = a,
                   .name = name,
                   .exact = true,
-                  .stream = {.json = a->json, .quiet = a->quiet, .verbose = a->verbose}};
+                  .stream = {.json = a->json,
+                             .quiet = a->quiet,
+                             .verbose = a->verbose,
+                             .chat = a->prompt.chat,
+                             .stops = &a->stops}};
 }
 
 /* ---- save --------------------------------------------------------------------------------- */
@@ -136,15 +140,15 @@ static const option save_options[] = {
     LOADER_MODEL_OPTIONS(session_args, load),
     OPTION_HEADING("Prompt (one of these, or text on standard input)"),
     PROMPT_OPTIONS(session_args, prompt),
-    OPTION_STRING(NULL, "system", "TEXT", AT(prompt.system),
-                  "with --chat: the system's instructions"),
+    PROMPT_CHAT_OPTIONS(session_args, prompt),
     OPTION_HEADING("Output"),
-    OPTION_INT("n", "predict", "N", AT(predict), 0, 1 << 30,
-               "generate up to N tokens before saving; 0: until the model ends or the context is "
-               "full (default: none)"),
+    SAMPLING_PREDICT_OPTION(session_args, predict,
+                            "generate up to N tokens before saving; -1: until the model ends or "
+                            "the context is full (default: 0, none)"),
+    SAMPLING_STOP_OPTION(session_args, stops),
     OUTPUT_OPTIONS,
     OPTION_FLAG(NULL, "force", AT(force), "replace a session of that name"),
-    SAMPLING_OPTIONS(session_args, sampling, "0", "0", "1", "0"),
+    SAMPLING_OPTIONS(session_args, sampling, "0", "0", "1", "-1"),
     LOADER_CACHE_OPTIONS(session_args, cache),
     LOADER_DEVICE_OPTIONS(session_args, load),
 };
@@ -176,11 +180,12 @@ static int save_all(work *w) {
 }
 
 static int run_save(int argc, char **argv) {
-    session_args args = {.predict = -1, .cache = LOADER_CACHE_DEFAULTS};
+    session_args args = {.sampling.seed = SAMPLING_DRAW, .cache = LOADER_CACHE_DEFAULTS};
     option_words words;
     int code;
     if (!options_parse(&session_save, argc - 1, argv + 1, &args, &words, &code)) return code;
     if (!prompt_check(&session_save, &args.prompt, &code)) return code;
+    sampling_draw_seed(&args.sampling.seed);
     loader_expect(&args.load, &args.cache);
     work w = open_work(&session_save, &args, words.word[0]);
     code = save_all(&w);
@@ -213,9 +218,10 @@ static const option load_options[] = {
     OPTION_HEADING("Prompt (optional)"),
     PROMPT_OPTIONS(session_args, prompt),
     OPTION_HEADING("Output"),
-    OPTION_INT("n", "predict", "N", AT(predict), 0, 1 << 30,
-               "most tokens to generate; 0: until the model ends or the context is full "
-               "(default: 256)"),
+    SAMPLING_PREDICT_OPTION(session_args, predict,
+                            "most tokens to generate; -1: until the model ends or the context is "
+                            "full, 0: none (default: 256)"),
+    SAMPLING_STOP_OPTION(session_args, stops),
     OUTPUT_OPTIONS,
     OPTION_FLAG(NULL, "keep", AT(keep), "leave the saved session as it is"),
     SAMPLING_OPTIONS(session_args, sampling, "as saved", "as saved", "as saved", "as saved"),
@@ -321,6 +327,7 @@ static bool read_on(work *w, int *code) {
 static bool sample_as_saved(work *w, session_args *args, int argc, char **argv, int *code) {
     option_words words;
     if (!kk_session_sampling(w->stream.session, &args->sampling)) return true;
+    args->stops.n = 0; /* they are read again too */
     return options_parse(&session_load, argc - 1, argv + 1, args, &words, code);
 }
 
@@ -335,6 +342,7 @@ static int load_all(work *w, session_args *args, int argc, char **argv) {
     if (!open_engine(w, &code)) return code;
     if (!load_session(w, &code)) return code;
     if (!sample_as_saved(w, args, argc, argv, &code)) return code;
+    sampling_draw_seed(&args->sampling.seed);
     args->prompt.goes_on = kk_session_len(w->stream.session) > 0;
     term_on_signal(TERM_ASK);
     if (!read_on(w, &code)) return code;
@@ -344,7 +352,8 @@ static int load_all(work *w, session_args *args, int argc, char **argv) {
 }
 
 static int run_load(int argc, char **argv) {
-    session_args args = {.predict = 256, .cache = LOADER_CACHE_DEFAULTS};
+    session_args args = {
+        .predict = 256, .sampling.seed = SAMPLING_DRAW, .cache = LOADER_CACHE_DEFAULTS};
     option_words words;
     int code;
     if (!options_parse(&session_load, argc - 1, argv + 1, &args, &words, &code)) return code;
@@ -426,6 +435,7 @@ static bool list_as_json(const sessions_entry *entries, size_t n) {
 }
 
 static void list_as_table(const sessions_entry *entries, size_t n) {
+    if (n == 0) fprintf(stderr, "no saved sessions; 'kakeya session save NAME' makes one\n");
     if (n)
         printf("%-20s %8s %10s  %-20s %-6s %10s\n", "name", "tokens", "size", "model", "K/V",
                "saved ago");
@@ -514,6 +524,7 @@ static int run(int argc, char **argv) {
     }
     for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
         if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
+    if (strcmp(argv[0], "list") == 0) return session_ls.run(argc, argv);
     if (argv[0][0] == '-')
         return options_wrong(&verb_session, "the kind comes first, as in 'kakeya session ls %s'",
                              argv[0]);
@@ -527,7 +538,7 @@ const verb verb_session = {
     .usage = "KIND [options]",
     .about = "save        read a prompt and put the session away\n"
              "load        go on with a saved session\n"
-             "ls          list saved sessions\n"
+             "ls, list    list saved sessions\n"
              "rm          remove saved sessions\n\n"
              "'kakeya help session KIND' lists the options of a kind.",
     .examples = "  kakeya session save book -m gemma-4-26b.gguf -f book.txt\n"

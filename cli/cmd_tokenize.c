@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/loader.h"
 #include "cli/output.h"
@@ -14,7 +15,7 @@
 
 typedef struct {
     loader_args load;
-    const char *text, *jsonl;
+    const char *text, *file, *jsonl;
     bool chat, bos;
 } tokenize_args;
 
@@ -24,6 +25,8 @@ static const option tokenize_options[] = {
     OPTION_STRING("m", "model", "MODEL", AT(load.model),
                   "folder with tokenizer.json, a tokenizer.json, or a GGUF file"),
     OPTION_STRING("p", "prompt", "TEXT", AT(text), "encode this text"),
+    OPTION_STRING("f", "file", "FILE", AT(file),
+                  "encode a file's text; - is standard input (default: that)"),
     OPTION_STRING(NULL, "jsonl", "FILE", AT(jsonl),
                   "encode \"text\" of the JSON object on each line; - is standard input"),
     OPTION_FLAG(NULL, "chat", AT(chat),
@@ -111,12 +114,45 @@ static int each_line(const tokenize_args *a, const kk_tokenizer *tok) {
     return code;
 }
 
-static int render_text(const char *text) {
+static int render_text(const char *text, size_t len) {
     int code = EXIT_DONE;
-    char *json = prompt_conversation(text, strlen(text), NULL);
+    char *json = prompt_conversation(text, len, NULL, NULL, false);
     if (!json) return output_failed("out of memory", NULL);
     print_rendered(json, strlen(json), &code);
     free(json);
+    return code;
+}
+
+/* Prints what was asked for of a text, or of each line when there is none. */
+static int tokenize(const tokenize_args *a, const char *text, size_t len) {
+    loader_path path;
+    kk_tokenizer *tok;
+    kk_err err;
+    int code;
+    if (a->chat) return text ? render_text(text, len) : each_line(a, NULL);
+    if (!loader_find(&verb_tokenize, &a->load, &path, &code)) return code;
+    if (kk_tokenizer_open(&tok, path.path, &err) != KK_OK)
+        return output_failed(err.msg, "-m takes a folder with tokenizer.json, a tokenizer.json or "
+                                      "a GGUF file.");
+    code = EXIT_DONE;
+    if (text)
+        print_encoded(tok, text, len, a->bos, &code);
+    else
+        code = each_line(a, tok);
+    kk_tokenizer_close(tok);
+    return code;
+}
+
+static int tokenize_file(const tokenize_args *a, const char *path) {
+    size_t len;
+    char *text = prompt_slurp(path, &len);
+    if (!text) {
+        char what[400];
+        snprintf(what, sizeof what, "cannot read '%.200s': %s", path, strerror(errno));
+        return output_failed(what, "-f takes a readable file, or - for standard input.");
+    }
+    const int code = tokenize(a, text, len);
+    free(text);
     return code;
 }
 
@@ -124,33 +160,25 @@ static int run(int argc, char **argv) {
     tokenize_args a = {0};
     int code;
     if (!options_parse(&verb_tokenize, argc, argv, &a, NULL, &code)) return code;
-    if (!a.text == !a.jsonl) return options_wrong(&verb_tokenize, "give one of -p and --jsonl");
-    if (a.chat) return a.jsonl ? each_line(&a, NULL) : render_text(a.text);
-    loader_path path;
-    kk_tokenizer *tok;
-    kk_err err;
-    if (!loader_find(&verb_tokenize, &a.load, &path, &code)) return code;
-    if (kk_tokenizer_open(&tok, path.path, &err) != KK_OK)
-        return output_failed(err.msg, "-m takes a folder with tokenizer.json, a tokenizer.json or "
-                                      "a GGUF file.");
-    if (a.jsonl)
-        code = each_line(&a, tok);
-    else
-        print_encoded(tok, a.text, strlen(a.text), a.bos, &code);
-    kk_tokenizer_close(tok);
-    return code;
+    const int sources = (a.text != NULL) + (a.file != NULL) + (a.jsonl != NULL);
+    if (sources > 1 || (sources == 0 && isatty(STDIN_FILENO)))
+        return options_wrong(&verb_tokenize,
+                             "give one of -p, -f and --jsonl, or text on standard input");
+    if (a.text) return tokenize(&a, a.text, strlen(a.text));
+    return a.jsonl ? tokenize(&a, NULL, 0) : tokenize_file(&a, a.file ? a.file : "-");
 }
 
 const verb verb_tokenize = {
     .name = "tokenize",
     .summary = "turn text into token ids, or a conversation into its text",
-    .usage = "[-m MODEL] (-p TEXT | --jsonl FILE) [--chat]",
-    .about =
-        "Prints {\"ids\": [...], \"back\": \"...\"} for the text, or for each line's \"text\";\n"
-        "\"back\" is the ids decoded again.  Special strings become special tokens.  With\n"
-        "--chat it prints {\"text\": \"...\"}: the conversation in the model's own format.",
+    .usage = "[-m MODEL] [-p TEXT | -f FILE | --jsonl FILE] [--chat]",
+    .about = "Prints {\"ids\": [...], \"back\": \"...\"} for the text (of -p, of a file, or of\n"
+             "standard input), or for each line's \"text\"; \"back\" is the ids decoded again.  "
+             "Special strings become special tokens.  With\n"
+             "--chat it prints {\"text\": \"...\"}: the conversation in the model's own format.",
     .examples = "  kakeya tokenize -m gemma-4-26b.gguf -p 'Hello world'\n"
                 "  kakeya tokenize -m gemma-4-26b --jsonl texts.jsonl\n"
+                "  kakeya tokenize < book.txt\n"
                 "  kakeya tokenize --chat -p 'Why is the sky blue?'\n",
     .options = tokenize_options,
     .n_options = OPTION_COUNT(tokenize_options),

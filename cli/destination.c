@@ -53,6 +53,12 @@ bool destination_open_report(destination_report *r, const kk_engine_opts *e,
     const char *inputs[80] = {e->model, e->drafter, e->projection};
     kk_writer_opts opts = {.replace = r->force, .inputs = inputs, .n_inputs = 3};
     destination_stdout standard;
+    if (r->json && r->path && strcmp(r->path, "-") != 0) {
+        output_failed("--json is --report -: give one of the two", NULL);
+        *code = EXIT_USAGE;
+        return false;
+    }
+    if (r->json) r->path = "-";
     const char *path = r->path;
     if (!path) return true;
     for (size_t i = 0; i < n && opts.n_inputs < OPTION_COUNT(inputs); i++)

@@ -12,16 +12,17 @@
 bool destination_open(kk_writer **out, const char *path, const kk_writer_opts *opts, int *code);
 void destination_close(kk_writer *w); /* NULL is fine */
 
-/* --report and its --force; "-" is standard output. */
+/* --report and its --force; "-" is standard output, and so is --json. */
 typedef struct {
     const char *path; /* NULL: no report */
-    bool force;
+    bool force, json;
     kk_writer *file; /* NULL: no report */
 } destination_report;
 
 #define DESTINATION_REPORT_OPTIONS(T, m)                                                           \
     OPTION_STRING(NULL, "report", "FILE", offsetof(T, m.path),                                     \
                   "write a JSON report; -: to standard output, and all else to standard error"),   \
+        OPTION_FLAG(NULL, "json", offsetof(T, m.json), "the same as --report -"),                  \
         OPTION_FLAG(NULL, "force", offsetof(T, m.force), "replace a report that is there")
 
 /* Opens the report if one is wanted.  e and more [n], which may hold NULL, are what is read: none

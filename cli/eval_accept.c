@@ -175,6 +175,7 @@ static int run(int argc, char **argv) {
                         .sampling = a.sampling,
                         .on_prompt = on_prompt,
                         .user = &a};
+    sampling_draw_seed(&o.sampling.seed);
     if (!loader_options(&eval_accept, &a.load, &path, &o.engine, &code)) return code;
     if (!check(&a, &o.engine, &code)) return code;
     o.folder = loader_shipped("prompts", folder, sizeof folder) ? folder : NULL;

@@ -173,6 +173,13 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
 }
 
 int loader_failed(const loader_args *a, const kk_err *err) {
+    const bool fits_not = err->code == KK_EINVAL || err->code == KK_EFORMAT;
+    if (fits_not && (a->projection || a->restores) && strstr(err->msg, "projection"))
+        return output_failed(err->msg, "-mp takes a projection that was trained for this model; "
+                                       "'kakeya train projection' makes one.");
+    if (fits_not && a->drafter && strstr(err->msg, "drafter"))
+        return output_failed(err->msg,
+                             "-md takes a drafter that was made for this model, or none.");
     if (a->synthetic && err->code == KK_ENOMEM)
         return output_failed(err->msg, "Take fewer layers (26b-a4b:q4_0:12) or a smaller type, or "
                                        "close other programs.");

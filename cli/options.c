@@ -2,14 +2,16 @@
  *
  * Flags are matched whole, never bundled or abbreviated: -md is one flag, and a flag that is
  * added later must not change the meaning of a script.  --name=value and --name value are the
- * same. */
+ * same, and so are -n5 and -n 5.  Words to choose from are read in any case. */
 #include "cli/options.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 int options_wrong(const verb *v, const char *fmt, ...) {
     va_list ap;
@@ -19,6 +21,35 @@ int options_wrong(const verb *v, const char *fmt, ...) {
     va_end(ap);
     fprintf(stderr, "\n'kakeya help %s' lists its options.\n", v->name);
     return EXIT_USAGE;
+}
+
+/* ---- names ------------------------------------------------------------------------------- */
+
+/* What other programs call an option of ours; each is known wherever ours is. */
+static const struct {
+    const char *name, *ours;
+} synonyms[] = {
+    {"temperature", "temp"}, {"max-tokens", "predict"}, {"n-predict", "predict"},
+    {"ctx", "ctx-size"},     {"ctx-size", "ctx"},
+};
+
+static bool is(const char *name, const char *text, size_t len) {
+    return name && strlen(name) == len && strncmp(name, text, len) == 0;
+}
+
+/* Whether text is a long name of the option. */
+static bool names_it(const option *o, const char *text, size_t len) {
+    if (o->kind == OPT_HEADING) return false;
+    if (is(o->name, text, len) || is(o->alias, text, len)) return true;
+    for (size_t i = 0; i < OPTION_COUNT(synonyms); i++)
+        if (is(synonyms[i].name, text, len) && strcmp(synonyms[i].ours, o->name) == 0) return true;
+    return false;
+}
+
+static const option *named(const verb *v, const char *text, size_t len) {
+    for (size_t i = 0; i < v->n_options; i++)
+        if (names_it(&v->options[i], text, len)) return &v->options[i];
+    return NULL;
 }
 
 /* ---- suggestions ------------------------------------------------------------------------- */
@@ -47,7 +78,7 @@ static size_t distance(const char *a, const char *b) {
 
 const char *options_nearest(const char *word, const char *const *words, size_t n) {
     const char *best = NULL;
-    size_t best_distance = strlen(word) <= 4 ? 2 : 3; /* one slip in a short word, two in a long */
+    size_t best_distance = strlen(word) <= 5 ? 2 : 3; /* one slip in a short word, two in a long */
     for (size_t i = 0; i < n; i++) {
         bool begins = strlen(word) >= 3 && strncmp(words[i], word, strlen(word)) == 0;
         size_t d = begins ? 1 : distance(word, words[i]);
@@ -60,15 +91,17 @@ const char *options_nearest(const char *word, const char *const *words, size_t n
 }
 
 static int unknown_option(const verb *v, const char *given) {
-    if (given[1] != '-') return options_wrong(v, "unknown option %s", given);
-    const char *names[64];
+    const char *names[160], *near = NULL;
     size_t n = 0;
     for (size_t i = 0; i < v->n_options && n + 2 < OPTION_COUNT(names); i++) {
         if (v->options[i].kind == OPT_HEADING) continue;
         names[n++] = v->options[i].name;
         if (v->options[i].alias) names[n++] = v->options[i].alias;
     }
-    const char *near = options_nearest(given + 2, names, n);
+    if (given[1] == '-')
+        near = options_nearest(given + 2, names, n);
+    else if (named(v, given + 1, strlen(given + 1)))
+        near = given + 1; /* -model */
     if (near) return options_wrong(v, "unknown option %s; did you mean --%s?", given, near);
     return options_wrong(v, "unknown option %s", given);
 }
@@ -99,12 +132,25 @@ static bool seed(const char *text, uint64_t *out) {
     return end != text && !*end && !errno && text[0] != '-';
 }
 
+/* -1, where the option takes it: any. */
+static bool any_seed(const option *o, const char *text, uint64_t *out) {
+    if (o->min >= 0 || strcmp(text, "-1") != 0) return false;
+    *out = UINT64_MAX;
+    return true;
+}
+
 /* Whether list, words with a space between, has the word. */
 static bool has_word(const char *list, const char *word) {
     size_t len = strlen(word);
     for (const char *at = list; at && *at && len; at += strcspn(at, " "), at += *at == ' ')
-        if (strcspn(at, " ") == len && strncmp(at, word, len) == 0) return true;
+        if (strcspn(at, " ") == len && strncasecmp(at, word, len) == 0) return true;
     return false;
+}
+
+/* The word as our lists have it: they know no capitals. */
+static void lower(char *word) {
+    for (; *word; word++)
+        if (isupper((unsigned char)*word)) *word = (char)tolower((unsigned char)*word);
 }
 
 typedef struct {
@@ -148,7 +194,7 @@ static bool add_word(const verb *v, const option *o, const char *value, option_w
     return true;
 }
 
-static bool store(const verb *v, const option *o, const char *value, void *args) {
+static bool store(const verb *v, const option *o, char *value, void *args) {
     void *to = (char *)args + o->offset;
     switch (o->kind) {
     case OPT_FLAG: *(bool *)to = true; return true;
@@ -157,11 +203,12 @@ static bool store(const verb *v, const option *o, const char *value, void *args)
         return whole(value, o->min, o->max, to) || wrong_number(v, o, value, "a whole number");
     case OPT_REAL: return real(value, o->min, o->max, to) || wrong_number(v, o, value, "a number");
     case OPT_SEED:
-        if (seed(value, to)) return true;
+        if (seed(value, to) || any_seed(o, value, to)) return true;
         options_wrong(v, "--%s takes a whole number of at most 64 bits, not '%s'", o->name, value);
         return false;
     case OPT_CHOICE:
         if (!has_word(choices_of(o).text, value)) return wrong_choice(v, o, value);
+        lower(value);
         *(const char **)to = value;
         return true;
     case OPT_WORDS: return add_word(v, o, value, to);
@@ -172,22 +219,32 @@ static bool store(const verb *v, const option *o, const char *value, void *args)
 
 /* ---- parsing ----------------------------------------------------------------------------- */
 
-static bool is(const char *name, const char *text, size_t len) {
-    return name && strlen(name) == len && strncmp(name, text, len) == 0;
-}
-
 /* text: an argument that starts with '-'; len: without its "=value". */
 static const option *find(const verb *v, const char *text, size_t len) {
+    if (text[1] == '-') return named(v, text + 2, len - 2);
+    for (size_t i = 0; i < v->n_options; i++)
+        if (v->options[i].kind != OPT_HEADING && is(v->options[i].brief, text + 1, len - 1))
+            return &v->options[i];
+    return NULL;
+}
+
+/* -n5: a short option with its value, which *value is set to.  -model is none, but a slip. */
+static const option *find_attached(const verb *v, char *text, char **value) {
+    const option *best = NULL;
+    size_t longest = 0;
+    if (text[1] == '-' || named(v, text + 1, strcspn(text + 1, "="))) return NULL;
     for (size_t i = 0; i < v->n_options; i++) {
         const option *o = &v->options[i];
-        if (o->kind == OPT_HEADING) continue;
-        if (text[1] == '-') {
-            if (is(o->name, text + 2, len - 2) || is(o->alias, text + 2, len - 2)) return o;
-        } else if (is(o->brief, text + 1, len - 1)) {
-            return o;
-        }
+        const size_t n = o->kind != OPT_HEADING && o->brief ? strlen(o->brief) : 0;
+        if (n <= longest || o->kind == OPT_FLAG || strncmp(text + 1, o->brief, n) != 0) continue;
+        best = o;
+        longest = n;
     }
-    return NULL;
+    char *rest = text + 1 + longest + (best && text[1 + longest] == '=');
+    const bool number = best && best->kind != OPT_STRING && best->kind != OPT_WORDS;
+    if (!best || (number && !strchr("+-.0123456789", *rest))) return NULL;
+    *value = rest;
+    return best;
 }
 
 /* Takes the option at argv[*i] and its value; moves *i to the last argument used. */
@@ -195,6 +252,7 @@ static bool take_option(const verb *v, int argc, char **argv, int *i, void *args
     char *text = argv[*i], *value = text[1] == '-' ? strchr(text, '=') : NULL;
     size_t len = value ? (size_t)(value - text) : strlen(text);
     const option *o = find(v, text, len);
+    if (!o && (o = find_attached(v, text, &value))) return store(v, o, value, args);
     if (!o) {
         if (value) *value = 0;
         unknown_option(v, text);
@@ -206,7 +264,8 @@ static bool take_option(const verb *v, int argc, char **argv, int *i, void *args
         return false;
     }
     if (value) return store(v, o, value + 1, args);
-    if (o->alone && (*i + 1 >= argc || argv[*i + 1][0] == '-')) return store(v, o, o->alone, args);
+    if (o->alone && (*i + 1 >= argc || argv[*i + 1][0] == '-'))
+        return store(v, o, (char *)(uintptr_t)o->alone, args); /* in lower case: not written to */
     if (*i + 1 >= argc) {
         options_wrong(v, "%s needs a value: %s", text, o->arg);
         return false;
@@ -305,6 +364,10 @@ static void print_option(const option *o) {
     int at = o->brief ? printf("  -%s, ", o->brief) : printf("  ");
     at += printf("--%s", o->name);
     if (o->alias) at += printf(", --%s", o->alias);
+    for (size_t i = 0; i < OPTION_COUNT(synonyms); i++)
+        if (strcmp(synonyms[i].ours, o->name) == 0 &&
+            (!o->alias || strcmp(synonyms[i].name, o->alias) != 0))
+            at += printf(", --%s", synonyms[i].name);
     if (o->kind != OPT_FLAG) at += printf(o->alone ? " [%s]" : " %s", o->arg);
     if (!o->choice) {
         print_wrapped(o->help, at);

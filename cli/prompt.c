@@ -3,6 +3,7 @@
 #include "cli/prompt.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,19 @@ bool prompt_check(const verb *v, const prompt_args *a, int *code) {
     if (sources > 1) wrong = "give one of -p, -f and --tokens";
     if (sources == 0 && isatty(STDIN_FILENO))
         wrong = "give a prompt: -p TEXT, -f FILE, --tokens IDS, or text on standard input";
-    if (a->tokens && (a->chat || a->system))
-        wrong = "--tokens are taken as they are: leave out --chat and --system";
-    if (a->system && !a->chat) wrong = "--system needs --chat";
+    const char *of_chat = a->system  ? "--system"
+                          : a->tools ? "--tools"
+                          : a->think ? "--think"
+                                     : NULL;
+    if (a->tokens && (a->chat || of_chat)) {
+        *code = options_wrong(v, "--tokens are taken as they are: leave out %s",
+                              a->chat ? "--chat" : of_chat);
+        return false;
+    }
+    if (of_chat && !a->chat) {
+        *code = options_wrong(v, "%s needs --chat", of_chat);
+        return false;
+    }
     if (wrong) {
         *code = options_wrong(v, "%s", wrong);
         return false;
@@ -73,7 +84,54 @@ char *prompt_slurp(const char *path, size_t *len) {
     return text;
 }
 
-char *prompt_conversation(const char *user, size_t len, const char *system) {
+const char prompt_tools_advice[] =
+    "--tools takes a JSON list of tools as in the OpenAI API: [{\"type\": \"function\", "
+    "\"function\":\n  {\"name\": ..., \"parameters\": ...}}].";
+
+static void set_error(kk_err *err, kk_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void set_error(kk_err *err, kk_status code, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    err->code = code;
+}
+
+json_t *prompt_json(const char *path, kk_err *err) {
+    json_error_t fault;
+    size_t len;
+    errno = 0;
+    char *text = prompt_slurp(path, &len);
+    if (!text) {
+        set_error(err, KK_EIO, "cannot read '%.150s': %s", path, strerror(errno));
+        return NULL;
+    }
+    json_t *o = json_loadb(text, len, 0, &fault);
+    free(text);
+    if (!o)
+        set_error(err, KK_EFORMAT, "'%.100s' is not JSON: line %d: %.80s", path, fault.line,
+                  fault.text);
+    return o;
+}
+
+json_t *prompt_tools(const char *path, kk_err *err) {
+    json_t *o = prompt_json(path, err);
+    if (!o) return NULL;
+    json_t *tools = json_is_object(o) ? json_object_get(o, "tools") : o;
+    if (json_array_size(tools) > 0) {
+        json_incref(tools);
+    } else {
+        set_error(err, KK_EFORMAT, "'%.150s' has no list of tools, or an empty one", path);
+        tools = NULL;
+    }
+    json_decref(o);
+    return tools;
+}
+
+char *prompt_conversation(const char *user, size_t len, const char *system, json_t *tools,
+                          bool think) {
     json_t *messages = json_array(), *o = json_object();
     if (system)
         json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "system", "content",
@@ -81,7 +139,8 @@ char *prompt_conversation(const char *user, size_t len, const char *system) {
     json_array_append_new(
         messages, json_pack("{s:s, s:o}", "role", "user", "content", output_text(user, len)));
     json_object_set_new(o, "messages", messages);
-    json_object_set_new(o, "enable_thinking", json_false());
+    json_object_set_new(o, "enable_thinking", json_boolean(think));
+    if (tools) json_object_set(o, "tools", tools);
     json_object_set_new(o, "add_generation_prompt", json_true());
     char *text = json_dumps(o, 0);
     json_decref(o);
@@ -104,9 +163,15 @@ static bool encode(const prompt_args *a, const kk_tokenizer *tok, const char *te
     kk_err err = {.code = KK_ENOMEM, .msg = "out of memory"};
     kk_status st = KK_ENOMEM;
     if (a->chat) {
-        char *json = prompt_conversation(text, len, a->system);
+        json_t *tools = a->tools ? prompt_tools(a->tools, &err) : NULL;
+        if (a->tools && !tools) {
+            *code = output_failed(err.msg, prompt_tools_advice);
+            return false;
+        }
+        char *json = prompt_conversation(text, len, a->system, tools, a->think);
         if (json) st = kk_chat_encode(tok, json, strlen(json), &ids, &n, &err);
         free(json);
+        json_decref(tools);
     } else {
         st = kk_encode(tok, text, len, a->goes_on ? 0 : KK_ENCODE_BOS, &ids, &n, &err);
     }

@@ -2,12 +2,14 @@
 #ifndef KAKEYA_CLI_PROMPT_H
 #define KAKEYA_CLI_PROMPT_H
 
+#include <jansson.h>
+
 #include "cli/options.h"
 #include "kakeya.h"
 
 typedef struct {
-    const char *text, *file, *tokens, *system;
-    bool chat;
+    const char *text, *file, *tokens, *system, *tools;
+    bool chat, think;
     bool goes_on; /* it follows a text that is there already: no <bos> */
 } prompt_args;
 
@@ -28,8 +30,16 @@ void prompt_free(prompt_tokens *p);
 char *prompt_slurp(const char *path, size_t *len); /* path "-": standard input */
 
 /* {"messages": [...], "enable_thinking": ..., "add_generation_prompt": true} of one user turn,
- * as text released with free; system may be NULL; NULL without memory. */
-char *prompt_conversation(const char *user, size_t len, const char *system);
+ * as text released with free; system and tools (a list of declarations) may be NULL; NULL without
+ * memory. */
+char *prompt_conversation(const char *user, size_t len, const char *system, json_t *tools,
+                          bool think);
+/* JSON of a file; NULL with the reason in err. */
+json_t *prompt_json(const char *path, kk_err *err);
+/* Tools from a file: a JSON list of declarations as the OpenAI API has them, or an object with
+ * such a list as "tools".  NULL with the reason in err. */
+json_t *prompt_tools(const char *path, kk_err *err);
+extern const char prompt_tools_advice[]; /* what such a file looks like */
 
 /* Rows of an option table, for verbs whose struct T has the named prompt_args. */
 #define PROMPT_OPTIONS(T, m)                                                                       \
@@ -40,5 +50,14 @@ char *prompt_conversation(const char *user, size_t len, const char *system);
                       "token ids as they are, as in 2,17,5; for models without a tokenizer"),      \
         OPTION_FLAG(NULL, "chat", offsetof(T, m.chat),                                             \
                     "the prompt is a user's turn, to be answered")
+
+/* The same, for verbs that can begin a conversation. */
+#define PROMPT_CHAT_OPTIONS(T, m)                                                                  \
+    OPTION_STRING(NULL, "system", "TEXT", offsetof(T, m.system),                                   \
+                  "with --chat: the system's instructions"),                                       \
+        OPTION_STRING(NULL, "tools", "FILE", offsetof(T, m.tools),                                 \
+                      "with --chat: tools the model may call, a JSON list as in the OpenAI API"),  \
+        OPTION_FLAG(NULL, "think", offsetof(T, m.think),                                           \
+                    "with --chat: let the model think before it answers")
 
 #endif

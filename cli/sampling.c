@@ -1,9 +1,20 @@
 /* sampling.c - see sampling.h. */
+#define _GNU_SOURCE
 #include "cli/sampling.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+void sampling_draw_seed(uint64_t *seed) {
+    uint32_t drawn; /* short enough to be typed again */
+    if (*seed != SAMPLING_DRAW) return;
+    if (getentropy(&drawn, sizeof drawn) != 0) drawn = (uint32_t)time(NULL);
+    *seed = drawn;
+}
 
 /* "ID+BIAS", "ID-BIAS" as llama.cpp has it, or "ID=BIAS". */
 static bool read_bias(const char *text, kk_logit_bias *out) {

@@ -1,4 +1,5 @@
-/* sampling.h - the options that choose how tokens are drawn, shared by run and chat. */
+/* sampling.h - the options that choose how tokens are drawn and where they end, shared by run, chat
+ * and session. */
 #ifndef KAKEYA_CLI_SAMPLING_H
 #define KAKEYA_CLI_SAMPLING_H
 
@@ -23,8 +24,24 @@
                     "the same, once for each time seen (default: 0)"),                             \
         OPTION_INT(NULL, "repeat-last-n", "N", offsetof(T, m.penalty_last_n), -1, 1 << 30,         \
                    "tokens the penalties look back over; -1: all (default: 64)"),                  \
-        OPTION_SEED("s", "seed", "N", offsetof(T, m.seed),                                         \
-                    "with it a run repeats exactly (default: " seed_default ")")
+    {                                                                                              \
+        .kind = OPT_SEED, .brief = "s", .name = "seed", .arg = "N", .offset = offsetof(T, m.seed), \
+        .min = -1,                                                                                 \
+        .help = "with it a run repeats exactly; -1: a random one, which -v shows "                 \
+                "(default: " seed_default ")"                                                      \
+    }
+
+/* A seed that was not given: one is drawn when the verb starts. */
+#define SAMPLING_DRAW UINT64_MAX
+/* Puts a random seed in the place of SAMPLING_DRAW. */
+void sampling_draw_seed(uint64_t *seed);
+
+#define SAMPLING_PREDICT_OPTION(T, m, text)                                                        \
+    OPTION_INT("n", "predict", "N", offsetof(T, m), -1, 1 << 30, text)
+
+#define SAMPLING_STOP_OPTION(T, m)                                                                 \
+    OPTION_WORDS(NULL, "stop", "TEXT", offsetof(T, m),                                             \
+                 "end before this text, wherever it comes; may be given several times")
 
 #define SAMPLING_BIAS_OPTION(T, m)                                                                 \
     OPTION_WORDS("l", "logit-bias", "ID(+/-)BIAS", offsetof(T, m),                                 \

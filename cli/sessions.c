@@ -49,6 +49,13 @@ bool sessions_find(const verb *v, const char *name, sessions_path *out, int *cod
     return false;
 }
 
+sessions_path sessions_conversation(const sessions_path *session) {
+    sessions_path out = {""};
+    const size_t n = strlen(session->text) - (ends_with_suffix(session->text) ? SUFFIX : 0);
+    snprintf(out.text, sizeof out.text, "%.*s.chat.json", (int)n, session->text);
+    return out;
+}
+
 void sessions_make_folder(sessions_path *path) {
     char folder[4096];
     if (state_path("sessions/", folder, sizeof folder) &&
@@ -134,6 +141,7 @@ bool sessions_remove(const verb *v, const char *name, int *code) {
         !destination_open(&own, path.text, &opts, code))
         return false;
     const bool removed = unlink(path.text) == 0;
+    if (removed) unlink(sessions_conversation(&path).text); /* if chat saved it */
     if (removed)
         remove_leftovers(path.text);
     else

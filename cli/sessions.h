@@ -14,6 +14,8 @@ typedef struct {
 
 /* The file of a name, there or not; false after saying what is wrong with the name. */
 bool sessions_find(const verb *v, const char *name, sessions_path *out, int *code);
+/* Where chat keeps the messages of a session's conversation: beside it. */
+sessions_path sessions_conversation(const sessions_path *session);
 /* Makes the folder that a new session goes to, if it is the one of saved sessions. */
 void sessions_make_folder(sessions_path *path);
 

@@ -9,17 +9,25 @@
 #include "cli/term.h"
 
 bool stream_open(stream *s, int *code) {
-    const kk_tokenizer *tok = kk_engine_tokenizer(s->engine);
+    const kk_answer_opts opts = {.tok = kk_engine_tokenizer(s->engine),
+                                 .raw = !s->chat,
+                                 .stops = s->stops ? s->stops->word : NULL,
+                                 .n_stops = s->stops ? (size_t)s->stops->n : 0};
     kk_err err;
-    if (!tok || kk_decoder_new(&s->decoder, tok, false, &err) == KK_OK) return true;
-    *code = output_error(&err);
+    s->reply.quiet = s->json;
+    if (!opts.tok && !opts.n_stops) return true;
+    if (opts.tok && reply_open(&s->reply, &opts, &err)) return true;
+    if (opts.tok)
+        *code = output_error(&err);
+    else
+        *code = output_failed("this model has no tokenizer, so that --stop finds no text",
+                              "Leave out --stop, or put tokenizer.json beside the model.");
     return false;
 }
 
 void stream_close(stream *s) {
-    kk_decoder_free(s->decoder);
+    reply_close(&s->reply);
     free(s->ids);
-    free(s->text);
     json_decref(s->logprobs);
 }
 
@@ -36,17 +44,6 @@ static bool grow(void *array, size_t *cap, size_t need, size_t size) {
     return true;
 }
 
-static bool put_text(stream *s, const char *text, size_t len) {
-    if (!s->json) {
-        fwrite(text, 1, len, stdout);
-        return len == 0 || fflush(stdout) == 0;
-    }
-    if (!grow(&s->text, &s->text_cap, s->text_len + len, 1)) return !(s->out_of_memory = true);
-    if (len) memcpy(s->text + s->text_len, text, len);
-    s->text_len += len;
-    return true;
-}
-
 static bool put_id(stream *s, int32_t id) {
     if (s->json) return true;
     printf(s->n_ids > 1 ? ",%d" : "%d", id);
@@ -55,17 +52,10 @@ static bool put_id(stream *s, int32_t id) {
 
 static bool on_token(void *user, int32_t id) {
     stream *s = user;
-    const char *text;
-    size_t len;
     if (!grow(&s->ids, &s->cap, s->n_ids + 1, sizeof *s->ids)) return !(s->out_of_memory = true);
     s->ids[s->n_ids++] = id;
-    if (!s->decoder) {
-        if (!put_id(s, id)) return false;
-    } else if (kk_decoder_push(s->decoder, id, &text, &len, &s->fault) != KK_OK ||
-               !put_text(s, text, len)) {
-        return false;
-    }
-    return term_signal() == 0;
+    if (s->reply.answer) return reply_token(&s->reply, id);
+    return put_id(s, id) && term_signal() == 0;
 }
 
 static json_t *logprob_object(const kk_logprob *l) {
@@ -83,11 +73,9 @@ static void on_logprobs(void *user, const kk_logprobs *of) {
 }
 
 static void finish_text(stream *s) {
-    const char *text;
-    size_t len;
-    if (s->decoder && kk_decoder_finish(s->decoder, &text, &len, NULL) == KK_OK)
-        put_text(s, text, len);
-    if (!s->json) {
+    if (s->reply.answer) {
+        reply_finish(&s->reply);
+    } else if (!s->json) {
         putchar('\n');
         fflush(stdout);
     }
@@ -182,6 +170,10 @@ static json_t *spec_object(const stream *s) {
         "syncs", (json_int_t)s->result.syncs, "timings", parts, "by", by_proposer(t));
 }
 
+static json_t *kept_text(const reply_text *t) {
+    return output_text(t->bytes ? t->bytes : "", t->len);
+}
+
 static bool print_json(const stream *s, json_t *more) {
     const kk_result *res = &s->result;
     double n_prompt = (double)s->n_prompt;
@@ -194,14 +186,19 @@ static bool print_json(const stream *s, json_t *more) {
     kk_key_counts counts;
     kk_session_key_counts(s->session, &counts);
     json_t *all = json_pack("{s:o, s:o, s:s, s:I, s:o, s:o, s:o, s:I, s:o, s:s}", "text",
-                            output_text(s->text ? s->text : "", s->text_len), "tokens", id_list(s),
-                            "stop", stop_name(res->stop), "prompt_tokens", (json_int_t)s->n_prompt,
+                            kept_text(&s->reply.text), "tokens", id_list(s), "stop",
+                            stop_name(res->stop), "prompt_tokens", (json_int_t)s->n_prompt,
                             "timings", timings, "spec", spec_object(s), "kv", kv_object(s),
                             "restored_rows", (json_int_t)counts.rows_rebuilt, "reach",
                             counts_object(&counts), "logits_hash", hash);
     if (all)
         json_object_set_new(all, "other_weights",
                             json_boolean(notices_other_weights(s->engine, s->session)));
+    if (all) json_object_set_new(all, "seed", json_integer((json_int_t)s->seed));
+    if (all && s->chat) {
+        json_object_set_new(all, "thought", kept_text(&s->reply.thought));
+        json_object_set(all, "tool_calls", s->reply.calls);
+    }
     if (all && s->logprobs) json_object_set(all, "logprobs", s->logprobs);
     if (all && more) json_object_update(all, more);
     return output_json(all);
@@ -313,16 +310,24 @@ bool stream_prompt(stream *s, const prompt_args *a, const prompt_tokens *p, int 
     return st == KK_OK;
 }
 
-int stream_generate(stream *s, const kk_generate_opts *opts) {
+int stream_generate(stream *s, const kk_generate_opts *opts, int32_t predict) {
     kk_err err;
     kk_generate_opts mine = *opts;
+    mine.max_tokens = predict < 0 ? 0 : predict;
     if (s->logprobs) mine.on_logprobs = on_logprobs;
+    s->seed = mine.sampling.seed;
+    if (predict == 0) return EXIT_DONE;
+    if (s->verbose)
+        fprintf(stderr, "%sseed %llu%s\n", term_dim(stderr), (unsigned long long)s->seed,
+                term_reset(stderr));
     kk_status st = kk_generate(s->session, &mine, on_token, s, &s->result, &err);
     finish_text(s);
     if (st != KK_OK) return output_error(&err);
-    if (s->fault.code != KK_OK)
-        return output_failed(s->fault.msg, "The model and its tokenizer do not belong together; "
-                                           "without one, ids are printed.");
+    if (s->reply.fault.code == KK_ENOMEM) return output_error(&s->reply.fault);
+    if (s->reply.fault.code != KK_OK)
+        return output_failed(s->reply.fault.msg,
+                             "The model and its tokenizer do not belong together; "
+                             "without one, ids are printed.");
     if (s->out_of_memory) return output_failed("out of memory for the output", NULL);
     return EXIT_DONE;
 }

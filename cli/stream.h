@@ -8,24 +8,25 @@
 
 #include "cli/output.h"
 #include "cli/prompt.h"
+#include "cli/reply.h"
 #include "kakeya.h"
 
 typedef struct {
     kk_engine *engine;   /* borrowed */
     kk_session *session; /* borrowed */
     bool json, quiet, verbose;
+    bool chat;                 /* what comes is an answer: thoughts and calls are taken out of it */
+    const option_words *stops; /* borrowed; NULL: none */
     double load_s;
 
     /* What one run gathers. */
-    kk_decoder *decoder; /* NULL: the model has no tokenizer, ids are printed */
+    reply reply; /* without an answer: the model has no tokenizer, ids are printed */
     size_t n_prompt;
+    uint64_t seed;
     int32_t *ids; /* generated */
     size_t n_ids, cap;
     json_t *logprobs; /* with json: an array to add to; NULL: not asked for */
-    char *text;       /* with json: kept, not printed */
-    size_t text_len, text_cap;
     bool out_of_memory;
-    kk_err fault; /* of the decoder; its code is KK_OK while there is none */
     double prefill_s;
     kk_result result;
 } stream;
@@ -37,9 +38,9 @@ void stream_close(stream *s);
 void stream_loaded(const stream *s);
 /* Appends the prompt to the session.  False after saying why not. */
 bool stream_prompt(stream *s, const prompt_args *a, const prompt_tokens *p, int *code);
-/* Generates and shows the text; the exit code when it failed, else EXIT_DONE, also when a signal
- * ended it early. */
-int stream_generate(stream *s, const kk_generate_opts *opts);
+/* Generates and shows the text, as many tokens as predict says (-1: until it ends); the exit code
+ * when it failed, else EXIT_DONE, also when a signal ended it early. */
+int stream_generate(stream *s, const kk_generate_opts *opts, int32_t predict);
 /* What it took: the object (with `more`'s keys besides; may be NULL) or the lines on stderr.
  * Returns the exit code. */
 int stream_report(stream *s, json_t *more);

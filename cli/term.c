@@ -65,6 +65,7 @@ static const char *style(FILE *f, const char *sequence) {
 }
 const char *term_dim(FILE *f) { return style(f, "\033[2m"); }
 const char *term_bold(FILE *f) { return style(f, "\033[1m"); }
+const char *term_accent(FILE *f) { return style(f, "\033[36m"); }
 const char *term_reset(FILE *f) { return style(f, "\033[0m"); }
 
 term_signal_mode term_on_signal(term_signal_mode mode) {

@@ -17,6 +17,7 @@ bool term_controls(FILE *f);
 /* Escape sequences for f, or "" where colour is not wanted. */
 const char *term_dim(FILE *f);
 const char *term_bold(FILE *f);
+const char *term_accent(FILE *f); /* what is not part of the text, and should be seen */
 const char *term_reset(FILE *f);
 
 /* What SIGINT, SIGTERM and SIGHUP do from now on. */

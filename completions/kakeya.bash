@@ -1,5 +1,11 @@
 # bash completion for kakeya
 
+# Names of what is saved, by the end of its files' names.
+_kakeya_saved() {
+    (cd "${XDG_STATE_HOME:-$HOME/.local/state}/kakeya/sessions" 2>/dev/null || return
+        for file in *"$1"; do [ -e "$file" ] && printf '%s\n' "${file%"$1"}"; done)
+}
+
 _kakeya() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]}
     local verbs="run chat info bench eval train report parity tokenize quantize session doctor version help"
@@ -8,10 +14,11 @@ _kakeya() {
     local model="-m --model $drafter $projection --synthetic"
     local device="-t --threads --device --isa --mlock --huge-pages"
     local keep="--kv-sliding --kv-full --sink --window --chunk --latents"
-    local context="-c --ctx-size $keep --kv-format --spec --draft-max --draft-fixed
+    local context="-c --ctx-size --ctx $keep --kv-format --spec --draft-max --draft-fixed
         --draft-ctx"
-    local sampling="--temp --top-k --top-p --min-p --repeat-penalty --presence-penalty
+    local sampling="--temp --temperature --top-k --top-p --min-p --repeat-penalty --presence-penalty
         --frequency-penalty --repeat-last-n -s --seed"
+    local predict="-n --predict --max-tokens --n-predict"
     local words=
 
     COMPREPLY=()
@@ -22,13 +29,14 @@ _kakeya() {
 
     # The value of an option.
     case $prev in
-    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --jsonl | --prompts | --report | -o | --output)
+    -m | --model | -md | --model-draft | -mp | --model-projection | -f | --file | --tools | --jsonl | --prompts | --report | -o | --output)
         compopt -o filenames
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
         return
         ;;
     --synthetic) words="26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32" ;;
     --type) words="q8_0 q4_0 bf16 f16" ;;
+    --load) words=$(_kakeya_saved .chat.json) ;;
     --device) words="cpu cuda" ;;
     --isa) words="avx512 avx2 neon reference" ;;
     --kv-sliding) words="native window restored" ;;
@@ -45,8 +53,8 @@ _kakeya() {
     --accept-trace) words="geom:0.744:1" ;;
     --rows) words="none 1,2,4,8,16" ;;
     --ladder) words="70,280 60,150,300" ;;
-    -p | --prompt | --tokens | --system | -n | --predict | -c | --ctx | --ctx-size | -t | \
-        --threads | -s | --seed | --temp | --top-k | --top-p | --min-p | --repeat-penalty | \
+    -p | --prompt | --tokens | --system | --stop | -n | --predict | --max-tokens | --n-predict | -c | --ctx | --ctx-size | -t | \
+        --threads | -s | --seed | --temp | --temperature | --top-k | --top-p | --min-p | --repeat-penalty | \
         --presence-penalty | --frequency-penalty | --repeat-last-n | --logprobs | -l | \
         --logit-bias | --prefill | --repeat | \
         --tol | --tol-hidden | --tol-rms | --samples | --min-recall | --draft-max | --draft-ctx)
@@ -63,24 +71,24 @@ _kakeya() {
     case $verb in
     run)
         words="$model $device $context $sampling -p --prompt -f --file --tokens --chat --system
-            -n --predict --ignore-eos --json --logprobs -l --logit-bias -q --quiet -v --verbose"
+            --tools --think $predict --stop --ignore-eos --json --logprobs -l --logit-bias -q --quiet -v --verbose"
         ;;
     chat)
-        words="$model $device $context $sampling --system --think -n --predict -q --quiet
-            -v --verbose"
+        words="$model $device $context $sampling -p --prompt -f --file --load --system --tools
+            --think $predict --stop -q --quiet -v --verbose"
         ;;
     info) words="$model --check --json" ;;
     bench)
-        words="$model $device --arms -c --ctx --ctx-size -n --predict --prefill --rows --repeat
+        words="$model $device --arms -c --ctx --ctx-size $predict --prefill --rows --repeat
             --sessions --policies --sink --window --chunk --latents
             --kv-format --attention --set --prompts --samples --draft-max --draft-fixed --draft-ctx
-            --accept-trace --report --force -q --quiet"
+            --accept-trace --report --json --force -q --quiet"
         ;;
     eval)
-        words="-m --model $drafter $device --samples -n --predict --report --force -q --quiet
+        words="-m --model $drafter $device --samples $predict --report --json --force -q --quiet
             --kv-format"
         case ${COMP_WORDS[2]} in
-        needle) words="$words --ladder -s --seed --raw --print --min-recall --max-kl --min-kv-ratio --text --text-tokens -v --verbose -c --ctx-size" ;;
+        needle) words="$words --ladder -s --seed --raw --print --min-recall --max-kl --min-kv-ratio --text --text-tokens -v --verbose -c --ctx-size --ctx" ;;
         accept) words="$words $sampling --set --prompts --spec --draft-max --draft-ctx --embed-scale" ;;
         esac
         [ "$COMP_CWORD" -eq 2 ] && words="needle accept sweep kv memory"
@@ -98,18 +106,15 @@ _kakeya() {
         [ "$COMP_CWORD" -eq 2 ] && words="projection"
         ;;
     parity) words="--tol --tol-hidden --tol-rms -t --threads --device --isa --json" ;;
-    tokenize) words="-m --model -p --prompt --jsonl --chat --bos" ;;
+    tokenize) words="-m --model -p --prompt -f --file --jsonl --chat --bos" ;;
     quantize) words="--type --force -q --quiet" ;;
     session)
         words="$model $device $context $sampling -p --prompt -f --file --tokens --chat --system
-            -n --predict --ignore-eos --json -q --quiet -v --verbose --force --keep"
+            --tools --think $predict --stop --ignore-eos --json -q --quiet -v --verbose --force --keep"
         case $COMP_CWORD:${COMP_WORDS[2]} in
-        2:*) words="save load ls rm" ;;
-        *:ls) words="--json" ;;
-        3:load | *:rm)
-            words=$(cd "${XDG_STATE_HOME:-$HOME/.local/state}/kakeya/sessions" 2>/dev/null &&
-                printf '%s\n' *.kks | sed 's/\.kks$//; s/^\*$//')
-            ;;
+        2:*) words="save load ls list rm" ;;
+        *:ls | *:list) words="--json" ;;
+        3:load | *:rm) words=$(_kakeya_saved .kks) ;;
         esac
         ;;
     doctor) words="-t --threads --json" ;;

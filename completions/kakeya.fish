@@ -11,6 +11,15 @@ function __kakeya_formats
         sed -n 's/.*--kv-format takes \(.*\), not .*/\1/p' | string split ' '
 end
 
+# Names of what is saved, by the end of its files' names.
+function __kakeya_saved
+    set -l state $XDG_STATE_HOME
+    test -n "$state"; or set state ~/.local/state
+    for file in $state/kakeya/sessions/*$argv[1]
+        string replace -r '.*/' '' -- $file | string replace -- $argv[1] ''
+    end
+end
+
 set -l verbs run chat info bench eval report parity tokenize quantize session doctor version help
 complete -c kakeya -f
 for verb in \
@@ -42,7 +51,7 @@ complete -c kakeya -n '__kakeya_of run chat bench eval session' -l huge-pages -d
 
 # Context
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -s c -l ctx-size -x -d 'tokens of context'
-complete -c kakeya -n '__kakeya_of bench' -l ctx -x -d 'tokens of context'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l ctx -x -d 'tokens of context'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -s mp -l model-projection -rF -d 'folder of a projection'
 complete -c kakeya -n '__kakeya_of run chat info bench eval session' -l projection-type -x -a 'q8_0 file' -d 'decoders of the projection in memory'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l kv-sliding -x -a 'native window restored' -d 'what sliding layers keep'
@@ -59,6 +68,7 @@ complete -c kakeya -n '__kakeya_of run chat bench eval session' -l draft-ctx -x 
 
 # Sampling
 complete -c kakeya -n '__kakeya_of run chat eval session' -l temp -x -d temperature
+complete -c kakeya -n '__kakeya_of run chat eval session' -l temperature -x -d temperature
 complete -c kakeya -n '__kakeya_of run chat eval session' -l top-k -x -d 'draw from the likeliest'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l top-p -x -d 'draw from the likeliest that sum to'
 complete -c kakeya -n '__kakeya_of run chat eval session' -l min-p -x -d 'drop unlikely tokens'
@@ -70,15 +80,20 @@ complete -c kakeya -n '__kakeya_of run chat eval session' -s s -l seed -x -d 'fi
 complete -c kakeya -n '__kakeya_of run' -s l -l logit-bias -x -d 'added to a token\'s logit: ID+BIAS'
 
 # Prompts and output
-complete -c kakeya -n '__kakeya_of run tokenize session' -s p -l prompt -x -d text
-complete -c kakeya -n '__kakeya_of run session' -s f -l file -rF -d 'read the prompt from a file'
+complete -c kakeya -n '__kakeya_of run chat tokenize session' -s p -l prompt -x -d text
+complete -c kakeya -n '__kakeya_of run chat tokenize session' -s f -l file -rF -d 'read the prompt from a file'
 complete -c kakeya -n '__kakeya_of run session' -l tokens -x -d 'token ids'
 complete -c kakeya -n '__kakeya_of run tokenize session' -l chat -d 'a conversation'
 complete -c kakeya -n '__kakeya_of run chat session' -l system -x -d instructions
-complete -c kakeya -n '__kakeya_of chat' -l think -d 'let the model think'
+complete -c kakeya -n '__kakeya_of run chat session' -l think -d 'let the model think'
+complete -c kakeya -n '__kakeya_of run chat session' -l tools -rF -d 'tools the model may call'
+complete -c kakeya -n '__kakeya_of run chat session' -l stop -x -d 'end before this text'
+complete -c kakeya -n '__kakeya_of chat' -l load -x -a '(__kakeya_saved .chat.json)' -d 'go on with a conversation'
 complete -c kakeya -n '__kakeya_of run chat bench eval session' -s n -l predict -x -d 'tokens to generate'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l max-tokens -x -d 'tokens to generate'
+complete -c kakeya -n '__kakeya_of run chat bench eval session' -l n-predict -x -d 'tokens to generate'
 complete -c kakeya -n '__kakeya_of run session' -l ignore-eos -d 'do not stop where the model ends'
-complete -c kakeya -n '__kakeya_of run info parity doctor session report' -l json -d 'print one JSON object'
+complete -c kakeya -n '__kakeya_of run info bench eval parity doctor session report' -l json -d 'print one JSON object'
 complete -c kakeya -n '__kakeya_of run' -l logprobs -x -d 'log-probabilities of so many, with --json'
 complete -c kakeya -n '__kakeya_of run chat bench quantize eval session' -s q -l quiet -d 'no progress'
 complete -c kakeya -n '__kakeya_of run chat eval session' -s v -l verbose -d 'say more'
@@ -136,5 +151,6 @@ complete -c kakeya -n '__kakeya_of tokenize' -l jsonl -rF -d 'a JSON object on e
 complete -c kakeya -n '__kakeya_of tokenize' -l bos -d 'put <bos> first'
 complete -c kakeya -n '__kakeya_of quantize' -l type -x -a 'q8_0 q4_0 bf16 f16' -d 'how matrices are stored'
 complete -c kakeya -n '__kakeya_of quantize session bench eval train report' -l force -d 'replace what is there'
-complete -c kakeya -n '__kakeya_of session' -a 'save load ls rm' -d 'saved sessions'
+complete -c kakeya -n '__kakeya_of session' -a 'save load ls list rm' -d 'saved sessions'
+complete -c kakeya -n '__kakeya_of session; and __fish_seen_subcommand_from load rm' -a '(__kakeya_saved .kks)' -d session
 complete -c kakeya -n '__kakeya_of session' -l keep -d 'leave the saved session as it is'

@@ -175,15 +175,24 @@ json_t *kk_report_new(const char *kind, json_t *body) {
     return kk_report_join(o, body);
 }
 
-kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err) {
-    const size_t how = JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6);
-    char *text = report ? json_dumps(report, how) : NULL;
-    json_decref(report);
+static kk_status put(kk_writer *to, const json_t *o, size_t digits, kk_err *err) {
+    char *text = o ? json_dumps(o, JSON_INDENT(1) | JSON_PRESERVE_ORDER | digits) : NULL;
     kk_status st = text ? kk_writer_put(to, text, strlen(text), err)
                         : kk_fail(err, KK_ENOMEM, "no memory for the report");
     if (st == KK_OK) st = kk_writer_put(to, "\n", 1, err);
     free(text);
     return st;
+}
+
+kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err) {
+    const kk_status st = put(to, report, JSON_REAL_PRECISION(6), err);
+    json_decref(report);
+    return st;
+}
+
+kk_status kk_report_write_exact(kk_writer *to, const json_t *o, kk_err *err) {
+    KK_TRY(put(to, o, JSON_REAL_PRECISION(17), err));
+    return kk_writer_commit(to, err);
 }
 
 kk_status kk_report_write(kk_writer *to, json_t *report, kk_err *err) {

@@ -42,4 +42,7 @@ kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err);
 /* The same, and the file is complete. */
 kk_status kk_report_write(kk_writer *to, json_t *report, kk_err *err);
 
+/* Completes a file with any JSON, numbers to their last digit. */
+kk_status kk_report_write_exact(kk_writer *to, const json_t *o, kk_err *err);
+
 #endif

@@ -127,4 +127,11 @@ exits 2 bench --synthetic tiny:f32:2 --ctx 40,20
 has "$err" "ascending"
 exits 2 bench --synthetic tiny:f32:2 --ctx 40,x
 has "$err" "'x'"
+
+# The report on standard output, nothing else there; no progress where nobody looks.
+exits 0 bench --synthetic tiny:f32 -n 4 --prefill 0 --rows none --repeat 1 --json
+json "$out" schema kind
+lacks "$err" "..."
+exits 2 bench --synthetic tiny:f32 --json --report "$work/other.json"
+has "$err" "give one of the two"
 finish

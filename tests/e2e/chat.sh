@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `kakeya chat` through a pipe and at a terminal.
+# `kakeya chat` through a pipe; terminal.sh has it at a terminal.
 . "$(dirname "$0")/lib.sh"
 say() { # say TEXT ARG... - a chat with these lines on standard input
     local text=$1
@@ -82,67 +82,96 @@ done
 exits 1 chat --synthetic tiny:f32
 has "$err" "tokenizer"
 
-# At a terminal: a prompt, editing, history, and Ctrl-C that does not end the program.
-if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
-    echo "no usable script(1): the terminal was not tested" >&2
-    finish
-fi
-at_terminal() { # at_terminal ARG... - a chat at a terminal, the keys from standard input
-    # exec: a shell in between would report the Ctrl-C it saw as its own end.
-    timeout 120 script -qefc "exec '$KAKEYA' chat -m '$model' -n 8 -s 3 $*" /dev/null >"$work/out" 2>&1
-    code=$?
-    out=$(tr -d '\r' <"$work/out")
-}
-prompts() { # prompts N - waits until so many prompts were shown
-    local i
-    for i in $(seq 200); do
-        [ "$(tr '\r' '\n' <"$work/out" | grep -ac '^> ')" -ge "$1" ] && return
-        sleep 0.05
-    done
-}
-answered() { # waits until an answer's speed was shown
-    local i
-    for i in $(seq 200); do
-        grep -aq 'tok/s' "$work/out" && return
-        sleep 0.05
-    done
-}
-leave() { # leave KEYS - on an empty line, until the chat is gone: some keys may be dropped
-    local i
-    for i in $(seq 100); do
-        printf '\025%b' "$1" 2>/dev/null || return
-        sleep 0.3
-    done
-}
-first_chat() {
-    prompts 1
-    printf 'Hello\n'
-    prompts 2
-    printf 'half a line'
-    sleep 0.3
-    printf '\003'
-    prompts 3
-    printf '/help\n'
-    prompts 4
-    leave '/exit\n'
-}
-: >"$work/out"
-at_terminal < <(first_chat)
-same $code 0 "exit at the terminal: $out"
-has "$out" "/help shows the commands" "> " "(/exit or Ctrl-D leaves)" "/think on|off" $'\033[2m'
-grep -q 'Hello' "$XDG_STATE_HOME/kakeya/history" || fail "no history was kept"
-grep -q 'half' "$XDG_STATE_HOME/kakeya/history" && fail "a dropped line was sent"
-same "$(stat -c %a "$XDG_STATE_HOME/kakeya/history")" 600 "who may read the history"
-second_chat() {
-    prompts 1
-    printf '\020\020\020\n' # three lines back in the history: Hello
-    answered
-    leave '\004'
-}
-export NO_COLOR=1
-: >"$work/out"
-at_terminal -q -v < <(second_chat)
-same $code 0 "exit by Ctrl-D: $out"
-lacks "$out" $'\033[2m'
-has "$out" "Hello" "tok/s"
+# An opening message, a file before it, settings, taking back and answering again.
+say '' -p Hello --temp 0
+same "$out" "$answer" "-p is the first message"
+say 'Hello\n/undo\nHello\n' --temp 0
+same "$out" "$answer
+$answer" "after /undo"
+say '/set temp 0\nHello\n/retry\n/set\n/set temp\n/set temp x\n/set depth 1\n'
+same "$out" "$answer
+$answer" "/set and /retry"
+has "$err" "temp 0" "top-k 64" "seed " "takes a number" "no setting 'depth'"
+say '/set temp 1\n/set seed 7\nHello\n/retry\n/retry\n' -n 20
+[ "$(sort "$work/out" | uniq | wc -l)" -gt 1 ] || fail "/retry draws the same answer again"
+say '/undo\n/retry\n'
+has "$err" "nothing to take back" "no message to answer again"
+printf 'Hello' >"$work/question"
+say "/file $work/question\nyou\n" --temp 0
+attached=$out
+say '"""Hello\n\nyou"""\n' --temp 0
+same "$out" "$attached" "/file goes before the message"
+say 'you\n' -f "$work/question" --temp 0
+same "$out" "$attached" "-f goes before the first message"
+say '/file nowhere\n/file\n'
+has "$err" "cannot read 'nowhere': No such file" "/file takes a path"
+head -c 100 /dev/zero >"$work/zeros"
+say "/file $work/zeros\n"
+has "$err" "is not text"
+# What is no command is a message.
+say '/usr/bin has what?\n' -v
+same "$(answers)" 1 "a path is a message"
+say 'Hello\n/bye\nnever read\n' -v
+same "$(answers)" 1 "/bye"
+say 'Hello\n/quit\nnever read\n' -v
+same "$(answers)" 1 "/quit"
+
+# Saved and taken up again: the same conversation, and nothing is read twice.
+say 'Hello\n/save one\nAnd you?\n' --temp 0
+straight=$(printf '%s\n' "$out" | tail -n +2)
+has "$err" "saved: /load one"
+say '/load one\nAnd you?\n' --temp 0 -v
+same "$out" "$straight" "after /load"
+has "$err" "one: 2 messages"
+read -r again held < <(printf '%s\n' "$err" | sed -n 's/^\([0-9]*\) of \([0-9]*\) tokens read.*/\1 \2/p')
+[ "${again:-9999}" -lt "${held:-0}" ] || fail "a loaded conversation is read again: $err"
+say 'And you?\n' --temp 0 --load one
+same "$out" "$straight" "--load"
+kept=$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")
+say 'Bye\n/save one\n'
+has "$err" "there is a 'one' already: /save one --force replaces it"
+same "$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")" "$kept" "it was not replaced"
+say 'Bye\n/save one --force\n/save\n'
+lacks "$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")" "Hello"
+say '/load two\n/load\n/save\n' -v
+has "$err" "two: cannot read" "/load takes a name" "/save takes a name"
+echo '{"kakeya_chat": 1, "messages": [{"role": "nobody"}]}' >"$work/bad.chat.json"
+say "/load $work/bad.kks\nHello\n" --temp 0
+has "$err" "nobody"
+same "$out" "$answer" "a conversation that is refused changes nothing"
+"$KAKEYA" session rm one 2>/dev/null
+[ ! -e "$XDG_STATE_HOME/kakeya/sessions/one.chat.json" ] || fail "session rm leaves the conversation"
+
+# Tools: the next message is the result of the call that is open, and is asked for by its name.
+cat >"$work/tools.json" <<'END'
+[{"type": "function", "function": {"name": "weather", "description": "of a city",
+  "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
+END
+say 'Hello\n' --tools "$work/tools.json" --temp 0
+[ "$out" != "$answer" ] || fail "--tools changes nothing"
+cat >"$work/call.chat.json" <<'END'
+{"kakeya_chat": 1, "messages": [{"role": "user", "content": "Oslo?"}, {"role": "assistant",
+ "content": "", "tool_calls": [
+  {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}},
+  {"id": "b", "type": "function", "function": {"name": "time", "arguments": {}}}]}]}
+END
+say "/load $work/call.kks\nrain\n{\"hour\": 3}\n/save $work/answered.kks\n" -v
+same "$(answers)" 1 "two results, one answer"
+has "$(tr -d ' \n' <"$work/answered.chat.json")" '{"role":"tool","tool_call_id":"a","content":"rain"}' \
+    '{"role":"tool","tool_call_id":"b","content":{"hour":3}}'
+say 'x\n' --tools "$work/call.chat.json"
+same $code 1
+has "$err" "has no list of tools" "OpenAI"
+
+# The shipped model opens a channel when it thinks: what is in it is not part of the answer.
+printf 'Hello\n' | "$KAKEYA" chat --think --temp 0 -n 12 >"$work/out" 2>&1
+lacks "$(cat "$work/out")" "thought"
+lacks "$(cat "$work/out")" "channel"
+
+# A stop text ends an answer, and the conversation goes on after it.
+say 'Hello\n' --temp 0 -n 20
+stop=$(printf '%s' "$out" | head -1 | cut -c 4-6)
+full=$out
+say 'Hello\n' --temp 0 -n 20 --stop "$stop"
+same "$out" "${full%%"$stop"*}" "--stop"
 finish

@@ -168,4 +168,8 @@ exits 2 eval accept $pair --prompts "$work/mine.jsonl" --draft-max 8
 has "$err" "block holds 7"
 exits 1 eval accept $pair --prompts "$work/mine.jsonl" -n 4 --report "$work/none/report.json"
 has "$err" "$work/none/report.json"
+
+# The report on standard output.
+exits 0 eval accept -m "$model" --spec ngram --set code --samples 1 -n 4 --json
+json "$out" schema kind
 finish

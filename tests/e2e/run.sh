@@ -163,8 +163,8 @@ exits 1 run $tiny -p text
 has "$err" "--tokens"
 exits 1 run $tiny --tokens "$(seq -s, 1 200)" -c 100
 has "$err" "the context holds 100: raise -c"
-exits 0 run $tiny --tokens "$(seq -s, 1 90)" -c 100 -n 0 --ignore-eos --json
-has "$out" '"stop": "length"'
+exits 0 run $tiny --tokens "$(seq -s, 1 90)" -c 100 -n -1 --ignore-eos --json
+has "$out" '"stop": "context"'
 
 # A token that the tokenizer does not know is a failure, not the end of a text.
 cp -r "$model" "$work/unlike"
@@ -217,10 +217,58 @@ interrupt() { # interrupt FILE ARG... - SIGINT a moment after something is in th
     same $? 130 "exit after SIGINT"
     out=$(cat "$work/out")
 }
-endless="run $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos"
+endless="run $tiny --tokens 2,3 -n -1 -c 8000 --ignore-eos"
 interrupt "$work/out" $endless
 printf '%s\n' "$out" | grep -qxE '[0-9]+(,[0-9]+)*' || fail "what there was is not printed: $out"
 interrupt "$work/err" $endless --json -v # -v tells on stderr when the model is there
 json "$out" tokens stop
 has "$out" '"stop": "stop"'
+
+# A fresh seed every time unless one is given; -v and --json show it, and with it a run repeats.
+warm="run -m $model -p Hello -n 12 --temp 1.5 --json"
+seed() { grep -o '"seed": [0-9]*' <<<"$out" | tr -cd 0-9; }
+text() { grep -o '"tokens": \[[^]]*\]' <<<"$out"; }
+exits 0 $warm
+one=$(seed) first=$(text)
+exits 0 $warm -s -1
+[ "$(seed)" != "$one" ] || fail "the same seed twice"
+exits 0 $warm -s "$one" -v
+same "$(text)" "$first" "with the seed it drew"
+has "$err" "seed $one"
+
+# Stop texts, across the borders of tokens, with and without drafts, streamed and as JSON.
+for spec in none ngram; do
+    exits 0 run -m "$model" -p 'Hello you' -n 40 -s 1 --temp 1 -q --spec $spec
+    full=$out
+    stop=${full:11:4}
+    exits 0 run -m "$model" -p 'Hello you' -n 40 -s 1 --temp 1 -q --spec $spec --stop none --stop "$stop"
+    same "$out" "${full%%"$stop"*}" "--stop with $spec"
+    exits 0 run -m "$model" -p 'Hello you' -n 40 -s 1 --temp 1 --spec $spec --stop "$stop" --json
+    has "$out" '"stop": "stop"'
+done
+exits 1 run $tiny --tokens 2 --stop x
+has "$err" "no tokenizer" "--stop"
+exits 1 run -m "$model" -p x --stop ''
+has "$err" "a stop text is empty"
+
+# Answers: thinking and tools change the prompt; thoughts and calls are apart from the text.
+exits 0 run -m "$model" --chat -p Hello -n 4 -s 1 --json
+json "$out" text thought tool_calls seed
+plain=$(grep -o '"prompt_tokens": [0-9]*' <<<"$out")
+exits 0 run -m "$model" --chat -p Hello -n 4 -s 1 --json --think
+[ "$(grep -o '"prompt_tokens": [0-9]*' <<<"$out")" != "$plain" ] || fail "--think changes nothing"
+echo '{"tools": [{"type": "function", "function": {"name": "now"}}]}' >"$work/tools.json"
+exits 0 run -m "$model" --chat -p Hello -n 4 -s 1 --json --tools "$work/tools.json"
+[ "$(grep -o '"prompt_tokens": [0-9]*' <<<"$out")" != "$plain" ] || fail "--tools changes nothing"
+echo '{"tools": []}' >"$work/tools.json"
+exits 1 run -m "$model" --chat -p Hello --tools "$work/tools.json"
+has "$err" "has no list of tools"
+exits 0 run --chat --think -p Hello -n 12 -q
+lacks "$out" "thought"
+
+# A projection of another model is no broken download.
+shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
+exits 1 run -m "$model" -p x -n 1 -mp "$shipped/projection" --kv-sliding restored
+has "$err" "-mp takes a projection that was trained for this model"
+lacks "$err" "ownload"
 finish

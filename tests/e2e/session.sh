@@ -64,6 +64,8 @@ exits 0 session load talk -m "$model" --chat -p ' and more' -n 6 --ignore-eos --
 exits 2 session load talk -m "$model" --chat
 
 # The list, and what a removed one leaves.
+exits 0 session list
+same "$(wc -l <<<"$out")" "$("$KAKEYA" session ls | wc -l)" "session list is session ls"
 exits 0 session ls
 has "$out" name tokens at dice talk "tiny f32" bf16
 lacks "$out" q8
@@ -149,7 +151,7 @@ set -- "$kept"/*.tmp-*
 [ ! -e "$1" ] || fail "rm leaves what killed saves left: $1"
 
 # Ctrl-C ends the text and saves what there is.
-env --default-signal=INT "$KAKEYA" session save long $tiny --tokens 2,3 -n 0 -c 8000 --ignore-eos \
+env --default-signal=INT "$KAKEYA" session save long $tiny --tokens 2,3 -n -1 -c 8000 --ignore-eos \
     >"$work/out" 2>"$work/err" </dev/null &
 pid=$!
 for i in $(seq 200); do
@@ -163,4 +165,8 @@ same $? 130 "exit after SIGINT"
 written=$(tr , '\n' <"$work/out" | grep -c .)
 exits 0 session ls --json
 has "$out" "\"name\": \"long\", \"tokens\": $((written + 2))"
+
+# None at all is said, and is no failure.
+XDG_STATE_HOME=$work/empty exits 0 session list
+has "$err" "no saved sessions"
 finish

@@ -46,4 +46,18 @@ has "$err" "messages"
 
 exits 1 tokenize -m "$KK_TEST_DATA/parity/moe" -p x
 has "$err" "tokenizer"
+
+# Text from a file or from standard input, bytes as they are.
+exits 0 tokenize -m "$model" -p 'Hello you'
+want=$out
+printf 'Hello you' >"$work/text"
+exits 0 tokenize -m "$model" -f "$work/text"
+same "$out" "$want" "-f"
+same "$("$KAKEYA" tokenize -m "$model" <"$work/text")" "$want" "standard input"
+same "$("$KAKEYA" tokenize -m "$model" -f - <"$work/text")" "$want" "-f -"
+exits 0 tokenize --chat -f "$work/text"
+has "$out" "Hello you" "<|turn>"
+exits 1 tokenize -m "$model" -f "$work/nothing"
+has "$err" "cannot read '$work/nothing'"
+exits 2 tokenize -m "$model" -f "$work/text" -p x
 finish

@@ -27,7 +27,7 @@ check_help() { # check_help VERB [KIND]
         grep -qE -- "$escaped([ \",=]|\$)" "$root/docs/kakeya.1" || fail "$verb $flag: not in kakeya.1"
         grep -qE -- "[ \"]$flag( |\"|\$)" "$root/completions/kakeya.bash" ||
             fail "$verb $flag: not in kakeya.bash"
-        grep -qE -- "['{,]${flag}[][,}]" "$root/completions/_kakeya" ||
+        grep -qE -- "['*{,]${flag}[][,}]" "$root/completions/_kakeya" ||
             fail "$verb $flag: not in _kakeya"
         case $flag in
         --*) grep -qE -- "-l ${flag#--}( |\$)" "$root/completions/kakeya.fish" ||
@@ -131,7 +131,34 @@ has "$err" "-n needs a value"
 exits 2 run -n abc
 has "$err" "whole number" "'abc'"
 exits 2 run -n 1.5
-exits 2 run -n -1
+exits 2 run -n -2
+# Short options with their value attached, and what other programs call an option.
+exits 0 run --synthetic tiny:f32 --tokens 2 -n3 --json -t1
+same "$(grep -o '"tokens": \[[^]]*\]' <<<"$out" | tr -cd , | wc -c)" 2 "-n3"
+for how in --max-tokens=3 "--n-predict 3" -n=3; do
+    exits 0 run --synthetic tiny:f32 --tokens 2 $how --json --ctx 64 --temperature 0
+    same "$(grep -o '"tokens": \[[^]]*\]' <<<"$out" | tr -cd , | wc -c)" 2 "$how"
+done
+exits 0 run --synthetic tiny:f32 --tokens 2 -n0 --json
+has "$out" '"tokens": [], "stop": "length"'
+exits 0 run --synthetic tiny:f32 --tokens 2 -n0 -q
+same "$out" ""
+exits 2 run -n5x -p x
+has "$err" "whole number" "'5x'"
+exits 2 run -model x
+has "$err" "unknown option -model; did you mean --model?"
+exits 2 run -nfive
+has "$err" "unknown option -nfive"
+# Words to choose from, in any case.
+exits 0 run --synthetic tiny:F32 --tokens 2 -n 1 --kv-format Q8 --spec NGram --device CPU --json
+has "$out" '"format": "q8"' '"proposer": "ngram"'
+# No suggestion is better than a wrong one.
+exits 2 bench --think
+lacks "$err" "did you mean"
+exits 2 run -p x --think
+has "$err" "--think needs --chat"
+exits 2 run -p x --tools y
+has "$err" "--tools needs --chat"
 exits 2 run --top-p 2
 exits 2 run --temp nan
 exits 2 run --seed -3
@@ -143,7 +170,7 @@ exits 2 quantize one
 exits 2 quantize one two
 has "$err" "--type"
 exits 2 quantize one two --type q3_0
-exits 2 tokenize
+exits 2 tokenize -p x --jsonl y
 exits 2 run -m a --synthetic tiny:f32 --tokens 2
 exits 2 run -p a -f b
 exits 2 run --tokens 1,x

@@ -74,3 +74,15 @@ cmake -S "$here" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$prefix" >"$work/log" 2>&
     cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/cmake/shared_consumer"
 "$work/cmake/static_consumer"
+
+# Taken away again, and nothing else.
+touch "$prefix/bin/other" "$prefix/share/man/man1/other.1"
+"$source/scripts/uninstall" "$build" "$prefix" | grep -q 'files removed'
+left=$(cd "$prefix" && find . ! -type d | sort | tr '\n' ' ')
+[ "$left" = "./bin/other ./share/man/man1/other.1 " ] || { echo "left after uninstall: $left"; exit 1; }
+if find "$prefix" -type d -path "$prefix/*kakeya*" | grep .; then
+    echo "folders left after uninstall"
+    exit 1
+fi
+"$source/scripts/uninstall" "$build" /opt/kakeya "$work/stage" >/dev/null
+[ -z "$(find "$work/stage" ! -type d)" ] || { echo "left under DESTDIR"; exit 1; }

@@ -159,6 +159,9 @@ static void suggestions(void **unused) {
     assert_string_equal(options_nearest("rnu", words, 4), "run");
     assert_string_equal(options_nearest("quantise", words, 4), "quantize");
     assert_string_equal(options_nearest("quant", words, 4), "quantize");
+    static const char *const options[] = {"sink", "chunk", "threads"};
+    assert_null(options_nearest("think", options, 3));
+    assert_string_equal(options_nearest("snk", options, 3), "sink");
     assert_null(options_nearest("zzz", words, 4));
     assert_null(options_nearest("", words, 4));
     char longer[200];
