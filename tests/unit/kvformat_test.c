@@ -60,7 +60,7 @@ static void others_do_not_exist(void **state) {
     }
     assert_false(kk_kv_format_named("q5", &f));
     assert_false(kk_kv_format_named("", &f));
-    assert_int_equal(f, KK_KV_Q4); /* untouched */
+    assert_int_equal(f, KK_KV_Q4);             /* untouched */
     assert_true(kk_kv_format_named("Q8", &f)); /* in any case */
     assert_int_equal(f, KK_KV_Q8);
 }
