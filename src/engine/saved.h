@@ -14,9 +14,9 @@
  * are zero, so that the same state gives the same file; which pages a state shares with the one
  * before it follows from how the session came there.
  *
- * Format 3, which is still read, knew a model by its weights alone.  Format 2, which is read too, had
- * no checkpoints: after the tokens the logits, the rows whole, and the state of a proposer.  Format 1 had neither latents nor sinks, nor chunks; it is not read
- * any more. */
+ * Format 3, which is still read, knew a model by its weights alone.  Format 2, which is read too,
+ * had no checkpoints: after the tokens the logits, the rows whole, and the state of a proposer.
+ * Format 1 had neither latents nor sinks, nor chunks; it is not read any more. */
 #ifndef KK_ENGINE_SAVED_H
 #define KK_ENGINE_SAVED_H
 

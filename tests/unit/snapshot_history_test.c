@@ -179,7 +179,7 @@ static void lying_states_are_refused(void **state) {
     kk_engine_close(e);
 }
 
-/* ---- files of earlier formats ------------------------------------------------------------------ */
+/* ---- files of earlier formats ------------------------------------------------------------ */
 
 static void files_of_earlier_formats_go_on(void **state) {
     (void)state;
