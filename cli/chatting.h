@@ -13,7 +13,7 @@ typedef struct {
     option_words stops;
     const char *system, *tools, *prompt, *file, *resume;
     int32_t predict;
-    bool think, quiet, verbose;
+    bool think, no_shift, quiet, verbose;
 } chat_args;
 
 typedef struct {

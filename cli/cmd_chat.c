@@ -33,6 +33,8 @@ static const option chat_options[] = {
                             "most tokens of an answer; -1: until it ends, "
                             "0: none (default: -1)"),
     SAMPLING_STOP_OPTION(chat_args, stops),
+    OPTION_FLAG(NULL, "no-shift", AT(no_shift),
+                "stop when the context is full (default: the oldest turns are dropped)"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no greeting and no progress"),
     OPTION_FLAG("v", "verbose", AT(verbose),
                 "show the seed, what every turn read, and the speed of its answer"),
@@ -73,14 +75,20 @@ static void explain(const kk_err *err, bool interactive) {
 /* What there is to say after a turn.  False: the program should end. */
 static bool finish_turn(chat *c, kk_status st, const kk_result *result, const kk_err *err,
                         int *code) {
+    const kk_session *s = c->talk.session;
     if (st != KK_OK) {
         explain(err, lines_interactive(c->lines));
         *code = EXIT_FAILED;
         return lines_interactive(c->lines);
     }
     if (c->args->verbose) print_speed(c, result);
+    if (c->talk.dropped)
+        fprintf(stderr, "(the context of %d tokens is full: the oldest %d %s dropped)\n",
+                kk_session_ctx(s), c->talk.dropped,
+                c->talk.dropped == 1 ? "turn was" : "turns were");
     if (result->stop == KK_STOP_CONTEXT)
-        fprintf(stderr, "(the context is full: /clear begins a new conversation)\n");
+        fprintf(stderr, "(the context of %d tokens is full: the answer was cut)\n",
+                kk_session_ctx(s));
     return true;
 }
 
@@ -192,6 +200,7 @@ static bool start_talk(chat *c, int *code) {
     t->stops = &a->stops;
     t->sampling = a->sampling;
     t->predict = a->predict;
+    t->no_shift = a->no_shift;
     t->quiet = a->quiet;
     if (!talk_open(t) || (a->system && !talk_set_system(t, a->system)) ||
         !(c->lines = lines_open(chat_complete, c))) {

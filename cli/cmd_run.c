@@ -62,9 +62,10 @@ static int run_all(stream *s, const run_args *a, const kk_logit_bias *bias, prom
     s->load_s = term_now() - start;
     stream_loaded(s);
     if (!stream_open(s, &code)) return code;
-    if (!prompt_read(&verb_run, &a->prompt, kk_engine_tokenizer(s->engine), prompt, &code))
-        return code;
     if (!(s->session = loader_session(s->engine, &a->cache, &code))) return code;
+    if (!prompt_read(&verb_run, &a->prompt, kk_engine_tokenizer(s->engine), s->session, prompt,
+                     &code))
+        return code;
     term_on_signal(TERM_ASK);
     if (!stream_prompt(s, &a->prompt, prompt, &code)) return code;
     return generate(s, a, bias);

@@ -169,9 +169,10 @@ static int save_all(work *w) {
     int code;
     if (!sessions_find(w->verb, w->name, &w->path, &code) || !name_is_free(w, &code)) return code;
     if (!open_file(w, a->force, &code) || !open_engine(w, &code)) return code;
-    if (!prompt_read(w->verb, &a->prompt, kk_engine_tokenizer(s->engine), &w->prompt, &code))
-        return code;
     if (!(s->session = loader_session(s->engine, &a->cache, &code))) return code;
+    if (!prompt_read(w->verb, &a->prompt, kk_engine_tokenizer(s->engine), s->session, &w->prompt,
+                     &code))
+        return code;
     term_on_signal(TERM_ASK);
     if (!stream_prompt(s, &a->prompt, &w->prompt, &code)) return code;
     code = generate(w);
@@ -319,7 +320,8 @@ static bool read_on(work *w, int *code) {
     const session_args *a = w->args;
     stream *s = &w->stream;
     if (!has_prompt(&a->prompt)) return true;
-    return prompt_read(w->verb, &a->prompt, kk_engine_tokenizer(s->engine), &w->prompt, code) &&
+    return prompt_read(w->verb, &a->prompt, kk_engine_tokenizer(s->engine), s->session, &w->prompt,
+                       code) &&
            begin_turn(w, code) && stream_prompt(s, &a->prompt, &w->prompt, code);
 }
 

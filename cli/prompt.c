@@ -181,8 +181,20 @@ static bool encode(const prompt_args *a, const kk_tokenizer *tok, const char *te
     return false;
 }
 
-bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, prompt_tokens *out,
-                 int *code) {
+/* Encoding takes seconds for what is megabytes too long. */
+static bool can_fit(const kk_tokenizer *tok, const kk_session *s, size_t len, int *code) {
+    const size_t least = kk_encode_least(tok, len);
+    kk_err err = {.code = KK_ECONTEXT};
+    if (least <= (size_t)kk_session_ctx(s)) return true;
+    snprintf(err.msg, sizeof err.msg,
+             "the prompt has %zu tokens at least, the context holds %d: raise `ctx`", least,
+             kk_session_ctx(s));
+    *code = output_error(&err);
+    return false;
+}
+
+bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, const kk_session *s,
+                 prompt_tokens *out, int *code) {
     *out = (prompt_tokens){NULL, 0};
     if (a->tokens) return read_ids(v, a, out, code);
     if (!tok) {
@@ -201,7 +213,7 @@ bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, p
         *code = output_failed(what, "-f takes a readable file, or - for standard input.");
         return false;
     }
-    bool ok = encode(a, tok, text, len, out, code);
+    bool ok = can_fit(tok, s, len, code) && encode(a, tok, text, len, out, code);
     free(text);
     return ok;
 }

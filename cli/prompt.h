@@ -21,9 +21,10 @@ typedef struct {
 /* Checks that one source of a prompt was given before anything slow happens; false after saying
  * what is wrong. */
 bool prompt_check(const verb *v, const prompt_args *a, int *code);
-/* Reads and encodes it.  False after saying why not.  Release with prompt_free. */
-bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, prompt_tokens *out,
-                 int *code);
+/* Reads and encodes it for a session; a text that cannot fit its context is refused unencoded.
+ * False after saying why not.  Release with prompt_free. */
+bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, const kk_session *s,
+                 prompt_tokens *out, int *code);
 void prompt_free(prompt_tokens *p);
 
 /* All of a stream, NUL-terminated, released with free; NULL when it cannot be read. */

@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/prompt.h"
 #include "cli/term.h"
+#include "cli/turns.h"
 #include "eval/report.h"
 
 static kk_status fail(kk_err *err, kk_status code, const char *fmt, ...)
@@ -99,10 +100,23 @@ static kk_status bring_to(talk *t, const int32_t *ids, size_t n, size_t shared, 
     return st == KK_OK ? append(t, ids, keep, n, err) : st;
 }
 
+/* The oldest turns give way until the conversation and an answer to it fit the context. */
+static kk_status encode_what_fits(talk *t, int32_t **ids, size_t *n, kk_err *err) {
+    const int32_t ctx = kk_session_ctx(t->session), most = ctx - turns_room(ctx, t->predict);
+    t->dropped = 0;
+    for (;;) {
+        const kk_status st = encode(t, true, ids, n, err);
+        if (st != KK_OK || t->no_shift || *n <= (size_t)most) return st;
+        if (!turns_drop_oldest(t->messages)) return KK_OK;
+        t->dropped++;
+        kk_free(*ids);
+    }
+}
+
 static kk_status prepare(talk *t, kk_err *err) {
     int32_t *ids = NULL, *base = NULL;
     size_t n = 0, n_base = 0;
-    kk_status st = encode(t, true, &ids, &n, err);
+    kk_status st = encode_what_fits(t, &ids, &n, err);
     if (st == KK_OK) st = encode(t, false, &base, &n_base, err);
     if (st == KK_OK) st = bring_to(t, ids, n, common(ids, n, base, n_base), err);
     kk_free(ids);

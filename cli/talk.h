@@ -27,9 +27,11 @@ typedef struct {
     bool think;
     kk_sampling sampling;
     int32_t predict; /* most tokens of an answer; -1: until it ends */
+    bool no_shift;   /* a full context is refused, and no turn is dropped for it */
 
-    reply reply;  /* the last answer */
-    int32_t read; /* tokens evaluated to bring the session to this turn */
+    reply reply;     /* the last answer */
+    int32_t read;    /* tokens evaluated to bring the session to this turn */
+    int32_t dropped; /* oldest turns that gave way to it */
 } talk;
 
 /* False without memory. */

@@ -75,7 +75,7 @@ _kakeya() {
         ;;
     chat)
         words="$model $device $context $sampling -p --prompt -f --file --load --system --tools
-            --think $predict --stop -q --quiet -v --verbose"
+            --think $predict --stop --no-shift -q --quiet -v --verbose"
         ;;
     info) words="$model --check --json" ;;
     bench)

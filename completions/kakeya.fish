@@ -86,6 +86,7 @@ complete -c kakeya -n '__kakeya_of run session' -l tokens -x -d 'token ids'
 complete -c kakeya -n '__kakeya_of run tokenize session' -l chat -d 'a conversation'
 complete -c kakeya -n '__kakeya_of run chat session' -l system -x -d instructions
 complete -c kakeya -n '__kakeya_of run chat session' -l think -d 'let the model think'
+complete -c kakeya -n '__kakeya_of chat' -l no-shift -d 'stop when the context is full'
 complete -c kakeya -n '__kakeya_of run chat session' -l tools -rF -d 'tools the model may call'
 complete -c kakeya -n '__kakeya_of run chat session' -l stop -x -d 'end before this text'
 complete -c kakeya -n '__kakeya_of chat' -l load -x -a '(__kakeya_saved .chat.json)' -d 'go on with a conversation'

@@ -55,6 +55,17 @@ say "$(printf 'word %.0s' $(seq 60))\n" -c 24
 same $code 1
 has "$err" "no longer fits the context" "raise -c."
 
+# A full context drops the oldest turns, and says so in a line; --no-shift stops instead.
+five='one word here\ntwo words here\nthree words here\nfour words here\nfive words here\n'
+say "$five" -c 96 -n 8 --temp 0 --system 'Be brief.' -v
+same $code 0
+same "$(answers)" 5
+has "$err" "the context of 96 tokens is full: the oldest"
+say "$five" -c 96 -n 8 --temp 0 --no-shift
+same $code 1
+has "$err" "no longer fits the context"
+lacks "$err" "dropped"
+
 # A turn reads no more than the last answer and the new message, with drafting on, thinking on and
 # off, and long after the window (512 tokens) was first filled.
 shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny

@@ -68,4 +68,11 @@ exits 0 run -m "$shipped/verifier" -p 'def f():' -c 32 -n 8 --ignore-eos --json
 has "$out" '"stop": "length"'
 lacks "$err" "full"
 
+# What cannot fit is refused by its length, not after it was encoded (which takes 15 s).
+head -c 50000000 /dev/zero | tr '\0' ' ' >"$work/spaces"
+SECONDS=0
+exits 1 run -m "$shipped/verifier" -f "$work/spaces" -n 4
+has "$err" "tokens at least, the context holds 4096"
+[ "$SECONDS" -lt 5 ] || fail "50 MB of spaces were refused after $SECONDS seconds"
+
 finish
