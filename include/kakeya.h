@@ -76,8 +76,7 @@ KK_API kk_status kk_encode(const kk_tokenizer *tok, const char *text, size_t len
  * decode, UTF-8 or not; only U+2581, which the vocabulary uses for a space, comes back as one. */
 KK_API kk_status kk_decode(const kk_tokenizer *tok, const int32_t *ids, size_t n, bool show_special,
                            char **text, size_t *len, kk_err *err);
-/* The least tokens that so many bytes of text can become, without encoding any: what cannot fit a
- * context can be refused at once. */
+/* The least tokens that so many bytes can become: what cannot fit is refused unencoded. */
 KK_API size_t kk_encode_least(const kk_tokenizer *tok, size_t len);
 KK_API void kk_free(void *p); /* what kk_encode, kk_decode, kk_chat_* and kk_*_json returned */
 
@@ -155,9 +154,8 @@ typedef struct {
                     * device gains by it.  Tokens and logits are the same. */
 } kk_engine_opts;
 
-/* Files of weights stay mapped: one that is shortened while it is in use raises SIGBUS in the thread
- * that reads it.  The library installs no handler of signals; a program may have one that asks
- * which file lies at si_addr, as the command line does (cli/truncated.c). */
+/* A file of weights that is shortened while it is in use raises SIGBUS in the thread that reads it.
+ * The library installs no handler; a program may have one, as cli/truncated.c. */
 KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
 KK_API void kk_engine_close(kk_engine *e); /* NULL is fine; close its sessions first */
 /* The model's tokenizer, or NULL when it came without one.  Borrowed. */
@@ -198,20 +196,16 @@ typedef struct {
     int32_t rank;                        /* values of a latent */
     int32_t sliding_layers, full_layers; /* that it can rebuild */
     int64_t params, weight_bytes;
-    bool other_weights; /* it was made with other weights of this model, such as another precision:
-                         * it works, and figures that were measured with those are not of these */
-    bool checked;       /* its files carry checksums, which held; false: of an earlier build, and
-                         * nobody knows whether the two belong together */
+    bool other_weights; /* it was made with others of this model, such as another precision */
+    bool checked;       /* its files carry checksums, which held; an earlier build's have none */
 } kk_projection_info;
 KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
-/* Which weights these are, for reports: a sample of every tensor's bytes, with names and shapes.
- * 0: there is none.  Projections, saved sessions and what they keep of a drafter belong to a model
- * in whatever precision: they are taken where `source`, the weights that these were quantised from
- * (kk_quantize writes it into the file; else `model`), or `identity`, of configuration and
- * tokenizer, is that of the model they were made with. */
+/* Which weights these are: a sample of every tensor's bytes, with names and shapes; 0: none.  What
+ * is made with one precision of a model works with another: where `source`, what these were
+ * quantised from (kk_quantize writes it down; else `model`), or `identity`, of configuration and
+ * tokenizer, is that of the model it was made with. */
 typedef struct {
-    uint64_t model, drafter, projection;
-    uint64_t source, identity;
+    uint64_t model, drafter, projection, source, identity;
 } kk_fingerprints;
 KK_API void kk_engine_fingerprints(kk_engine *e, kk_fingerprints *out);
 /* Reads every weight and counts values that are not finite; on_bad names each tensor with some. */
@@ -294,47 +288,40 @@ typedef struct {
     int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
     kk_kv_format latents;        /* how what rows are rebuilt from is stored */
 } kk_session_opts;
-
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
                                 kk_err *err);
 KK_API void kk_session_free(kk_session *s); /* NULL is fine */
 /* A second session with the same timeline and checkpoints; K/V pages are shared until written. */
 KK_API kk_status kk_session_fork(kk_session **out, kk_session *s, kk_err *err);
-/* A second session with the first len tokens, as if it had been rewound there; the first is not
- * touched.  *evaluated (may be NULL): as of kk_session_rewind; 0 at a checkpoint. */
+/* The same with the first len tokens; *evaluated (may be NULL) as of kk_session_rewind. */
 KK_API kk_status kk_session_fork_at(kk_session **out, kk_session *s, int32_t len,
                                     int32_t *evaluated, kk_err *err);
 KK_API int32_t kk_session_len(const kk_session *s);           /* tokens on the timeline */
 KK_API const int32_t *kk_session_tokens(const kk_session *s); /* borrowed */
 KK_API int32_t kk_session_ctx(const kk_session *s);
 KK_API kk_spec kk_session_spec(const kk_session *s); /* KK_SPEC_AUTO: both proposers */
-/* The options it has come to, defaults filled in. */
-KK_API void kk_session_options(const kk_session *s, kk_session_opts *out);
+KK_API void kk_session_options(const kk_session *s, kk_session_opts *out); /* defaults filled */
 
-/* What attention read since the session began, over all layers: keys of all queries, and rows
- * rebuilt for them, once for all queries of a pass that share a chunk. */
+/* What attention read since the session began, over all layers; a row that is rebuilt for several
+ * queries of a pass counts once. */
 typedef struct {
     int64_t queries;                   /* (layer, position) */
     int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
     int64_t rows_rebuilt;              /* (layer, position) */
 } kk_key_counts;
 KK_API void kk_session_key_counts(const kk_session *s, kk_key_counts *out);
-
-/* Called after each chunk of a long append; chunks are shorter while other sessions generate.
- * Return false to stop: the append then fails with KK_ESTOPPED and the session is as it was. */
+/* Called after each chunk of a long append.  Return false to stop: the append then fails with
+ * KK_ESTOPPED and the session is as it was. */
 typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
-
 /* Appends tokens and evaluates them; only the new ones cost anything. */
 KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n,
                                    kk_progress progress, void *user, kk_err *err);
-/* Takes the timeline back to len tokens.  Sliding layers hold one window of rows: when len
- * lies further back than that, the nearest checkpoint at or before it is taken and the
- * rest is evaluated again; *evaluated says how many tokens that took.  Fails only for want of
- * memory, or when len is not on the timeline. */
+/* Takes the timeline back to len tokens.  Further back than the window of sliding layers the
+ * nearest checkpoint before len is taken and the rest evaluated again: *evaluated tokens.  Fails
+ * only for want of memory, or when len is not on the timeline. */
 KK_API kk_status kk_session_rewind(kk_session *s, int32_t len, int32_t *evaluated, kk_err *err);
-/* Marks this point, so that a later rewind or fork to it is free.  Where all of a session's
- * checkpoints may come to hold more than its checkpoint_bytes, those are dropped that a rewind
- * would miss least; never the newest, unless checkpoint_bytes is -1: then none is kept. */
+/* Marks this point, so that a later rewind or fork to it is free.  Beyond checkpoint_bytes those
+ * are dropped that a rewind would miss least, never the newest; -1: none is kept. */
 KK_API kk_status kk_session_checkpoint(kk_session *s, kk_err *err);
 /* Where they are: lens[0, min(n, cap)) in rising order; returns n, how many there are. */
 KK_API int32_t kk_session_checkpoints(const kk_session *s, int32_t *lens, int32_t cap);
@@ -361,9 +348,8 @@ typedef struct {
 } kk_logit_bias;
 
 /* Which ids may follow tokens[0..n): bit id % 32 of word id / 32, for all of the vocabulary,
- * borrowed until the next call; NULL: what the options' own mask says.  It is called before each
- * choice, drafted or not, and must depend on the tokens alone.  It runs inside the round, perhaps
- * in another thread that generates from the same engine, and calls nothing of the library. */
+ * borrowed until the next call; NULL: what the options' own mask says.  It must depend on the
+ * tokens alone; it runs inside the round, perhaps in another thread, and calls nothing here. */
 typedef const uint32_t *(*kk_mask_at)(void *user, const int32_t *tokens, int32_t n);
 
 /* ln of a token's probability by the logits alone: no bias, mask, penalties or temperature. */
@@ -377,15 +363,9 @@ typedef struct {
     int32_t n_best;                   /* n_logprobs, or the whole vocabulary if that is smaller */
     kk_logprob best[KK_MAX_LOGPROBS]; /* the likeliest first, equal ones by id */
 } kk_logprobs;
-/* Called for each token just before on_token. */
-typedef void (*kk_on_logprobs)(void *user, const kk_logprobs *of);
+typedef void (*kk_on_logprobs)(void *user, const kk_logprobs *of); /* just before on_token */
 
-typedef enum {
-    KK_STOP_LENGTH, /* max_tokens */
-    KK_STOP_EOS,
-    KK_STOP_CALLBACK,
-    KK_STOP_CONTEXT, /* the context is full, before max_tokens */
-} kk_stop_reason;
+typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK, KK_STOP_CONTEXT } kk_stop_reason;
 
 typedef struct {
     int32_t max_tokens; /* 0: until a stop id or the context is full */
@@ -402,10 +382,8 @@ typedef struct {
     int32_t n_logprobs;   /* the best so many are handed to on_logprobs, at most KK_MAX_LOGPROBS */
     kk_on_logprobs on_logprobs; /* NULL: none.  Called with user */
 } kk_generate_opts;
-
 /* Called for each token as it is chosen, stop ids included.  Return false to stop. */
 typedef bool (*kk_on_token)(void *user, int32_t id);
-
 enum { KK_MAX_DRAFT = 31 }; /* tokens drafted in one round, at most */
 
 /* What one proposer did. */
@@ -436,7 +414,6 @@ typedef struct {
     int64_t syncs;        /* times the device was left without work, to be waited for */
     kk_spec_stats spec;
 } kk_result;
-
 /* Continues the timeline.  Callbacks may use other sessions, not this one.  When it fails, the
  * session holds the tokens that were handed out until then. */
 KK_API kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token on_token,
@@ -468,24 +445,20 @@ KK_API const char *kk_writer_temp(const kk_writer *w); /* to unlink instead of c
  * one is for its owner alone.  kk_session_save_to completes one that was opened before. */
 KK_API kk_status kk_session_save(kk_session *s, const char *path, kk_err *err);
 KK_API kk_status kk_session_save_to(kk_session *s, kk_writer *to, kk_err *err);
-/* Continues a saved session.  opts may change who drafts; ctx 0, the format and what is kept of
- * rows are the saved ones, and opts that ask for others are refused.  So are, with the reason,
- * another model, another projection where rows are rebuilt, a damaged or a shortened file.  Other
- * weights of the same model (kk_fingerprints) go on with it; kk_session_other_weights says so.
- * *exact (may be NULL): whether tokens and logits will be those of the session that was saved, to
- * the bit; they are with the same weights, on the same kind of device and build. */
+/* Continues a saved session.  opts may change who drafts and the context; all else is as saved.
+ * Refused, with the reason: another model (kk_fingerprints), another projection where rows are
+ * rebuilt, a damaged or a shortened file.  *exact (may be NULL): whether tokens and logits will be
+ * those of the saved session, to the bit: with the same weights, kind of device and build. */
 KK_API kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
                                  const kk_session_opts *opts, bool *exact, kk_err *err);
-/* Whether some of its rows were made with other weights than its engine's, such as another
- * precision of the model, which its saved files remember: a fresh session of the same tokens has
- * other logits. */
+/* Whether some rows were made with other weights of the model than the engine's; saved as well. */
 KK_API bool kk_session_other_weights(const kk_session *s);
 /* The settings of the last generation, for one that goes on; false: there was none. */
 KK_API bool kk_session_sampling(const kk_session *s, kk_sampling *out);
 
 typedef struct {
     char model[64], device[16], build[64]; /* what it was saved with */
-    uint64_t fingerprint;                  /* of the model's weights */
+    uint64_t fingerprint, identity;        /* of the model, as kk_fingerprints; 0: not said */
     kk_kv_format kv_format;
     kk_spec spec;
     int32_t tokens, ctx;
@@ -493,9 +466,7 @@ typedef struct {
     char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
     int32_t sink, window, chunk;      /* 0: they keep all */
     uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
-    int32_t format;                   /* of the file: 4, or 2 and 3 of earlier builds */
-    int32_t checkpoints;              /* that come with it */
-    uint64_t identity;                /* of the model: kk_fingerprints; 0: not said */
+    int32_t format, checkpoints;      /* of the file: 4, or 2 and 3 of earlier builds; in it */
     bool other_weights;               /* kk_session_other_weights of it */
 } kk_saved_info;
 /* What a file holds, from its head alone. */

@@ -50,13 +50,13 @@ has "$err" "carries no checksums"
 
 cp -r "$shipped/verifier" "$work/short" && chmod -R u+w "$work/short"
 "$KAKEYA" run -m "$work/short" -p 'def f():' -n 100000 -c 8192 --ignore-eos -t 1 \
-    >"$work/out" 2>"$work/err" </dev/null &
+    >"$work/short.out" 2>"$work/short.err" </dev/null &
 pid=$!
-for _ in $(seq 100); do [ -s "$work/out" ] && break; sleep 0.1; done
+for _ in $(seq 100); do [ -s "$work/short.out" ] && break; sleep 0.1; done
 truncate -s 4096 "$work/short/model.safetensors"
 wait $pid
 same $? 1 "a shortened model"
-has "$(cat "$work/err")" "short/model.safetensors' was shortened"
+has "$(cat "$work/short.err")" "short/model.safetensors' was shortened"
 
 # ---- a full context -----------------------------------------------------------------------------
 
