@@ -34,20 +34,29 @@ KK_DIGEST_FN uint64_t kk_digest_spread(uint64_t h) {
     return h ^ (h >> 32);
 }
 
-/* What chunk `index`, of n words, adds to the sum. */
-KK_DIGEST_FN uint64_t kk_digest_chunk(uint64_t index, const uint32_t *word, int n) {
-    uint64_t h = (index + 1) * 0x9e3779b97f4a7c15u;
-    int i = 0;
-    for (; i + 1 < n; i += 2) h = kk_digest_fold(h, word[i] | (uint64_t)word[i + 1] << 32);
-    if (i < n) h = kk_digest_fold(h, word[i]);
-    return kk_digest_spread(h);
+/* A float that is not finite has all bits of its exponent set, so that one more carries into the
+ * sign's place: *carry gathers that of two words at a time. */
+KK_DIGEST_FN uint64_t kk_digest_carry(uint64_t words) {
+    return (words & 0x7f8000007f800000u) + 0x0080000000800000u;
 }
+KK_DIGEST_FN int kk_digest_broken(uint64_t carry) { return (carry & 0x8000000080000000u) != 0; }
 
-/* Whether one of n words is a float that is not finite: its exponent has all bits set. */
-KK_DIGEST_FN int kk_digest_broken(const uint32_t *word, int n) {
-    uint32_t broken = 0;
-    for (int i = 0; i < n; i++) broken |= (word[i] & 0x7f800000u) == 0x7f800000u;
-    return (int)broken;
+/* What chunk `index`, of n words, adds to the sum; *carry says whether all of them are finite. */
+KK_DIGEST_FN uint64_t kk_digest_chunk(uint64_t index, const uint32_t *word, int n,
+                                      uint64_t *carry) {
+    uint64_t h = (index + 1) * 0x9e3779b97f4a7c15u, seen = *carry;
+    int i = 0;
+    for (; i + 1 < n; i += 2) {
+        const uint64_t two = word[i] | (uint64_t)word[i + 1] << 32;
+        h = kk_digest_fold(h, two);
+        seen |= kk_digest_carry(two);
+    }
+    if (i < n) {
+        h = kk_digest_fold(h, word[i]);
+        seen |= kk_digest_carry(word[i]);
+    }
+    *carry = seen;
+    return kk_digest_spread(h);
 }
 
 /* The digest of a row of n words whose chunks come to this sum. */

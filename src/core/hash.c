@@ -36,15 +36,13 @@ static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
 
 uint64_t kk_hash_digest_of(const float *row, size_t n, bool *finite) {
     uint32_t word[KK_DIGEST_WORDS];
-    uint64_t sum = 0;
-    int broken = 0;
+    uint64_t sum = 0, carry = 0;
     for (size_t at = 0; at < n; at += KK_DIGEST_WORDS) {
         const size_t left = n - at < KK_DIGEST_WORDS ? n - at : KK_DIGEST_WORDS;
         memcpy(word, row + at, left * sizeof *word);
-        sum += kk_digest_chunk(at / KK_DIGEST_WORDS, word, (int)left);
-        broken |= kk_digest_broken(word, (int)left);
+        sum += kk_digest_chunk(at / KK_DIGEST_WORDS, word, (int)left, &carry);
     }
-    *finite = !broken;
+    *finite = !kk_digest_broken(carry);
     return kk_digest_end(sum, n);
 }
 
@@ -54,13 +52,13 @@ uint64_t kk_hash_digest(const float *row, size_t n) {
 }
 
 bool kk_hash_finite(const float *row, size_t n) {
-    uint32_t word[KK_DIGEST_WORDS];
-    for (size_t at = 0; at < n; at += KK_DIGEST_WORDS) {
-        const size_t left = n - at < KK_DIGEST_WORDS ? n - at : KK_DIGEST_WORDS;
-        memcpy(word, row + at, left * sizeof *word);
-        if (kk_digest_broken(word, (int)left)) return false;
+    uint64_t carry = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word;
+        memcpy(&word, row + i, sizeof word);
+        carry |= kk_digest_carry(word);
     }
-    return true;
+    return !kk_digest_broken(carry);
 }
 
 uint64_t kk_hash_add(uint64_t chain, uint64_t digest) {

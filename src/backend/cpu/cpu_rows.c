@@ -210,15 +210,14 @@ typedef struct {
 static uint64_t digest_chunks(const float *x, int64_t dim, int64_t begin, int64_t end,
                               int *broken) {
     uint32_t word[KK_DIGEST_WORDS];
-    uint64_t sum = 0;
-    *broken = 0;
+    uint64_t sum = 0, carry = 0;
     for (int64_t c = begin; c < end; c++) {
         const int64_t at = c * KK_DIGEST_WORDS, left = dim - at;
         const int n = left < KK_DIGEST_WORDS ? (int)left : KK_DIGEST_WORDS;
         memcpy(word, x + at, (size_t)n * sizeof *word);
-        sum += kk_digest_chunk((uint64_t)c, word, n);
-        *broken |= kk_digest_broken(word, n);
+        sum += kk_digest_chunk((uint64_t)c, word, n, &carry);
     }
+    *broken = kk_digest_broken(carry);
     return sum;
 }
 

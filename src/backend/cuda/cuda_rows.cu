@@ -341,6 +341,7 @@ __device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, i
     const int first = chunk * KK_DIGEST_WORDS;
     const int n = min(dim - first, (int)KK_DIGEST_WORDS);
     const uint32_t *from = (const uint32_t *)x + first;
+    uint64_t carry = 0;
 #pragma unroll
     for (int i = 0; i < KK_DIGEST_WORDS; i += 4) {
         if (n == KK_DIGEST_WORDS && dim % 4 == 0) {
@@ -351,15 +352,14 @@ __device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, i
         }
     }
     if (n == KK_DIGEST_WORDS) {
-        f.sum += kk_digest_chunk((uint64_t)chunk, word, KK_DIGEST_WORDS);
-        f.broken |= kk_digest_broken(word, KK_DIGEST_WORDS);
+        f.sum += kk_digest_chunk((uint64_t)chunk, word, KK_DIGEST_WORDS, &carry);
 #pragma unroll
         for (int i = 0; i < KK_DIGEST_WORDS; i++) join(f, 0, __uint_as_float(word[i]), first + i);
     } else {
-        f.sum += kk_digest_chunk((uint64_t)chunk, word, n);
-        f.broken |= kk_digest_broken(word, n);
+        f.sum += kk_digest_chunk((uint64_t)chunk, word, n, &carry);
         for (int i = 0; i < n; i++) join(f, 0, __uint_as_float(word[i]), first + i);
     }
+    f.broken |= kk_digest_broken(carry);
 }
 
 __global__ void __launch_bounds__(CHOOSE_THREADS)
