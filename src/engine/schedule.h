@@ -8,8 +8,8 @@
  * turn comes.
  *
  * A plain session goes on while its thread still hands out the tokens of the rounds before: whoever
- * leads takes it along, and its outcomes wait for it, KK_MOST_AHEAD at most.  When its callback then
- * stops the generation, the rounds after that are forgotten.  So threads wake up and run their
+ * leads takes it along, and its outcomes wait for it, at most KK_MOST_AHEAD.  When its callback
+ * then stops the generation, the rounds after that are forgotten.  So threads wake up and run their
  * callbacks beside the next forward, and one that gets no core for a while finds several outcomes.
  *
  * Sessions that draft, or whose choices ask their caller, come back for each round, after their
@@ -110,8 +110,8 @@ void kk_task_free(kk_task *t);
 void kk_schedule_enter(kk_session *s);
 /* The first n_keep tokens of the last outcome were handed out; what r had beyond is forgotten. */
 void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32_t n_keep);
-/* All of `last` was handed out (NULL: there was none).  Gives the next outcome, of a round that runs
- * together with others where there are some, and brings caches up to what was handed out. */
+/* All of `last` was handed out (NULL: there was none).  Gives the next outcome, of a round that
+ * runs together with others where there are some, and brings caches up to what was handed out. */
 void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_outcome *out);
 /* The outcome that r holds. */
 void kk_outcome_of(const kk_round *r, kk_outcome *out);
