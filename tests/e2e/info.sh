@@ -45,7 +45,8 @@ has "$err" "1 weights are not finite"
 exits 1 info -m "$work/bad" --check --json
 json "$out" bad_values bad_tensors
 has "$out" '"bad_values": 1'
-exits 0 run -m "$work/bad" --tokens 2,3 -n 2 -q
+exits 1 run -m "$work/bad" --tokens 2,3 -n 2 -q
+has "$err" "not finite"
 
 # Damaged and missing files, each with a sentence.
 exits 1 info -m "$work/nowhere"
