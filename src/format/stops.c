@@ -72,6 +72,7 @@ size_t kk_stops_push(kk_stops *s, char c) {
 }
 
 void kk_stops_drop(kk_stops *s, size_t n) {
+    if (n == 0) return; /* there may be no memory yet */
     s->n_held -= n;
     memmove(s->held, s->held + n, s->n_held);
 }

@@ -240,8 +240,9 @@ INLINE void rotate_stored(kk_kv_format f, const stored *k, const float *cs, row_
             vf_store(to + rot + i, vf_fma(a, sine, vf_mul(b, cosine)));
         }
         t.at[0] += t.bytes;
-        t.scale += stored_scaled(f) ? t.groups : 0;
-        t.bias += stored_scaled(f) ? t.groups : 0;
+        if (!stored_scaled(f)) continue;
+        t.scale += t.groups;
+        t.bias += t.groups;
     }
 }
 
