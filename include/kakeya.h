@@ -373,8 +373,8 @@ typedef struct {
     const int32_t *stop_ids; /* added to the model's own */
     size_t n_stop_ids;
     bool ignore_eos; /* stop at max_tokens only */
-    /* Of this generation alone; saved sessions do not keep them.  A choice of which the masks leave
-     * nothing fails with KK_EINVAL. */
+    /* Of this generation alone, and unchanged until it ends; saved sessions do not keep them.  A
+     * choice of which the masks leave nothing fails with KK_EINVAL. */
     const kk_logit_bias *bias; /* [n_bias]; those of one id add up */
     size_t n_bias;
     const uint32_t *mask; /* ids that may be chosen, as kk_mask_at has it; NULL: all */

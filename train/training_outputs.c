@@ -107,15 +107,24 @@ kk_status kk_training_open_outputs(kk_training *t, kk_err *err) {
     return open_files(t, err);
 }
 
+static kk_status write_report(kk_training *t, kk_err *err) {
+    KK_TRY(kk_training_report(t, err));
+    return kk_writer_sync(t->report, err);
+}
+
+/* The configuration names the projection and comes last, after the report, so that a run that is
+ * killed leaves no projection beside another one's report.  A report that cannot be written is an
+ * error, and does not cost the projection. */
 kk_status kk_training_write(kk_training *t, kk_err *err) {
     KK_TRY(kk_theta_put(&t->theta, &t->files, err));
-    if (t->report) {
-        KK_TRY(kk_training_report(t, err));
-        KK_TRY(kk_writer_sync(t->report, err));
-    }
+    kk_status st = t->report ? write_report(t, err) : KK_OK;
     KK_TRY(kk_writer_commit(t->files.tensors, err));
-    if (t->report) KK_TRY(kk_writer_commit(t->report, err));
-    return kk_writer_commit(t->files.config, err);
+    if (t->report && st == KK_OK) st = kk_writer_commit(t->report, err);
+    kk_err config;
+    const kk_status named = kk_writer_commit(t->files.config, &config);
+    if (named == KK_OK || st != KK_OK) return st;
+    if (err) *err = config;
+    return named;
 }
 
 /* Of a run that came to nothing its folder goes too, unless something lies in it. */

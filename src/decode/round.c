@@ -639,21 +639,32 @@ bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open)
            r->layout->latents.rank == 0 && !a->mask_at && !a->logprobs;
 }
 
-void kk_round_forget(kk_round *r, int32_t n) {
+/* Takes n plain rounds, of rows from the anchor on, off the counters. */
+static void uncount(kk_round *r, int32_t n) {
     kk_key_counts counts = {0};
-    assert(n >= 0 && n <= r->unsettled && n <= open_rows(r) + 1 && r->drafting->n == 0);
-    r->len -= n;
-    r->room += n;
-    r->unsettled -= n;
+    kk_spec_stats *t = r->stats;
     kk_cache_count(r->cache, r->len - 1, n, &counts);
     if (r->counts) {
         r->counts->queries -= counts.queries;
         r->counts->keys_stored -= counts.keys_stored;
     }
-    kk_spec_stats *t = r->stats;
     t->rounds -= n;
     t->rows -= n;
     t->histogram[0] -= n;
     t->chosen[0] -= n;
     t->drafts[0] -= n;
+}
+
+void kk_round_drop(kk_round *r) {
+    uncount(r, 1);
+    r->n_out = 0;
+}
+
+void kk_round_forget(kk_round *r, int32_t n) {
+    if (n == 0) return;
+    assert(n > 0 && n <= r->unsettled && n <= open_rows(r) + 1 && r->drafting->n == 0);
+    r->len -= n;
+    r->room += n;
+    r->unsettled -= n;
+    uncount(r, n);
 }

@@ -117,6 +117,8 @@ bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open)
 /* Takes the last n tokens off the timeline, which kk_round_settle left open, each the outcome of a
  * round of its own. */
 void kk_round_forget(kk_round *r, int32_t n);
+/* Forgets a plain round whose outcome nobody takes, as if it had not run. */
+void kk_round_drop(kk_round *r);
 /* Whether the next round was enqueued already. */
 bool kk_round_in_flight(const kk_round *r);
 /* Forgets what is in flight; after the last round of a generation, whatever ended it. */

@@ -167,7 +167,7 @@ kk_status kk_generate(kk_session *s, const kk_generate_opts *opts, kk_on_token o
     r.choose = choose_opts_of(opts, user, logprobs);
     generation g = {.s = s, .opts = opts, .round = &r, .result = result};
     kk_status st;
-    kk_schedule_enter(s);
+    kk_schedule_enter(s, &r);
     do {
         st = step(&g, err);
     } while (st == KK_OK && emit(&g, on_token, user));

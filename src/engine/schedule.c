@@ -201,6 +201,10 @@ static bool dispatch(kk_schedule *q, kk_task *self) {
  * now; false: others ran it. */
 static bool wait_turn(kk_schedule *q, kk_task *t, bool chunk) {
     pthread_mutex_lock(&q->lock);
+    if (!chunk && t->n_ready > 0) { /* it came just now */
+        pthread_mutex_unlock(&q->lock);
+        return false;
+    }
     t->awaited = true;
     if (t->state != KK_TASK_RUNNING) push(q, t, chunk);
     bool leads = t->state == KK_TASK_QUEUED && dispatch(q, t);
@@ -286,6 +290,7 @@ static void post(kk_schedule *q, const kk_engine *e, kk_task *t, double seconds,
     kk_round *r = t->round;
     const bool lost = !t->awaited && (t->st != KK_OK || r->n_out == 0);
     t->goes_on = may_go_on(q, e, t);
+    if (lost && t->st == KK_OK) kk_round_drop(r);
     if (lost) return;
     kk_outcome *o = &t->outcome[(t->ready + t->n_ready++) % KK_MOST_AHEAD];
     kk_outcome_of(r, o);
@@ -358,9 +363,10 @@ void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_ou
     kk_schedule *q = &s->engine->schedule;
     kk_task *t = &s->task;
     pthread_mutex_lock(&q->lock);
-    t->round = r;
     if (last) hand_in(t, r, last, last->n);
+    const bool full = t->n_ready == KK_MOST_AHEAD;
     bool there = take_outcome(t, out);
+    if (full) dispatch(q, NULL); /* those who waited for it can take it along again */
     pthread_mutex_unlock(&q->lock);
     while (!there) {
         if (wait_turn(q, t, false)) lead(s->engine, t);
@@ -372,19 +378,27 @@ void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_ou
 
 /* ---- generations ------------------------------------------------------------------------ */
 
-void kk_schedule_enter(kk_session *s) {
+void kk_schedule_enter(kk_session *s, kk_round *r) {
     kk_schedule *q = &s->engine->schedule;
     kk_task *t = &s->task;
     pthread_mutex_lock(&q->lock);
     const kk_task *other = q->decoding;
     while (other && !kk_cache_alike(other->session->cache, s->cache)) other = other->decoding;
     t->kind = other ? other->kind : q->kinds++;
+    t->round = r;
     t->round_s = 0;
     t->slow = t->goes_on = t->leaves = false;
     t->n_open = t->n_ready = 0;
     t->decoding = q->decoding;
     q->decoding = t;
     pthread_mutex_unlock(&q->lock);
+}
+
+/* Whether the last round that ran was not kept, and its outcome was not taken either. */
+static bool newest_is_open(const kk_task *t) {
+    if (t->n_ready == 0) return false;
+    const kk_outcome *o = &t->outcome[(t->ready + t->n_ready - 1) % KK_MOST_AHEAD];
+    return !o->kept && o->st == KK_OK;
 }
 
 /* A forward that runs with it is waited for: it is about to write into its cache. */
@@ -400,6 +414,7 @@ void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32
         pthread_mutex_lock(&q->lock);
     }
     hand_in(t, r, last, n_keep);
+    if (newest_is_open(t)) kk_round_drop(r);
     kk_round_forget(r, t->n_open);
     t->n_open = t->n_ready = 0;
     while (*at != t) at = &(*at)->decoding;

@@ -105,9 +105,8 @@ void kk_schedule_free(kk_schedule *q);
 void kk_task_init(kk_task *t, kk_session *s);
 void kk_task_free(kk_task *t);
 
-/* A generation begins and ends: rounds happen in between.  Between the first and leave, r is the
- * scheduler's. */
-void kk_schedule_enter(kk_session *s);
+/* A generation begins and ends: rounds happen in between, and r is the scheduler's. */
+void kk_schedule_enter(kk_session *s, kk_round *r);
 /* The first n_keep tokens of the last outcome were handed out; what r had beyond is forgotten. */
 void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32_t n_keep);
 /* All of `last` was handed out (NULL: there was none).  Gives the next outcome, of a round that
