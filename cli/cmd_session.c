@@ -96,7 +96,8 @@ static bool open_file(work *w, bool replace, int *code) {
 
 static int save(work *w) {
     kk_err err;
-    term_on_signal(TERM_INSIST); /* what is half written is removed before the process ends */
+    /* What is half written is removed before the process ends; a pipe has nothing to remove. */
+    term_on_signal(kk_writer_temp(w->file) ? TERM_INSIST : TERM_QUIT);
     if (kk_session_save_to(w->stream.session, w->file, &err) == KK_OK) return EXIT_DONE;
     return output_failed(err.msg, "Check the folder and the space on its disk; the session that "
                                   "was there before is as it was.");
