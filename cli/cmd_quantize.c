@@ -33,8 +33,8 @@ static int quantize(const quantize_args *a, const char *in, const char *out, kk_
     term_progress bar;
     kk_err err;
     const double start = term_now();
-    /* What is half written is removed before this returns, so every signal waits for it; a pipe that
-     * nobody reads would be waited for forever. */
+    /* What is half written is removed before this returns, so every signal waits for it; a pipe
+     * that nobody reads would be waited for forever. */
     term_on_signal(kk_writer_temp(to) ? TERM_INSIST : TERM_QUIT);
     term_progress_begin(&bar, "quantizing", NULL, a->quiet);
     const kk_status st = kk_quantize_to(in, to, a->type, term_progress_step, &bar, &err);
