@@ -13,6 +13,7 @@
 
 #include "cli/chatting.h"
 #include "cli/flags.h"
+#include "cli/notices.h"
 #include "cli/output.h"
 #include "cli/prompt.h"
 #include "cli/sampling.h"
@@ -32,7 +33,7 @@ static bool out_of_memory(void) {
 
 static bool clear(chat *c, const char *rest, int *code) {
     (void)rest, (void)code;
-    json_array_clear(c->talk.messages);
+    talk_clear(&c->talk);
     c->saved_as[0] = 0;
     complain("a new conversation");
     return true;
@@ -47,7 +48,9 @@ static bool undo(chat *c, const char *rest, int *code) {
 
 static bool retry(chat *c, const char *rest, int *code) {
     (void)rest;
-    return chat_retry(c, code);
+    if (talk_asked(&c->talk)) return chat_retry(c, code);
+    complain("there is no message to answer again");
+    return true;
 }
 
 static bool leave(chat *c, const char *rest, int *code) {
@@ -146,6 +149,17 @@ static const setting *setting_named(const char *name, size_t n) {
     return NULL;
 }
 
+static void refuse_value(const setting *s, const char *value) {
+    if (s->kind == OPT_SEED)
+        fprintf(stderr,
+                "%s takes a whole number of at most 64 bits, or -1 for a random one, "
+                "not '%s'\n",
+                s->name, value);
+    else
+        fprintf(stderr, "%s takes a number%s from %g to %g, not '%s'\n", s->name,
+                s->kind == OPT_REAL ? "" : " without a point", s->min, s->max, value);
+}
+
 /* /set, /set NAME, /set NAME VALUE */
 static bool set(chat *c, const char *rest, int *code) {
     const size_t n = strcspn(rest, " =\n");
@@ -157,8 +171,7 @@ static bool set(chat *c, const char *rest, int *code) {
     else if (!s)
         fprintf(stderr, "there is no setting '%.*s'; /set shows them all\n", (int)n, rest);
     else if (*value && !store_setting(c, s, value))
-        fprintf(stderr, "%s takes a number%s from %g to %g, not '%s'\n", s->name,
-                s->kind == OPT_REAL ? "" : " without a point", s->min, s->max, value);
+        refuse_value(s, value);
     else
         print_setting(c, s);
     return true;
@@ -193,57 +206,71 @@ static bool save_to(chat *c, const char *name, sessions_path *session, const ses
     return talk_save(&c->talk, file->text, &err) == KK_OK || say_where(name, &err);
 }
 
+/* Under a name that nobody has, or that is to be replaced.  False after saying why not. */
+static bool save_as(chat *c, const char *name, bool forced, int *code) {
+    sessions_path session;
+    *code = EXIT_FAILED;
+    if (!sessions_find(&verb_chat, name, &session, code)) return false;
+    const sessions_path file = sessions_conversation(&session);
+    const bool there = access(file.text, F_OK) == 0 || access(session.text, F_OK) == 0;
+    if (there && !forced && strcmp(name, c->saved_as) != 0) {
+        fprintf(stderr, "there is a '%s' already: /save %s --force replaces it\n", name, name);
+        return false;
+    }
+    return save_to(c, name, &session, &file);
+}
+
 /* /save NAME [--force] */
 static bool save(chat *c, const char *rest, int *code) {
     static const char force[] = " --force";
-    sessions_path session, file;
+    int failed = EXIT_FAILED;
     char name[256];
-    (void)code;
     snprintf(name, sizeof name, "%s", *rest ? rest : c->saved_as);
     const size_t n = strlen(name), tail = strlen(force);
     const bool forced = n > tail && strcmp(name + n - tail, force) == 0;
     if (forced) name[n - tail] = 0;
-    int unused;
-    if (!name[0]) {
-        complain("/save takes a name");
-    } else if (!sessions_find(&verb_chat, name, &session, &unused)) {
-        return true; /* it has said why */
-    } else {
-        file = sessions_conversation(&session);
-        const bool there = access(file.text, F_OK) == 0 || access(session.text, F_OK) == 0;
-        if (there && !forced && strcmp(name, c->saved_as) != 0) {
-            fprintf(stderr, "there is a '%s' already: /save %s --force replaces it\n", name, name);
-        } else if (save_to(c, name, &session, &file)) {
-            snprintf(c->saved_as, sizeof c->saved_as, "%s", name);
-            fprintf(stderr, "saved: /load %s goes on with it\n", name);
-        }
+    if (!name[0]) complain("/save takes a name");
+    if (!name[0] || !save_as(c, name, forced, &failed)) {
+        *code = failed;
+        return true;
     }
+    snprintf(c->saved_as, sizeof c->saved_as, "%s", name);
+    fprintf(stderr, "saved: /load %s goes on with it\n", name);
     return true;
 }
 
-/* The session that was saved with a conversation, in place of ours; without it, or when it does
- * not fit, the conversation is read again. */
-static void take_session(chat *c, const char *path) {
+/* The session that was saved with a conversation, in place of ours, with no less room than ours
+ * has; without it, or when it does not fit, the conversation is read again. */
+static void take_session(chat *c, const char *name, const char *path) {
     kk_session_opts opts = loader_session_opts(&c->args->cache);
+    const int32_t room = kk_session_ctx(c->talk.session);
+    kk_saved_info saved;
     kk_session *s;
+    bool exact;
     kk_err err;
     if (access(path, F_OK) != 0) return;
-    if (kk_session_load(&s, c->talk.engine, path, &opts, NULL, &err) != KK_OK) {
+    kk_status st = kk_saved_inspect(path, &saved, &err);
+    if (st == KK_OK && opts.ctx == 0 && room > saved.ctx) opts.ctx = room;
+    if (st == KK_OK) st = kk_session_load(&s, c->talk.engine, path, &opts, &exact, &err);
+    if (st != KK_OK) {
         fprintf(stderr, "(%s; the conversation will be read again)\n", flags_for(err.msg).text);
         return;
     }
     kk_session_free(c->talk.session);
     c->talk.session = s;
+    if (!c->args->quiet) notices_saved(name, &saved, s, exact);
 }
 
-bool chat_load(chat *c, const char *name) {
+bool chat_load(chat *c, const char *name, int *code) {
     sessions_path session;
-    int code;
     kk_err err;
-    if (!sessions_find(&verb_chat, name, &session, &code)) return false;
+    if (!sessions_find(&verb_chat, name, &session, code)) return false;
     const sessions_path file = sessions_conversation(&session);
-    if (talk_load(&c->talk, file.text, &err) != KK_OK) return say_where(name, &err);
-    take_session(c, session.text);
+    if (talk_load(&c->talk, file.text, &err) != KK_OK) {
+        *code = EXIT_FAILED;
+        return say_where(name, &err);
+    }
+    take_session(c, name, session.text);
     snprintf(c->saved_as, sizeof c->saved_as, "%s", name);
     if (!c->args->quiet)
         fprintf(stderr, "%s: %zu messages\n", name, json_array_size(c->talk.messages));
@@ -251,11 +278,12 @@ bool chat_load(chat *c, const char *name) {
 }
 
 static bool load(chat *c, const char *rest, int *code) {
-    (void)code;
-    if (*rest)
-        chat_load(c, rest);
-    else
+    if (*rest) {
+        chat_load(c, rest, code);
+    } else {
         complain("/load takes a name; Tab offers those there are");
+        *code = EXIT_FAILED;
+    }
     return true;
 }
 
@@ -359,7 +387,7 @@ static char *complete_command(const char *line, size_t n, int i) {
 static char *matching(const char *pattern, int i) {
     char *path = NULL;
     glob_t found;
-    if (glob(pattern, GLOB_MARK | GLOB_TILDE, NULL, &found) != 0) return NULL;
+    if (glob(pattern, GLOB_MARK, NULL, &found) != 0) return NULL;
     if ((size_t)i < found.gl_pathc) path = strdup(found.gl_pathv[i]);
     globfree(&found);
     return path;

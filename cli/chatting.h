@@ -36,6 +36,6 @@ bool chat_command(chat *c, const char *text, int *code);
 char *chat_complete(void *user, const char *line, size_t n, int i);
 
 /* Takes up a conversation that /save wrote.  False after saying why not. */
-bool chat_load(chat *c, const char *name);
+bool chat_load(chat *c, const char *name, int *code);
 
 #endif

@@ -194,21 +194,40 @@ static void greet(const chat *c) {
 static bool start_talk(chat *c, int *code) {
     const chat_args *a = c->args;
     talk *t = &c->talk;
-    kk_err err;
     *code = EXIT_FAILED;
-    t->think = a->think;
     t->stops = &a->stops;
     t->sampling = a->sampling;
     t->predict = a->predict;
     t->no_shift = a->no_shift;
     t->quiet = a->quiet;
-    if (!talk_open(t) || (a->system && !talk_set_system(t, a->system)) ||
-        !(c->lines = lines_open(chat_complete, c))) {
-        output_failed("out of memory", NULL);
+    if (talk_open(t) && (c->lines = lines_open(chat_complete, c))) return true;
+    output_failed("out of memory", NULL);
+    return false;
+}
+
+/* What the conversation begins with: the saved one, if it is to go on, and over it what the command
+ * line gives. */
+static bool begin_with(chat *c, int *code) {
+    const chat_args *a = c->args;
+    talk *t = &c->talk;
+    kk_err err;
+    json_t *tools = NULL;
+    *code = EXIT_FAILED;
+    if (a->tools && !(tools = prompt_tools(a->tools, &err))) {
+        output_failed(err.msg, prompt_tools_advice);
         return false;
     }
-    if (!a->tools || (t->tools = prompt_tools(a->tools, &err))) return true;
-    output_failed(err.msg, prompt_tools_advice);
+    if (a->resume && !chat_load(c, a->resume, code)) {
+        json_decref(tools);
+        return false;
+    }
+    if (tools) {
+        json_decref(t->tools);
+        t->tools = tools;
+    }
+    if (a->think) t->think = true;
+    if (!a->system || talk_set_system(t, a->system)) return true;
+    output_failed("out of memory", NULL);
     return false;
 }
 
@@ -238,7 +257,7 @@ static int open_and_converse(chat *c) {
     if (a->verbose)
         fprintf(stderr, "%sseed %llu%s\n", term_dim(stderr), (unsigned long long)t->sampling.seed,
                 term_reset(stderr));
-    if (a->resume && !chat_load(c, a->resume)) return EXIT_FAILED;
+    if (!begin_with(c, &code)) return code;
     term_on_signal(lines_interactive(c->lines) ? TERM_INSIST : TERM_ASK);
     code = EXIT_DONE;
     return first_turn(c, &code) ? converse(c) : code;

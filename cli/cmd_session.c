@@ -10,6 +10,7 @@
 #include "cli/destination.h"
 #include "cli/flags.h"
 #include "cli/loader.h"
+#include "cli/notices.h"
 #include "cli/sampling.h"
 #include "cli/sessions.h"
 #include "cli/stream.h"
@@ -251,17 +252,7 @@ static bool find_saved(work *w, int *code) {
 static void say_what_changed(const work *w) {
     const kk_spec spec = kk_session_spec(w->stream.session);
     if (w->args->quiet) return;
-    if (kk_session_other_weights(w->stream.session))
-        fprintf(
-            stderr,
-            "%s: these are not the weights it was made with (%s), but others of the same model; "
-            "equal tokens are not promised\n",
-            w->name, w->saved.model);
-    else if (!w->exact)
-        fprintf(stderr,
-                "%s: saved by %s on %s; from here on tokens may differ from those it would have "
-                "given there\n",
-                w->name, w->saved.build, w->saved.device);
+    notices_saved(w->name, &w->saved, w->stream.session, w->exact);
     const bool drafted = w->saved.spec == KK_SPEC_DFLASH || w->saved.spec == KK_SPEC_AUTO;
     if (drafted && spec == KK_SPEC_NONE && !w->args->cache.spec)
         fprintf(stderr, "%s: saved with a drafter that is not loaded; going on without drafts\n",
@@ -376,8 +367,10 @@ const verb session_load = {
     .about =
         "Takes up the session saved under NAME, appends a prompt if one is given, streams what\n"
         "the model adds to it, and saves the longer session under the same name; with --keep\n"
-        "the saved one stays as it is.  The model must be the one it was saved with.  Text,\n"
-        "tokens and the hash of the logits are those of a session that never stopped.",
+        "the saved one stays as it is.  The model must be the one it was saved with, in that\n"
+        "precision or another.  With the same weights, kind of device and build, text, tokens and\n"
+        "the hash of the logits are those of a session that never stopped; otherwise a line says\n"
+        "that they may differ.",
     .examples = "  kakeya session load book -m gemma-4-26b.gguf -p 'In short:' -n 200 --keep\n"
                 "  kakeya session load talk --chat -p 'And then?'\n"
                 "  kakeya session load ./draft.kks --synthetic tiny:f32 -n 16 --json\n",

@@ -159,15 +159,23 @@ static size_t shared(const char *a, const char *b) {
     return n;
 }
 
+/* The next candidate, from number *i on, that goes on from the line: only those can be inserted. */
+static char *next_candidate(lines *l, const char *line, size_t n, int *i) {
+    char *one;
+    while ((one = l->complete(l->user, line, n, (*i)++)) && strncmp(one, line, n) != 0) free(one);
+    return one;
+}
+
 /* The candidates in columns of their own lines, below the line that is edited. */
 static void show_candidates(lines *l, const char *line, size_t n) {
     char *one;
+    const char *gap = "";
     printf("\n");
-    for (int i = 0; (one = l->complete(l->user, line, n, i)); i++) {
+    for (int i = 0; (one = next_candidate(l, line, n, &i)); gap = "  ") {
         size_t end = strlen(one);
         while (end && one[end - 1] == ' ') one[--end] = 0;
         const char *word = strrchr(one, ' ');
-        printf("%s%s", i ? "  " : "", word ? word + 1 : one);
+        printf("%s%s", gap, word ? word + 1 : one);
         free(one);
     }
     printf("\n");
@@ -179,11 +187,11 @@ static unsigned char complete(EditLine *editor, int key) {
     lines *l = of(editor);
     const LineInfo *at = el_line(editor);
     const size_t n = (size_t)(at->cursor - at->buffer);
-    char *line = strndup(at->buffer, n), *best = line ? l->complete(l->user, line, n, 0) : NULL;
+    int i = 0, count = 1;
+    char *line = strndup(at->buffer, n), *best = line ? next_candidate(l, line, n, &i) : NULL;
     size_t common = best ? strlen(best) : 0;
-    int count = best != NULL;
     (void)key;
-    for (char *one; best && (one = l->complete(l->user, line, n, count)); count++) {
+    for (char *one; best && (one = next_candidate(l, line, n, &i)); count++) {
         const size_t same = shared(best, one);
         if (same < common) common = same;
         free(one);
@@ -193,7 +201,7 @@ static unsigned char complete(EditLine *editor, int key) {
         best[common] = 0;
         el_insertstr(editor, best + n);
         what = CC_REFRESH;
-    } else if (count > 1) {
+    } else if (best && count > 1) {
         show_candidates(l, line, n);
         what = CC_REDISPLAY;
     }

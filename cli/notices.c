@@ -25,6 +25,20 @@ void notices_projection(const kk_engine *e, bool verbose) {
                 term_dim(stderr), term_reset(stderr));
 }
 
+void notices_saved(const char *name, const kk_saved_info *saved, const kk_session *s, bool exact) {
+    if (kk_session_other_weights(s))
+        fprintf(
+            stderr,
+            "%s: these are not the weights it was made with (%s), but others of the same model; "
+            "equal tokens are not promised\n",
+            name, saved->model);
+    else if (!exact)
+        fprintf(stderr,
+                "%s: saved by %s on %s; from here on tokens may differ from those it would have "
+                "given there\n",
+                name, saved->build, saved->device);
+}
+
 void notices_full(const kk_session *s, kk_stop_reason stop) {
     if (stop == KK_STOP_CONTEXT)
         fprintf(stderr, "%sthe context of %d tokens is full: give more with -c%s\n",

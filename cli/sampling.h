@@ -41,7 +41,7 @@ void sampling_draw_seed(uint64_t *seed);
 
 #define SAMPLING_STOP_OPTION(T, m)                                                                 \
     OPTION_WORDS(NULL, "stop", "TEXT", offsetof(T, m),                                             \
-                 "end before this text, wherever it comes; may be given several times")
+                 "end before this text in the text of the answer; may be given several times")
 
 #define SAMPLING_BIAS_OPTION(T, m)                                                                 \
     OPTION_WORDS("l", "logit-bias", "ID(+/-)BIAS", offsetof(T, m),                                 \

@@ -46,10 +46,11 @@ bool talk_set_system(talk *t, const char *text) {
 
 static char *dump(const talk *t, bool generation_prompt) {
     json_t *all = json_array();
+    const size_t n = json_array_size(t->messages);
     if (t->system)
         json_array_append_new(all, json_pack("{s:s, s:o}", "role", "system", "content",
                                              output_text(t->system, strlen(t->system))));
-    json_array_extend(all, t->messages);
+    for (size_t i = t->first; i < n; i++) json_array_append(all, json_array_get(t->messages, i));
     json_t *o = json_pack("{s:o, s:b, s:b}", "messages", all, "enable_thinking", t->think,
                           "add_generation_prompt", generation_prompt);
     if (t->tools) json_object_set(o, "tools", t->tools);
@@ -100,14 +101,14 @@ static kk_status bring_to(talk *t, const int32_t *ids, size_t n, size_t shared, 
     return st == KK_OK ? append(t, ids, keep, n, err) : st;
 }
 
-/* The oldest turns give way until the conversation and an answer to it fit the context. */
+/* The oldest turns give way until the conversation and an answer to it fit the context.  They stay
+ * away from then on, so that the session's prefix stays; they are messages still, for /save. */
 static kk_status encode_what_fits(talk *t, int32_t **ids, size_t *n, kk_err *err) {
     const int32_t ctx = kk_session_ctx(t->session), most = ctx - turns_room(ctx, t->predict);
-    t->dropped = 0;
     for (;;) {
         const kk_status st = encode(t, true, ids, n, err);
         if (st != KK_OK || t->no_shift || *n <= (size_t)most) return st;
-        if (!turns_drop_oldest(t->messages)) return KK_OK;
+        if (!turns_drop_oldest(t->messages, &t->first)) return KK_OK;
         t->dropped++;
         kk_free(*ids);
     }
@@ -181,12 +182,14 @@ static bool add_answer(talk *t) {
 
 /* Answers what the messages have come to; on failure puts back those that were before. */
 static kk_status answer(talk *t, json_t *before, kk_result *result, kk_err *err) {
+    const size_t first = t->first;
     kk_status st = before ? prepare(t, err) : fail(err, KK_ENOMEM, "out of memory");
     if (st == KK_OK) st = generate(t, result, err);
     if (st == KK_OK && !add_answer(t)) st = fail(err, KK_ENOMEM, "out of memory");
     if (st != KK_OK && before) {
         json_decref(t->messages);
         t->messages = json_incref(before);
+        t->first = first;
     }
     json_decref(before);
     return st;
@@ -235,6 +238,7 @@ kk_status talk_ask(talk *t, const char *text, size_t len, kk_result *result, kk_
         call ? result_message(call, text, len)
              : json_pack("{s:s, s:o}", "role", "user", "content", output_text(text, len));
     *result = (kk_result){.stop = KK_STOP_EOS};
+    t->dropped = 0;
     if (json_array_append_new(t->messages, message) != 0) {
         json_decref(before);
         return fail(err, KK_ENOMEM, "out of memory");
@@ -247,6 +251,7 @@ kk_status talk_ask(talk *t, const char *text, size_t len, kk_result *result, kk_
 static void truncate_messages(talk *t, size_t n) {
     while (json_array_size(t->messages) > n)
         json_array_remove(t->messages, json_array_size(t->messages) - 1);
+    if (t->first >= n) t->first = 0; /* nothing is left after those that gave way */
 }
 
 /* Messages up to and with the last of the user; 0: there is none. */
@@ -256,12 +261,13 @@ static size_t last_user(const talk *t) {
     return n;
 }
 
+bool talk_asked(const talk *t) { return last_user(t) > 0; }
+
 kk_status talk_retry(talk *t, kk_result *result, kk_err *err) {
-    const size_t n = last_user(t);
-    *result = (kk_result){.stop = KK_STOP_EOS};
-    if (n == 0) return fail(err, KK_EINVAL, "there is no message to answer again");
     json_t *before = json_copy(t->messages);
-    truncate_messages(t, n);
+    *result = (kk_result){.stop = KK_STOP_EOS};
+    t->dropped = 0;
+    truncate_messages(t, last_user(t));
     t->sampling.seed++; /* the same seed would draw the same answer */
     return answer(t, before, result, err);
 }
@@ -271,6 +277,11 @@ bool talk_undo(talk *t) {
     if (n == 0) return false;
     truncate_messages(t, n - 1);
     return true;
+}
+
+void talk_clear(talk *t) {
+    json_array_clear(t->messages);
+    t->first = 0;
 }
 
 /* ---- files ------------------------------------------------------------------------------- */
@@ -308,6 +319,7 @@ static kk_status take_over(talk *t, json_t *o, kk_err *err) {
     const char *system = json_string_value(json_object_get(o, "system"));
     talk loaded = *t;
     loaded.messages = json_object_get(o, "messages");
+    loaded.first = 0;
     loaded.tools = json_object_get(o, "tools");
     loaded.think = json_is_true(json_object_get(o, "think"));
     loaded.system = system ? strdup(system) : NULL;

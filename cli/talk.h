@@ -21,7 +21,8 @@ typedef struct {
     bool quiet; /* no progress */
 
     kk_session *session; /* set by the caller; owned from then on */
-    json_t *messages;    /* without the system's */
+    json_t *messages;    /* without the system's; all of them, also those that gave way */
+    size_t first;        /* the first message that the model is still shown; 0: all are */
     json_t *tools;       /* declarations; NULL: none */
     char *system;        /* NULL: none */
     bool think;
@@ -42,10 +43,13 @@ void talk_close(talk *t);
  * is answered when all calls have theirs (result->n_tokens is 0 until then).  When it fails the
  * conversation is as it was. */
 kk_status talk_ask(talk *t, const char *text, size_t len, kk_result *result, kk_err *err);
-/* Answers the last message again, by another draw. */
+/* Whether there is a message of the user. */
+bool talk_asked(const talk *t);
+/* Answers the last message again, by another draw; there must be one. */
 kk_status talk_retry(talk *t, kk_result *result, kk_err *err);
 /* Takes back the last message of the user and all after it; false: there is none. */
 bool talk_undo(talk *t);
+void talk_clear(talk *t); /* no messages */
 /* The tool whose result the next message is; NULL: it is the user's own. */
 const char *talk_awaits(const talk *t);
 bool talk_set_system(talk *t, const char *text); /* "": none; false without memory */

@@ -10,12 +10,12 @@ static bool is_user(const json_t *message) {
     return role && strcmp(role, "user") == 0;
 }
 
-bool turns_drop_oldest(json_t *messages) {
-    size_t next = 1;
+bool turns_drop_oldest(const json_t *messages, size_t *first) {
+    size_t next = *first + 1;
     const size_t n = json_array_size(messages);
     while (next < n && !is_user(json_array_get(messages, next))) next++;
     if (next >= n) return false;
-    while (next-- > 0) json_array_remove(messages, 0);
+    *first = next;
     return true;
 }
 

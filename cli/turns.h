@@ -6,9 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Removes the oldest turn: the first message of the user and all up to the next one.  False: there
- * is one turn only, which is the one to be answered.  The system's message is none of them. */
-bool turns_drop_oldest(json_t *messages);
+/* Moves *first past the oldest turn from there on: a message of the user and all up to the next.
+ * False: there is one turn only, which is the one to be answered.  The system's message is none of
+ * them. */
+bool turns_drop_oldest(const json_t *messages, size_t *first);
 /* Tokens to be left free for an answer of at most `predict` (0 or less: until it ends). */
 int32_t turns_room(int32_t ctx, int32_t predict);
 

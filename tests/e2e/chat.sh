@@ -66,6 +66,29 @@ same $code 1
 has "$err" "no longer fits the context"
 lacks "$err" "dropped"
 
+# Dropped turns are still messages: /save keeps them all, /undo takes back the last, and with more
+# room the model has them again.  What is loaded has no less room than the run has without it.
+users() { tr -d ' \n' <"$1" | grep -o '"role":"user"' | wc -l; }
+say "$five/save $work/full.kks\n/undo\nsix\n/save $work/undone.kks\n" -c 96 --temp 0 --system Short
+same $code 0
+has "$err" "the oldest"
+same "$(users "$work/full.chat.json")" 5 "messages saved from a full context"
+has "$(cat "$work/full.chat.json")" "one word here" "five words here"
+same "$(users "$work/undone.chat.json")" 5 "messages saved after /undo"
+has "$(cat "$work/undone.chat.json")" "one word here" "four words here"
+lacks "$(cat "$work/undone.chat.json")" "five words here"
+say "$five" -c 4096 --temp 0 --system Short
+whole=$out
+say "/load $work/full.kks\n/retry\n/clear\n$five" -v --temp 0
+same $code 0
+lacks "$err" "dropped"
+same "$(answers)" 6 "answers with the room there is"
+has "$out" "$whole"
+# /undo of the only turn that the model is shown brings back what fits.
+say "$five/undo\n/undo\nsix\n/save $work/few.kks\n" -c 40 -n 4 --temp 0
+same $code 0
+same "$(users "$work/few.chat.json")" 4 "messages after two /undo in a small context"
+
 # A turn reads no more than the last answer and the new message, with drafting on, thinking on and
 # off, and long after the window (512 tokens) was first filled.
 shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
@@ -105,8 +128,12 @@ $answer" "/set and /retry"
 has "$err" "temp 0" "top-k 64" "seed " "takes a number" "no setting 'depth'"
 say '/set temp 1\n/set seed 7\nHello\n/retry\n/retry\n' -n 20
 [ "$(sort "$work/out" | uniq | wc -l)" -gt 1 ] || fail "/retry draws the same answer again"
-say '/undo\n/retry\n'
+say '/undo\n/retry\nHello\n' --temp 0
 has "$err" "nothing to take back" "no message to answer again"
+same $code 0
+same "$out" "$answer" "/retry with nothing to answer goes on"
+say '/set seed abc\n'
+has "$err" "seed takes a whole number of at most 64 bits, or -1 for a random one, not 'abc'"
 printf 'Hello' >"$work/question"
 say "/file $work/question\nyou\n" --temp 0
 attached=$out
@@ -141,15 +168,36 @@ same "$out" "$straight" "--load"
 kept=$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")
 say 'Bye\n/save one\n'
 has "$err" "there is a 'one' already: /save one --force replaces it"
+same $code 1 "a /save that fails"
 same "$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")" "$kept" "it was not replaced"
 say 'Bye\n/save one --force\n/save\n'
 lacks "$(cat "$XDG_STATE_HOME/kakeya/sessions/one.chat.json")" "Hello"
 say '/load two\n/load\n/save\n' -v
 has "$err" "two: cannot read" "/load takes a name" "/save takes a name"
+same $code 1
+say '/load two\nHello\n' --temp 0
+same $code 1 "a /load that fails"
+same "$out" "$answer"
+say "Hello\n/save $work/nowhere/x.kks\n"
+same $code 1 "a /save to nowhere"
 echo '{"kakeya_chat": 1, "messages": [{"role": "nobody"}]}' >"$work/bad.chat.json"
 say "/load $work/bad.kks\nHello\n" --temp 0
 has "$err" "nobody"
 same "$out" "$answer" "a conversation that is refused changes nothing"
+# What the command line gives comes before what was saved; what it does not give is as saved.
+say "Hello\n/save $work/plain.kks\n" --system Old --temp 0
+say "/save $work/again.kks\n" --load "$work/plain.kks"
+has "$(tr -d ' \n' <"$work/again.chat.json")" '"system":"Old"' '"think":false'
+lacks "$(cat "$work/again.chat.json")" '"tools"'
+echo '[{"type": "function", "function": {"name": "clock"}}]' >"$work/clock.json"
+say "/save $work/given.kks\n" --load "$work/plain.kks" --system New --think --tools "$work/clock.json"
+same $code 0
+has "$(tr -d ' \n' <"$work/given.chat.json")" '"system":"New"' '"think":true' '"clock"' '"Hello"'
+# Rows of another precision are told of, as by session load.
+exits 0 quantize "$model" "$work/other.gguf" --type q8_0
+printf 'And you?\n' | "$KAKEYA" chat -m "$work/other.gguf" -n 8 --load "$work/plain.kks" \
+    >"$work/out" 2>"$work/err" || fail "another precision: $(cat "$work/err")"
+has "$(cat "$work/err")" "plain.kks: these are not the weights it was made with"
 "$KAKEYA" session rm one 2>/dev/null
 [ ! -e "$XDG_STATE_HOME/kakeya/sessions/one.chat.json" ] || fail "session rm leaves the conversation"
 
@@ -170,6 +218,10 @@ say "/load $work/call.kks\nrain\n{\"hour\": 3}\n/save $work/answered.kks\n" -v
 same "$(answers)" 1 "two results, one answer"
 has "$(tr -d ' \n' <"$work/answered.chat.json")" '{"role":"tool","tool_call_id":"a","content":"rain"}' \
     '{"role":"tool","tool_call_id":"b","content":{"hour":3}}'
+# A result that is not answered yet says nothing of turns that were dropped before.
+say "$five/load $work/call.kks\nrain\n" -c 96 --temp 0 -n 8
+has "$err" "dropped"
+lacks "${err##*2 messages}" "dropped"
 say 'x\n' --tools "$work/call.chat.json"
 same $code 1
 has "$err" "has no list of tools" "OpenAI"

@@ -136,6 +136,13 @@ def test_completion():
     t.send("\n")
     t.wait("goes before your next message")
     t.ready()
+    # What does not go on from the line is no candidate.
+    for path in (f"{WORK}/*s for tab", "~/"):
+        t.send(f"/file {path}\t")
+        t.settle()
+        t.send("|\n")
+        t.wait(f"cannot read '{path}|'")
+        t.ready()
     t.send("\004")
     check(t.leave() == 0, f"exit {t.code}")
 
@@ -168,6 +175,7 @@ def test_tool_result():
                 '"weather", "arguments": {}}}]}]}')
     t = chat("--load", WORK + "/call.kks")
     t.wait("result of weather>")
+    t.ready()
     t.send("\004")
     check(t.leave() == 0, f"exit {t.code}")
 
