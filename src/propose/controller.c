@@ -363,7 +363,7 @@ void kk_controller_saw(const kk_costs *costs, kk_choice *c, int32_t drafted, int
 
 void kk_controller_watched(kk_choice *c, int32_t k, int32_t drafted, int32_t right) {
     assert(right >= 0 && right <= drafted && drafted <= KK_MAX_DRAFT);
-    assert(k < c->n_from && (c->n == 0 || k != c->who));
+    assert(k < c->n_from); /* perhaps the chosen one, whose draft was dropped for want of memory */
     observe(&c->from[k], drafted, right);
 }
 
