@@ -136,7 +136,7 @@ static char *read_paste(EditLine *editor) {
     return text;
 }
 
-static unsigned char paste(EditLine *editor, int key) {
+static unsigned char paste(EditLine *editor, wint_t key) {
     (void)key;
     char *text = read_paste(editor);
     if (text && *text) el_insertstr(editor, text);
@@ -183,7 +183,7 @@ static void show_candidates(lines *l, const char *line, size_t n) {
 }
 
 /* Tab: what all candidates have in common; when that is here already, the candidates. */
-static unsigned char complete(EditLine *editor, int key) {
+static unsigned char complete(EditLine *editor, wint_t key) {
     lines *l = of(editor);
     const LineInfo *at = el_line(editor);
     const size_t n = (size_t)(at->cursor - at->buffer);
@@ -218,12 +218,14 @@ static void use_utf8(void) {
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/* Names of functions are set as wide characters: el_set would convert them into copies that
+ * libedit never releases. */
 static void bind_keys(EditLine *editor) {
     el_set(editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_set(editor, EL_ADDFN, "kakeya-paste", "insert what is pasted", paste);
+    el_wset(editor, EL_ADDFN, L"kakeya-paste", L"insert what is pasted", paste);
     el_set(editor, EL_BIND, "\033[200~", "kakeya-paste", NULL);
     if (!of(editor)->complete) return;
-    el_set(editor, EL_ADDFN, "kakeya-complete", "complete a command", complete);
+    el_wset(editor, EL_ADDFN, L"kakeya-complete", L"complete a command", complete);
     el_set(editor, EL_BIND, "\t", "kakeya-complete", NULL);
 }
 

@@ -84,6 +84,10 @@ class Terminal:
         self.code = os.waitstatus_to_exitcode(status)
         return self.code
 
+    def ends(self):
+        """Waits for the end, which must be a success."""
+        check(self.leave() == 0, f"exit {self.code}; the screen: {self.screen!r}")
+
 
 def fail(why):
     print(f"FAILED: {why}", file=sys.stderr)

@@ -44,7 +44,7 @@ def test_first_chat():
     t.wait("What is pasted is one message")
     t.ready()
     t.send("/bye\n")
-    check(t.leave() == 0, f"exit {t.code} after /bye")
+    t.ends()
     check(t.screen.endswith("\033[?2004l"), "the terminal still marks what is pasted")
     check("Hello" in history(), "no history was kept")
     check("half" not in history(), "a dropped line was sent")
@@ -81,7 +81,7 @@ def test_pasting():
     t.wait("saved")
     t.ready()
     t.send("\004")
-    check(t.leave() == 0, f"exit {t.code} after Ctrl-D")
+    t.ends()
     check(conversation("again") .split('"role": "assistant"')[0] ==
           text.split('"role": "assistant"')[0], f"the history has it otherwise: {conversation('again')}")
 
@@ -101,7 +101,7 @@ def test_lines():
     t.wait("two")
     t.settle()
     t.send("\025/bye\n")
-    check(t.leave() == 0, f"exit {t.code}")
+    t.ends()
     check("one\\012two" in history(), f"not one entry: {history()}")
 
 
@@ -144,7 +144,7 @@ def test_completion():
         t.wait(f"cannot read '{path}|'")
         t.ready()
     t.send("\004")
-    check(t.leave() == 0, f"exit {t.code}")
+    t.ends()
 
 
 def test_opening():
@@ -153,7 +153,7 @@ def test_opening():
     t.wait("tok/s")
     t.ready()
     t.send("\004")
-    check(t.leave() == 0, f"exit {t.code}")
+    t.ends()
 
 
 def test_no_colour():
@@ -163,7 +163,7 @@ def test_no_colour():
     t.wait("tok/s")
     t.ready()
     t.send("\004")
-    check(t.leave() == 0, f"exit {t.code}")
+    t.ends()
     check("\033[1m" not in t.screen and "\033[2m" not in t.screen and "\033[3" not in t.screen,
           f"colours in spite of NO_COLOR: {t.screen!r}")
 
@@ -177,7 +177,7 @@ def test_tool_result():
     t.wait("result of weather>")
     t.ready()
     t.send("\004")
-    check(t.leave() == 0, f"exit {t.code}")
+    t.ends()
 
 
 for name, test in sorted(globals().items()):

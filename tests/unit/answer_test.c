@@ -9,21 +9,7 @@
 #include <cmocka.h>
 
 #include "support/answers.h"
-#include "support/tokens.h"
-
-static kk_tokenizer *tok;
-
-static int open_tokenizer(void **state) {
-    (void)state;
-    tok = data_tokenizer("tokenizer/tokenizer.json");
-    return 0;
-}
-
-static int close_tokenizer(void **state) {
-    (void)state;
-    kk_tokenizer_close(tok);
-    return 0;
-}
+#include "support/shared_tokenizer.h"
 
 static void expect_text(const kk_answer_opts *opts, const char *text, size_t piece,
                         const char *want) {

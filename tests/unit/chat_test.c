@@ -12,21 +12,7 @@
 
 #include <cmocka.h>
 
-#include "support/tokens.h"
-
-static kk_tokenizer *tok;
-
-static int open_tokenizer(void **state) {
-    (void)state;
-    tok = data_tokenizer("tokenizer/tokenizer.json");
-    return 0;
-}
-
-static int close_tokenizer(void **state) {
-    (void)state;
-    kk_tokenizer_close(tok);
-    return 0;
-}
+#include "support/shared_tokenizer.h"
 
 static char *render(const char *json, size_t *len) {
     char *text;

@@ -14,21 +14,7 @@
 #include "cli/output.c"
 #include "cli/reply.c"
 #include "cli/term.c"
-#include "support/tokens.h"
-
-static kk_tokenizer *tok;
-
-static int open_tokenizer(void **state) {
-    (void)state;
-    tok = data_tokenizer("tokenizer/tokenizer.json");
-    return 0;
-}
-
-static int close_tokenizer(void **state) {
-    (void)state;
-    kk_tokenizer_close(tok);
-    return 0;
-}
+#include "support/shared_tokenizer.h"
 
 /* Feeds an answer token by token with stdout in a file; what was printed, released with free. */
 static char *printed(reply *r, const char *answer, bool terminal, bool raw) {
