@@ -576,8 +576,8 @@ static double promise(const plan *p, const kk_choice *c) {
     return at_least(tokens / hoped_time(p, c->n, from->free), 1);
 }
 
-/* The length at which an alternative could give the most, times plain decoding, if everything not known of it went
- * well that is not known of it.  Of a draft that costs nothing only the price of its rows is to be
+/* The length at which an alternative could give the most, times plain decoding, if all that is not
+ * known of it went well.  Of a draft that costs nothing only the price of its rows is to be
  * explored: how much of it is right is watched whether it is used or not. */
 static double possible(const plan *p, const kk_alternative *from, int32_t most, int32_t *length) {
     double tokens[KK_MAX_DRAFT + 1], best = 0;
