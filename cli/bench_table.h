@@ -2,7 +2,7 @@
 #ifndef KAKEYA_CLI_BENCH_TABLE_H
 #define KAKEYA_CLI_BENCH_TABLE_H
 
-#include "eval/bench.h"
+#include "eval/measure/bench.h"
 
 void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r);
 void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r);

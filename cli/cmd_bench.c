@@ -12,8 +12,8 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
-#include "eval/bench.h"
-#include "eval/promptset.h"
+#include "eval/measure/bench.h"
+#include "eval/texts/promptset.h"
 
 enum { MOST_LOGITS = 17 }; /* of a forward, unless the engine is told another number */
 

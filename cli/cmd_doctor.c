@@ -12,8 +12,8 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
-#include "eval/bench.h"
-#include "eval/devices.h"
+#include "eval/measure/bench.h"
+#include "eval/measure/devices.h"
 
 typedef struct {
     int32_t threads;

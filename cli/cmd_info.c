@@ -10,7 +10,7 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
-#include "eval/bench.h"
+#include "eval/measure/bench.h"
 
 typedef struct {
     loader_args load;

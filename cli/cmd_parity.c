@@ -5,7 +5,7 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
-#include "eval/parity.h"
+#include "eval/tasks/parity.h"
 
 typedef struct {
     float tol, tol_hidden, tol_rms;

@@ -10,8 +10,8 @@
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
-#include "eval/gate.h"
-#include "eval/page.h"
+#include "eval/reports/gate.h"
+#include "eval/reports/page.h"
 
 typedef struct {
     const char *out;

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "cli/verbs.h"
-#include "eval/devices.h"
+#include "eval/measure/devices.h"
 #include "kakeya.h"
 
 static int run(int argc, char **argv) {

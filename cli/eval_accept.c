@@ -10,7 +10,7 @@
 #include "cli/output.h"
 #include "cli/sampling.h"
 #include "cli/term.h"
-#include "eval/accept.h"
+#include "eval/tasks/accept.h"
 
 typedef struct {
     loader_args load;

@@ -8,7 +8,7 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
-#include "eval/kvformats.h"
+#include "eval/tasks/kvformats.h"
 
 typedef struct {
     loader_args load;

@@ -9,7 +9,7 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
-#include "eval/footprint.h"
+#include "eval/tasks/footprint.h"
 
 typedef struct {
     loader_args load;

@@ -14,7 +14,7 @@
 #include "cli/needle_table.h"
 #include "cli/output.h"
 #include "cli/term.h"
-#include "eval/needle.h"
+#include "eval/tasks/needle.h"
 
 typedef struct {
     loader_args load;

@@ -12,8 +12,8 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
-#include "eval/needle.h"
-#include "eval/sweep.h"
+#include "eval/tasks/needle.h"
+#include "eval/tasks/sweep.h"
 
 /* ---- what the kinds share ---------------------------------------------------------------- */
 

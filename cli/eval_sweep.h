@@ -4,7 +4,7 @@
 #define KAKEYA_CLI_EVAL_SWEEP_H
 
 #include "cli/options.h"
-#include "eval/sweep_ask.h"
+#include "eval/tasks/sweep_ask.h"
 
 extern const verb eval_sweep, eval_kv, eval_memory;
 

@@ -11,7 +11,7 @@
 #include "cli/prompt.h"
 #include "cli/term.h"
 #include "cli/turns.h"
-#include "eval/report.h"
+#include "eval/reports/report.h"
 
 static kk_status fail(kk_err *err, kk_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -13,9 +13,9 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "eval/promptset.h"
-#include "eval/quality.h"
-#include "eval/records.h"
+#include "eval/tasks/quality.h"
+#include "eval/texts/promptset.h"
+#include "eval/texts/records.h"
 
 enum {
     HOLD_OUT = 10,       /* one document with a code of so many */

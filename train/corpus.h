@@ -10,7 +10,7 @@
 #ifndef KK_TRAIN_CORPUS_H
 #define KK_TRAIN_CORPUS_H
 
-#include "eval/haystack.h"
+#include "eval/texts/haystack.h"
 #include "kakeya.h"
 
 typedef enum { KK_TEXT_FILE, KK_TEXT_PROMPT, KK_TEXT_NEEDLE, KK_TEXT_KINDS } kk_text_kind;

@@ -2,7 +2,7 @@
  * the schema. */
 #include <string.h>
 
-#include "eval/report.h"
+#include "eval/reports/report.h"
 #include "train/training.h"
 
 static json_t *settings_json(const kk_training *t) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "eval/records.h"
+#include "eval/texts/records.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "eval/page.h"
+#include "eval/reports/page.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

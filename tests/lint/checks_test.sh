@@ -56,6 +56,9 @@ include fail src/core/a.c src/core/b.h
 include pass src/core/a.c kakeya_build.h
 include pass eval/a.c model/b.h
 include fail eval/a.c cli/b.h
+include pass eval/tasks/a.c eval/reports/b.h
+include fail eval/reports/a.c eval/tasks/b.h
+include fail eval/texts/a.c eval/reports/b.h
 include pass cli/a.c kakeya.h
 include pass cli/a.c eval/b.h
 include pass cli/a.c train/entry.h

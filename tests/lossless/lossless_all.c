@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 
 #include "core/clock.h"
-#include "eval/report.h"
+#include "eval/reports/report.h"
 #include "support/lossless_axes.h"
 #include "support/projection_folder.h"
 #include "support/scratch.h"

@@ -19,7 +19,7 @@
 
 #include "core/dtype.h"
 #include "core/file.h"
-#include "eval/parity.h"
+#include "eval/tasks/parity.h"
 #include "format/safetensors.h"
 
 static const char *const cases[] = {"moe", "dense", "perlayer", "scale"};

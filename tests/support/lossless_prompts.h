@@ -6,7 +6,7 @@
 #ifndef KK_TESTS_LOSSLESS_PROMPTS_H
 #define KK_TESTS_LOSSLESS_PROMPTS_H
 
-#include "eval/haystack.h"
+#include "eval/texts/haystack.h"
 #include "support/tokens.h"
 
 enum lossless_kind { OF_CODE, OF_PROSE, OF_NEEDLE, OF_CHAT, OF_RANDOM, KINDS_OF_TEXT };

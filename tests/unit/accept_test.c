@@ -8,7 +8,7 @@
 
 #include "core/alloc.h"
 #include "engine/session.h"
-#include "eval/accept.h"
+#include "eval/tasks/accept.h"
 #include "support/scratch.h"
 
 #define TINY KK_MODELS "/tiny"

@@ -8,8 +8,8 @@
 
 #include "core/alloc.h"
 #include "engine/session.h"
-#include "eval/bench_parts.h"
-#include "eval/gate.h"
+#include "eval/measure/bench_parts.h"
+#include "eval/reports/gate.h"
 #include "support/scratch.h"
 
 /* cmocka's own compares floats. */

@@ -2,8 +2,8 @@
  * `kakeya eval memory` says of rows and growth follows from them. */
 #include "support/tiny.h"
 
-#include "eval/footprint.h"
-#include "eval/gate.h"
+#include "eval/reports/gate.h"
+#include "eval/tasks/footprint.h"
 
 enum { MOST = 600 };
 

@@ -13,8 +13,8 @@
 #include <cmocka.h>
 
 #include "core/alloc.h"
-#include "eval/gate.h"
-#include "eval/report.h"
+#include "eval/reports/gate.h"
+#include "eval/reports/report.h"
 #include "support/ok.h"
 
 static json_t *good(const char *kind) {

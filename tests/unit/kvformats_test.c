@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-#include "eval/kvformats.h"
-#include "eval/sweep_rows.h"
+#include "eval/tasks/kvformats.h"
+#include "eval/tasks/sweep_rows.h"
 
 enum { PROMPT = 150 };
 

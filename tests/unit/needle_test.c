@@ -4,8 +4,8 @@
 #include <math.h>
 
 #include "core/alloc.h"
-#include "eval/haystack.h"
-#include "eval/needle.h"
+#include "eval/tasks/needle.h"
+#include "eval/texts/haystack.h"
 #include "support/projection_folder.h"
 
 /* ---- the generator ----------------------------------------------------------------------- */

@@ -5,8 +5,8 @@
 
 #include "core/alloc.h"
 #include "core/file.h"
-#include "eval/promptset.h"
-#include "eval/quality.h"
+#include "eval/tasks/quality.h"
+#include "eval/texts/promptset.h"
 #include "support/scratch.h"
 #include "support/tiny.h"
 #include "train/corpus.h"

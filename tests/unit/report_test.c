@@ -12,8 +12,8 @@
 
 #include "core/alloc.h"
 #include "core/file.h"
-#include "eval/page.h"
-#include "eval/report.h"
+#include "eval/reports/page.h"
+#include "eval/reports/report.h"
 #include "support/ok.h"
 #include "support/scratch.h"
 

@@ -4,9 +4,9 @@
 
 #include <math.h>
 
-#include "eval/report.h"
-#include "eval/sweep.h"
-#include "eval/sweep_rows.h"
+#include "eval/reports/report.h"
+#include "eval/tasks/sweep.h"
+#include "eval/tasks/sweep_rows.h"
 #include "train/capture.h"
 
 enum { RANK = 64, PROMPT = 300, SINK = 4, WINDOW = 32, CHUNK = 32 };

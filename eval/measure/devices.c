@@ -1,0 +1,31 @@
+/* devices.c - asks each backend to open, which is the only honest way to know. */
+#include "eval/measure/devices.h"
+
+#include <stdio.h>
+
+#include "backend/backend.h"
+
+static const char *const names[KK_DEVICE_KINDS] = {"cpu", "cuda", "mlx"};
+
+const char *kk_device_kind_name(size_t kind) { return names[kind]; }
+bool kk_device_built(const char *name) { return kk_backend_named(name) != NULL; }
+
+void kk_device_probe(size_t kind, kk_device_state *out) {
+    *out = (kk_device_state){.name = names[kind]};
+    const kk_backend *be = kk_backend_named(names[kind]);
+    out->built = be != NULL;
+    if (!be) return;
+    kk_mem mem = {.limit = 0};
+    kk_dev *dev;
+    kk_err err;
+    if (be->open(&dev, &(kk_dev_opts){.mem = &mem, .max_rows = 1}, &err) != KK_OK) {
+        snprintf(out->why, sizeof out->why, "%s", err.msg);
+        return;
+    }
+    out->usable = true;
+    kk_dev_facts facts;
+    be->describe(dev, &facts);
+    out->threads = facts.threads;
+    snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
+    be->close(dev);
+}

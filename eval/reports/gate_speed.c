@@ -1,0 +1,306 @@
+/* gate_speed.c - rules about rates, their spread, drafting, and what is called lossless. */
+#include <string.h>
+
+#include "eval/reports/gate_rules.h"
+
+/* ---- rates -------------------------------------------------------------------------------- */
+
+static void compare(kk_gate *g, const char *where, const json_t *o, const char *key, double is,
+                    const char *of) {
+    double said;
+    if (kk_gate_number(o, key, &said) && !kk_gate_same(said, is))
+        kk_gate_say(g, "%s: `%s` is %.6g, and %s give %.6g", where, key, said, of, is);
+}
+
+/* Any object with tokens, seconds and tok_s, and the rows it is of. */
+static void visit_rates(kk_gate *g, const char *where, const json_t *o) {
+    double tokens, seconds, sum;
+    if (!kk_gate_number(o, "tokens", &tokens) || !kk_gate_number(o, "seconds", &seconds)) return;
+    if (seconds > 0) compare(g, where, o, "tok_s", tokens / seconds, "tokens over seconds");
+    if (kk_gate_size(o, "rows") == 0) return;
+    if (kk_gate_sum(o, "rows", "tokens", &sum)) compare(g, where, o, "tokens", sum, "its rows");
+    if (kk_gate_sum(o, "rows", "seconds", &sum)) compare(g, where, o, "seconds", sum, "its rows");
+}
+
+/* The arms over all sets are the sums of the sets. */
+static void check_all_sets(kk_gate *g) {
+    const char *name;
+    json_t *arm;
+    if (!kk_gate_is(g, "bench") || kk_gate_size(g->report, "sets") == 0) return;
+    json_object_foreach(json_object_get(g->report, "arms"), name, arm) {
+        double tokens = 0, seconds = 0;
+        for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
+            const json_t *set = kk_gate_item(g->report, "sets", i);
+            const json_t *one = json_object_get(json_object_get(set, "arms"), name);
+            tokens += kk_gate_number_or(one, "tokens", 0);
+            seconds += kk_gate_number_or(one, "seconds", 0);
+        }
+        compare(g, name, arm, "tokens", tokens, "the sets");
+        compare(g, name, arm, "seconds", seconds, "the sets");
+    }
+}
+
+/* The first token of an answer comes from the document's own logits and takes no round. */
+static void visit_rung(kk_gate *g, const char *where, const json_t *o) {
+    double tokens = 0, decoded = 0, prefill_s, decode_s;
+    const size_t n = kk_gate_size(o, "rows");
+    if (n == 0 || !kk_gate_sum(o, "rows", "prefill_s", &prefill_s) ||
+        !kk_gate_sum(o, "rows", "decode_s", &decode_s))
+        return;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *row = kk_gate_item(o, "rows", i);
+        const double generated = kk_gate_number_or(row, "generated", 0);
+        tokens += kk_gate_number_or(row, "tokens", 0);
+        decoded += generated > 1 ? generated - 1 : 0;
+    }
+    compare(g, where, o, "tokens", tokens / (double)n, "its rows");
+    if (prefill_s > 0) compare(g, where, o, "prefill_tok_s", tokens / prefill_s, "its rows");
+    if (decode_s > 0) compare(g, where, o, "decode_tok_s", decoded / decode_s, "its rows");
+}
+
+void kk_rule_rate_recount(kk_gate *g) {
+    if (!kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rates);
+    check_all_sets(g);
+    if (kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rung);
+}
+
+/* ---- spread ------------------------------------------------------------------------------- */
+
+static bool is_spread(const json_t *o) {
+    double x;
+    return kk_gate_number(o, "median", &x) && kk_gate_number(o, "min", &x) &&
+           kk_gate_number(o, "max", &x) && kk_gate_number(o, "n", &x);
+}
+
+/* A spread, or one for each of several engines. */
+static bool are_spreads(const json_t *o) {
+    const char *key;
+    json_t *v;
+    if (is_spread(o)) return true;
+    if (json_object_size(o) == 0) return false;
+    json_object_foreach((json_t *)o, key, v) if (!is_spread(v)) return false;
+    return true;
+}
+
+static bool ends(const char *text, const char *end) {
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What a table of costs predicts was not measured. */
+static bool is_measured_rate(const char *key) {
+    return ends(key, "tok_s") && strcmp(key, "predicted_tok_s") != 0 &&
+           strcmp(key, "best_tok_s") != 0;
+}
+
+static const json_t *beside(const json_t *o, const char *key) {
+    const char *other;
+    json_t *v;
+    const size_t len = strlen(key);
+    json_object_foreach((json_t *)o, other, v) if (strncmp(other, key, len) == 0 &&
+                                                   strcmp(other + len, "_spread") == 0) return v;
+    return NULL;
+}
+
+static void visit_spread(kk_gate *g, const char *where, const json_t *o) {
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)o, key, v) {
+        if (!is_measured_rate(key) || json_is_null(v)) continue;
+        if (json_is_object(v) ? !are_spreads(v) : !is_spread(beside(o, key)))
+            kk_gate_say(g, "%s: the rate `%.40s` has no spread {median, min, max, n}", where, key);
+    }
+}
+
+void kk_rule_spread_missing(kk_gate *g) { kk_gate_walk(g, visit_spread); }
+
+static void visit_order(kk_gate *g, const char *where, const json_t *o) {
+    double min, median, max;
+    const bool ms = kk_gate_get(o, "ms") && kk_gate_get(o, "ms_min");
+    if (!kk_gate_number(o, ms ? "ms" : "median", &median) ||
+        !kk_gate_number(o, ms ? "ms_min" : "min", &min) ||
+        !kk_gate_number(o, ms ? "ms_max" : "max", &max))
+        return;
+    if (min > median || median > max)
+        kk_gate_say(g, "%s: min %.6g, median %.6g, max %.6g", where, min, median, max);
+}
+
+static void visit_samples(kk_gate *g, const char *where, const json_t *o) {
+    const json_t *samples = json_object_get(o, "samples");
+    const size_t n = json_array_size(samples);
+    double low = 0, high = 0, said;
+    if (n == 0 || !is_spread(o)) return;
+    for (size_t i = 0; i < n; i++) {
+        const double x = json_number_value(json_array_get(samples, i));
+        if (i == 0 || x < low) low = x;
+        if (i == 0 || x > high) high = x;
+    }
+    compare(g, where, o, "min", low, "its samples");
+    compare(g, where, o, "max", high, "its samples");
+    if (kk_gate_number(o, "n", &said) && said != (double)n)
+        kk_gate_say(g, "%s: said to be of %.0f samples, and there are %zu", where, said, n);
+}
+
+void kk_rule_spread_order(kk_gate *g) {
+    kk_gate_walk(g, visit_order);
+    kk_gate_walk(g, visit_samples);
+}
+
+/* ---- drafting ----------------------------------------------------------------------------- */
+
+void kk_rule_drafting_never_ran(kk_gate *g) {
+    const char *name;
+    json_t *arm;
+    double drafted;
+    if (kk_gate_is(g, "bench"))
+        json_object_foreach(json_object_get(g->report, "arms"), name,
+                            arm) if ((strstr(name, "dflash") || strstr(name, "ngram") ||
+                                      strcmp(name, "auto") == 0) &&
+                                     kk_gate_number(arm, "drafted", &drafted) && drafted <= 0)
+            kk_gate_say(g, "the arm %.40s drafted nothing in %.0f rounds", name,
+                        kk_gate_number_or(arm, "rounds", 0));
+    for (size_t i = 0; kk_gate_is(g, "accept") && i < kk_gate_size(g->report, "all"); i++) {
+        const json_t *all = kk_gate_item(g->report, "all", i);
+        if (kk_gate_number(all, "drafted", &drafted) && drafted <= 0)
+            kk_gate_say(g, "%.40s drafted nothing in %.0f rounds", kk_gate_text(all, "arm"),
+                        kk_gate_number_or(all, "rounds", 0));
+    }
+}
+
+/* Rounds by how many of their tokens were accepted. */
+static void check_histogram(kk_gate *g, const char *where, const json_t *o, double rounds,
+                            double accepted) {
+    double n = 0, tokens = 0;
+    if (kk_gate_size(o, "histogram") == 0) return;
+    for (size_t i = 0; i < kk_gate_size(o, "histogram"); i++) {
+        const double count = json_number_value(kk_gate_item(o, "histogram", i));
+        n += count;
+        tokens += count * (double)i;
+    }
+    if (n != rounds || tokens != accepted)
+        kk_gate_say(g,
+                    "%s: %.0f rounds with %.0f accepted tokens, and the histogram has %.0f with "
+                    "%.0f",
+                    where, rounds, accepted, n, tokens);
+}
+
+static void visit_acceptance(kk_gate *g, const char *where, const json_t *o) {
+    double rounds, drafted, accepted;
+    if (!kk_gate_number(o, "rounds", &rounds) || !kk_gate_number(o, "drafted", &drafted) ||
+        !kk_gate_number(o, "accepted", &accepted))
+        return;
+    if (accepted > drafted)
+        kk_gate_say(g, "%s: %.0f of %.0f drafted tokens were accepted", where, accepted, drafted);
+    if (drafted > 0) compare(g, where, o, "rate", accepted / drafted, "its counts");
+    if (rounds > 0) {
+        compare(g, where, o, "length", (accepted + rounds) / rounds, "its counts");
+        compare(g, where, o, "accept_len", (accepted + rounds) / rounds, "its counts");
+    }
+    check_histogram(g, where, o, rounds, accepted);
+}
+
+void kk_rule_accept_recount(kk_gate *g) { kk_gate_walk(g, visit_acceptance); }
+
+/* ---- lossless ----------------------------------------------------------------------------- */
+
+/* Of a list of rows, those that compared tokens and logits, and those that found a difference. */
+typedef struct {
+    size_t compared, different, other;
+} likeness;
+
+static void look(likeness *l, const json_t *row) {
+    const json_t *tokens = json_object_get(row, "same_tokens");
+    const json_t *hash = json_object_get(row, "same_hash");
+    if (!json_is_boolean(tokens) || !json_is_boolean(hash)) {
+        l->other++;
+        return;
+    }
+    l->compared++;
+    l->different += !json_is_true(tokens) || !json_is_true(hash);
+}
+
+static void look_all(likeness *l, const json_t *rows) {
+    for (size_t i = 0; i < json_array_size(rows); i++) look(l, json_array_get(rows, i));
+}
+
+/* The rows behind `lossless` of an arm of a set, of an arm over all sets, of a set of acceptance,
+ * of a whole report. */
+static likeness rows_behind(const kk_gate *g, const char *where, const json_t *o) {
+    likeness l = {0};
+    const char *arm = strrchr(where, '.'), *set = kk_gate_text(o, "set");
+    const json_t *rows = json_object_get(g->report, "rows");
+    if (kk_gate_size(o, "rows") && o != g->report) {
+        look_all(&l, json_object_get(o, "rows"));
+    } else if (kk_gate_is(g, "bench") && arm) {
+        for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
+            const json_t *s = kk_gate_item(g->report, "sets", i);
+            look_all(&l,
+                     json_object_get(json_object_get(json_object_get(s, "arms"), arm + 1), "rows"));
+        }
+    } else {
+        for (size_t i = 0; i < json_array_size(rows); i++) {
+            const json_t *row = json_array_get(rows, i);
+            if (!*set || strcmp(set, "all") == 0 || strcmp(set, kk_gate_text(row, "set")) == 0)
+                look(&l, row);
+        }
+    }
+    return l;
+}
+
+static void visit_unproven(kk_gate *g, const char *where, const json_t *o) {
+    if (!kk_gate_true(o, "lossless")) return;
+    const likeness l = rows_behind(g, where, o);
+    if (l.compared == 0 || l.other)
+        kk_gate_say(g,
+                    "%s is called lossless, and %zu rows say `same_tokens` and `same_hash`, %zu "
+                    "do not",
+                    where, l.compared, l.other);
+}
+
+static bool compared(const kk_gate *g, const char *what) {
+    for (size_t i = 0; i < kk_gate_size(g->report, "compared"); i++) {
+        const char *one = json_string_value(kk_gate_item(g->report, "compared", i));
+        if (one && strcmp(one, what) == 0) return true;
+    }
+    return false;
+}
+
+void kk_rule_lossless_unproven(kk_gate *g) {
+    kk_gate_walk(g, visit_unproven);
+    if (!kk_gate_is(g, "lossless")) return;
+    if (!compared(g, "tokens")) kk_gate_say(g, "tokens were not compared");
+    if (!compared(g, "logits hash")) kk_gate_say(g, "hashes of logits were not compared");
+    if (kk_gate_number_or(g->report, "cases", 0) <= 0) kk_gate_say(g, "there were no cases");
+}
+
+static void visit_contradicted(kk_gate *g, const char *where, const json_t *o) {
+    if (!kk_gate_true(o, "lossless")) return;
+    const double different = kk_gate_number_or(o, "different", 0);
+    const likeness l = rows_behind(g, where, o);
+    if (different > 0 || l.different)
+        kk_gate_say(g, "%s is called lossless, and %.0f runs differ", where,
+                    different > 0 ? different : (double)l.different);
+}
+
+/* Every axis counts every case. */
+static void check_axes(kk_gate *g) {
+    const double cases = kk_gate_number_or(g->report, "cases", 0);
+    const char *axis, *name;
+    json_t *values, *count;
+    json_object_foreach(json_object_get(g->report, "cases_by"), axis, values) {
+        double sum = 0;
+        json_object_foreach(values, name, count) sum += json_number_value(count);
+        if (sum != cases)
+            kk_gate_say(g, "by %.40s there are %.0f cases, and %.0f in all", axis, sum, cases);
+    }
+}
+
+void kk_rule_lossless_contradicted(kk_gate *g) {
+    kk_gate_walk(g, visit_contradicted);
+    if (!kk_gate_is(g, "lossless")) return;
+    const double mismatches = kk_gate_number_or(g->report, "mismatches", 0);
+    if (mismatches > 0)
+        kk_gate_say(g, "%.0f of %.0f cases differ", mismatches,
+                    kk_gate_number_or(g->report, "cases", 0));
+    check_axes(g);
+}

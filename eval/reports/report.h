@@ -1,0 +1,48 @@
+/* report.h - what every JSON report of an evaluation says, and how it gets into its file.
+ *
+ * docs/reports.md is the schema; eval/reports/gate.h holds reports to it. */
+#ifndef KK_EVAL_REPORT_H
+#define KK_EVAL_REPORT_H
+
+#include <jansson.h>
+
+#include "kakeya.h"
+
+enum { KK_REPORT_SCHEMA = 1 };
+
+json_t *kk_report_real(double x); /* a number, or null when it is not finite */
+/* A string of any bytes: what is not UTF-8 becomes U+FFFD. */
+json_t *kk_report_text(const char *text, size_t len);
+json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d);
+json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m);
+json_t *kk_report_drafter(const kk_drafter_info *d); /* null when it has no layers */
+/* Rounds by a number of tokens, up to the last that occurred; at least the rounds of 0. */
+json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]);
+json_t *kk_report_bytes(const int64_t bytes[KK_MEM_CATEGORIES]); /* {category: bytes} */
+json_t *kk_report_hash(uint64_t hash); /* 16 hexadecimal digits; null when it is 0 */
+/* An object with the fingerprint of what it describes; unchanged when that is 0. */
+json_t *kk_report_printed(json_t *object, uint64_t fingerprint);
+/* {median, min, max, n} of values, which are sorted; null when there are none. */
+json_t *kk_report_spread(double *values, size_t n);
+/* The projection of an open engine, with its fingerprint and that of the model it was made for;
+ * null when there is none. */
+json_t *kk_report_projection(kk_engine *e);
+/* What was run: command (NULL: not known), machine, model, drafter and projection of an open
+ * engine, with their fingerprints.  NULL without memory. */
+json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command);
+/* run, as kk_report_run made it, with the members of body behind it; both are released and may be
+ * NULL because there was no memory for them. */
+json_t *kk_report_join(json_t *run, json_t *body);
+/* schema, kind, version (with the commit) and date, then the members of body, which is released.
+ * NULL without memory; body may be NULL because there was none for it. */
+json_t *kk_report_new(const char *kind, json_t *body);
+
+/* Puts the report and releases it; it may be NULL because there was no memory for it. */
+kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err);
+/* The same, and the file is complete. */
+kk_status kk_report_write(kk_writer *to, json_t *report, kk_err *err);
+
+/* Completes a file with any JSON, numbers to their last digit. */
+kk_status kk_report_write_exact(kk_writer *to, const json_t *o, kk_err *err);
+
+#endif
