@@ -15,6 +15,7 @@
 #define KK_EVAL_BENCH_H
 
 #include "eval/measure/trace.h"
+#include "eval/texts/subset.h"
 #include "kakeya.h"
 
 enum {
@@ -56,6 +57,7 @@ typedef struct {
     const char *folder;          /*   where they lie; NULL: not found */
     const char *prompts;         /* or a JSONL file; or neither: random ids, ctx of them */
     int32_t samples;             /* prompts of each set that are timed, at most */
+    kk_subset subset;            /* which of them, over all sets */
     int32_t arm_predict;         /* most tokens after each; 0: what the prompt says */
     int32_t draft_max, draft_ctx;
     bool draft_fixed;
@@ -251,8 +253,10 @@ kk_status kk_bench_inspect(const char *synthetic, kk_model_info *out, kk_err *er
 kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *err);
 void kk_bench_release(kk_bench_result *r);
 
-/* Writes the result with its settings, machine, commit and date as one JSON object.
- * command is what was typed; NULL: not known. */
+/* The result with its settings, machine, commit and date as one JSON object, NULL without memory;
+ * and the same written.  command is what was typed; NULL: not known. */
+struct json_t *kk_bench_report(const kk_bench_opts *opts, const kk_bench_result *r,
+                               const char *command);
 kk_status kk_bench_write(kk_writer *to, const kk_bench_opts *opts, const kk_bench_result *r,
                          const char *command, kk_err *err);
 

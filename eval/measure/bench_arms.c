@@ -29,7 +29,9 @@ typedef struct {
     int32_t ctx;
     int32_t *record, *got; /* [ctx]: of plain decoding, and of the generation at hand */
     int32_t n_record, n_got;
-    uint64_t hash; /* of the record's logits */
+    uint64_t hash;         /* of the record's logits */
+    bool *taken;           /* by prompt of all sets, one set after the other: timed */
+    size_t n_taken, begin; /* prompts of all sets; the first of the set at hand */
 } arms;
 
 kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ctx) {
@@ -191,7 +193,7 @@ static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uin
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) st = open_lane(a, i, p, err);
     if (st == KK_OK) st = repeat(a, p, n, o->repeat, stream, costs, err);
     for (int32_t i = 0; i < o->n_arms && st == KK_OK; i++) {
-        kk_bench_row *row = &set->row[(int32_t)(stream - 1) * o->n_arms + i];
+        kk_bench_row *row = &set->row[set->prompts * o->n_arms + i];
         count(&set->arm[i], &a->lane[i], o->repeat);
         keep_row(row, p, &a->lane[i], o->repeat);
         row->predicted_s = kk_bench_costs_predict(costs, first, &row->spec);
@@ -271,12 +273,14 @@ static kk_status time_prompts(arms *a, const kk_promptset *prompts, size_t n, kk
     const kk_bench_opts *o = a->opts;
     char what[160];
     for (size_t i = 0; i < n; i++) {
+        if (!a->taken[a->begin + i]) continue;
         snprintf(what, sizeof what, "decoding %.60s, prompt %zu of %zu", set->name, i + 1, n);
         KK_TRY(kk_bench_step(o, what, err));
         KK_TRY(time_prompt(a, &prompts->prompts[i], set, i + 1, costs, err));
-        set->prompt_tokens += (double)prompts->prompts[i].n / (double)n;
+        set->prompt_tokens += (double)prompts->prompts[i].n;
+        set->prompts++;
     }
-    set->prompts = (int32_t)n;
+    set->prompt_tokens /= set->prompts;
     return KK_OK;
 }
 
@@ -316,16 +320,32 @@ static int32_t context_for(const kk_promptset *prompts, int32_t predict) {
     return most + 1;
 }
 
+/* The last prompt of a set is not among those that are timed. */
+static kk_status count_set(arms *a, kk_promptset *prompts, kk_err *err) {
+    (void)err;
+    a->n_taken += prompts->n - 1;
+    return KK_OK;
+}
+
+static bool any_taken(const arms *a, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (a->taken[a->begin + i]) return true;
+    return false;
+}
+
 static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
     a->ctx = context_for(prompts, a->opts->arm_predict);
     a->record = kk_calloc((size_t)a->ctx, sizeof *a->record);
     a->got = kk_calloc((size_t)a->ctx, sizeof *a->got);
-    const kk_status st = a->record && a->got
-                             ? time_set(a, prompts, err)
-                             : kk_fail(err, KK_ENOMEM, "no memory for %d tokens", a->ctx);
+    kk_status st = KK_OK;
+    if (!a->record || !a->got)
+        st = kk_fail(err, KK_ENOMEM, "no memory for %d tokens", a->ctx);
+    else if (any_taken(a, prompts->n - 1))
+        st = time_set(a, prompts, err);
     kk_free(a->record);
     kk_free(a->got);
     a->record = a->got = NULL;
+    a->begin += prompts->n - 1;
     return st;
 }
 
@@ -395,8 +415,14 @@ kk_status kk_bench_arms(const kk_bench_opts *o, kk_engine *e, kk_bench_result *o
     arms a = {.opts = o, .out = out, .engine = e};
     a.lane = kk_calloc(KK_BENCH_ARMS, sizeof *a.lane);
     if (!a.lane) return kk_fail(err, KK_ENOMEM, "no memory for measurements");
-    const kk_status st = with_every_set(&a, run_set, err);
+    kk_status st = with_every_set(&a, count_set, err);
+    a.taken = st == KK_OK ? kk_calloc(a.n_taken, sizeof *a.taken) : NULL;
+    if (st == KK_OK && !a.taken)
+        st = kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", a.n_taken);
+    if (st == KK_OK) st = kk_subset_draw(a.taken, a.n_taken, &o->subset, err);
+    if (st == KK_OK) st = with_every_set(&a, run_set, err);
     kk_free(a.lane);
+    kk_free(a.taken);
     snprintf(out->all.name, sizeof out->all.name, "all");
     conclude(&a, &out->all);
     return st;

@@ -322,7 +322,7 @@ static json_t *bandwidth_json(const kk_bench_result *r) {
                      kk_report_real(r->floor_bytes_s / 1e9));
 }
 
-static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, const char *command) {
+json_t *kk_bench_report(const kk_bench_opts *o, const kk_bench_result *r, const char *command) {
     json_t *rows =
         json_pack("{s:o, s:o, s:I}", "whole_model", passes_json(r->whole, r->n_whole), "dense_q4_0",
                   passes_json(r->dense, r->n_dense), "dense_bytes", (json_int_t)r->dense_bytes);
@@ -346,5 +346,5 @@ static json_t *result_json(const kk_bench_opts *o, const kk_bench_result *r, con
 
 kk_status kk_bench_write(kk_writer *to, const kk_bench_opts *opts, const kk_bench_result *r,
                          const char *command, kk_err *err) {
-    return kk_report_write(to, result_json(opts, r, command), err);
+    return kk_report_write(to, kk_bench_report(opts, r, command), err);
 }

@@ -20,6 +20,7 @@ typedef struct {
     kk_engine *engine;
     kk_promptset set[KK_ACCEPT_SETS];
     record *plain[KK_ACCEPT_SETS]; /* by prompt */
+    bool *taken;                   /* by prompt of all sets, one set after the other */
 } accept;
 
 void kk_spec_stats_add(kk_spec_stats *to, const kk_spec_stats *more) {
@@ -78,7 +79,11 @@ static kk_status read_sets(accept *a, const kk_tokenizer *tok, kk_err *err) {
     }
     snprintf(a->out->all.name, sizeof a->out->all.name, "all");
     if (a->out->ctx > a->out->model.context) a->out->ctx = a->out->model.context;
-    return KK_OK;
+    size_t total = 0;
+    for (int32_t i = 0; i < a->out->n_sets; i++) total += a->set[i].n;
+    a->taken = kk_calloc(total, sizeof *a->taken);
+    if (!a->taken) return kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", total);
+    return kk_subset_draw(a->taken, total, &o->subset, err);
 }
 
 /* ---- one prompt -------------------------------------------------------------------------- */
@@ -170,7 +175,10 @@ static kk_status continue_drafted(accept *a, int32_t set, const kk_prompt *p, co
 static kk_status run_set(accept *a, int32_t set, int32_t arm, kk_err *err) {
     const kk_accept_opts *o = a->opts;
     const kk_promptset *s = &a->set[set];
+    size_t before = 0;
+    for (int32_t i = 0; i < set; i++) before += a->set[i].n;
     for (size_t i = 0; i < s->n; i++) {
+        if (!a->taken[before + i]) continue;
         if (o->on_prompt && !o->on_prompt(o->user, s->name, (int32_t)i, (int32_t)s->n))
             return kk_fail(err, KK_ESTOPPED, "stopped in the set %s", s->name);
         record *plain = &a->plain[set][i];
@@ -236,6 +244,7 @@ kk_status kk_accept_run(const kk_accept_opts *opts, kk_accept_result *out, kk_er
         kk_free(a.plain[i]);
         kk_promptset_free(&a.set[i]);
     }
+    kk_free(a.taken);
     kk_engine_close(a.engine);
     if (st != KK_OK) kk_accept_release(out);
     return st;

@@ -8,7 +8,10 @@
 #ifndef KK_EVAL_ACCEPT_H
 #define KK_EVAL_ACCEPT_H
 
+#include <jansson.h>
+
 #include "eval/texts/promptset.h"
+#include "eval/texts/subset.h"
 #include "kakeya.h"
 
 enum { KK_ACCEPT_SETS = 16, KK_ACCEPT_ARMS = 2 };
@@ -61,6 +64,7 @@ typedef struct {
     int32_t samples;         /* prompts of each set, at most */
     int32_t predict;         /* most tokens after a prompt; 0: what the prompt says */
     kk_sampling sampling;
+    kk_subset subset; /* which prompts of all sets are continued */
     /* Told before each prompt; false stops with KK_ESTOPPED.  May be NULL. */
     bool (*on_prompt)(void *user, const char *set, int32_t done, int32_t total);
     void *user;
@@ -69,7 +73,9 @@ typedef struct {
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_accept_run(const kk_accept_opts *opts, kk_accept_result *out, kk_err *err);
 void kk_accept_release(kk_accept_result *r);
-/* command: what was typed; NULL: not known. */
+/* command: what was typed; NULL: not known.  The report is NULL without memory. */
+json_t *kk_accept_report(const kk_accept_opts *opts, const kk_accept_result *r,
+                         const char *command);
 kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_accept_result *r,
                           const char *command, kk_err *err);
 

@@ -46,8 +46,8 @@ static json_t *rows_json(const kk_accept_result *r) {
     return list;
 }
 
-kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_accept_result *r,
-                          const char *command, kk_err *err) {
+json_t *kk_accept_report(const kk_accept_opts *opts, const kk_accept_result *r,
+                         const char *command) {
     json_t *sets = json_array(), *all = json_array();
     for (int32_t arm = 0; arm < r->n_arms; arm++) {
         for (int32_t i = 0; i < r->n_sets; i++)
@@ -61,5 +61,10 @@ kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_ac
         kk_report_printed(kk_report_drafter(&r->drafter[0]), r->prints.drafter), "projection",
         "settings", settings_json(opts, r), "lossless", r->lossless, "sets", sets, "all", all,
         "rows", rows_json(r));
-    return kk_report_write(to, kk_report_new("accept", body), err);
+    return kk_report_new("accept", body);
+}
+
+kk_status kk_accept_write(kk_writer *to, const kk_accept_opts *opts, const kk_accept_result *r,
+                          const char *command, kk_err *err) {
+    return kk_report_write(to, kk_accept_report(opts, r, command), err);
 }

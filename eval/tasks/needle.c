@@ -26,6 +26,7 @@ typedef struct {
     kk_engine *engine;
     const kk_tokenizer *tok;
     prompt *prompts; /* [n_rungs, samples] */
+    bool *taken;     /* [n_rungs, samples]: asked about */
 } needle;
 
 const char *kk_needle_way_name(kk_needle_way w) {
@@ -73,9 +74,12 @@ static kk_status draw_rung(needle *n, kk_needle_rung *rung, int32_t r, kk_err *e
     rung->samples = kk_calloc((size_t)o->samples, sizeof *rung->samples);
     if (!rung->samples) return kk_fail(err, KK_ENOMEM, "no memory for %d samples", o->samples);
     for (int32_t i = 0; i < o->samples; i++) {
-        kk_needle_sample *s = &rung->samples[i];
+        const kk_haystack doc = kk_haystack_draw(&t, rung->low, rung->high);
+        if (!n->taken[(size_t)r * (size_t)o->samples + (size_t)i]) continue;
+        kk_needle_sample *s = &rung->samples[rung->n_drawn++];
         prompt *p = prompt_of(n, r, i);
-        s->doc = kk_haystack_draw(&t, rung->low, rung->high);
+        s->doc = doc;
+        s->number = i;
         if (!p->ids) KK_TRY(encode(n, &s->doc, p, err));
         s->tokens = (int32_t)p->n;
     }
@@ -251,7 +255,7 @@ static kk_status ask(needle *n, kk_needle_arm *arm, int32_t r, int32_t i, kk_err
                   .arm = arm,
                   .rung = rung,
                   .sample = &rung->samples[i],
-                  .prompt = *prompt_of(n, r, i),
+                  .prompt = *prompt_of(n, r, rung->samples[i].number),
                   .err = err};
     const kk_status st = read_and_answer(&q, session, err);
     kk_decoder_free(q.decoder);
@@ -327,6 +331,7 @@ static kk_status read_texts(needle *n, kk_err *err) {
                                          .n_paths = o->n_texts,
                                          .prompts = o->prompts,
                                          .from = first_gone(n),
+                                         .subset = o->subset,
                                          .most = o->text_tokens < most ? o->text_tokens : most};
     return kk_quality_read(&n->out->texts, &n->out->source, err);
 }
@@ -440,7 +445,7 @@ static kk_status run_arm(needle *n, kk_needle_arm *arm, kk_err *err) {
     const kk_needle_opts *o = n->opts;
     KK_TRY(warm_up(n, arm, err));
     for (int32_t r = 0; r < o->n_rungs; r++) {
-        for (int32_t i = 0; i < o->samples; i++) KK_TRY(ask(n, arm, r, i, err));
+        for (int32_t i = 0; i < arm->rung[r].n_drawn; i++) KK_TRY(ask(n, arm, r, i, err));
         sum_up(&arm->rung[r]);
     }
     return KK_OK;
@@ -461,11 +466,17 @@ kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_er
     KK_TRY(check(opts, err));
     kk_machine_info(&out->machine);
     const size_t count = (size_t)opts->n_rungs * (size_t)opts->samples;
-    needle n = {.opts = opts, .out = out, .prompts = kk_calloc(count, sizeof *n.prompts)};
-    const kk_status st =
-        n.prompts ? run(&n, err) : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
+    needle n = {.opts = opts,
+                .out = out,
+                .prompts = kk_calloc(count, sizeof *n.prompts),
+                .taken = kk_calloc(count, sizeof *n.taken)};
+    kk_status st = n.prompts && n.taken
+                       ? kk_subset_draw(n.taken, count, &opts->subset, err)
+                       : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
+    if (st == KK_OK) st = run(&n, err);
     for (size_t i = 0; n.prompts && i < count; i++) kk_free(n.prompts[i].ids);
     kk_free(n.prompts);
+    kk_free(n.taken);
     kk_engine_close(n.engine);
     if (st != KK_OK) kk_needle_release(out);
     return st;

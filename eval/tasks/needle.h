@@ -32,6 +32,7 @@ const char *kk_needle_way_name(kk_needle_way w); /* "exact", "window", "restored
 
 typedef struct {
     kk_haystack doc;
+    int32_t number;    /* of the rung's documents, from 0 */
     int32_t tokens;    /* of the prompt */
     int32_t generated; /* stop ids included */
     char *answer;      /* any bytes, NUL-terminated after answer_len */
@@ -44,7 +45,8 @@ typedef struct {
 typedef struct {
     int32_t lines, low, high; /* asked for; the documents have low to high */
     kk_needle_sample *samples;
-    int32_t n_samples; /* with an answer */
+    int32_t n_drawn;   /* documents to be asked about */
+    int32_t n_samples; /* of them with an answer */
     int32_t hits;
     double recall;                      /* hits of samples */
     double tokens;                      /* of a prompt, on average */
@@ -110,6 +112,7 @@ typedef struct {
     size_t n_texts;           /* 0: of the folder, what is held out of training */
     const char *prompts;      /* that folder; NULL: there is none */
     int32_t text_tokens;      /* most of a text */
+    kk_subset subset;         /* which documents are asked about, and as many texts are compared */
     const char *command;      /* what was typed, for the report; NULL: not known */
     /* False stops with KK_ESTOPPED.  May be NULL. */
     bool (*on_event)(void *user, const kk_needle_event *event);
@@ -145,7 +148,9 @@ enum { KK_NEEDLE_CHECKS = KK_NEEDLE_ARMS + 4 };
 int32_t kk_needle_judge(const kk_needle_result *r, const kk_needle_limits *limits,
                         kk_needle_check out[KK_NEEDLE_CHECKS]);
 
-/* Writes the result as a JSON report. */
+/* The result as a JSON report, NULL without memory; and the same written. */
+json_t *kk_needle_report(const kk_needle_opts *opts, const kk_needle_result *r,
+                         const kk_needle_limits *limits);
 kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_needle_result *r,
                           const kk_needle_limits *limits, kk_err *err);
 

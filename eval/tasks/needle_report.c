@@ -9,11 +9,11 @@ static json_t *counts_json(const kk_key_counts *r) {
                      (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
 
-static json_t *sample_json(const kk_needle_opts *o, const kk_needle_sample *s, int32_t number) {
+static json_t *sample_json(const kk_needle_opts *o, const kk_needle_sample *s) {
     return json_pack("{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:o}",
-                     "sample", number, "seed", (json_int_t)o->seed, "lines", s->doc.lines, "index",
-                     s->doc.index, "depth", kk_report_real(kk_haystack_depth(&s->doc)), "tokens",
-                     s->tokens, "expected", s->doc.code, "answer",
+                     "sample", s->number, "seed", (json_int_t)o->seed, "lines", s->doc.lines,
+                     "index", s->doc.index, "depth", kk_report_real(kk_haystack_depth(&s->doc)),
+                     "tokens", s->tokens, "expected", s->doc.code, "answer",
                      kk_report_text(s->answer, s->answer_len), "hit", s->hit, "generated",
                      s->generated, "prefill_s", kk_report_real(s->prefill_s), "decode_s",
                      kk_report_real(s->decode_s), "restored_rows",
@@ -41,7 +41,7 @@ static json_t *rate_json(double rate) { return rate > 0 ? kk_report_real(rate) :
 static json_t *rung_json(const kk_needle_opts *o, const char *arm, const kk_needle_rung *r) {
     json_t *rows = json_array();
     for (int32_t i = 0; i < r->n_samples; i++)
-        json_array_append_new(rows, sample_json(o, &r->samples[i], i));
+        json_array_append_new(rows, sample_json(o, &r->samples[i]));
     return json_pack("{s:s, s:i, s:[i, i], s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
                      "arm", arm, "lines", r->lines, "lines_range", r->low, r->high, "tokens",
                      kk_report_real(r->tokens), "samples", r->n_samples, "hits", r->hits, "recall",
@@ -146,8 +146,8 @@ static json_t *quality_json(const kk_needle_result *r) {
     return json_pack("{s:o, s:o}", "quality", quality, "sums", sums);
 }
 
-kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_needle_result *r,
-                          const kk_needle_limits *limits, kk_err *err) {
+json_t *kk_needle_report(const kk_needle_opts *opts, const kk_needle_result *r,
+                         const kk_needle_limits *limits) {
     json_t *rungs = json_array();
     for (int32_t a = 0; a < r->n_arms; a++)
         for (int32_t i = 0; i < r->arm[a].n_rungs; i++)
@@ -158,6 +158,10 @@ kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_ne
                   arms_json(r), "load_s", kk_report_real(r->load_s), "gate", gate_json(r, limits),
                   "rungs", rungs);
     if (r->n_arms > 1) body = kk_report_join(body, quality_json(r));
-    return kk_report_write(to, kk_report_new("needle", kk_report_join(json_incref(r->run), body)),
-                           err);
+    return kk_report_new("needle", kk_report_join(json_incref(r->run), body));
+}
+
+kk_status kk_needle_write(kk_writer *to, const kk_needle_opts *opts, const kk_needle_result *r,
+                          const kk_needle_limits *limits, kk_err *err) {
+    return kk_report_write(to, kk_needle_report(opts, r, limits), err);
 }

@@ -14,6 +14,7 @@
 
 #include <jansson.h>
 
+#include "eval/texts/subset.h"
 #include "kakeya.h"
 
 enum { KK_QUALITY_LEAST_ROWS = 256, KK_QUALITY_ARMS = 8 };
@@ -41,6 +42,7 @@ typedef struct {
     const char *prompts; /* folder of prompt sets; NULL: there is none */
     int32_t from;        /* the first position that is compared */
     int32_t most;        /* tokens taken of a text */
+    kk_subset subset;    /* which of the texts are kept */
 } kk_quality_source;
 
 /* Files must be long enough for something to be compared, and all together give

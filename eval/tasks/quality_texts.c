@@ -177,10 +177,31 @@ static kk_status read_all(list *l, kk_err *err) {
                    (long long)l->out->rows, l->from->from, KK_QUALITY_LEAST_ROWS);
 }
 
+/* Drops the texts that are not drawn. */
+static kk_status keep_drawn(kk_quality_texts *t, const kk_quality_source *from, kk_err *err) {
+    const size_t total = t->n;
+    bool *drawn = kk_calloc(total, sizeof *drawn);
+    if (!drawn) return kk_fail(err, KK_ENOMEM, "no memory for a draw of %zu texts", total);
+    const kk_status st = kk_subset_draw(drawn, total, &from->subset, err);
+    size_t kept = 0;
+    for (size_t i = 0; i < total && st == KK_OK; i++) {
+        if (drawn[i]) {
+            t->texts[kept++] = t->texts[i];
+            continue;
+        }
+        t->rows -= t->texts[i].n - 1 - from->from;
+        kk_free(t->texts[i].ids);
+    }
+    if (st == KK_OK) t->n = kept;
+    kk_free(drawn);
+    return st;
+}
+
 kk_status kk_quality_read(kk_quality_texts *out, const kk_quality_source *from, kk_err *err) {
     *out = (kk_quality_texts){.n = 0};
     list l = {.from = from, .out = out};
-    const kk_status st = read_all(&l, err);
+    kk_status st = read_all(&l, err);
+    if (st == KK_OK && from->subset.n) st = keep_drawn(out, from, err);
     if (st != KK_OK) kk_quality_free(out);
     return st;
 }

@@ -51,18 +51,32 @@ static kk_status check(kk_engine *e, const kk_ask_draw *d, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status draw_rung(kk_ask_set *out, kk_engine *e, const kk_ask_draw *d, int32_t lines,
-                           kk_err *err) {
+static kk_status draw_rung(kk_ask_set *out, kk_engine *e, const kk_ask_draw *d, int32_t rung,
+                           const bool *taken, kk_err *err) {
     kk_twister t;
     int32_t low, high;
     kk_twister_seed(&t, d->seed);
-    kk_haystack_rung(lines, &low, &high);
+    kk_haystack_rung(d->ladder[rung], &low, &high);
     for (int32_t i = 0; i < d->samples; i++) {
+        const kk_haystack doc = kk_haystack_draw(&t, low, high);
+        const int32_t number = rung * d->samples + i;
+        if (!taken[number]) continue;
         kk_ask_document *one = &out->document[out->n++];
-        one->doc = kk_haystack_draw(&t, low, high);
+        *one = (kk_ask_document){.doc = doc, .number = number};
         KK_TRY(encode(e, one, err));
     }
     return KK_OK;
+}
+
+static kk_status draw_all(kk_ask_set *out, kk_engine *e, const kk_ask_draw *draw, kk_err *err) {
+    const size_t n = (size_t)draw->n_rungs * (size_t)draw->samples;
+    bool *taken = kk_calloc(n, sizeof *taken);
+    kk_status st = taken ? kk_subset_draw(taken, n, &draw->subset, err)
+                         : kk_fail(err, KK_ENOMEM, "no memory for %zu documents", n);
+    for (int32_t r = 0; r < draw->n_rungs && st == KK_OK; r++)
+        st = draw_rung(out, e, draw, r, taken, err);
+    kk_free(taken);
+    return st;
 }
 
 kk_status kk_ask_documents(kk_ask_set *out, kk_engine *e, const kk_ask_draw *draw, kk_err *err) {
@@ -71,9 +85,7 @@ kk_status kk_ask_documents(kk_ask_set *out, kk_engine *e, const kk_ask_draw *dra
     const size_t n = (size_t)draw->n_rungs * (size_t)draw->samples;
     out->document = kk_calloc(n, sizeof *out->document);
     if (!out->document) return kk_fail(err, KK_ENOMEM, "no memory for %zu documents", n);
-    kk_status st = KK_OK;
-    for (int32_t r = 0; r < draw->n_rungs && st == KK_OK; r++)
-        st = draw_rung(out, e, draw, draw->ladder[r], err);
+    const kk_status st = draw_all(out, e, draw, err);
     if (st != KK_OK) kk_ask_free(out);
     return st;
 }
@@ -260,10 +272,10 @@ static json_t *answer_json(const kk_ask_set *set, const kk_ask_result *r, int32_
     const kk_asked *a = &r->answer[i];
     return json_pack(
         "{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:{s:I, s:I, s:I}}",
-        "sample", i, "seed", (json_int_t)set->seed, "lines", d->doc.lines, "index", d->doc.index,
-        "depth", kk_report_real(kk_haystack_depth(&d->doc)), "tokens", d->n, "expected",
-        d->doc.code, "answer", kk_report_text(a->answer, a->answer_len), "hit", a->hit, "generated",
-        a->generated, "prefill_s", kk_report_real(a->prefill_s), "decode_s",
+        "sample", d->number, "seed", (json_int_t)set->seed, "lines", d->doc.lines, "index",
+        d->doc.index, "depth", kk_report_real(kk_haystack_depth(&d->doc)), "tokens", d->n,
+        "expected", d->doc.code, "answer", kk_report_text(a->answer, a->answer_len), "hit", a->hit,
+        "generated", a->generated, "prefill_s", kk_report_real(a->prefill_s), "decode_s",
         kk_report_real(a->decode_s), "restored_rows", (json_int_t)a->counts.rows_rebuilt, "reach",
         "queries", (json_int_t)a->counts.queries, "keys_stored", (json_int_t)a->counts.keys_stored,
         "keys_rebuilt", (json_int_t)a->counts.keys_rebuilt);

@@ -15,6 +15,7 @@ typedef struct {
     kk_haystack doc;
     int32_t *ids; /* as a user's turn */
     int32_t n;
+    int32_t number; /* of all that the seed names, from 0 */
 } kk_ask_document;
 
 typedef struct {
@@ -27,6 +28,7 @@ typedef struct {
 typedef struct {
     int32_t ladder[KK_ASK_RUNGS], n_rungs, samples;
     uint64_t seed;
+    kk_subset subset; /* which of the documents are kept */
 } kk_ask_draw;
 kk_status kk_ask_documents(kk_ask_set *out, kk_engine *e, const kk_ask_draw *draw, kk_err *err);
 void kk_ask_free(kk_ask_set *set); /* zero value is fine; leaves it zero */
