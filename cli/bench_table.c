@@ -27,6 +27,16 @@ static void print_parts(const kk_bench_arm *m) {
            100 * m->overhead);
 }
 
+void bench_print_rounds(const kk_bench_rounds *r) {
+    const double cv = kk_bench_rounds_cv(r);
+    if (r->n == 0) return;
+    printf("              rounds %.3g ms, longest %.3g, first", r->sum_ms / (double)r->n,
+           r->longest_ms);
+    for (int32_t i = 0; i < r->n_first; i++) printf(" %.3g", r->first_ms[i]);
+    if (cv >= 0) printf("; CV %.1f %% after the first %d", 100 * cv, KK_BENCH_FIRST);
+    printf("\n");
+}
+
 static void print_drafting(const kk_bench_arm *m) {
     const kk_spec_stats *t = &m->spec;
     printf("              %.2f tokens from %.2f rows per round; %lld of %lld drafted accepted; "
@@ -51,6 +61,7 @@ static void print_arm(const kk_bench_arm *m, kk_spec arm) {
     if (arm == KK_SPEC_NONE) printf("; %.0f %% of its floor", 100 * m->floor_share);
     printf("\n");
     print_parts(m);
+    bench_print_rounds(&m->rounds);
     if (arm != KK_SPEC_NONE) print_drafting(m);
     if (m->best_tok_s > 0)
         printf("              best by the costs: drafts of %d, %.1f tok/s; %.2f of it\n",

@@ -297,6 +297,7 @@ static void print_decode(const kk_bench_opts *o, const kk_bench_result *r,
            d->tok_s.median, d->tok_s.min, d->tok_s.max, d->tok_s.n, o->predict, d->ctx);
     printf("              %.1f GB/s of weights, %.0f %% of the bandwidth; %.*f ms per round\n", gb,
            r->bandwidth > 0 ? 100e9 * gb / r->bandwidth : 0, r->device_total ? 3 : 1, d->round_ms);
+    bench_print_rounds(&d->rounds);
     if (r->device_total)
         printf("              %.2f waits per token that left the device idle, %.2f rounds enqueued "
                "ahead\n",

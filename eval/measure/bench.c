@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "core/clock.h"
 #include "engine/machine.h"
+#include "engine/session.h"
 #include "eval/measure/bench_parts.h"
 #include "eval/reports/report.h"
 #include "format/checkpoint.h"
@@ -24,7 +25,8 @@ typedef struct {
     kk_bench_result *out;
     kk_engine *engine;
     kk_session *session;
-    int32_t *tokens; /* room for the longest prompt */
+    int32_t *tokens;      /* room for the longest prompt */
+    kk_round_times times; /* [predict]: of the generation at hand */
 } bench;
 
 /* ---- small things ------------------------------------------------------------------------ */
@@ -103,6 +105,7 @@ static void note_memory(bench *b) {
 /* Decodes n rounds.  The token before the first of them comes from the logits at hand. */
 static kk_status generate(bench *b, int32_t n, kk_result *result, kk_err *err) {
     kk_generate_opts opts = {.max_tokens = n + 1, .ignore_eos = true};
+    b->times.n = 0;
     KK_TRY(kk_generate(b->session, &opts, on_token, b, result, err));
     if (result->n_tokens <= n) return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
     return KK_OK;
@@ -148,6 +151,8 @@ static kk_status time_decode(bench *b, int32_t ctx, kk_bench_decode *out, kk_err
         rate[i] = (double)(r.n_tokens - 1) / r.decode_s;
         round[i] = 1e3 * r.decode_s / (double)r.rounds;
         out->logits_hash = r.logits_hash;
+        out->turn[i] = kk_bench_rounds_of(b->times.seconds, b->times.n);
+        kk_bench_rounds_add(&out->rounds, &out->turn[i]);
         tokens += r.n_tokens - 1;
         syncs += r.syncs;
         ahead += r.spec.ahead;
@@ -416,7 +421,11 @@ static kk_status open_engine(bench *b, kk_err *err) {
     const kk_session_opts session = kk_bench_session(o, KK_SPEC_NONE, need + 1);
     KK_TRY(kk_session_new(&b->session, b->engine, &session, err));
     b->tokens = kk_calloc((size_t)need + 1, sizeof *b->tokens);
-    if (!b->tokens) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", need);
+    b->times.seconds = kk_calloc((size_t)o->predict, sizeof *b->times.seconds);
+    if (!b->tokens || !b->times.seconds)
+        return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", need);
+    b->times.cap = o->predict;
+    b->session->times = &b->times;
     return KK_OK;
 }
 
@@ -424,6 +433,8 @@ static void close_engine(bench *b) {
     kk_session_free(b->session);
     kk_engine_close(b->engine);
     kk_free(b->tokens);
+    kk_free(b->times.seconds);
+    b->times.seconds = NULL;
     b->session = NULL;
     b->engine = NULL;
     b->tokens = NULL;

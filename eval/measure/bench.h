@@ -25,6 +25,7 @@ enum {
     KK_BENCH_MAX_REPEAT = 64,
     KK_BENCH_CONTEXTS = 8,
     KK_BENCH_MOST_SESSIONS = 64,
+    KK_BENCH_FIRST = 8, /* rounds of a generation that count as its warm-up, and are kept each */
 };
 
 /* What layers keep of their rows: all; what their window leaves, and the rest is lost; or the rest
@@ -79,6 +80,21 @@ typedef struct {
     int32_t n;
 } kk_bench_spread;
 
+/* How long rounds took: of one generation, or of several, of which the first rounds are those of
+ * the first one and the others are counted together. */
+typedef struct {
+    int64_t n;
+    double first_ms[KK_BENCH_FIRST];
+    int32_t n_first;
+    double longest_ms, sum_ms;
+    /* Of the rounds after the first eight of each generation: the mean, and the sum of squared
+     * differences from it, in ms and ms^2. */
+    int64_t n_steady;
+    double steady_mean_ms, steady_squares;
+} kk_bench_rounds;
+/* Standard deviation over mean of the steady rounds; negative: there are fewer than two. */
+double kk_bench_rounds_cv(const kk_bench_rounds *r);
+
 typedef struct {
     int32_t rows;
     kk_bench_spread seconds; /* of one pass */
@@ -95,6 +111,7 @@ typedef struct {
     double round_ms;
     double syncs, ahead;  /* per token: waits that left the device idle; rounds enqueued ahead */
     uint64_t logits_hash; /* of the last repeat */
+    kk_bench_rounds turn[KK_BENCH_MAX_REPEAT], rounds; /* by repeat, and of all */
 } kk_bench_decode;
 
 /* One arm on one set.  Of the repeats of a prompt the one of median time counts. */
@@ -112,6 +129,7 @@ typedef struct {
     double best_tok_s;       /* and the rate it should have; 0: not known */
     double floor_share;      /* plain: of the rate at which its weights can be read */
     int32_t runs, different; /* generations, and of them not as plain decoding */
+    kk_bench_rounds rounds;
 } kk_bench_arm;
 
 /* One arm on one prompt. */
@@ -123,6 +141,7 @@ typedef struct {
     double prefill_s;
     kk_spec_stats spec;
     int32_t runs, other_tokens, other_hash; /* generations, and of them unlike plain decoding */
+    kk_bench_rounds rounds;                 /* of the median one */
 } kk_bench_row;
 
 typedef struct {
@@ -155,6 +174,7 @@ typedef struct {
     int64_t rounds, drafted, accepted;
     kk_key_counts counts;        /* of these rounds */
     bool same_tokens, same_hash; /* as plain decoding of the same policy */
+    kk_bench_rounds times;
 } kk_bench_turn;
 
 /* One policy, decoding in one way. */
@@ -171,6 +191,7 @@ typedef struct {
     double rows_per_token;            /* pairs of layer and position that were rebuilt */
     double stored_keys, rebuilt_keys; /* that a query read */
     int32_t different;                /* turns unlike plain decoding */
+    kk_bench_rounds times;
 } kk_bench_turns;
 
 typedef struct {

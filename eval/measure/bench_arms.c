@@ -16,6 +16,7 @@ typedef struct {
     kk_session *session;
     kk_trace *trace; /* NULL: drafts are the proposer's */
     kk_result run[KK_BENCH_MAX_REPEAT];
+    kk_bench_rounds rounds[KK_BENCH_MAX_REPEAT]; /* of the same generations */
     int32_t different, other_tokens, other_hash;
     double prefill_s;
     kk_drafting begun; /* what the session knew of its drafts before any of its own: `seen` of it */
@@ -29,6 +30,7 @@ typedef struct {
     int32_t ctx;
     int32_t *record, *got; /* [ctx]: of plain decoding, and of the generation at hand */
     int32_t n_record, n_got;
+    kk_round_times times;  /* [ctx]: of the generation at hand */
     uint64_t hash;         /* of the record's logits */
     bool *taken;           /* by prompt of all sets, one set after the other: timed */
     size_t n_taken, begin; /* prompts of all sets; the first of the set at hand */
@@ -118,6 +120,8 @@ static kk_status run_once(arms *a, int32_t arm, const kk_prompt *p, int32_t n, k
     kk_drafting_inherit(&l->session->drafting, &l->begun);
     a->n_got = 0;
     KK_TRY(own_pages(l->session, err));
+    a->times.n = 0;
+    l->session->times = &a->times;
     KK_TRY(kk_generate(l->session, &how, gather, a, result, err));
     if (result->stop == KK_STOP_CALLBACK)
         return kk_fail(err, KK_ESTOPPED, "stopped while decoding");
@@ -136,6 +140,7 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
             lane *l = &a->lane[arm];
             if (l->trace) kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream);
             KK_TRY(run_once(a, arm, p, n, &l->run[r], err));
+            l->rounds[r] = kk_bench_rounds_of(a->times.seconds, a->times.n);
             if (r == 0 && k == 0) keep_record(a, l->run[r].logits_hash);
             compare(a, l, l->run[r].logits_hash);
         }
@@ -168,7 +173,8 @@ static void keep_row(kk_bench_row *row, const kk_prompt *p, const lane *l, int32
                           .spec = r->spec,
                           .runs = repeats,
                           .other_tokens = l->other_tokens,
-                          .other_hash = l->other_hash};
+                          .other_hash = l->other_hash,
+                          .rounds = l->rounds[r - l->run]};
     for (int32_t i = 0; i < repeats; i++) {
         const double s = seconds_of(&l->run[i]);
         if (s < row->seconds_min) row->seconds_min = s;
@@ -183,6 +189,7 @@ static void count(kk_bench_arm *to, const lane *l, int32_t repeats) {
     to->runs += repeats;
     to->different += l->different;
     kk_spec_stats_add(&to->spec, &r->spec);
+    kk_bench_rounds_add(&to->rounds, &l->rounds[r - l->run]);
 }
 
 static kk_status time_prompt(arms *a, const kk_prompt *p, kk_bench_set *set, uint64_t stream,
@@ -265,6 +272,7 @@ static void add_to_all(const arms *a, const kk_bench_set *set) {
         to->runs += from->runs;
         to->different += from->different;
         kk_spec_stats_add(&to->spec, &from->spec);
+        kk_bench_rounds_add(&to->rounds, &from->rounds);
     }
 }
 
@@ -337,14 +345,18 @@ static kk_status run_set(arms *a, kk_promptset *prompts, kk_err *err) {
     a->ctx = context_for(prompts, a->opts->arm_predict);
     a->record = kk_calloc((size_t)a->ctx, sizeof *a->record);
     a->got = kk_calloc((size_t)a->ctx, sizeof *a->got);
+    a->times = (kk_round_times){.seconds = kk_calloc((size_t)a->ctx, sizeof *a->times.seconds),
+                                .cap = a->ctx};
     kk_status st = KK_OK;
-    if (!a->record || !a->got)
+    if (!a->record || !a->got || !a->times.seconds)
         st = kk_fail(err, KK_ENOMEM, "no memory for %d tokens", a->ctx);
     else if (any_taken(a, prompts->n - 1))
         st = time_set(a, prompts, err);
     kk_free(a->record);
     kk_free(a->got);
+    kk_free(a->times.seconds);
     a->record = a->got = NULL;
+    a->times.seconds = NULL;
     a->begin += prompts->n - 1;
     return st;
 }

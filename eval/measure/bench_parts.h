@@ -11,6 +11,11 @@ kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err);
 kk_bench_spread kk_bench_spread_of(double *x, int32_t n);
 struct json_t *kk_bench_spread_json(const kk_bench_spread *s);
 
+/* Of the rounds of one generation, in order; and another's beside those that are there. */
+kk_bench_rounds kk_bench_rounds_of(const double *seconds, int32_t n);
+void kk_bench_rounds_add(kk_bench_rounds *to, const kk_bench_rounds *more);
+struct json_t *kk_bench_rounds_json(const kk_bench_rounds *r);
+
 /* Whether every set has prompts that fit, before anything is measured. */
 kk_status kk_bench_arms_check(const kk_bench_opts *o, kk_engine *e, kk_err *err);
 /* Compares the arms on every set. */

@@ -70,6 +70,7 @@ typedef struct {
     pair pair[KK_BENCH_WAYS]; /* as out->policy */
     int32_t piece, shared;    /* tokens of a turn's own, and before it */
     int32_t *ids;             /* shared, then one piece for every turn, the first to warm up */
+    kk_round_times times;     /* [predict]: of the turn at hand */
     double rate[KK_BENCH_MAX_REPEAT];
 } policies;
 
@@ -303,6 +304,8 @@ static kk_status decode(policies *p, lane *l, int32_t n, kk_result *result, kk_e
     const kk_generate_opts how = {.max_tokens = n + 1, .ignore_eos = true};
     taking t = {p, l};
     l->n_got = 0;
+    p->times.n = 0;
+    l->session->times = &p->times;
     KK_TRY(kk_generate(l->session, &how, take, &t, result, err));
     l->hash = result->logits_hash;
     return l->n_got > n ? KK_OK : kk_fail(err, KK_ESTOPPED, "stopped while decoding");
@@ -374,7 +377,8 @@ static kk_status take_turn(policies *p, lane *l, int32_t turn, kk_bench_turn *ou
                            .rounds = r.spec.rounds,
                            .drafted = r.spec.drafted,
                            .accepted = r.spec.accepted,
-                           .counts = less(&after, &before)};
+                           .counts = less(&after, &before),
+                           .times = kk_bench_rounds_of(p->times.seconds, p->times.n)};
     kk_spec_stats_add(sum, &r.spec);
     return kk_session_rewind(l->session, p->shared, NULL, err);
 }
@@ -459,6 +463,7 @@ static void sum_up(policies *p, kk_bench_turns *t, const kk_bench_turns *plain) 
         t->counts.keys_rebuilt += one->counts.keys_rebuilt;
         t->counts.rows_rebuilt += one->counts.rows_rebuilt;
         t->different += t != plain && (!one->same_tokens || !one->same_hash);
+        kk_bench_rounds_add(&t->times, &one->times);
         p->rate[i] = 1e3 * one->seconds / one->tokens;
     }
     t->ms = kk_bench_spread_of(p->rate, t->n);
@@ -485,6 +490,10 @@ static kk_status measure(policies *p, kk_err *err) {
     for (kk_bench_way w = 0; w < KK_BENCH_WAYS; w++)
         if (chosen(p, w)) out->policy[out->n_policies++].way = w;
     KK_TRY(read_text(p, err));
+    p->times.seconds = kk_calloc((size_t)p->opts->predict, sizeof *p->times.seconds);
+    if (!p->times.seconds)
+        return kk_fail(err, KK_ENOMEM, "no memory for the times of %d rounds", p->opts->predict);
+    p->times.cap = p->opts->predict;
     for (int32_t i = 0; i < out->n_policies; i++) KK_TRY(fill_alone(p, i, err));
     for (int32_t i = 0; i < out->n_policies; i++) KK_TRY(open_pair(p, i, err));
     KK_TRY(warm_up(p, err));
@@ -505,6 +514,7 @@ kk_status kk_bench_policies(const kk_bench_opts *o, kk_engine *e, kk_bench_resul
         close_lane(&p->pair[w].dflash);
     }
     kk_free(p->ids);
+    kk_free(p->times.seconds);
     kk_free(p);
     return st;
 }

@@ -67,6 +67,7 @@ static json_t *turn_json(const kk_bench_turn *t, int32_t piece, bool compared) {
         "prefill_s", kk_report_real(t->prefill_s), "rounds", (json_int_t)t->rounds, "drafted",
         (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "restored_rows",
         (json_int_t)t->counts.rows_rebuilt, "reach", counts_json(&t->counts));
+    if (o) json_object_set_new(o, "round_times", kk_bench_rounds_json(&t->times));
     if (o && compared) {
         json_object_set_new(o, "same_tokens", json_boolean(t->same_tokens));
         json_object_set_new(o, "same_hash", json_boolean(t->same_hash));
@@ -100,7 +101,7 @@ static const char *withheld(const kk_bench_policy *p) {
 static json_t *turns_json(const kk_bench_turns *t) {
     const kk_bench_spread rates = rates_of(t);
     return json_pack(
-        "{s:I, s:o, s:o, s:o, s:o, s:s, s:I, s:I, s:I, s:o, s:o, s:I, s:o, s:{s:o, s:o}, s:o}",
+        "{s:I, s:o, s:o, s:o, s:o, s:s, s:I, s:I, s:I, s:o, s:o, s:I, s:o, s:{s:o, s:o}, s:o, s:o}",
         "tokens", (json_int_t)t->tokens, "seconds", kk_report_real(t->seconds), "tok_s",
         kk_report_real(t->tok_s), "tok_s_spread", kk_bench_spread_json(&rates), "token_ms",
         kk_bench_spread_json(&t->ms), "timing", "decode", "rounds", (json_int_t)t->spec.rounds,
@@ -109,7 +110,7 @@ static json_t *turns_json(const kk_bench_turns *t) {
         kk_report_counts(t->spec.histogram), "restored_rows", (json_int_t)t->counts.rows_rebuilt,
         "rows_per_token", kk_report_real(t->rows_per_token), "keys_per_query", "stored",
         kk_report_real(t->stored_keys), "rebuilt", kk_report_real(t->rebuilt_keys), "reach",
-        counts_json(&t->counts));
+        counts_json(&t->counts), "round_times", kk_bench_rounds_json(&t->times));
 }
 
 static void add_rows(json_t *to, const kk_bench_turns *t, int32_t piece, bool compared) {

@@ -41,6 +41,14 @@ static json_t *passes_json(const kk_bench_pass *p, int32_t n) {
     return list;
 }
 
+/* Round times of each repeat. */
+static json_t *turns_json(const kk_bench_decode *d) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < d->tok_s.n; i++)
+        json_array_append_new(list, kk_bench_rounds_json(&d->turn[i]));
+    return list;
+}
+
 /* Plain decoding at every context that was asked for. */
 static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
     json_t *list = json_array();
@@ -49,10 +57,12 @@ static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
         char hash[20];
         snprintf(hash, sizeof hash, "%016llx", (unsigned long long)d->logits_hash);
         json_array_append_new(
-            list, json_pack("{s:i, s:o, s:o, s:o, s:o, s:s}", "ctx", d->ctx, "decode_tok_s",
-                            rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
-                            "syncs_per_token", kk_report_real(d->syncs), "ahead_per_token",
-                            kk_report_real(d->ahead), "logits_hash", hash));
+            list,
+            json_pack("{s:i, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "ctx", d->ctx, "decode_tok_s",
+                      rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
+                      "syncs_per_token", kk_report_real(d->syncs), "ahead_per_token",
+                      kk_report_real(d->ahead), "logits_hash", hash, "round_times",
+                      kk_bench_rounds_json(&d->rounds), "turns", turns_json(d)));
     }
     return list;
 }
@@ -183,15 +193,16 @@ static kk_bench_spread spread_rows(const rows_of *r, row_figure figure) {
 }
 
 static json_t *row_json(const kk_bench_row *w) {
-    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b}",
-                     "prompt", kk_report_hash(w->prompt), "prompt_tokens", w->prompt_tokens,
-                     "tokens", w->tokens, "seconds", kk_report_real(w->seconds), "seconds_min",
-                     kk_report_real(w->seconds_min), "seconds_max", kk_report_real(w->seconds_max),
-                     "predicted_s", kk_report_real(w->predicted_s), "prefill_s",
-                     kk_report_real(w->prefill_s), "rounds", (json_int_t)w->spec.rounds, "drafted",
-                     (json_int_t)w->spec.drafted, "accepted", (json_int_t)w->spec.accepted,
-                     "restored_rows", 0, "runs", w->runs, "same_tokens", w->other_tokens == 0,
-                     "same_hash", w->other_hash == 0);
+    return json_pack(
+        "{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b, s:o}",
+        "prompt", kk_report_hash(w->prompt), "prompt_tokens", w->prompt_tokens, "tokens", w->tokens,
+        "seconds", kk_report_real(w->seconds), "seconds_min", kk_report_real(w->seconds_min),
+        "seconds_max", kk_report_real(w->seconds_max), "predicted_s",
+        kk_report_real(w->predicted_s), "prefill_s", kk_report_real(w->prefill_s), "rounds",
+        (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
+        (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", w->runs, "same_tokens",
+        w->other_tokens == 0, "same_hash", w->other_hash == 0, "round_times",
+        kk_bench_rounds_json(&w->rounds));
 }
 
 static json_t *rows_json(const rows_of *r) {
@@ -235,6 +246,7 @@ static json_t *arm_json(const kk_bench_opts *o, const kk_bench_arm *m, kk_spec a
                           "different", m->different, "parts", parts_json(m), "overhead",
                           kk_report_real(m->overhead), "predicted_tok_s", kk_report_real(predicted),
                           "of_predicted", kk_report_real(m->of_predicted));
+    json_object_set_new(a, "round_times", kk_bench_rounds_json(&m->rounds));
     add_claim(a, rows, m, arm);
     json_t *drafting = drafting_json(m);
     if (a && drafting) json_object_update(a, drafting);
@@ -295,12 +307,12 @@ static json_t *plain_json(const kk_bench_result *r) {
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->decode.logits_hash);
     json_t *prefill =
         r->prefill_tok_s.n ? rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "decode_tok_s",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "decode_tok_s",
                      rates_json(&r->decode.tok_s, r->decode.rate), "decode_gb_s",
                      kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
                      kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share),
                      "round_ms", kk_report_real(r->decode.round_ms), "prefill_tok_s", prefill,
-                     "logits_hash", hash);
+                     "logits_hash", hash, "round_times", kk_bench_rounds_json(&r->decode.rounds));
 }
 
 /* Every arm over all sets; plain decoding also of random tokens at the given context. */

@@ -103,6 +103,8 @@ static const entry rules[] = {
           "lossless means equal tokens and equal hashes of logits, row by row"),
     ALWAYS("LOSSLESS_CONTRADICTED", NULL, kk_rule_lossless_contradicted,
            "nothing that is called lossless differs"),
+    ALWAYS("ROUND_TIMES", "bench", kk_rule_round_times,
+           "times of rounds fit each other, their counts and the seconds they are of"),
     /* speed-ups */
     ALWAYS("SPEEDUP_RECOUNT", "bench compare", kk_rule_speedup_recount,
            "a speed-up is the ratio of two rates of the report"),

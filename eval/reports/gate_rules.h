@@ -108,6 +108,8 @@ void kk_rule_drafting_never_ran(kk_gate *g);
 void kk_rule_lossless_unproven(kk_gate *g);
 void kk_rule_lossless_contradicted(kk_gate *g);
 void kk_rule_accept_recount(kk_gate *g);
+/* gate_rounds.c */
+void kk_rule_round_times(kk_gate *g);
 /* gate_speedup.c */
 void kk_rule_speedup_recount(kk_gate *g);
 void kk_rule_speedup_self(kk_gate *g);

@@ -93,6 +93,10 @@ static void choose_first(generation *g) {
     kk_outcome_of(g->round, &g->last);
 }
 
+static void note_time(kk_round_times *t, double seconds) {
+    if (t && t->n < t->cap) t->seconds[t->n++] = seconds;
+}
+
 static kk_status step(generation *g, kk_err *err) {
     if (!g->any && kk_session_settled(g->s)) {
         choose_first(g);
@@ -103,6 +107,7 @@ static kk_status step(generation *g, kk_err *err) {
         g->result->decode_s += next.seconds;
         g->result->syncs += next.syncs;
         g->result->rounds += next.st == KK_OK;
+        if (next.st == KK_OK) note_time(g->s->times, next.seconds);
     }
     g->any = true;
     g->n_given = 0;

@@ -33,6 +33,13 @@ typedef struct {
     kk_kv_format latents;
 } kk_session_keeps;
 
+/* Wall time of each round, for measurements alone: memory is the caller's, taken before, so that
+ * recording costs a round one store.  Rounds beyond cap are not recorded. */
+typedef struct {
+    double *seconds; /* [cap] */
+    int32_t cap, n;
+} kk_round_times;
+
 struct kk_session {
     kk_engine *engine;
     kk_kv_format format;
@@ -56,6 +63,7 @@ struct kk_session {
     kk_point **points;    /* [cap_points] its checkpoints */
     int32_t n_points, cap_points;
     int64_t checkpoint_bytes; /* the most that they may come to hold alone */
+    kk_round_times *times;    /* NULL in production */
 };
 
 /* In proposers.c: what a session is to draft by, checked against the engine; and opened. */

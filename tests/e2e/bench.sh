@@ -28,12 +28,13 @@ exits 0 bench --synthetic tiny:q4_0 --arms plain,dflash,ngram --accept-trace geo
 has "$out" "random        2 prompts of 64 tokens" "  plain  " "  dflash  " "  ngram  " \
     "lossless: yes" "of its floor" "tokens from" "rows per round" "rounds by tokens accepted" \
     "predicted" "draft " "verify " "choose " "commit " "not forwards" "costs       1 row" \
-    "a draft of" "is a trace, geom:0.744:1"
+    "a draft of" "is a trace, geom:0.744:1" "              rounds " "longest" "CV "
 lacks "$out" "lossless: NO"
 report=$(cat "$work/arms.json")
 json "$report" arms plain dflash ngram tok_s speedup lossless accept_len rows_per_round histogram \
     chosen drafts parts draft_s verify_s choose_s commit_s other_s overhead predicted_tok_s \
-    of_predicted floor_share floor_gb_s sets set prompts costs verify draft accept_trace drafter block
+    of_predicted floor_share floor_gb_s sets set prompts costs verify draft accept_trace drafter block \
+    round_times first_ms longest_ms mean_ms warm_up steady deviation_ms cv
 has "$report" '"kind": "geom"' '"p": 0.744' '"set": "random"' '"floor_gb_s"'
 lacks "$report" '"lossless": false'
 
@@ -122,7 +123,12 @@ exits 0 bench --synthetic tiny:f32:2 --ctx 20,40,90 -n 3 --repeat 2 --prefill 0 
 same "$(printf '%s\n' "$out" | grep -c ' tok/s ')" 3 "a line for each context"
 report=$(cat "$work/contexts.json")
 has "$report" '"ctx": 20' '"ctx": 40' '"ctx": 90' '"syncs_per_token"' '"experts"'
+has "$(tr -d ' \n' <"$work/contexts.json")" '"turns":[{"n":3,'
 exits 0 report check "$work/contexts.json"
+# Times of rounds that do not add up are refused.
+sed '0,/"longest_ms": [0-9.e-]*/s//"longest_ms": 1e6/' "$work/contexts.json" >"$work/lie.json"
+exits 1 report check "$work/lie.json"
+has "$err$out" "ROUND_TIMES"
 exits 2 bench --synthetic tiny:f32:2 --ctx 40,20
 has "$err" "ascending"
 exits 2 bench --synthetic tiny:f32:2 --ctx 40,x

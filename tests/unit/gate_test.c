@@ -300,6 +300,8 @@ static const struct {
     {"memory", "growth/1/ratio = 43.9; gate/checks/0/value = 43.9", "GROWTH_RECOUNT"},
     {"memory", "growth/0/bytes_per_token = 5.0", "GROWTH_RECOUNT"},
     {"memory", "growth/0/to = 131072", "GROWTH_RECOUNT"},
+    /* times of rounds; more in gate_rounds_test.c */
+    {"bench", "arms/plain/round_times = {\"n\": 3}", "ROUND_TIMES"},
 };
 enum { LIES = sizeof lies / sizeof *lies };
 
