@@ -100,16 +100,21 @@ else()
   message(STATUS "cmocka not found: unit, parity and fault tests are not built")
 endif()
 
-# The example of the documentation: what it prints is looked at, and that it ends well.
-add_executable(example_sessions docs/examples/sessions.c)
-kk_flags(example_sessions)
-target_include_directories(example_sessions PRIVATE include)
-target_link_libraries(example_sessions PRIVATE kakeya_static Threads::Threads m)
-set_target_properties(example_sessions PROPERTIES
-                      RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
-add_test(NAME e2e.example_sessions
-         COMMAND example_sessions "${CMAKE_CURRENT_SOURCE_DIR}/models/tiny/verifier" "def add(" "import os"
-                 "class Tree:" "for i in range(")
+# The examples of the documentation: what they print is looked at, and that they end well.
+function(kk_example name)
+  add_executable(example_${name} docs/examples/${name}.c)
+  kk_flags(example_${name})
+  target_include_directories(example_${name} PRIVATE include)
+  target_link_libraries(example_${name} PRIVATE kakeya_static Threads::Threads m)
+  set_target_properties(example_${name} PROPERTIES
+                        RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  add_test(NAME e2e.example_${name}
+           COMMAND example_${name} "${CMAKE_CURRENT_SOURCE_DIR}/models/tiny/verifier" ${ARGN})
+endfunction()
+kk_example(complete "def main():")
+set_tests_properties(e2e.example_complete PROPERTIES LABELS e2e TIMEOUT 120
+                     PASS_REGULAR_EXPRESSION "^def main\\(\\):\n +from sympy")
+kk_example(sessions "def add(" "import os" "class Tree:" "for i in range(")
 set_tests_properties(e2e.example_sessions PROPERTIES LABELS "e2e;threads" TIMEOUT 300
                      PASS_REGULAR_EXPRESSION "=== [0-9]+ passes, [0-9.]+ sessions in each")
 add_dependencies(threads_tests example_sessions)
@@ -163,6 +168,8 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
            COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
   set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300
                        ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
+  add_test(NAME lint.figures COMMAND bash "${root}/tests/lint/figures_test.sh")
+  set_tests_properties(lint.figures PROPERTIES LABELS lint TIMEOUT 120)
   add_test(NAME lint.checks COMMAND bash "${root}/tests/lint/checks_test.sh")
   set_tests_properties(lint.checks PROPERTIES LABELS lint TIMEOUT 120
                        ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
