@@ -65,6 +65,8 @@ refuses '25,300 stands' '25,300 tok/s<!--= r.json big -->'
 passes '4.43 ms<!--= r.json rows[rows=4].ms -->' '2 ms<!--= r.json rows[0].ms -->' \
     '9 ms<!--= r.json rows[policy=exact_bf16].ms -->' '9 ms<!--= r.json max rows[*].ms -->' \
     '3<!--= r.json count rows[*].ms -->' '2.17x<!--= models/m/report.json arms.auto.speedup -->'
+passes '2.2<!--= r.json rows[rows=4].ms / ( rows[0].ms + 0 ) -->' '19.6<!--= r.json rows[2].ms / ( rows[0].ms - 1.54 ) -->'
+refuses 'not closed' '2.2<!--= r.json rows[rows=4].ms / ( rows[0].ms -->'
 refuses 'no entry [rows=5]' '4.43 ms<!--= r.json rows[rows=5].ms -->'
 refuses 'has 3 entries, not [7]' '4.43 ms<!--= r.json rows[7].ms -->'
 refuses "no member 'speed'" '2.17x<!--= r.json arms.auto.speed -->'
@@ -86,6 +88,8 @@ passes '1.7<!--= r.json share / other.json#share -->' '33.7 %<!--= r.json share 
 
 # Claims that are not figures.
 passes 'an EPYC<!--= r.json machine.cpu is AMD EPYC --> <!--= r.json synthetic is true -->'
+passes 'no gain is claimed<!--= r.json arms.dflash.speedup is null -->'
+refuses 'is 2.1714, not null' 'no gain is claimed<!--= r.json arms.auto.speedup is null -->'
 refuses 'is AMD EPYC, not Xeon' 'a Xeon<!--= r.json machine.cpu is Xeon -->'
 refuses 'is true, not false' 'real weights<!--= r.json synthetic is false -->'
 passes 'faster<!--= r.json arms.auto.tok_s above arms.plain.tok_s -->'
