@@ -1,7 +1,8 @@
-/* page.h - reports as one HTML page that needs nothing else: tables, and plots drawn as SVG.
+/* page.h - reports as one HTML page that needs nothing else.
  *
- * The verdict of the gate stands over every report, and what random weights or a replayed trace
- * gave is said in its title. */
+ * The page is the static file eval/reports/page/page.html, joined with its style and scripts at
+ * build time.  Here the JSON of the reports is put into it, each with the verdict of the gate; the
+ * scripts draw tables and plots from that. */
 #ifndef KK_EVAL_PAGE_H
 #define KK_EVAL_PAGE_H
 

@@ -1,0 +1,19 @@
+# Files that become part of the program, written as C arrays at build time:
+#   page_html.h     the page of `kakeya report html`, from eval/reports/page
+
+set(page_folder "${CMAKE_CURRENT_SOURCE_DIR}/eval/reports/page")
+# Scripts in the order in which they are joined: each uses those before it.
+set(page_scripts text.js plot.js speed.js quality.js main.js)
+set(page_files ${page_scripts} page.html page.css)
+list(TRANSFORM page_files PREPEND "${page_folder}/")
+add_custom_command(
+  OUTPUT "${KK_GENERATED}/page_html.h"
+  COMMAND ${CMAKE_COMMAND} "-DFOLDER=${page_folder}" "-DSCRIPTS=${page_scripts}"
+          "-DOUT=${KK_GENERATED}/page_html.h"
+          -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_page.cmake"
+  DEPENDS ${page_files} "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_page.cmake"
+          "${CMAKE_CURRENT_SOURCE_DIR}/cmake/bytes.cmake"
+  COMMENT "Joining the page of reports" VERBATIM)
+add_custom_target(kakeya_embedded DEPENDS "${KK_GENERATED}/page_html.h")
+# What reads the sources without building them asks for the stamp alone, and needs these too.
+add_dependencies(kakeya_stamp kakeya_embedded)

@@ -1,0 +1,35 @@
+# Writes OUT, a header with the page of FOLDER as two arrays: page_head, all that stands before the
+# JSON of the reports, and page_tail, what follows it.  SCRIPTS are joined in their order.  The page's
+# policy names its script and its style by their hashes, so that a browser runs nothing else.
+include("${CMAKE_CURRENT_LIST_DIR}/bytes.cmake")
+
+set(script "\n")
+foreach(name IN LISTS SCRIPTS)
+  file(READ "${FOLDER}/${name}" text)
+  string(APPEND script "${text}")
+endforeach()
+file(READ "${FOLDER}/page.css" style)
+if("${script}${style}" MATCHES "</(script|style)")
+  message(FATAL_ERROR "${FOLDER}: a script or the style ends its own element")
+endif()
+kk_source_hash(script_hash "${script}")
+kk_source_hash(style_hash "${style}")
+
+file(READ "${FOLDER}/page.html" page)
+foreach(part IN ITEMS SCRIPT_HASH STYLE_HASH STYLE REPORTS SCRIPT)
+  if(NOT page MATCHES "@${part}@")
+    message(FATAL_ERROR "${FOLDER}/page.html has no @${part}@")
+  endif()
+endforeach()
+string(FIND "${page}" "@REPORTS@" at)
+string(SUBSTRING "${page}" 0 ${at} head)
+math(EXPR at "${at} + 9")
+string(SUBSTRING "${page}" ${at} -1 tail)
+string(REPLACE "@SCRIPT_HASH@" "${script_hash}" head "${head}")
+string(REPLACE "@STYLE_HASH@" "${style_hash}" head "${head}")
+string(REPLACE "@STYLE@" "${style}" head "${head}")
+string(REPLACE "@SCRIPT@" "${script}" tail "${tail}")
+
+kk_array(head_array page_head "${head}")
+kk_array(tail_array page_tail "${tail}")
+file(WRITE "${OUT}" "/* Written by the build from eval/reports/page. */\n${head_array}${tail_array}")
