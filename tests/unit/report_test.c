@@ -140,31 +140,32 @@ static void has(const page *p, const char *word) {
     if (!strstr(p->html, word)) fail_msg("'%s' is not on the page", word);
 }
 
-/* Every element that is opened is closed, in order. */
-static void check_nesting(const char *html) {
-    const char *open[64];
-    size_t len[64], depth = 0;
-    for (const char *at = strchr(html, '<'); at; at = strchr(at + 1, '<')) {
-        const char *end = strchr(at, '>');
-        assert_non_null(end);
-        const bool closes = at[1] == '/';
-        const char *name = at + 1 + closes;
-        const size_t n = strcspn(name, " />");
-        if (*name == '!' || end[-1] == '/' || strncmp(name, "meta", 4) == 0) continue;
-        if (!closes) {
-            assert_true(depth < 64);
-            open[depth] = name;
-            len[depth++] = n;
-            continue;
-        }
-        assert_true(depth > 0);
-        depth--;
-        if (len[depth] != n || strncmp(open[depth], name, n) != 0)
-            fail_msg("<%.*s> is closed by </%.*s>", (int)len[depth], open[depth], (int)n, name);
-    }
-    assert_int_equal(depth, 0);
+/* The JSON that the page carries, parsed; the caller's to release. */
+static json_t *embedded(const page *p) {
+    static const char begin[] = "<script type=\"application/json\" id=\"reports\">";
+    const char *from = strstr(p->html, begin);
+    assert_non_null(from);
+    from += strlen(begin);
+    const char *to = strstr(from, "</script>");
+    assert_non_null(to);
+    for (const char *at = from; at < to; at++)
+        if (strchr("<>&", *at)) fail_msg("'%c' stands in the JSON: %.40s", *at, at);
+    json_error_t error;
+    json_t *data = json_loadb(from, (size_t)(to - from), JSON_REJECT_DUPLICATES, &error);
+    if (!data) fail_msg("no JSON at %d: %s", error.position, error.text);
+    return data;
 }
 
+static const json_t *entry(const json_t *data, size_t i) {
+    return json_array_get(json_object_get(data, "reports"), i);
+}
+
+static const char *word(const json_t *o, const char *key) {
+    const char *text = json_string_value(json_object_get(o, key));
+    return text ? text : "";
+}
+
+/* Every report as it was read, with its verdict, in a page that asks for nothing from elsewhere. */
 static void test_page(void **state) {
     static const char *const kinds[] = {"bench",  "needle",  "accept",   "sweep",     "kv",
                                         "memory", "compare", "lossless", "projection"};
@@ -180,78 +181,67 @@ static void test_page(void **state) {
     }
     make(&p);
     assert_int_equal(strlen(p.html), p.len);
-    check_nesting(p.html);
-    has(&p, "9 reports: 9 hold, 0 legacy, 0 refused");
-    has(&p, "prefers-color-scheme:dark");
-    has(&p, "width=device-width");
-    /* Plots of every sort. */
-    has(&p, "Recall in percent, restored");
-    has(&p, "KL against exact decoding");
-    has(&p, "K/V and latents against context");
-    has(&p, "Time per round");
-    has(&p, "Tokens per second");
-    assert_true(count(p.html, "<svg ") >= 12);
-    /* Nothing from elsewhere. */
-    static const char *const foreign[] = {"http:", "https:",  " src=", "@import",
-                                          "url(",  "<script", "<link"};
+    json_t *data = embedded(&p);
+    assert_string_equal(word(data, "version"), kk_version());
+    assert_int_equal(json_array_size(json_object_get(data, "reports")), 9);
+    for (size_t i = 0; i < 9; i++) {
+        const json_t *e = entry(data, i);
+        assert_string_equal(word(e, "path"), kinds[i]);
+        assert_string_equal(word(e, "kind"), kinds[i]);
+        assert_string_equal(word(e, "verdict"), "holds");
+        assert_true(json_is_null(json_object_get(e, "failure")));
+        assert_true(json_equal(json_object_get(e, "report"), p.verdict[i].report));
+    }
+    json_decref(data);
+    /* The policy lets the page's own script and style run, and nothing be fetched. */
+    has(&p, "default-src 'none'; script-src 'sha256-");
+    has(&p, "; style-src 'sha256-");
+    static const char *const foreign[] = {" src=", "@import", "url(",   "<link",
+                                          "eval(", "@SCRIPT", "@STYLE", "innerHTML"};
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (strstr(p.html, foreign[i])) fail_msg("the page has '%s' in it", foreign[i]);
-    assert_null(strstr(p.html, "nan"));
-    assert_null(strstr(p.html, "inf\""));
+    assert_int_equal(count(p.html, "<script"), 2);
     release(&p);
 }
 
 /* A report is text from elsewhere: none of it becomes a mark. */
 static void test_hostile(void **state) {
+    static const char text[] =
+        "{\"schema\": 1, \"kind\": \"needle\", \"version\": \"</style></script><img src=x>\","
+        "\"command\": \"a\\u0007b<!--<script>\", \"<i>&\": \"\\ud83d\\ude00\", \"n\": 1e308}";
     (void)state;
     page p = {.n = 0};
-    add_text(&p, "<img>&'\"",
-             "{\"schema\": 1, \"kind\": \"needle\", \"version\": \"</style><script>x</script>\","
-             "\"command\": \"a\\u0007b<b>\", \"model\": {\"source\": \"<script>\", \"synthetic\": "
-             "true}, \"rungs\": [{\"arm\": \"<i>\", \"recall\": 1e300, \"tokens\": 1e308, \"rows\":"
-             "[{\"depth\": -1e300, \"hit\": true, \"answer\": \"x\"}], \"bytes\": {\"kv.full\": "
-             "1e308}}, {\"arm\": \"<i>\", \"tokens\": -1e308}], \"quality\": [{\"arm\": \"<u>\"}],"
-             "\"sums\": [{\"arm\": \"<u>\", \"mean_kl\": 1e-300, \"worst_kl\": 1e300}]}");
-    add_text(&p, "broken", "{");
+    add_text(&p, "<img>&'\"\\\n\xff\xc3\xa9", text);
+    add_text(&p, "broken", "{\"a\": </script>");
     make(&p);
-    check_nesting(p.html);
-    assert_null(strstr(p.html, "<script"));
+    assert_int_equal(count(p.html, "<script"), 2);
+    assert_int_equal(count(p.html, "</script"), 2);
     assert_null(strstr(p.html, "<img"));
-    assert_null(strstr(p.html, "<i>"));
     assert_null(strchr(p.html, 7));
-    has(&p, "&lt;img&gt;&amp;&#39;&quot;");
-    has(&p, "random weights");
-    has(&p, "Refused by the gate");
-    has(&p, "NOT_JSON");
-    has(&p, "0 hold, 0 legacy, 2 refused");
+    json_t *data = embedded(&p);
+    assert_string_equal(word(entry(data, 0), "path"), "<img>&'\"\\\n\xef\xbf\xbd\xc3\xa9");
+    assert_string_equal(word(entry(data, 0), "verdict"), "refused");
+    assert_true(json_equal(json_object_get(entry(data, 0), "report"), p.verdict[0].report));
+    const json_t *found = json_array_get(json_object_get(entry(data, 1), "findings"), 0);
+    assert_string_equal(word(found, "code"), "NOT_JSON");
+    assert_string_equal(word(found, "text"), p.verdict[1].finding[0].text);
+    assert_true(json_is_null(json_object_get(entry(data, 1), "report")));
+    json_decref(data);
     release(&p);
 }
 
-static void test_labels(void **state) {
-    (void)state;
-    page p = {.n = 0};
-    add_text(&p, "old.json",
-             "{\"kind\": \"bench\", \"model\": {\"synthetic\": true, \"format\": \"synthetic\"}, "
-             "\"settings\": {\"accept_trace\": {\"kind\": \"geom\"}}}");
-    make(&p);
-    has(&p, "old.json, random weights, replayed acceptance</h2>");
-    has(&p, "supports no new claim");
-    release(&p);
-}
-
-/* An honest report of a failed run is failed in the list, whatever the gate says of its honesty. */
+/* An honest report of a failed run is marked as failed, whatever the gate says of its honesty. */
 static void test_failed_runs(void **state) {
     (void)state;
     static const struct {
         const char *text, *says;
     } runs[] = {
-        {"{\"kind\": \"needle\", \"gate\": {\"holds\": false}}", "failed: the run failed its own"},
-        {"{\"kind\": \"lossless\", \"mismatches\": 2}", "failed: drafted and plain decoding"},
+        {"{\"kind\": \"needle\", \"gate\": {\"holds\": false}}", "the run failed its own"},
+        {"{\"kind\": \"lossless\", \"mismatches\": 2}", "drafted and plain decoding"},
         {"{\"kind\": \"bench\", \"sets\": [{\"arms\": {\"ngram\": {\"lossless\": false}}}]}",
-         "failed: drafting changed"},
-        {"{\"kind\": \"bench\", \"sessions\": {\"identical\": false}}",
-         "failed: sessions together"},
-        {"{\"kind\": \"sweep\", \"identity\": false}", "failed: alpha 1"},
+         "drafting changed"},
+        {"{\"kind\": \"bench\", \"sessions\": {\"identical\": false}}", "sessions together"},
+        {"{\"kind\": \"sweep\", \"identity\": false}", "alpha 1"},
         {"{\"kind\": \"needle\", \"gate\": {\"holds\": true}}", NULL},
         {"{\"kind\": \"bench\", \"arms\": {\"ngram\": {\"lossless\": true}}}", NULL},
     };
@@ -259,10 +249,11 @@ static void test_failed_runs(void **state) {
         page p = {.n = 0};
         add_text(&p, "run.json", runs[i].text);
         make(&p);
-        check_nesting(p.html);
-        assert_int_equal(count(p.html, "<td class=\"refused\">failed: "), runs[i].says != NULL);
-        assert_int_equal(count(p.html, "; 1 of a run that failed"), runs[i].says != NULL);
-        if (runs[i].says) has(&p, runs[i].says);
+        json_t *data = embedded(&p);
+        const char *failure = word(entry(data, 0), "failure");
+        if (runs[i].says ? strncmp(failure, runs[i].says, strlen(runs[i].says)) != 0 : *failure)
+            fail_msg("%s: '%s'", runs[i].text, failure);
+        json_decref(data);
         release(&p);
     }
 }
@@ -295,7 +286,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_files, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_page),
         cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_labels),
         cmocka_unit_test(test_failed_runs),
         cmocka_unit_test(test_page_no_memory),
     };

@@ -35,9 +35,12 @@ function plainParts(r) {
                                num(c, 'syncs_per_token'), num(c, 'ahead_per_token')]))];
 }
 
-function contextPlot(r) {
+/* Against context where there are several lengths, else alone. */
+function plainPlot(r) {
     const contexts = objects(r, 'contexts');
-    if (contexts.length < 2) return null;
+    if (contexts.length < 2)
+        return ranges('Plain decoding: median (dot), slowest to fastest repeat (line)',
+            [rateRange('decode', 0, get(r, 'arms', 'plain', 'decode_tok_s'))], { name: 'tok/s' });
     return lines('Decoding speed against context: median, and all repeats', [{ name: 'plain',
         points: contexts.map(c => ({ x: num(c, 'ctx'), y: num(c, 'decode_tok_s', 'median'),
                                      low: num(c, 'decode_tok_s', 'min'), high: num(c, 'decode_tok_s', 'max') })) }],
@@ -195,7 +198,7 @@ function roundTimeParts(r) {
 
 function bench(r) {
     return [plainParts(r), armParts(r), roundTimeParts(r), policyParts(r), sessionParts(r),
-            figures(contextPlot(r), armPlots(r), policyPlots(r), sessionPlot(r), attentionPlot(r), costPlot(r)),
+            figures(plainPlot(r), armPlots(r), policyPlots(r), sessionPlot(r), attentionPlot(r), costPlot(r)),
             attentionParts(r), costParts(r), bytesParts(get(r, 'bytes'))];
 }
 
