@@ -21,7 +21,7 @@ END
 cp "$work/bench/results/r.json" "$work/models/m/report.json"
 echo '{"share": 0.5}' >"$work/bench/results/other.json"
 
-check() { "$root/scripts/check-figures" "$@" "$work" 2>&1; }
+check() { python3 -I -S "$root/scripts/check-figures" "$@" "$work" 2>&1; }
 say() { count=$((count + 1)); echo "$1"; bad=1; }
 passes() { # LINE...
     count=$((count + 1))
