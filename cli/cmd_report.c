@@ -269,41 +269,16 @@ const verb report_rules = {
 
 static const verb *const kinds[] = {&report_check, &report_html, &report_rules};
 
-static const char *kind_name(const verb *kind) { return kind->name + strlen("report "); }
-
-static int list_kinds(void) {
-    fprintf(stderr, "usage: kakeya report KIND [options]\n\nKinds:\n");
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        fprintf(stderr, "  %-10s %s\n", kind_name(kinds[i]), kinds[i]->summary);
-    fprintf(stderr, "\n'kakeya help report KIND' says more.\n");
-    return EXIT_USAGE;
-}
-
-static int run(int argc, char **argv) {
-    if (argc == 0) return list_kinds();
-    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
-        options_help(&verb_report);
-        return EXIT_DONE;
-    }
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
-    if (argv[0][0] == '-')
-        return options_wrong(&verb_report, "the kind comes first, as in 'kakeya report check %s'",
-                             argv[0]);
-    return options_wrong(&verb_report, "there is no kind '%s'; the kinds are: check, html, rules",
-                         argv[0]);
-}
+static int run(int argc, char **argv) { return options_run_kind(&verb_report, argc, argv); }
 
 const verb verb_report = {
     .name = "report",
     .summary = "hold reports to their rules, or show them on a page",
     .usage = "KIND [options]",
-    .about = "check       say whether reports may say what they say\n"
-             "html        write reports as one page with tables and plots\n"
-             "rules       list the rules\n\n"
-             "'kakeya help report KIND' lists the options of a kind.",
+    .about = "Looks at the JSON reports that bench, eval and train write with --report.",
     .examples = "  kakeya report check bench/results\n"
                 "  kakeya report html bench/results -o page.html\n",
-    .kinds = true,
+    .kinds = kinds,
+    .n_kinds = OPTION_COUNT(kinds),
     .run = run,
 };

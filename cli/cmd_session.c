@@ -502,44 +502,22 @@ const verb session_rm = {
 
 static const verb *const kinds[] = {&session_save, &session_load, &session_ls, &session_rm};
 
-static const char *kind_name(const verb *kind) { return kind->name + strlen("session "); }
-
-static int list_kinds(void) {
-    fprintf(stderr, "usage: kakeya session KIND [options]\n\nKinds:\n");
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        fprintf(stderr, "  %-10s %s\n", kind_name(kinds[i]), kinds[i]->summary);
-    fprintf(stderr, "\n'kakeya help session KIND' says more.\n");
-    return EXIT_USAGE;
-}
-
 static int run(int argc, char **argv) {
-    if (argc == 0) return list_kinds();
-    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
-        options_help(&verb_session);
-        return EXIT_DONE;
-    }
-    for (size_t i = 0; i < OPTION_COUNT(kinds); i++)
-        if (strcmp(argv[0], kind_name(kinds[i])) == 0) return kinds[i]->run(argc, argv);
-    if (strcmp(argv[0], "list") == 0) return session_ls.run(argc, argv);
-    if (argv[0][0] == '-')
-        return options_wrong(&verb_session, "the kind comes first, as in 'kakeya session ls %s'",
-                             argv[0]);
-    return options_wrong(&verb_session, "there is no kind '%s'; the kinds are: save, load, ls, rm",
-                         argv[0]);
+    if (argc > 0 && strcmp(argv[0], "list") == 0) return session_ls.run(argc, argv);
+    return options_run_kind(&verb_session, argc, argv);
 }
 
 const verb verb_session = {
     .name = "session",
     .summary = "save a session, go on with it later, list and remove saved ones",
     .usage = "KIND [options]",
-    .about = "save        read a prompt and put the session away\n"
-             "load        go on with a saved session\n"
-             "ls, list    list saved sessions\n"
-             "rm          remove saved sessions\n\n"
-             "'kakeya help session KIND' lists the options of a kind.",
+    .about =
+        "A saved session is a file with tokens and caches, from which a model goes on at once.\n"
+        "list is another word for ls.",
     .examples = "  kakeya session save book -m gemma-4-26b.gguf -f book.txt\n"
                 "  kakeya session load book -m gemma-4-26b.gguf -p 'In short:' -n 200 --keep\n"
                 "  kakeya session ls\n",
-    .kinds = true,
+    .kinds = kinds,
+    .n_kinds = OPTION_COUNT(kinds),
     .run = run,
 };

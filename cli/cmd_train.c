@@ -359,32 +359,17 @@ const verb train_projection = {
 
 /* ---- the verb ---------------------------------------------------------------------------- */
 
-static int run(int argc, char **argv) {
-    if (argc == 0) {
-        fprintf(stderr,
-                "usage: kakeya train KIND [options]\n\nKinds:\n  %-10s %s\n\n"
-                "'kakeya help train KIND' says more.\n",
-                "projection", train_projection.summary);
-        return EXIT_USAGE;
-    }
-    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
-        options_help(&verb_train);
-        return EXIT_DONE;
-    }
-    if (strcmp(argv[0], "projection") == 0) return run_projection(argc, argv);
-    if (argv[0][0] == '-')
-        return options_wrong(&verb_train,
-                             "the kind comes first, as in 'kakeya train projection %s'", argv[0]);
-    return options_wrong(&verb_train, "there is no kind '%s'; the kind is: projection", argv[0]);
-}
+static const verb *const kinds[] = {&train_projection};
+
+static int run(int argc, char **argv) { return options_run_kind(&verb_train, argc, argv); }
 
 const verb verb_train = {
     .name = "train",
     .summary = "make a projection, which rebuilds K/V rows",
     .usage = "KIND [options]",
-    .about = "projection  the map that rebuilds K/V rows from what is kept of a position\n\n"
-             "'kakeya help train KIND' lists the options of a kind.",
+    .about = "Makes what takes part in decoding beside the model.",
     .examples = "  kakeya train projection --out projection\n",
-    .kinds = true,
+    .kinds = kinds,
+    .n_kinds = OPTION_COUNT(kinds),
     .run = run,
 };

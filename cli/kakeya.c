@@ -62,7 +62,7 @@ static int help(int argc, char **argv) {
     const verb *v = find(argv[0]);
     if (!v) return unknown_verb(argv[0]);
     char ask[] = "--help", *kind[] = {argc > 1 ? argv[1] : NULL, ask};
-    if (argc > 1 && v->kinds) return v->run(2, kind);
+    if (argc > 1 && v->n_kinds) return v->run(2, kind);
     options_help(v);
     return EXIT_DONE;
 }

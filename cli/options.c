@@ -334,6 +334,42 @@ bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out,
     return true;
 }
 
+/* ---- kinds ------------------------------------------------------------------------------- */
+
+const char *options_kind_name(const verb *v, size_t i) {
+    return v->kinds[i]->name + strlen(v->name) + 1;
+}
+
+static void list_kinds(const verb *v, FILE *to) {
+    for (size_t i = 0; i < v->n_kinds; i++)
+        fprintf(to, "  %-11s %s\n", options_kind_name(v, i), v->kinds[i]->summary);
+    fprintf(to, "\n'kakeya help %s KIND' lists the options of a kind.\n", v->name);
+}
+
+static int unknown_kind(const verb *v, const char *given) {
+    choice_list all = {""};
+    if (given[0] == '-')
+        return options_wrong(v, "the kind comes first, as in 'kakeya %s %s %s'", v->name,
+                             options_kind_name(v, 0), given);
+    for (size_t i = 0; i < v->n_kinds; i++) append(&all, i ? ", " : "", options_kind_name(v, i));
+    return options_wrong(v, "there is no kind '%s'; the kinds are: %s", given, all.text);
+}
+
+int options_run_kind(const verb *v, int argc, char **argv) {
+    if (argc == 0) {
+        fprintf(stderr, "usage: kakeya %s %s\n\nKinds:\n", v->name, v->usage);
+        list_kinds(v, stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
+        options_help(v);
+        return EXIT_DONE;
+    }
+    for (size_t i = 0; i < v->n_kinds; i++)
+        if (strcmp(argv[0], options_kind_name(v, i)) == 0) return v->kinds[i]->run(argc, argv);
+    return unknown_kind(v, argv[0]);
+}
+
 /* ---- help -------------------------------------------------------------------------------- */
 
 enum { HELP_COLUMN = 30, HELP_WIDTH = 92 };
@@ -389,6 +425,10 @@ void options_help(const verb *v) {
             printf("\n%s:\n", v->options[i].name);
         else
             print_option(&v->options[i]);
+    }
+    if (v->n_kinds) {
+        printf("\n");
+        list_kinds(v, stdout);
     }
     printf("\nExamples:\n%s", v->examples);
 }

@@ -39,7 +39,8 @@ typedef struct {
     const char *alone; /* the value where none follows, but an option or nothing; NULL: it must */
 } option;
 
-typedef struct {
+typedef struct verb verb;
+struct verb {
     const char *name;
     const char *summary;  /* one line of `kakeya help` */
     const char *usage;    /* what follows "kakeya VERB" */
@@ -48,9 +49,10 @@ typedef struct {
     const option *options;
     size_t n_options;
     int min_words, max_words; /* arguments that are not options */
-    bool kinds;               /* its first argument is a kind, with help of its own */
+    const verb *const *kinds; /* its first argument is one of these; each is called "VERB KIND" */
+    size_t n_kinds;
     int (*run)(int argc, char **argv);
-} verb;
+};
 
 /* Words that are not options, or the values of one that may be given several times, in order. */
 typedef struct {
@@ -63,6 +65,10 @@ typedef struct {
 bool options_parse(const verb *v, int argc, char **argv, void *args, option_words *words,
                    int *code);
 void options_help(const verb *v);
+/* Runs the kind that argv (without the verb) begins with, and explains what the kinds are when it
+ * begins with none. */
+int options_run_kind(const verb *v, int argc, char **argv);
+const char *options_kind_name(const verb *v, size_t i); /* "needle" of "eval needle" */
 
 /* Says on stderr what is wrong with the usage of a verb, then where its help is; returns
  * EXIT_USAGE. */
