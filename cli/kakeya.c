@@ -11,10 +11,10 @@
 static const verb *const verbs[] = {&verb_run,      &verb_chat,     &verb_info,    &verb_bench,
                                     &verb_eval,     &verb_train,    &verb_report,  &verb_parity,
                                     &verb_tokenize, &verb_quantize, &verb_session, &verb_doctor,
-                                    &verb_version};
+                                    &verb_version,  &verb_serve};
 
 /* Verbs of the documented command line that this build does not have. */
-static const char *const later_verbs[] = {"serve", "bridge", "pull"};
+static const char *const later_verbs[] = {"bridge", "pull"};
 
 static const verb *find(const char *name) {
     for (size_t i = 0; i < OPTION_COUNT(verbs); i++)

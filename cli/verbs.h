@@ -5,6 +5,6 @@
 #include "cli/options.h"
 
 extern const verb verb_run, verb_chat, verb_info, verb_bench, verb_eval, verb_train, verb_report,
-    verb_parity, verb_tokenize, verb_quantize, verb_session, verb_doctor, verb_version;
+    verb_parity, verb_tokenize, verb_quantize, verb_session, verb_doctor, verb_version, verb_serve;
 
 #endif

@@ -2,7 +2,7 @@
 #   unit parity fault   tests/<folder>/NAME_test.c
 #   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA, KK_TEST_DATA and, where they are built,
-#                       KK_CUDA_MODULE and KK_TRAIN_MODULE in its environment
+#                       KK_CUDA_MODULE, KK_TRAIN_MODULE and KK_SERVE_MODULE in its environment
 #   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
 #                       of tests/signals (`make signals` sends them all)
 #   package             an installed copy used by a small program
@@ -41,9 +41,17 @@ function(kk_c_tests folder)
       message(STATUS "not built, for want of OpenBLAS: ${name}")
       continue()
     endif()
+    file(STRINGS ${file} serves REGEX "#include \"server/")
+    if(serves AND NOT TARGET kakeya_serve)
+      message(STATUS "not built, for want of libmicrohttpd: ${name}")
+      continue()
+    endif()
     kk_test_executable(${name} ${file})
     if(trains)
       target_link_libraries(${name} PRIVATE kakeya_train)
+    endif()
+    if(serves)
+      target_link_libraries(${name} PRIVATE kakeya_serve)
     endif()
     if(TARGET PkgConfig::CMOCKA)
       target_link_libraries(${name} PRIVATE PkgConfig::CMOCKA)
@@ -130,6 +138,9 @@ if(TARGET kakeya_cli)
   endif()
   if(TARGET kakeya_train_module)
     list(APPEND modules "KK_TRAIN_MODULE=$<TARGET_FILE:kakeya_train_module>")
+  endif()
+  if(TARGET kakeya_serve_module)
+    list(APPEND modules "KK_SERVE_MODULE=$<TARGET_FILE:kakeya_serve_module>")
   endif()
   file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
   list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others

@@ -49,13 +49,13 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in serve bridge pull; do
+for verb in bridge pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
     lacks "$out" "  $verb "
 done
-exits 2 help serve
+exits 2 help bridge
 exits 2 run --thread 2
 has "$err" "--threads"
 exits 2 run --zzzzzz

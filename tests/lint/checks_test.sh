@@ -66,6 +66,11 @@ include fail cli/a.c train/trainer.h
 include pass cli/a.c own.h
 include fail cli/a.c core/b.h
 include fail server/a.c eval/b.h
+include fail server/a.c core/module.h
+include pass server/serve_load.c core/module.h
+include fail server/serve_load.c core/b.h
+include pass cli/a.c server/serve_entry.h
+include fail cli/a.c server/server.h
 include fail include/kakeya.h core/b.h
 
 body() { for ((i = 0; i < $1; i++)); do echo "    x++;"; done; }

@@ -1,0 +1,227 @@
+/* cmd_serve.c - `kakeya serve`: an HTTP server that OpenAI's clients can use.
+ *
+ * The server is a module (server/serve_entry.h); this file turns options into what it takes, says
+ * its lines on stderr, and tells it when a signal asks to end. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/loader.h"
+#include "cli/output.h"
+#include "cli/sampling.h"
+#include "cli/term.h"
+#include "cli/verbs.h"
+#include "server/serve_entry.h"
+
+typedef struct {
+    loader_args load;
+    loader_cache_args cache;
+    kk_sampling sampling;
+    const char *http, *host, *alias, *key_file, *tls_cert, *tls_key, *cors_origin;
+    int32_t port, parallel, queue, connections, sessions, kv_memory, max_body, stream_buffer;
+    int32_t max_messages, max_choices, timeout, idle, ping, drain;
+    bool think, quiet, verbose;
+} serve_args;
+
+#define AT(field) offsetof(serve_args, field)
+static const option serve_options[] = {
+    LOADER_MODEL_OPTIONS(serve_args, load),
+    OPTION_STRING("a", "alias", "NAME", AT(alias),
+                  "what clients call the model (default: its file or folder)"),
+    OPTION_HEADING("Network"),
+    OPTION_STRING(NULL, "http", "HOST:PORT", AT(http), "both of the next two at once"),
+    OPTION_STRING(NULL, "host", "HOST", AT(host),
+                  "address to listen on; 0.0.0.0: all (default: 127.0.0.1, this machine only)"),
+    OPTION_INT(NULL, "port", "N", AT(port), 0, 65535, "0: one that is free (default: 8080)"),
+    OPTION_STRING(NULL, "api-key-file", "FILE", AT(key_file),
+                  "a key on each line; requests must bring one of them"),
+    OPTION_STRING(NULL, "tls-cert", "FILE", AT(tls_cert), "PEM certificate: serve HTTPS"),
+    OPTION_STRING(NULL, "tls-key", "FILE", AT(tls_key), "its private key"),
+    OPTION_STRING(NULL, "cors-origin", "ORIGIN", AT(cors_origin),
+                  "web pages of this origin may call; *: of any (default: of none)"),
+    OPTION_HEADING("Requests"),
+    OPTION_INT("np", "parallel", "N", AT(parallel), 1, 256,
+               "requests that run at the same time (default: 8)"),
+    OPTION_INT(NULL, "queue", "N", AT(queue), 0, 100000,
+               "requests that wait; more are refused with 429 (default: 64)"),
+    OPTION_INT(NULL, "sessions", "N", AT(sessions), 1, 100000,
+               "conversations kept so that they go on without being read again (default: 64)"),
+    OPTION_INT(NULL, "kv-memory", "MB", AT(kv_memory), 0, 1 << 30,
+               "K/V above which kept conversations are dropped, the oldest first; 0: no limit "
+               "(default: a quarter of the machine's memory)"),
+    OPTION_INT(NULL, "max-connections", "N", AT(connections), 1, 100000,
+               "connections at the same time (default: 256)"),
+    OPTION_INT(NULL, "max-body", "MB", AT(max_body), 1, 1024,
+               "most of a request's body (default: 16)"),
+    OPTION_INT(NULL, "max-messages", "N", AT(max_messages), 1, 1 << 20,
+               "most messages of a conversation (default: 4096)"),
+    OPTION_INT(NULL, "max-choices", "N", AT(max_choices), 1, 1024,
+               "most choices of a request (default: 16)"),
+    OPTION_INT(NULL, "stream-buffer", "KB", AT(stream_buffer), 64, 1 << 20,
+               "how far a client may lag behind its stream before it is given up (default: 1024)"),
+    OPTION_INT(NULL, "timeout", "S", AT(timeout), 1, 1 << 20,
+               "longest time of a request, waiting included (default: 600)"),
+    OPTION_INT(NULL, "idle-timeout", "S", AT(idle), 1, 1 << 20,
+               "of a connection that sends and takes nothing (default: 60)"),
+    OPTION_INT(NULL, "sse-ping-interval", "S", AT(ping), 1, 1 << 20,
+               "silence in a stream before a comment is sent (default: 10)"),
+    OPTION_INT(NULL, "drain-timeout", "S", AT(drain), 0, 1 << 20,
+               "for running requests, after SIGTERM or Ctrl-C (default: 30)"),
+    OPTION_FLAG(NULL, "think", AT(think),
+                "let the model think where a request does not say (reasoning_effort)"),
+    OPTION_FLAG("q", "quiet", AT(quiet), "say nothing but failures"),
+    OPTION_FLAG("v", "verbose", AT(verbose),
+                "a line for each request: path, status and time, never what was said"),
+    SAMPLING_OPTIONS(serve_args, sampling, "1", "64", "0.95", "-1"),
+    LOADER_CACHE_OPTIONS(serve_args, cache),
+    LOADER_DEVICE_OPTIONS(serve_args, load),
+};
+
+static void say(void *user, const char *line) {
+    const serve_args *a = user;
+    if (!a->quiet) fprintf(stderr, "kakeya serve: %s\n", line);
+}
+
+static bool stop(void *user) {
+    (void)user;
+    return term_signal() != 0;
+}
+
+/* HOST:PORT, [V6]:PORT, or :PORT for this machine only. */
+static bool split_http(serve_args *a, char *host, size_t cap, int *code) {
+    if (!a->http) return true;
+    const char *colon = strrchr(a->http, ':');
+    char *end = NULL;
+    const long port = colon ? strtol(colon + 1, &end, 10) : -1;
+    size_t n = colon ? (size_t)(colon - a->http) : 0;
+    const char *from = a->http;
+    if (n >= 2 && from[0] == '[' && from[n - 1] == ']') from++, n -= 2;
+    if (!colon || end == colon + 1 || *end || port < 0 || port > 65535 || n >= cap) {
+        *code = options_wrong(&verb_serve, "--http takes HOST:PORT, as in 127.0.0.1:8080, not '%s'",
+                              a->http);
+        return false;
+    }
+    snprintf(host, cap, "%.*s", (int)n, from);
+    if (n > 0) a->host = host;
+    a->port = (int32_t)port;
+    return true;
+}
+
+/* The last part of a path, without .gguf; of the shipped model its folder's name tells nothing. */
+static void name_model(const serve_args *a, const loader_path *path, char *out, size_t cap) {
+    if (a->alias || a->load.synthetic || !a->load.model) {
+        snprintf(out, cap, "%s",
+                 a->alias            ? a->alias
+                 : a->load.synthetic ? a->load.synthetic
+                                     : "kakeya-tiny");
+        return;
+    }
+    size_t n = strlen(path->path);
+    while (n > 1 && path->path[n - 1] == '/') n--;
+    size_t from = n;
+    while (from > 0 && path->path[from - 1] != '/') from--;
+    snprintf(out, cap, "%.*s", (int)(n - from), path->path + from);
+    char *dot = strrchr(out, '.');
+    if (dot && strcmp(dot, ".gguf") == 0) *dot = '\0';
+}
+
+static kk_serve_opts server_options(serve_args *a) {
+    kk_machine machine;
+    kk_machine_info(&machine);
+    const int64_t kv = a->kv_memory < 0 ? machine.memory / 4 : (int64_t)a->kv_memory * 1000000;
+    return (kk_serve_opts){.session = loader_session_opts(&a->cache),
+                           .sampling = a->sampling,
+                           .think = a->think,
+                           .host = a->host,
+                           .port = a->port,
+                           .key_file = a->key_file,
+                           .tls_cert = a->tls_cert,
+                           .tls_key = a->tls_key,
+                           .cors_origin = a->cors_origin,
+                           .parallel = a->parallel,
+                           .queue = a->queue,
+                           .connections = a->connections,
+                           .kept = a->sessions,
+                           .kv_bytes = kv,
+                           .max_body = (int64_t)a->max_body << 20,
+                           .stream_buffer = (int64_t)a->stream_buffer << 10,
+                           .max_messages = a->max_messages,
+                           .max_choices = a->max_choices,
+                           .request_s = a->timeout,
+                           .idle_s = a->idle,
+                           .ping_s = a->ping,
+                           .drain_s = a->drain,
+                           .verbose = a->verbose,
+                           .stop = stop,
+                           .say = say,
+                           .user = a};
+}
+
+static int serve(serve_args *a) {
+    char host[256], name[256];
+    loader_path path;
+    const kk_serve_api *api;
+    kk_engine_opts engine;
+    kk_err err;
+    int code = EXIT_FAILED;
+    if (!split_http(a, host, sizeof host, &code)) return code;
+    if (!loader_options(&verb_serve, &a->load, &path, &engine, &code)) return code;
+    if (kk_serve_load(&api, &err) != KK_OK)
+        return output_failed(err.msg, "It is built where libmicrohttpd is (Debian: "
+                                      "libmicrohttpd-dev), beside the program.");
+    kk_serve_opts opts = server_options(a);
+    name_model(a, &path, name, sizeof name);
+    opts.engine = engine;
+    opts.name = name;
+    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of its connection alone */
+    term_on_signal(TERM_ASK);
+    return api->run(&opts, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+}
+
+static int run(int argc, char **argv) {
+    serve_args args = {.sampling = {.temp = 1, .top_k = 64, .top_p = 0.95f, .seed = SAMPLING_DRAW},
+                       .cache = LOADER_CACHE_DEFAULTS,
+                       .host = "127.0.0.1",
+                       .port = 8080,
+                       .parallel = 8,
+                       .queue = 64,
+                       .connections = 256,
+                       .sessions = 64,
+                       .kv_memory = -1,
+                       .max_body = 16,
+                       .stream_buffer = 1024,
+                       .max_messages = 4096,
+                       .max_choices = 16,
+                       .timeout = 600,
+                       .idle = 60,
+                       .ping = 10,
+                       .drain = 30};
+    int code;
+    if (!options_parse(&verb_serve, argc, argv, &args, NULL, &code)) return code;
+    if (!args.tls_cert != !args.tls_key)
+        return options_wrong(&verb_serve, "--tls-cert and --tls-key go together");
+    loader_expect(&args.load, &args.cache);
+    return serve(&args);
+}
+
+const verb verb_serve = {
+    .name = "serve",
+    .summary = "serve a model over HTTP, as OpenAI's clients expect it",
+    .usage = "[-m MODEL] [--host HOST] [--port N] [options]",
+    .about =
+        "Answers /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize,\n"
+        "/props, /health and /metrics.  A conversation that goes on is not read again: its\n"
+        "K/V is kept, and usage.prompt_tokens_details.cached_tokens says how much was.\n"
+        "Requests at the same time share passes over the weights.  It listens on this machine\n"
+        "only unless told otherwise, and ends after SIGTERM when what runs is done.",
+    .examples =
+        "  kakeya serve -m gemma-4-26b-a4b-q4_0.gguf -c 32768\n"
+        "  kakeya serve --host 0.0.0.0 --port 8000 --api-key-file keys.txt\n"
+        "  kakeya serve --tls-cert cert.pem --tls-key key.pem --http 0.0.0.0:8443\n"
+        "  curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\",\n"
+        "      \"content\": \"Name three seas.\"}]}'\n",
+    .options = serve_options,
+    .n_options = OPTION_COUNT(serve_options),
+    .run = run,
+};

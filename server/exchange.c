@@ -1,0 +1,147 @@
+/* exchange.c - see exchange.h. */
+#define _GNU_SOURCE
+#include "server/exchange.h"
+
+#include <microhttpd.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/server.h"
+
+exchange *exchange_new(server *s, struct MHD_Connection *c, int fd) {
+    exchange *x = calloc(1, sizeof *x);
+    if (!x) return NULL;
+    if (pthread_mutex_init(&x->lock, NULL) != 0) {
+        free(x);
+        return NULL;
+    }
+    x->server = s;
+    x->connection = c;
+    x->fd = fd;
+    x->refs = 1;
+    x->started = text_now();
+    x->out.limit = (size_t)s->opts->stream_buffer;
+    return x;
+}
+
+void exchange_hold(exchange *x) { atomic_fetch_add(&x->refs, 1); }
+
+void exchange_release(exchange *x) {
+    if (atomic_fetch_sub(&x->refs, 1) != 1) return;
+    text_free(&x->body);
+    text_free(&x->reply);
+    outbox_free(&x->out);
+    pthread_mutex_destroy(&x->lock);
+    free(x);
+}
+
+/* The caller holds the lock. */
+static void wake(exchange *x) {
+    if (!x->suspended || !x->connection) return;
+    x->suspended = false;
+    MHD_resume_connection(x->connection);
+}
+
+/* ---- the worker's side ------------------------------------------------------------------- */
+
+/* A client that shuts down its side of a connection has left; bytes of a next request that wait
+ * to be read do not hide that. */
+static bool hung_up(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
+}
+
+bool exchange_left(exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    if (!x->gone && x->connection && hung_up(x->fd)) x->gone = true;
+    const bool left = x->gone;
+    pthread_mutex_unlock(&x->lock);
+    return left;
+}
+
+void exchange_reply(exchange *x, int status, textbuf *body) {
+    pthread_mutex_lock(&x->lock);
+    if (x->answer == EXCHANGE_OPEN) {
+        x->answer = EXCHANGE_BODY;
+        x->status = status;
+        x->reply = *body;
+        *body = (textbuf){0};
+    }
+    wake(x);
+    pthread_mutex_unlock(&x->lock);
+    text_free(body);
+}
+
+void exchange_reply_json(exchange *x, int status, json_t *body) {
+    textbuf t = {0};
+    text_add_json(&t, body);
+    text_add(&t, "\n", 1);
+    if (t.failed) {
+        text_free(&t);
+        status = 500;
+    }
+    exchange_reply(x, status, &t);
+}
+
+void exchange_refuse(exchange *x, const fault *f) {
+    x->retry_s = f->retry_s;
+    exchange_reply_json(x, f->status, fault_json(f));
+}
+
+void exchange_stream(exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->answer = EXCHANGE_STREAM;
+    x->status = 200;
+    x->last_write = text_now();
+    wake(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+bool exchange_add(exchange *x, const char *bytes, size_t n) {
+    pthread_mutex_lock(&x->lock);
+    if (!x->gone && !outbox_put(&x->out, bytes, n)) x->gone = x->slow = true;
+    x->last_write = text_now();
+    wake(x);
+    const bool there = !x->gone;
+    pthread_mutex_unlock(&x->lock);
+    return there;
+}
+
+bool exchange_ping(exchange *x, double after) {
+    static const char comment[] = ": working\n\n";
+    pthread_mutex_lock(&x->lock);
+    const bool due = x->answer == EXCHANGE_STREAM && text_now() - x->last_write >= after;
+    pthread_mutex_unlock(&x->lock);
+    return !due || exchange_add(x, comment, sizeof comment - 1);
+}
+
+void exchange_end(exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->ended = true;
+    wake(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* ---- the connection's side --------------------------------------------------------------- */
+
+long exchange_read(exchange *x, char *to, size_t max) {
+    pthread_mutex_lock(&x->lock);
+    long n = x->slow ? 0 : (long)outbox_take(&x->out, to, max);
+    if (n == 0 && (x->ended || x->gone)) {
+        n = -1;
+    } else if (n == 0 && x->connection) {
+        x->suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
+void exchange_closed(exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->connection = NULL;
+    x->gone = true;
+    pthread_mutex_unlock(&x->lock);
+    exchange_release(x);
+}

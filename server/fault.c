@@ -1,0 +1,72 @@
+/* fault.c - see fault.h. */
+#include "server/fault.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/text.h"
+
+static const struct {
+    int status;
+    const char *type, *code;
+} kinds[] = {
+    {400, "invalid_request_error", NULL},
+    {401, "authentication_error", "invalid_api_key"},
+    {403, "permission_error", NULL},
+    {404, "not_found_error", NULL},
+    {405, "invalid_request_error", "method_not_allowed"},
+    {408, "timeout_error", "timeout"},
+    {413, "invalid_request_error", "body_too_large"},
+    {429, "rate_limit_error", "rate_limit_exceeded"},
+    {500, "server_error", NULL},
+    {501, "not_supported_error", "not_supported"},
+    {503, "unavailable_error", NULL},
+    {504, "timeout_error", "timeout"},
+};
+
+static size_t kind_of(int status) {
+    const size_t n = sizeof kinds / sizeof *kinds;
+    for (size_t i = 0; i < n; i++)
+        if (kinds[i].status == status) return i;
+    return 8; /* 500 */
+}
+
+bool fault_set(fault *f, int status, const char *param, const char *fmt, ...) {
+    va_list ap;
+    *f = (fault){.status = status, .code = kinds[kind_of(status)].code};
+    if (param) snprintf(f->param, sizeof f->param, "%s", param);
+    va_start(ap, fmt);
+    vsnprintf(f->message, sizeof f->message, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool fault_from(fault *f, const kk_err *err) {
+    switch (err->code) {
+    case KK_EINVAL: return fault_set(f, 400, NULL, "%s", err->msg);
+    case KK_ECONTEXT:
+        fault_set(f, 400, NULL, "%s", err->msg);
+        f->code = "context_length_exceeded";
+        return false;
+    case KK_ENOMEM:
+        fault_set(f, 503, NULL, "%s", err->msg);
+        f->code = "out_of_memory";
+        f->retry_s = 5;
+        return false;
+    default: return fault_set(f, 500, NULL, "%s", err->msg);
+    }
+}
+
+json_t *fault_json(const fault *f) {
+    const bool too_long = f->n_ctx > 0;
+    const char *type = too_long ? "exceed_context_size_error" : kinds[kind_of(f->status)].type;
+    json_t *e =
+        json_pack("{s:o, s:s, s:s?, s:s?}", "message", text_json(f->message, strlen(f->message)),
+                  "type", type, "code", f->code, "param", f->param[0] ? f->param : NULL);
+    if (e && too_long) {
+        json_object_set_new(e, "n_prompt_tokens", json_integer(f->n_prompt));
+        json_object_set_new(e, "n_ctx", json_integer(f->n_ctx));
+    }
+    return json_pack("{s:o}", "error", e);
+}

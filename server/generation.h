@@ -1,0 +1,45 @@
+/* generation.h - one choice of a response while the model writes it: taken apart into text, thought
+ * and calls, and sent or gathered. */
+#ifndef KK_SERVER_GENERATION_H
+#define KK_SERVER_GENERATION_H
+
+#include "server/exchange.h"
+#include "server/metrics.h"
+#include "server/request.h"
+#include "server/wire.h"
+
+typedef struct {
+    /* Set by the caller; borrowed. */
+    struct server *server;
+    exchange *x;
+    const request *request;
+    const wire *wire;
+    int32_t index;
+
+    kk_answer *answer;
+    textbuf said, thought; /* where nothing is streamed */
+    json_t *calls;
+    json_t *pending;  /* log-probabilities of tokens whose text has not come */
+    json_t *logprobs; /* of those whose text has */
+    size_t offset;    /* characters of the text before the next of these */
+    kk_answer_kind inside;
+    int32_t n_calls, n_tokens, reasoning;
+    double first; /* text_now() of the first token; 0: none came */
+    fault failed; /* status 0: nothing */
+    metrics_finish finish;
+} generation;
+
+/* prompt: what the answer follows; a thought that it leaves open goes on. */
+kk_status generation_open(generation *g, const int32_t *prompt, size_t n, kk_err *err);
+void generation_close(generation *g);
+/* Continues the session; false: it failed, or nobody waits for it (g->failed, g->finish). */
+bool generation_run(generation *g, kk_session *s, kk_result *sum);
+/* The text that an answer begins with: the prompt itself, for `echo`. */
+bool generation_echo(generation *g, const char *text, size_t len);
+/* The choice as one, for a response that is not streamed. */
+json_t *generation_choice(generation *g);
+
+/* Whether there is still somebody, and time, to work for; else writes down why not. */
+bool generation_goes_on(generation *g);
+
+#endif

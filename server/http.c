@@ -1,0 +1,441 @@
+/* http.c - see http.h.
+ *
+ * libmicrohttpd parses HTTP and TLS, and watches the sockets.  It calls on_request several times
+ * for one request: with its head, with pieces of its body, at the body's end, and once more when a
+ * suspended connection was resumed. */
+#define _GNU_SOURCE
+#include "server/http.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server/exchange.h"
+#include "server/route.h"
+#include "server/server.h"
+
+enum {
+    HEAD_BYTES = 64 << 10,   /* of a connection: the head of a request, and a piece of its body */
+    STREAM_BLOCK = 16 << 10, /* bytes of a stream that are sent at a time */
+};
+
+/* A connection, for the sweep. */
+typedef struct peer {
+    struct peer *next, **link;
+    int fd;
+    bool busy;    /* the head of a request has come, and its answer was not sent */
+    double since; /* text_now() of the last change */
+} peer;
+
+struct http {
+    server *server;
+    struct MHD_Daemon *daemon;
+    int listening;
+    char *cert, *key;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    peer *peers;
+    int n_busy;
+};
+
+static void set_busy(http *h, struct MHD_Connection *c, bool busy) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    peer *p = info ? info->socket_context : NULL;
+    pthread_mutex_lock(&h->lock);
+    if (p && p->busy != busy) {
+        h->n_busy += busy ? 1 : -1;
+        p->busy = busy;
+        p->since = text_now();
+        pthread_cond_broadcast(&h->changed);
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- the head of a request --------------------------------------------------------------- */
+
+static const char *header(struct MHD_Connection *c, const char *name) {
+    return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
+}
+
+/* Pages of other sites may call only where they were allowed to: browsers send the origin. */
+static bool origin_allowed(const server *s, const char *origin) {
+    const char *allowed = s->opts->cors_origin;
+    return !origin || (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0));
+}
+
+static bool admit_head(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
+    const server *s = x->server;
+    const int state = atomic_load(&s->state);
+    fault *f = &x->refused;
+    if (!origin_allowed(s, header(c, "Origin")))
+        return fault_set(f, 403, NULL, "pages of other origins may not call this server");
+    x->route = route_find(method, url, &x->rest, f);
+    if (x->route && x->route->open) return true;
+    if (!keys_accept(&s->keys, header(c, "Authorization"))) {
+        x->route = NULL;
+        return fault_set(f, 401, NULL, "the API key is missing or wrong");
+    }
+    if (!x->route) return false;
+    if (state == SERVER_READY || x->route->early) return true;
+    fault_set(f, 503, NULL,
+              state == SERVER_LOADING ? "Loading model" : "the server is shutting down");
+    f->retry_s = 1;
+    return false;
+}
+
+static int64_t declared_length(struct MHD_Connection *c) {
+    const char *length = header(c, "Content-Length");
+    return length ? strtoll(length, NULL, 10) : 0;
+}
+
+static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
+    if (!admit_head(x, c, url, method)) return false;
+    if (declared_length(c) <= x->server->opts->max_body) return true;
+    return fault_set(&x->refused, 413, NULL, "the body has %lld bytes: %lld at most",
+                     (long long)declared_length(c), (long long)x->server->opts->max_body);
+}
+
+/* ---- the answer -------------------------------------------------------------------------- */
+
+static ssize_t read_stream(void *user, uint64_t pos, char *to, size_t max) {
+    (void)pos;
+    const long n = exchange_read(user, to, max);
+    return n < 0 ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
+}
+
+static void release_stream(void *user) { exchange_release(user); }
+
+static void add_headers(struct MHD_Response *r, const exchange *x) {
+    const server *s = x->server;
+    char seconds[16];
+    const char *type = x->answer == EXCHANGE_STREAM ? "text/event-stream"
+                       : x->type                    ? x->type
+                                                    : "application/json";
+    MHD_add_response_header(r, "Content-Type", type);
+    MHD_add_response_header(r, "Cache-Control", "no-store");
+    if (x->answer == EXCHANGE_STREAM) MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    if (x->status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (s->opts->cors_origin)
+        MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
+    if (x->retry_s > 0) {
+        snprintf(seconds, sizeof seconds, "%d", x->retry_s);
+        MHD_add_response_header(r, "Retry-After", seconds);
+    }
+    if (atomic_load(&s->state) == SERVER_DRAINING)
+        MHD_add_response_header(r, "Connection", "close");
+}
+
+static struct MHD_Response *new_response(exchange *x) {
+    if (x->answer == EXCHANGE_STREAM) {
+        struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK,
+                                                                   read_stream, x, release_stream);
+        if (r) exchange_hold(x);
+        return r;
+    }
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(x->reply.len, x->reply.bytes, MHD_RESPMEM_MUST_FREE);
+    if (r) x->reply = (textbuf){0};
+    return r;
+}
+
+static enum MHD_Result respond(exchange *x, struct MHD_Connection *c) {
+    pthread_mutex_lock(&x->lock);
+    struct MHD_Response *r = new_response(x);
+    const int status = x->status;
+    if (r) add_headers(r, x);
+    pthread_mutex_unlock(&x->lock);
+    if (!r) return MHD_NO;
+    metrics_response(&x->server->metrics, status);
+    const enum MHD_Result queued = MHD_queue_response(c, (unsigned)status, r);
+    MHD_destroy_response(r);
+    return queued;
+}
+
+/* What a browser asks before it lets a page of another origin call. */
+static enum MHD_Result preflight(server *s, struct MHD_Connection *c) {
+    static const char none[] = "";
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(0, (void *)none, MHD_RESPMEM_PERSISTENT);
+    if (!r) return MHD_NO;
+    const bool allowed = s->opts->cors_origin && origin_allowed(s, header(c, "Origin"));
+    if (allowed) {
+        MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
+        MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST");
+        MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type");
+    }
+    const enum MHD_Result queued = MHD_queue_response(c, allowed ? 204 : 403, r);
+    metrics_response(&s->metrics, allowed ? 204 : 403);
+    MHD_destroy_response(r);
+    return queued;
+}
+
+/* ---- one request ------------------------------------------------------------------------- */
+
+static enum MHD_Result refuse(exchange *x, struct MHD_Connection *c) {
+    x->dispatched = true;
+    exchange_refuse(x, &x->refused);
+    return respond(x, c);
+}
+
+static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url, const char *method,
+                             void **slot) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (strcmp(method, "OPTIONS") == 0) return preflight(h->server, c);
+    exchange *x = info ? exchange_new(h->server, c, info->connect_fd) : NULL;
+    if (!x) return MHD_NO;
+    *slot = x;
+    set_busy(h, c, true);
+    if (admit(x, c, url, method)) return MHD_YES;
+    /* A body that is not much too long is read and thrown away, so that the client hears why; it
+     * would see a broken connection otherwise. */
+    return declared_length(c) <= 4 * h->server->opts->max_body ? MHD_YES : refuse(x, c);
+}
+
+static enum MHD_Result take_body(exchange *x, const char *data, size_t *n) {
+    const kk_serve_opts *o = x->server->opts;
+    const size_t most = (size_t)o->max_body;
+    if (text_now() - x->started > o->idle_s) return MHD_NO; /* a trickle */
+    if (!x->refused.status && (*n > most || x->body.len > most - *n))
+        fault_set(&x->refused, 413, NULL, "the body has more than %zu bytes", most);
+    if (x->refused.status) {
+        text_free(&x->body);
+        x->dropped += *n;
+        if (x->dropped > 4 * most) return MHD_NO;
+    } else {
+        text_add(&x->body, data, *n);
+    }
+    *n = 0;
+    return x->body.failed ? MHD_NO : MHD_YES;
+}
+
+static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
+    server *s = x->server;
+    if (x->refused.status) return refuse(x, c);
+    x->dispatched = true;
+    if (!x->route->works) {
+        x->route->run(x, x->rest);
+        return respond(x, c);
+    }
+    pthread_mutex_lock(&x->lock);
+    x->suspended = true;
+    MHD_suspend_connection(c);
+    pthread_mutex_unlock(&x->lock);
+    if (workers_submit(&s->workers, x)) return MHD_YES;
+    fault f;
+    fault_set(&f, 429, NULL, "%d requests are waiting already", s->opts->queue);
+    f.retry_s = 1;
+    exchange_refuse(x, &f);
+    return MHD_YES;
+}
+
+static enum MHD_Result on_request(void *user, struct MHD_Connection *c, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *n, void **slot) {
+    exchange *x = *slot;
+    (void)version;
+    if (!x) return begin(user, c, url, method, slot);
+    if (*n > 0) return take_body(x, data, n);
+    return x->dispatched ? respond(x, c) : dispatch(x, c);
+}
+
+static void say_done(const exchange *x) {
+    const kk_serve_opts *o = x->server->opts;
+    if (!o->verbose) return;
+    server_say(x->server, "%s %s: %d in %.0f ms", x->route ? x->route->method : "-",
+               x->route ? x->route->path : "-", x->status, 1e3 * (text_now() - x->started));
+}
+
+static void on_completed(void *user, struct MHD_Connection *c, void **slot,
+                         enum MHD_RequestTerminationCode code) {
+    exchange *x = *slot;
+    (void)code;
+    if (!x) return;
+    *slot = NULL;
+    say_done(x);
+    exchange_closed(x);
+    set_busy(user, c, false);
+}
+
+/* ---- connections ------------------------------------------------------------------------- */
+
+static void on_connection(void *user, struct MHD_Connection *c, void **slot,
+                          enum MHD_ConnectionNotificationCode code) {
+    http *h = user;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    pthread_mutex_lock(&h->lock);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        peer *p = info ? calloc(1, sizeof *p) : NULL;
+        if (p) {
+            *p = (peer){
+                .next = h->peers, .link = &h->peers, .fd = info->connect_fd, .since = text_now()};
+            if (h->peers) h->peers->link = &p->next;
+            h->peers = p;
+        }
+        *slot = p;
+    } else if (*slot) {
+        peer *p = *slot;
+        *p->link = p->next;
+        if (p->next) p->next->link = p->link;
+        free(p);
+        *slot = NULL;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* libmicrohttpd's own limit starts anew with each byte, so that a head that trickles in would hold
+ * its connection without an end.  A socket is closed only after on_connection has heard of it. */
+void http_sweep(http *h) {
+    const double now = text_now(), most = h->server->opts->idle_s;
+    pthread_mutex_lock(&h->lock);
+    for (const peer *p = h->peers; p; p = p->next)
+        if (!p->busy && now - p->since > most) shutdown(p->fd, SHUT_RDWR);
+    pthread_mutex_unlock(&h->lock);
+}
+
+void http_flush(http *h, double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds;
+    pthread_mutex_lock(&h->lock);
+    int timed_out = 0;
+    while (h->n_busy > 0 && !timed_out)
+        timed_out = pthread_cond_timedwait(&h->changed, &h->lock, &until);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- start and stop ---------------------------------------------------------------------- */
+
+static kk_status try_listen(const struct addrinfo *a, int *out, kk_err *err) {
+    const int on = 1;
+    const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return server_fail(err, KK_EIO, "no socket: %s", strerror(errno));
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 256) == 0) {
+        *out = fd;
+        return KK_OK;
+    }
+    const int why = errno;
+    close(fd);
+    return server_fail(err, KK_EIO, "%s", strerror(why));
+}
+
+static int port_of(int fd) {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } a;
+    socklen_t n = sizeof a;
+    if (getsockname(fd, &a.any, &n) != 0) return 0;
+    return ntohs(a.any.sa_family == AF_INET6 ? a.v6.sin6_port : a.v4.sin_port);
+}
+
+static kk_status listen_on(const char *host, int port, int *out, kk_err *err) {
+    const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    char service[16];
+    kk_err why = {.msg = "it has no address"};
+    snprintf(service, sizeof service, "%d", port);
+    const int code = getaddrinfo(host, service, &want, &found);
+    if (code != 0)
+        return server_fail(err, KK_EIO, "'%s' is no address to listen on: %s", host,
+                           gai_strerror(code));
+    kk_status st = KK_EIO;
+    for (const struct addrinfo *a = found; a && st != KK_OK; a = a->ai_next)
+        st = try_listen(a, out, &why);
+    freeaddrinfo(found);
+    if (st == KK_OK) return KK_OK;
+    return server_fail(err, KK_EIO, "cannot listen on %s, port %d: %s", host, port, why.msg);
+}
+
+static kk_status read_pem(const char *path, char **out, kk_err *err) {
+    textbuf t = {0};
+    char block[4096];
+    FILE *f = fopen(path, "re");
+    if (!f) return server_fail(err, KK_EIO, "cannot open '%s': %s", path, strerror(errno));
+    for (size_t n; (n = fread(block, 1, sizeof block, f)) > 0 && t.len < 1 << 20;)
+        text_add(&t, block, n);
+    const bool good = !ferror(f) && !t.failed && t.len > 0;
+    fclose(f);
+    explicit_bzero(block, sizeof block);
+    *out = t.bytes;
+    return good ? KK_OK : server_fail(err, KK_EIO, "cannot read '%s'", path);
+}
+
+static void no_log(void *user, const char *fmt, va_list ap) {
+    (void)user;
+    (void)fmt;
+    (void)ap;
+}
+
+static kk_status start_daemon(http *h, kk_err *err) {
+    const kk_serve_opts *o = h->server->opts;
+    const struct MHD_OptionItem options[] = {
+        {MHD_OPTION_LISTEN_SOCKET, h->listening, NULL},
+        {MHD_OPTION_CONNECTION_LIMIT, o->connections, NULL},
+        {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
+        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, NULL},
+        {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
+        {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
+        /* TLS options end the list where there is no TLS. */
+        {h->cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, h->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    if (h->cert) flags |= MHD_USE_TLS;
+    h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
+                                 no_log, NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
+    if (h->daemon) return KK_OK;
+    return server_fail(err, KK_EIO, "the HTTP server does not start%s",
+                       h->cert ? ": check the certificate and its key" : "");
+}
+
+kk_status http_start(http **out, server *s, int *port, kk_err *err) {
+    http *h = *out = calloc(1, sizeof *h);
+    if (!h) return server_fail(err, KK_ENOMEM, "no memory for a server");
+    h->server = s;
+    h->listening = -1;
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->changed, NULL);
+    kk_status st = KK_OK;
+    if (s->opts->tls_cert) st = read_pem(s->opts->tls_cert, &h->cert, err);
+    if (st == KK_OK && s->opts->tls_key) st = read_pem(s->opts->tls_key, &h->key, err);
+    if (st == KK_OK) st = listen_on(s->opts->host, s->opts->port, &h->listening, err);
+    if (st == KK_OK) st = start_daemon(h, err);
+    if (st == KK_OK) {
+        *port = port_of(h->listening);
+        return KK_OK;
+    }
+    if (h->listening >= 0) close(h->listening);
+    http_stop(h);
+    *out = NULL;
+    return st;
+}
+
+void http_stop_listening(http *h) {
+    const int fd = MHD_quiesce_daemon(h->daemon);
+    if (fd >= 0) close(fd);
+}
+
+void http_stop(http *h) {
+    if (!h) return;
+    if (h->daemon) MHD_stop_daemon(h->daemon);
+    if (h->key) explicit_bzero(h->key, strlen(h->key));
+    free(h->key);
+    free(h->cert);
+    pthread_cond_destroy(&h->changed);
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}

@@ -1,0 +1,83 @@
+/* keys.c - see keys.h. */
+#define _GNU_SOURCE
+#include "server/keys.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "server/server.h"
+
+enum { MOST_KEYS = 4096 };
+
+/* The key of a line, without the blanks around it; NULL: it has none. */
+static char *key_of(char *line) {
+    line += strspn(line, " \t\r\n");
+    size_t n = strlen(line);
+    while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = '\0';
+    return n > 0 && line[0] != '#' ? line : NULL;
+}
+
+static kk_status add(keys *k, const char *key, int line, kk_err *err) {
+    const size_t n = strlen(key);
+    if (n >= KEYS_LONGEST)
+        return server_fail(err, KK_EFORMAT, "the key in line %d is longer than %d bytes", line,
+                           KEYS_LONGEST - 1);
+    if (k->n >= MOST_KEYS) return server_fail(err, KK_EFORMAT, "more than %d keys", MOST_KEYS);
+    void *more = realloc(k->key, (k->n + 1) * sizeof *k->key);
+    if (!more) return server_fail(err, KK_ENOMEM, "no memory for keys");
+    k->key = more;
+    memset(k->key[k->n], 0, sizeof *k->key);
+    memcpy(k->key[k->n++], key, n);
+    return KK_OK;
+}
+
+kk_status keys_open(keys *k, const char *path, kk_err *err) {
+    *k = (keys){NULL, 0};
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return server_fail(err, KK_EIO, "cannot open the key file '%s': %s", path, strerror(errno));
+    char *line = NULL;
+    size_t cap = 0;
+    kk_status st = KK_OK;
+    for (int i = 1; st == KK_OK && getline(&line, &cap, f) >= 0; i++) {
+        const char *key = key_of(line);
+        if (key) st = add(k, key, i, err);
+    }
+    if (st == KK_OK && ferror(f)) st = server_fail(err, KK_EIO, "cannot read '%s'", path);
+    if (st == KK_OK && k->n == 0)
+        st = server_fail(err, KK_EFORMAT, "the key file '%s' has no key in it", path);
+    if (line) explicit_bzero(line, cap);
+    free(line);
+    fclose(f);
+    if (st != KK_OK) keys_close(k);
+    return st;
+}
+
+void keys_close(keys *k) {
+    if (k->key) explicit_bzero(k->key, k->n * sizeof *k->key);
+    free(k->key);
+    *k = (keys){NULL, 0};
+}
+
+bool keys_accept(const keys *k, const char *authorization) {
+    static const char scheme[] = "Bearer ";
+    char given[KEYS_LONGEST] = {0};
+    if (k->n == 0) return true;
+    if (!authorization || strncasecmp(authorization, scheme, sizeof scheme - 1) != 0) return false;
+    const char *key = authorization + sizeof scheme - 1;
+    const size_t n = strlen(key);
+    if (n >= sizeof given) return false;
+    memcpy(given, key, n);
+    /* Every byte of every key is compared, whatever came before. */
+    unsigned any = 0;
+    for (size_t i = 0; i < k->n; i++) {
+        unsigned differ = 0;
+        for (size_t b = 0; b < sizeof given; b++)
+            differ |= (unsigned char)(k->key[i][b] ^ given[b]);
+        any |= (differ - 1u) >> 31; /* 1 where differ is 0 */
+    }
+    return any != 0 && n > 0;
+}

@@ -1,0 +1,140 @@
+/* metrics.c - see metrics.h.  Names follow those of other servers, with our prefix. */
+#include "server/metrics.h"
+
+static const double bounds[METRICS_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                               0.25,  0.5,    1,     2.5,  5,     10,   60};
+static const char *const finishes[FINISH_KINDS] = {
+    "stop", "length", "tool_calls", "cancelled", "slow_client", "timeout", "error"};
+
+void metrics_open(metrics *m) {
+    *m = (metrics){0};
+    pthread_mutex_init(&m->lock, NULL);
+}
+
+void metrics_close(metrics *m) { pthread_mutex_destroy(&m->lock); }
+
+static void observe(histogram *h, double value, int64_t times) {
+    int i = 0;
+    while (i < METRICS_BUCKETS && value > bounds[i]) i++;
+    h->count[i] += times;
+    h->sum += value * (double)times;
+}
+
+void metrics_response(metrics *m, int status) {
+    const int class = status / 100;
+    pthread_mutex_lock(&m->lock);
+    if (class >= 1 && class <= 5) m->responses[class]++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_prompt(metrics *m, int64_t tokens, int64_t cached) {
+    pthread_mutex_lock(&m->lock);
+    m->prompt_tokens += tokens;
+    m->cached_tokens += cached;
+    m->prefix_queries++;
+    m->prefix_hits += cached > 0;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_dropped(metrics *m, int64_t sessions) {
+    pthread_mutex_lock(&m->lock);
+    m->prefix_dropped += sessions;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_generated(metrics *m, const metrics_generation *g) {
+    pthread_mutex_lock(&m->lock);
+    m->finished[g->finish]++;
+    m->generated_tokens += g->tokens;
+    m->rounds += g->rounds;
+    m->drafted += g->drafted;
+    m->accepted += g->accepted;
+    if (g->first_s >= 0) observe(&m->first_token, g->first_s, 1);
+    if (g->tokens > 1)
+        observe(&m->between_tokens, g->decode_s / (double)(g->tokens - 1), g->tokens - 1);
+    observe(&m->whole, g->whole_s, 1);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- the text ---------------------------------------------------------------------------- */
+
+static void head(textbuf *out, const char *name, const char *type, const char *help) {
+    text_printf(out, "# HELP kakeya_%s %s\n# TYPE kakeya_%s %s\n", name, help, name, type);
+}
+
+static void one(textbuf *out, const char *name, const char *type, const char *help, int64_t value) {
+    head(out, name, type, help);
+    text_printf(out, "kakeya_%s %lld\n", name, (long long)value);
+}
+
+static void spread(textbuf *out, const char *name, const char *help, const histogram *h) {
+    int64_t sum = 0;
+    head(out, name, "histogram", help);
+    for (int i = 0; i < METRICS_BUCKETS; i++)
+        text_printf(out, "kakeya_%s_bucket{le=\"%g\"} %lld\n", name, bounds[i],
+                    (long long)(sum += h->count[i]));
+    sum += h->count[METRICS_BUCKETS];
+    text_printf(out, "kakeya_%s_bucket{le=\"+Inf\"} %lld\n", name, (long long)sum);
+    text_printf(out, "kakeya_%s_sum %.9g\nkakeya_%s_count %lld\n", name, h->sum, name,
+                (long long)sum);
+}
+
+static void write_labelled(textbuf *out, const metrics *m, const metrics_now *now) {
+    head(out, "http_responses_total", "counter", "HTTP responses by class of status.");
+    for (int i = 2; i <= 5; i++)
+        text_printf(out, "kakeya_http_responses_total{class=\"%dxx\"} %lld\n", i,
+                    (long long)m->responses[i]);
+    head(out, "request_success_total", "counter", "Generations by how they ended.");
+    for (int i = 0; i < FINISH_KINDS; i++)
+        text_printf(out, "kakeya_request_success_total{finished_reason=\"%s\"} %lld\n", finishes[i],
+                    (long long)m->finished[i]);
+    head(out, "memory_bytes", "gauge", "Bytes held by the engine, by category.");
+    for (int c = 0; now->ready && c < KK_MEM_CATEGORIES; c++)
+        text_printf(out, "kakeya_memory_bytes{category=\"%s\"} %lld\n",
+                    kk_mem_category_name((kk_mem_category)c), (long long)now->memory[c]);
+}
+
+static void write_counters(textbuf *out, const metrics *m) {
+    one(out, "prompt_tokens_total", "counter", "Tokens of prompts.", m->prompt_tokens);
+    one(out, "prompt_tokens_cached_total", "counter",
+        "Of them those that were not evaluated again.", m->cached_tokens);
+    one(out, "generation_tokens_total", "counter", "Tokens generated.", m->generated_tokens);
+    one(out, "prefix_cache_queries_total", "counter", "Prompts looked up.", m->prefix_queries);
+    one(out, "prefix_cache_hits_total", "counter", "Prompts of which a kept session had a part.",
+        m->prefix_hits);
+    one(out, "prefix_cache_dropped_total", "counter", "Kept sessions dropped for want of place.",
+        m->prefix_dropped);
+    one(out, "spec_decode_num_drafts_total", "counter", "Rounds of decoding.", m->rounds);
+    one(out, "spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", m->drafted);
+    one(out, "spec_decode_num_accepted_tokens_total", "counter", "Of them accepted.", m->accepted);
+}
+
+static void write_now(textbuf *out, const metrics_now *now) {
+    const kk_sharing *s = &now->sharing;
+    one(out, "num_requests_running", "gauge", "Requests that run.", now->running);
+    one(out, "num_requests_waiting", "gauge", "Requests that wait for a worker.", now->waiting);
+    one(out, "session_count", "gauge", "Sessions kept for their conversation to go on.", now->kept);
+    one(out, "decode_passes_total", "counter", "Forward passes that decoded.", s->rounds);
+    one(out, "decode_passes_shared_total", "counter", "Of them for more than one session.",
+        s->shared);
+    one(out, "decode_pass_sessions_total", "counter", "Sessions in all of them together.",
+        s->sessions);
+    one(out, "decode_pass_sessions_most", "gauge", "Most sessions in one.", s->most);
+    one(out, "prefill_passes_total", "counter", "Forward passes that read prompts.", s->chunks);
+    one(out, "prefill_rows_total", "counter", "Tokens in them.", s->chunk_rows);
+}
+
+void metrics_text(metrics *m, const metrics_now *now, textbuf *out) {
+    pthread_mutex_lock(&m->lock);
+    const metrics copy = *m;
+    pthread_mutex_unlock(&m->lock);
+    write_counters(out, &copy);
+    write_labelled(out, &copy, now);
+    write_now(out, now);
+    spread(out, "time_to_first_token_seconds", "From the request's first byte to its first token.",
+           &copy.first_token);
+    spread(out, "inter_token_latency_seconds", "Mean time between tokens of a generation.",
+           &copy.between_tokens);
+    spread(out, "e2e_request_latency_seconds", "From the request's first byte to its end.",
+           &copy.whole);
+}

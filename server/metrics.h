@@ -1,0 +1,63 @@
+/* metrics.h - what a server counts, and Prometheus' text of it. */
+#ifndef KK_SERVER_METRICS_H
+#define KK_SERVER_METRICS_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "kakeya.h"
+#include "server/text.h"
+
+enum { METRICS_BUCKETS = 14 };
+typedef struct {
+    int64_t count[METRICS_BUCKETS + 1]; /* the last: above all bounds */
+    double sum;
+} histogram;
+
+typedef enum {
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_CALLS,
+    FINISH_CANCELLED, /* the client left */
+    FINISH_SLOW,      /* it read too slowly */
+    FINISH_TIMEOUT,
+    FINISH_ERROR,
+    FINISH_KINDS,
+} metrics_finish;
+
+typedef struct {
+    pthread_mutex_t lock;
+    int64_t responses[6]; /* by hundreds of their status */
+    int64_t prompt_tokens, cached_tokens, generated_tokens;
+    int64_t prefix_queries, prefix_hits, prefix_dropped;
+    int64_t finished[FINISH_KINDS];
+    int64_t rounds, drafted, accepted;
+    histogram first_token, between_tokens, whole; /* seconds */
+} metrics;
+
+void metrics_open(metrics *m);
+void metrics_close(metrics *m);
+void metrics_response(metrics *m, int status);
+/* A prompt was brought into a session: so many tokens, of which so many were there. */
+void metrics_prompt(metrics *m, int64_t tokens, int64_t cached);
+void metrics_dropped(metrics *m, int64_t sessions); /* kept sessions, for want of place */
+
+/* One generation. */
+typedef struct {
+    metrics_finish finish;
+    int64_t tokens;
+    double first_s, decode_s, whole_s; /* first_s < 0: no token came */
+    int64_t rounds, drafted, accepted;
+} metrics_generation;
+void metrics_generated(metrics *m, const metrics_generation *g);
+
+/* What is asked of others when the text is written. */
+typedef struct {
+    int waiting, running, kept;
+    bool ready;
+    int64_t memory[KK_MEM_CATEGORIES];
+    kk_sharing sharing;
+} metrics_now;
+void metrics_text(metrics *m, const metrics_now *now, textbuf *out);
+
+#endif

@@ -1,0 +1,128 @@
+/* server.c - a server's life: it listens, loads the model, serves, and drains.
+ *
+ * It listens first, so that a port that is taken is said before a minute of loading, and clients
+ * that come early hear 503 instead of a refused connection. */
+#define _GNU_SOURCE
+#include "server/server.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/http.h"
+#include "server/route.h"
+
+void server_say(const server *s, const char *fmt, ...) {
+    char line[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    if (s->opts->say) s->opts->say(s->opts->user, line);
+}
+
+kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
+    if (!err) return code;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    return err->code = code;
+}
+
+static void on_drop(void *user, int64_t sessions) { metrics_dropped(user, sessions); }
+
+static void run_exchange(exchange *x) { x->route->run(x, ""); }
+
+/* A session that is not used says what the options come to. */
+static kk_status probe_session(server *s, kk_err *err) {
+    kk_session *probe;
+    const kk_status st = kk_session_new(&probe, s->engine, &s->opts->session, err);
+    if (st != KK_OK) return st;
+    kk_session_options(probe, &s->session);
+    s->session.spec = kk_session_spec(probe);
+    kk_session_free(probe);
+    return KK_OK;
+}
+
+static kk_status load(server *s, kk_err *err) {
+    kk_fingerprints prints;
+    kk_status st = kk_engine_open(&s->engine, &s->opts->engine, err);
+    if (st == KK_OK) st = probe_session(s, err);
+    if (st != KK_OK) return st;
+    kk_engine_info(s->engine, &s->info);
+    kk_engine_fingerprints(s->engine, &prints);
+    snprintf(s->fingerprint, sizeof s->fingerprint, "kakeya-%s-%016llx", KK_VERSION,
+             (unsigned long long)prints.model);
+    s->tok = kk_engine_tokenizer(s->engine);
+    const prefixes_opts opts = {.session = s->opts->session,
+                                .window = s->info.window,
+                                .most = s->opts->kept,
+                                .kv_bytes = s->opts->kv_bytes,
+                                .on_drop = on_drop,
+                                .user = &s->metrics};
+    return prefixes_open(&s->prefixes, s->engine, &opts, err);
+}
+
+static bool asked_to_stop(const server *s) { return s->opts->stop && s->opts->stop(s->opts->user); }
+
+static void serve(server *s, http *h) {
+    const struct timespec nap = {.tv_nsec = 50 * 1000 * 1000};
+    for (int i = 1; !asked_to_stop(s); i++) {
+        nanosleep(&nap, NULL);
+        if (i % 20 == 0) http_sweep(h);
+    }
+}
+
+/* Requests that run may end; what comes now is refused. */
+static void drain(server *s, http *h) {
+    int waiting, running;
+    atomic_store(&s->state, SERVER_DRAINING);
+    http_stop_listening(h);
+    workers_count(&s->workers, &waiting, &running);
+    if (waiting + running > 0) server_say(s, "finishing %d requests", waiting + running);
+    if (!workers_drain(&s->workers, s->opts->drain_s)) {
+        server_say(s, "giving up what still runs after %g seconds", s->opts->drain_s);
+        atomic_store(&s->cancelled, true);
+    }
+    workers_stop(&s->workers);
+    http_flush(h, 5);
+}
+
+static kk_status listen_load_serve(server *s, kk_err *err) {
+    http *h = NULL;
+    int port = 0;
+    kk_status st = http_start(&h, s, &port, err);
+    if (st != KK_OK) return st;
+    const bool v6 = strchr(s->opts->host, ':') != NULL;
+    server_say(s, "listening on %s://%s%s%s:%d", s->opts->tls_cert ? "https" : "http",
+               v6 ? "[" : "", s->opts->host, v6 ? "]" : "", port);
+    st = load(s, err);
+    if (st == KK_OK) {
+        kk_device_info device;
+        kk_engine_device(s->engine, &device);
+        atomic_store(&s->state, SERVER_READY);
+        server_say(s, "ready: %s on %s, %d tokens of context, drafting: %s", s->opts->name,
+                   device.device, s->session.ctx, kk_spec_name(s->session.spec));
+        serve(s, h);
+    }
+    drain(s, h);
+    http_stop(h);
+    return st;
+}
+
+kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
+    server s = {.opts = opts, .created = (int64_t)time(NULL)};
+    kk_status st = opts->key_file ? keys_open(&s.keys, opts->key_file, err) : KK_OK;
+    if (st != KK_OK) return st;
+    metrics_open(&s.metrics);
+    st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
+    if (st == KK_OK) st = listen_load_serve(&s, err);
+    workers_close(&s.workers);
+    prefixes_close(s.prefixes);
+    kk_engine_close(s.engine);
+    metrics_close(&s.metrics);
+    keys_close(&s.keys);
+    return st;
+}
