@@ -24,7 +24,7 @@ $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
-setup: ; @scripts/setup build train test
+setup: ; @scripts/setup build train serve test
 cuda:
 	@scripts/setup build cuda
 	@cmake -S . -B $(BUILD) $(cmake_args) -DKK_CUDA=ON

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# serve.sh - `kakeya serve` over a socket: serve.py with Python's own HTTP client, and serve_openai.py
+# with OpenAI's, where it is installed (scripts/setup clients).
+. "$(dirname "$0")/lib.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
+command -v python3 >/dev/null || exit 77
+
+# ---- the command line
+exits 2 serve --http nowhere
+has "$err" "--http takes HOST:PORT"
+exits 2 serve --tls-cert x
+has "$err" "go together"
+exits 1 serve --api-key-file "$work/none"
+has "$err" "cannot open the key file" "$work/none"
+printf '# nothing but this\n\n' >"$work/empty"
+exits 1 serve --api-key-file "$work/empty"
+has "$err" "has no key in it"
+exits 1 serve --host 256.1.1.1
+has "$err" "is no address to listen on"
+exits 1 serve -m "$model/none" --port 0
+has "$err" "cannot open model"
+
+python3 -B "$here/serve.py" "$KAKEYA" "$work" || fail "serve.py"
+
+# ---- with OpenAI's own client
+python=$here/../../build/clients/bin/python3
+if [ -x "$python" ] && "$python" -c 'import openai' 2>/dev/null; then
+    "$python" -B "$here/serve_openai.py" "$KAKEYA" || fail "serve_openai.py"
+else
+    echo "not run: the package openai is not installed (scripts/setup clients)"
+fi
+finish
