@@ -74,7 +74,8 @@ class Server:
         try:
             if isinstance(body, dict):
                 body = json.dumps(body)
-            c.request(method, path, body, headers or {})
+            c.request(method, path, body, headers or {},
+                      encode_chunked="Transfer-Encoding" in (headers or {}))
             r = c.getresponse()
             return r.status, dict(r.getheaders()), r.read()
         finally:
