@@ -115,6 +115,10 @@ for place in docs/a.md models/m/README.md bench/README.md DESIGN.md; do
     rm "$work/$place"
 done
 
+# Links.
+passes 'see [it](models/m/report.json), [there](https://example.org/x) and `[no](gone.md)`'
+refuses 'README.md:1: there is no docs/gone.md' 'see [it](docs/gone.md#part)'
+
 # --update: the reports' values, with the digits that stood there.
 becomes '**2.17x**<!--= r.json arms.auto.speedup --> and 2.2<!--= r.json arms.auto.speedup -->' \
     '**1.62x**<!--= r.json arms.auto.speedup --> and 1.6<!--= r.json arms.auto.speedup -->'
