@@ -10,11 +10,13 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
+#include "cli/train_ladder.h"
 #include "cli/verbs.h"
 #include "train/entry.h"
 
 typedef struct {
     loader_args load;
+    ladder_args ladder;
     const char *out, *source, *taps, *layers, *data, *loss, *schedule, *init_from, *report;
     const char *targets;
     uint64_t seed;
@@ -92,12 +94,16 @@ static const option train_options[] = {
     OPTION_INT(NULL, "checkpoint-every", "N", AT(checkpoint_every), 1, 1 << 30,
                "steps between states that are kept (default: 100)"),
     OPTION_FLAG(NULL, "resume", AT(resume), "go on from the state in --out"),
+    LADDER_OPTIONS(train_args, ladder),
     OPTION_HEADING("Output"),
     OPTION_INT(NULL, "log-every", "N", AT(log_every), 1, 1 << 30,
                "steps of a line of the curve (default: 50)"),
     OPTION_STRING(NULL, "report", "FILE", AT(report),
                   "write a JSON report; -: to standard output, and all else to standard error"),
-    OPTION_FLAG(NULL, "force", AT(force), "replace a projection and a report that are there"),
+    OPTION_FLAG(NULL, "json", AT(ladder.json),
+                "the same as --report -; with --ladder: one JSON object with checks, training and "
+                "rungs on standard output, and all else to standard error"),
+    OPTION_FLAG(NULL, "force", AT(force), "replace a projection and reports that are there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(train_args, load),
 };
@@ -265,7 +271,16 @@ static kk_train_opts to_opts(const train_args *a) {
     };
 }
 
-static int run_training(const train_args *a, const kk_train_opts *o) {
+static json_t *result_json(const train_args *a, const kk_train_result *r) {
+    return json_pack("{s:s, s:s, s:i, s:I, s:I, s:o, s:s?}", "projection", a->out, "loss", a->loss,
+                     "rank", r->rank, "parameters", (json_int_t)r->params, "rows",
+                     (json_int_t)r->rows, "seconds",
+                     output_real(r->read_s + r->collect_s + r->solve_s + r->train_s), "report",
+                     a->report && strcmp(a->report, "-") != 0 ? a->report : NULL);
+}
+
+/* trained: takes the result for --json; NULL: nobody does. */
+static int run_training(const train_args *a, const kk_train_opts *o, json_t **trained) {
     kk_train_result *r = malloc(sizeof *r);
     const kk_train_api *training;
     kk_err err;
@@ -279,8 +294,60 @@ static int run_training(const train_args *a, const kk_train_opts *o) {
         print_result(a, r);
     else
         code = loader_failed(&a->load, &err);
+    if (st == KK_OK && trained) *trained = result_json(a, r);
     free(r);
     return code;
+}
+
+/* Looks first, trains, climbs. */
+static int run_ladder(const train_args *a, const kk_train_opts *o, ladder_run *l,
+                      const char *json) {
+    json_t *trained = NULL;
+    int code = ladder_check(l);
+    if (code == EXIT_DONE) code = run_training(a, o, &trained);
+    if (code == EXIT_DONE)
+        code = ladder_climb(l, trained, json);
+    else
+        json_decref(trained);
+    ladder_release(l);
+    return code;
+}
+
+/* Sessions of the rungs keep what the training keeps exact. */
+static ladder_run ladder_of(const train_args *a, const kk_train_opts *o) {
+    ladder_run l = {.args = &a->ladder,
+                    .load = &a->load,
+                    .out = a->out,
+                    .force = a->force || a->resume,
+                    .quiet = a->quiet};
+    l.needle.engine = o->engine;
+    l.needle.prompts = o->prompts;
+    l.needle.command = o->command;
+    l.needle.session = (kk_session_opts){
+        .sink = a->sink ? a->sink : -1, .window = a->window ? a->window : -1, .chunk = a->chunk};
+    if (strcmp(a->layers, "full") != 0) l.needle.session.kv_sliding = KK_KEEP_RESTORED;
+    if (strcmp(a->layers, "sliding") != 0) l.needle.session.kv_full = KK_KEEP_RESTORED;
+    return l;
+}
+
+/* Where the report of the training and --json go; false after saying what is wrong. */
+static bool open_outputs(train_args *a, kk_train_opts *o, destination_stdout *standard, int *code) {
+    const bool both =
+        a->ladder.json && a->report && (!a->ladder.rungs || strcmp(a->report, "-") == 0);
+    if (both) {
+        *code = options_wrong(&train_projection, "--json and --report %s exclude each other%s",
+                              a->report, a->ladder.rungs ? "" : ": --json is --report -");
+        return false;
+    }
+    if (a->ladder.json && !a->ladder.rungs) a->report = "-";
+    const bool report = a->report && strcmp(a->report, "-") == 0;
+    if (!report && !a->ladder.json) return true;
+    if (!destination_keep_stdout(standard)) {
+        *code = output_failed("cannot keep standard output for the report", NULL);
+        return false;
+    }
+    if (report) o->report = standard->path;
+    return true;
 }
 
 static int run_projection(int argc, char **argv) {
@@ -309,7 +376,8 @@ static int run_projection(int argc, char **argv) {
                     .k_dir = 1,
                     .v_dir = 1,
                     .k_mag = 0.1f,
-                    .v_mag = 0.1f};
+                    .v_mag = 0.1f,
+                    .ladder = LADDER_DEFAULTS};
     const char *paths[1 + sizeof((option_words){0}).word / sizeof(char *)];
     option_words words = {.n = 0};
     loader_path path;
@@ -326,16 +394,17 @@ static int run_projection(int argc, char **argv) {
     for (int i = 0; i < words.n; i++) paths[o.n_paths++] = words.word[i];
     o.paths = paths;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
+    a.load.keeps_few = a.ladder.rungs != NULL;
     if (!loader_options(&train_projection, &a.load, &path, &o.engine, &code)) return code;
     destination_stdout standard;
-    if (a.report && strcmp(a.report, "-") == 0) {
-        if (!destination_keep_stdout(&standard))
-            return output_failed("cannot keep standard output for the report", NULL);
-        o.report = standard.path;
-    }
     char *command = typed(argc, argv);
     o.command = command;
-    code = run_training(&a, &o);
+    ladder_run ladder = ladder_of(&a, &o);
+    const bool climbs = a.ladder.rungs != NULL;
+    if ((!climbs || ladder_read(&train_projection, &ladder, &code)) &&
+        open_outputs(&a, &o, &standard, &code))
+        code = climbs ? run_ladder(&a, &o, &ladder, a.ladder.json ? standard.path : NULL)
+                      : run_training(&a, &o, NULL);
     free(command);
     return code;
 }
@@ -346,9 +415,14 @@ const verb train_projection = {
     .usage = "--out DIR [-m MODEL] [options] [--data PATH...]",
     .about = "Runs the model over texts, records what its layers store, and finds the linear map\n"
              "of the given rank that rebuilds it best: in closed form, and with --loss by further\n"
-             "steps.  One text in ten is held out; the table is about these.",
+             "steps.  One text in ten is held out; the table is about these.\n\n"
+             "--ladder makes one command of it: weights, device and documents are checked before,\n"
+             "and afterwards codes are asked for in documents that get longer, exactly and with\n"
+             "the projection, with PASS or FAIL for each rung.  The first that fails is the last,\n"
+             "and the exit status is 1.",
     .examples =
         "  kakeya train projection --out projection\n"
+        "  kakeya train projection --out projection --ladder 70,280 --report training.json\n"
         "  kakeya train projection --out projection --rank 512 --data /usr/lib/python3\n"
         "  kakeya train projection --out s5 --layers sliding --loss attn_distill --steps 1000\n",
     .options = train_options,

@@ -451,17 +451,23 @@ static kk_status run_arm(needle *n, kk_needle_arm *arm, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status run(needle *n, kk_err *err) {
+/* Draws the documents and finds the context they need. */
+static kk_status prepare(needle *n, kk_err *err) {
     KK_TRY(open_engine(n, err));
     KK_TRY(choose_arms(n, err));
     KK_TRY(draw(n, err));
-    KK_TRY(fit(n, err));
+    return fit(n, err);
+}
+
+static kk_status run(needle *n, kk_err *err) {
+    KK_TRY(prepare(n, err));
     KK_TRY(read_texts(n, err));
     for (int32_t a = 0; a < n->out->n_arms; a++) KK_TRY(run_arm(n, &n->out->arm[a], err));
     return compare(n, err);
 }
 
-kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_err *err) {
+static kk_status with_needle(const kk_needle_opts *opts, kk_needle_result *out,
+                             kk_status (*fn)(needle *n, kk_err *err), kk_err *err) {
     *out = (kk_needle_result){0};
     KK_TRY(check(opts, err));
     kk_machine_info(&out->machine);
@@ -473,13 +479,28 @@ kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_er
     kk_status st = n.prompts && n.taken
                        ? kk_subset_draw(n.taken, count, &opts->subset, err)
                        : kk_fail(err, KK_ENOMEM, "no memory for %zu prompts", count);
-    if (st == KK_OK) st = run(&n, err);
+    if (st == KK_OK) st = fn(&n, err);
     for (size_t i = 0; n.prompts && i < count; i++) kk_free(n.prompts[i].ids);
     kk_free(n.prompts);
     kk_free(n.taken);
     kk_engine_close(n.engine);
     if (st != KK_OK) kk_needle_release(out);
     return st;
+}
+
+kk_status kk_needle_fits(const kk_needle_opts *opts, int32_t *ctx, kk_err *err) {
+    kk_needle_opts exact = *opts;
+    kk_needle_result r;
+    exact.n_arms = 0;
+    exact.session.kv_sliding = exact.session.kv_full = KK_KEEP_ALL;
+    KK_TRY(with_needle(&exact, &r, prepare, err));
+    *ctx = r.ctx;
+    kk_needle_release(&r);
+    return KK_OK;
+}
+
+kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_err *err) {
+    return with_needle(opts, out, run, err);
 }
 
 /* Only samples that were counted have an answer. */

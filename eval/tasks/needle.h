@@ -119,6 +119,9 @@ typedef struct {
     void *user;
 } kk_needle_opts;
 
+/* Whether the model opens and every document fits its context: *ctx is what the longest needs with
+ * its answer.  Nothing is asked, and arms that rebuild rows need no projection yet. */
+kk_status kk_needle_fits(const kk_needle_opts *opts, int32_t *ctx, kk_err *err);
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_needle_run(const kk_needle_opts *opts, kk_needle_result *out, kk_err *err);
 void kk_needle_release(kk_needle_result *r);
