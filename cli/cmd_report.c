@@ -15,7 +15,7 @@
 
 typedef struct {
     const char *out;
-    bool json, quiet, verbose, force;
+    bool json, quiet, force;
 } report_args;
 
 #define AT(field) offsetof(report_args, field)
@@ -83,49 +83,39 @@ static bool judge(gathered *g, const option_words *words, int *code) {
 static const option check_options[] = {
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object with all verdicts"),
     OPTION_FLAG("q", "quiet", AT(quiet), "only what does not hold"),
-    OPTION_FLAG("v", "verbose", AT(verbose), "also what reports of the older kind lack"),
 };
 
 static json_t *verdict_object(const char *path, const kk_verdict *v) {
     json_t *list = json_array();
     for (size_t i = 0; i < v->n; i++) {
         const kk_finding *f = &v->finding[i];
-        json_array_append_new(list, json_pack("{s:s, s:b, s:o}", "code", f->code, "note", f->note,
-                                              "text", output_text(f->text, strlen(f->text))));
+        json_array_append_new(list, json_pack("{s:s, s:o}", "code", f->code, "text",
+                                              output_text(f->text, strlen(f->text))));
     }
-    return json_pack("{s:o, s:s, s:s, s:b, s:b, s:o}", "file", output_text(path, strlen(path)),
-                     "kind", v->kind, "verdict", kk_verdict_word(v), "legacy", v->legacy,
-                     "supports_claims", v->violations == 0 && !v->legacy, "findings", list);
+    return json_pack("{s:o, s:s, s:s, s:o}", "file", output_text(path, strlen(path)), "kind",
+                     v->kind, "verdict", kk_verdict_word(v), "findings", list);
 }
 
 static void print_verdict(const char *path, const kk_verdict *v, const report_args *a) {
     /* An honest report of a run that failed holds, and is not to be mistaken. */
     const char *failure = kk_verdict_failure(v);
     if (v->violations == 0 && !a->quiet)
-        printf("%s: %s%s%s%s%s\n", path, v->legacy ? "legacy " : "ok ", v->kind,
-               failure ? " (" : "", failure ? failure : "", failure ? ")" : "");
+        printf("%s: ok %s%s%s%s\n", path, v->kind, failure ? " (" : "", failure ? failure : "",
+               failure ? ")" : "");
     for (size_t i = 0; i < v->n; i++) {
         const kk_finding *f = &v->finding[i];
-        if (!f->note) printf("%s: %s: %s\n", path, f->code, f->text);
-        if (f->note && a->verbose) printf("%s: (legacy) %s: %s\n", path, f->code, f->text);
+        printf("%s: %s: %s\n", path, f->code, f->text);
     }
 }
 
 static void sum_up(const gathered *g) {
-    size_t legacy = 0, refused = 0;
-    for (size_t i = 0; i < g->files.n; i++) {
-        if (!g->shown[i]) continue;
-        refused += g->verdict[i].violations > 0;
-        legacy += g->verdict[i].violations == 0 && g->verdict[i].legacy;
-    }
-    printf("%zu report%s: %zu hold%s, %zu legacy, %zu refused", g->reports,
-           g->reports == 1 ? "" : "s", g->reports - legacy - refused,
-           g->reports - legacy - refused == 1 ? "s" : "", legacy, refused);
+    size_t refused = 0;
+    for (size_t i = 0; i < g->files.n; i++)
+        if (g->shown[i]) refused += g->verdict[i].violations > 0;
+    printf("%zu report%s: %zu hold%s, %zu refused", g->reports, g->reports == 1 ? "" : "s",
+           g->reports - refused, g->reports - refused == 1 ? "s" : "", refused);
     if (g->others) printf("; %zu other JSON file%s", g->others, g->others == 1 ? "" : "s");
     printf("\n");
-    if (legacy)
-        printf("legacy: written before schema 1; without contradiction, but no new claim "
-               "can rest on it\n");
 }
 
 static bool all_hold(const gathered *g) {
@@ -247,10 +237,9 @@ static int run_rules(int argc, char **argv) {
     if (!options_parse(&report_rules, argc - 1, argv + 1, NULL, NULL, &code)) return code;
     for (size_t i = 0; i < kk_gate_count(); i++) {
         const kk_gate_rule r = kk_gate_rule_at(i);
-        printf("%-22s %s%s%s%s%s\n", r.code, r.text, r.kinds ? " (" : "", r.kinds ? r.kinds : "",
-               r.kinds ? ")" : "", r.always ? "" : " *");
+        printf("%-22s %s%s%s%s\n", r.code, r.text, *r.kinds ? " (" : "", r.kinds,
+               *r.kinds ? ")" : "");
     }
-    printf("\n* not asked of reports without a schema number, which support no new claim.\n");
     return EXIT_DONE;
 }
 

@@ -132,16 +132,23 @@ typedef struct {
     kk_bench_rounds rounds;
 } kk_bench_arm;
 
+/* One generation of an arm behind a prompt. */
+typedef struct {
+    double seconds;          /* of its rounds */
+    uint64_t tokens, logits; /* hashes of what was generated, and of its logits */
+} kk_bench_run_of;
+
 /* One arm on one prompt. */
 typedef struct {
-    uint64_t prompt; /* its hash */
+    uint64_t prompt, text; /* hashes of its ids and of what they were made of */
     int32_t prompt_tokens, tokens;
     double seconds, seconds_min, seconds_max; /* of the repeats; the first is the median one's */
     double predicted_s; /* of the median one's rounds, from the costs measured beside this prompt */
     double prefill_s;
     kk_spec_stats spec;
-    int32_t runs, other_tokens, other_hash; /* generations, and of them unlike plain decoding */
-    kk_bench_rounds rounds;                 /* of the median one */
+    kk_bench_run_of run[KK_BENCH_MAX_REPEAT];
+    int32_t runs;
+    kk_bench_rounds rounds; /* of the median one */
 } kk_bench_row;
 
 typedef struct {
@@ -172,8 +179,9 @@ typedef struct {
     double seconds;   /* of these rounds */
     double prefill_s; /* of the piece */
     int64_t rounds, drafted, accepted;
-    kk_key_counts counts;        /* of these rounds */
-    bool same_tokens, same_hash; /* as plain decoding of the same policy */
+    kk_key_counts counts;              /* of these rounds */
+    uint64_t tokens_hash, logits_hash; /* of what was generated, and of its logits */
+    bool same;                         /* as plain decoding of the same policy */
     kk_bench_rounds times;
 } kk_bench_turn;
 
@@ -200,6 +208,7 @@ typedef struct {
     kk_bench_turns plain, dflash;
     double ratio; /* plain time of a token to that of exact */
     kk_bench_spread prefill_tok_s;
+    double prefill_rate[2];           /* that it is of */
     int64_t bytes[KK_MEM_CATEGORIES]; /* with one such session, and no other */
 } kk_bench_policy;
 
@@ -222,7 +231,8 @@ typedef struct {
     double prefill_alone_s, prefill_beside_s;
     int64_t chunks;
     kk_bench_spread gap; /* seconds between tokens meanwhile */
-    bool arrival_same;   /* both got the logits that they get alone */
+    /* Logits of the session that decodes, and those behind the prompt. */
+    uint64_t arrival_alone[2], arrival_beside[2];
 } kk_bench_sessions;
 bool kk_bench_sessions_same(const kk_bench_sessions *s); /* everybody always did */
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "core/hash.h"
 #include "engine/session.h"
 #include "eval/measure/bench_parts.h"
 #include "eval/tasks/accept.h"
@@ -17,7 +18,8 @@ typedef struct {
     kk_trace *trace; /* NULL: drafts are the proposer's */
     kk_result run[KK_BENCH_MAX_REPEAT];
     kk_bench_rounds rounds[KK_BENCH_MAX_REPEAT]; /* of the same generations */
-    int32_t different, other_tokens, other_hash;
+    uint64_t tokens[KK_BENCH_MAX_REPEAT]; /* hashes of what each generated */
+    int32_t different;
     double prefill_s;
     kk_drafting begun; /* what the session knew of its drafts before any of its own: `seen` of it */
 } lane;
@@ -67,7 +69,7 @@ static void close_lanes(arms *a) {
         kk_trace_free(a->lane[i].trace);
         a->lane[i].session = NULL;
         a->lane[i].trace = NULL;
-        a->lane[i].different = a->lane[i].other_tokens = a->lane[i].other_hash = 0;
+        a->lane[i].different = 0;
     }
 }
 
@@ -86,8 +88,6 @@ static void keep_record(arms *a, uint64_t hash) {
 static void compare(const arms *a, lane *l, uint64_t hash) {
     const bool tokens = a->n_got == a->n_record &&
                         memcmp(a->got, a->record, (size_t)a->n_got * sizeof *a->got) == 0;
-    l->other_tokens += !tokens;
-    l->other_hash += hash != a->hash;
     l->different += !tokens || hash != a->hash;
 }
 
@@ -141,6 +141,7 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
             if (l->trace) kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream);
             KK_TRY(run_once(a, arm, p, n, &l->run[r], err));
             l->rounds[r] = kk_bench_rounds_of(a->times.seconds, a->times.n);
+            l->tokens[r] = kk_hash_bytes(KK_HASH_START, a->got, (size_t)a->n_got * sizeof *a->got);
             if (r == 0 && k == 0) keep_record(a, l->run[r].logits_hash);
             compare(a, l, l->run[r].logits_hash);
         }
@@ -164,6 +165,7 @@ static double seconds_of(const kk_result *r) { return r->decode_s + r->spec.comm
 static void keep_row(kk_bench_row *row, const kk_prompt *p, const lane *l, int32_t repeats) {
     const kk_result *r = median_run(l, repeats);
     *row = (kk_bench_row){.prompt = kk_prompt_hash(p),
+                          .text = p->text,
                           .prompt_tokens = (int32_t)p->n,
                           .tokens = r->n_tokens - 1,
                           .seconds = seconds_of(r),
@@ -172,11 +174,10 @@ static void keep_row(kk_bench_row *row, const kk_prompt *p, const lane *l, int32
                           .prefill_s = l->prefill_s,
                           .spec = r->spec,
                           .runs = repeats,
-                          .other_tokens = l->other_tokens,
-                          .other_hash = l->other_hash,
                           .rounds = l->rounds[r - l->run]};
     for (int32_t i = 0; i < repeats; i++) {
         const double s = seconds_of(&l->run[i]);
+        row->run[i] = (kk_bench_run_of){s, l->tokens[i], l->run[i].logits_hash};
         if (s < row->seconds_min) row->seconds_min = s;
         if (s > row->seconds_max) row->seconds_max = s;
     }
@@ -397,7 +398,7 @@ static kk_status with_set(arms *a, const char *name, set_fn fn, kk_err *err) {
     else if (o->prompts)
         st = kk_promptset_read(&prompts, o->prompts, tok, n, err);
     else
-        st = kk_promptset_random(&prompts, info.vocab, n, o->ctx, 7, err);
+        st = kk_promptset_random(&prompts, info.vocab, n, o->ctx, KK_PROMPTSET_RANDOM_SEED, err);
     if (st == KK_OK) st = fn(a, &prompts, err);
     kk_promptset_free(&prompts);
     return st;

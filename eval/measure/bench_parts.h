@@ -10,6 +10,8 @@ kk_status kk_bench_step(const kk_bench_opts *o, const char *what, kk_err *err);
 /* Sorts x. */
 kk_bench_spread kk_bench_spread_of(double *x, int32_t n);
 struct json_t *kk_bench_spread_json(const kk_bench_spread *s);
+/* With the samples it is of. */
+struct json_t *kk_bench_rates_json(const kk_bench_spread *s, const double *rate);
 
 /* Of the rounds of one generation, in order; and another's beside those that are there. */
 kk_bench_rounds kk_bench_rounds_of(const double *seconds, int32_t n);

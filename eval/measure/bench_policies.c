@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "core/hash.h"
 #include "engine/session.h"
 #include "eval/measure/bench_parts.h"
 #include "eval/tasks/accept.h"
@@ -370,24 +371,25 @@ static kk_status take_turn(policies *p, lane *l, int32_t turn, kk_bench_turn *ou
     kk_session_key_counts(l->session, &before);
     KK_TRY(decode(p, l, p->opts->predict, &r, err));
     kk_session_key_counts(l->session, &after);
-    *out = (kk_bench_turn){.prompt = hash_of(p, turn),
-                           .tokens = r.n_tokens - 1,
-                           .seconds = r.decode_s + r.spec.commit_s,
-                           .prefill_s = prefill_s,
-                           .rounds = r.spec.rounds,
-                           .drafted = r.spec.drafted,
-                           .accepted = r.spec.accepted,
-                           .counts = less(&after, &before),
-                           .times = kk_bench_rounds_of(p->times.seconds, p->times.n)};
+    *out = (kk_bench_turn){
+        .prompt = hash_of(p, turn),
+        .tokens = r.n_tokens - 1,
+        .seconds = r.decode_s + r.spec.commit_s,
+        .prefill_s = prefill_s,
+        .rounds = r.spec.rounds,
+        .drafted = r.spec.drafted,
+        .accepted = r.spec.accepted,
+        .counts = less(&after, &before),
+        .tokens_hash = kk_hash_bytes(KK_HASH_START, l->got, (size_t)l->n_got * sizeof *l->got),
+        .logits_hash = r.logits_hash,
+        .times = kk_bench_rounds_of(p->times.seconds, p->times.n)};
     kk_spec_stats_add(sum, &r.spec);
     return kk_session_rewind(l->session, p->shared, NULL, err);
 }
 
 static void compare(const lane *plain, const lane *drafted, kk_bench_turn *out) {
-    out->same_tokens =
-        plain->n_got == drafted->n_got &&
-        memcmp(plain->got, drafted->got, (size_t)plain->n_got * sizeof *plain->got) == 0;
-    out->same_hash = plain->hash == drafted->hash;
+    out->same = plain->n_got == drafted->n_got && plain->hash == drafted->hash &&
+                memcmp(plain->got, drafted->got, (size_t)plain->n_got * sizeof *plain->got) == 0;
 }
 
 /* Plain, then with drafts. */
@@ -462,7 +464,7 @@ static void sum_up(policies *p, kk_bench_turns *t, const kk_bench_turns *plain) 
         t->counts.keys_stored += one->counts.keys_stored;
         t->counts.keys_rebuilt += one->counts.keys_rebuilt;
         t->counts.rows_rebuilt += one->counts.rows_rebuilt;
-        t->different += t != plain && (!one->same_tokens || !one->same_hash);
+        t->different += t != plain && !one->same;
         kk_bench_rounds_add(&t->times, &one->times);
         p->rate[i] = 1e3 * one->seconds / one->tokens;
     }
@@ -481,6 +483,7 @@ static void conclude(policies *p) {
         sum_up(p, &one->plain, &one->plain);
         sum_up(p, &one->dflash, &one->plain);
         one->ratio = over(one->plain.ms.median, p->out->policy[0].plain.ms.median);
+        for (int32_t k = 0; k < FILLS; k++) one->prefill_rate[k] = p->pair[i].prefill[k];
         one->prefill_tok_s = kk_bench_spread_of(p->pair[i].prefill, FILLS);
     }
 }

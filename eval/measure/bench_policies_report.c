@@ -60,19 +60,16 @@ static json_t *counts_json(const kk_key_counts *r) {
                      (json_int_t)r->keys_stored, "keys_rebuilt", (json_int_t)r->keys_rebuilt);
 }
 
-static json_t *turn_json(const kk_bench_turn *t, int32_t piece, bool compared) {
-    json_t *o = json_pack(
-        "{s:o, s:i, s:i, s:o, s:o, s:I, s:I, s:I, s:I, s:o}", "prompt", kk_report_hash(t->prompt),
-        "prompt_tokens", piece, "tokens", t->tokens, "seconds", kk_report_real(t->seconds),
-        "prefill_s", kk_report_real(t->prefill_s), "rounds", (json_int_t)t->rounds, "drafted",
-        (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "restored_rows",
-        (json_int_t)t->counts.rows_rebuilt, "reach", counts_json(&t->counts));
-    if (o) json_object_set_new(o, "round_times", kk_bench_rounds_json(&t->times));
-    if (o && compared) {
-        json_object_set_new(o, "same_tokens", json_boolean(t->same_tokens));
-        json_object_set_new(o, "same_hash", json_boolean(t->same_hash));
-    }
-    return o;
+static json_t *turn_json(const kk_bench_turn *t, int32_t piece) {
+    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "prompt",
+                     kk_report_hash(t->prompt), "prompt_tokens", piece, "tokens", t->tokens,
+                     "seconds", kk_report_real(t->seconds), "prefill_s",
+                     kk_report_real(t->prefill_s), "rounds", (json_int_t)t->rounds, "drafted",
+                     (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "restored_rows",
+                     (json_int_t)t->counts.rows_rebuilt, "reach", counts_json(&t->counts),
+                     "tokens_hash", kk_report_hash(t->tokens_hash), "logits_hash",
+                     kk_report_hash(t->logits_hash), "round_times",
+                     kk_bench_rounds_json(&t->times));
 }
 
 static kk_bench_spread rates_of(const kk_bench_turns *t) {
@@ -92,9 +89,12 @@ static bool steady(const kk_bench_turns *t) {
 static const char *withheld(const kk_bench_policy *p) {
     const kk_bench_turns *t = &p->dflash;
     if (t->spec.drafted == 0) return "nothing was drafted";
+    if (t->different) return "drafting changed what was generated";
     if (t->n < KK_GATE_SAMPLES) return "fewer than 5 turns";
     if (t->turn[0].tokens < KK_GATE_TOKENS) return "fewer than 32 tokens in a turn";
     if (!steady(t) || !steady(&p->plain)) return "prefill varied more than 3x";
+    if (t->spec.accepted * KK_GATE_ACCEPTED < t->tokens)
+        return "fewer than 1 in 20 tokens came from a draft";
     return NULL;
 }
 
@@ -113,10 +113,9 @@ static json_t *turns_json(const kk_bench_turns *t) {
         counts_json(&t->counts), "round_times", kk_bench_rounds_json(&t->times));
 }
 
-static void add_rows(json_t *to, const kk_bench_turns *t, int32_t piece, bool compared) {
+static void add_rows(json_t *to, const kk_bench_turns *t, int32_t piece) {
     json_t *rows = json_array();
-    for (int32_t i = 0; i < t->n; i++)
-        json_array_append_new(rows, turn_json(&t->turn[i], piece, compared));
+    for (int32_t i = 0; i < t->n; i++) json_array_append_new(rows, turn_json(&t->turn[i], piece));
     json_object_set_new(to, "rows", rows);
 }
 
@@ -124,7 +123,7 @@ static json_t *plain_json(const kk_bench_policy *p, int32_t piece) {
     json_t *arm = turns_json(&p->plain);
     json_object_set_new(arm, "speedup", json_null());
     json_object_set_new(arm, "withheld", json_string("it is the baseline"));
-    add_rows(arm, &p->plain, piece, false);
+    add_rows(arm, &p->plain, piece);
     return arm;
 }
 
@@ -138,7 +137,7 @@ static json_t *dflash_json(const kk_bench_opts *o, const kk_bench_policy *p, int
     json_object_set_new(arm, "lossless", json_boolean(t->different == 0));
     json_object_set_new(arm, "different", json_integer(t->different));
     json_object_set_new(arm, "accept_trace", kk_bench_trace_json(o));
-    add_rows(arm, t, piece, true);
+    add_rows(arm, t, piece);
     return arm;
 }
 
@@ -154,7 +153,8 @@ static json_t *policy_json(const kk_bench_opts *o, const kk_bench_result *r,
     if (!keeps_all(how)) add_counts(one, how);
     if (restores(how)) add_latents(one, how, r);
     json_object_set_new(one, "ratio", kk_report_real(p->ratio));
-    json_object_set_new(one, "prefill_tok_s", kk_bench_spread_json(&p->prefill_tok_s));
+    json_object_set_new(one, "prefill_tok_s",
+                        kk_bench_rates_json(&p->prefill_tok_s, p->prefill_rate));
     json_object_set_new(one, "bytes", kk_report_bytes(p->bytes));
     json_object_set_new(one, "warm_up", json_pack("[o]", kk_report_hash(r->policy_warm_up)));
     json_t *arms = json_pack("{s:o}", "plain", plain_json(p, r->policy_piece));

@@ -15,8 +15,7 @@ json_t *kk_bench_spread_json(const kk_bench_spread *s) {
                      kk_report_real(s->min), "max", kk_report_real(s->max), "n", s->n);
 }
 
-/* With what it is of. */
-static json_t *rates_json(const kk_bench_spread *s, const double *rate) {
+json_t *kk_bench_rates_json(const kk_bench_spread *s, const double *rate) {
     json_t *o = kk_bench_spread_json(s), *list = json_array();
     for (int32_t i = 0; i < s->n; i++) json_array_append_new(list, kk_report_real(rate[i]));
     json_object_set_new(o, "samples", list);
@@ -59,7 +58,7 @@ static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
         json_array_append_new(
             list,
             json_pack("{s:i, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "ctx", d->ctx, "decode_tok_s",
-                      rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
+                      kk_bench_rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
                       "syncs_per_token", kk_report_real(d->syncs), "ahead_per_token",
                       kk_report_real(d->ahead), "logits_hash", hash, "round_times",
                       kk_bench_rounds_json(&d->rounds), "turns", turns_json(d)));
@@ -109,13 +108,13 @@ static json_t *settings_json(const kk_bench_opts *o, const kk_bench_result *r) {
                           "kv_format", kk_kv_format_name(o->kv_format), "mlock", o->engine.mlock,
                           "huge_pages", o->engine.huge_pages);
     json_t *more =
-        o->n_arms ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
+        o->n_arms ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
                               o->sets      ? o->sets
                               : o->prompts ? "file"
                                            : "random ids",
-                              "samples", o->samples, "arm_predict", o->arm_predict, "draft_max",
-                              o->draft_max, "draft_ctx", o->draft_ctx, "draft_fixed",
-                              o->draft_fixed, "accept_trace", kk_bench_trace_json(o))
+                              "samples", o->samples, "vocab", r->model.vocab, "arm_predict",
+                              o->arm_predict, "draft_max", o->draft_max, "draft_ctx", o->draft_ctx,
+                              "draft_fixed", o->draft_fixed, "accept_trace", kk_bench_trace_json(o))
                   : NULL;
     if (s && more) json_object_update(s, more);
     json_decref(more);
@@ -192,17 +191,26 @@ static kk_bench_spread spread_rows(const rows_of *r, row_figure figure) {
     return s;
 }
 
+static json_t *runs_json(const kk_bench_row *w) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < w->runs; i++)
+        json_array_append_new(list, json_pack("{s:o, s:o, s:o}", "seconds",
+                                              kk_report_real(w->run[i].seconds), "tokens_hash",
+                                              kk_report_hash(w->run[i].tokens), "logits_hash",
+                                              kk_report_hash(w->run[i].logits)));
+    return list;
+}
+
 static json_t *row_json(const kk_bench_row *w) {
     return json_pack(
-        "{s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:i, s:b, s:b, s:o}",
-        "prompt", kk_report_hash(w->prompt), "prompt_tokens", w->prompt_tokens, "tokens", w->tokens,
-        "seconds", kk_report_real(w->seconds), "seconds_min", kk_report_real(w->seconds_min),
-        "seconds_max", kk_report_real(w->seconds_max), "predicted_s",
-        kk_report_real(w->predicted_s), "prefill_s", kk_report_real(w->prefill_s), "rounds",
-        (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
-        (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", w->runs, "same_tokens",
-        w->other_tokens == 0, "same_hash", w->other_hash == 0, "round_times",
-        kk_bench_rounds_json(&w->rounds));
+        "{s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:o, s:o}", "prompt",
+        kk_report_hash(w->prompt), "text", kk_report_hash(w->text), "prompt_tokens",
+        w->prompt_tokens, "tokens", w->tokens, "seconds", kk_report_real(w->seconds), "seconds_min",
+        kk_report_real(w->seconds_min), "seconds_max", kk_report_real(w->seconds_max),
+        "predicted_s", kk_report_real(w->predicted_s), "prefill_s", kk_report_real(w->prefill_s),
+        "rounds", (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
+        (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", runs_json(w),
+        "round_times", kk_bench_rounds_json(&w->rounds));
 }
 
 static json_t *rows_json(const rows_of *r) {
@@ -215,6 +223,7 @@ static json_t *rows_json(const rows_of *r) {
 /* Why a speed-up may not be claimed; NULL: it may. */
 static const char *withheld(const rows_of *r, const kk_bench_arm *m) {
     if (m->spec.drafted == 0) return "nothing was drafted";
+    if (m->different) return "drafting changed what was generated";
     if (count_rows(r) < KK_GATE_SAMPLES) return "fewer than 5 samples";
     if (spread_rows(r, row_tokens).median < KK_GATE_TOKENS)
         return "fewer than 32 tokens in the median sample";
@@ -224,6 +233,8 @@ static const char *withheld(const rows_of *r, const kk_bench_arm *m) {
             const kk_bench_spread s = spread_rows(&one, row_prefill);
             if (s.max > KK_GATE_PREFILL_SPREAD * s.min) return "prefill varied more than 3x";
         }
+    if (m->spec.accepted * KK_GATE_ACCEPTED < m->tokens)
+        return "fewer than 1 in 20 tokens came from a draft";
     return NULL;
 }
 
@@ -306,9 +317,9 @@ static json_t *plain_json(const kk_bench_result *r) {
     char hash[20];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->decode.logits_hash);
     json_t *prefill =
-        r->prefill_tok_s.n ? rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
+        r->prefill_tok_s.n ? kk_bench_rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "decode_tok_s",
-                     rates_json(&r->decode.tok_s, r->decode.rate), "decode_gb_s",
+                     kk_bench_rates_json(&r->decode.tok_s, r->decode.rate), "decode_gb_s",
                      kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
                      kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share),
                      "round_ms", kk_report_real(r->decode.round_ms), "prefill_tok_s", prefill,

@@ -10,6 +10,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/hash.h"
 #include "core/wake.h"
 #include "eval/measure/bench_parts.h"
 #include "eval/reports/report.h"
@@ -193,8 +194,11 @@ static kk_status hear_alone(sessions *b, const listener *l, kk_session *prompt, 
     KK_TRY(read_prompt(b, again, &b->out->prefill_alone_s, err));
     KK_TRY(kk_session_logits(prompt, &x, err));
     KK_TRY(kk_session_logits(again, &y, err));
-    b->out->arrival_same =
-        r.logits_hash == l->r.logits_hash && memcmp(x, y, (size_t)model.vocab * sizeof *x) == 0;
+    const size_t bytes = (size_t)model.vocab * sizeof *x;
+    b->out->arrival_alone[0] = r.logits_hash;
+    b->out->arrival_beside[0] = l->r.logits_hash;
+    b->out->arrival_alone[1] = kk_hash_bytes(KK_HASH_START, y, bytes);
+    b->out->arrival_beside[1] = kk_hash_bytes(KK_HASH_START, x, bytes);
     return KK_OK;
 }
 
@@ -270,7 +274,20 @@ kk_status kk_bench_share(const kk_bench_opts *o, kk_engine *e, kk_bench_result *
     return st;
 }
 
+static bool arrival_same(const kk_bench_sessions *s) {
+    return s->arrival_alone[0] == s->arrival_beside[0] &&
+           s->arrival_alone[1] == s->arrival_beside[1];
+}
+
 /* ---- the report -------------------------------------------------------------------------- */
+
+/* Of the session that decodes, and of the one that reads its prompt beside it. */
+static json_t *arrival_hashes(const kk_bench_sessions *s) {
+    return json_pack("[{s:o, s:o}, {s:o, s:o}]", "alone", kk_report_hash(s->arrival_alone[0]),
+                     "beside", kk_report_hash(s->arrival_beside[0]), "alone",
+                     kk_report_hash(s->arrival_alone[1]), "beside",
+                     kk_report_hash(s->arrival_beside[1]));
+}
 
 static json_t *turns_json(const kk_bench_turns_of *all, const kk_bench_turns_of *turn, int32_t n) {
     double rate[KK_BENCH_MAX_REPEAT];
@@ -301,10 +318,11 @@ static json_t *hashes_json(const kk_bench_sessions *s) {
 json_t *kk_bench_sessions_json(const kk_bench_opts *o, const kk_bench_result *r) {
     const kk_bench_sessions *s = &r->sessions;
     if (!s->n) return NULL;
-    json_t *arrival = json_pack("{s:i, s:f, s:f, s:I, s:o, s:b}", "prompt", s->arriving, "alone_s",
-                                s->prefill_alone_s, "beside_s", s->prefill_beside_s, "chunks",
-                                (json_int_t)s->chunks, "gap_s", kk_bench_spread_json(&s->gap),
-                                "identical", s->arrival_same);
+    json_t *arrival =
+        json_pack("{s:i, s:f, s:f, s:I, s:o, s:b, s:o}", "prompt", s->arriving, "alone_s",
+                  s->prefill_alone_s, "beside_s", s->prefill_beside_s, "chunks",
+                  (json_int_t)s->chunks, "gap_s", kk_bench_spread_json(&s->gap), "identical",
+                  arrival_same(s), "logits_hashes", arrival_hashes(s));
     return json_pack(
         "{s:i, s:i, s:i, s:o, s:o, s:f, s:I, s:I, s:b, s:o, s:o}", "n", s->n, "ctx", o->ctx,
         "predict", o->predict, "alone", turns_json(&s->all_alone, s->alone, s->turns), "together",
@@ -316,5 +334,5 @@ json_t *kk_bench_sessions_json(const kk_bench_opts *o, const kk_bench_result *r)
 bool kk_bench_sessions_same(const kk_bench_sessions *s) {
     bool same = s->all_alone.different == 0 && s->all_together.different == 0;
     for (int32_t i = 0; i < s->n; i++) same &= s->alone_hash[i] == s->together_hash[i];
-    return same && s->arrival_same;
+    return same && arrival_same(s);
 }

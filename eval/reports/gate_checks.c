@@ -4,7 +4,7 @@
 
 #include "eval/reports/gate_rules.h"
 
-void kk_rule_gate_constant(kk_gate *g) {
+static void rule_gate_constant(kk_gate *g) {
     const json_t *gate = kk_gate_get(g->report, "gate");
     const char *key;
     json_t *v;
@@ -174,7 +174,7 @@ static bool recheck(kk_gate *g, const json_t *c) {
     return truly;
 }
 
-void kk_rule_gate_recount(kk_gate *g) {
+static void rule_gate_recount(kk_gate *g) {
     const json_t *gate = kk_gate_get(g->report, "gate"), *said = json_object_get(gate, "holds");
     bool all = true;
     double limit, least = 0;
@@ -188,3 +188,13 @@ void kk_rule_gate_recount(kk_gate *g) {
                     json_is_true(said) ? "to hold" : "not to hold",
                     all ? "all hold" : "do not all hold");
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry checks_rules[] = {
+    {"GATE_CONSTANT", rule_gate_constant,
+     "what a gate says comes from checks with a figure and a limit"},
+    {"GATE_RECOUNT", rule_gate_recount,
+     "checks are what the rows give when they are computed again"},
+};
+KK_GATE_GROUP(checks, checks_rules);

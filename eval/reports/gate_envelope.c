@@ -5,7 +5,7 @@
 
 #include "eval/reports/gate_rules.h"
 
-void kk_rule_missing_envelope(kk_gate *g) {
+static void rule_missing_envelope(kk_gate *g) {
     static const char *const needed[] = {"version", "date",  "command",
                                          "machine", "model", "settings"};
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
@@ -13,7 +13,7 @@ void kk_rule_missing_envelope(kk_gate *g) {
 }
 
 /* "0.1.0 (c34d9868a474)", with a + where files were changed since. */
-void kk_rule_missing_commit(kk_gate *g) {
+static void rule_missing_commit(kk_gate *g) {
     const char *version = kk_gate_text(g->report, "version"), *open = strchr(version, '(');
     size_t digits = 0;
     while (open && isxdigit((unsigned char)open[1 + digits])) digits++;
@@ -40,7 +40,7 @@ static void visit_projection(kk_gate *g, const char *where, const json_t *o) {
     (void)where;
 }
 
-void kk_rule_fingerprint_missing(kk_gate *g) {
+static void rule_fingerprint_missing(kk_gate *g) {
     const json_t *drafter = kk_gate_get(g->report, "drafter");
     need_fingerprint(g, "the model", json_object_get(g->report, "model"), "fingerprint");
     if (drafter) need_fingerprint(g, "the drafter", drafter, "fingerprint");
@@ -73,7 +73,7 @@ static void visit_prints(kk_gate *g, const char *where, const json_t *o) {
     compare_prints(g, where, p, "drafter");
 }
 
-void kk_rule_fingerprint_mismatch(kk_gate *g) { kk_gate_walk(g, visit_prints); }
+static void rule_fingerprint_mismatch(kk_gate *g) { kk_gate_walk(g, visit_prints); }
 
 /* ---- numbers ------------------------------------------------------------------------------ */
 
@@ -108,7 +108,7 @@ static void visit_numbers(kk_gate *g, const char *where, const json_t *o) {
     }
 }
 
-void kk_rule_not_finite(kk_gate *g) { kk_gate_walk(g, visit_numbers); }
+static void rule_not_finite(kk_gate *g) { kk_gate_walk(g, visit_numbers); }
 
 /* ---- labels ------------------------------------------------------------------------------- */
 
@@ -116,7 +116,7 @@ static bool commanded(const kk_gate *g, const char *option) {
     return strstr(kk_gate_text(g->report, "command"), option) != NULL;
 }
 
-void kk_rule_synthetic_unlabelled(kk_gate *g) {
+static void rule_synthetic_unlabelled(kk_gate *g) {
     const json_t *model = json_object_get(g->report, "model");
     const bool random = strcmp(kk_gate_text(model, "format"), "synthetic") == 0;
     if ((random || commanded(g, "--synthetic")) && !kk_gate_true(model, "synthetic"))
@@ -134,7 +134,7 @@ static void check_trace(kk_gate *g, const char *where, const json_t *arms, bool 
         kk_gate_say(g, "%s: dflash replays a trace, and the settings do not say so", where);
 }
 
-void kk_rule_trace_unlabelled(kk_gate *g) {
+static void rule_trace_unlabelled(kk_gate *g) {
     const json_t *settings = json_object_get(g->report, "settings");
     const bool said = kk_gate_get(settings, "accept_trace") != NULL;
     const bool traced = said || commanded(g, "--accept-trace");
@@ -155,7 +155,7 @@ static void visit_recall(kk_gate *g, const char *where, const json_t *o) {
         kk_gate_say(g, "%s: recall %.4g without the answers it was counted in", where, recall);
 }
 
-void kk_rule_missing_rows(kk_gate *g) {
+static void rule_missing_rows(kk_gate *g) {
     static const struct {
         const char *kind, *list;
     } lists[] = {{"needle", "rungs"},     {"sweep", "rows"},  {"kv", "rows"},
@@ -166,3 +166,29 @@ void kk_rule_missing_rows(kk_gate *g) {
             kk_gate_say(g, "there are no `%s`", lists[i].list);
     kk_gate_walk(g, visit_recall);
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry envelope_rules[] = {
+    {"MISSING_ENVELOPE", rule_missing_envelope,
+     "a report says version, date, command, machine, model and settings"},
+    {"MISSING_COMMIT", rule_missing_commit, "the version names the commit"},
+    {"FINGERPRINT_MISSING", rule_fingerprint_missing,
+     "model, drafter and projection carry the fingerprints of their weights"},
+    {"FINGERPRINT_MISMATCH", rule_fingerprint_mismatch,
+     "a projection was trained for the model and the drafter of the report"},
+    {"SYNTHETIC_UNLABELLED", rule_synthetic_unlabelled, "random weights are labelled"},
+    {"MISSING_ROWS", rule_missing_rows, "figures come with the rows they are of"},
+};
+KK_GATE_GROUP(envelope, envelope_rules);
+
+static const kk_gate_entry values_rules[] = {
+    {"NOT_FINITE", rule_not_finite, "figures are finite numbers"},
+};
+KK_GATE_GROUP(values, values_rules);
+
+static const kk_gate_entry trace_rules[] = {
+    {"TRACE_UNLABELLED", rule_trace_unlabelled,
+     "a replayed acceptance is labelled, and replayed on random weights only"},
+};
+KK_GATE_GROUP(trace, trace_rules);

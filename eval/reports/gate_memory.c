@@ -38,7 +38,7 @@ static void visit_bytes(kk_gate *g, const char *where, const json_t *o) {
     if (bytes) check_bytes(g, where, bytes);
 }
 
-void kk_rule_bytes_category(kk_gate *g) { kk_gate_walk(g, visit_bytes); }
+static void rule_bytes_category(kk_gate *g) { kk_gate_walk(g, visit_bytes); }
 
 /* ---- formulas ----------------------------------------------------------------------------- */
 
@@ -47,7 +47,7 @@ static void visit_formula(kk_gate *g, const char *where, const json_t *o) {
         kk_gate_say(g, "%s: a formula without measured bytes beside it", where);
 }
 
-void kk_rule_formula_alone(kk_gate *g) { kk_gate_walk(g, visit_formula); }
+static void rule_formula_alone(kk_gate *g) { kk_gate_walk(g, visit_formula); }
 
 static void visit_agreement(kk_gate *g, const char *where, const json_t *o) {
     const json_t *bytes = json_object_get(o, "bytes");
@@ -62,7 +62,7 @@ static void visit_agreement(kk_gate *g, const char *where, const json_t *o) {
     }
 }
 
-void kk_rule_formula_mismatch(kk_gate *g) { kk_gate_walk(g, visit_agreement); }
+static void rule_formula_mismatch(kk_gate *g) { kk_gate_walk(g, visit_agreement); }
 
 /* ---- claims ------------------------------------------------------------------------------- */
 
@@ -103,7 +103,7 @@ static void visit_claims(kk_gate *g, const char *where, const json_t *o) {
                     where, key, json_number_value(v));
 }
 
-void kk_rule_memory_claim(kk_gate *g) {
+static void rule_memory_claim(kk_gate *g) {
     kk_gate_walk(g, visit_claims);
     check_ratios(g);
 }
@@ -156,7 +156,25 @@ static void check_growth(kk_gate *g, const json_t *growth) {
                     other / own);
 }
 
-void kk_rule_growth_recount(kk_gate *g) {
+static void rule_growth_recount(kk_gate *g) {
     for (size_t i = 0; i < kk_gate_size(g->report, "growth"); i++)
         check_growth(g, kk_gate_item(g->report, "growth", i));
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry bytes_rules[] = {
+    {"BYTES_CATEGORY", rule_bytes_category, "bytes are the allocator's, by all of its categories"},
+    {"FORMULA_ALONE", rule_formula_alone,
+     "a formula stands beside measured bytes, never instead of them"},
+    {"FORMULA_MISMATCH", rule_formula_mismatch,
+     "a formula agrees with the measured bytes within 1 %"},
+    {"MEMORY_CLAIM", rule_memory_claim,
+     "a claim about memory can be computed from bytes of the report"},
+};
+KK_GATE_GROUP(bytes, bytes_rules);
+
+static const kk_gate_entry growth_rules[] = {
+    {"GROWTH_RECOUNT", rule_growth_recount, "growth with context is that of the measured rows"},
+};
+KK_GATE_GROUP(growth, growth_rules);

@@ -81,7 +81,7 @@ static void check_ratio(kk_gate *g, const json_t *policy, double exact) {
                     ratio, plain_ms(policy), exact, plain_ms(policy) / exact);
 }
 
-void kk_rule_policy_recount(kk_gate *g) {
+static void rule_policy_recount(kk_gate *g) {
     const json_t *exact = kk_gate_item(g->report, "policies", 0);
     if (!exact) return;
     if (strcmp(kk_gate_text(exact, "kv_sliding"), "native") != 0 ||
@@ -100,3 +100,11 @@ void kk_rule_policy_recount(kk_gate *g) {
         check_ratio(g, policy, plain_ms(exact));
     }
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry policies_rules[] = {
+    {"POLICY_RECOUNT", rule_policy_recount,
+     "policies are held against exact, and their figures are those of their turns"},
+};
+KK_GATE_GROUP(policies, policies_rules);

@@ -62,7 +62,7 @@ static void visit_kl(kk_gate *g, const char *where, const json_t *o) {
                     s.change);
 }
 
-void kk_rule_kl_recount(kk_gate *g) { kk_gate_walk(g, visit_kl); }
+static void rule_kl_recount(kk_gate *g) { kk_gate_walk(g, visit_kl); }
 
 static void visit_kl_rows(kk_gate *g, const char *where, const json_t *o) {
     sum s;
@@ -71,7 +71,7 @@ static void visit_kl_rows(kk_gate *g, const char *where, const json_t *o) {
                     KK_GATE_KL_ROWS);
 }
 
-void kk_rule_kl_rows(kk_gate *g) { kk_gate_walk(g, visit_kl_rows); }
+static void rule_kl_rows(kk_gate *g) { kk_gate_walk(g, visit_kl_rows); }
 
 static void visit_kl_range(kk_gate *g, const char *where, const json_t *o) {
     const double slack = 1e-6; /* of sums in floats */
@@ -87,7 +87,7 @@ static void visit_kl_range(kk_gate *g, const char *where, const json_t *o) {
         kk_gate_say(g, "%s: the identity has a mean_kl of %.6g", where, mean);
 }
 
-void kk_rule_kl_range(kk_gate *g) { kk_gate_walk(g, visit_kl_range); }
+static void rule_kl_range(kk_gate *g) { kk_gate_walk(g, visit_kl_range); }
 
 /* ---- relative errors ---------------------------------------------------------------------- */
 
@@ -132,9 +132,9 @@ static void visit_errors(kk_gate *g, const char *where, const json_t *o) {
     }
 }
 
-void kk_rule_rel_mse_recount(kk_gate *g) { kk_gate_walk(g, visit_errors); }
+static void rule_rel_mse_recount(kk_gate *g) { kk_gate_walk(g, visit_errors); }
 
-void kk_rule_bits_recount(kk_gate *g) {
+static void rule_bits_recount(kk_gate *g) {
     for (size_t i = 0; i < kk_gate_size(g->report, "rows"); i++) {
         const json_t *row = kk_gate_item(g->report, "rows", i);
         double bits, values, bytes;
@@ -159,7 +159,7 @@ static bool recall_at_one(const kk_gate *g, double *out) {
     return false;
 }
 
-void kk_rule_knee_recount(kk_gate *g) {
+static void rule_knee_recount(kk_gate *g) {
     double said, full, knee = 1;
     if (!kk_gate_number(g->report, "knee", &said)) return;
     if (!recall_at_one(g, &full)) {
@@ -183,7 +183,7 @@ static bool among(const json_t *list, const json_t *seed) {
     return false;
 }
 
-void kk_rule_seeds_overlap(kk_gate *g) {
+static void rule_seeds_overlap(kk_gate *g) {
     const json_t *train = json_object_get(json_object_get(g->report, "train"), "seeds");
     const json_t *held = json_object_get(json_object_get(g->report, "evaluation"), "seeds");
     /* An empty list says that nothing was drawn from a seed. */
@@ -198,7 +198,7 @@ void kk_rule_seeds_overlap(kk_gate *g) {
                         (long long)json_integer_value(json_array_get(held, i)));
 }
 
-void kk_rule_loss_recount(kk_gate *g) {
+static void rule_loss_recount(kk_gate *g) {
     for (size_t i = 0; i < kk_gate_size(g->report, "curve"); i++) {
         const json_t *row = kk_gate_item(g->report, "curve", i);
         const json_t *parts = json_object_get(row, "parts");
@@ -214,3 +214,32 @@ void kk_rule_loss_recount(kk_gate *g) {
                         kk_gate_number_or(row, "step", -1), said, is);
     }
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry quality_rules[] = {
+    {"KL_RECOUNT", rule_kl_recount, "mean, worst and change of loss are those of the quality rows"},
+    {"KL_ROWS", rule_kl_rows, "KL and loss are of 256 positions or more"},
+    {"KL_RANGE", rule_kl_range,
+     "KL is not negative, its mean not above its worst, and that of the identity is 0"},
+    {"REL_MSE_RECOUNT", rule_rel_mse_recount,
+     "relative errors are squared error over power, layer by layer and in sum"},
+};
+KK_GATE_GROUP(quality, quality_rules);
+
+static const kk_gate_entry bits_rules[] = {
+    {"BITS_RECOUNT", rule_bits_recount, "bits per value are stored bytes by values"},
+};
+KK_GATE_GROUP(bits, bits_rules);
+
+static const kk_gate_entry knee_rules[] = {
+    {"KNEE_RECOUNT", rule_knee_recount,
+     "the knee is the least alpha within 0.05 of the recall of alpha 1"},
+};
+KK_GATE_GROUP(knee, knee_rules);
+
+static const kk_gate_entry training_rules[] = {
+    {"SEEDS_OVERLAP", rule_seeds_overlap, "what is evaluated was not trained on"},
+    {"LOSS_RECOUNT", rule_loss_recount, "a loss is the sum of its parts by their weights"},
+};
+KK_GATE_GROUP(training, training_rules);

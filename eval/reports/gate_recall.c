@@ -16,7 +16,7 @@ static void visit_codes(kk_gate *g, const char *where, const json_t *o) {
     }
 }
 
-void kk_rule_empty_needle(kk_gate *g) { kk_gate_walk(g, visit_codes); }
+static void rule_empty_needle(kk_gate *g) { kk_gate_walk(g, visit_codes); }
 
 /* Whether the answer names the code, judged as the evaluation judges. */
 static bool found(const json_t *row) {
@@ -57,7 +57,7 @@ static void visit_answers(kk_gate *g, const char *where, const json_t *o) {
     compare(g, where, o, "recall", (double)hits / (double)n);
 }
 
-void kk_rule_recall_recount(kk_gate *g) { kk_gate_walk(g, visit_answers); }
+static void rule_recall_recount(kk_gate *g) { kk_gate_walk(g, visit_answers); }
 
 /* ---- scope -------------------------------------------------------------------------------- */
 
@@ -98,7 +98,7 @@ static void complete_ladder(kk_gate *g, const char *arm) {
     }
 }
 
-void kk_rule_recall_scope(kk_gate *g) {
+static void rule_recall_scope(kk_gate *g) {
     const char *first = kk_gate_text(kk_gate_item(g->report, "rungs", 0), "arm"), *last = "";
     for (size_t i = 0; i < kk_gate_size(g->report, "rungs"); i++) {
         const json_t *r = kk_gate_item(g->report, "rungs", i);
@@ -117,7 +117,7 @@ static bool has_quality(const kk_gate *g, const char *arm) {
     return false;
 }
 
-void kk_rule_recall_alone(kk_gate *g) {
+static void rule_recall_alone(kk_gate *g) {
     const json_t *gate = kk_gate_get(g->report, "gate");
     for (size_t i = 0; i < kk_gate_size(gate, "checks"); i++) {
         const json_t *c = kk_gate_item(gate, "checks", i);
@@ -127,3 +127,19 @@ void kk_rule_recall_alone(kk_gate *g) {
             kk_gate_say(g, "%.40s is judged by recall, and no KL of it was measured", arm);
     }
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry answers_rules[] = {
+    {"EMPTY_NEEDLE", rule_empty_needle, "every recalled code is a code"},
+    {"RECALL_RECOUNT", rule_recall_recount,
+     "hits and recall are what the answers give when they are read again"},
+};
+KK_GATE_GROUP(answers, answers_rules);
+
+static const kk_gate_entry scope_rules[] = {
+    {"RECALL_SCOPE", rule_recall_scope, "all arms answer the same documents on all rungs"},
+    {"RECALL_ALONE", rule_recall_alone,
+     "a gate on an arm that drops or rebuilds rows also looks at KL, to which recall is blind"},
+};
+KK_GATE_GROUP(scope, scope_rules);

@@ -54,10 +54,8 @@ static void each_named(kk_gate *g, const char *list, const char *key, path_fn fn
             const json_t *one = kk_gate_item(g->report, list, j);
             if (strcmp(kk_gate_text(one, key), name) != 0) continue;
             seen = j < i;
-            if (kk_gate_answers(one))
-                tally_list(&p, kk_gate_answers(one));
-            else if (!too_short(g, one))
-                tally(&p, one);
+            if (kk_gate_answers(one)) tally_list(&p, kk_gate_answers(one));
+            if (kk_gate_is(g, "memory") && !too_short(g, one)) tally(&p, one);
         }
         if (!seen) fn(g, &p);
     }
@@ -106,32 +104,32 @@ static void uncounted(kk_gate *g, const path *p) {
     if (p->restored && p->uncounted)
         kk_gate_say(g, "%s: %zu samples without `restored_rows`", p->name, p->uncounted);
 }
-void kk_rule_restored_uncounted(kk_gate *g) { each_path(g, uncounted); }
+static void rule_restored_uncounted(kk_gate *g) { each_path(g, uncounted); }
 
 static void nothing(kk_gate *g, const path *p) {
     if (p->restored && p->some == 0 && p->none)
         kk_gate_say(g, "%s is called restored, and in none of %zu samples was a row rebuilt",
                     p->name, p->none);
 }
-void kk_rule_restored_nothing(kk_gate *g) { each_path(g, nothing); }
+static void rule_restored_nothing(kk_gate *g) { each_path(g, nothing); }
 
 static void mixed(kk_gate *g, const path *p) {
     if (p->some && p->none)
         kk_gate_say(g, "%s: rows were rebuilt in %zu samples, and none in %zu others", p->name,
                     p->some, p->none);
 }
-void kk_rule_mixed_paths(kk_gate *g) { each_path(g, mixed); }
+static void rule_mixed_paths(kk_gate *g) { each_path(g, mixed); }
 
 static void baseline(kk_gate *g, const path *p) {
     if (!p->restored && p->some && p->none == 0)
         kk_gate_say(g, "%s is not called restored, and rows were rebuilt in all %zu samples",
                     p->name, p->some);
 }
-void kk_rule_baseline_restored(kk_gate *g) { each_path(g, baseline); }
+static void rule_baseline_restored(kk_gate *g) { each_path(g, baseline); }
 
 /* ---- bytes -------------------------------------------------------------------------------- */
 
-void kk_rule_restored_no_latents(kk_gate *g) {
+static void rule_restored_no_latents(kk_gate *g) {
     const char *list = kk_gate_is(g, "needle")  ? "rungs"
                        : kk_gate_is(g, "bench") ? "policies"
                                                 : "rows";
@@ -182,7 +180,7 @@ static const json_t *policy_row(const kk_gate *g, const char *policy) {
     return NULL;
 }
 
-void kk_rule_baseline_as_sut(kk_gate *g) {
+static void rule_baseline_as_sut(kk_gate *g) {
     if (kk_gate_is(g, "needle")) check_needle_arms(g);
     const json_t *exact = kk_gate_item(g->report, "policies", 0);
     for (size_t i = 1; i < kk_gate_size(g->report, "policies"); i++) {
@@ -215,4 +213,22 @@ static void visit_counts(kk_gate *g, const char *where, const json_t *o) {
                     rebuilt, rows);
 }
 
-void kk_rule_reach_mismatch(kk_gate *g) { kk_gate_walk(g, visit_counts); }
+static void rule_reach_mismatch(kk_gate *g) { kk_gate_walk(g, visit_counts); }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry restored_rules[] = {
+    {"RESTORED_UNCOUNTED", rule_restored_uncounted,
+     "every sample of a restored arm counts the rows that were rebuilt"},
+    {"RESTORED_NOTHING", rule_restored_nothing, "an arm called restored rebuilt rows"},
+    {"RESTORED_NO_LATENTS", rule_restored_no_latents,
+     "an arm called restored keeps latents, and the allocator knows of them"},
+    {"MIXED_PATHS", rule_mixed_paths, "within an arm all samples rebuilt rows, or none did"},
+    {"BASELINE_RESTORED", rule_baseline_restored,
+     "an arm that is not called restored rebuilt nothing"},
+    {"BASELINE_AS_SUT", rule_baseline_as_sut,
+     "what is under test is not the baseline by another name"},
+    {"REACH_MISMATCH", rule_reach_mismatch,
+     "attention read rebuilt keys exactly where rows were rebuilt"},
+};
+KK_GATE_GROUP(restored, restored_rules);

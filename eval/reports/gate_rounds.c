@@ -267,7 +267,7 @@ static void check_contexts(kk_gate *g, presence *p) {
     }
 }
 
-void kk_rule_round_times(kk_gate *g) {
+static void rule_round_times(kk_gate *g) {
     presence p = {0};
     check_sets(g, &p);
     check_over_sets(g, &p);
@@ -275,3 +275,11 @@ void kk_rule_round_times(kk_gate *g) {
     if (p.with && p.without)
         kk_gate_say(g, "%s has no `round_times`, and other parts of the report do", p.which);
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry rounds_rules[] = {
+    {"ROUND_TIMES", rule_round_times,
+     "times of rounds fit each other, their counts and the seconds they are of"},
+};
+KK_GATE_GROUP(rounds, rounds_rules);

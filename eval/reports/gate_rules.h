@@ -7,17 +7,22 @@
 
 #include "eval/reports/gate.h"
 
+struct kk_gate_kind;
+
 typedef struct {
     kk_verdict *verdict;
     const json_t *report;
+    const struct kk_gate_kind *kind;
+    int schema;       /* of the report */
     const char *code; /* of the rule at work */
-    bool always;
-    size_t said; /* by it */
+    size_t said;      /* by it */
     kk_status status;
 } kk_gate;
 
-/* The least that figures rest on. */
-enum { KK_GATE_SAMPLES = 5, KK_GATE_TOKENS = 32, KK_GATE_KL_ROWS = 256 };
+/* The least that figures rest on: samples of a speed-up, tokens of its median sample, positions of
+ * a KL; and of how many tokens one at least came from a draft where drafting has a speed-up. */
+enum { KK_GATE_SAMPLES = 5, KK_GATE_TOKENS = 32, KK_GATE_KL_ROWS = 256, KK_GATE_ACCEPTED = 20 };
+/* The most that prefill times of an arm may differ, as a factor. */
 #define KK_GATE_PREFILL_SPREAD 3.0
 
 /* What the rule at work found: a sentence with the value.  After a few it only counts. */
@@ -58,73 +63,77 @@ bool kk_gate_same_cache(const json_t *a, const json_t *b);
 const json_t *kk_gate_timed(const kk_gate *g, size_t i);
 const char *kk_gate_timed_name(const json_t *timed);
 
-/* ---- the rules ----------------------------------------------------------------------------- */
+/* ---- rules, groups of rules, kinds ----------------------------------------------------------- */
 
 typedef void (*kk_gate_check_fn)(kk_gate *g);
 
-/* gate_envelope.c */
-void kk_rule_missing_envelope(kk_gate *g);
-void kk_rule_missing_commit(kk_gate *g);
-void kk_rule_fingerprint_missing(kk_gate *g);
-void kk_rule_fingerprint_mismatch(kk_gate *g);
-void kk_rule_not_finite(kk_gate *g);
-void kk_rule_synthetic_unlabelled(kk_gate *g);
-void kk_rule_trace_unlabelled(kk_gate *g);
-void kk_rule_missing_rows(kk_gate *g);
-/* gate_restored.c */
-void kk_rule_restored_uncounted(kk_gate *g);
-void kk_rule_restored_nothing(kk_gate *g);
-void kk_rule_restored_no_latents(kk_gate *g);
-void kk_rule_mixed_paths(kk_gate *g);
-void kk_rule_baseline_restored(kk_gate *g);
-void kk_rule_baseline_as_sut(kk_gate *g);
-void kk_rule_reach_mismatch(kk_gate *g);
-/* gate_policies.c */
-void kk_rule_policy_recount(kk_gate *g);
-/* gate_sessions.c */
-void kk_rule_sessions_recount(kk_gate *g);
-/* gate_recall.c */
-void kk_rule_empty_needle(kk_gate *g);
-void kk_rule_recall_recount(kk_gate *g);
-void kk_rule_recall_scope(kk_gate *g);
-void kk_rule_recall_alone(kk_gate *g);
-/* gate_quality.c */
-void kk_rule_kl_recount(kk_gate *g);
-void kk_rule_kl_rows(kk_gate *g);
-void kk_rule_kl_range(kk_gate *g);
-void kk_rule_rel_mse_recount(kk_gate *g);
-void kk_rule_bits_recount(kk_gate *g);
-void kk_rule_knee_recount(kk_gate *g);
-void kk_rule_seeds_overlap(kk_gate *g);
-void kk_rule_loss_recount(kk_gate *g);
-/* gate_checks.c */
-void kk_rule_gate_constant(kk_gate *g);
-void kk_rule_gate_recount(kk_gate *g);
-/* gate_speed.c */
-void kk_rule_rate_recount(kk_gate *g);
-void kk_rule_spread_missing(kk_gate *g);
-void kk_rule_spread_order(kk_gate *g);
-void kk_rule_drafting_never_ran(kk_gate *g);
-void kk_rule_lossless_unproven(kk_gate *g);
-void kk_rule_lossless_contradicted(kk_gate *g);
-void kk_rule_accept_recount(kk_gate *g);
-/* gate_rounds.c */
-void kk_rule_round_times(kk_gate *g);
-/* gate_speedup.c */
-void kk_rule_speedup_recount(kk_gate *g);
-void kk_rule_speedup_self(kk_gate *g);
-void kk_rule_speedup_baseline(kk_gate *g);
-void kk_rule_speedup_rows(kk_gate *g);
-void kk_rule_speedup_samples(kk_gate *g);
-void kk_rule_speedup_tokens(kk_gate *g);
-void kk_rule_speedup_warm_up(kk_gate *g);
-void kk_rule_speedup_prefill(kk_gate *g);
-void kk_rule_speedup_scope(kk_gate *g);
-/* gate_memory.c */
-void kk_rule_bytes_category(kk_gate *g);
-void kk_rule_formula_alone(kk_gate *g);
-void kk_rule_formula_mismatch(kk_gate *g);
-void kk_rule_memory_claim(kk_gate *g);
-void kk_rule_growth_recount(kk_gate *g);
+typedef struct {
+    const char *code;
+    kk_gate_check_fn check;
+    const char *text; /* what must be so */
+} kk_gate_entry;
+
+/* Rules about one thing, which several kinds of reports may be held to. */
+typedef struct {
+    const kk_gate_entry *rule;
+    size_t n;
+} kk_gate_group;
+
+#define KK_GATE_GROUP(name, list)                                                                  \
+    const kk_gate_group kk_group_##name = {list, sizeof(list) / sizeof *(list)}
+
+/* Of all kinds. */
+extern const kk_gate_group kk_group_envelope, kk_group_members, kk_group_values, kk_group_rates,
+    kk_group_quality, kk_group_answers, kk_group_checks, kk_group_bytes, kk_group_lossless;
+/* Of some kinds. */
+extern const kk_gate_group kk_group_restored, kk_group_trace, kk_group_policies, kk_group_sessions,
+    kk_group_scope, kk_group_bits, kk_group_knee, kk_group_training, kk_group_drafting,
+    kk_group_speedup, kk_group_growth, kk_group_rounds;
+
+/* What a member must be.  TIME and RATE are greater than 0, COUNT is whole and not negative, SIZE
+ * is whole and greater than 0, LIST and SPREAD are not empty. */
+typedef enum {
+    KK_MEMBER_TEXT,
+    KK_MEMBER_HASH, /* 16 hexadecimal digits */
+    KK_MEMBER_BOOL,
+    KK_MEMBER_NUMBER,
+    KK_MEMBER_COUNT,
+    KK_MEMBER_SIZE,
+    KK_MEMBER_TIME,
+    KK_MEMBER_RATE,
+    KK_MEMBER_LIST,
+    KK_MEMBER_OBJECT,
+    KK_MEMBER_SPREAD, /* {median, min, max, n} */
+} kk_member_type;
+
+/* A member by its path: names with a slash between, `*` for every item of a list or member of an
+ * object, `?` behind a name that may be absent or null. */
+typedef struct {
+    const char *path;
+    kk_member_type type;
+    int since; /* schema that it is asked of; 0: all */
+} kk_gate_member;
+
+/* A kind of reports: what its reports hold, and the rules they are held to besides those of all. */
+typedef struct kk_gate_kind {
+    const char *name;
+    const kk_gate_member *member;
+    size_t n_members;
+    const kk_gate_group *const *group;
+    size_t n_groups;
+} kk_gate_kind;
+
+#define KK_GATE_KIND(kind, members, groups)                                                        \
+    const kk_gate_kind kk_kind_##kind = {                                                          \
+        .name = #kind,                                                                             \
+        .member = members,                                                                         \
+        .n_members = sizeof(members) / sizeof *(members),                                          \
+        .group = groups,                                                                           \
+        .n_groups = sizeof(groups) / sizeof *(groups),                                             \
+    }
+
+/* Judges by a table of kinds other than the program's own. */
+kk_status kk_gate_check_kinds(const kk_gate_kind *const *kinds, size_t n_kinds, const char *text,
+                              size_t len, kk_verdict *out, kk_err *err);
 
 #endif

@@ -30,7 +30,7 @@ static bool were_identical(const json_t *s, size_t n) {
     return same;
 }
 
-void kk_rule_sessions_recount(kk_gate *g) {
+static void rule_sessions_recount(kk_gate *g) {
     const json_t *s = kk_gate_get(g->report, "sessions");
     const size_t hashes = kk_gate_size(s, "logits_hashes");
     if (!s) return;
@@ -44,3 +44,11 @@ void kk_rule_sessions_recount(kk_gate *g) {
         kk_gate_say(g, "sessions: %.0f rounds with %.0f sessions", rounds,
                     kk_gate_number_or(s, "sessions_in_rounds", 0));
 }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry sessions_rules[] = {
+    {"SESSIONS_RECOUNT", rule_sessions_recount,
+     "sessions together are held against the same alone, and got the same logits"},
+};
+KK_GATE_GROUP(sessions, sessions_rules);

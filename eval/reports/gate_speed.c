@@ -1,4 +1,4 @@
-/* gate_speed.c - rules about rates, their spread, drafting, and what is called lossless. */
+/* gate_speed.c - rules about rates, their spread, and drafting. */
 #include <string.h>
 
 #include "eval/reports/gate_rules.h"
@@ -58,7 +58,7 @@ static void visit_rung(kk_gate *g, const char *where, const json_t *o) {
     if (decode_s > 0) compare(g, where, o, "decode_tok_s", decoded / decode_s, "its rows");
 }
 
-void kk_rule_rate_recount(kk_gate *g) {
+static void rule_rate_recount(kk_gate *g) {
     if (!kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rates);
     check_all_sets(g);
     if (kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rung);
@@ -112,7 +112,7 @@ static void visit_spread(kk_gate *g, const char *where, const json_t *o) {
     }
 }
 
-void kk_rule_spread_missing(kk_gate *g) { kk_gate_walk(g, visit_spread); }
+static void rule_spread_missing(kk_gate *g) { kk_gate_walk(g, visit_spread); }
 
 static void visit_order(kk_gate *g, const char *where, const json_t *o) {
     double min, median, max;
@@ -141,14 +141,14 @@ static void visit_samples(kk_gate *g, const char *where, const json_t *o) {
         kk_gate_say(g, "%s: said to be of %.0f samples, and there are %zu", where, said, n);
 }
 
-void kk_rule_spread_order(kk_gate *g) {
+static void rule_spread_order(kk_gate *g) {
     kk_gate_walk(g, visit_order);
     kk_gate_walk(g, visit_samples);
 }
 
 /* ---- drafting ----------------------------------------------------------------------------- */
 
-void kk_rule_drafting_never_ran(kk_gate *g) {
+static void rule_drafting_never_ran(kk_gate *g) {
     const char *name;
     json_t *arm;
     double drafted;
@@ -199,108 +199,21 @@ static void visit_acceptance(kk_gate *g, const char *where, const json_t *o) {
     check_histogram(g, where, o, rounds, accepted);
 }
 
-void kk_rule_accept_recount(kk_gate *g) { kk_gate_walk(g, visit_acceptance); }
+static void rule_accept_recount(kk_gate *g) { kk_gate_walk(g, visit_acceptance); }
 
-/* ---- lossless ----------------------------------------------------------------------------- */
+/* ---- the rules ---------------------------------------------------------------------------- */
 
-/* Of a list of rows, those that compared tokens and logits, and those that found a difference. */
-typedef struct {
-    size_t compared, different, other;
-} likeness;
+static const kk_gate_entry rates_rules[] = {
+    {"RATE_RECOUNT", rule_rate_recount,
+     "rates are tokens over seconds of all rows, not a mean of rates"},
+    {"SPREAD_MISSING", rule_spread_missing, "every rate comes with its spread"},
+    {"SPREAD_ORDER", rule_spread_order, "a spread is in order, and of its samples"},
+};
+KK_GATE_GROUP(rates, rates_rules);
 
-static void look(likeness *l, const json_t *row) {
-    const json_t *tokens = json_object_get(row, "same_tokens");
-    const json_t *hash = json_object_get(row, "same_hash");
-    if (!json_is_boolean(tokens) || !json_is_boolean(hash)) {
-        l->other++;
-        return;
-    }
-    l->compared++;
-    l->different += !json_is_true(tokens) || !json_is_true(hash);
-}
-
-static void look_all(likeness *l, const json_t *rows) {
-    for (size_t i = 0; i < json_array_size(rows); i++) look(l, json_array_get(rows, i));
-}
-
-/* The rows behind `lossless` of an arm of a set, of an arm over all sets, of a set of acceptance,
- * of a whole report. */
-static likeness rows_behind(const kk_gate *g, const char *where, const json_t *o) {
-    likeness l = {0};
-    const char *arm = strrchr(where, '.'), *set = kk_gate_text(o, "set");
-    const json_t *rows = json_object_get(g->report, "rows");
-    if (kk_gate_size(o, "rows") && o != g->report) {
-        look_all(&l, json_object_get(o, "rows"));
-    } else if (kk_gate_is(g, "bench") && arm) {
-        for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
-            const json_t *s = kk_gate_item(g->report, "sets", i);
-            look_all(&l,
-                     json_object_get(json_object_get(json_object_get(s, "arms"), arm + 1), "rows"));
-        }
-    } else {
-        for (size_t i = 0; i < json_array_size(rows); i++) {
-            const json_t *row = json_array_get(rows, i);
-            if (!*set || strcmp(set, "all") == 0 || strcmp(set, kk_gate_text(row, "set")) == 0)
-                look(&l, row);
-        }
-    }
-    return l;
-}
-
-static void visit_unproven(kk_gate *g, const char *where, const json_t *o) {
-    if (!kk_gate_true(o, "lossless")) return;
-    const likeness l = rows_behind(g, where, o);
-    if (l.compared == 0 || l.other)
-        kk_gate_say(g,
-                    "%s is called lossless, and %zu rows say `same_tokens` and `same_hash`, %zu "
-                    "do not",
-                    where, l.compared, l.other);
-}
-
-static bool compared(const kk_gate *g, const char *what) {
-    for (size_t i = 0; i < kk_gate_size(g->report, "compared"); i++) {
-        const char *one = json_string_value(kk_gate_item(g->report, "compared", i));
-        if (one && strcmp(one, what) == 0) return true;
-    }
-    return false;
-}
-
-void kk_rule_lossless_unproven(kk_gate *g) {
-    kk_gate_walk(g, visit_unproven);
-    if (!kk_gate_is(g, "lossless")) return;
-    if (!compared(g, "tokens")) kk_gate_say(g, "tokens were not compared");
-    if (!compared(g, "logits hash")) kk_gate_say(g, "hashes of logits were not compared");
-    if (kk_gate_number_or(g->report, "cases", 0) <= 0) kk_gate_say(g, "there were no cases");
-}
-
-static void visit_contradicted(kk_gate *g, const char *where, const json_t *o) {
-    if (!kk_gate_true(o, "lossless")) return;
-    const double different = kk_gate_number_or(o, "different", 0);
-    const likeness l = rows_behind(g, where, o);
-    if (different > 0 || l.different)
-        kk_gate_say(g, "%s is called lossless, and %.0f runs differ", where,
-                    different > 0 ? different : (double)l.different);
-}
-
-/* Every axis counts every case. */
-static void check_axes(kk_gate *g) {
-    const double cases = kk_gate_number_or(g->report, "cases", 0);
-    const char *axis, *name;
-    json_t *values, *count;
-    json_object_foreach(json_object_get(g->report, "cases_by"), axis, values) {
-        double sum = 0;
-        json_object_foreach(values, name, count) sum += json_number_value(count);
-        if (sum != cases)
-            kk_gate_say(g, "by %.40s there are %.0f cases, and %.0f in all", axis, sum, cases);
-    }
-}
-
-void kk_rule_lossless_contradicted(kk_gate *g) {
-    kk_gate_walk(g, visit_contradicted);
-    if (!kk_gate_is(g, "lossless")) return;
-    const double mismatches = kk_gate_number_or(g->report, "mismatches", 0);
-    if (mismatches > 0)
-        kk_gate_say(g, "%.0f of %.0f cases differ", mismatches,
-                    kk_gate_number_or(g->report, "cases", 0));
-    check_axes(g);
-}
+static const kk_gate_entry drafting_rules[] = {
+    {"DRAFTING_NEVER_RAN", rule_drafting_never_ran, "an arm that drafts drafted"},
+    {"ACCEPT_RECOUNT", rule_accept_recount,
+     "acceptance is accepted over drafted, and the histogram counts the rounds"},
+};
+KK_GATE_GROUP(drafting, drafting_rules);

@@ -100,7 +100,7 @@ static void recount_peer(kk_gate *g, const char *what, const char *spread) {
     kk_free(ratio);
 }
 
-void kk_rule_speedup_recount(kk_gate *g) {
+static void rule_speedup_recount(kk_gate *g) {
     if (kk_gate_is(g, "bench")) each_claim(g, recount);
     if (!kk_gate_is(g, "compare")) return;
     recount_peer(g, "decode", "decode_ratio");
@@ -119,7 +119,7 @@ static void self(kk_gate *g, const claim *c) {
         kk_gate_say(g, "%s: %.4gx over %.30s, and both did the same computation", c->where,
                     c->speedup, c->base_name);
 }
-void kk_rule_speedup_self(kk_gate *g) { each_claim(g, self); }
+static void rule_speedup_self(kk_gate *g) { each_claim(g, self); }
 
 /* Plain decoding with all rows kept. */
 static bool is_plain(const json_t *arm) {
@@ -141,7 +141,7 @@ static void best_plain(kk_gate *g, const claim *c) {
                         c->where, c->base_name, base, name, rate);
     }
 }
-void kk_rule_speedup_baseline(kk_gate *g) { each_claim(g, best_plain); }
+static void rule_speedup_baseline(kk_gate *g) { each_claim(g, best_plain); }
 
 /* ---- of how much -------------------------------------------------------------------------- */
 
@@ -151,7 +151,7 @@ static void shown(kk_gate *g, const claim *c) {
         kk_gate_say(g, "%s: %.4gx, and no rows of %.30s", c->where, c->speedup,
                     own == 0 ? c->name : c->base_name);
 }
-void kk_rule_speedup_rows(kk_gate *g) { each_claim(g, shown); }
+static void rule_speedup_rows(kk_gate *g) { each_claim(g, shown); }
 
 static void enough(kk_gate *g, const claim *c) {
     const size_t own = count_rows(g, c, c->name), base = count_rows(g, c, c->base_name);
@@ -162,7 +162,7 @@ static void enough(kk_gate *g, const claim *c) {
                     least ? (double)least : told, KK_GATE_SAMPLES);
 }
 
-void kk_rule_speedup_samples(kk_gate *g) {
+static void rule_speedup_samples(kk_gate *g) {
     static const char *const ratios[] = {"decode_ratio", "prefill_ratio"};
     if (kk_gate_is(g, "bench")) each_claim(g, enough);
     for (size_t i = 0; kk_gate_is(g, "compare") && i < 2; i++) {
@@ -201,7 +201,7 @@ static void long_enough(kk_gate *g, const claim *c) {
         json_decref(rows);
     }
 }
-void kk_rule_speedup_tokens(kk_gate *g) { each_claim(g, long_enough); }
+static void rule_speedup_tokens(kk_gate *g) { each_claim(g, long_enough); }
 
 /* ---- under which conditions --------------------------------------------------------------- */
 
@@ -232,7 +232,7 @@ static void count_claim(kk_gate *g, const claim *c) {
     g->said++;
 }
 
-void kk_rule_speedup_warm_up(kk_gate *g) {
+static void rule_speedup_warm_up(kk_gate *g) {
     each_claim(g, count_claim);
     const size_t claims = g->said;
     g->said = 0;
@@ -263,11 +263,28 @@ static void steady(kk_gate *g, const claim *c) {
         json_decref(rows);
     }
 }
-void kk_rule_speedup_prefill(kk_gate *g) { each_claim(g, steady); }
+static void rule_speedup_prefill(kk_gate *g) { each_claim(g, steady); }
 
 static void same_scope(kk_gate *g, const claim *c) {
     const char *own = kk_gate_text(c->arm, "timing"), *base = kk_gate_text(c->base, "timing");
     if (!*own || strcmp(own, base) != 0)
         kk_gate_say(g, "%s times '%.20s', and %.30s '%.20s'", c->where, own, c->base_name, base);
 }
-void kk_rule_speedup_scope(kk_gate *g) { each_claim(g, same_scope); }
+static void rule_speedup_scope(kk_gate *g) { each_claim(g, same_scope); }
+
+/* ---- the rules ---------------------------------------------------------------------------- */
+
+static const kk_gate_entry speedup_rules[] = {
+    {"SPEEDUP_RECOUNT", rule_speedup_recount, "a speed-up is the ratio of two rates of the report"},
+    {"SPEEDUP_SELF", rule_speedup_self, "no speed-up of one computation over itself"},
+    {"SPEEDUP_BASELINE", rule_speedup_baseline,
+     "speed-ups are over the fastest plain decoding of the report"},
+    {"SPEEDUP_ROWS", rule_speedup_rows, "a speed-up shows the rows of both arms"},
+    {"SPEEDUP_SAMPLES", rule_speedup_samples, "a speed-up is of 5 samples or more"},
+    {"SPEEDUP_TOKENS", rule_speedup_tokens,
+     "a speed-up is of 32 tokens or more in the median sample"},
+    {"SPEEDUP_WARM_UP", rule_speedup_warm_up, "warm-up is on other prompts than the ones timed"},
+    {"SPEEDUP_PREFILL", rule_speedup_prefill, "prefill times of an arm lie within a factor of 3"},
+    {"SPEEDUP_SCOPE", rule_speedup_scope, "both arms of a speed-up time the same thing"},
+};
+KK_GATE_GROUP(speedup, speedup_rules);

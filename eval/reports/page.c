@@ -83,8 +83,9 @@ static void put_findings(page *p, const kk_verdict *v) {
     for (size_t i = 0; i < v->n; i++) {
         put_text(p, i ? ",{" : "{");
         put_member(p, "code", v->finding[i].code);
-        put_member(p, "text", v->finding[i].text);
-        put_text(p, v->finding[i].note ? "\"note\":true}" : "\"note\":false}");
+        put_text(p, "\"text\":");
+        put_string(p, v->finding[i].text);
+        put_text(p, "}");
     }
     put_text(p, "],");
 }

@@ -8,7 +8,10 @@
 
 #include "kakeya.h"
 
-enum { KK_REPORT_SCHEMA = 1 };
+enum {
+    KK_REPORT_SCHEMA = 2, /* that reports are written with */
+    KK_REPORT_OLDEST = 1, /* that is still believed */
+};
 
 json_t *kk_report_real(double x); /* a number, or null when it is not finite */
 /* A string of any bytes: what is not UTF-8 becomes U+FFFD. */

@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/hash.h"
 
 /* What plain decoding gave. */
 typedef struct {
@@ -142,6 +143,10 @@ static kk_status keep_row(accept *a, const kk_accept_row *row, kk_err *err) {
     return KK_OK;
 }
 
+static uint64_t hash_of(const int32_t *ids, int32_t n) {
+    return kk_hash_bytes(KK_HASH_START, ids, (size_t)n * sizeof *ids);
+}
+
 static kk_status continue_drafted(accept *a, int32_t set, const kk_prompt *p, const record *plain,
                                   int32_t arm, kk_err *err) {
     kk_session_opts how = a->opts->session;
@@ -153,17 +158,20 @@ static kk_status continue_drafted(accept *a, int32_t set, const kk_prompt *p, co
     if (!got.ids) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", got.cap);
     kk_status st = go_on(a, p, &how, &got, &result, err);
     if (st == KK_OK) {
-        const kk_accept_row row = {
-            .set = set,
-            .arm = arm,
-            .prompt = kk_prompt_hash(p),
-            .tokens = result.n_tokens,
-            .spec = result.spec,
-            .same_tokens = got.n == plain->n &&
-                           memcmp(got.ids, plain->ids, (size_t)got.n * sizeof *got.ids) == 0,
-            .same_hash = result.logits_hash == plain->hash};
-        count(&a->out->set[set].arm[arm], &result, row.same_tokens && row.same_hash);
-        count(&a->out->all.arm[arm], &result, row.same_tokens && row.same_hash);
+        const kk_accept_row row = {.set = set,
+                                   .arm = arm,
+                                   .prompt = kk_prompt_hash(p),
+                                   .text = p->text,
+                                   .tokens = result.n_tokens,
+                                   .spec = result.spec,
+                                   .tokens_hash = hash_of(got.ids, got.n),
+                                   .logits_hash = result.logits_hash,
+                                   .plain_tokens = hash_of(plain->ids, plain->n),
+                                   .plain_logits = plain->hash};
+        const bool same = got.n == plain->n && result.logits_hash == plain->hash &&
+                          memcmp(got.ids, plain->ids, (size_t)got.n * sizeof *got.ids) == 0;
+        count(&a->out->set[set].arm[arm], &result, same);
+        count(&a->out->all.arm[arm], &result, same);
         st = keep_row(a, &row, err);
     }
     kk_free(got.ids);

@@ -33,10 +33,11 @@ typedef struct {
 /* One prompt, drafted. */
 typedef struct {
     int32_t set, arm;
-    uint64_t prompt; /* its hash */
+    uint64_t prompt, text; /* hashes of its ids and of what they were made of */
     int32_t tokens;
     kk_spec_stats spec;
-    bool same_tokens, same_hash; /* as plain decoding */
+    /* Hashes of what was generated and of its logits: drafted, and by plain decoding. */
+    uint64_t tokens_hash, logits_hash, plain_tokens, plain_logits;
 } kk_accept_row;
 
 typedef struct {

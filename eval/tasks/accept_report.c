@@ -36,12 +36,16 @@ static json_t *rows_json(const kk_accept_result *r) {
         const kk_accept_row *w = &r->row[i];
         const char *scale = r->spec == KK_SPEC_DFLASH ? r->drafter[w->arm].embed_scale : NULL;
         json_array_append_new(
-            list, json_pack("{s:s, s:s, s:s?, s:o, s:i, s:I, s:I, s:I, s:b, s:b}", "set",
-                            r->set[w->set].name, "arm", kk_spec_name(r->spec), "embed_scale", scale,
-                            "prompt", kk_report_hash(w->prompt), "tokens", w->tokens, "rounds",
-                            (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted,
-                            "accepted", (json_int_t)w->spec.accepted, "same_tokens", w->same_tokens,
-                            "same_hash", w->same_hash));
+            list,
+            json_pack("{s:s, s:s, s:s?, s:o, s:o, s:i, s:I, s:I, s:I, s:o, s:o, s:{s:o, s:o}}",
+                      "set", r->set[w->set].name, "arm", kk_spec_name(r->spec), "embed_scale",
+                      scale, "prompt", kk_report_hash(w->prompt), "text", kk_report_hash(w->text),
+                      "tokens", w->tokens, "rounds", (json_int_t)w->spec.rounds, "drafted",
+                      (json_int_t)w->spec.drafted, "accepted", (json_int_t)w->spec.accepted,
+                      "tokens_hash", kk_report_hash(w->tokens_hash), "logits_hash",
+                      kk_report_hash(w->logits_hash), "plain", "tokens_hash",
+                      kk_report_hash(w->plain_tokens), "logits_hash",
+                      kk_report_hash(w->plain_logits)));
     }
     return list;
 }

@@ -22,7 +22,8 @@ typedef struct {
     int32_t n_policies, done, total;
     kk_quality_text text; /* of the longest length */
     kk_ask_set set[KK_FOOTPRINT_LENGTHS];
-    kk_ask_result *asked; /* [length][KK_FOOTPRINT_POLICIES] */
+    int32_t ladder[KK_FOOTPRINT_LENGTHS]; /* lines of the rung its documents are drawn from */
+    kk_ask_result *asked;                 /* [length][KK_FOOTPRINT_POLICIES] */
     json_t *run, *projections;
     json_t *left_out; /* names of policies whose format this model does not fit */
 } kk_footprint;

@@ -60,7 +60,7 @@ static kk_status draw(kk_footprint *f, int32_t length, kk_err *err) {
     kk_ask_draw how = {.n_rungs = 1, .samples = f->opts->samples, .seed = f->opts->seed};
     int32_t lines;
     KK_TRY(kk_ask_lines(f->engine, f->opts->tokens[length], &lines, err));
-    how.ladder[0] = (int32_t)((double)lines / 1.15);
+    how.ladder[0] = f->ladder[length] = (int32_t)((double)lines / 1.15);
     if (how.ladder[0] < KK_HAYSTACK_LEAST_LINES)
         return kk_fail(err, KK_EINVAL, "%d tokens are too few for a document with a needle",
                        f->opts->tokens[length]);

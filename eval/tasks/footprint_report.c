@@ -63,6 +63,11 @@ static json_t *settings_json(const kk_footprint *f) {
     json_object_set_new(s, "seed", json_integer((json_int_t)o->seed));
     json_object_set_new(s, "predict", json_integer(o->predict));
     json_object_set_new(s, "text", json_string(f->text.name));
+    /* Lines of the rung that documents of each length were drawn from. */
+    json_t *ladder = json_array();
+    for (int32_t i = 0; i < o->n_lengths; i++)
+        json_array_append_new(ladder, json_integer(f->ladder[i]));
+    json_object_set_new(s, "ladder", ladder);
     return s;
 }
 

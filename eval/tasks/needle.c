@@ -215,6 +215,7 @@ static kk_status answer(question *q, kk_session *session, kk_err *err) {
     if (result.stop == KK_STOP_CALLBACK)
         return kk_fail(err, KK_ESTOPPED, "stopped while answering");
     s->decode_s = result.decode_s;
+    s->logits_hash = result.logits_hash;
     kk_session_key_counts(session, &s->counts);
     note_bytes(q);
     KK_TRY(kk_decode(q->run->tok, q->ids, (size_t)s->generated, false, &s->answer, &s->answer_len,

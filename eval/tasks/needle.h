@@ -40,6 +40,7 @@ typedef struct {
     bool hit;
     double prefill_s, decode_s;
     kk_key_counts counts;
+    uint64_t logits_hash; /* of the answer */
 } kk_needle_sample;
 
 typedef struct {

@@ -271,14 +271,15 @@ static json_t *answer_json(const kk_ask_set *set, const kk_ask_result *r, int32_
     const kk_ask_document *d = &set->document[i];
     const kk_asked *a = &r->answer[i];
     return json_pack(
-        "{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:{s:I, s:I, s:I}}",
+        "{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:{s:I, s:I, s:I}, s:o}",
         "sample", d->number, "seed", (json_int_t)set->seed, "lines", d->doc.lines, "index",
         d->doc.index, "depth", kk_report_real(kk_haystack_depth(&d->doc)), "tokens", d->n,
         "expected", d->doc.code, "answer", kk_report_text(a->answer, a->answer_len), "hit", a->hit,
         "generated", a->generated, "prefill_s", kk_report_real(a->prefill_s), "decode_s",
         kk_report_real(a->decode_s), "restored_rows", (json_int_t)a->counts.rows_rebuilt, "reach",
         "queries", (json_int_t)a->counts.queries, "keys_stored", (json_int_t)a->counts.keys_stored,
-        "keys_rebuilt", (json_int_t)a->counts.keys_rebuilt);
+        "keys_rebuilt", (json_int_t)a->counts.keys_rebuilt, "logits_hash",
+        kk_report_hash(a->logits_hash));
 }
 
 static void quality_into(json_t *o, const kk_ask_result *r) {

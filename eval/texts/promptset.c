@@ -15,9 +15,7 @@
 enum {
     MOST_BYTES = 64 << 20, /* of a file */
     DEFAULT_NEW = 128,
-    NEEDLE_LINES = 60,
     NEEDLE_NEW = 32,
-    NEEDLE_SEED = 42,
 };
 
 /* Takes the prompt over, also when there is no room for it. */
@@ -145,6 +143,7 @@ static kk_status read_lines(kk_promptset *s, const char *text, size_t len, const
         number++;
         if (!blank(at, line)) {
             const kk_status st = read_line(at, line, tok, &p, &why);
+            p.text = kk_hash_bytes(KK_HASH_START, at, line);
             if (st != KK_OK)
                 return kk_fail(err, st, "line %d of '%.100s': %.100s", number, path, why.msg);
             KK_TRY(add(s, p, err));
@@ -174,6 +173,7 @@ static kk_status needle(const kk_haystack *doc, const kk_tokenizer *tok, kk_prom
     char *text;
     size_t len;
     KK_TRY(kk_haystack_text(doc, &text, &len, err));
+    out->text = kk_hash_bytes(KK_HASH_START, text, len);
     json_t *o = json_pack("{s:[{s:s, s:s%}]}", "messages", "role", "user", "content", text, len);
     kk_free(text);
     const kk_status st =
@@ -188,8 +188,8 @@ kk_status kk_promptset_needles(kk_promptset *out, const kk_tokenizer *tok, size_
     int32_t low, high;
     *out = (kk_promptset){.name = "needle"};
     if (!tok) return kk_fail(err, KK_EINVAL, "this model has no tokenizer to read needles with");
-    kk_twister_seed(&t, NEEDLE_SEED);
-    kk_haystack_rung(NEEDLE_LINES, &low, &high);
+    kk_twister_seed(&t, KK_PROMPTSET_NEEDLE_SEED);
+    kk_haystack_rung(KK_PROMPTSET_NEEDLE_LINES, &low, &high);
     kk_status st = KK_OK;
     for (size_t i = 0; i < n && st == KK_OK; i++) {
         const kk_haystack doc = kk_haystack_draw(&t, low, high);
@@ -229,6 +229,7 @@ kk_status kk_promptset_random(kk_promptset *out, int32_t vocab, size_t n, int32_
         if (!p.ids) st = kk_fail(err, KK_ENOMEM, "no memory for %d tokens", len);
         for (int32_t j = 0; p.ids && j < len; j++)
             p.ids[j] = (int32_t)(draw(&state) % (uint64_t)vocab);
+        if (p.ids) p.text = kk_prompt_hash(&p);
         if (st == KK_OK) st = add(out, p, err);
     }
     if (st != KK_OK) kk_promptset_free(out);

@@ -11,12 +11,20 @@
 
 #include "kakeya.h"
 
-enum { KK_PROMPTSET_MOST = 4096 }; /* prompts of a set */
+enum {
+    KK_PROMPTSET_MOST = 4096, /* prompts of a set */
+    /* Of the set "needle". */
+    KK_PROMPTSET_NEEDLE_SEED = 42,
+    KK_PROMPTSET_NEEDLE_LINES = 60,
+    /* Of random ids in a bench. */
+    KK_PROMPTSET_RANDOM_SEED = 7,
+};
 
 typedef struct {
     int32_t *ids;
     size_t n;
-    int32_t most; /* tokens to generate; 0: not said */
+    int32_t most;  /* tokens to generate; 0: not said */
+    uint64_t text; /* hash of the line, the document or the ids it was made of */
 } kk_prompt;
 
 typedef struct {

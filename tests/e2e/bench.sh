@@ -90,7 +90,7 @@ lacks "$out" "lossless: NO"
 report=$(cat "$work/policies.json")
 json "$report" policies policy kv_sliding kv_full rank latents sink window chunk ratio token_ms \
     prefill_tok_s bytes warm_up arms plain dflash rows_per_token keys_per_query restored_rows reach \
-    same_tokens same_hash projection fingerprint policy_text policy_piece
+    tokens_hash logits_hash projection fingerprint policy_text policy_piece
 has "$report" '"latents": "q8"' '"policy": "restored-full"' '"withheld": "fewer than 5 turns"'
 # Without a projection there is nothing to restore from; a list is taken at its word.
 exits 0 bench $random --ctx 150 -n 2 --repeat 1 --policies

@@ -17,7 +17,7 @@ function labelsOf(report) {
 }
 const labelMarks = report => labelsOf(report).map(words => el('span', { class: 'label' }, words));
 
-const violations = entry => objects(entry, 'findings').filter(f => f.note !== true);
+const violations = entry => objects(entry, 'findings');
 
 /* ---- index ---- */
 
@@ -38,7 +38,7 @@ function indexRow(entry, number) {
 function index(entries, version) {
     const count = word => entries.filter(e => text(e, 'verdict') === word).length;
     const failed = entries.filter(e => text(e, 'failure')).length;
-    const words = ['holds', 'legacy', 'refused'].filter(word => word !== 'legacy' || count(word))
+    const words = ['holds', 'refused']
         .map(word => `${count(word)} ${word === 'holds' && count(word) !== 1 ? 'hold' : word}`);
     return [el('h1', null, 'Kakeya reports'),
         el('p', { class: 'dim', id: 'summary' }, `${entries.length} report${entries.length === 1 ? '' : 's'}: `,
@@ -57,8 +57,7 @@ function index(entries, version) {
 function verdictParts(entry) {
     const found = violations(entry), failure = text(entry, 'failure'), verdict = text(entry, 'verdict');
     const says = { holds: 'Holds: figures were computed again from their rows, and every rule is kept.',
-                   refused: 'Refused by the gate:',
-                   legacy: 'Legacy: without a schema number. It contradicts nothing, and supports no claim.' };
+                   refused: 'Refused by the gate:' };
     return [failure ? el('p', { class: 'verdict failed' }, `Failed: ${failure}.`) : null,
         el('p', { class: `verdict ${verdict}` }, says[verdict] || verdict),
         found.length ? el('ul', { class: 'findings' }, found.slice(0, 40).map(f =>
