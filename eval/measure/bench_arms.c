@@ -18,7 +18,7 @@ typedef struct {
     kk_trace *trace; /* NULL: drafts are the proposer's */
     kk_result run[KK_BENCH_MAX_REPEAT];
     kk_bench_rounds rounds[KK_BENCH_MAX_REPEAT]; /* of the same generations */
-    uint64_t tokens[KK_BENCH_MAX_REPEAT]; /* hashes of what each generated */
+    uint64_t tokens[KK_BENCH_MAX_REPEAT];        /* hashes of what each generated */
     int32_t different;
     double prefill_s;
     kk_drafting begun; /* what the session knew of its drafts before any of its own: `seen` of it */

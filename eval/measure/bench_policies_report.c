@@ -61,15 +61,14 @@ static json_t *counts_json(const kk_key_counts *r) {
 }
 
 static json_t *turn_json(const kk_bench_turn *t, int32_t piece) {
-    return json_pack("{s:o, s:i, s:i, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "prompt",
-                     kk_report_hash(t->prompt), "prompt_tokens", piece, "tokens", t->tokens,
-                     "seconds", kk_report_real(t->seconds), "prefill_s",
-                     kk_report_real(t->prefill_s), "rounds", (json_int_t)t->rounds, "drafted",
-                     (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "restored_rows",
-                     (json_int_t)t->counts.rows_rebuilt, "reach", counts_json(&t->counts),
-                     "tokens_hash", kk_report_hash(t->tokens_hash), "logits_hash",
-                     kk_report_hash(t->logits_hash), "round_times",
-                     kk_bench_rounds_json(&t->times));
+    return json_pack(
+        "{s:o, s:i, s:i, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "prompt",
+        kk_report_hash(t->prompt), "prompt_tokens", piece, "tokens", t->tokens, "seconds",
+        kk_report_real(t->seconds), "prefill_s", kk_report_real(t->prefill_s), "rounds",
+        (json_int_t)t->rounds, "drafted", (json_int_t)t->drafted, "accepted",
+        (json_int_t)t->accepted, "restored_rows", (json_int_t)t->counts.rows_rebuilt, "reach",
+        counts_json(&t->counts), "tokens_hash", kk_report_hash(t->tokens_hash), "logits_hash",
+        kk_report_hash(t->logits_hash), "round_times", kk_bench_rounds_json(&t->times));
 }
 
 static kk_bench_spread rates_of(const kk_bench_turns *t) {

@@ -58,10 +58,10 @@ static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
         json_array_append_new(
             list,
             json_pack("{s:i, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "ctx", d->ctx, "decode_tok_s",
-                      kk_bench_rates_json(&d->tok_s, d->rate), "round_ms", kk_report_real(d->round_ms),
-                      "syncs_per_token", kk_report_real(d->syncs), "ahead_per_token",
-                      kk_report_real(d->ahead), "logits_hash", hash, "round_times",
-                      kk_bench_rounds_json(&d->rounds), "turns", turns_json(d)));
+                      kk_bench_rates_json(&d->tok_s, d->rate), "round_ms",
+                      kk_report_real(d->round_ms), "syncs_per_token", kk_report_real(d->syncs),
+                      "ahead_per_token", kk_report_real(d->ahead), "logits_hash", hash,
+                      "round_times", kk_bench_rounds_json(&d->rounds), "turns", turns_json(d)));
     }
     return list;
 }
@@ -202,15 +202,15 @@ static json_t *runs_json(const kk_bench_row *w) {
 }
 
 static json_t *row_json(const kk_bench_row *w) {
-    return json_pack(
-        "{s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:o, s:o}", "prompt",
-        kk_report_hash(w->prompt), "text", kk_report_hash(w->text), "prompt_tokens",
-        w->prompt_tokens, "tokens", w->tokens, "seconds", kk_report_real(w->seconds), "seconds_min",
-        kk_report_real(w->seconds_min), "seconds_max", kk_report_real(w->seconds_max),
-        "predicted_s", kk_report_real(w->predicted_s), "prefill_s", kk_report_real(w->prefill_s),
-        "rounds", (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted, "accepted",
-        (json_int_t)w->spec.accepted, "restored_rows", 0, "runs", runs_json(w),
-        "round_times", kk_bench_rounds_json(&w->rounds));
+    return json_pack("{s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:i, s:o, s:o}",
+                     "prompt", kk_report_hash(w->prompt), "text", kk_report_hash(w->text),
+                     "prompt_tokens", w->prompt_tokens, "tokens", w->tokens, "seconds",
+                     kk_report_real(w->seconds), "seconds_min", kk_report_real(w->seconds_min),
+                     "seconds_max", kk_report_real(w->seconds_max), "predicted_s",
+                     kk_report_real(w->predicted_s), "prefill_s", kk_report_real(w->prefill_s),
+                     "rounds", (json_int_t)w->spec.rounds, "drafted", (json_int_t)w->spec.drafted,
+                     "accepted", (json_int_t)w->spec.accepted, "restored_rows", 0, "runs",
+                     runs_json(w), "round_times", kk_bench_rounds_json(&w->rounds));
 }
 
 static json_t *rows_json(const rows_of *r) {

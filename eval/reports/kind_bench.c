@@ -137,9 +137,8 @@ static const kk_gate_member members[] = {
     {"attention?/formats/*/kv_bytes", KK_MEMBER_SIZE, 0},
 };
 
-static const kk_gate_group *const groups[] = {&kk_group_trace,    &kk_group_restored,
-                                              &kk_group_policies, &kk_group_sessions,
-                                              &kk_group_drafting, &kk_group_rounds,
- &kk_group_speedup};
+static const kk_gate_group *const groups[] = {
+    &kk_group_trace,    &kk_group_restored, &kk_group_policies, &kk_group_sessions,
+    &kk_group_drafting, &kk_group_rounds,   &kk_group_speedup};
 
 KK_GATE_KIND(bench, members, groups);

@@ -10,15 +10,14 @@ static json_t *counts_json(const kk_key_counts *r) {
 }
 
 static json_t *sample_json(const kk_needle_opts *o, const kk_needle_sample *s) {
-    return json_pack("{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:o, s:o}",
-                     "sample", s->number, "seed", (json_int_t)o->seed, "lines", s->doc.lines,
-                     "index", s->doc.index, "depth", kk_report_real(kk_haystack_depth(&s->doc)),
-                     "tokens", s->tokens, "expected", s->doc.code, "answer",
-                     kk_report_text(s->answer, s->answer_len), "hit", s->hit, "generated",
-                     s->generated, "prefill_s", kk_report_real(s->prefill_s), "decode_s",
-                     kk_report_real(s->decode_s), "restored_rows",
-                     (json_int_t)s->counts.rows_rebuilt, "reach", counts_json(&s->counts),
-                     "logits_hash", kk_report_hash(s->logits_hash));
+    return json_pack(
+        "{s:i, s:I, s:i, s:i, s:o, s:i, s:s, s:o, s:b, s:i, s:o, s:o, s:I, s:o, s:o}", "sample",
+        s->number, "seed", (json_int_t)o->seed, "lines", s->doc.lines, "index", s->doc.index,
+        "depth", kk_report_real(kk_haystack_depth(&s->doc)), "tokens", s->tokens, "expected",
+        s->doc.code, "answer", kk_report_text(s->answer, s->answer_len), "hit", s->hit, "generated",
+        s->generated, "prefill_s", kk_report_real(s->prefill_s), "decode_s",
+        kk_report_real(s->decode_s), "restored_rows", (json_int_t)s->counts.rows_rebuilt, "reach",
+        counts_json(&s->counts), "logits_hash", kk_report_hash(s->logits_hash));
 }
 
 /* How rates of single samples are spread; NULL without memory. */
