@@ -14,7 +14,7 @@ ifneq ($(origin CC),default)
 cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
-.PHONY: all setup demo test lint format install uninstall coverage fuzz asan tsan valgrind bench \
+.PHONY: all setup demo test check lint format install uninstall coverage fuzz asan tsan valgrind bench \
         lossless-all signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
@@ -24,7 +24,7 @@ $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
-setup: ; @scripts/setup build train serve test
+setup: ; @scripts/setup build train serve test check
 cuda:
 	@scripts/setup build cuda
 	@cmake -S . -B $(BUILD) $(cmake_args) -DKK_CUDA=ON
@@ -32,7 +32,8 @@ cuda:
 test-gpu: ; @scripts/gpu test
 bench-gpu: ; @scripts/gpu bench
 demo: ; @scripts/demo
-test: ; @scripts/test
+test: ; @scripts/test release
+check: ; @scripts/test check
 lint: ; @scripts/lint
 format: ; @scripts/lint --fix
 coverage: ; @scripts/coverage
@@ -63,14 +64,15 @@ clean:
 help:
 	@echo 'make            build the library and the command line in build/'
 	@echo 'make demo       set up, build, and show the engine at work'
-	@echo 'make test       set up, then every test: release, ASan+UBSan, TSan, arm64'
+	@echo 'make test       set up, build, and run every test once (under 10 minutes on two cores)'
+	@echo 'make check      what CI adds: ASan+UBSan with the fuzz corpora, TSan, arm64, CUDA, lint'
 	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes, messages'
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make uninstall  removes what that has put there'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
-	@echo 'make asan       that part of the tests alone; also tsan, and valgrind (slow)'
+	@echo 'make asan       that part of make check alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
 	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
 	@echo 'make signals    1,000 each of INT, TERM and KILL to what writes files (about 10 minutes)'
