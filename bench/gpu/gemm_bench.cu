@@ -122,7 +122,7 @@ static double experts(int rows) {
     e.act = act;
     e.ffn = e.act_pitch = F;
     e.each = each;
-    e.room = lists;
+    e.scratch = lists;
     e.out = out;
     choose<<<(rows + 255) / 256, 256, 0, at.stream>>>(expert, weight, rows, U, E);
     const double all = time_of([&] { return kk_cu_run_experts(at, &e); });
@@ -163,7 +163,7 @@ int main(int argc, char **argv) {
     check(cudaMalloc(&each, most * 8 * 2816 * 4), "memory");
     check(cudaMalloc(&weight, most * 8 * 4), "memory");
     check(cudaMalloc(&expert, most * 8 * 4), "memory");
-    check(cudaMalloc(&lists, kk_cu_experts_room((int32_t)most * 8, 128)), "memory");
+    check(cudaMalloc(&lists, kk_cu_experts_scratch((int32_t)most * 8, 128)), "memory");
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)pool, pool_bytes / 4);
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)x, most * 8192 / 2);
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)act, most * 8 * 704 / 2);

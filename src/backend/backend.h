@@ -306,7 +306,7 @@ typedef struct {
     kk_buf *gate, *up;              /* [rows, ffn] */
     kk_buf *expert, *expert_weight; /* [rows, n_used] */
     kk_buf *ple;                    /* [rows, ple_stride], per-layer inputs */
-} kk_layer_rooms;
+} kk_layer_scratch;
 
 /* What a layer works on in between, for those who want to see it. */
 typedef enum {
@@ -336,7 +336,7 @@ typedef struct {
  * Fields that small operations have mean what they mean there. */
 typedef struct {
     kk_layer_weights w;
-    kk_layer_rooms room;
+    kk_layer_scratch scratch;
     const kk_buf *k_norm;               /* of the layer whose rows are read */
     const kk_buf *rope_rows, *rope_pos; /* as in kk_store_args and kk_attend_args */
     const kk_rows *rows;

@@ -6,9 +6,9 @@
 /* ---- arguments -------------------------------------------------------------------------- */
 
 kk_store_args kk_layer_store(const kk_layer_args *a) {
-    return (kk_store_args){.q = a->room.q,
-                           .k = a->stores ? a->room.k : NULL,
-                           .v = a->w.v ? a->room.v : NULL,
+    return (kk_store_args){.q = a->scratch.q,
+                           .k = a->stores ? a->scratch.k : NULL,
+                           .v = a->w.v ? a->scratch.v : NULL,
                            .q_norm = a->w.q_norm,
                            .k_norm = a->w.k_norm,
                            .rope_rows = a->rope_rows,
@@ -20,8 +20,8 @@ kk_store_args kk_layer_store(const kk_layer_args *a) {
 }
 
 kk_attend_args kk_layer_attend(const kk_layer_args *a) {
-    return (kk_attend_args){.out = a->room.att,
-                            .q = a->room.q,
+    return (kk_attend_args){.out = a->scratch.att,
+                            .q = a->scratch.q,
                             .k_norm = a->k_norm,
                             .rope_pos = a->rope_pos,
                             .n_rot = a->n_rot,
@@ -36,9 +36,9 @@ kk_attend_args kk_layer_attend(const kk_layer_args *a) {
 
 /* The router reads x as it is. */
 kk_route_args kk_layer_route(const kk_layer_args *a) {
-    return (kk_route_args){.expert = a->room.expert,
-                           .weight = a->room.expert_weight,
-                           .x = a->room.x,
+    return (kk_route_args){.expert = a->scratch.expert,
+                           .weight = a->scratch.expert_weight,
+                           .x = a->scratch.x,
                            .scale = a->w.router_scale,
                            .per_expert_scale = a->w.expert_scale,
                            .proj = a->w.router,
@@ -48,10 +48,10 @@ kk_route_args kk_layer_route(const kk_layer_args *a) {
 }
 
 kk_experts_args kk_layer_experts(const kk_layer_args *a) {
-    return (kk_experts_args){.out = a->room.y,
-                             .x = a->room.z,
-                             .expert = a->room.expert,
-                             .weight = a->room.expert_weight,
+    return (kk_experts_args){.out = a->scratch.y,
+                             .x = a->scratch.z,
+                             .expert = a->scratch.expert,
+                             .weight = a->scratch.expert_weight,
                              .gate = a->w.expert_gate,
                              .up = a->w.expert_up,
                              .down = a->w.expert_down,
@@ -67,7 +67,7 @@ typedef struct {
     const kk_backend *be;
     kk_dev *dev;
     const kk_layer_args *a;
-    const kk_layer_rooms *room;
+    const kk_layer_scratch *scratch;
     int32_t n_rows;
 } run;
 
@@ -98,7 +98,7 @@ static kk_status show(const run *r, kk_layer_part part, const kk_buf *rows, int3
 /* y = attention(norm(x)) */
 static kk_status attention(const run *r, kk_err *err) {
     const kk_layer_args *a = r->a;
-    const kk_layer_rooms *b = r->room;
+    const kk_layer_scratch *b = r->scratch;
     const int32_t width = a->slot.n_kv_head * a->slot.head_dim;
     KK_TRY(norm(r, b->z, b->x, a->w.input_norm, err));
     kk_linear_args qkv = {{b->q, b->k, b->v}, {a->w.q, a->w.k, a->w.v}, 1, b->z, r->n_rows};
@@ -119,7 +119,7 @@ static kk_status attention(const run *r, kk_err *err) {
 /* y = down(gelu(gate z) * up z) */
 static kk_status mlp(const run *r, kk_err *err) {
     const kk_layer_args *a = r->a;
-    const kk_layer_rooms *b = r->room;
+    const kk_layer_scratch *b = r->scratch;
     const kk_linear_args gu = {{b->gate, b->up}, {a->w.gate, a->w.up}, 2, b->z, r->n_rows};
     KK_TRY(r->be->linear(r->dev, &gu, err));
     const kk_glu_args g = {b->gate, b->gate, b->up, r->n_rows, a->ffn, a->ffn, 0, KK_GELU_TANH};
@@ -130,7 +130,7 @@ static kk_status mlp(const run *r, kk_err *err) {
 /* y2 = norm(y; post_1) + norm(experts(norm(x; pre_2)); post_2) */
 static kk_status experts(const run *r, kk_err *err) {
     const kk_layer_args *a = r->a;
-    const kk_layer_rooms *b = r->room;
+    const kk_layer_scratch *b = r->scratch;
     KK_TRY(norm(r, b->y2, b->y, a->w.post_ffn_norm_1, err));
     const kk_route_args route = kk_layer_route(a);
     KK_TRY(r->be->route(r->dev, &route, err));
@@ -143,7 +143,7 @@ static kk_status experts(const run *r, kk_err *err) {
 /* x += norm(proj(gelu(gate x) * ple)), then the layer's factor */
 static kk_status per_layer_input(const run *r, kk_err *err) {
     const kk_layer_args *a = r->a;
-    const kk_layer_rooms *b = r->room;
+    const kk_layer_scratch *b = r->scratch;
     KK_TRY(linear(r, b->gate, a->w.ple_gate, b->x, err));
     const kk_glu_args g = {b->gate,    b->gate,       b->ple,        r->n_rows,
                            a->ple_dim, a->ple_stride, a->ple_offset, KK_GELU_TANH};
@@ -153,8 +153,8 @@ static kk_status per_layer_input(const run *r, kk_err *err) {
 }
 
 kk_status kk_layer_by_ops(const kk_backend *be, kk_dev *dev, const kk_layer_args *a, kk_err *err) {
-    const run r = {be, dev, a, &a->room, a->rows->n_rows};
-    const kk_layer_rooms *b = &a->room;
+    const run r = {be, dev, a, &a->scratch, a->rows->n_rows};
+    const kk_layer_scratch *b = &a->scratch;
     KK_TRY(attention(&r, err));
     KK_TRY(add_normed(&r, b->x, b->y, a->w.post_attention_norm, 1.0f, err));
     KK_TRY(norm(&r, b->z, b->x, a->w.pre_ffn_norm, err));

@@ -44,12 +44,12 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
     }
     /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
     nq = nq > ffn ? nq : ffn;
-    KK_TRY(room(m, m->max_rows, nq, &m->room.q, err));
-    KK_TRY(room(m, m->max_rows, nq, &m->room.att, err));
-    m->room.gate = m->room.q;
-    m->room.up = m->room.att;
-    KK_TRY(room(m, m->max_rows, nkv, &m->room.k, err));
-    KK_TRY(room(m, m->max_rows, nkv, &m->room.v, err));
+    KK_TRY(room(m, m->max_rows, nq, &m->scratch.q, err));
+    KK_TRY(room(m, m->max_rows, nq, &m->scratch.att, err));
+    m->scratch.gate = m->scratch.q;
+    m->scratch.up = m->scratch.att;
+    KK_TRY(room(m, m->max_rows, nkv, &m->scratch.k, err));
+    KK_TRY(room(m, m->max_rows, nkv, &m->scratch.v, err));
     for (int k = 0; k < KK_LAYER_KINDS; k++)
         KK_TRY(room(m, m->max_rows, 2 * c->rope[k].n_rot + 1, &m->rope_rows[k], err));
     if (!rebuilds) return KK_OK;
@@ -60,12 +60,12 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
 static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     if (c->n_expert) {
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->room.expert, err));
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->room.expert_weight, err));
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->scratch.expert, err));
+        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->scratch.expert_weight, err));
     }
     if (c->ple_dim) {
         const int64_t n = (int64_t)c->n_layer * c->ple_dim;
-        KK_TRY(room(m, m->max_rows, n, &m->room.ple, err));
+        KK_TRY(room(m, m->max_rows, n, &m->scratch.ple, err));
         KK_TRY(room(m, m->max_rows, n, &m->ple_tmp, err));
     }
     return KK_OK;
@@ -74,7 +74,7 @@ static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
 static kk_status take_room(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const size_t rows = (size_t)m->max_rows;
-    kk_buf **hidden[] = {&m->room.x, &m->room.z, &m->room.y, &m->room.y2};
+    kk_buf **hidden[] = {&m->scratch.x, &m->scratch.z, &m->scratch.y, &m->scratch.y2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
         KK_TRY(room(m, m->max_rows, c->hidden, hidden[i], err));
     KK_TRY(take_attention_room(m, err));
@@ -119,19 +119,19 @@ kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gem
 
 void kk_gemma4_free(kk_gemma4 *m) {
     if (!m) return;
-    kk_buf *b[] = {m->room.x,
-                   m->room.z,
-                   m->room.y,
-                   m->room.y2,
-                   m->room.q,
-                   m->room.att,
-                   m->room.k,
-                   m->room.v,
-                   m->room.expert,
-                   m->room.ple,
+    kk_buf *b[] = {m->scratch.x,
+                   m->scratch.z,
+                   m->scratch.y,
+                   m->scratch.y2,
+                   m->scratch.q,
+                   m->scratch.att,
+                   m->scratch.k,
+                   m->scratch.v,
+                   m->scratch.expert,
+                   m->scratch.ple,
                    m->ple_tmp,
                    m->rope_pos,
-                   m->room.expert_weight,
+                   m->scratch.expert_weight,
                    m->logits,
                    m->logits_in,
                    m->rope_rows[0],
@@ -255,7 +255,7 @@ static kk_status tap_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32
         const kk_gemma4_group *g = &a->groups[i];
         if (!g->taps) continue;
         const kk_gather_args copy = {.out = g->taps,
-                                     .x = m->room.x,
+                                     .x = m->scratch.x,
                                      .first = row,
                                      .n = g->n_rows,
                                      .dim = m->cfg.hidden,
@@ -314,7 +314,7 @@ static kk_status look_at(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     if (!a->finite) return KK_OK;
     if (layer == m->cfg.n_layer)
         return check_finite(m, layer, m->logits, m->logit_rows, m->n_logits, m->cfg.vocab, err);
-    return check_finite(m, layer, m->room.x, NULL, m->n_rows, m->cfg.hidden, err);
+    return check_finite(m, layer, m->scratch.x, NULL, m->n_rows, m->cfg.hidden, err);
 }
 
 /* ---- steps ------------------------------------------------------------------------------ */
@@ -333,11 +333,11 @@ static kk_status linear(kk_gemma4 *m, kk_buf *out, const kk_weight *w, const kk_
 static kk_status embed(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const kk_buf *chosen = m->takes_chosen ? m->chosen : NULL;
-    const kk_embed_args e = {m->room.x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
+    const kk_embed_args e = {m->scratch.x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
     KK_TRY(m->be->embed(m->dev, &e, err));
     if (!c->ple_dim) return KK_OK;
-    KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->room.x, err));
-    const kk_ple_args p = {.out = m->room.ple,
+    KK_TRY(linear(m, m->ple_tmp, m->ple_proj, m->scratch.x, err));
+    const kk_ple_args p = {.out = m->scratch.ple,
                            .proj = m->ple_tmp,
                            .w = m->ple_norm,
                            .table = m->ple_table,
@@ -412,7 +412,7 @@ static kk_status keep_latents(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_
 static kk_status show_restorer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t layer,
                                kk_err *err) {
     if (!a->groups[0].layout->latents.rank) return KK_OK;
-    return kk_restorer_see(a->restorer, layer, m->room.x, m->n_rows, err);
+    return kk_restorer_see(a->restorer, layer, m->scratch.x, m->n_rows, err);
 }
 
 /* ---- layers ----------------------------------------------------------------------------- */
@@ -455,7 +455,7 @@ static kk_status layer(kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t i,
     const bool some = evicts(m, a, i, &evicted);
     const kk_visible_rule rule = kk_cache_rule(a->groups[0].cache, lc->kind);
     const kk_layer_args l = {.w = m->layers[i].w,
-                             .room = m->room,
+                             .scratch = m->scratch,
                              .k_norm = m->layers[lc->kv_source].w.k_norm,
                              .rope_rows = m->rope_rows[lc->kind],
                              .rope_pos = m->rope_pos,
@@ -484,7 +484,7 @@ static kk_status head(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const kk_head_args h = {.logits = m->logits,
                             .in = m->logits_in,
-                            .x = m->room.x,
+                            .x = m->scratch.x,
                             .norm = m->norm,
                             .table = m->embed,
                             .row = m->logit_rows,
@@ -500,21 +500,21 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
     KK_TRY(gather_groups(m, a, err));
     KK_TRY(fill_rope(m, a, err));
     KK_TRY(embed(m, err));
-    KK_TRY(tap(m, a, -1, m->room.x, err));
+    KK_TRY(tap(m, a, -1, m->scratch.x, err));
     KK_TRY(look_at(m, a, -1, err));
     KK_TRY(show_restorer(m, a, -1, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(layer(m, a, i, err));
         KK_TRY(show_restorer(m, a, i, err));
-        KK_TRY(tap(m, a, i, m->room.x, err));
+        KK_TRY(tap(m, a, i, m->scratch.x, err));
         KK_TRY(look_at(m, a, i, err));
         for (int32_t t = 0; t < a->n_tapped; t++)
             if (a->tapped[t] == i) KK_TRY(tap_groups(m, a, t, err));
     }
     KK_TRY(keep_latents(m, a, err));
     if (a->n_taps) {
-        KK_TRY(norm(m, m->room.z, m->room.x, m->norm, err));
-        KK_TRY(tap(m, a, m->cfg.n_layer, m->room.z, err));
+        KK_TRY(norm(m, m->scratch.z, m->scratch.x, m->norm, err));
+        KK_TRY(tap(m, a, m->cfg.n_layer, m->scratch.z, err));
     }
     KK_TRY(head(m, err));
     KK_TRY(look_at(m, a, m->cfg.n_layer, err));
@@ -562,5 +562,5 @@ kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err) {
 
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err) {
     const size_t n = (size_t)m->n_rows * (size_t)m->cfg.n_expert_used;
-    return m->be->read(m->dev, m->room.expert, 0, out, n * sizeof *out, err);
+    return m->be->read(m->dev, m->scratch.expert, 0, out, n * sizeof *out, err);
 }

@@ -54,7 +54,7 @@ struct kk_gemma4 {
     kk_gemma4_layer *layers;
 
     /* workspace, sized once for max_rows */
-    kk_layer_rooms room;
+    kk_layer_scratch scratch;
     kk_buf *ple_tmp;                   /* [rows, n_layer * ple_dim] */
     kk_buf *rope_rows[KK_LAYER_KINDS]; /* [rows][2][n_rot] */
     kk_buf *rope_pos;                  /* [position][2][n_rot] of full layers with K = V */

@@ -26,7 +26,7 @@ typedef struct {
 static kk_status note_experts(subject *s, int32_t layer, int32_t n, kk_err *err) {
     const size_t used = (size_t)s->w.cfg->n_expert_used;
     int32_t *to = s->experts + ((size_t)layer * (size_t)s->rows + (size_t)s->at) * used;
-    return s->w.be->read(s->w.dev, s->w.model->room.expert, 0, to, (size_t)n * used * sizeof *to,
+    return s->w.be->read(s->w.dev, s->w.model->scratch.expert, 0, to, (size_t)n * used * sizeof *to,
                          err);
 }
 

@@ -242,7 +242,7 @@ static int distinct_experts(world *w, int32_t rows) {
     int n = 0;
     kk_err err;
     if (!used || rows * used > 1024) return 0;
-    w->be->read(w->dev, w->model->room.expert, 0, id, (size_t)(rows * used) * 4, &err);
+    w->be->read(w->dev, w->model->scratch.expert, 0, id, (size_t)(rows * used) * 4, &err);
     for (int32_t i = 0; i < rows * used; i++) {
         n += !seen[id[i] & 511];
         seen[id[i] & 511] = true;

@@ -103,19 +103,19 @@ static int64_t sink_rows(const segment *s) {
 }
 
 static uint8_t *batch_page(const segment *s, int32_t i) {
-    return (uint8_t *)s->dev->batch.data + (size_t)i * s->room.slot_bytes;
+    return (uint8_t *)s->dev->batch.data + (size_t)i * s->scratch.slot_bytes;
 }
 static float *batch_turns(const segment *s, int32_t i) {
-    float *turns = (float *)(void *)((uint8_t *)s->dev->batch.data + s->room.turns);
+    float *turns = (float *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.turns);
     return turns + (size_t)i * KK_PAGE_ROWS * 2 * (size_t)s->a->n_rot;
 }
 static size_t rank_of(const segment *s) { return (size_t)s->a->evicted->latent.head_dim; }
 static float *batch_latents(const segment *s, int32_t i) {
-    float *z = (float *)(void *)((uint8_t *)s->dev->batch.data + s->room.latents);
+    float *z = (float *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.latents);
     return z + (size_t)i * KK_PAGE_ROWS * rank_of(s);
 }
 static kk_act_block *batch_acts(const segment *s, int32_t i) {
-    kk_act_block *b = (kk_act_block *)(void *)((uint8_t *)s->dev->batch.data + s->room.acts);
+    kk_act_block *b = (kk_act_block *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.acts);
     return b + (size_t)i * KK_PAGE_ROWS * (rank_of(s) / KK_BLOCK);
 }
 
@@ -275,7 +275,7 @@ static int64_t gather_batch(segment *s) {
     const int64_t end = (s->all.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     int64_t after = s->page;
     s->n_made = 0;
-    for (s->end = s->page; s->end < end && s->end - s->page < s->room.pages; s->end++) {
+    for (s->end = s->page; s->end < end && s->end - s->page < s->scratch.pages; s->end++) {
         const int32_t i = (int32_t)(s->end - s->page);
         /* A sink that overlaps the window is one range with it, though its page may be gone. */
         const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];

@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
 
 /* Where value k of a row lies in a turned row, which the tiled products read (gemm.cuh): of every
  * 32 values, word w (a pair) goes to place 4 (w % 4) + w / 4. */
-__device__ __forceinline__ int kk_turned(int k) {
+__device__ __forceinline__ int kk_swizzled(int k) {
     return (k & ~31) | (k >> 1 & 3) << 3 | (k >> 3 & 3) << 1 | (k & 1);
 }
 
@@ -172,45 +172,46 @@ __device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int d
 /* As bf16, p's rows 8-byte aligned; turned where rows are many. */
 template <int V>
 __device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim,
-                                                  bool turned = false) {
+                                                  bool swizzled = false) {
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const int at = i * KK_ROW_SPAN + 4 * kk_tid();
         if (dim % 4 == 0) {
-            if (at < dim && turned) {
-                *(uint32_t *)(p + kk_turned(at)) = kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]);
-                *(uint32_t *)(p + kk_turned(at + 2)) = kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]);
+            if (at < dim && swizzled) {
+                *(uint32_t *)(p + kk_swizzled(at)) = kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]);
+                *(uint32_t *)(p + kk_swizzled(at + 2)) = kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]);
             } else if (at < dim)
                 *(uint2 *)(p + at) = make_uint2(kk_dbf16x2(r.v[4 * i], r.v[4 * i + 1]),
                                                 kk_dbf16x2(r.v[4 * i + 2], r.v[4 * i + 3]));
         } else {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (at + k < dim) p[turned ? kk_turned(at + k) : at + k] = kk_dbf16(r.v[4 * i + k]);
+                if (at + k < dim)
+                    p[swizzled ? kk_swizzled(at + k) : at + k] = kk_dbf16(r.v[4 * i + k]);
         }
     }
 }
 
 /* 1 / rms, in two halves with a barrier between them.  room: 16 floats of shared memory, used by
  * nobody else and not again before the next barrier. */
-template <int V> __device__ __forceinline__ void kk_row_sum_begin(const kk_row<V> &r, float *room) {
+template <int V> __device__ __forceinline__ void kk_row_sum_begin(const kk_row<V> &r, float *sums) {
     float s = 0;
 #pragma unroll
     for (int i = 0; i < 4 * V; i++) s = __fmaf_rn(r.v[i], r.v[i], s);
     s = kk_warp_sum(s);
-    if (kk_tid() % KK_WARP == 0) room[kk_tid() / KK_WARP] = s;
+    if (kk_tid() % KK_WARP == 0) sums[kk_tid() / KK_WARP] = s;
 }
-__device__ __forceinline__ float kk_row_sum_end(int dim, float eps, const float *room) {
-    float s = room[kk_tid() % 16];
+__device__ __forceinline__ float kk_row_sum_end(int dim, float eps, const float *sums) {
+    float s = sums[kk_tid() % 16];
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) s = __fadd_rn(s, __shfl_xor_sync(0xffffffffu, s, d));
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(s, (float)dim), eps)));
 }
 template <int V>
-__device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float eps, float *room) {
-    kk_row_sum_begin(r, room);
+__device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float eps, float *sums) {
+    kk_row_sum_begin(r, sums);
     kk_sync();
-    return kk_row_sum_end(dim, eps, room);
+    return kk_row_sum_end(dim, eps, sums);
 }
 
 /* ---- order between kernels of a graph ----------------------------------------------------- */

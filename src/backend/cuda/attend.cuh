@@ -36,7 +36,7 @@ enum {
     KK_UNITS_BYTES = KK_UNITS * 96,
     /* units, parts of twice 16 queries, scores [16][68], q [16][512 + 32] bf16 */
     KK_PARTS_BYTES = 2 * 16 * 8,
-    KK_ATTEND_ROOM =
+    KK_ATTEND_SMEM =
         KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
 };
 
@@ -80,11 +80,12 @@ struct kk_unit {
     bool mixed;          /* some keys are seen by some rows only */
 
     __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
-        return kk_seen(kk_sight_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
+        return kk_visible_mask(
+            kk_visible_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
     }
 };
 
-static_assert(sizeof(kk_unit) <= 96, "units fit their room");
+static_assert(sizeof(kk_unit) <= 96, "units fit their smem");
 
 /* One warp finds the block's next units: a lane each, `from` and every blocks-th after it.  Tiles
  * come in turn; in a tile page, share of the queries, K/V head.  Queries are shared out where
@@ -120,10 +121,10 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit
         const int tiles = (u.rows * group + 15) / 16;
         u.m_from = tiles * share / shares;
         u.m_to = tiles * (share + 1) / shares;
-        const kk_sight first = kk_sight_of(a, info, a.first_row);
-        const kk_sight last = kk_sight_of(a, info, a.first_row + u.rows - 1);
-        u.any = kk_seen({last.sink, first.from, last.to}, u.base);
-        u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
+        const kk_visible first = kk_visible_of(a, info, a.first_row);
+        const kk_visible last = kk_visible_of(a, info, a.first_row + u.rows - 1);
+        u.any = kk_visible_mask({last.sink, first.from, last.to}, u.base);
+        u.mixed = (u.any & ~(kk_visible_mask(first, u.base) & kk_visible_mask(last, u.base))) != 0;
         break;
     }
     if (lane < KK_UNITS) to[lane] = u;
@@ -379,21 +380,21 @@ __device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>:
 }
 
 /* What lies in `room`. */
-struct kk_attend_room {
+struct kk_attend_smem {
     kk_unit *units;
     float **parts; /* of the 16 queries at hand, and of the 16 before */
     float *score;
     char *q;
-    __device__ __forceinline__ kk_attend_room(char *room) {
-        units = (kk_unit *)room;
-        parts = (float **)(room + KK_UNITS_BYTES);
-        score = (float *)(room + KK_UNITS_BYTES + KK_PARTS_BYTES);
-        q = room + KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4;
+    __device__ __forceinline__ kk_attend_smem(char *smem) {
+        units = (kk_unit *)smem;
+        parts = (float **)(smem + KK_UNITS_BYTES);
+        score = (float *)(smem + KK_UNITS_BYTES + KK_PARTS_BYTES);
+        q = smem + KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4;
     }
 };
 
 template <int D, bool EQ, bool BF16>
-__device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_attend_room &room,
+__device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_attend_smem &smem,
                                                const kk_unit &u) {
     using cut = kk_cut<D>;
     /* Registers do not hold all of a wide head beside a query that is being made ready: its values
@@ -421,11 +422,11 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
         const int q0 = m * 16, n = min(16, queries - q0), now = row;
         if (LATE && m > u.m_from)
             raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
-        float *part = NULL, **parts = room.parts + m % 2 * 16; /* others may still use the last */
+        float *part = NULL, **parts = smem.parts + m % 2 * 16; /* others may still use the last */
         if (warp < n) {
             part = kk_part(a, u.tile, row, q_head, u.index);
             if (lane == 0) parts[warp] = part;
-            kk_query_stage<D>(room.q + warp * cut::PITCH, raw);
+            kk_query_stage<D>(smem.q + warp * cut::PITCH, raw);
         }
         if (EQ && BF16 && scores && m == u.m_from) kk_rebuild_key<D>(k, a, base, u.end, chain, j);
         if (LATE && sums) kk_fetch_values<D, BF16>(v, a.slot, values);
@@ -436,8 +437,8 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
             if (!LATE) raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
         }
         kk_sync();
-        kk_page_scores<D>(room.score, k, room.q, n, a.scale);
-        if (warp < n) kk_page_softmax(room.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
+        kk_page_scores<D>(smem.score, k, smem.q, n, a.scale);
+        if (warp < n) kk_page_softmax(smem.score + warp * KK_SCORE_PITCH, u.seen(a, now), part);
         if (any != ~0ull && sums && (LATE || m == u.m_from)) kk_hide_values<D>(v, any);
         if (u.mixed && m == u.m_from && sums)
             careful = kk_odd_values<D>(v, ~(u.seen(a, 0) & u.seen(a, u.rows - 1)));
@@ -445,12 +446,12 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
         if (!sums) continue;
         float o[cut::NT][4];
         if (!careful) {
-            kk_page_sums<D, false>(o, v, (const char *)room.score, n, 0);
+            kk_page_sums<D, false>(o, v, (const char *)smem.score, n, 0);
             kk_page_keep<D>(o, parts, 0, n);
             continue;
         }
         for (int r = q0 / group; r <= (q0 + n - 1) / group; r++) {
-            kk_page_sums<D, true>(o, v, (const char *)room.score, n, u.seen(a, r));
+            kk_page_sums<D, true>(o, v, (const char *)smem.score, n, u.seen(a, r));
             kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
         }
     }
@@ -460,37 +461,37 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
 template <int D, bool EQ, bool BF16>
 __device__ __noinline__ void kk_attend_units(const kk_cu_attend &a, char *shared, int block,
                                              int blocks) {
-    const kk_attend_room room(shared);
+    const kk_attend_smem smem(shared);
     for (int from = block;;) {
         bool more = true;
         for (int i = 0; i < KK_UNITS && more; i++) {
-            const kk_unit &u = room.units[i];
+            const kk_unit &u = smem.units[i];
             more = u.mem != NULL;
-            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16>(a, room, u);
+            if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16>(a, smem, u);
         }
         kk_sync(); /* all have read the units: they may be found anew */
         if (!more) return;
         from += KK_UNITS * blocks;
-        if (threadIdx.x < 32) kk_find_units(a, room.units, from, blocks);
+        if (threadIdx.x < 32) kk_find_units(a, smem.units, from, blocks);
         kk_sync();
     }
 }
 
 /* All units of this block, as kk_attend_prepare left them in room: results go to a.parts. */
 template <int D>
-__device__ __forceinline__ void kk_attend_head(const kk_cu_attend &a, char *room, int block,
+__device__ __forceinline__ void kk_attend_head(const kk_cu_attend &a, char *smem, int block,
                                                int blocks) {
     const bool bf16 = a.slot.format == KK_CU_BF16;
     if (a.slot.k_eq_v) {
         if (bf16)
-            kk_attend_units<D, true, true>(a, room, block, blocks);
+            kk_attend_units<D, true, true>(a, smem, block, blocks);
         else
-            kk_attend_units<D, true, false>(a, room, block, blocks);
+            kk_attend_units<D, true, false>(a, smem, block, blocks);
     } else {
         if (bf16)
-            kk_attend_units<D, false, true>(a, room, block, blocks);
+            kk_attend_units<D, false, true>(a, smem, block, blocks);
         else
-            kk_attend_units<D, false, false>(a, room, block, blocks);
+            kk_attend_units<D, false, false>(a, smem, block, blocks);
     }
 }
 
@@ -498,16 +499,16 @@ __host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
     return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
 }
 
-/* Finds this block's first units, leaves them in room (KK_ATTEND_ROOM bytes of shared memory,
+/* Finds this block's first units, leaves them in room (KK_ATTEND_SMEM bytes of shared memory,
  * 16-byte aligned), and asks for the pages of the first two.  512 threads. */
 __device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *shared, int block,
                                                   int blocks) {
-    const kk_attend_room room(shared);
-    if (threadIdx.x < 32) kk_find_units(a, room.units, block, blocks);
+    const kk_attend_smem smem(shared);
+    if (threadIdx.x < 32) kk_find_units(a, smem.units, block, blocks);
     kk_sync();
     const int bytes = (int)a.slot.head_bytes, at = (int)threadIdx.x * 128;
-    for (int i = 0; i < 2 && room.units[i].mem; i++) {
-        const uint8_t *head = room.units[i].mem + (size_t)room.units[i].kv * a.slot.head_bytes;
+    for (int i = 0; i < 2 && smem.units[i].mem; i++) {
+        const uint8_t *head = smem.units[i].mem + (size_t)smem.units[i].kv * a.slot.head_bytes;
         for (int n = at; n < bytes; n += 512 * 128) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(head + a.slot.v_off + n));
             if (!a.slot.k_eq_v)
@@ -550,7 +551,7 @@ struct kk_fold {
 
 /* 32 columns of one query: a warp, lane by lane a page of up to four spans for the weights and a
  * column for the sums.  part: the first unit's, stride: floats of a unit. */
-__device__ __forceinline__ kk_fold kk_combine_columns(const kk_sight &see,
+__device__ __forceinline__ kk_fold kk_combine_columns(const kk_visible &see,
                                                       const kk_tile_pages &pages, const float *part,
                                                       int stride, int column) {
     const int lane = threadIdx.x % 32;
@@ -620,7 +621,7 @@ inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int 
         const int i = at - before, column = i % chunks * 32 + lane;
         const int query = i / chunks, head = query % n_head, r = query / n_head;
         const kk_fold f =
-            kk_combine_columns(kk_sight_of(a, info, a.first_row + r), pages,
+            kk_combine_columns(kk_visible_of(a, info, a.first_row + r), pages,
                                kk_part(a, tile, r, head, 0), d + 4, min(column, d - 1));
         const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
         const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;

@@ -16,7 +16,7 @@ template <int D> struct kk_team {
     enum { WARPS = D == 256 ? 8 : 16, TILE = D == 256 ? 8 : 16 /* queries at a time */ };
     enum { HEADS = KK_CU_26B_HEADS, KV = D == 256 ? 8 : 2, GROUP = HEADS / KV };
     /* Bytes of shared memory: queries, then scores. */
-    enum { ROOM = TILE * (kk_cut<D>::PITCH + KK_SCORE_PITCH * 4) };
+    enum { SMEM = TILE * (kk_cut<D>::PITCH + KK_SCORE_PITCH * 4) };
     static __device__ __forceinline__ int team() { return kk_tid() / (WARPS * 32); }
     static __device__ __forceinline__ int warp() { return kk_tid() / 32 % WARPS; }
     static __device__ __forceinline__ void sync() {
@@ -78,10 +78,10 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
     }
 #pragma unroll
     for (int i = 0; i < D / 64; i++) {
-        const bool turn = full && lane + 32 * i < n_rot;
+        const bool rotate = full && lane + 32 * i < n_rot;
         const float a = h.v[i], b = h.v[i + D / 64];
-        h.v[i] = turn ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
-        h.v[i + D / 64] = turn ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
+        h.v[i] = rotate ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
+        h.v[i + D / 64] = rotate ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
     }
 }
 
@@ -89,7 +89,7 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
  * of the page on into the page; a warp a head. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
-                                             int n, char *room, uint8_t *head, int key, int base,
+                                             int n, char *smem, uint8_t *head, int key, int base,
                                              int fresh) {
     enum { GROUP = kk_team<D>::GROUP, KV = kk_team<D>::KV };
     const int lane = kk_tid() % 32;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
         const float *x =
             query ? s.q + (size_t)(row * kk_team<D>::HEADS + kv * GROUP + (q0 + i) % GROUP) * D
                   : (value && s.v ? s.v : s.k) + (size_t)(row * KV + kv) * D;
-        uint16_t *to = (uint16_t *)(query ? room + i * kk_cut<D>::PITCH
+        uint16_t *to = (uint16_t *)(query ? smem + i * kk_cut<D>::PITCH
                                           : (char *)head + (value ? s.slot.v_off : s.slot.k_off) +
                                                 (size_t)(key + k) * D * 2);
         kk_head<D> h;
@@ -252,9 +252,9 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, 
         const uint32_t hi[2] = {i % 2 ? high.z : high.x, i % 2 ? high.w : high.y};
         const float4 wl = *(const float4 *)(t.k_norm + at);
         const float4 wh = *(const float4 *)(t.k_norm + at + D / 2);
-        const bool turns = at < t.n_rot;
-        const float4 c = turns ? *(const float4 *)(cs + at) : make_float4(0, 0, 0, 0);
-        const float4 s = turns ? *(const float4 *)(cs + t.n_rot + at) : make_float4(0, 0, 0, 0);
+        const bool rotate = at < t.n_rot;
+        const float4 c = rotate ? *(const float4 *)(cs + at) : make_float4(0, 0, 0, 0);
+        const float4 s = rotate ? *(const float4 *)(cs + t.n_rot + at) : make_float4(0, 0, 0, 0);
         const float wls[4] = {wl.x, wl.y, wl.z, wl.w}, whs[4] = {wh.x, wh.y, wh.z, wh.w};
         const float cc[4] = {c.x, c.y, c.z, c.w}, ss[4] = {s.x, s.y, s.z, s.w};
         float x[4], y[4];
@@ -262,8 +262,8 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, 
         for (int e = 0; e < 4; e++) {
             const float a = __fmul_rn(kk_half(lo[e / 2], e % 2), wls[e]);
             const float b = __fmul_rn(kk_half(hi[e / 2], e % 2), whs[e]);
-            x[e] = turns ? __fmaf_rn(-b, ss[e], __fmul_rn(a, cc[e])) : a;
-            y[e] = turns ? __fmaf_rn(a, ss[e], __fmul_rn(b, cc[e])) : b;
+            x[e] = rotate ? __fmaf_rn(-b, ss[e], __fmul_rn(a, cc[e])) : a;
+            y[e] = rotate ? __fmaf_rn(a, ss[e], __fmul_rn(b, cc[e])) : b;
         }
         (i % 2 ? low.z : low.x) = kk_dbf16x2(x[0], x[1]);
         (i % 2 ? low.w : low.y) = kk_dbf16x2(x[2], x[3]);
@@ -332,14 +332,14 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
  * its tiles, because none waits for another. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
-                                              int rows, char *room) {
+                                              int rows, char *smem) {
     using cut = kk_cut<D>;
     using team = kk_team<D>;
     const kk_few f = kk_few_of(t, pos, rows);
     enum { GROUP = team::GROUP, KV = team::KV };
     const int queries = rows * GROUP, teams = 16 / team::WARPS, tiles = kk_few_tiles<D>(rows);
-    room += team::team() * team::ROOM;
-    float *score = (float *)(room + team::TILE * cut::PITCH);
+    smem += team::team() * team::SMEM;
+    float *score = (float *)(smem + team::TILE * cut::PITCH);
 #pragma unroll 1
     for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * KV * tiles;
          i += teams * (int)gridDim.x) {
@@ -348,12 +348,12 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
         const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
         const int q0 = i % tiles * team::TILE, n = min((int)team::TILE, queries - q0);
         const int key = max(pos - base, 0), fresh = max(end - key, 0);
-        kk_few_heads<D, EQ>(s, f, kv, q0, n, room, head, key, base, fresh);
+        kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
         team::sync();
         uint4 k[8];
         kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
         if (EQ) kk_few_rebuild<D>(k, t, base);
-        kk_few_scores<D>(score, k, room, t.scale);
+        kk_few_scores<D>(score, k, smem, t.scale);
         uint32_t v[16];
         kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
         const int warp = team::warp(), row = (q0 + warp) / GROUP;
@@ -447,12 +447,12 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
 
 /* The same for one row, with little to do and everybody waiting: eight warps for 32 columns, a span
  * each.  room: 6 KB of shared memory. */
-__device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *room) {
+__device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *smem) {
     const kk_few f = kk_few_of(t, pos, 1);
     const int dim = t.slot.head_dim;
     const int lane = kk_tid() % 32, warp = kk_tid() / 32 % 8, team = kk_tid() / 256;
     const int end = pos / KK_PAGE + 1, chunks = dim / 32;
-    float *mine = room + team * 8 * 3 * 32 + lane;
+    float *mine = smem + team * 8 * 3 * 32 + lane;
 #pragma unroll 1
     for (int i = kk_bid() + team * (int)gridDim.x; i < KK_CU_26B_HEADS * chunks;
          i += 2 * (int)gridDim.x) {

@@ -19,7 +19,7 @@ __device__ void put_row(const kk_cu_slot &slot, uint8_t *page, size_t off, int h
 
 /* A warp per head of a row: query heads, then K, then V. */
 __global__ void __launch_bounds__(THREADS, 2) store_kernel(const __grid_constant__ kk_cu_store a) {
-    __shared__ float room[THREADS / 32][STORE_MOST];
+    __shared__ float rows[THREADS / 32][STORE_MOST];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = a.slot.head_dim;
     const int n_kv = a.slot.n_kv_head, r = (int)blockIdx.y;
     const int heads = (a.q ? a.n_head : 0) + (a.k ? 2 * n_kv : 0);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS, 2) store_kernel(const __grid_constant
     kk_next();
     kk_wait();
     if (h >= heads) return;
-    float *y = room[warp];
+    float *y = rows[warp];
     const float *cs = a.rope_rows + (size_t)r * 2 * (size_t)a.n_rot;
     if (a.q) {
         if (h < a.n_head) {
@@ -96,7 +96,7 @@ __device__ void scores_any(const kk_cu_attend &a, const uint8_t *head, const flo
 enum { BATCH = 8 };
 /* A warp: a page's scores of one row and head become weights, in place; their maximum and sum go
  * to `to`. */
-__device__ __forceinline__ void softmax_any(float *score, const kk_sight s, int64_t base,
+__device__ __forceinline__ void softmax_any(float *score, const kk_visible s, int64_t base,
                                             float *to) {
     const int lane = threadIdx.x % 32;
     const int64_t j = base + lane, k = j + 32;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         for (int i = warp; i < n; i += THREADS / 32) { /* softmax within the page */
             const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
-            softmax_any(score[i], kk_sight_of(a, info, a.first_row + r), base,
+            softmax_any(score[i], kk_visible_of(a, info, a.first_row + r), base,
                         kk_part(a, tile - a.first_tile, r, h, unit));
         }
         __syncthreads();
@@ -206,9 +206,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
     const int d = a->slot.head_dim, chunks = d / 8, most = THREADS / chunks;
     const int groups = most >= PAGE ? PAGE : most >= 32 ? 32 : most >= 16 ? 16 : most >= 8 ? 8 : 4;
-    size_t room = (size_t)groups * BATCH * (size_t)d;
-    if (room < (size_t)PAGE * (size_t)d) room = (size_t)PAGE * (size_t)d;
-    const size_t shared = ((size_t)BATCH * (size_t)d + room) * sizeof(float);
+    size_t floats = (size_t)groups * BATCH * (size_t)d;
+    if (floats < (size_t)PAGE * (size_t)d) floats = (size_t)PAGE * (size_t)d;
+    const size_t shared = ((size_t)BATCH * (size_t)d + floats) * sizeof(float);
     const cudaError_t e = cudaFuncSetAttribute(
         (const void *)attend_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 160 * 1024);
     if (e != cudaSuccess) return e;
@@ -219,27 +219,27 @@ static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
 
 template <int D>
 __global__ void __launch_bounds__(512, 1) attend_kernel(const __grid_constant__ kk_cu_attend a) {
-    extern __shared__ __align__(16) char room[];
-    __shared__ kk_cu_attend near; /* read again and again */
+    extern __shared__ __align__(16) char smem[];
+    __shared__ kk_cu_attend args; /* read again and again */
     kk_next();
-    if (threadIdx.x == 0) near = a;
+    if (threadIdx.x == 0) args = a;
     kk_wait();
     __syncthreads();
-    kk_attend_prepare(near, room, (int)blockIdx.x, (int)gridDim.x);
-    kk_attend_head<D>(near, room, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_prepare(args, smem, (int)blockIdx.x, (int)gridDim.x);
+    kk_attend_head<D>(args, smem, (int)blockIdx.x, (int)gridDim.x);
 }
 
 __global__ void __launch_bounds__(512, 1) combine_kernel(const __grid_constant__ kk_cu_attend a) {
-    __shared__ kk_cu_attend near;
+    __shared__ kk_cu_attend args;
     kk_next();
-    if (threadIdx.x == 0) near = a;
+    if (threadIdx.x == 0) args = a;
     kk_wait();
     __syncthreads();
-    kk_combine_stage(near, (int)blockIdx.x, (int)gridDim.x);
+    kk_combine_stage(args, (int)blockIdx.x, (int)gridDim.x);
 }
 
 template <int D> static cudaError_t run_pages(kk_cu_at at, const kk_cu_attend *a) {
-    return kk_launch(at, attend_kernel<D>, *a, dim3((unsigned)at.sms), 512, KK_ATTEND_ROOM);
+    return kk_launch(at, attend_kernel<D>, *a, dim3((unsigned)at.sms), 512, KK_ATTEND_SMEM);
 }
 
 size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages) {

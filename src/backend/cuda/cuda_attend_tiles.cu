@@ -109,7 +109,7 @@ struct tile_place {
         return (size_t)(info->row + row(i)) * pitch + (size_t)head(i) * a->slot.head_dim;
     }
     __device__ __forceinline__ uint64_t seen(int i, int base) const {
-        return i < n ? kk_seen(kk_sight_of(*a, *info, row(i)), base) : 0;
+        return i < n ? kk_visible_mask(kk_visible_of(*a, *info, row(i)), base) : 0;
     }
 };
 
@@ -237,7 +237,7 @@ __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &r
     return f;
 }
 
-__device__ __forceinline__ void load_turned(uint32_t (&b)[4], const char *at) {
+__device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const char *at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                  : "r"(kk_shared(at))
@@ -262,7 +262,7 @@ __device__ __noinline__ void careful_sums(careful_work &w) {
     const int g = threadIdx.x % 32 / 4, t2 = threadIdx.x % 4 * 2;
     const int last = min(w.q0 + 15, w.place.n - 1);
     for (int r = w.place.row(w.q0); w.q0 < w.place.n && r <= w.place.row(last); r++) {
-        const uint64_t keys = kk_seen(kk_sight_of(*w.place.a, *w.place.info, r), w.base);
+        const uint64_t keys = kk_visible_mask(kk_visible_of(*w.place.a, *w.place.info, r), w.base);
         float x[2][4] = {};
         for (int s = 0; s < 4; s++)
             for (int e = 0; e < 2; e++)
@@ -293,7 +293,8 @@ tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const cha
         uint32_t b[4][4];
         float o[2][4];
 #pragma unroll
-        for (int s = 0; s < 4; s++) load_turned(b[s], at + 16 * s * tile_cut<D>::V_PITCH + n * 16);
+        for (int s = 0; s < 4; s++)
+            load_transposed(b[s], at + 16 * s * tile_cut<D>::V_PITCH + n * 16);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             kk_mma_first(o[e], p[0][0], p[0][1], p[0][2], p[0][3], b[0][2 * e], b[0][2 * e + 1]);
@@ -429,9 +430,9 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
     p.first = ((int)gridDim.x - 1 - (int)blockIdx.x) * TILE_QUERIES;
     p.n = min((int)TILE_QUERIES, p.info->rows * p.group - p.first);
     if (p.n <= 0) return;
-    const kk_sight first = kk_sight_of(a, *p.info, p.row(0));
-    const kk_sight last = kk_sight_of(a, *p.info, p.row(p.n - 1));
-    const kk_sight any = {last.sink, first.from, last.to};
+    const kk_visible first = kk_visible_of(a, *p.info, p.row(0));
+    const kk_visible last = kk_visible_of(a, *p.info, p.row(p.n - 1));
+    const kk_visible any = {last.sink, first.from, last.to};
     const kk_tile_pages pages = kk_pages_between(first, last);
     float *kept = a.parts + (((size_t)tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
                                 (size_t)cut::KEPT;
@@ -443,7 +444,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
         if (BF16 && unit < pages.n) {
             const int page = pages.at(unit);
             load_rows<D>(to, keys ? cut::K_PITCH : cut::V_PITCH, head_at(page, keys),
-                         kk_seen(any, page * KK_PAGE));
+                         kk_visible_mask(any, page * KK_PAGE));
         }
         commit();
     };
@@ -465,10 +466,10 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
             wait_for<0>();
             __syncthreads();
             if (BF16)
-                rebuild_rows<D>(k, v, a, base, kk_seen(any, base));
+                rebuild_rows<D>(k, v, a, base, kk_visible_mask(any, base));
             else
                 unpack_rows<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base,
-                                   kk_seen(any, base));
+                                   kk_visible_mask(any, base));
         } else {
             wait_for<1>(); /* V may still be under way */
         }
@@ -494,7 +495,8 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
             wait_for<1>();
             __syncthreads();
         }
-        const uint64_t some = kk_seen(any, base) & ~(kk_seen(first, base) & kk_seen(last, base));
+        const uint64_t some = kk_visible_mask(any, base) &
+                              ~(kk_visible_mask(first, base) & kk_visible_mask(last, base));
         const bool careful = some && odd_values<D>(v, some);
         tile_sums<D>(acc, w, v + group * cut::COLUMNS * 2, f, careful, p, q0, base);
         if (!EQ && BF16) {

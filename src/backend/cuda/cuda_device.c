@@ -18,7 +18,7 @@ static void drop_all_graphs(kk_dev *dev) {
 }
 
 /* Whether one of its operations has this pointer among its arguments. */
-static bool speaks_of(const kk_cuda_graph *g, const void *p) {
+static bool graph_uses(const kk_cuda_graph *g, const void *p) {
     const uint8_t *at = (const uint8_t *)g->ops;
     const size_t bytes = (size_t)g->n_ops * sizeof *g->ops;
     for (size_t i = 0; i + sizeof p <= bytes; i += sizeof p)
@@ -28,7 +28,7 @@ static bool speaks_of(const kk_cuda_graph *g, const void *p) {
 
 void kk_cuda_forget(kk_dev *dev, const void *p) {
     for (int i = 0; i < KK_CUDA_GRAPHS; i++)
-        if (speaks_of(&dev->graphs[i], p)) graph_drop(&dev->graphs[i]);
+        if (graph_uses(&dev->graphs[i], p)) graph_drop(&dev->graphs[i]);
 }
 
 /* ---- errors and memory --------------------------------------------------------------------- */
@@ -96,7 +96,7 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->lists.data, dev->lists.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->barrier.data, dev->barrier.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
-    give(dev, KK_MEM_WORKSPACE, dev->choose_room, sizeof *dev->choose_room);
+    give(dev, KK_MEM_WORKSPACE, dev->choose_scratch, sizeof *dev->choose_scratch);
     kk_cuda_drop_stage(dev);
     if (dev->picks) cudaFreeHost(dev->picks);
     for (int i = 0; i < KK_PICKS; i++) {
@@ -123,9 +123,9 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
         for (int end = 0; end < 2; end++)
             KK_CUDA_TRY(cudaEventCreate(end ? &dev->pick_done[i] : &dev->pick_from[i]),
                         "making an event", err);
-    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_room, &p, err));
-    dev->choose_room = p;
-    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_room, dev->stream), "clearing", err);
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_scratch, &p, err));
+    dev->choose_scratch = p;
+    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_scratch, dev->stream), "clearing", err);
     return KK_OK;
 }
 
@@ -272,11 +272,11 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
     if (bytes <= b->bytes) return KK_OK;
     if (bytes > b->most)
         return kk_fail(err, KK_EINVAL, "%zu bytes of a buffer of %zu", bytes, b->most);
-    size_t room = 2 * b->bytes > bytes ? 2 * b->bytes : bytes;
-    if (room > b->most) room = b->most;
+    size_t grown = 2 * b->bytes > bytes ? 2 * b->bytes : bytes;
+    if (grown > b->most) grown = b->most;
     KK_TRY(kk_cuda_sync(dev, err));
-    KK_TRY(take(dev, KK_MEM_WORKSPACE, room + KK_CUDA_SLACK, &p, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)(room + KK_CUDA_SLACK));
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, grown + KK_CUDA_SLACK, &p, err));
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)(grown + KK_CUDA_SLACK));
     cudaError_t e = cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(dev->stream);
     if (e != cudaSuccess) {
@@ -286,7 +286,7 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
     drop_all_graphs(dev);
     cudaFree(b->data);
     b->data = p;
-    b->bytes = room;
+    b->bytes = grown;
     return KK_OK;
 }
 
@@ -358,7 +358,7 @@ static kk_status prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, 
     const size_t at_once = rows < KK_CUDA_EXPERT_ROWS ? rows : KK_CUDA_EXPERT_ROWS;
     const size_t pairs = at_once * (size_t)n_used;
     KK_TRY(fit(dev, &dev->lists.data, &dev->lists.bytes,
-               kk_cu_experts_room((int32_t)pairs, n_expert), err));
+               kk_cu_experts_scratch((int32_t)pairs, n_expert), err));
     return fit(dev, &dev->each.data, &dev->each.bytes, pairs * (size_t)hidden * 4, err);
 }
 

@@ -130,7 +130,7 @@ struct kk_dev {
     cudaEvent_t pick_from[KK_PICKS], pick_done[KK_PICKS]; /* around what leads to them */
     int64_t pick_flush[KK_PICKS];                         /* the flush that brings them */
     int64_t tickets;
-    kk_cu_choose_room *choose_room;
+    kk_cu_choose_scratch *choose_scratch;
     bool fuse, early;
     struct kk_cuda_stage *stage; /* while weights are being loaded */
     /* scratch that operations share; they run one after the other */
@@ -175,11 +175,11 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
                             kk_err *err);
 /* Rows as bf16 to dev->x, turned for tiled products or not. */
 kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
-                        bool turned, kk_err *err);
+                        bool swizzled, kk_err *err);
 /* Experts of rows that lie as bf16 at x, turned where they are tiled, chosen already. */
 kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
                               kk_err *err);
-/* The router over rows that lie as bf16, normed, at x (many: turned); then the choice. */
+/* The router over rows that lie as bf16, normed, at x (many: swizzled); then the choice. */
 kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);

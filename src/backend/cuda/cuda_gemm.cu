@@ -21,7 +21,7 @@ static int row_tiles(int n_rows, int units, int sms) {
     const int pieces = (n_rows + 15) / 16;
     int best = 0, cost = 0;
     for (int n = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES; n <= pieces; n++) {
-        const int turns = (n * units + sms - 1) / sms, c = turns * ((pieces + n - 1) / n + FRONT);
+        const int waves = (n * units + sms - 1) / sms, c = waves * ((pieces + n - 1) / n + FRONT);
         if (best && c >= cost) continue;
         best = n;
         cost = c;
@@ -187,7 +187,7 @@ bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32
     return up->data ? up->planes == gate->planes : ffn % 8 == 0;
 }
 
-size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert) {
+size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert) {
     const size_t tiles = (size_t)most_tiles(pairs, n_expert);
     return 16 + tiles * sizeof(int2) + tiles * KK_TILE_ROWS * sizeof(int);
 }
@@ -255,8 +255,8 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     l.expert = c->expert;
     l.pairs = c->n_rows * c->n_used;
     l.n_expert = c->n_expert;
-    l.n_tiles = (int *)a->room;
-    l.tile = (int2 *)((char *)a->room + 16);
+    l.n_tiles = (int *)a->scratch;
+    l.tile = (int2 *)((char *)a->scratch + 16);
     l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
     cudaError_t e = kk_launch(at,
                               c->n_expert <= KK_MAX_EXPERTS ? group_kernel<KK_MAX_EXPERTS>

@@ -38,7 +38,8 @@ static bool is_mixed(const kk_layer_args *a) {
                         a->expert_ffn % 8 == 0 && whole(w->expert_gate) && whole(w->expert_down);
     const bool norms = w->input_norm && w->post_attention_norm && w->post_ffn_norm_1 &&
                        w->post_ffn_norm_2 && w->post_ffn_norm;
-    return attends && routed && norms && dense_fits(a) && !a->ple_dim && a->room.y != a->room.x;
+    return attends && routed && norms && dense_fits(a) && !a->ple_dim &&
+           a->scratch.y != a->scratch.x;
 }
 
 static bool plain_bf16(const kk_weight *w) { return w->w.planes == 1 && w->w.n_out % 8 == 0; }
@@ -68,10 +69,10 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->expert_strips = a->w.expert_gate->w.strips;
     m->down_strips = a->w.expert_down->w.strips;
     m->eps = a->eps;
-    m->x = kk_cuda_f(a->room.x);
-    m->y = kk_cuda_f(a->room.y);
+    m->x = kk_cuda_f(a->scratch.x);
+    m->y = kk_cuda_f(a->scratch.y);
     m->dense = flow_at(dev, FLOW_DENSE);
-    m->moe = kk_cuda_f(a->room.y);
+    m->moe = kk_cuda_f(a->scratch.y);
     m->logits = dev->logits.data;
     m->z1 = flow_at(dev, FLOW_Z1);
     m->z2 = flow_at(dev, FLOW_Z2);
@@ -79,8 +80,8 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->att = flow_at(dev, FLOW_ATT);
     m->act = flow_at(dev, FLOW_ACT);
     m->expert_act = dev->act.data;
-    m->expert = a->room.expert->data;
-    m->weight = kk_cuda_f(a->room.expert_weight);
+    m->expert = a->scratch.expert->data;
+    m->weight = kk_cuda_f(a->scratch.expert_weight);
     m->barrier = dev->barrier.data;
     m->head = NULL;
     m->vocab = 0;
@@ -91,10 +92,10 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
 static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, int32_t n_rows) {
     const kk_cu_weight *router = &a->w.router->w;
     return n_rows == m->n_rows && a->hidden == m->hidden && a->eps == m->eps &&
-           kk_cuda_f(a->room.x) == m->x && a->w.down->w.n_in == m->ffn &&
+           kk_cuda_f(a->scratch.x) == m->x && a->w.down->w.n_in == m->ffn &&
            a->expert_ffn == m->expert_ffn && a->n_used == m->n_used &&
            router->n_out == m->n_expert && router->wrap * router->planes == m->router_steps &&
-           kk_cuda_f(a->room.y) == m->y && m->n_layer < KK_CU_MEGA_LAYERS;
+           kk_cuda_f(a->scratch.y) == m->y && m->n_layer < KK_CU_MEGA_LAYERS;
 }
 
 /* One layer of it; false: it is none that the kernel takes. */
@@ -174,7 +175,7 @@ bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cud
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,
                         const kk_cuda_view *v) {
     const kk_layer_args *a = &before->a.layer;
-    return v->n_rows <= KK_CU_ROWS && h->x == a->room.x && h->hidden == a->hidden &&
+    return v->n_rows <= KK_CU_ROWS && h->x == a->scratch.x && h->hidden == a->hidden &&
            h->eps == a->eps && h->norm && h->n >= 1 && h->n <= v->n_rows && whole(h->table) &&
            h->table->w.planes == 1 && h->table->w.n_out % 16 == 0 && h->cap > 0 &&
            flows(dev, h->n, h->table->w.n_in);

@@ -15,8 +15,8 @@ __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) {
     return kk_mega_memory + a.stage_at;
 }
 /* A few rows' router has the end of it. */
-__device__ __forceinline__ kk_router_room &router_of(const kk_cu_mega &a) {
-    return *(kk_router_room *)(kk_mega_memory + a.shared - sizeof(kk_router_room));
+__device__ __forceinline__ kk_router_smem &router_of(const kk_cu_mega &a) {
+    return *(kk_router_smem *)(kk_mega_memory + a.shared - sizeof(kk_router_smem));
 }
 /* A slot's steps are read whole, past the end of a row. */
 __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
 
 /* Experts are known: all may be asked for up to the next layer's attention.  By one thread. */
 __device__ __forceinline__ void routed(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
-    kk_feed_until(s, layer + 1, layer + 1 == a.n_layer ? MEGA_HEAD + 1 : MEGA_OUT);
+    kk_producer_until(s, layer + 1, layer + 1 == a.n_layer ? MEGA_HEAD + 1 : MEGA_OUT);
 }
 
 /* What the norms of a row will read, on its way into the cache. */
@@ -102,11 +102,11 @@ __device__ __forceinline__ void choose_row(const kk_cu_mega &a, kk_mega_shared &
 template <class S>
 __device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s) {
     const int lane = kk_tid() % KK_WARP;
-    if (!S::ONE) kk_ask_router(router_of(a), s.layer[0]);
+    if (!S::ONE) kk_copy_router(router_of(a), s.layer[0]);
 #pragma unroll 1
     for (int layer = 0; layer < a.n_layer; layer++) {
-        kk_near_wait();
-        kk_meet_normed<true>();
+        kk_cp_async_wait();
+        kk_barrier_normed<true>();
         if (S::ONE)
             kk_one_router(a, stage_of(a));
         else
@@ -119,15 +119,16 @@ __device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s
             if (lane == 0) routed(a, s, layer);
             if (lane < S::USED) tell_choice(a, s, lane);
         }
-        kk_meet_chosen<false>(S::ONE ? (int)KK_MEGA_MEET : choosers(a) + KK_WARP);
-        if (!S::ONE && layer + 1 < a.n_layer) kk_ask_router(router_of(a), s.layer[(layer + 1) & 1]);
+        kk_barrier_chosen<false>(S::ONE ? (int)KK_MEGA_BARRIER : choosers(a) + KK_WARP);
+        if (!S::ONE && layer + 1 < a.n_layer)
+            kk_copy_router(router_of(a), s.layer[(layer + 1) & 1]);
     }
 }
 
 /* More rows than one, by the first group. */
 template <class S>
 __device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
-    kk_meet_chosen<true>(choosers(a) + KK_WARP);
+    kk_barrier_chosen<true>(choosers(a) + KK_WARP);
 #pragma unroll 1
     for (int r = kk_tid() / KK_WARP; r < a.n_rows; r += KK_SLICES) choose_row<S>(a, s, layer, r);
     asm volatile("bar.sync 7, %0;" ::"r"(choosers(a)) : "memory");
@@ -148,7 +149,7 @@ __device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared 
 /* Whatever other blocks wrote is read past the near cache here (__ldcg): barriers of one row do not
  * empty it. */
 template <class S>
-__device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+__device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_consumer &f,
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const kk_acts_at row = {stage_of(a) + KK_ONE_ROW, 0, true};
@@ -163,31 +164,31 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
         attention<S>(a, s, layer);
         x = kk_stage_at<S>(stage_of(a), NULL, a.att, 1, l.att_width);
         kk_stage_rows<S>(x, a.att, 1, l.att_width);
-        kk_one_ask_router(l, stage_of(a));
+        kk_one_copy_router(l, stage_of(a));
         prefetch_middle<S>(a, l);
         kk_sync();
         kk_grid_mark(a, s);
     }
     kk_one_middle<S>(a, s, layer, stage_of(a));
-    kk_near_wait();
-    kk_meet_normed<false>();
+    kk_cp_async_wait();
+    kk_barrier_normed<false>();
     kk_sync();
     kk_grid_mark(a, s);
     const bool last = layer + 1 == a.n_layer;
     const float *next = last ? a.head ? a.norm_head : NULL : s.layer[(layer + 1) & 1].norm_in;
     x = row;
-    int turn = 0;
+    int nth = 0;
 #pragma unroll 1
     for (int phase = MEGA_GATE;; phase = MEGA_EXPERTS) {
-        kk_mega_phase_units<S, KK_KIND_GLU>(a, s, f, parts, layer, phase, x, turn);
+        kk_mega_phase_units<S, KK_KIND_GLU>(a, s, f, parts, layer, phase, x, nth);
         kk_grid_sync(a, s);
         if (phase == MEGA_EXPERTS) break;
         x = kk_stage_at<S>(stage_of(a), NULL, a.act, 1, S::FFN);
         kk_stage_rows<S>(x, a.act, 1, S::FFN);
         prefetch_tail<S>(a, l, next);
-        kk_meet_chosen<true>(KK_MEGA_MEET);
+        kk_barrier_chosen<true>(KK_MEGA_BARRIER);
         kk_grid_mark(a, s);
-        turn = kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts, layer, MEGA_DENSE, x);
+        nth = kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts, layer, MEGA_DENSE, x);
         x = experts;
     }
     x = kk_stage_at<S>(stage_of(a), NULL, a.expert_act, 1, S::USED * S::EXPERT_FFN);
@@ -201,7 +202,7 @@ __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s
 }
 
 template <class S>
-__device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
+__device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, kk_consumer &f) {
     kk_one_norm<S>(a, s, stage_of(a));
     kk_sync();
 #pragma unroll 1
@@ -239,8 +240,8 @@ __device__ __forceinline__ kk_acts_at few_stage(const kk_cu_mega &a, kk_mega_sha
  * stages rows for them, beside those of the dense first matrix, which may still be read; then it
  * waits for the other blocks and does the dense second matrix.  Each goes on when it is done. */
 template <class S>
-__device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
-                                                 int layer) {
+__device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_shared &s,
+                                                 kk_consumer &f, int layer) {
     char *beside = stage_of(a) + (a.n_rows * kk_stage_stride(S::HIDDEN) + 127) / 128 * 128;
     const kk_acts_at x = kk_stage_at<S>(beside, stage_end(a), a.z2, a.n_rows, S::HIDDEN);
     kk_grid_arrive(a, s);
@@ -248,27 +249,27 @@ __device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_sh
         kk_grid_pass();
         if (kk_tid() < choosers(a)) choose_rows<S>(a, s, layer);
         kk_grid_mark(a, s);
-        kk_meet_listed<false>();
-        kk_meet_staged<true>();
+        kk_barrier_listed<false>();
+        kk_barrier_staged<true>();
         prefetch_tail<S>(a, s.layer[layer & 1],
                          layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     } else {
         const kk_acts_at act = kk_stage_at<S>(stage_of(a), stage_end(a), a.act, a.n_rows, S::FFN);
         kk_stage_rows<S>(x, a.z2, a.n_rows, S::HIDDEN, KK_SLICES);
-        kk_meet_staged<false>();
+        kk_barrier_staged<false>();
         kk_grid_wait(a, s);
-        kk_meet_passed<false>();
+        kk_barrier_passed<false>();
         kk_stage_rows<S>(act, a.act, a.n_rows, S::FFN, KK_SLICES);
-        kk_meet_dense();
+        kk_barrier_dense();
         kk_mega_phase_units<S, KK_KIND_PLAIN>(a, s, f, parts_of(a), layer, MEGA_DENSE, act);
-        kk_meet_listed<true>();
+        kk_barrier_listed<true>();
     }
     kk_grid_mark(a, s);
     return x;
 }
 
 template <class S>
-__device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f,
+__device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_consumer &f,
                                           int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const bool mine = kk_bid() < a.n_rows;
@@ -285,7 +286,7 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
     if (mine) kk_mega_middle(a, l, s.sums);
     kk_grid_sync(a, s);
-    kk_meet_normed<false>();
+    kk_barrier_normed<false>();
     x = few_stage<S>(a, s, a.z1, a.n_rows, S::HIDDEN);
 #pragma unroll 1
     for (int phase = MEGA_GATE;; phase = MEGA_EXPERTS) {
@@ -293,7 +294,7 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
         if (phase == MEGA_EXPERTS) break;
         x = few_choice<S>(a, s, f, layer);
     }
-    if (kk_mega_group() == 0) kk_meet_passed<true>();
+    if (kk_mega_group() == 0) kk_barrier_passed<true>();
     kk_grid_sync(a, s);
     x = few_stage<S>(a, s, a.expert_act, a.n_rows * S::USED, S::EXPERT_FFN);
     kk_mega_phase_units<S, KK_KIND_DOWN>(a, s, f, parts, layer, MEGA_DOWN, x);
@@ -304,7 +305,7 @@ __device__ __forceinline__ void few_layer(const kk_cu_mega &a, kk_mega_shared &s
 }
 
 template <class S>
-__device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s, kk_feed &f) {
+__device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s, kk_consumer &f) {
     if (kk_bid() < a.n_rows)
         kk_mega_norm(a, a.x + (size_t)kk_bid() * (size_t)KK_CU_26B_HIDDEN, s.layer[0].norm_in,
                      s.sums);
@@ -354,20 +355,20 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
-    if (warp == KK_MEGA_PORTER) open_block<S>(a, s);
+    if (warp == KK_MEGA_POLLER) open_block<S>(a, s);
     __syncthreads();
     if (warp >= KK_MEGA_WARPS) {
         share_registers<false>();
-        if (warp == KK_MEGA_PORTER)
-            kk_grid_porter<S>(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
+        if (warp == KK_MEGA_POLLER)
+            kk_grid_poll<S>(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
         else if (warp == KK_MEGA_ROUTER)
             route_all<S>(a, s);
         else if (threadIdx.x % KK_WARP < KK_SLICES)
-            kk_ask_all<S>(a, s, warp - KK_MEGA_ASKER);
+            kk_produce<S>(a, s, warp - KK_MEGA_PRODUCER);
         return;
     }
     share_registers<true>();
-    kk_feed f = {};
+    kk_consumer f = {};
     if (S::ONE)
         one_row<S>(a, s, f);
     else
@@ -401,32 +402,32 @@ static int units_of(const kk_cu_mega_layer *l) {
 }
 
 /* Each phase begins where the one before left off, for one row; more rows choose more experts. */
-static void set_turns(kk_cu_mega *a, int groups) {
+static void set_shifts(kk_cu_mega *a, int groups) {
     const int units[] = {
         units_of(&a->layer[0]),          a->hidden / 16, a->ffn / 8, a->hidden / 16,
         a->n_used * (a->expert_ffn / 8), a->hidden / 16};
     int at = 0;
     for (int i = 0; i < 7; i++) {
-        a->turn[i] = at;
+        a->shift[i] = at;
         if (i < 6) at = (at + units[i]) % groups;
     }
-    if (a->n_rows > 1) a->turn[MEGA_EXPERTS] = 0; /* first the groups without a dense matrix */
+    if (a->n_rows > 1) a->shift[MEGA_EXPERTS] = 0; /* first the groups without a dense matrix */
 }
 
 typedef void (*mega_fn)(kk_cu_mega);
 
 /* A kernel for up to so many rows, and the room that it wants beside rings and sums. */
 enum {
-    ONE_ROOM = (int)KK_ATTEND_ROOM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_ROOM : (int)KK_ONE_BYTES,
-    FEW_ROOM = (int)KK_ATTEND_ROOM + (int)sizeof(kk_router_room),
+    ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
+    FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
 };
 static const struct {
     mega_fn fn;
-    int rows, slots, room;
+    int rows, slots, smem;
 } kernels[] = {
-    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, ONE_ROOM},
-    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, FEW_ROOM},
-    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, FEW_ROOM},
+    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, ONE_SMEM},
+    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, FEW_SMEM},
+    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, FEW_SMEM},
 };
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
@@ -443,9 +444,9 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     a->parts_at = kk_mega_ring_bytes(kernels[i].slots);
     a->stage_at = a->parts_at + parts;
     a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
-    if (a->stage_at + kernels[i].room > a->shared) return cudaErrorInvalidValue;
+    if (a->stage_at + kernels[i].smem > a->shared) return cudaErrorInvalidValue;
     for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
-    set_turns(a, KK_MEGA_GROUPS * at.sms);
+    set_shifts(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute together[1] = {};
     c.gridDim = dim3((unsigned)at.sms);

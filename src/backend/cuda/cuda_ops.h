@@ -54,7 +54,7 @@ typedef struct {
     uint16_t *z1, *z2, *z3;
     const float *w1, *w2, *w3;
     int32_t n_rows, dim, pitch;
-    bool turned; /* bf16 rows in the order that kk_cu_run_gemm reads */
+    bool swizzled; /* bf16 rows in the order that kk_cu_run_gemm reads */
 } kk_cu_between;
 cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a);
 
@@ -140,14 +140,14 @@ typedef struct {
         int32_t at, broken;
     } part[KK_CU_CHOOSE_ROWS][KK_CU_CHOOSE_BLOCKS];
     uint32_t done[KK_CU_CHOOSE_ROWS]; /* blocks; zero between launches */
-} kk_cu_choose_room;
+} kk_cu_choose_scratch;
 typedef struct {
     int32_t *token;      /* [n_rows] */
     kk_cu_pick *ring;    /* [slots][KK_CU_CHOOSE_ROWS], host memory that the device reaches */
     const int32_t *slot; /* device: which of them */
     const float *x;
     int32_t n_rows, dim;
-    kk_cu_choose_room *room;
+    kk_cu_choose_scratch *scratch;
 } kk_cu_choose;
 cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a);
 
@@ -172,7 +172,7 @@ typedef struct {
     uint16_t *out;
     const float *x;
     int32_t n_rows, dim, pitch;
-    bool turned; /* in the order that kk_cu_run_gemm reads */
+    bool swizzled; /* in the order that kk_cu_run_gemm reads */
 } kk_cu_round;
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a);
 
@@ -227,7 +227,7 @@ typedef struct {
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a);
 
 /* The same for any number of rows, in tiles: out[i] = w[i] x and its kin, bit for bit.  Rows of
- * bf16, those read and those written, are turned (kk_turned in arith.cuh). */
+ * bf16, those read and those written, are turned (kk_swizzled in arith.cuh). */
 cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
 /* One part whose K slices are still to be summed: out[slice][n_rows][n_out], *slices of them. */
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
@@ -240,13 +240,13 @@ typedef struct {
     const uint16_t *x;           /* [n_rows][n_in] */
     uint16_t *act;               /* [n_rows * n_used][act_pitch] */
     int32_t ffn, act_pitch;
-    float *each; /* [n_rows * n_used][n_out] */
-    void *room;  /* kk_cu_experts_room bytes */
-    float *out;  /* [n_rows][n_out] */
+    float *each;   /* [n_rows * n_used][n_out] */
+    void *scratch; /* kk_cu_experts_scratch bytes */
+    float *out;    /* [n_rows][n_out] */
 } kk_cu_experts;
 /* Whether they can be; else they go 16 rows at a time. */
 bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn);
-size_t kk_cu_experts_room(int32_t pairs, int32_t n_expert);
+size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert);
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a);
 cudaError_t kk_cu_setup_gemm(void);
 
@@ -379,7 +379,7 @@ typedef struct {
     int32_t head_first, n_logits, vocab;
     float cap, *head_out;
     /* Set by the launch. */
-    int32_t turn[7], part_floats, part_pitch;
+    int32_t shift[7], part_floats, part_pitch;
     int32_t parts_at, stage_at, shared; /* bytes of shared memory */
     uint64_t *trace;                    /* NULL; measurements: clocks at barriers, [mark][block] */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];

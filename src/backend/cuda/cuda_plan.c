@@ -48,8 +48,8 @@ kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v) {
 /* ---- products ------------------------------------------------------------------------------- */
 
 kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
-                        bool turned, kk_err *err) {
-    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch, turned};
+                        bool swizzled, kk_err *err) {
+    const kk_cu_round r = {dev->x.data, x, n_rows, dim, pitch, swizzled};
     if ((size_t)n_rows * (size_t)pitch * 2 > dev->x.bytes)
         return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, dim);
     KK_CUDA_TRY(kk_cu_run_round(kk_cuda_at(dev), &r), "rounding rows", err);
@@ -135,7 +135,7 @@ static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
                              .n_rows = a->n_rows,
                              .dim = dim,
                              .pitch = pitch,
-                             .turned = a->n_rows > KK_CU_ROWS};
+                             .swizzled = a->n_rows > KK_CU_ROWS};
     kk_cu_at at = kk_cuda_at(dev);
     if (pitch != dim) at.early = false;
     KK_CUDA_TRY(kk_cu_run_between(at, &b), "the router's norm", err);
@@ -168,7 +168,7 @@ static bool experts_fit(const kk_dev *dev, const kk_experts_args *a, size_t at_o
     if (pairs * (size_t)a->down->w.wrap * 64 > dev->act.bytes) return false;
     return at_once <= KK_CU_ROWS ||
            (pairs * (size_t)a->down->w.n_out * 4 <= dev->each.bytes &&
-            kk_cu_experts_room((int32_t)pairs, (int32_t)a->gate->w.n_mat) <= dev->lists.bytes);
+            kk_cu_experts_scratch((int32_t)pairs, (int32_t)a->gate->w.n_mat) <= dev->lists.bytes);
 }
 
 kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
@@ -196,7 +196,7 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
                            .ffn = a->ffn,
                            .act_pitch = act_pitch,
                            .each = dev->each.data,
-                           .room = dev->lists.data,
+                           .scratch = dev->lists.data,
                            .out = kk_cuda_f(a->out) + (size_t)r * (size_t)a->down->w.n_out};
         if (a->up) e.up = a->up->w;
         kk_cu_at at = kk_cuda_at(dev);
@@ -389,7 +389,7 @@ static cudaError_t run_argmax(const kk_dev *dev, const kk_cuda_op *op) {
 static cudaError_t run_choose(const kk_dev *dev, const kk_cuda_op *op) {
     const kk_choose_args *a = &op->a.choose;
     const kk_cu_choose e = {a->token->data, dev->picks, control_of(dev, op), kk_cuda_f(a->x),
-                            a->n_rows,      a->dim,     dev->choose_room};
+                            a->n_rows,      a->dim,     dev->choose_scratch};
     return kk_cu_run_choose_rows(kk_cuda_at(dev), &e);
 }
 

@@ -18,15 +18,15 @@ typedef struct {
 
 static places places_of(const kk_dev *dev, const kk_layer_args *a) {
     const size_t half = (size_t)a->rows->n_rows * (size_t)a->hidden;
-    return (places){.z1 = a->room.z->data,
-                    .z2 = (uint16_t *)a->room.z->data + half,
+    return (places){.z1 = a->scratch.z->data,
+                    .z2 = (uint16_t *)a->scratch.z->data + half,
                     .z3 = dev->x.data,
-                    .act = a->room.gate->data,
-                    .dense = kk_cuda_f(a->room.y2)};
+                    .act = a->scratch.gate->data,
+                    .dense = kk_cuda_f(a->scratch.y2)};
 }
 
 /* Whether buffers that hold something at the same time are different ones. */
-static bool apart(const kk_layer_rooms *b) {
+static bool apart(const kk_layer_scratch *b) {
     const kk_buf *all[] = {b->x, b->y, b->gate, b->y2, b->att, b->z};
     enum { N = sizeof all / sizeof *all };
     for (int i = 1; i < N; i++)
@@ -37,7 +37,7 @@ static bool apart(const kk_layer_rooms *b) {
 
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows) {
     const size_t rows = (size_t)n_rows, dim = (size_t)a->hidden;
-    return n_rows > KK_CU_ROWS && apart(&a->room) && rows * dim * 4 <= a->room.z->bytes &&
+    return n_rows > KK_CU_ROWS && apart(&a->scratch) && rows * dim * 4 <= a->scratch.z->bytes &&
            rows * dim * 2 <= dev->x.bytes &&
            rows * (size_t)a->w.router->w.n_out * 4 * 8 <= dev->logits.bytes;
 }
@@ -56,15 +56,15 @@ static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args 
                        kk_err *err) {
     const kk_layer_args *any = a ? a : before;
     assert(any);
-    kk_cu_between b = {.x = kk_cuda_f(any->room.x),
+    kk_cu_between b = {.x = kk_cuda_f(any->scratch.x),
                        .eps = any->eps,
                        .n_rows = any->rows->n_rows,
                        .dim = any->hidden,
                        .pitch = any->hidden,
-                       .turned = true};
+                       .swizzled = true};
     if (before) {
         b.a = places_of(dev, before).dense;
-        b.b = kk_cuda_f(before->room.y);
+        b.b = kk_cuda_f(before->scratch.y);
         b.wa = kk_cuda_f(before->w.post_ffn_norm_1);
         b.wb = kk_cuda_f(before->w.post_ffn_norm_2);
         b.w = kk_cuda_f(before->w.post_ffn_norm);
@@ -85,24 +85,24 @@ static kk_status attention(kk_dev *dev, const kk_layer_args *a, const kk_cuda_vi
     const kk_attend_args attend = kk_layer_attend(a);
     kk_cu_linear in = {
         .x = places_of(dev, a).z1, .n_rows = n_rows, .n_in = (int32_t)a->w.q->w.n_in};
-    add_part(&in, a->w.q, kk_cuda_f(a->room.q));
-    add_part(&in, a->w.k, kk_cuda_f(a->room.k));
-    if (a->w.v) add_part(&in, a->w.v, kk_cuda_f(a->room.v));
+    add_part(&in, a->w.q, kk_cuda_f(a->scratch.q));
+    add_part(&in, a->w.k, kk_cuda_f(a->scratch.k));
+    if (a->w.v) add_part(&in, a->w.v, kk_cuda_f(a->scratch.v));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
     KK_TRY(kk_cuda_store_now(dev, &store, v, err));
-    float *att = kk_cuda_f(a->room.att);
+    float *att = kk_cuda_f(a->scratch.att);
     KK_TRY(kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
     KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, true, err));
     kk_cu_linear out = {.x = dev->x.data, .n_rows = n_rows, .n_in = width};
-    add_part(&out, a->w.o, kk_cuda_f(a->room.y));
+    add_part(&out, a->w.o, kk_cuda_f(a->scratch.y));
     KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
     return KK_OK;
 }
 
 static kk_status norms(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     const places p = places_of(dev, a);
-    const kk_cu_between b = {.x = kk_cuda_f(a->room.x),
-                             .a = kk_cuda_f(a->room.y),
+    const kk_cu_between b = {.x = kk_cuda_f(a->scratch.x),
+                             .a = kk_cuda_f(a->scratch.y),
                              .w = kk_cuda_f(a->w.post_attention_norm),
                              .scale = 1.0f,
                              .eps = a->eps,
@@ -116,7 +116,7 @@ static kk_status norms(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
                              .n_rows = a->rows->n_rows,
                              .dim = a->hidden,
                              .pitch = a->hidden,
-                             .turned = true};
+                             .swizzled = true};
     KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "norms", err);
     return KK_OK;
 }
@@ -155,7 +155,7 @@ kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         const kk_cuda_view *v = &views[ops[*used].view];
         a = ops[*used].a.layer;
         a.rows = &rows;
-        if (v->n_rows != rows.n_rows || a.room.x != ops->a.layer.room.x) break;
+        if (v->n_rows != rows.n_rows || a.scratch.x != ops->a.layer.scratch.x) break;
         KK_TRY(run_layer(dev, &a, *used ? &before : NULL, v, err));
         before = a;
     }

@@ -432,7 +432,7 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
 /* Weights and buffers of a layer are pointers alone, without bytes in between. */
 static void copy_layer(kk_layer_args *to, const kk_layer_args *a) {
     to->w = a->w;
-    to->room = a->room;
+    to->scratch = a->scratch;
     to->k_norm = a->k_norm;
     to->rope_rows = a->rope_rows;
     to->rope_pos = a->rope_pos;

@@ -78,13 +78,13 @@ cudaError_t kk_cu_run_between(kk_cu_at at, const kk_cu_between *a) {
 template <int V>
 __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     norm_kernel(const __grid_constant__ kk_cu_norm a) {
-    __shared__ float room[16];
+    __shared__ float sums[16];
     const size_t at = (size_t)blockIdx.x * (size_t)a.dim;
     kk_next();
     kk_wait();
     kk_row<V> x = kk_row_load<V>(a.x + at, a.dim), w;
     if (a.w) w = kk_row_load<V>(a.w, a.dim);
-    const float inv = kk_inv_rms(x, a.dim, a.eps, room);
+    const float inv = kk_inv_rms(x, a.dim, a.eps, sums);
 #pragma unroll
     for (int i = 0; i < 4 * V; i++) {
         x.v[i] = __fmul_rn(x.v[i], inv);
@@ -103,14 +103,14 @@ cudaError_t kk_cu_run_norm(kk_cu_at at, const kk_cu_norm *a) {
 template <int V>
 __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     residual_kernel(const __grid_constant__ kk_cu_residual a) {
-    __shared__ float room[16];
+    __shared__ float sums[16];
     const size_t at = (size_t)blockIdx.x * (size_t)a.dim;
     kk_next();
     kk_wait();
     kk_row<V> y = kk_row_load<V>(a.a + at, a.dim), x = kk_row_load<V>(a.x + at, a.dim);
     if (a.w) {
         const kk_row<V> w = kk_row_load<V>(a.w, a.dim);
-        kk_scale(y, y, kk_inv_rms(y, a.dim, a.eps, room), w);
+        kk_scale(y, y, kk_inv_rms(y, a.dim, a.eps, sums), w);
     }
 #pragma unroll
     for (int i = 0; i < 4 * V; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), a.scale);
@@ -175,7 +175,7 @@ cudaError_t kk_cu_run_ropes(kk_cu_at at, const kk_cu_rope *a, int n) {
 /* A block per piece of dim values. */
 __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     ple_kernel(const __grid_constant__ kk_cu_ple a) {
-    __shared__ float room[16];
+    __shared__ float sums[16];
     const size_t r = blockIdx.y, l = blockIdx.x, at = (r * gridDim.x + l) * (size_t)a.dim;
     kk_next();
     kk_wait();
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     const kk_row<1> w = kk_row_load<1>(a.w, a.dim);
 #pragma unroll
     for (int i = 0; i < 4; i++) c.v[i] = __fmul_rn(c.v[i], a.proj_scale);
-    kk_scale(c, c, kk_inv_rms(c, a.dim, a.eps, room), w);
+    kk_scale(c, c, kk_inv_rms(c, a.dim, a.eps, sums), w);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int k = 4 * (int)threadIdx.x + i;
@@ -232,7 +232,7 @@ __global__ void round_kernel(const __grid_constant__ kk_cu_round a) {
     }
 }
 /* Turned: a thread has a 16-byte piece, two neighbours out of each eight values of 32. */
-__global__ void round_turned_kernel(const __grid_constant__ kk_cu_round a) {
+__global__ void round_swizzled_kernel(const __grid_constant__ kk_cu_round a) {
     kk_next();
     kk_wait();
     const size_t per = (size_t)a.pitch / 8;
@@ -251,8 +251,8 @@ __global__ void round_turned_kernel(const __grid_constant__ kk_cu_round a) {
 }
 cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a) {
     const size_t n = (size_t)a->n_rows * (size_t)a->pitch;
-    if (a->turned)
-        return kk_launch(at, round_turned_kernel, *a, kk_blocks(n / 8, THREADS), THREADS, 0);
+    if (a->swizzled)
+        return kk_launch(at, round_swizzled_kernel, *a, kk_blocks(n / 8, THREADS), THREADS, 0);
     return kk_launch(at, round_kernel, *a, kk_blocks(n, THREADS), THREADS, 0);
 }
 
@@ -364,7 +364,7 @@ __device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, i
 
 __global__ void __launch_bounds__(CHOOSE_THREADS)
     choose_rows_kernel(const __grid_constant__ kk_cu_choose a) {
-    __shared__ found room[CHOOSE_THREADS / 32];
+    __shared__ found warps[CHOOSE_THREADS / 32];
     __shared__ bool last;
     const int row = (int)blockIdx.y, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     kk_next();
@@ -376,20 +376,20 @@ __global__ void __launch_bounds__(CHOOSE_THREADS)
          c += (int)(gridDim.x * blockDim.x))
         see_chunk(f, x, c, a.dim);
     join_warp(f);
-    if (lane == 0) room[warp] = f;
+    if (lane == 0) warps[warp] = f;
     __syncthreads();
     if (warp == 0) {
-        f = lane < CHOOSE_THREADS / 32 ? room[lane] : found{0, 0, -1, 0};
+        f = lane < CHOOSE_THREADS / 32 ? warps[lane] : found{0, 0, -1, 0};
         join_warp(f);
     }
-    auto *part = a.room->part[row];
+    auto *part = a.scratch->part[row];
     if (threadIdx.x == 0) {
         part[blockIdx.x].sum = f.sum;
         part[blockIdx.x].best = f.best;
         part[blockIdx.x].at = f.at;
         part[blockIdx.x].broken = f.broken;
         __threadfence();
-        last = atomicAdd(&a.room->done[row], 1u) == gridDim.x - 1;
+        last = atomicAdd(&a.scratch->done[row], 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last || warp != 0) return;
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(CHOOSE_THREADS)
     }
     join_warp(f);
     if (lane == 0) {
-        a.room->done[row] = 0;
+        a.scratch->done[row] = 0;
         a.token[row] = f.at;
         kk_cu_pick *to = a.ring + (size_t)*a.slot * KK_CU_CHOOSE_ROWS + row;
         to->token = f.at;

@@ -155,7 +155,7 @@ static kk_cu_weight shape_of(const kk_matrix *m) {
 }
 
 /* Counted by who opened the file. */
-static kk_status take_room(kk_dev *dev, kk_weight *w, kk_err *err) {
+static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
     size_t free = 0, total = 0;
     void *data = NULL;
     const cudaError_t e =
@@ -185,7 +185,7 @@ kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, k
     w->w = shape_of(m);
     w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) * 512;
     kk_status st = stage_open(dev, err);
-    if (st == KK_OK) st = take_room(dev, w, err);
+    if (st == KK_OK) st = allocate(dev, w, err);
     if (st == KK_OK) st = fill_weight(dev, m, w, err);
     if (st != KK_OK) {
         kk_cuda_weight_free(dev, w);

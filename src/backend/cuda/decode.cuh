@@ -30,7 +30,7 @@ template <bool HIGH, int NS> struct kk_linear_job {
     const kk_linear_job_args &a;
     char *stage;
 
-    __device__ kk_linear_job(const kk_linear_job_args &args, char *room) : a(args), stage(room) {}
+    __device__ kk_linear_job(const kk_linear_job_args &args, char *smem) : a(args), stage(smem) {}
     struct at {
         int unit, left, part; /* of all parts; of its part */
     };
@@ -94,10 +94,10 @@ template <bool HIGH, int NS> struct kk_linear_job {
 template <bool HIGH, int NS>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char smem[];
     kk_ring ring;
-    ring.open(room);
-    float *part = (float *)(room + KK_RINGS_BYTES);
+    ring.open(smem);
+    float *part = (float *)(smem + KK_RINGS_BYTES);
     kk_linear_job<HIGH, NS> job(a, (char *)(part + kk_part_floats(HIGH)));
     kk_stream<HIGH, NS>(job, part, ring);
 }
@@ -121,8 +121,8 @@ template <bool HIGH> struct kk_gate_job {
     kk_choice *c;
     char *stage;
 
-    __device__ kk_gate_job(const kk_gate_args &args, kk_choice *choice, char *room)
-        : a(args), c(choice), stage(room) {}
+    __device__ kk_gate_job(const kk_gate_args &args, kk_choice *choice, char *smem)
+        : a(args), c(choice), stage(smem) {}
     struct at {
         int k, strip; /* active expert, of its strips */
     };
@@ -177,11 +177,11 @@ template <bool HIGH> struct kk_gate_job {
 template <bool HIGH>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
     kk_ring ring;
-    ring.open(room);
-    float *part = (float *)(room + KK_RINGS_BYTES);
+    ring.open(smem);
+    float *part = (float *)(smem + KK_RINGS_BYTES);
     if (threadIdx.x == 0) choice.n_active = 1; /* until they are known: no unit is the last */
     __syncthreads();
     kk_gate_job<HIGH> job(a, &choice, (char *)(part + kk_part_floats(HIGH)));
@@ -218,11 +218,11 @@ __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choi
 template <bool HIGH>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
     kk_ring ring;
-    ring.open(room);
-    float *result = (float *)(room + KK_RINGS_BYTES); /* [2][pairs][8] */
+    ring.open(smem);
+    float *result = (float *)(smem + KK_RINGS_BYTES); /* [2][pairs][8] */
     const int pairs = a.choice.n_rows * a.choice.n_used;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     /* The kernel before said kk_next after its wait, so the router's sums are there. */
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
         pitch = kk_stage_stride(a.act_pitch) / 2;
         __syncthreads();
     }
-    int turn = 0;
-    for (int strip = b; strip < a.strips; strip += grid, turn++) {
-        float *to = result + (turn & 1) * pairs * 8;
+    int nth = 0;
+    for (int strip = b; strip < a.strips; strip += grid, nth++) {
+        float *to = result + (nth & 1) * pairs * 8;
         for (int k = warp; k < choice.n_active; k += KK_BLOCK_WARPS) {
             const int from = choice.first[k], rows = choice.first[k + 1] - from;
             const int one_row = choice.pair[from + (g < rows ? g : 0)];

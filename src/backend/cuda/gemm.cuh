@@ -9,7 +9,7 @@
  * while the last one is being written.
  *
  * Rows come turned: of every 32 inputs, the words (pairs of values) lie in the order in which
- * ldmatrix hands them to the lanes that hold the same inputs of a strip (kk_turned in arith.cuh).
+ * ldmatrix hands them to the lanes that hold the same inputs of a strip (kk_swizzled in arith.cuh).
  * In shared memory the eight 16-byte pieces of a row change places with the row's number, so that
  * no bank is hit twice.
  *
@@ -287,13 +287,13 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     const kk_gemm_args &a;
     kk_filler<EXPERTS, GLU> filler;
     kk_summer s;
-    char *room;
+    char *smem;
     int slot;         /* the stage being summed */
     int x_off, w_off; /* this lane's place in a stage */
 
     __device__ __forceinline__ kk_gemm(const kk_gemm_args &args, kk_tile_lists *lists, char *r,
                                        int tiles)
-        : a(args), filler(args, lists, tiles), room(r), slot(0), x_off(0) {
+        : a(args), filler(args, lists, tiles), smem(r), slot(0), x_off(0) {
         const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
         w_off = KK_TILE_X + warp % 4 * KK_WARP_STRIPS * 1024 + lane * 16;
     }
@@ -303,14 +303,14 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     static __device__ __forceinline__ int first_piece(const kk_place &p) {
         return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
     }
-    __device__ __forceinline__ const char *stage() const { return room + slot * KK_TILE_STAGE; }
+    __device__ __forceinline__ const char *stage() const { return smem + slot * KK_TILE_STAGE; }
     __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
 
     __device__ __forceinline__ void begin() {
         filler.seek();
 #pragma unroll
         for (int i = 0; i < KK_TILE_STAGES; i++) {
-            filler.fill(kk_shared(room) + i * KK_TILE_STAGE);
+            filler.fill(kk_shared(smem) + i * KK_TILE_STAGE);
         }
         kk_copies_wait<KK_TILE_STAGES - 1>();
         kk_block_barrier();
@@ -403,9 +403,9 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
                 const uint32_t both = kk_dbf16x2(kk_glu_of(gate[0], up[0], a.silu),
                                                  kk_glu_of(gate[1], up[1], a.silu));
                 if (o + 8 * k + 1 < m.n_out)
-                    *(uint32_t *)(to + kk_turned(o + 8 * k)) = both;
+                    *(uint32_t *)(to + kk_swizzled(o + 8 * k)) = both;
                 else if (o + 8 * k < m.n_out)
-                    to[kk_turned(o + 8 * k)] = (uint16_t)both;
+                    to[kk_swizzled(o + 8 * k)] = (uint16_t)both;
             }
             return;
         }
@@ -461,11 +461,11 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
 template <bool EXPERTS, bool GLU>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
     kk_gemm_kernel(const __grid_constant__ kk_gemm_args a) {
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char smem[];
     __shared__ kk_tile_lists lists;
     kk_wait();
     kk_next();
-    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, room, EXPERTS ? *a.n_tiles : a.tiles);
+    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, smem, EXPERTS ? *a.n_tiles : a.tiles);
     g.run();
 }
 

@@ -51,10 +51,10 @@ __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, cons
     }
 #pragma unroll
     for (int i = 0; FULL && i < D / 64; i++) {
-        const bool turn = lane + 32 * i < n_rot;
+        const bool rotate = lane + 32 * i < n_rot;
         const float a = h.v[i], b = h.v[i + D / 64];
-        h.v[i] = turn ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
-        h.v[i + D / 64] = turn ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
+        h.v[i] = rotate ? __fmaf_rn(-b, n[i], __fmul_rn(a, c[i])) : a;
+        h.v[i + D / 64] = rotate ? __fmaf_rn(a, n[i], __fmul_rn(b, c[i])) : b;
     }
 }
 
@@ -258,16 +258,16 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         const float x = lo[e], y = hi[e];
-        const bool turn = at + e < n_rot;
-        lo[e] = turn ? __fmaf_rn(-y, s[e], __fmul_rn(x, c[e])) : x;
-        hi[e] = turn ? __fmaf_rn(x, s[e], __fmul_rn(y, c[e])) : y;
+        const bool rotate = at + e < n_rot;
+        lo[e] = rotate ? __fmaf_rn(-y, s[e], __fmul_rn(x, c[e])) : x;
+        hi[e] = rotate ? __fmaf_rn(x, s[e], __fmul_rn(y, c[e])) : y;
     }
 }
 
 /* ---- sight -------------------------------------------------------------------------------- */
 
 /* What a row sees: [0, sink) and [from, to).  Positions are below 2^31. */
-struct kk_sight {
+struct kk_visible {
     int sink, from, to;
     __device__ __forceinline__ bool page(int p) const {
         return p * KK_PAGE < sink || ((p + 1) * KK_PAGE > from && p * KK_PAGE < to);
@@ -275,15 +275,16 @@ struct kk_sight {
 };
 
 /* Of a row at `at`; block: of all rows of the group [at, end). */
-__device__ __forceinline__ kk_sight kk_sight_at(int at, int end, int window, int sink, bool block) {
-    kk_sight s = {sink, window ? max(at - window + 1, 0) : 0, block ? end : at + 1};
+__device__ __forceinline__ kk_visible kk_visible_at(int at, int end, int window, int sink,
+                                                    bool block) {
+    kk_visible s = {sink, window ? max(at - window + 1, 0) : 0, block ? end : at + 1};
     if (s.sink >= s.from) s.sink = s.from = 0;
     return s;
 }
-__device__ __forceinline__ kk_sight kk_sight_of(const kk_cu_attend &a, const kk_cu_tile &t,
-                                                int row) {
-    return kk_sight_at(a.block ? (int)t.group_pos : (int)t.pos + row, (int)t.group_end, a.window,
-                       a.sink, a.block);
+__device__ __forceinline__ kk_visible kk_visible_of(const kk_cu_attend &a, const kk_cu_tile &t,
+                                                    int row) {
+    return kk_visible_at(a.block ? (int)t.group_pos : (int)t.pos + row, (int)t.group_end, a.window,
+                         a.sink, a.block);
 }
 
 /* The same within one page, which starts at position base: a bit per key. */
@@ -296,7 +297,7 @@ __device__ __forceinline__ uint64_t kk_first_keys(int n) {
 __device__ __forceinline__ uint64_t kk_keys(int from, int to, int base) {
     return kk_first_keys(kk_clip(to, base)) & ~kk_first_keys(kk_clip(from, base));
 }
-__device__ __forceinline__ uint64_t kk_seen(const kk_sight &s, int base) {
+__device__ __forceinline__ uint64_t kk_visible_mask(const kk_visible &s, int base) {
     return kk_keys(s.from, s.to, base) | kk_first_keys(kk_clip(s.sink, base));
 }
 
@@ -311,8 +312,8 @@ struct kk_tile_pages {
 };
 
 /* Of rows between these two. */
-__device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_sight &first,
-                                                          const kk_sight &last) {
+__device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_visible &first,
+                                                          const kk_visible &last) {
     kk_tile_pages p;
     p.window = first.from / KK_PAGE;
     /* A row further on may have a sink apart from its window. */
@@ -322,7 +323,7 @@ __device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_sight &first,
     return p;
 }
 __device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
-    return kk_pages_between(kk_sight_of(a, t, 0), kk_sight_of(a, t, t.rows - 1));
+    return kk_pages_between(kk_visible_of(a, t, 0), kk_visible_of(a, t, t.rows - 1));
 }
 
 /* Rows of a tile that are done now, from a.first_row on. */

@@ -86,17 +86,17 @@ __device__ __forceinline__ void kk_grid_skew() {
 __device__ __forceinline__ void kk_grid_arrive(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_mark(a, s);
     kk_grid_skew();
-    asm volatile("bar.arrive 3, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+    asm volatile("bar.arrive 3, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
 }
 __device__ __forceinline__ void kk_grid_wait(const kk_cu_mega &a, kk_mega_shared &s) {
-    asm volatile("bar.sync 4, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+    asm volatile("bar.sync 4, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
     kk_grid_mark(a, s);
 }
 
 /* For warps that need not wait; before they come to the next barrier, those that did have to say so
- * (kk_meet_passed): else it would be taken for this one. */
+ * (kk_barrier_passed): else it would be taken for this one. */
 __device__ __forceinline__ void kk_grid_pass() {
-    asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+    asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
 }
 
 /* All blocks have come this far, and what they wrote can be read. */
@@ -107,13 +107,13 @@ __device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared
 
 /* Meetings with the router's warp: rows are normed; one row's experts are chosen, or those of more
  * rows can be. */
-template <bool WAIT> __device__ __forceinline__ void kk_meet_normed() {
+template <bool WAIT> __device__ __forceinline__ void kk_barrier_normed() {
     if (WAIT)
-        asm volatile("bar.sync 5, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+        asm volatile("bar.sync 5, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
     else
-        asm volatile("bar.arrive 5, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+        asm volatile("bar.arrive 5, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
 }
-template <bool WAIT> __device__ __forceinline__ void kk_meet_chosen(int threads) {
+template <bool WAIT> __device__ __forceinline__ void kk_barrier_chosen(int threads) {
     if (WAIT)
         asm volatile("bar.sync 6, %0;" ::"r"(threads) : "memory");
     else
@@ -121,27 +121,29 @@ template <bool WAIT> __device__ __forceinline__ void kk_meet_chosen(int threads)
 }
 
 /* Meetings of the two groups: rows for the experts are staged; experts are listed. */
-template <bool WAIT> __device__ __forceinline__ void kk_meet_staged() {
+template <bool WAIT> __device__ __forceinline__ void kk_barrier_staged() {
     if (WAIT)
         asm volatile("bar.sync 8, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
     else
         asm volatile("bar.arrive 8, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
-template <bool WAIT> __device__ __forceinline__ void kk_meet_listed() {
+template <bool WAIT> __device__ __forceinline__ void kk_barrier_listed() {
     if (WAIT)
         asm volatile("bar.sync 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
     else
         asm volatile("bar.arrive 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
 /* The second group is past a barrier of all blocks that the first did not wait for. */
-template <bool WAIT> __device__ __forceinline__ void kk_meet_passed() {
+template <bool WAIT> __device__ __forceinline__ void kk_barrier_passed() {
     if (WAIT)
         asm volatile("bar.sync 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
     else
         asm volatile("bar.arrive 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
 /* And of the second group alone: rows of the dense second matrix are staged. */
-__device__ __forceinline__ void kk_meet_dense() { asm volatile("bar.sync 10, 256;" ::: "memory"); }
+__device__ __forceinline__ void kk_barrier_dense() {
+    asm volatile("bar.sync 10, 256;" ::: "memory");
+}
 
 /* A layer's pointers, word by word. */
 __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_shared &s,
@@ -156,16 +158,16 @@ __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_
  * weights may be asked for again, but not before others were told: that waits for every copy under
  * way. */
 template <class S>
-__device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shared &s, int n,
-                                               int per, int before) {
+__device__ __forceinline__ void kk_grid_poll(const kk_cu_mega &a, kk_mega_shared &s, int n, int per,
+                                             int before) {
     const bool first = kk_tid() % KK_WARP == 0;
 #pragma unroll 1
     for (int i = 0, at = -before, layer = 0; i < n; i++) {
-        asm volatile("bar.sync 3, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+        asm volatile("bar.sync 3, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
         if (first)
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.barrier) : "memory");
         if (at == 0 && layer + 1 < a.n_layer) kk_mega_copy_layer(a, s, layer + 1);
-        if (at == 1 && first) kk_feed_until(s, layer, MEGA_EXPERTS);
+        if (at == 1 && first) kk_producer_until(s, layer, MEGA_EXPERTS);
         if (++at == per) {
             at = 0;
             layer++;
@@ -189,7 +191,7 @@ __device__ __forceinline__ void kk_grid_porter(const kk_cu_mega &a, kk_mega_shar
             while (seen < target);
         }
         __syncwarp();
-        asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_MEET) : "memory");
+        asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
     }
 }
 
@@ -219,39 +221,41 @@ __device__ __forceinline__ uint4 kk_lds(uint32_t at) {
  * otherwise. */
 struct kk_acts_at {
     const char *base;
-    int stride; /* bytes */
-    bool near;  /* in shared memory */
+    int stride;   /* bytes */
+    bool in_smem; /* in shared memory */
 };
 
 /* Where rows are read: at room, if they fit before `end`.  One row always fits, and needs no
  * padding: nothing is read beside it. */
 template <class S>
-__device__ __forceinline__ kk_acts_at kk_stage_at(char *room, const char *end, const uint16_t *x,
+__device__ __forceinline__ kk_acts_at kk_stage_at(char *smem, const char *end, const uint16_t *x,
                                                   int n_rows, int n_in) {
     const int stride = S::ONE ? n_in * 2 : kk_stage_stride(n_in);
-    if (S::ONE || end - room >= (long)n_rows * stride) return kk_acts_at{room, stride, true};
+    if (S::ONE || end - smem >= (long)n_rows * stride) return kk_acts_at{smem, stride, true};
     return kk_acts_at{(const char *)x, n_in * 2, false};
 }
 
 /* Sixteen bytes on their way to shared memory, past the near cache; and all are there. */
-__device__ __forceinline__ void kk_near_copy(uint32_t to, const void *from) {
+__device__ __forceinline__ void kk_cp_async16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void kk_near_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void kk_cp_async_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 /* Brings them there.  The first `skip` warps have something else to do, and do not call this. */
 template <class S>
 __device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16_t *x, int n_rows,
                                               int n_in, int skip = 0) {
-    if (!S::ONE && !at.near) return;
+    if (!S::ONE && !at.in_smem) return;
     const int per = n_in / 8, threads = KK_MEGA_THREADS - skip * KK_WARP;
     const uint32_t to = kk_shared(at.base);
 #pragma unroll 1
     for (int i = kk_tid() - skip * KK_WARP; i < n_rows * per; i += threads) {
         const int r = S::ONE ? 0 : i / per;
-        kk_near_copy(to + r * at.stride + (i - r * per) * 16, (const uint4 *)x + i);
+        kk_cp_async16(to + r * at.stride + (i - r * per) * 16, (const uint4 *)x + i);
     }
-    kk_near_wait();
+    kk_cp_async_wait();
 }
 
 /* ---- products ----------------------------------------------------------------------------- */
@@ -266,14 +270,15 @@ __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const
 /* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and
  * hi on.  Of a slot that is not full the rest is read, and left out. */
 template <class S>
-__device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed &f, const char *lo,
-                                                const char *hi, int n, bool near, bool both) {
+__device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consumer &f,
+                                                const char *lo, const char *hi, int n, bool in_smem,
+                                                bool both) {
     constexpr int CHUNK = KK_MEGA_CHUNK;
     const uint32_t lane = ((uint32_t)kk_tid() % KK_WARP) * 16;
 #pragma unroll 1
     for (; n > 0; n -= CHUNK) {
         uint4 one[CHUNK], two[CHUNK], x[CHUNK], y[CHUNK];
-        if (S::ONE || near) {
+        if (S::ONE || in_smem) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 x[i] = kk_lds(kk_shared(lo) + i * 64); /* staged rows have room behind them */
@@ -287,7 +292,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
                 y[i] = S::HIGH && both ? *(const uint4 *)(hi + at) : x[i];
             }
         }
-        const uint32_t slot = kk_feed_wait<S>(f) + lane;
+        const uint32_t slot = kk_consumer_wait<S>(f) + lane;
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) {
             one[i] = kk_lds(slot + i * 512);
@@ -299,7 +304,7 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_feed 
             kk_step_rows(c, one[i], two[i], x[i]);
             if (S::HIGH && both) kk_step_rows(d, one[i], two[i], y[i]);
         }
-        kk_feed_release<S>(f);
+        kk_consumer_release<S>(f);
         lo += CHUNK * 64;
         hi += CHUNK * 64;
     }
@@ -345,8 +350,8 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
 /* A row after attention: residual. */
 __device__ __forceinline__ void kk_add_attention(kk_mega_row &x, kk_mega_row &y,
                                                  const kk_mega_row &w, int dim, float eps,
-                                                 float *room) {
-    kk_scale(y, y, kk_inv_rms(y, dim, eps, room), w);
+                                                 float *sums) {
+    kk_scale(y, y, kk_inv_rms(y, dim, eps, sums), w);
 #pragma unroll
     for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
 }
@@ -359,16 +364,16 @@ __device__ __forceinline__ float kk_router_root() {
 /* Row kk_bid() after attention, and the norms that the dense part, the experts and the router
  * take. */
 __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                               float (*room)[16]) {
+                                               float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
     const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.y + at, dim), x = kk_mega_load(a.x + at, dim);
     const kk_mega_row w = kk_mega_load(l.norm_att, dim);
     const kk_mega_row w1 = kk_mega_load(l.norm_ffn, dim), w2 = kk_mega_load(l.norm_experts, dim);
     const kk_mega_row w3 = kk_mega_load(l.router_scale, dim);
-    kk_add_attention(x, y, w, dim, a.eps, room[0]);
+    kk_add_attention(x, y, w, dim, a.eps, sums[0]);
     kk_row_store(a.x + at, x, dim);
-    const float inv = kk_inv_rms(x, dim, a.eps, room[1]);
+    const float inv = kk_inv_rms(x, dim, a.eps, sums[1]);
     kk_mega_put(a.z1 + at, x, inv, w1, 1.0f, dim);
     kk_mega_put(a.z2 + at, x, inv, w2, 1.0f, dim);
     kk_mega_put(a.z3 + at, x, inv, w3, kk_router_root(), dim);
@@ -378,22 +383,22 @@ __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_
 __device__ __forceinline__ void kk_tail_row(kk_mega_row &y, kk_mega_row &b, kk_mega_row &x,
                                             const kk_mega_row &wa, const kk_mega_row &wb,
                                             const kk_mega_row &w, float scale, int dim, float eps,
-                                            float (*room)[16]) {
-    kk_row_sum_begin(y, room[0]);
-    kk_row_sum_begin(b, room[1]);
+                                            float (*sums)[16]) {
+    kk_row_sum_begin(y, sums[0]);
+    kk_row_sum_begin(b, sums[1]);
     kk_sync();
-    kk_scale(y, y, kk_row_sum_end(dim, eps, room[0]), wa);
-    kk_scale(b, b, kk_row_sum_end(dim, eps, room[1]), wb);
+    kk_scale(y, y, kk_row_sum_end(dim, eps, sums[0]), wa);
+    kk_scale(b, b, kk_row_sum_end(dim, eps, sums[1]), wb);
 #pragma unroll
     for (int i = 0; i < 8; i++) y.v[i] = __fadd_rn(y.v[i], b.v[i]);
-    kk_scale(y, y, kk_inv_rms(y, dim, eps, room[2]), w);
+    kk_scale(y, y, kk_inv_rms(y, dim, eps, sums[2]), w);
 #pragma unroll
     for (int i = 0; i < 8; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), scale);
 }
 
 /* Row kk_bid() at the end of a layer, and the norm that follows, if any. */
 __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                             const float *next, float (*room)[16]) {
+                                             const float *next, float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
     const size_t at = (size_t)kk_bid() * (size_t)dim;
     kk_mega_row y = kk_mega_load(a.dense + at, dim), b = kk_mega_load(a.moe + at, dim);
@@ -401,17 +406,17 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
     const kk_mega_row w = kk_mega_load(l.norm_out, dim);
     const kk_mega_row w1 = kk_mega_load(next ? next : l.norm_out, dim); /* no branch among loads */
-    kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, room);
+    kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, sums);
     kk_row_store(a.x + at, x, dim);
-    if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, room[3]), w1, 1.0f, dim);
+    if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, sums[3]), w1, 1.0f, dim);
 }
 
 /* A row that only has to be normed, into row kk_bid() of z1. */
 __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x, const float *w,
-                                             float (*room)[16]) {
+                                             float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
     const kk_mega_row r = kk_mega_load(x, dim), by = kk_mega_load(w, dim);
-    const float inv = kk_inv_rms(r, dim, a.eps, room[0]);
+    const float inv = kk_inv_rms(r, dim, a.eps, sums[0]);
     kk_mega_put(a.z1 + (size_t)kk_bid() * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
@@ -421,7 +426,7 @@ __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x
  * Weights are asked for before the barrier. */
 template <class S>
 __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_shared &s, int layer,
-                                              char *room) {
+                                              char *smem) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const int dim = S::HIDDEN;
     kk_grid_arrive(a, s);
@@ -433,17 +438,17 @@ __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_share
     kk_add_attention(x, y, w, dim, a.eps, s.sums[0]);
     if (kk_bid() == 0) kk_row_store((float *)a.z1, x, dim);
     const float inv = kk_inv_rms(x, dim, a.eps, s.sums[1]);
-    kk_mega_put((uint16_t *)(room + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
-    kk_mega_put((uint16_t *)(room + KK_ONE_EXPERTS), x, inv, w2, 1.0f, dim);
+    kk_mega_put((uint16_t *)(smem + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
+    kk_mega_put((uint16_t *)(smem + KK_ONE_EXPERTS), x, inv, w2, 1.0f, dim);
     const int from = kk_bid() % KK_SLICES * KK_ONE_SLICE;
-    kk_mega_put((uint16_t *)(room + KK_ONE_PIECE), x, inv, w3, kk_router_root(),
+    kk_mega_put((uint16_t *)(smem + KK_ONE_PIECE), x, inv, w3, kk_router_root(),
                 from + KK_ONE_SLICE, from);
 }
 
 /* And the end of a layer: what the next product takes goes to shared memory. */
 template <class S>
 __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared &s, int layer,
-                                            const float *next, char *room) {
+                                            const float *next, char *smem) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const int dim = S::HIDDEN;
     kk_grid_arrive(a, s);
@@ -456,16 +461,16 @@ __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared 
     kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, s.sums);
     if (kk_bid() == 0) kk_row_store(a.x, x, dim);
     const float inv = kk_inv_rms(x, dim, a.eps, s.sums[3]);
-    kk_mega_put((uint16_t *)(room + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
+    kk_mega_put((uint16_t *)(smem + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
 }
 
 /* The first layer's norm. */
 template <class S>
-__device__ __forceinline__ void kk_one_norm(const kk_cu_mega &a, kk_mega_shared &s, char *room) {
+__device__ __forceinline__ void kk_one_norm(const kk_cu_mega &a, kk_mega_shared &s, char *smem) {
     const int dim = S::HIDDEN;
     const kk_mega_row r = kk_mega_load(a.x, dim), by = kk_mega_load(s.layer[0].norm_in, dim);
     const float inv = kk_inv_rms(r, dim, a.eps, s.sums[0]);
-    kk_mega_put((uint16_t *)(room + KK_ONE_ROW), r, inv, by, 1.0f, dim);
+    kk_mega_put((uint16_t *)(smem + KK_ONE_ROW), r, inv, by, 1.0f, dim);
 }
 
 /* ---- units -------------------------------------------------------------------------------- */
@@ -546,7 +551,7 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
 struct kk_mega_rows {
     const char *lo, *hi;
     int first, n; /* of the expert's pairs, in DOWN */
-    bool near;
+    bool in_smem;
 };
 
 /* expert: whose, of the chosen; or -1. */
@@ -556,7 +561,7 @@ __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
                                                         kk_acts_at x) {
     const int tid = kk_tid(), g = tid % KK_WARP / 4, t = tid % 4;
     const kk_choice *c = &s.choice;
-    kk_mega_rows r = {NULL, NULL, 0, KIND == KK_KIND_HEAD ? S::logits(a) : S::rows(a), x.near};
+    kk_mega_rows r = {NULL, NULL, 0, KIND == KK_KIND_HEAD ? S::logits(a) : S::rows(a), x.in_smem};
     if (S::ONE) {
         r.first = KIND == KK_KIND_DOWN ? expert : 0;
         r.lo = r.hi = x.base + (KIND == KK_KIND_DOWN ? expert * x.stride : 0) + t * 16;
@@ -611,7 +616,7 @@ __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_
 /* One unit but of DOWN: a slice of its sums. */
 template <class S, int KIND>
 __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_mega_shared &s,
-                                                 kk_feed &f, float *to, int layer, int phase,
+                                                 kk_consumer &f, float *to, int layer, int phase,
                                                  int unit, kk_acts_at x) {
     const int tid = kk_tid(), slice = tid / KK_WARP % KK_SLICES, t = tid % 4;
     const int steps = kk_mega_steps<S>(a, s, layer, phase), pitch = S::pitch(a);
@@ -619,8 +624,8 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const int expert = phase == MEGA_EXPERTS ? unit / (S::EXPERT_FFN / 8) : -1;
     const kk_mega_rows r = kk_mega_rows_of<S, KIND>(a, s, expert, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.near, r.n > 8);
-    kk_feed_skip<S>(f, kk_mega_slots(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
+    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.in_smem, r.n > 8);
+    kk_consumer_skip<S>(f, kk_mega_slots(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
         *(float2 *)at = make_float2(c[0], c[1]);
@@ -635,17 +640,17 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
 /* A unit of DOWN: an expert at a time, by a warp each. */
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
-                                                 kk_feed &f, float *to, kk_acts_at x) {
+                                                 kk_consumer &f, float *to, kk_acts_at x) {
     const int steps = S::EXPERT_FFN / KK_STEP, slice = kk_mega_slice();
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
         if (e >= s.choice.n_active) {
-            kk_feed_skip<S>(f, kk_mega_slots(steps, true));
+            kk_consumer_skip<S>(f, kk_mega_slots(steps, true));
             break;
         }
         const kk_mega_rows r = kk_mega_rows_of<S, KK_KIND_DOWN>(a, s, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.near, r.n > 8);
+        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.in_smem, r.n > 8);
         kk_mega_put_pairs<S>(s, to, r, c, d);
     }
 }
@@ -654,29 +659,29 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
  * phase to phase where no barrier comes between. */
 template <class S, int KIND>
 __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_shared &s,
-                                                   kk_feed &f, float *parts, int layer, int phase,
-                                                   kk_acts_at x, int turn = 0) {
+                                                   kk_consumer &f, float *parts, int layer,
+                                                   int phase, kk_acts_at x, int nth = 0) {
     const int units = kk_mega_units<S>(a, s, layer, phase), size = S::sums(a);
-    kk_feed_find<S>(f);
+    kk_consumer_open<S>(f);
 #pragma unroll 1
     for (int u = kk_mega_first<S>(a, phase, kk_mega_group()); u < units;
-         u += kk_mega_stride<S>(phase), turn++) {
-        float *to = parts + (kk_mega_group() * 2 + (turn & 1)) * size;
+         u += kk_mega_stride<S>(phase), nth++) {
+        float *to = parts + (kk_mega_group() * 2 + (nth & 1)) * size;
         if (KIND == KK_KIND_DOWN)
             kk_mega_pairs_of<S>(a, s, f, to, x);
         else
             kk_mega_slice_of<S, KIND>(a, s, f, to, layer, phase, u, x);
-        kk_group_sum<S>(f);
+        kk_group_barrier<S>(f);
         if (KIND == KK_KIND_DOWN && !S::ONE)
             kk_mega_add_slots<S>(a, s, u, to);
-        else if (turn % KK_SLICES == kk_mega_slice()) {
+        else if (nth % KK_SLICES == kk_mega_slice()) {
             if (KIND == KK_KIND_DOWN)
                 kk_mega_add_slots<S>(a, s, u, to);
             else
                 kk_mega_finish<S, KIND>(a, s, layer, phase, u, to);
         }
     }
-    return turn;
+    return nth;
 }
 
 /* ---- the router --------------------------------------------------------------------------- */
@@ -690,7 +695,7 @@ enum {
 static_assert(KK_ROUTER_STEPS * KK_STEP * KK_SLICES == KK_CU_26B_HIDDEN, "slices of one length");
 
 /* This block's piece, which comes to shared memory a layer ahead. */
-struct kk_router_room {
+struct kk_router_smem {
     uint4 piece[KK_ROUTER_STEPS * KK_WARP];
 };
 
@@ -698,13 +703,13 @@ __device__ __forceinline__ const uint4 *kk_router_at(const kk_cu_mega_layer &l, 
     return (const uint4 *)l.router + piece * KK_ROUTER_STEPS * KK_WARP;
 }
 
-__device__ __forceinline__ void kk_ask_router(kk_router_room &room, const kk_cu_mega_layer &l) {
+__device__ __forceinline__ void kk_copy_router(kk_router_smem &smem, const kk_cu_mega_layer &l) {
     const int lane = kk_tid() % KK_WARP;
     if (kk_bid() >= KK_ROUTER_PIECES) return;
     const uint4 *from = kk_router_at(l, kk_bid()) + lane;
 #pragma unroll
     for (int i = 0; i < KK_ROUTER_STEPS; i++)
-        kk_near_copy(kk_shared(room.piece + i * KK_WARP + lane), from + i * KK_WARP);
+        kk_cp_async16(kk_shared(smem.piece + i * KK_WARP + lane), from + i * KK_WARP);
 }
 
 /* A piece's sums: out[slice][row][expert].  Who chooses adds the slices up. */
@@ -736,26 +741,26 @@ __device__ __forceinline__ void kk_router_piece(const kk_cu_mega &a, const uint4
 
 template <class S>
 __device__ __forceinline__ void kk_few_router(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                              const kk_router_room &room) {
+                                              const kk_router_smem &smem) {
 #pragma unroll 1
     for (int p = kk_bid(); p < KK_ROUTER_PIECES; p += (int)gridDim.x)
-        kk_router_piece<S>(a, p == kk_bid() ? room.piece : kk_router_at(l, p), p);
+        kk_router_piece<S>(a, p == kk_bid() ? smem.piece : kk_router_at(l, p), p);
 }
 
 /* One row: this block's piece, on its way to shared memory. */
-__device__ __forceinline__ void kk_one_ask_router(const kk_cu_mega_layer &l, char *room) {
+__device__ __forceinline__ void kk_one_copy_router(const kk_cu_mega_layer &l, char *smem) {
     enum { WORDS = KK_ONE_SLICE / 32 * KK_WARP };
     const int tid = kk_tid();
     if (tid >= WORDS || kk_bid() >= KK_ROUTER_PIECES) return;
-    kk_near_copy(kk_shared(room) + KK_ONE_ROUTER + tid * 16, kk_router_at(l, kk_bid()) + tid);
+    kk_cp_async16(kk_shared(smem) + KK_ONE_ROUTER + tid * 16, kk_router_at(l, kk_bid()) + tid);
 }
 
 /* And its sums. */
-__device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *room) {
+__device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *smem) {
     const int p = kk_bid(), lane = kk_tid() % KK_WARP;
     if (p >= KK_ROUTER_PIECES) return;
-    const uint32_t w = kk_shared(room + KK_ONE_ROUTER) + lane * 16;
-    const uint32_t x = kk_shared(room + KK_ONE_PIECE) + lane % 4 * 16;
+    const uint32_t w = kk_shared(smem + KK_ONE_ROUTER) + lane * 16;
+    const uint32_t x = kk_shared(smem + KK_ONE_PIECE) + lane % 4 * 16;
     float c[4] = {0, 0, 0, 0};
     enum { STEPS = KK_ONE_SLICE / 32, AT_ONCE = 4 };
 #pragma unroll

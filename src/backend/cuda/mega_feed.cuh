@@ -22,12 +22,12 @@
 enum {
     KK_MEGA_THREADS = 512, /* that work */
     KK_MEGA_WARPS = 16,
-    KK_MEGA_GROUPS = 2,                    /* of eight warps */
-    KK_MEGA_PORTER = KK_MEGA_WARPS,        /* the warp that waits for other blocks */
-    KK_MEGA_ASKER = KK_MEGA_WARPS + 1,     /* those that ask for weights, one a group */
-    KK_MEGA_ROUTER = KK_MEGA_WARPS + 3,    /* and the one that has the router */
-    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128, /* registers go by four warps */
-    KK_MEGA_MEET = KK_MEGA_THREADS + 32,   /* threads of a barrier with one of those */
+    KK_MEGA_GROUPS = 2,                     /* of eight warps */
+    KK_MEGA_POLLER = KK_MEGA_WARPS,         /* the warp that waits for other blocks */
+    KK_MEGA_PRODUCER = KK_MEGA_WARPS + 1,   /* those that ask for weights, one a group */
+    KK_MEGA_ROUTER = KK_MEGA_WARPS + 3,     /* and the one that has the router */
+    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128,  /* registers go by four warps */
+    KK_MEGA_BARRIER = KK_MEGA_THREADS + 32, /* threads of a barrier with one of those */
 };
 
 /* In the order of a layer. */
@@ -44,7 +44,7 @@ typedef enum {
 
 /* Pieces of a slot that come one after the other, and how many of them may be under way: of weights
  * beyond a barrier, and of others. */
-enum { KK_MEGA_CUTS = 2, KK_PACE_AHEAD = 1, KK_PACE = 2 * KK_MEGA_CUTS };
+enum { KK_MEGA_CUTS = 2, KK_IN_FLIGHT_EARLY = 1, KK_IN_FLIGHT = 2 * KK_MEGA_CUTS };
 
 /* Steps of a slot, of two strips each; bytes of a warp's part, and of a slot. */
 enum {
@@ -101,7 +101,7 @@ template <class S>
 __device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int group) {
     if (!S::ONE && phase == MEGA_DENSE) /* none for the first group */
         return (int)gridDim.x - 1 - (int)blockIdx.x + (group ? 0 : S::HIDDEN);
-    const int u = (int)blockIdx.x + group * (int)gridDim.x - a.turn[phase];
+    const int u = (int)blockIdx.x + group * (int)gridDim.x - a.shift[phase];
     return u < 0 ? u + kk_mega_stride<S>(phase) : u;
 }
 
@@ -241,20 +241,20 @@ template <class S> __device__ __forceinline__ void kk_rings_open() {
 /* ---- using -------------------------------------------------------------------------------- */
 
 /* A working warp's place in its group's ring. */
-struct kk_feed {
+struct kk_consumer {
     kk_ring_at ring; /* slots: of this warp's part of the first */
     int get;
     uint32_t parity; /* bit 0: of slots; bit 1: of units summed */
 };
 
 /* At the beginning of a phase: what is kept through all of them takes registers from attention. */
-template <class S> __device__ __forceinline__ void kk_feed_find(kk_feed &f) {
+template <class S> __device__ __forceinline__ void kk_consumer_open(kk_consumer &f) {
     f.ring = kk_ring_of<S>(kk_mega_group());
     f.ring.slots += kk_mega_slice() * KK_MEGA_PART;
 }
 
 /* The shared address of the oldest slot, once it is there. */
-template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_feed &f) {
+template <class S> __device__ __forceinline__ uint32_t kk_consumer_wait(const kk_consumer &f) {
     const int cut = kk_mega_slice() / (KK_SLICES / KK_MEGA_CUTS);
     kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + (f.get * KK_MEGA_CUTS + cut) * 8, f.parity & 1);
     return f.ring.slots + f.get * KK_MEGA_SLOT;
@@ -262,7 +262,7 @@ template <class S> __device__ __forceinline__ uint32_t kk_feed_wait(const kk_fee
 
 /* Lets the slot be filled again: after products that took what was loaded from it.  Loads that are
  * only under way may be overtaken by the next copy; that was seen, in the head of 16 rows. */
-template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
+template <class S> __device__ __forceinline__ void kk_consumer_release(kk_consumer &f) {
     __syncwarp();
     if (kk_tid() % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
     if (++f.get == S::SLOTS) {
@@ -272,7 +272,7 @@ template <class S> __device__ __forceinline__ void kk_feed_release(kk_feed &f) {
 }
 
 /* This warp's slice of a unit is there; and all are. */
-template <class S> __device__ __forceinline__ void kk_group_sum(kk_feed &f) {
+template <class S> __device__ __forceinline__ void kk_group_barrier(kk_consumer &f) {
     const uint32_t bar = f.ring.bars + kk_bars<S>::SUMMED;
     __syncwarp();
     if (kk_tid() % KK_WARP == 0) kk_bar_arrive(bar);
@@ -282,7 +282,7 @@ template <class S> __device__ __forceinline__ void kk_group_sum(kk_feed &f) {
 
 /* Lets weights be asked for up to a phase; by one thread.  What has to be known for them was
  * written before, and its warp or its block has met since. */
-__device__ __forceinline__ void kk_feed_until(kk_mega_shared &s, int layer, int phase) {
+__device__ __forceinline__ void kk_producer_until(kk_mega_shared &s, int layer, int phase) {
     __threadfence_block();
     *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
 }
@@ -294,11 +294,11 @@ __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
 }
 
 /* Slots in which this warp has no steps. */
-template <class S> __device__ __forceinline__ void kk_feed_skip(kk_feed &f, int n) {
+template <class S> __device__ __forceinline__ void kk_consumer_skip(kk_consumer &f, int n) {
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-        kk_feed_wait<S>(f);
-        kk_feed_release<S>(f);
+        kk_consumer_wait<S>(f);
+        kk_consumer_release<S>(f);
     }
 }
 
@@ -306,8 +306,8 @@ template <class S> __device__ __forceinline__ void kk_feed_skip(kk_feed &f, int 
 
 /* n steps of two strips into a warp's part of a slot.  They are read once: what is used again
  * should stay in the cache instead. */
-__device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *one,
-                                       const uint4 *two, int n, uint64_t policy) {
+__device__ __forceinline__ void kk_bulk_copy(uint32_t to, uint32_t bar, const uint4 *one,
+                                             const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
                  : "memory");
@@ -323,30 +323,30 @@ __device__ __forceinline__ void kk_ask(uint32_t to, uint32_t bar, const uint4 *o
 }
 
 /* The asking lanes' place in the ring: a lane for each warp's part. */
-struct kk_asker {
+struct kk_producer {
     kk_ring_at ring;
     int put;
     uint32_t parity;
     uint64_t policy;
-    int asked; /* pieces */
-    int ahead; /* slots of which fewer may be under way */
+    int issued; /* pieces */
+    int ahead;  /* slots of which fewer may be under way */
 };
 
 /* A slot: n steps, from `at` on, of this lane's strips (n may be 0).  Waits until it is empty, and
  * until few enough copies are under way: every trip to the cache waits behind them, those of
  * barriers and norms too. */
 template <class S>
-__device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at &w, int at,
-                                            int n) {
+__device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strips_at &w, int at,
+                                             int n) {
     const int part = (int)threadIdx.x % KK_WARP;
     const uint32_t to = k.ring.slots + k.put * KK_MEGA_SLOT + part * KK_MEGA_PART;
     kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
-    const int pace = k.ahead > 0 ? KK_PACE_AHEAD : KK_PACE;
+    const int pace = k.ahead > 0 ? KK_IN_FLIGHT_EARLY : KK_IN_FLIGHT;
 #pragma unroll
     for (int cut = 0; cut < KK_MEGA_CUTS; cut++) {
-        const int behind = k.asked - pace; /* this one has to be there */
+        const int behind = k.issued - pace; /* this one has to be there */
         if (behind >= 0 && pace < KK_MEGA_CUTS * S::SLOTS) {
-            const int i = k.put - (k.asked / KK_MEGA_CUTS - behind / KK_MEGA_CUTS);
+            const int i = k.put - (k.issued / KK_MEGA_CUTS - behind / KK_MEGA_CUTS);
             kk_bar_wait(k.ring.bars + kk_bars<S>::FULL +
                             ((i < 0 ? i + S::SLOTS : i) * KK_MEGA_CUTS + behind % KK_MEGA_CUTS) * 8,
                         i < 0 ? k.parity : k.parity ^ 1);
@@ -354,12 +354,12 @@ __device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at
         if (part / (KK_SLICES / KK_MEGA_CUTS) == cut) {
             const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + (k.put * KK_MEGA_CUTS + cut) * 8;
             if (n > 0)
-                kk_ask(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
+                kk_bulk_copy(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
             else
                 kk_bar_arrive(bar);
         }
         __syncwarp((1 << KK_SLICES) - 1);
-        k.asked++;
+        k.issued++;
     }
     k.ahead--;
     if (++k.put == S::SLOTS) {
@@ -370,20 +370,21 @@ __device__ __forceinline__ void kk_ask_slot(kk_asker &k, const kk_mega_strips_at
 
 /* A unit's slices. */
 template <class S>
-__device__ __forceinline__ void kk_ask_slices(kk_asker &k, const kk_mega_strips_at &w, int steps) {
+__device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_strips_at &w,
+                                               int steps) {
     const int part = (int)threadIdx.x % KK_WARP, slots = kk_mega_slots(steps, false);
     const int from = kk_slice(steps, part), end = kk_slice(steps, part + 1);
 #pragma unroll 1
     for (int j = 0; j < slots; j++) {
         const int at = from + j * KK_MEGA_CHUNK;
-        kk_ask_slot<S>(k, w, at, min((int)KK_MEGA_CHUNK, end - at));
+        kk_fill_slot<S>(k, w, at, min((int)KK_MEGA_CHUNK, end - at));
     }
 }
 
 /* A unit of DOWN: eight experts at a time. */
 template <class S>
-__device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
-                                               const kk_mega_shared &s, int layer, int unit) {
+__device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega &a,
+                                                const kk_mega_shared &s, int layer, int unit) {
     const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots(steps, true);
 #pragma unroll 1
     for (int e = (int)threadIdx.x % KK_WARP, i = 0; i < s.choice.n_active;
@@ -394,16 +395,16 @@ __device__ __forceinline__ void kk_ask_experts(kk_asker &k, const kk_cu_mega &a,
 #pragma unroll 1
         for (int j = 0; j < slots; j++) {
             const int at = j * KK_MEGA_CHUNK;
-            kk_ask_slot<S>(k, w, at, some ? min((int)KK_MEGA_CHUNK, steps - at) : 0);
+            kk_fill_slot<S>(k, w, at, some ? min((int)KK_MEGA_CHUNK, steps - at) : 0);
         }
     }
 }
 
 /* Everything that a group will need, in the order in which it will; by eight lanes. */
 template <class S>
-__device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &s, int group) {
+__device__ __forceinline__ void kk_produce(const kk_cu_mega &a, kk_mega_shared &s, int group) {
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
-    kk_asker k = {kk_ring_of<S>(group), 0, 1, 0, 0, S::SLOTS};
+    kk_producer k = {kk_ring_of<S>(group), 0, 1, 0, 0, S::SLOTS};
     int at = 0, unit = kk_mega_first<S>(a, MEGA_QKV, group);
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(k.policy));
 #pragma unroll 1
@@ -426,9 +427,9 @@ __device__ __forceinline__ void kk_ask_all(const kk_cu_mega &a, kk_mega_shared &
         }
         const int steps = kk_mega_steps<S>(a, s, layer, phase);
         if (phase == MEGA_DOWN)
-            kk_ask_experts<S>(k, a, s, layer, unit);
+            kk_fill_experts<S>(k, a, s, layer, unit);
         else
-            kk_ask_slices<S>(k, kk_mega_find<S>(a, s, layer, phase, unit, 0, steps), steps);
+            kk_fill_slices<S>(k, kk_mega_find<S>(a, s, layer, phase, unit, 0, steps), steps);
         unit += kk_mega_stride<S>(phase);
     }
 }

@@ -37,10 +37,10 @@ struct kk_ring {
     uint32_t phase;
 
     /* room: KK_RINGS_BYTES of shared memory, 128-byte aligned, for all warps of the block */
-    __device__ __forceinline__ void open(char *room) {
+    __device__ __forceinline__ void open(char *smem) {
         const int warp = threadIdx.x / KK_WARP;
-        data = room + warp * KK_RING_BYTES;
-        bars = kk_shared(room + KK_BLOCK_WARPS * KK_RING_BYTES) + warp * KK_SLOTS * 8;
+        data = smem + warp * KK_RING_BYTES;
+        bars = kk_shared(smem + KK_BLOCK_WARPS * KK_RING_BYTES) + warp * KK_SLOTS * 8;
         put = get = 0;
         phase = 0;
 #if __CUDA_ARCH__ >= 900
@@ -221,8 +221,8 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
         left -= n;
         if (left == 0) job.next(in);
     };
-    int asked = 0;
-    for (; asked < KK_SLOTS; asked++) {
+    int issued = 0;
+    for (; issued < KK_SLOTS; issued++) {
         if (left == 0) {
             if (!job.known(in)) break;
             seek();
@@ -236,9 +236,9 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
         if (left == 0) return ring.skip();
         fetch();
     };
-    for (; asked < KK_SLOTS; asked++) refill();
-    int turn = 0;
-    for (auto at = job.first(); !job.done(at); job.next(at), turn++) {
+    for (; issued < KK_SLOTS; issued++) refill();
+    int nth = 0;
+    for (auto at = job.first(); !job.done(at); job.next(at), nth++) {
         float c[NS][4] = {};
         const int steps = job.steps(at), from = kk_slice(steps, warp);
         const kk_staged acts = job.acts(at);
@@ -260,7 +260,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
             step += STEPS;
             if (step >= acts.wrap) step -= acts.wrap;
         }
-        float *mine = part + (turn & 1) * (NS * KK_SLICES * PART);
+        float *mine = part + (nth & 1) * (NS * KK_SLICES * PART);
 #pragma unroll
         for (int s = 0; s < NS; s++) {
             float *to = mine + (s * KK_SLICES + warp) * PART + g * 8 + 2 * (lane % 4);
@@ -268,7 +268,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
             if (HIGH) *(float2 *)(to + 64) = make_float2(c[s][2], c[s][3]);
         }
         __syncthreads();
-        if (turn % KK_BLOCK_WARPS == warp) job.sums(at, mine, lane);
+        if (nth % KK_BLOCK_WARPS == warp) job.sums(at, mine, lane);
     }
 }
 
