@@ -1,17 +1,17 @@
 /* arith.cuh - the arithmetic that every CUDA kernel shares, so that a row has the same bits
- * whichever kernel works on it.
+ * whichever kernel computes it.
  *
- * The rules, in the order in which they matter:
- *   - a dot product with a weight is a chain of m16n8k16 bf16 products with float32 sums.  Rows
- *     are the 16, outputs the 8.  A step takes 32 inputs with two of them.  K steps are cut into
- *     eight slices at floor(steps * i / 8) where there are 48 or more; a slice starts from zero,
+ * The rules, most important first:
+ *   - a dot product with a weight is a chain of m16n8k16 bf16 products with float32 sums, rows
+ *     as M and outputs as N.  A step is 32 inputs, two products.  K steps are cut into eight
+ *     slices at floor(steps * i / 8) where there are 48 or more; a slice starts from zero,
  *     and slices are added in order.  Whether slices run side by side in eight warps or one
- *     after the other in one changes nothing;
+ *     after the other in one warp changes nothing;
  *   - a sum over a row (norms) has 512 lanes of four neighbours each, every 2048 values, then a
- *     tree within 32 lanes, then a tree over the sixteen parts;
- *   - a head's sum has 32 lanes and the tree;
- *   - attention rounds q, K, V and the weights of a page's keys to bf16, and folds pages of 64
- *     keys in order, by spans of eight; attend.cuh has the whole rule;
+ *     tree within 32 lanes, then a tree over the sixteen warps;
+ *   - a sum over a head has 32 lanes and the tree;
+ *   - attention rounds q, K, V and a page's softmax weights to bf16, and merges pages of 64
+ *     keys in order, by spans of eight; attend.cuh has the exact sequence;
  *   - exp, gelu and the soft-cap are the sequences of core/mathf.h. */
 #ifndef KK_CUDA_ARITH_CUH
 #define KK_CUDA_ARITH_CUH
@@ -25,13 +25,13 @@ enum {
     KK_WARP = 32,
     KK_BLOCK_WARPS = 8,
     KK_BLOCK_THREADS = 256,
-    KK_SLICES = 8,    /* of the K steps of a weight */
-    KK_STEP = 32,     /* inputs of a step */
+    KK_SLICES = 8,    /* slices of the K steps of a weight */
+    KK_STEP = 32,     /* inputs of a K step */
     KK_STRIP_OUT = 8, /* outputs of a strip */
-    KK_ROWS_MAX = 16, /* rows of one decode kernel */
+    KK_ROWS_MAX = 16, /* most rows of a decode kernel */
 };
 
-/* Short rows are one slice: there a warp takes a strip alone. */
+/* Fewer steps than this are one slice: a warp computes a strip alone. */
 enum { KK_SHORT_STEPS = 48 };
 __host__ __device__ __forceinline__ int kk_slices(int steps) {
     return steps < KK_SHORT_STEPS ? 1 : KK_SLICES;
@@ -41,8 +41,9 @@ __host__ __device__ __forceinline__ int kk_slice(int steps, int i) {
     return steps * i / KK_SLICES;
 }
 
-/* Where a thread is, asked anew each time: in a kernel that goes through much code in a loop, what
- * the compiler would make of it beforehand and keep costs more than making it again. */
+/* Thread and block index, read from the special register at each use (volatile). In the persistent
+ * kernel, which runs through much code in a loop, values that the compiler derives from them and
+ * keeps cost more registers than reading them again. */
 __device__ __forceinline__ int kk_tid() {
     int t;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
@@ -57,7 +58,7 @@ __device__ __forceinline__ int kk_bid() {
 /* ---- scalars ---------------------------------------------------------------------------- */
 
 __device__ __forceinline__ float kk_dexp(float x) {
-    x = fminf(fmaxf(x, -86.0f), 88.0f); /* what is no number becomes -86 */
+    x = fminf(fmaxf(x, -86.0f), 88.0f); /* NaN becomes -86 */
     /* Adding 1.5 * 2^23 rounds to the nearest integer, and leaves it in the low bits. */
     const float whole = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f);
     const float n = __fsub_rn(whole, 12582912.0f);
@@ -103,14 +104,14 @@ __device__ __forceinline__ uint32_t kk_dbf16x2(float lo, float hi) {
     return *(const uint32_t *)&two;
 }
 
-/* Where value k of a row lies in a turned row, which the tiled products read (gemm.cuh): of every
- * 32 values, word w (a pair) goes to place 4 (w % 4) + w / 4. */
+/* Index of value k in a swizzled row, the layout that the tiled products read with ldmatrix
+ * (gemm.cuh): of every 32 values, word w (a pair) goes to place 4 (w % 4) + w / 4. */
 __device__ __forceinline__ int kk_swizzled(int k) {
     return (k & ~31) | (k >> 1 & 3) << 3 | (k >> 3 & 3) << 1 | (k & 1);
 }
 
-/* The barrier of the threads that work: all of a block, or as many as a file says before it
- * includes this one. */
+/* The barrier of a block's consumer threads: all threads, or KK_WORKING_THREADS where a file
+ * defines that before it includes this one. */
 __device__ __forceinline__ void kk_sync() {
 #ifdef KK_WORKING_THREADS
     asm volatile("bar.sync 0, %0;" ::"n"(KK_WORKING_THREADS) : "memory");
@@ -127,8 +128,8 @@ __device__ __forceinline__ float kk_warp_sum(float v) {
     return v;
 }
 
-/* Rows are worked on by blocks of 512 threads that hold them in registers: thread t has the
- * values 4 t .. 4 t + 3 of every 2048. */
+/* A row in the registers of a block of 512 threads: thread t has the values 4 t .. 4 t + 3 of every
+ * 2048. */
 enum { KK_ROW_THREADS = 512, KK_ROW_SPAN = 4 * KK_ROW_THREADS, KK_ROW_MOST = 4 * KK_ROW_SPAN };
 
 template <int V> struct kk_row { float v[4 * V]; };
@@ -169,7 +170,7 @@ __device__ __forceinline__ void kk_row_store(float *p, const kk_row<V> &r, int d
     }
 }
 
-/* As bf16, p's rows 8-byte aligned; turned where rows are many. */
+/* Stores a row as bf16, 8-byte aligned; swizzled for the tiled products. */
 template <int V>
 __device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &r, int dim,
                                                   bool swizzled = false) {
@@ -192,8 +193,8 @@ __device__ __forceinline__ void kk_row_store_bf16(uint16_t *p, const kk_row<V> &
     }
 }
 
-/* 1 / rms, in two halves with a barrier between them.  room: 16 floats of shared memory, used by
- * nobody else and not again before the next barrier. */
+/* 1 / rms in two halves with a barrier between them.  sums: 16 floats of shared memory, one per
+ * warp, not reused before the next barrier. */
 template <int V> __device__ __forceinline__ void kk_row_sum_begin(const kk_row<V> &r, float *sums) {
     float s = 0;
 #pragma unroll
@@ -216,9 +217,8 @@ __device__ __forceinline__ float kk_inv_rms(const kk_row<V> &r, int dim, float e
 
 /* ---- order between kernels of a graph ----------------------------------------------------- */
 
-/* Launched early where the launch allows it: what a kernel does before kk_wait may only read
- * weights, and what kernels before the last one wrote if the last one said kk_next after its own
- * kk_wait. */
+/* Programmatic dependent launch.  Before kk_wait a kernel may only read weights, and what was
+ * written by kernels before its predecessor if that one called kk_next after its own kk_wait. */
 __device__ __forceinline__ void kk_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,27 +1,38 @@
-/* attend.cuh - attention of few rows: a page, a K/V head and a tile of rows at a time, and adding
- * up pages.
+/* attend.cuh - attention of up to 16 rows per session, split over K/V pages (flash decoding): one
+ * unit of work is a page of 64 keys, a K/V head and tiles of 16 queries; a second pass merges the
+ * pages.
  *
- * The rule, which every way of attending follows to the bit:
- *   - q, normed and turned in float32, is rounded to bf16.  A stored row is read as float32; K,
+ * The arithmetic, which every attention kernel here reproduces to the bit:
+ *   - q, normed and rotated in float32, is rounded to bf16.  A stored row is read as float32; K,
  *     rebuilt from it where K = V, is rounded to bf16, and so is V;
  *   - the score of a key is the sum of two chains of m16n8k16 products with float32 sums.  A
- *     step is 32 values in the lanes' order of weights (lane t of four has 8 t .. 8 t + 7).  With
+ *     step is 32 values in the lane order of the weights (lane t of four has 8 t .. 8 t + 7).  With
  *     quarters A B C D of the head, the first chain takes A and C, the second B and D, so that
- *     pairs half a head apart meet in one lane; heads of 64 have one chain.  Then times scale;
- *   - within a page m is the maximum of what is seen, p = exp(s - m), 0 where not seen, and l
+ *     the two values of a RoPE pair, half a head apart, lie in one lane; heads of 64 have one
+ *     chain.  Then times scale;
+ *   - within a page m is the maximum over visible keys, p = exp(s - m), 0 for others, and l
  *     their sum as a tree: keys 32 apart first, then 16, 8, 4, 2, 1.  o is one chain over p in
- *     bf16 against V, 16 keys a step in their own order;
- *   - (m, l, o) of pages are folded in ascending order, those a row does not see left out:
+ *     bf16 times V, 16 keys a step in ascending order;
+ *   - (m, l, o) of pages are merged in ascending order, without those a row does not see:
  *     m' = max(m, n), x' = fma(y, exp(n - m'), x * exp(m - m')), from m = -inf, x = 0.  Pages of
- *     a span (eight, by their absolute number) are folded first, then spans, so that spans may
- *     be worked on apart.  The output is o * (1 / l) + 0.
- * Neither tiles nor the rows beside it change a row's bits.  What a row does not see may hold
- * anything: keys that nobody in a tile sees count as zeros, and where a value is not finite that
- * only some rows see, rows are done one after the other.
+ *     a span (eight, aligned) are merged first, then spans, so that spans can be computed
+ *     independently.  The output is o * (1 / l) + 0.
+ * Neither tiling nor neighbouring rows change a row's bits.  Stored values that a row does not see
+ * may be anything: keys that no row of a tile sees are read as zeros, and where a value that only
+ * some rows see is not finite, rows are computed one at a time (`careful`).
  *
- * Blocks of 512 threads.  All loads of a page are asked for before anything is computed: keys in
- * the lanes' order of scores (8 keys and a chain per warp), values in that of sums (a share of
- * the columns per warp), both straight from memory into registers. */
+ *    block: 512 threads = 16 warps; units block, block + blocks, ...
+ *      K, 64 keys:    warp w loads keys 8 (w % 8) .. + 7 of chain w / 8, global -> registers
+ *      V, D columns:  warp w loads columns of its share D / 16, all 64 keys, global -> registers
+ *      q, 16 queries: warp w rounds query w to shared memory                        -- kk_sync
+ *      scores:        8 keys x 16 queries x one chain per warp; chain 1 through smem -- kk_sync
+ *      softmax:       warp w takes query w: p (bf16) in place, m and l to parts      -- kk_sync
+ *      sums:          o = p V, a share of the columns per warp, to parts in global memory
+ *    The loads of K and V of a page are all issued before anything is computed.
+ *
+ *    shared memory, 22,784 B: units 8 x 96 | pointers to parts 2 x 16 x 8 B
+ *      | scores [16][68] f32, p in place | q [16][512 + 32] bf16
+ *    parts, global memory: [tile][row][head][page][4 + D] f32: m, l, unused, unused, o */
 #ifndef KK_CUDA_ATTEND_CUH
 #define KK_CUDA_ATTEND_CUH
 
@@ -29,18 +40,18 @@
 #include "stream.cuh"
 
 enum {
-    KK_SPAN = 8, /* pages */
+    KK_SPAN = 8, /* pages that are merged first */
     KK_ATTEND_WARPS = 16,
-    KK_SCORE_PITCH = 68, /* floats: rows of scores in different banks */
-    KK_UNITS = 8,        /* that a block knows ahead */
+    KK_SCORE_PITCH = 68, /* floats; 68 puts rows of scores in different banks */
+    KK_UNITS = 8,        /* that a block looks up at a time */
     KK_UNITS_BYTES = KK_UNITS * 96,
-    /* units, parts of twice 16 queries, scores [16][68], q [16][512 + 32] bf16 */
+    /* bytes: units, pointers to parts, scores, q */
     KK_PARTS_BYTES = 2 * 16 * 8,
     KK_ATTEND_SMEM =
         KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
 };
 
-/* kk_mma from zero. */
+/* c = a b: kk_mma with a zero accumulator. */
 __device__ __forceinline__ void kk_mma_first(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -49,17 +60,17 @@ __device__ __forceinline__ void kk_mma_first(float c[4], uint32_t a0, uint32_t a
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
-/* How a head of D values is cut. */
+/* How a head of D values is divided among warps and chains. */
 template <int D> struct kk_cut {
     enum {
         CHAINS = D >= 128 ? 2 : 1,
-        STEPS = D / 32 / CHAINS,                /* of a chain */
-        COLUMN_WARPS = D / 8 < 16 ? D / 8 : 16, /* that share the sums' columns */
-        NT = D / 8 / COLUMN_WARPS,              /* products of 8 columns of a warp */
-        NW = NT > 1 ? NT / 2 : 1,               /* words of a key's values in a lane */
-        PITCH = D * 2 + 64,                     /* of q in shared memory */
+        STEPS = D / 32 / CHAINS,                /* K steps of a chain */
+        COLUMN_WARPS = D / 8 < 16 ? D / 8 : 16, /* warps that share the columns of o */
+        NT = D / 8 / COLUMN_WARPS,              /* 8-column products of a warp */
+        NW = NT > 1 ? NT / 2 : 1,               /* 32-bit words of a key's V in a lane */
+        PITCH = D * 2 + 64,                     /* bytes of a query in shared memory */
     };
-    /* Step i of a chain, among all of the head. */
+    /* Step i of a chain as a step of the whole head. */
     static __device__ __forceinline__ int step(int chain, int i) {
         return chain * (STEPS / 2) + (i < STEPS / 2 ? i : i - STEPS / 2 + D / 64);
     }
@@ -67,17 +78,18 @@ template <int D> struct kk_cut {
 
 /* ---- what a block works on ----------------------------------------------------------------- */
 
-/* A page, a K/V head and some tiles of 16 queries, in shared memory.  Positions count from the
- * page's first. */
+/* A unit of work: a page, a K/V head and some tiles of 16 queries.  Lies in shared memory.
+ * Positions are relative to the session's first. */
 struct kk_unit {
     uint8_t *mem;        /* the page; NULL: there are no more units */
-    uint64_t any;        /* keys that some row sees */
+    uint64_t any;        /* bit per key: some row of the tile sees it */
     int base;            /* the page's first position */
-    int tile, index, kv; /* index: of the page among the tile's */
-    int row, rows;       /* of the forward; of the tile, those done now */
-    int pos, end;        /* of the first row, or of the group and its end where rows are a block */
-    int m_from, m_to;    /* tiles of queries */
-    bool mixed;          /* some keys are seen by some rows only */
+    int tile, index, kv; /* index: of the page among the tile's pages */
+    int row, rows;       /* first row in the forward; rows of the tile in this launch */
+    int pos,
+        end; /* position of the first row; where rows attend to their whole block, of the block and its end */
+    int m_from, m_to; /* range of query tiles */
+    bool mixed;       /* some keys are visible to some rows only */
 
     __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
         return kk_visible_mask(
@@ -87,9 +99,9 @@ struct kk_unit {
 
 static_assert(sizeof(kk_unit) <= 96, "units fit their smem");
 
-/* One warp finds the block's next units: a lane each, `from` and every blocks-th after it.  Tiles
- * come in turn; in a tile page, share of the queries, K/V head.  Queries are shared out where
- * there are fewer pages than blocks. */
+/* One warp looks up the block's next units: lane i the unit `from` + i * blocks.  Units are ordered
+ * by tile, then page, share of the queries, K/V head.  A page's queries are divided among several
+ * blocks where there are fewer pages than blocks. */
 inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit *to, int from,
                                                   int blocks) {
     const int lane = threadIdx.x % 32, n_kv = a.slot.n_kv_head, group = a.n_head / n_kv;
@@ -132,7 +144,7 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit
 
 /* ---- keys and values in registers ---------------------------------------------------------- */
 
-/* This lane's key, j of the page, of one chain. */
+/* Loads this lane's part of key j for one chain. */
 template <int D, bool EQ, bool BF16>
 __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
                                              const uint8_t *head, int base, int end, int chain,
@@ -145,7 +157,7 @@ __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const
         for (int i = 0; i < cut::STEPS; i++) k[i] = *(const uint4 *)(at + cut::step(0, i) * 64);
         return;
     }
-    /* Nobody looks at keys past the last: there may be no angles of theirs. */
+    /* Keys past the last are masked later, but have no angles in the table. */
     const float *cs = EQ ? a.rope_pos + (size_t)min(base + j, end - 1) * 2 * (size_t)a.n_rot : NULL;
 #pragma unroll
     for (int i = 0; i < cut::STEPS / 2; i++) {
@@ -159,7 +171,7 @@ __device__ __forceinline__ void kk_fetch_key(uint4 (&k)[kk_cut<D>::STEPS], const
     }
 }
 
-/* K from V where bf16 rows lie in registers as they were stored. */
+/* Rebuilds K from V in registers, where bf16 rows were loaded as stored. */
 template <int D>
 __device__ __forceinline__ void kk_rebuild_key(uint4 (&k)[kk_cut<D>::STEPS], const kk_cu_attend &a,
                                                int base, int end, int chain, int j) {
@@ -177,18 +189,18 @@ __device__ __forceinline__ void kk_rebuild_key(uint4 (&k)[kk_cut<D>::STEPS], con
     }
 }
 
-/* Key i of a lane's sixteen, less the lane's own 2 t. */
+/* The key, relative to 2 t, of value i of the sixteen that lane t holds. */
 __device__ __forceinline__ constexpr int kk_value_key(int i) {
     return i / 4 * 16 + i % 4 / 2 * 8 + i % 2;
 }
-/* Whether it is among `keys`, already moved down by 2 t. */
+/* Whether that key is in the mask, which was shifted right by 2 t. */
 __device__ __forceinline__ bool kk_has(uint64_t keys, int i) {
     const int at = kk_value_key(i);
     return (at < 32 ? (uint32_t)keys >> at : (uint32_t)(keys >> 32) >> (at - 32)) & 1;
 }
 
-/* This lane's columns of its keys, whether they are seen or not: behind branches the compiler
- * would wait for each load. */
+/* Loads this lane's columns of its sixteen keys, visible or not: behind branches the compiler would
+ * serialise the loads. */
 template <int D, bool BF16>
 __device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW],
                                                 const kk_cu_slot &s, const uint8_t *head) {
@@ -215,7 +227,7 @@ __device__ __forceinline__ void kk_fetch_values(uint32_t (&v)[16][kk_cut<D>::NW]
     }
 }
 
-/* Zeros for keys that nobody sees. */
+/* Replaces V by zeros for keys that no row sees. */
 template <int D>
 __device__ __forceinline__ void kk_hide_values(uint32_t (&v)[16][kk_cut<D>::NW], uint64_t keys) {
     keys >>= threadIdx.x % 4 * 2;
@@ -229,8 +241,8 @@ __device__ __forceinline__ bool kk_not_finite(uint32_t two) {
     return (two & 0x7f80) == 0x7f80 || (two & 0x7f800000) == 0x7f800000;
 }
 
-/* o = p V over the page's 64 keys, for rows g and g + 8 of the tile's p.  MASK: only V of
- * `keys` counts. */
+/* o = p V over the page's 64 keys, for rows g and g + 8 of the tile.  MASK: only keys in `keys`
+ * count. */
 template <int D, bool MASK>
 __device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
                                              const uint32_t (&v)[16][kk_cut<D>::NW], const char *p,
@@ -266,15 +278,15 @@ __device__ __forceinline__ void kk_page_sums(float (&o)[kk_cut<D>::NT][4],
 
 /* ---- a unit -------------------------------------------------------------------------------- */
 
-/* q of one query, rounded to shared memory. */
+/* Stores one query as bf16 in shared memory. */
 template <int D> __device__ __forceinline__ void kk_query_stage(char *to, const kk_head<D> &h) {
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         *(uint16_t *)(to + (threadIdx.x % 32 + 32 * i) * 2) = kk_dbf16(h.v[i]);
 }
 
-/* Scores of a tile of queries, 8 keys and one chain a warp, summed and scaled in shared memory.
- * Ends with a barrier. */
+/* Scaled scores of a tile of 16 queries to shared memory: 8 keys and one chain per warp.  Ends with
+ * a barrier. */
 template <int D>
 __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk_cut<D>::STEPS],
                                                const char *q, int n, float scale) {
@@ -316,8 +328,8 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
     kk_sync();
 }
 
-/* A warp turns one query's scores into p, in place; m and l to its part.  s0, s1: whether this
- * lane's two keys are seen. */
+/* One warp computes one query's softmax within the page: scores become p (bf16) in place, m and l
+ * go to its part.  s0, s1: whether this lane's two keys are visible. */
 __device__ __forceinline__ void kk_softmax_keys(float *score, int lane, bool s0, bool s1,
                                                 float *part) {
     const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
@@ -338,7 +350,7 @@ __device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, flo
                     part);
 }
 
-/* Sums of this warp's columns to the parts of queries g and g + 8 of the tile. */
+/* Stores this warp's columns of o to the parts of queries g and g + 8 of the tile. */
 template <int D>
 __device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4],
                                              float *const *parts, int from, int to) {
@@ -365,7 +377,7 @@ __device__ __forceinline__ void kk_page_keep(const float (&o)[kk_cut<D>::NT][4],
     }
 }
 
-/* Whether one of this lane's values is not finite and seen by some rows only. */
+/* Whether a value of this warp is not finite and its key visible to some rows only. */
 template <int D>
 __device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>::NW],
                                               uint64_t some) {
@@ -379,10 +391,10 @@ __device__ __forceinline__ bool kk_odd_values(const uint32_t (&v)[16][kk_cut<D>:
     return __any_sync(0xffffffffu, odd);
 }
 
-/* What lies in `room`. */
+/* The layout of KK_ATTEND_SMEM bytes of shared memory. */
 struct kk_attend_smem {
     kk_unit *units;
-    float **parts; /* of the 16 queries at hand, and of the 16 before */
+    float **parts; /* double-buffered: of the current 16 queries, and of the next */
     float *score;
     char *q;
     __device__ __forceinline__ kk_attend_smem(char *smem) {
@@ -397,8 +409,8 @@ template <int D, bool EQ, bool BF16>
 __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_attend_smem &smem,
                                                const kk_unit &u) {
     using cut = kk_cut<D>;
-    /* Registers do not hold all of a wide head beside a query that is being made ready: its values
-     * come after that, once for each tile of queries, and from near by where K = V. */
+    /* Registers do not hold K and V of a 512-wide head beside a query in preparation: V is loaded
+     * after it, once per tile of queries (from L1 or L2 where K = V). */
     constexpr bool LATE = D > 256;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chain = warp / 8;
     const int j = warp % 8 * 8 + lane / 4, n_head = a.n_head, group = n_head / a.slot.n_kv_head;
@@ -408,7 +420,7 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
     const uint8_t *keys = head + (EQ ? a.slot.v_off : a.slot.k_off);
     const uint8_t *values = head + a.slot.v_off;
     const int queries = u.rows * group, base = u.base;
-    /* This warp's query, now and in the next tile; some query where it has none. */
+    /* This warp's query of this tile, then of the next; any valid query where it has none. */
     int q = min(u.m_from * 16 + warp, queries - 1);
     int row = q / group, q_head = u.kv * group + q % group;
     kk_head<D> raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
@@ -422,7 +434,8 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
         const int q0 = m * 16, n = min(16, queries - q0), now = row;
         if (LATE && m > u.m_from)
             raw = kk_head_load<D>(a.q + ((u.row + row) * n_head + q_head) * (size_t)D);
-        float *part = NULL, **parts = smem.parts + m % 2 * 16; /* others may still use the last */
+        float *part = NULL,
+              **parts = smem.parts + m % 2 * 16; /* other warps may still read the previous half */
         if (warp < n) {
             part = kk_part(a, u.tile, row, q_head, u.index);
             if (lane == 0) parts[warp] = part;
@@ -455,7 +468,7 @@ __device__ __forceinline__ void kk_attend_unit(const kk_cu_attend &a, const kk_a
             kk_page_keep<D>(o, parts, max(0, r * group - q0), min(n, (r + 1) * group - q0));
         }
     }
-    kk_sync(); /* q, scores and parts are free for the next unit */
+    kk_sync(); /* q, scores and parts may be overwritten by the next unit */
 }
 
 template <int D, bool EQ, bool BF16>
@@ -469,7 +482,7 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_attend &a, char *shared
             more = u.mem != NULL;
             if (more && u.m_from < u.m_to) kk_attend_unit<D, EQ, BF16>(a, smem, u);
         }
-        kk_sync(); /* all have read the units: they may be found anew */
+        kk_sync(); /* all warps have read the units */
         if (!more) return;
         from += KK_UNITS * blocks;
         if (threadIdx.x < 32) kk_find_units(a, smem.units, from, blocks);
@@ -477,7 +490,7 @@ __device__ __noinline__ void kk_attend_units(const kk_cu_attend &a, char *shared
     }
 }
 
-/* All units of this block, as kk_attend_prepare left them in room: results go to a.parts. */
+/* All units of this block, as kk_attend_prepare left them in smem; results go to a.parts. */
 template <int D>
 __device__ __forceinline__ void kk_attend_head(const kk_cu_attend &a, char *smem, int block,
                                                int blocks) {
@@ -499,8 +512,8 @@ __host__ __device__ __forceinline__ bool kk_attend_knows(int head_dim) {
     return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
 }
 
-/* Finds this block's first units, leaves them in room (KK_ATTEND_SMEM bytes of shared memory,
- * 16-byte aligned), and asks for the pages of the first two.  512 threads. */
+/* Looks up this block's first units, leaves them in smem (KK_ATTEND_SMEM bytes, 16-byte aligned),
+ * and prefetches the pages of the first two to L2. Called by 512 threads. */
 __device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *shared, int block,
                                                   int blocks) {
     const kk_attend_smem smem(shared);
@@ -519,8 +532,8 @@ __device__ __forceinline__ void kk_attend_prepare(const kk_cu_attend &a, char *s
 
 /* ---- adding up pages ----------------------------------------------------------------------- */
 
-/* Lane k of every eight has the maximum of page k of a span: the maximum so far, what the sums
- * before the page are multiplied with, and the page's own. */
+/* Prefix maximum over a span.  Lane k of every eight holds page k's maximum m; top: the maximum of
+ * pages 0..k, keep: the factor of the sums before page k, by: the factor of page k's own. */
 struct kk_span_scan {
     float top, keep, by;
 };
@@ -537,7 +550,7 @@ __device__ __forceinline__ kk_span_scan kk_scan_span(float m, int lane) {
     return {top, kk_dexp(__fsub_rn(before, top)), kk_dexp(__fsub_rn(m, top))};
 }
 
-/* A maximum, a sum and one column. */
+/* A running softmax: maximum, sum of weights, and one column of o. */
 struct kk_fold {
     float m, l, o;
     __device__ __forceinline__ void add(float n, float ln, float on) {
@@ -549,8 +562,9 @@ struct kk_fold {
     }
 };
 
-/* 32 columns of one query: a warp, lane by lane a page of up to four spans for the weights and a
- * column for the sums.  part: the first unit's, stride: floats of a unit. */
+/* Merges the pages of 32 columns of one query, by one warp: lane i reads m and l of page i of up to
+ * four spans, and column i of every page.  part: of the first page, stride: floats from page to
+ * page. */
 __device__ __forceinline__ kk_fold kk_combine_columns(const kk_visible &see,
                                                       const kk_tile_pages &pages, const float *part,
                                                       int stride, int column) {
@@ -564,14 +578,15 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_visible &see,
         const unsigned mask = __ballot_sync(0xffffffffu, seen);
         float2 ml = make_float2(-INFINITY, 0);
         if (seen) ml = *(const float2 *)(part + (size_t)(pages.unit(page) * stride));
-        /* Pages before the gap behind the sinks, if there is one, and those after it. */
+        /* Parts of attention-sink pages are stored first, those of the window right after them. */
         const float *near = part + 4 + column + (ptrdiff_t)batch * stride;
         const float *far = near - (ptrdiff_t)(pages.window - pages.sinks) * stride;
         const int left = pages.sinks - batch;
         const float *sure = part + 4 + column;
         const auto load = [&](float(&o)[KK_SPAN], int first) {
 #pragma unroll
-            for (int i = 0; i < KK_SPAN; i++) { /* what is not seen: the first page instead */
+            for (int i = 0; i < KK_SPAN;
+                 i++) { /* pages that are not visible: the first page, to avoid a branch */
                 const float *at = (first + i < left ? near : far) + (first + i) * stride;
                 o[i] = *(mask >> first >> i & 1 ? at : sure);
             }
@@ -603,7 +618,7 @@ __device__ __forceinline__ kk_fold kk_combine_columns(const kk_visible &see,
     return all;
 }
 
-/* Adds up the parts of all rows and heads of the tiles, by KK_ATTEND_WARPS warps. */
+/* Merges the parts of all rows and heads of the tiles, by KK_ATTEND_WARPS warps. */
 inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int block, int blocks) {
     const int d = a.slot.head_dim, chunks = (d + 31) / 32, lane = threadIdx.x % 32;
     const int n_head = a.n_head, n_tiles = a.n_tiles;

@@ -1,21 +1,34 @@
-/* attend_few.cuh - attend.cuh's pages for the kernel that does a whole forward: one session's few
- * rows, stored in bf16, in the heads of 26B-A4B: 16 of 256, with 8 of K/V, or of 512, with 2 where
- * K = V.
+/* attend_few.cuh - attention inside the persistent kernel (mega.cuh): 1 to 16 rows of one session,
+ * K/V stored as bf16, in the head shapes of 26B-A4B: 16 query heads of 256 with 8 K/V heads, or of
+ * 512 with 2 K/V heads where K = V.
  *
- * That kernel runs through all its code in every layer, and what does not fit the instruction
- * cache costs more than what it computes: this is the same arithmetic, to the bit, in as little
- * code and as few registers as it takes. */
+ * The arithmetic is attend.cuh's, to the bit, in as little code and as few registers as possible:
+ * the kernel runs through all its code in every layer, and instruction-cache misses cost more than
+ * the computation.
+ *
+ *    team: 8 warps (heads of 256, two teams per block, bar 1 and 2) or 16 (heads of 512, bar 0)
+ *    unit: one page of 64 keys, one K/V head, one tile of 8 or 16 queries
+ *      heads:    norm and rotate queries -> smem; the rows' new K, V -> the page       -- sync
+ *      keys:     global -> registers, K rebuilt from V where K = V
+ *      scores:   8 keys per warp, tile x 64, -> smem                                   -- sync
+ *      values:   first pass of V, global -> registers; softmax, one query per warp     -- sync
+ *      sums:     o = p V in two passes of columns, m, l, o -> parts in global memory   -- sync
+ *    after a grid barrier, kk_combine_few merges pages: one warp per 32 columns of a head
+ *    (kk_combine_one: eight warps, one span of eight pages each, through 6 KB of smem)
+ *    shared memory of a team: q [tile][D + 32] bf16 | scores [tile][68] f32
+ *      8 x (576 + 272) B = 6,784 B a team of heads of 256;  16 x (1088 + 272) B = 21,760 B for
+ * 512 */
 #ifndef KK_CUDA_ATTEND_FEW_CUH
 #define KK_CUDA_ATTEND_FEW_CUH
 
 #include "attend.cuh"
 
-/* Who works on a page: heads of 256 have eight warps, so that a block has two pages in hand, and
- * those of 512 sixteen. */
+/* The warps that compute one unit: eight for heads of 256, so that a block has two pages in flight,
+ * sixteen for heads of 512. */
 template <int D> struct kk_team {
-    enum { WARPS = D == 256 ? 8 : 16, TILE = D == 256 ? 8 : 16 /* queries at a time */ };
+    enum { WARPS = D == 256 ? 8 : 16, TILE = D == 256 ? 8 : 16 /* queries of a tile */ };
     enum { HEADS = KK_CU_26B_HEADS, KV = D == 256 ? 8 : 2, GROUP = HEADS / KV };
-    /* Bytes of shared memory: queries, then scores. */
+    /* Bytes of shared memory of a team: queries, then scores. */
     enum { SMEM = TILE * (kk_cut<D>::PITCH + KK_SCORE_PITCH * 4) };
     static __device__ __forceinline__ int team() { return kk_tid() / (WARPS * 32); }
     static __device__ __forceinline__ int warp() { return kk_tid() / 32 % WARPS; }
@@ -27,9 +40,9 @@ template <int D> struct kk_team {
     }
 };
 
-/* The session's rows, and the pages that they see. */
+/* The session's rows, and the range of pages that they see. */
 struct kk_few {
-    int pos, rows, from; /* from: the first position that the first row sees */
+    int pos, rows, from; /* from: first position that the first row sees */
     int page, pages;
 };
 
@@ -43,7 +56,7 @@ __device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int 
     return f;
 }
 
-/* dim: of a head. */
+/* Where (m, l, o) of a row, a head and a page are stored; dim: values of a head. */
 __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int dim, int row, int head,
                                               int page) {
     return t.parts +
@@ -51,8 +64,8 @@ __device__ __forceinline__ float *kk_few_part(const kk_cu_attend &t, int dim, in
                (size_t)(dim + 4);
 }
 
-/* kk_head_norm, once for heads that are turned and for those that are not (full false): all that
- * it reads is asked for first and without branches. */
+/* kk_head_norm in one instantiation for q and K (full: scaled and rotated) and for V (normed only).
+ * All loads are issued first and without branches. */
 template <int D>
 __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const float *cs,
                                             int n_rot, float eps, bool full) {
@@ -85,8 +98,8 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
     }
 }
 
-/* Queries q0 .. q0 + n - 1 of a K/V head as bf16 rows in room, and `fresh` new rows from key `key`
- * of the page on into the page; a warp a head. */
+/* Stores queries q0 .. q0 + n - 1 of a K/V head as bf16 in smem, and `fresh` new K/V rows into the
+ * page from key `key` on; one head of one row per warp. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
                                              int n, char *smem, uint8_t *head, int key, int base,
@@ -106,7 +119,8 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
                                                 (size_t)(key + k) * D * 2);
         kk_head<D> h;
 #pragma unroll
-        for (int e = 0; e < D / 32; e++) h.v[e] = __ldcg(x + lane + 32 * e); /* from other blocks */
+        for (int e = 0; e < D / 32; e++)
+            h.v[e] = __ldcg(x + lane + 32 * e); /* written by other blocks */
         kk_few_norm<D>(h, query ? s.q_norm : s.k_norm,
                        s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot, s.eps, !value);
 #pragma unroll
@@ -114,7 +128,7 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
     }
 }
 
-/* One chain of the scores of 8 keys. */
+/* One chain of the scores of 8 keys and a tile of queries. */
 template <int D>
 __device__ __forceinline__ void kk_few_chain(float c[4], const uint4 *k, const char *q, int chain) {
     using cut = kk_cut<D>;
@@ -126,11 +140,12 @@ __device__ __forceinline__ void kk_few_chain(float c[4], const uint4 *k, const c
         const uint4 x = *(const uint4 *)(lo + at);
         const uint4 y = WIDE ? *(const uint4 *)(lo + at + 8 * cut::PITCH) : x;
         kk_step<WIDE>(c, k[i], x, y);
-        if (i % 2) asm volatile("" ::: "memory"); /* no more than two steps' queries at a time */
+        if (i % 2)
+            asm volatile("" ::: "memory"); /* keeps at most two steps' queries in registers */
     }
 }
 
-/* Scores of a tile of queries: rows of `score` that no query has hold anything.  Ends with a
+/* Scaled scores of a tile of queries to smem; rows beyond the last query hold garbage.  Ends with a
  * barrier. */
 template <int D>
 __device__ __forceinline__ void kk_few_scores(float *score, const uint4 *k, const char *q,
@@ -144,7 +159,7 @@ __device__ __forceinline__ void kk_few_scores(float *score, const uint4 *k, cons
     kk_few_chain<D>(c, k, q, warp / 8);
     if (team::WARPS == 8) {
         kk_few_chain<D>(d, k + cut::STEPS, q, 1);
-    } else { /* the other chain is another warp's */
+    } else { /* chains 0 and 1 are in different warps */
         if (warp / 8) {
             *(float2 *)to = make_float2(c[0], c[1]);
             *(float2 *)(to + 8 * KK_SCORE_PITCH) = make_float2(c[2], c[3]);
@@ -163,13 +178,13 @@ __device__ __forceinline__ void kk_few_scores(float *score, const uint4 *k, cons
     team::sync();
 }
 
-/* kk_page_softmax where keys [lo, hi) are seen. */
+/* kk_page_softmax where keys [lo, hi) of the page are visible. */
 __device__ __forceinline__ void kk_few_softmax(float *score, int lo, int hi, float *part) {
     const int lane = kk_tid() % 32;
     kk_softmax_keys(score, lane, lane >= lo && lane < hi, lane + 32 >= lo && lane + 32 < hi, part);
 }
 
-/* o = p V for two columns a lane, keys [lo, hi) of V only. */
+/* o = p V for two columns per lane; only keys [lo, hi) of V count. */
 template <bool WIDE>
 __device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v)[16],
                                             const char *p, int lo, int hi) {
@@ -195,8 +210,8 @@ __device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v
     }
 }
 
-/* Those sums to the parts of queries q0 + g and q0 + g + 8; of row `only` alone, where it is not
- * negative.  column: the first of lane 0's. */
+/* Stores those sums to the parts of queries q0 + g and q0 + g + 8; of row `only` alone where it is
+ * not negative.  column: the first column of lane 0. */
 template <int D>
 __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_attend &t,
                                             const kk_few &f, int kv, int page, int q0, int n,
@@ -214,7 +229,7 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
     }
 }
 
-/* This lane's part of a key, or of the V it is made from, for one chain of a score. */
+/* Loads this lane's part of a key, or of the V it is rebuilt from, for one chain of a score. */
 template <int D>
 __device__ __forceinline__ void kk_few_key(uint4 *k, const uint8_t *keys, int chain) {
     using cut = kk_cut<D>;
@@ -225,19 +240,19 @@ __device__ __forceinline__ void kk_few_key(uint4 *k, const uint8_t *keys, int ch
         k[e] = *(const uint4 *)(keys + (e < cut::STEPS / 2 ? e : e - cut::STEPS / 2 + D / 64) * 64);
 }
 
-/* All chains of this warp. */
+/* Loads the keys of all chains that this warp computes. */
 template <int D> __device__ __forceinline__ void kk_few_keys(uint4 *k, const uint8_t *keys) {
     kk_few_key<D>(k, keys, kk_team<D>::warp() / 8);
     if (kk_team<D>::WARPS == 8) kk_few_key<D>(k + kk_cut<D>::STEPS, keys, 1);
 }
 
-/* A half of a pair of bf16 values. */
+/* One bf16 of a packed pair, as float. */
 __device__ __forceinline__ float kk_half(uint32_t two, int high) {
     return __uint_as_float(high ? two & 0xffff0000u : two << 16);
 }
 
-/* K from the V that lies in k, as kk_rebuild_key; four pairs at a time, because what they are
- * multiplied with takes registers. */
+/* K from the V in k, as kk_rebuild_key does; four pairs at a time, to limit the registers of their
+ * factors. */
 template <int D>
 __device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, int base) {
     using cut = kk_cut<D>;
@@ -269,11 +284,11 @@ __device__ __forceinline__ void kk_few_rebuild(uint4 *k, const kk_cu_attend &t, 
         (i % 2 ? low.w : low.y) = kk_dbf16x2(x[2], x[3]);
         (i % 2 ? high.z : high.x) = kk_dbf16x2(y[0], y[1]);
         (i % 2 ? high.w : high.y) = kk_dbf16x2(y[2], y[3]);
-        asm volatile("" ::: "memory"); /* the next four are not asked for before these are done */
+        asm volatile("" ::: "memory"); /* keeps the loads of the next four behind these */
     }
 }
 
-/* Two of this lane's columns of sixteen keys, from column `column` of the head on. */
+/* Loads two columns of sixteen keys into this lane, from column `column` of the head on. */
 template <int D>
 __device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *values,
                                               int column) {
@@ -283,14 +298,13 @@ __device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *
     for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
 }
 
-/* The first column of pass `pass` of a warp: its share of the head is two columns a lane, or twice
- * that. */
+/* The first column of a warp in a pass: V is read in two passes, to limit registers. */
 template <int D> __device__ __forceinline__ int kk_few_column(int pass) {
     const int warp = kk_team<D>::warp();
     return D == 256 ? (warp + 8 * pass) * 8 * kk_cut<D>::NT : warp * 8 * kk_cut<D>::NT + 2 * pass;
 }
 
-/* Whether one of a warp's is not finite. */
+/* Whether a value of this warp is not finite. */
 __device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
     uint32_t odd = 0;
 #pragma unroll
@@ -298,18 +312,18 @@ __device__ __forceinline__ bool kk_few_odd(const uint32_t (&v)[16]) {
     return __any_sync(0xffffffffu, (odd & 0x80008000u) != 0);
 }
 
-/* Tiles of queries of a head. */
+/* Tiles of queries of a K/V head. */
 template <int D> __device__ __forceinline__ int kk_few_tiles(int rows) {
     return (rows * kk_team<D>::GROUP + kk_team<D>::TILE - 1) / kk_team<D>::TILE;
 }
 
-/* The pages that this block will read, on their way into the cache: before q, k and v are there. */
+/* Prefetches the pages that this block will read to L2, before q, k and v are complete. */
 __device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
     const bool wide = t.slot.head_dim == 512;
     const int tid = kk_tid(), tiles = wide ? kk_few_tiles<512>(rows) : kk_few_tiles<256>(rows);
     const int u = kk_bid() + tid / 2 * (int)gridDim.x, i = u / tiles;
-    const int shift = wide ? 1 : 3; /* two K/V heads, or eight */
+    const int shift = wide ? 1 : 3; /* log2 of the K/V heads: two or eight */
     static_assert(kk_team<512>::KV == 2 && kk_team<256>::KV == 8, "heads of a page");
     if (tid >= 4 || u % tiles || i >= f.pages << shift || (tid % 2 && wide)) return;
     const uint8_t *head = t.rows.pages[f.page + (i >> shift)] +
@@ -322,14 +336,14 @@ __device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, 
 #endif
 }
 
-/* The first key of a page that a row at `at` sees. */
+/* The first key of the page that a row at position `at` sees. */
 __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int base) {
     return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
 }
 
-/* This block's share of all pages, heads and tiles of queries: results are left in the parts.  A
- * page is read anew for every tile, because registers are dearer, and new rows are stored by all of
- * its tiles, because none waits for another. */
+/* Computes this block's units; results go to the parts.  A page is read again for every tile of
+ * queries, because registers are scarcer than bandwidth, and every tile stores the new rows
+ * redundantly, so that none waits for another. */
 template <int D, bool EQ>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
                                               int rows, char *smem) {
@@ -345,7 +359,8 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
          i += teams * (int)gridDim.x) {
         const int index = i / tiles / KV, kv = i / tiles % KV, base = (f.page + index) * KK_PAGE;
         uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
-        const int end = min(pos + rows - base, (int)KK_PAGE); /* of what somebody sees */
+        const int end =
+            min(pos + rows - base, (int)KK_PAGE); /* end of the keys that some row sees */
         const int q0 = i % tiles * team::TILE, n = min((int)team::TILE, queries - q0);
         const int key = max(pos - base, 0), fresh = max(end - key, 0);
         kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
@@ -355,7 +370,8 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
         if (EQ) kk_few_rebuild<D>(k, t, base);
         kk_few_scores<D>(score, k, smem, t.scale);
         uint32_t v[16];
-        kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* on its way */
+        kk_few_values<D>(v, head + t.slot.v_off,
+                         kk_few_column<D>(0)); /* issued before the softmax */
         const int warp = team::warp(), row = (q0 + warp) / GROUP;
         if (warp < n)
             kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
@@ -366,7 +382,7 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
         for (int pass = 0; pass < 2; pass++) {
             const int column = kk_few_column<D>(pass);
             if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
-            /* Where a value is not finite, rows are done one after the other. */
+            /* Where a value is not finite, rows are computed one at a time. */
             const bool careful = rows > 1 && kk_few_odd(v);
             const int last = careful ? (q0 + n - 1) / GROUP : 0;
 #pragma unroll 1
@@ -379,12 +395,12 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
                 kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
             }
         }
-        team::sync(); /* q and scores are free again */
+        team::sync(); /* q and scores may be overwritten */
     }
 }
 
-/* The pages of one span, of those that a row sees [first, end): lane k of eight has page k's
- * weights, and all lanes have their column of all pages.  page0: the first of the parts. */
+/* Merges the pages of one span among those that a row sees, [first, end). Lane k of eight reads
+ * page k's m and l, all lanes their column of every page.  page0: the page of the first part. */
 __device__ __forceinline__ kk_fold kk_few_span(const float *part, size_t stride, int column,
                                                int span, int first, int end, int page0) {
     const int lane = kk_tid() % 32;
@@ -412,15 +428,15 @@ __device__ __forceinline__ kk_fold kk_few_span(const float *part, size_t stride,
     return one;
 }
 
-/* A finished sum, into a row for the output projection. */
+/* Stores a merged column as bf16 in the output projection's input row. */
 __device__ __forceinline__ void kk_few_put(const kk_cu_attend &t, int row, int column,
                                            const kk_fold &all) {
     const float y = __fadd_rn(__fmul_rn(all.o, __fdiv_rn(1.0f, all.l)), 0.0f);
     t.out_bf16[(size_t)row * (size_t)t.bf16_pitch + (size_t)column] = kk_dbf16(y);
 }
 
-/* Adds up the pages of all rows and heads: a warp for 32 columns.  One for heads of all sizes: what
- * a layer does has to fit the cache of instructions. */
+/* Merges the pages of all rows and heads, one warp per 32 columns.  One instantiation serves both
+ * head sizes, to fit the instruction cache. */
 __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
     const kk_few f = kk_few_of(t, pos, rows);
     const int dim = t.slot.head_dim;
@@ -429,7 +445,7 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
     for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * per;
          i += KK_ATTEND_WARPS * (int)gridDim.x) {
         const int row = i / per, chunk = i - row * per, head = chunk / chunks, at = pos + row;
-        /* A row further on sees less at the beginning, and perhaps a page more at the end. */
+        /* The window moves with the row. */
         const int first = (t.window && at >= t.window ? at - t.window + 1 : 0) / KK_PAGE;
         const int end = at / KK_PAGE + 1;
         const float *part = kk_few_part(t, dim, row, head, 0);
@@ -445,8 +461,8 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
     }
 }
 
-/* The same for one row, with little to do and everybody waiting: eight warps for 32 columns, a span
- * each.  room: 6 KB of shared memory. */
+/* kk_combine_few for a single row, where latency counts: eight warps per 32 columns, one span each.
+ * smem: 6 KB. */
 __device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *smem) {
     const kk_few f = kk_few_of(t, pos, 1);
     const int dim = t.slot.head_dim;

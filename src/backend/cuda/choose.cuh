@@ -1,31 +1,38 @@
-/* choose.cuh - the experts that the router's sums choose, and which rows chose which expert.
+/* choose.cuh - top-k of the router's logits, and the list of rows of each active expert.
  *
- * Lists of rows are made anew by every block from the router's sums: that costs less than a
- * kernel of its own. */
+ *    kk_choose_row   one warp per row: n_used rounds of arg max by __reduce_max_sync over logits
+ *                    in registers, softmax over the chosen alone, times the expert's scale
+ *    kk_list_rows    a block: one thread per (row, expert) pair, positions by counting; 3 barriers
+ *    kk_list_pairs   one warp: the same by ballots over the bits of the expert ids
+ *    kk_list_one     one warp, one row: experts in the router's order
+ *    kk_choice (shared memory, about 4 KB): active experts, first pair of each, pairs by expert
+ *
+ * Every block computes the lists for itself: that is faster than a kernel of its own. */
 #ifndef KK_CUDA_CHOOSE_CUH
 #define KK_CUDA_CHOOSE_CUH
 
 #include "cuda_ops.h"
 #include "stream.cuh"
 
-/* KK_MOST_EXPERTS are chosen from and listed by kernels of their own; a block that chooses on its
- * way, from a warp's registers, has KK_MAX_EXPERTS at most. */
+/* Kernels of their own choose from up to KK_MOST_EXPERTS; a block that chooses on the way, in a
+ * warp's registers, from up to KK_MAX_EXPERTS. */
 enum { KK_MAX_EXPERTS = 256, KK_MOST_EXPERTS = KK_CU_EXPERTS, KK_MAX_USED = KK_CU_USED };
 
-/* Who chose whom. */
+/* Rows by active expert, and experts by row.  A pair is row * n_used + slot. */
 struct kk_choice {
     int n_active;
     short active[KK_ROWS_MAX * KK_MAX_USED + 1]; /* expert ids, ascending */
-    short first[KK_ROWS_MAX * KK_MAX_USED + 1];  /* into pair, by active expert */
+    short first[KK_ROWS_MAX * KK_MAX_USED + 1];  /* index of its first pair, by active expert */
     short pair[KK_ROWS_MAX * KK_MAX_USED];       /* row * n_used + slot */
     short pair_row[KK_ROWS_MAX * KK_MAX_USED];
     __align__(16) short chosen[KK_ROWS_MAX * KK_MAX_USED]; /* expert of a pair */
-    __align__(
-        16) short leader[KK_ROWS_MAX * KK_MAX_USED]; /* the same, for the first of an expert */
+    __align__(16) short leader
+        [KK_ROWS_MAX *
+         KK_MAX_USED]; /* chosen, for the first pair of each expert; 0x7fff for others */
     float weight[KK_ROWS_MAX * KK_MAX_USED];
 };
 
-/* Keys in the order of floats; no expert has 0. */
+/* Integers in the order of the floats; 0 means no expert. */
 __device__ __forceinline__ uint32_t kk_key(float f) {
     const uint32_t u = __float_as_uint(__fadd_rn(f, 0.0f)); /* -0 is 0 */
     return max(1u, u & 0x80000000u ? ~u : u | 0x80000000u);
@@ -35,8 +42,8 @@ __device__ __forceinline__ float kk_unkey(uint32_t k) {
 }
 
 /* One warp: the n_used largest of a row's logits, ties to the lower id, then a softmax over the
- * chosen alone, times the expert's scale.  Logits come in slices still to be summed, in order.
- * All that it reads is asked for first. */
+ * chosen alone, times the expert's scale.  Logits come as K slices still to be added, in order.
+ * All loads are issued first. */
 template <int MOST = KK_MAX_EXPERTS>
 __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits, int slices,
                                               int slice_stride, const float *scale, int row,
@@ -98,8 +105,9 @@ __device__ __forceinline__ void kk_choose_row(kk_choice *c, const float *logits,
     if (lane < n_used) weight[lane] = __fmul_rn(__fdiv_rn(w, sum), weight[lane]);
 }
 
-/* Lists of rows by expert from `chosen`, eight pairs at a time: a thread per pair counts those of
- * lower experts, and earlier ones of its own.  All threads of a block; pairs are fewer. */
+/* Lists rows by expert from `chosen`, eight pairs at a time: one thread per pair counts the pairs
+ * of lower experts, and earlier ones of its own.  Called by all threads of a block, which are more
+ * than the pairs. */
 __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_used) {
     const int pairs = n_rows * n_used, i = kk_tid(), rounds = (pairs + 7) / 8;
     if (i >= pairs && i < rounds * 8) c->chosen[i] = c->leader[i] = 0x7fff;
@@ -123,7 +131,7 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
         c->pair_row[less + before] = (short)(i / n_used);
     }
     kk_sync();
-    if (i == pairs) e = 0x7fff; /* this one counts them all */
+    if (i == pairs) e = 0x7fff; /* this thread counts all leaders */
     if ((i < pairs && before == 0) || i == pairs) {
         int index = 0;
 #pragma unroll 1
@@ -140,12 +148,14 @@ __device__ __forceinline__ void kk_list_rows(kk_choice *c, int n_rows, int n_use
     kk_sync();
 }
 
-/* The same lists by one warp, PER pairs a lane, from all bits of their experts' ids at once. */
+/* The same lists by one warp, PER pairs per lane, by radix partition over the bits of the ids. */
 template <int PER, int EXPERTS>
 __device__ __forceinline__ void kk_list_pairs(kk_choice *c, int pairs, int n_used) {
     const int lane = kk_tid() % KK_WARP;
     int e[PER], less[PER];
-    uint32_t same[PER][PER], word[EXPERTS / 32]; /* pairs of one's expert; experts that are there */
+    uint32_t same[PER][PER],
+        word[EXPERTS /
+             32]; /* same: mask of pairs with this pair's expert; word: mask of active experts */
 #pragma unroll
     for (int j = 0; j < PER; j++) {
         const bool is = lane + j * KK_WARP < pairs;
@@ -202,7 +212,7 @@ __device__ __forceinline__ void kk_list_pairs(kk_choice *c, int pairs, int n_use
     }
 }
 
-/* The lists of one row, by the warp that chose: experts in the router's order. */
+/* The lists of a single row, by the warp that chose: experts in the router's order. */
 __device__ __forceinline__ void kk_list_one(kk_choice *c, int n_used) {
     const int i = kk_tid() % KK_WARP;
     if (i < n_used) {
@@ -215,8 +225,8 @@ __device__ __forceinline__ void kk_list_one(kk_choice *c, int n_used) {
 }
 
 struct kk_choice_args {
-    const float *logits;      /* NULL: the choice lies in expert and weight already */
-    int slices, slice_stride; /* logits are still to be summed over these */
+    const float *logits;      /* NULL: expert and weight hold the choice already */
+    int slices, slice_stride; /* K slices of the logits, still to be added */
     const float *scale;       /* per expert */
     int *expert;              /* [n_rows][n_used] */
     float *weight;

@@ -1,9 +1,16 @@
-/* cuda_attend.cu - storing K/V rows in pages and attending over them: the kernels, and which of
- * them an operation takes.
+/* cuda_attend.cu - kernels that store K/V rows in pages and attend over them, and the choice
+ * between them.
  *
- * Few rows: a block takes one page for one K/V head, a second kernel adds up pages (attend.cuh,
- * which also says what every way of attending computes).  Heads of sizes that no known model has
- * take a slow way of their own in float32. */
+ *    store_kernel       256 threads, one warp per head of a row: norm, rotate, quantise -> page;
+ *                       smem [8 warps][1024] f32
+ *    attend_kernel<D>   512 threads, attend.cuh's pipeline over (page, K/V head, query tile) units,
+ *                       22,784 B of smem, m, l, o per page -> parts in global memory
+ *    combine_kernel     512 threads, one warp per 32 columns of a query: merges parts in page order
+ *    attend_any_kernel  256 threads per (page, K/V head, tile), heads of other sizes, float32:
+ *                       q [8][d] | keys [64][d], then partial o [groups][8][d] in smem, up to 160 KB
+ *
+ * attend.cuh states the arithmetic; head sizes that no known model has take attend_any_kernel,
+ * which is slow. */
 #include "attend.cuh"
 #include "launch.cuh"
 
@@ -17,7 +24,7 @@ __device__ void put_row(const kk_cu_slot &slot, uint8_t *page, size_t off, int h
            [&](int i) { return x[threadIdx.x % 32 + 32 * i]; });
 }
 
-/* A warp per head of a row: query heads, then K, then V. */
+/* One warp per head of a row: query heads, then K, then V. */
 __global__ void __launch_bounds__(THREADS, 2) store_kernel(const __grid_constant__ kk_cu_store a) {
     __shared__ float rows[THREADS / 32][STORE_MOST];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = a.slot.head_dim;
@@ -63,7 +70,8 @@ cudaError_t kk_cu_run_store(kk_cu_at at, const kk_cu_store *a) {
 
 /* ---- heads of any other size -------------------------------------------------------------- */
 
-/* Heads of any other size: keys are laid out in shared memory, a thread has a key. */
+/* Heads of any other size: 64 keys are unpacked to shared memory, one thread computes the scores of
+ * one key. */
 __device__ void scores_any(const kk_cu_attend &a, const uint8_t *head, const float *q, int n,
                            float (*score)[PAGE], int64_t base, float *keys) {
     const int d = a.slot.head_dim;
@@ -92,10 +100,10 @@ __device__ void scores_any(const kk_cu_attend &a, const uint8_t *head, const flo
     __syncthreads();
 }
 
-/* Heads of sizes that no real model has: slow, and nothing is known beforehand. */
+/* Queries that attend_any_kernel computes at a time. */
 enum { BATCH = 8 };
-/* A warp: a page's scores of one row and head become weights, in place; their maximum and sum go
- * to `to`. */
+/* One warp: a page's scores of one query become softmax weights in place; maximum and sum go to
+ * `to`. */
 __device__ __forceinline__ void softmax_any(float *score, const kk_visible s, int64_t base,
                                             float *to) {
     const int lane = threadIdx.x % 32;
@@ -111,7 +119,8 @@ __device__ __forceinline__ void softmax_any(float *score, const kk_visible s, in
     const float l = kk_warp_sum(__fadd_rn(p, r2));
     score[lane] = p;
     score[lane + 32] = r2;
-    /* Rows that are not seen may hold anything: mark them apart from a weight of 0. */
+    /* A page without visible keys has maximum -inf, which is distinct from weights that are all
+     * 0. */
     const unsigned lo = __ballot_sync(0xffffffffu, sj), hi = __ballot_sync(0xffffffffu, sk);
     if (lane == 0) {
         to[0] = lo | hi ? m : -INFINITY;
@@ -137,15 +146,17 @@ __global__ void __launch_bounds__(THREADS, 2)
     const size_t head_off = (size_t)kv * a.slot.head_bytes;
     const uint8_t *keys = mem + (a.slot.k_eq_v ? a.slot.v_off : a.slot.k_off) + head_off;
     const uint8_t *values = mem + a.slot.v_off + head_off;
-    if (!a.slot.k_eq_v) { /* the values come after the scores, but may already be under way */
+    if (!a.slot.k_eq_v) { /* prefetches V, which is needed after the scores */
         const uint8_t *line = values + (size_t)threadIdx.x * 128;
         for (size_t off = 0; off + threadIdx.x * 128 < a.slot.head_bytes; off += THREADS * 128)
             asm volatile("prefetch.global.L2 [%0];" ::"l"(line + off));
     }
-    float *q = shared, *red = shared + BATCH * d; /* [BATCH][d]; [groups][BATCH][d], or keys */
+    float *q = shared,
+          *red = shared +
+                 BATCH * d; /* q [BATCH][d]; then keys [PAGE][d], reused for [groups][BATCH][d] */
     const int chunks = d / 8, most = THREADS / chunks;
     const int groups = most >= PAGE ? PAGE : most >= 32 ? 32 : most >= 16 ? 16 : most >= 8 ? 8 : 4;
-    const int per = PAGE / groups; /* keys of a group */
+    const int per = PAGE / groups; /* keys per thread group */
     for (int b0 = 0; b0 < rows * group; b0 += BATCH) {
         const int n = min((int)BATCH, rows * group - b0);
         for (int i = (int)threadIdx.x; i < n * d; i += THREADS) {
@@ -155,7 +166,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         scores_any(a, keys, q, n, score, base, red);
         __syncthreads();
-        for (int i = warp; i < n; i += THREADS / 32) { /* softmax within the page */
+        for (int i = warp; i < n;
+             i += THREADS / 32) { /* softmax within the page, one query per warp */
             const int r = (b0 + i) / group, h = kv * group + (b0 + i) % group;
             softmax_any(score[i], kk_visible_of(a, info, a.first_row + r), base,
                         kk_part(a, tile - a.first_tile, r, h, unit));
@@ -168,7 +180,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < BATCH; i++)
 #pragma unroll
                 for (int e = 0; e < 8; e++) acc[i][e] = 0;
-            /* Four keys at a time, so that their loads are under way together. */
+            /* Four keys at a time, so that their loads overlap. */
             for (int j0 = g * per; j0 < (g + 1) * per; j0 += 4) {
                 float v[4][8];
 #pragma unroll
@@ -181,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     for (int i = 0; i < BATCH; i++) {
                         const float p = i < n ? score[i][j0 + k] : 0.0f;
 #pragma unroll
-                        for (int e = 0; e < 8; e++) /* a row with no weight may hold anything */
+                        for (int e = 0; e < 8; e++) /* V of a masked key may be NaN */
                             acc[i][e] = __fmaf_rn(p, p == 0.0f ? 0.0f : v[k][e], acc[i][e]);
                     }
                 }
@@ -220,7 +232,7 @@ static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
 template <int D>
 __global__ void __launch_bounds__(512, 1) attend_kernel(const __grid_constant__ kk_cu_attend a) {
     extern __shared__ __align__(16) char smem[];
-    __shared__ kk_cu_attend args; /* read again and again */
+    __shared__ kk_cu_attend args; /* copied from the parameter, since it is read many times */
     kk_next();
     if (threadIdx.x == 0) args = a;
     kk_wait();

@@ -1,29 +1,43 @@
-/* cuda_attend_tiles.cu - attention of many rows, by the rule of attend.cuh.
+/* cuda_attend_tiles.cu - attention of more than 16 rows, with the arithmetic of attend.cuh.
  *
- * A block takes 64 queries (rows and heads of one K/V head) and walks the pages that they see in
- * order.  Pages come to shared memory as bf16 while others are worked on; scores and sums stay in
- * registers, so nothing grows with the context.  A warp has 16 queries and up to 256 columns;
- * wider heads take two warps, which share the scores.  Where K = V, K is rebuilt once per block
- * and page, and the two buffers change places: the next page arrives where K was.  A finished
- * span is folded into the sums of those before it, which lie in the block's part of a.parts. */
+ *    block: 64 queries (rows and query heads of one K/V head), 128 threads, or 256 for heads of 512
+ *      a warp has 16 queries and up to 256 columns of o; a head of 512 takes two warps, which
+ *      exchange their halves of the scores through smem (named barrier 1 + warp / 2)
+ *    for each page that some query sees, in order:
+ *      wait_group; __syncthreads     K of the page is in smem (rebuilt from V where K = V)
+ *      scores 16 x 64 in registers; __syncthreads; cp.async of the next page's K
+ *      softmax in registers; wait_group; __syncthreads     V of the page is in smem
+ *      o = p V by ldmatrix.trans and mma; __syncthreads; cp.async of the next page's V
+ *      where K = V, the two buffers are swapped: the next page's V arrives where K was
+ *    shared memory: q [64][D + 32] bf16 | K [64][D + 32] bf16 | V, the same bytes
+ *      | scores [64][72] f32 for heads of 512;   108 KB for D = 256, 222 KB for D = 512
+ *
+ * Scores and sums stay in registers, so nothing grows with the context.  A finished span of eight
+ * pages is merged into the spans before it, which lie in the block's part of a.parts (global
+ * memory). */
 #include "attend.cuh"
 #include "launch.cuh"
 
-enum { TILE_QUERIES = 64, SHARE_PITCH = 72 /* floats: scores that two warps share */ };
+enum {
+    TILE_QUERIES = 64,
+    SHARE_PITCH = 72 /* floats: pitch of the scores that two warps exchange */
+};
 
 template <int D> struct tile_cut {
     enum {
-        GROUPS = D > 256 ? 2 : 1, /* of columns */
+        GROUPS = D > 256 ? 2 : 1, /* warps that divide the columns */
         THREADS = 128 * GROUPS,
-        COLUMNS = D / GROUPS, /* of a warp */
+        COLUMNS = D / GROUPS, /* columns of a warp */
         NT = COLUMNS / 8,
-        KEY_TILES = 8 / GROUPS, /* whose scores a warp computes */
-        K_PITCH = 2 * D + 64,   /* bytes: a quarter of a warp reads two rows of 64 */
-        V_PITCH = 2 * D + 16,   /* bytes: eight rows of 16 */
+        KEY_TILES = 8 / GROUPS, /* 8-key tiles whose scores a warp computes */
+        K_PITCH = 2 * D +
+                  64, /* bytes; a quarter warp reads 64 bytes of two rows without bank conflicts */
+        V_PITCH =
+            2 * D + 16, /* bytes; ldmatrix reads 16 bytes of eight rows without bank conflicts */
         BUFFER = KK_PAGE * K_PITCH,
         SHARED =
             TILE_QUERIES * K_PITCH + 2 * BUFFER + (GROUPS > 1 ? TILE_QUERIES * SHARE_PITCH * 4 : 0),
-        KEPT = THREADS * (NT + 1) * 4, /* floats of a.parts of a block */
+        KEPT = THREADS * (NT + 1) * 4, /* floats of a.parts per block */
     };
 };
 
@@ -39,7 +53,7 @@ template <int N> __device__ __forceinline__ void wait_for() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Rows of bf16 as they are; those not among `keys` as zeros. */
+/* Copies 64 bf16 rows of a page asynchronously; rows not in `keys` become zeros. */
 template <int D>
 __device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *head, uint64_t keys) {
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
@@ -48,7 +62,7 @@ __device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *he
     }
 }
 
-/* K from the V of a page in shared memory. */
+/* Rebuilds K from the V of a page in shared memory. */
 template <int D>
 __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const kk_cu_attend &a,
                                              int base, uint64_t keys) {
@@ -67,7 +81,7 @@ __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const
     }
 }
 
-/* K and V of a page in any format. */
+/* Unpacks K and V of a page stored in any format. */
 template <int D, bool EQ>
 __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend &a,
                                             const uint8_t *keys_at, const uint8_t *values_at,
@@ -126,7 +140,7 @@ template <int D> __device__ __forceinline__ void stage_queries(char *to, const t
     }
 }
 
-/* Scaled scores of 16 queries against all 64 keys: tile i has keys 8 i ... */
+/* Scaled scores of 16 queries times all 64 keys: c[i] has keys 8 i .. 8 i + 7. */
 template <int D>
 __device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, const char *k,
                                             float *share, float scale, int group) {
@@ -180,17 +194,17 @@ __device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, con
     }
 }
 
-/* What a lane knows of its rows g and g + 8. */
+/* Running maximum and sum of a lane's queries g and g + 8. */
 struct tile_rows {
     float m[2], l[2];
 };
-/* How a page is folded into what came before. */
+/* Factors of the sums so far (a) and of the page (b) in a merge. */
 struct tile_fold {
     float a[2], b[2];
 };
 
-/* Scores become p, and the page's m and l are folded in. */
-template <bool WHOLE> /* all keys are seen */
+/* Scores become p; the page's m and l are merged into the rows'. */
+template <bool WHOLE> /* every key is visible */
 __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &rows,
                                                   const uint64_t (&seen)[2]) {
     const int t = threadIdx.x % 4;
@@ -217,7 +231,8 @@ __device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &r
             }
         float l[2];
 #pragma unroll
-        for (int e = 0; e < 2; e++) { /* keys 32, 16 and 8 apart here, 4 and 2 in other lanes */
+        for (int e = 0; e < 2;
+             e++) { /* keys 32, 16 and 8 apart in this lane, 4 and 2 in other lanes */
             float x[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) x[i] = __fadd_rn(c[i][2 * h + e], c[i + 4][2 * h + e]);
@@ -244,13 +259,13 @@ __device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const char *at
                  : "memory");
 }
 
-/* One or both of two neighbouring keys' values, from bit `at` of keys on. */
+/* Keeps those of two neighbouring keys' values that are in the mask, from bit `at` on. */
 __device__ __forceinline__ uint32_t only_keys(uint32_t two, uint64_t keys, int at) {
     return two & ((keys >> at & 1 ? 0xffffu : 0) | (keys >> (at + 1) & 1 ? 0xffff0000u : 0));
 }
 
-/* Two products of 8 columns where a value is not finite that not all rows see: row by row.  By
- * value, so that nothing of the usual way has to lie in memory. */
+/* Two 8-column products where a value that only some rows see is not finite: one row at a time.
+ * Passed in a struct, so that the usual path keeps its operands in registers. */
 struct careful_work {
     float o[2][4];
     uint32_t b[4][4], p[4][4];
@@ -280,7 +295,7 @@ __device__ __forceinline__ void
 tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
           const tile_fold &f, bool careful, const tile_place &place, int q0, int base) {
     const int lane = threadIdx.x % 32;
-    /* Mostly the maximum stays, and times 1 changes nothing. */
+    /* The maximum mostly stays, and a factor of 1 changes nothing. */
     if (__any_sync(0xffffffffu, f.a[0] != 1.0f || f.a[1] != 1.0f)) {
 #pragma unroll
         for (int n = 0; n < tile_cut<D>::NT; n++)
@@ -329,7 +344,7 @@ tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const cha
 
 /* ---- spans ---------------------------------------------------------------------------------- */
 
-/* Folds a span into those before it, all of them kept in memory of this thread alone; the result
+/* Merges a span into those before it, which lie in global memory of this thread alone; the result
  * stays in registers too. */
 template <int D>
 __device__ __forceinline__ void fold_span(float (&acc)[tile_cut<D>::NT][4], tile_rows &rows,
@@ -342,7 +357,7 @@ __device__ __forceinline__ void fold_span(float (&acc)[tile_cut<D>::NT][4], tile
         tile_fold f;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const bool any = rows.l[h] != 0; /* of the span */
+            const bool any = rows.l[h] != 0; /* the span had a visible key */
             const float top = fmaxf(m[h], rows.m[h]);
             f.a[h] = any ? kk_dexp(__fsub_rn(m[h], top)) : 1.0f;
             f.b[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 0.0f;
@@ -398,7 +413,7 @@ __device__ __forceinline__ void write_rows(const float (&acc)[tile_cut<D>::NT][4
 
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
-/* Whether a value of the page is not finite that some of the block's rows do not see. */
+/* Whether a value of the page is not finite and its key hidden from some of the block's rows. */
 template <int D> __device__ __forceinline__ bool odd_values(const char *v, uint64_t some) {
     bool odd = false;
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
@@ -419,7 +434,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
     char *queries = shared, *k = shared + TILE_QUERIES * cut::K_PITCH, *v = k + cut::BUFFER;
     float *share = (float *)(shared + TILE_QUERIES * cut::K_PITCH + 2 * cut::BUFFER);
     const int warp = threadIdx.x / 32, group = warp % cut::GROUPS, q0 = warp / cut::GROUPS * 16;
-    const int tile = a.n_tiles - 1 - (int)blockIdx.z; /* the longest first */
+    const int tile = a.n_tiles - 1 - (int)blockIdx.z; /* the longest tile first */
     kk_next();
     kk_wait();
     tile_place p;
@@ -471,13 +486,13 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
                 unpack_rows<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base,
                                    kk_visible_mask(any, base));
         } else {
-            wait_for<1>(); /* V may still be under way */
+            wait_for<1>(); /* V may still be in flight */
         }
         __syncthreads();
         float c[8][4];
         tile_scores<D>(c, queries + q0 * cut::K_PITCH, k, share + q0 * SHARE_PITCH, a.scale, group);
         __syncthreads();
-        load(k, unit + 1, !EQ); /* where K = V: the next page's V, and k and v change places */
+        load(k, unit + 1, !EQ); /* where K = V: the next page's V, and the buffers are swapped */
         const int g = threadIdx.x % 32 / 4;
         const uint64_t seen[2] = {p.seen(q0 + g, base), p.seen(q0 + g + 8, base)};
         const tile_fold f = __all_sync(0xffffffffu, (seen[0] & seen[1]) == ~0ull)
@@ -531,7 +546,7 @@ template <int D> static cudaError_t run_head(kk_cu_at at, const kk_cu_attend *a,
     return bf16 ? run<D, false, true>(at, a, grid) : run<D, false, false>(at, a, grid);
 }
 
-static unsigned blocks_of(const kk_cu_attend *a) { /* of a tile and K/V head */
+static unsigned blocks_of(const kk_cu_attend *a) { /* blocks of a tile and K/V head */
     const int queries = a->rows.tile_most * (a->n_head / a->slot.n_kv_head);
     return (unsigned)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
 }

@@ -1,5 +1,5 @@
 /* cuda_device.c - opens and closes the CUDA device, its buffers and weights, and lists its
- * operations for whoever loads this module.
+ * operations for the program that loads this module.
  *
  * All work goes to one stream. */
 #include "backend/cuda/cuda_device.h"
@@ -10,14 +10,14 @@
 
 static void graph_drop(kk_cuda_graph *g) {
     if (g->exec) cudaGraphExecDestroy(g->exec);
-    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* its room stays */
+    *g = (kk_cuda_graph){.ops = g->ops, .views = g->views}; /* the arrays stay */
 }
 
 static void drop_all_graphs(kk_dev *dev) {
     for (int i = 0; i < KK_CUDA_GRAPHS; i++) graph_drop(&dev->graphs[i]);
 }
 
-/* Whether one of its operations has this pointer among its arguments. */
+/* Whether an operation of the graph has this pointer among its arguments. */
 static bool graph_uses(const kk_cuda_graph *g, const void *p) {
     const uint8_t *at = (const uint8_t *)g->ops;
     const size_t bytes = (size_t)g->n_ops * sizeof *g->ops;
@@ -51,8 +51,8 @@ static kk_status take(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, 
     kk_mem_count(dev->mem, c, -(int64_t)bytes);
     cudaMemGetInfo(&free, &total);
     return kk_fail(err, KK_ENOMEM,
-                   "the GPU has no room for %zu bytes more: %zu of its %zu bytes are free", bytes,
-                   free, total);
+                   "the GPU cannot hold %zu bytes more: %zu of its %zu bytes are free", bytes, free,
+                   total);
 }
 
 static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
@@ -70,9 +70,9 @@ void kk_cuda_give(kk_dev *dev, void *p, size_t bytes) { give(dev, KK_MEM_WORKSPA
 static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err) {
     void *p;
     if (bytes <= *have) return KK_OK;
-    KK_TRY(kk_cuda_sync(dev, err)); /* what is queued may use the old one */
+    KK_TRY(kk_cuda_sync(dev, err)); /* queued work may use the old one */
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
-    drop_all_graphs(dev); /* they know where it was */
+    drop_all_graphs(dev); /* graphs contain the old address */
     give(dev, KK_MEM_WORKSPACE, *data, *have);
     *data = p;
     *have = bytes;
@@ -129,15 +129,15 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
     return KK_OK;
 }
 
-/* Said here, because the driver says no more than that an argument is invalid. */
+/* Checked here, because the driver reports no more than an invalid argument. */
 static kk_status cuda_fits(kk_err *err) {
     int major = 0, minor = 0, shared = 0;
     KK_CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
-                "asking for its kind", err);
+                "querying its compute capability", err);
     KK_CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
-                "asking for its kind", err);
+                "querying its compute capability", err);
     KK_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
-                "asking for its shared memory", err);
+                "querying its shared memory", err);
     if (shared >= KK_CU_SHARED) return KK_OK;
     return kk_fail(err, KK_EDEVICE,
                    "this GPU (sm_%d%d) has %d bytes of shared memory for a block, and the kernels "
@@ -154,12 +154,12 @@ static kk_status cuda_usable(kk_err *err) {
                    e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
 }
 
-/* The kernel of a whole forward has rings that are filled by copies that older chips do not have,
- * waits for all of its blocks, and gives each row one. */
+/* The persistent kernel needs bulk copies (sm_90), a cooperative launch, and a block for every
+ * row. */
 static kk_status check_mega(kk_dev *dev, int major, kk_err *err) {
     int together = 0;
     KK_CUDA_TRY(cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, 0),
-                "asking for its properties", err);
+                "querying its properties", err);
     if (major >= 9 && together && dev->sms >= KK_CU_ROWS) return KK_OK;
     kk_free(dev->mega);
     dev->mega = NULL;
@@ -170,14 +170,14 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
     struct cudaDeviceProp prop;
     KK_TRY(cuda_usable(err));
     KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
-    KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "asking for its properties", err);
+    KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "querying its properties", err);
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
     dev->sms = prop.multiProcessorCount;
     KK_TRY(check_mega(dev, prop.major, err));
     KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
     KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
     size_t left = 0, all = 0;
-    KK_CUDA_TRY(cudaMemGetInfo(&left, &all), "asking for its memory", err);
+    KK_CUDA_TRY(cudaMemGetInfo(&left, &all), "querying its memory", err);
     dev->free_at_open = (int64_t)left;
     KK_CUDA_TRY(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream",
                 err);
@@ -256,12 +256,12 @@ static kk_status cuda_buf_new(kk_dev *dev, kk_mem_category c, size_t bytes, kk_b
     return buf_make(dev, c, bytes, out, err);
 }
 
-/* Begins small: graphs know where buffers lie, so a place that moves must move seldom. */
+/* Begins small.  A growing buffer moves and drops all graphs, so it grows seldom. */
 static kk_status cuda_buf_reserve(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err) {
     const size_t first = bytes < KK_CUDA_GROW ? bytes : KK_CUDA_GROW;
     const size_t taken = first + KK_CUDA_SLACK;
     KK_TRY(buf_make(dev, KK_MEM_WORKSPACE, taken, out, err));
-    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)taken); /* counted by use */
+    kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)taken); /* the user counts what it uses */
     (*out)->bytes = first;
     (*out)->most = bytes ? bytes : 1;
     return KK_OK;
@@ -334,7 +334,7 @@ static kk_status prepare_weight(kk_dev *dev, const kk_weight *w, int32_t n_used,
     const size_t in = (size_t)w->w.wrap * 32;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     if (n_used > 1) KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * in * 2, err));
-    /* Rows between the kernels of a fused layer. */
+    /* Rows between the stages of a fused layer. */
     return fit(dev, &dev->z.data, &dev->z.bytes, (size_t)KK_CU_ROWS * in * 2 * KK_CUDA_FLOWS, err);
 }
 
@@ -350,11 +350,11 @@ static kk_status prepare_experts(kk_dev *dev, int32_t n_expert, int32_t n_used, 
     in = in < 256 ? 256 : in;
     KK_TRY(fit(dev, &dev->x.data, &dev->x.bytes, rows * in * 2, err));
     KK_TRY(fit(dev, &dev->act.data, &dev->act.bytes, slots * wide * 2, err));
-    /* A router's logits come in up to eight parts. */
+    /* A router's logits are up to eight K slices. */
     const size_t parts = 8 * (rows > KK_CU_ROWS ? rows : KK_CU_ROWS);
     KK_TRY(fit(dev, &dev->logits.data, &dev->logits.bytes, parts * (size_t)n_expert * 4, err));
     if (rows <= KK_CU_ROWS) return KK_OK;
-    /* Many rows: what each expert of a row gives, before their sum. */
+    /* More than 16 rows: each expert's result of a row, before they are added. */
     const size_t at_once = rows < KK_CUDA_EXPERT_ROWS ? rows : KK_CUDA_EXPERT_ROWS;
     const size_t pairs = at_once * (size_t)n_used;
     KK_TRY(fit(dev, &dev->lists.data, &dev->lists.bytes,
@@ -374,14 +374,14 @@ static kk_status cuda_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err
 
 /* ---- pages --------------------------------------------------------------------------------- */
 
-/* Counted by the pool, as its pages are taken. */
+/* The pool counts its pages as they are used. */
 static kk_status cuda_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
     void *p = NULL;
     *out = NULL;
     KK_TRY(take(dev, KK_MEM_WORKSPACE, bytes, &p, err));
     kk_mem_count(dev->mem, KK_MEM_WORKSPACE, -(int64_t)bytes);
-    /* Attention reads pages whole, and leaves out what lies behind the last row: it should be
-     * something, for tools that look. */
+    /* Attention reads pages whole and masks rows past the last; zeroing keeps memory checkers
+     * quiet. */
     const cudaError_t e = cudaMemsetAsync(p, 0, bytes, dev->stream);
     if (e != cudaSuccess) {
         cudaFree(p);
@@ -397,7 +397,7 @@ static void cuda_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {
     if (base) cudaFree(base);
 }
 
-/* An error shows at the next flush. */
+/* An error is reported by the next flush. */
 static void cuda_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
     kk_status st = kk_cuda_flush(dev, NULL);
     if (st == KK_OK) {
@@ -428,7 +428,7 @@ static void cuda_describe(const kk_dev *dev, kk_dev_facts *out) {
     snprintf(out->isa, sizeof out->isa, "%s", dev->name);
 }
 
-/* The best of a few passes over `bytes`, which are more than any cache holds. */
+/* The read bandwidth: the best of five passes over `bytes`, which exceed any cache. */
 static kk_status skim(kk_dev *dev, void *data, size_t bytes, cudaEvent_t from, cudaEvent_t to,
                       double *out, kk_err *err) {
     float ms = 0, best = 0;
@@ -512,8 +512,8 @@ static const kk_backend cuda_backend = {
     .picked = kk_cuda_picked,
 };
 
-/* The module's one symbol.  `bytes` is the caller's sizeof(kk_backend): another one is another
- * build's. */
+/* The module's only symbol.  `bytes` is the caller's sizeof(kk_backend): another value is another
+ * build. */
 __attribute__((visibility("default"))) const kk_backend *kk_cuda_module(size_t bytes);
 const kk_backend *kk_cuda_module(size_t bytes) {
     return bytes == sizeof cuda_backend ? &cuda_backend : NULL;

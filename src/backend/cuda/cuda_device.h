@@ -1,9 +1,9 @@
 /* cuda_device.h - the CUDA device: its memory, and the queue of operations that a forward fills.
  *
- * Operations are recorded and run when somebody looks at a result (read, argmax, sync) or writes
- * (write).  What changes from token to token (ids, positions, page tables) goes to a control
- * block, which one copy brings to the device; the rest of a decode step is the same every time,
- * is recognised by comparing the queue with earlier ones, and is replayed as a CUDA graph. */
+ * Operations are recorded, and launched when a result is read (read, argmax, sync) or a buffer
+ * written (write). What changes from token to token (ids, positions, page tables) goes to a control
+ * block, which one copy brings to the device; the rest of a decode step is the same every time, is
+ * recognised by comparing the queue with earlier ones, and is replayed as a CUDA graph. */
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
@@ -11,27 +11,28 @@
 #include "backend/layer.h"
 
 enum {
-    KK_CUDA_GRAPHS = 16,       /* kept */
-    KK_CUDA_GRAPH_OPS = 1024,  /* operations of one at most */
-    KK_CUDA_GRAPH_ROWS = 64,   /* a longer chunk of a prompt seldom comes again */
+    KK_CUDA_GRAPHS = 16,       /* graphs kept */
+    KK_CUDA_GRAPH_OPS = 1024,  /* most operations of a graph */
+    KK_CUDA_GRAPH_ROWS = 64,   /* longer chunks of a prompt seldom repeat, and are not captured */
     KK_CUDA_CONTROLS = 4,      /* control blocks in flight */
-    KK_CUDA_CONTROL = 8 << 20, /* bytes of one */
-    KK_CUDA_OPS = 4096,        /* queued before they are run anyway */
-    KK_CUDA_VIEWS = 64,        /* rows that queued operations speak of */
-    KK_CUDA_FLOWS = 8,         /* kinds of rows between a fused layer's kernels */
-    KK_CUDA_STAGE = 32 << 20,  /* bytes of weights on their way, in each of two halves */
-    KK_CUDA_BRING = 64 << 10,  /* a larger control block is copied by the copy engine */
-    KK_CUDA_GROW = 1 << 20,    /* bytes that a reserved buffer begins with */
-    KK_CUDA_SLACK = 128 << 10, /* beyond it: attention reads the angles of a page to its end */
-    KK_CUDA_PARTS_BYTES = 192 << 20, /* sums of attention's pages */
-    KK_CUDA_EXPERT_ROWS = 2048,      /* whose experts are worked on at once */
+    KK_CUDA_CONTROL = 8 << 20, /* bytes of a control block */
+    KK_CUDA_OPS = 4096,        /* most queued operations; one more flushes */
+    KK_CUDA_VIEWS = 64,        /* most distinct row sets of a queue */
+    KK_CUDA_FLOWS = 8,         /* regions of dev->z for rows between a fused layer's stages */
+    KK_CUDA_STAGE = 32 << 20,  /* bytes of each of two staging buffers for weights */
+    KK_CUDA_BRING = 64 << 10,  /* bytes; a larger control block is copied by the copy engine */
+    KK_CUDA_GROW = 1 << 20,    /* first size of a reserved buffer, in bytes */
+    KK_CUDA_SLACK =
+        128 << 10, /* bytes beyond it: attention reads the angles of a page to its end */
+    KK_CUDA_PARTS_BYTES = 192 << 20, /* scratch of attention's pages */
+    KK_CUDA_EXPERT_ROWS = 2048,      /* rows whose experts are computed in one launch */
 };
 
 struct kk_buf {
     void *data; /* on the device */
     size_t bytes;
     kk_mem_category category;
-    size_t most; /* not 0: reserved, and may grow up to this; counted by its user */
+    size_t most; /* not 0: reserved, may grow up to this many bytes; its user counts them */
 };
 
 struct kk_weight {
@@ -56,14 +57,14 @@ typedef enum {
     KK_CUDA_ARGMAX,
     KK_CUDA_CHOOSE,
     KK_CUDA_LAYER,
-    KK_CUDA_HEAD, /* always right after a layer of up to 16 rows */
+    KK_CUDA_HEAD, /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
 
-/* A recorded operation: its arguments, with host memory replaced by places in the control block.
+/* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
  * Zeroed before it is filled, so that equal operations have equal bytes. */
 typedef struct {
     kk_cuda_kind kind;
-    int32_t view;   /* of the rows it speaks of */
+    int32_t view;   /* index of its rows in the queue's views */
     size_t control; /* offset of its ids, positions or row numbers */
     union {
         kk_embed_args embed;
@@ -89,7 +90,7 @@ typedef struct {
 /* A forward's rows as they lie in the control block. */
 typedef struct {
     int32_t n_rows, n_groups, tiles, tile_most, page_cap;
-    size_t pos, table, groups, tile, pages; /* in the control block */
+    size_t pos, table, groups, tile, pages; /* offsets in the control block */
 } kk_cuda_view;
 
 typedef struct {
@@ -100,11 +101,11 @@ typedef struct {
 } kk_cuda_queue;
 
 typedef struct {
-    int32_t n_ops, n_views; /* n_ops 0: none */
-    kk_cuda_op *ops;        /* [KK_CUDA_GRAPH_OPS], of the device */
+    int32_t n_ops, n_views; /* n_ops 0: unused */
+    kk_cuda_op *ops;        /* [KK_CUDA_GRAPH_OPS], part of dev->graph_ops */
     kk_cuda_view *views;    /* [KK_CUDA_VIEWS] */
-    cudaGraphExec_t exec;   /* NULL: seen once, not captured */
-    int64_t used;           /* when last */
+    cudaGraphExec_t exec;   /* NULL: queued once so far, not captured */
+    int64_t used;           /* dev->clock of the last use */
 } kk_cuda_graph;
 
 struct kk_dev {
@@ -118,48 +119,50 @@ struct kk_dev {
     int32_t control_at;
     uint8_t *control; /* on the device */
     kk_cuda_graph graphs[KK_CUDA_GRAPHS];
-    kk_cuda_op *graph_ops; /* room of all of them */
+    kk_cuda_op *graph_ops; /* [KK_CUDA_GRAPHS][KK_CUDA_GRAPH_OPS]: the graphs' ops */
     kk_cuda_view *graph_views;
     int64_t clock;
-    int64_t replays, runs; /* flushes that replayed a graph, and others */
-    kk_status lost;        /* of queued work whose failure nobody has been told of yet */
+    int64_t replays, runs; /* flushes that replayed a graph, and other flushes */
+    kk_status lost;        /* status of queued work whose failure has not been reported yet */
     kk_dev_counts counts;
     int64_t free_at_open, weights; /* bytes */
-    /* choices: those of the last KK_PICKS tickets */
+    /* greedy choices of the last KK_PICKS tickets */
     kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
-    cudaEvent_t pick_from[KK_PICKS], pick_done[KK_PICKS]; /* around what leads to them */
-    int64_t pick_flush[KK_PICKS];                         /* the flush that brings them */
+    cudaEvent_t pick_from[KK_PICKS],
+        pick_done[KK_PICKS];      /* events before and after the work of a ticket */
+    int64_t pick_flush[KK_PICKS]; /* dev->clock of the flush that computes them */
     int64_t tickets;
     kk_cu_choose_scratch *choose_scratch;
     bool fuse, early;
-    struct kk_cuda_stage *stage; /* while weights are being loaded */
-    /* scratch that operations share; they run one after the other */
+    struct kk_cuda_stage *stage; /* staging buffers, while weights are being loaded */
+    /* scratch that operations share; they run in stream order */
     struct {
         void *data;
         size_t bytes;
     } x, act, logits, parts, z, each, lists, barrier;
-    kk_cu_mega *mega; /* the parameter of a whole forward, as it is being filled */
+    kk_cu_mega *mega; /* the persistent kernel's parameter, as it is being filled */
 };
 
 kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);
-/* Runs what is queued.  Errors of the work itself show at the next synchronisation. */
+/* Launches what is queued.  Errors of the work itself show at the next synchronisation. */
 kk_status kk_cuda_flush(kk_dev *dev, kk_err *err);
 kk_status kk_cuda_sync(kk_dev *dev, kk_err *err);
-/* The same for who cannot report an error: the next flush does. */
+/* kk_cuda_sync for callers that cannot report an error: the next flush reports it. */
 void kk_cuda_settle(kk_dev *dev);
-/* What a graph knows by this pointer, a buffer's or a weight's, is about to go, and the pointer may
- * soon be another's: graphs that speak of it are dropped. */
+/* Drops graphs that contain this pointer, a buffer's or a weight's, before it is freed: the address
+ * may soon be another's. */
 void kk_cuda_forget(kk_dev *dev, const void *p);
 
 /* Launches recorded operations. */
 kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
                        kk_err *err);
-/* Whether kernels take this layer whole, of rows as in v; and the head after such a layer. */
+/* Whether a fused kernel supports this layer with the rows of v; and the head after such a
+ * layer. */
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v);
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,
                         const kk_cuda_view *v);
-/* Launches the layer at ops[0] and those that follow it at once, with the head after them; *used of
- * n operations. */
+/* Launches the layer at ops[0] together with the layers and the head that follow it; *used of n
+ * operations. */
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
 /* The same for more rows than a decode kernel takes: any layer of mixed experts. */
@@ -168,22 +171,22 @@ kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 bool kk_cuda_stores(kk_kv_format f);
-kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* of a format that it stores */
+kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* the format must be one that kk_cuda_stores */
 kk_cu_at kk_cuda_at(const kk_dev *dev);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
                             kk_err *err);
-/* Rows as bf16 to dev->x, turned for tiled products or not. */
+/* Converts rows to bf16 in dev->x, swizzled for tiled products or not. */
 kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
                         bool swizzled, kk_err *err);
-/* Experts of rows that lie as bf16 at x, turned where they are tiled, chosen already. */
+/* Experts of bf16 rows at x (swizzled where they are tiled), whose choice is known. */
 kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
                               kk_err *err);
-/* The router over rows that lie as bf16, normed, at x (many: swizzled); then the choice. */
+/* The router over normed bf16 rows at x (swizzled where they are more than 16); then the top-k. */
 kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
-/* Without outputs.  Whether the kernel of few rows can do it, all tiles at once. */
+/* Fills t, except its outputs.  True if the kernel of few rows can do it, all tiles at once. */
 bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                          kk_cu_attend *t);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
@@ -207,14 +210,14 @@ kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                          kk_err *err);
-/* So many bytes of a reserved buffer may be used; graphs that knew its old place are dropped. */
+/* Makes so many bytes of a reserved buffer usable; where it moves, all graphs are dropped. */
 kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
-/* Counted as workspace. */
+/* Allocates device memory, counted as workspace. */
 kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err);
 void kk_cuda_give(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_cuda_weight_free(kk_dev *dev, kk_weight *w);
-/* Weights are loaded: their way there is no longer needed. */
+/* Frees the staging buffers when weights are loaded. */
 void kk_cuda_drop_stage(kk_dev *dev);
 
 static inline float *kk_cuda_f(const kk_buf *b) { return b ? b->data : NULL; }

@@ -1,21 +1,24 @@
-/* cuda_gemm.cu - products for many rows: launches of the tiled kernel in gemm.cuh, and what
- * experts need around it.
+/* cuda_gemm.cu - products for more than 16 rows: launches of the tiled kernel in gemm.cuh, and the
+ * kernels around it for experts.
  *
- * Experts for many rows are four launches without the host in between: pairs of a row and a slot
- * are listed by expert, in tiles of up to 128; gate and up of every tile; the second matrix, each
- * pair for itself; and the sum over a row's slots in their order, as the decode kernels take it. */
+ *    experts: four launches without the host in between; a pair is a row and one of its experts
+ *      group_kernel      1 block, 1024 threads: pairs listed by expert in tiles of up to 128;
+ *                        smem: three counters and a tile range per expert
+ *      kk_gemm_kernel    gate and up of every tile  -> act [pairs][ffn] bf16, swizzled
+ *      kk_gemm_kernel    down projection, each pair -> each [pairs][n_out] f32
+ *      slots_kernel      out[row] = sum over its experts in the router's order, as decode.cuh */
 #include "gemm.cuh"
 #include "launch.cuh"
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
-static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte pieces */
+static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte words */
     return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
 }
 
 /* ---- plain rows --------------------------------------------------------------------------- */
 
-/* Tiles along the rows, so that their turns on the multiprocessors cost least: a turn takes about
- * as long as its tile's pieces and eight more. */
+/* Chooses the number of tiles along the rows that minimises waves times the time of a tile, which
+ * is about its 16-row fragments plus eight. */
 static int row_tiles(int n_rows, int units, int sms) {
     enum { FRONT = 8 };
     const int pieces = (n_rows + 15) / 16;
@@ -72,9 +75,9 @@ cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slic
 
 enum { GROUP_THREADS = 1024 };
 
-/* What lies in kk_cu_experts' room: the number of tiles, then tiles, then their lists. */
+/* Layout of kk_cu_experts' scratch: the number of tiles, then tiles, then their row lists. */
 struct group_args {
-    const int *expert; /* of each pair */
+    const int *expert; /* expert of each pair */
     int *n_tiles;
     int2 *tile;
     int *slot;
@@ -85,11 +88,11 @@ static int most_tiles(int pairs, int n_expert) {
     return pairs / KK_TILE_ROWS + (n_expert < pairs ? n_expert : pairs);
 }
 
-/* An expert's pieces are shared out evenly over its tiles; the first ones have one more. */
+/* The tiles of an expert: its 16-row fragments divided evenly, the first tiles one more. */
 struct expert_tiles {
-    int first, tiles, pieces; /* first: of all tiles */
+    int first, tiles, pieces; /* first: index among all tiles */
 
-    __device__ __forceinline__ int begin(int t) const { /* piece */
+    __device__ __forceinline__ int begin(int t) const { /* first fragment of tile t */
         return t * (pieces / tiles) + min(t, pieces % tiles);
     }
     __device__ __forceinline__ int of(int piece) const {
@@ -98,7 +101,7 @@ struct expert_tiles {
     }
 };
 
-/* MOST experts at most. */
+/* Lists pairs by expert.  MOST: compile-time bound of the number of experts. */
 template <int MOST>
 __global__ void __launch_bounds__(GROUP_THREADS, 1)
     group_kernel(const __grid_constant__ group_args a) {
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
         for (int t = 0; t < tiles; t++) {
             const int from = e.begin(t) * 16, n = min(count[tid], e.begin(t + 1) * 16) - from;
             a.tile[e.first + t] = make_int2(tid, e.begin(t + 1) - e.begin(t));
-            for (int i = n; i < KK_TILE_ROWS; i++) /* lists are read whole */
+            for (int i = n; i < KK_TILE_ROWS; i++) /* lists are read to the end of the tile */
                 a.slot[(size_t)(e.first + t) * KK_TILE_ROWS + i] = -1;
         }
     }
@@ -153,7 +156,7 @@ struct slots_args {
     int n_rows, n_used, n_out;
 };
 
-/* out[r] = sum over slots, in order, of weight * each. */
+/* out[r] = sum over a row's experts, in the router's order, of weight * each. */
 __global__ void __launch_bounds__(KK_BLOCK_THREADS)
     slots_kernel(const __grid_constant__ slots_args a) {
     const size_t r = blockIdx.y, width = (size_t)a.n_out;
@@ -192,7 +195,7 @@ size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert) {
     return 16 + tiles * sizeof(int2) + tiles * KK_TILE_ROWS * sizeof(int);
 }
 
-/* One of the experts' products over the listed pairs. */
+/* Launches one of the experts' products over the listed pairs. */
 static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, int per_row) {
     g.n_parts = 1;
     g.units = g.part[0].units;

@@ -1,13 +1,13 @@
-/* cuda_layer.c - 26B-A4B's layers of mixed experts, up to 16 rows, and the head after them: the
- * layers that follow each other in the queue go as a whole to the kernel of mega.cuh.  The same
- * bits as small operations.
+/* cuda_layer.c - 26B-A4B's layers of mixed experts, up to 16 rows, and the head after them:
+ * consecutive layers of the queue go as one launch to the persistent kernel of mega.cuh, with the
+ * same bits as the small operations.
  *
- * Rows on their way between its stages lie in scratch of the device, as bf16 where a matrix
- * follows.  The model's own buffers for them (z, gate, up and so on) are not written, which the
- * contract of a layer allows.  More rows go to cuda_prompt.c. */
+ * Rows between its stages lie in scratch of the device, as bf16 where a matrix follows.  The
+ * model's own buffers for them (z, gate, up and so on) are not written, which the contract of a
+ * layer allows.  More rows go to cuda_prompt.c. */
 #include "backend/cuda/cuda_device.h"
 
-/* Rows between kernels: regions of dev->z. */
+/* Rows between stages: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
 
 static void *flow_at(const kk_dev *dev, flow f) {
@@ -88,7 +88,7 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->trace = NULL;
 }
 
-/* The rest is the kernel's to assume; a layer that differs begins another launch. */
+/* Whether a layer can join the launch; one that differs begins another. */
 static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, int32_t n_rows) {
     const kk_cu_weight *router = &a->w.router->w;
     return n_rows == m->n_rows && a->hidden == m->hidden && a->eps == m->eps &&
@@ -98,7 +98,7 @@ static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, int32_t n_ro
            kk_cuda_f(a->scratch.y) == m->y && m->n_layer < KK_CU_MEGA_LAYERS;
 }
 
-/* One layer of it; false: it is none that the kernel takes. */
+/* Fills one layer of the parameter; false: the kernel does not support it. */
 static bool fill_layer(const kk_dev *dev, kk_cu_mega_layer *l, const kk_layer_args *a,
                        const kk_cuda_view *v) {
     const kk_layer_weights *w = &a->w;
@@ -148,7 +148,7 @@ static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
 
 /* ---- recording and launching ---------------------------------------------------------------- */
 
-/* The recorded arguments of an operation, with rows again, of which only the number is known. */
+/* The recorded arguments of a layer, with a kk_rows of which only the number of rows is known. */
 static kk_layer_args args_of(const kk_cuda_op *op, const kk_cuda_view *v, kk_rows *rows) {
     kk_layer_args a = op->a.layer;
     *rows = (kk_rows){.n_rows = v->n_rows};

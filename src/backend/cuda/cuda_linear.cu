@@ -1,12 +1,13 @@
-/* cuda_linear.cu - launches of the kernels in decode.cuh. */
+/* cuda_linear.cu - launches of the weight-streaming kernels in decode.cuh (its sketch shows their
+ * pipeline), the top-k kernel, and a fallback for expert shapes that do not fill strips. */
 #include "decode.cuh"
 #include "launch.cuh"
 
 enum { SHARED_MOST = 220 * 1024 };
-static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "as those who share rows out know it");
+static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "cuda_plan.c divides rows by KK_CU_BLOCK");
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
-static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte pieces */
+static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte words */
     return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
 }
 
@@ -31,7 +32,7 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
         pair |= a->part[i].up.data != NULL;
         strips += a->part[i].w.strips;
     }
-    /* Two strips at a time stream best; one at a time shares few strips out more evenly. */
+    /* Two strips per unit reach the highest bandwidth; one per unit balances few strips better. */
     const bool two = pair || (strips + at.sms - 1) / at.sms >= 4;
     for (int i = 0; i < a->n_parts; i++) {
         kk_part &p = j.part[i];
@@ -73,7 +74,7 @@ static kk_choice_args choice_of(const kk_cu_choice *c) {
     return a;
 }
 
-/* A warp per row. */
+/* Top-k of the router's logits: one warp per row. */
 template <int MOST>
 __global__ void __launch_bounds__(KK_WARP) choose_kernel(const __grid_constant__ kk_choice_args a) {
     __shared__ kk_choice choice;
@@ -99,8 +100,9 @@ cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
                      choice_of(a), (unsigned)a->n_rows, KK_WARP, 0);
 }
 
-/* Gate and up of any shape: a warp per output of a pair, one lane chain each.  For widths that do
- * not fill strips and for matrices of different planes; always the same arithmetic for them. */
+/* Gate and up of any shape: one warp per output of a pair, one chain per lane.  For widths that do
+ * not fill strips of 8, and for gate and up with different numbers of planes; these shapes always
+ * take this kernel, so their bits do not depend on the number of rows. */
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     odd_gate_kernel(const __grid_constant__ kk_cu_gate a) {
     const int lane = threadIdx.x % KK_WARP;

@@ -1,29 +1,40 @@
-/* cuda_mega.cu - the kernel of mega.cuh, and its launch. */
-#define KK_WORKING_THREADS 512 /* the others ask, wait and route */
+/* cuda_mega.cu - the persistent kernel of mega.cuh and its launch: the sequence of stages of a
+ * layer, for a single row and for 2 to 16 rows.  mega.cuh has the sketch of warps, barriers and
+ * shared memory.
+ *
+ *    one row, 7 grid barriers (|) a layer:
+ *      QKV | attention | merge | OUT | norms (every block), GATE | DENSE, EXPERTS | DOWN | tail
+ *    2 to 16 rows, 9 grid barriers a layer; norms by one block per row:
+ *      QKV | attention | merge | OUT | norms | GATE | DENSE, EXPERTS | DOWN | tail |
+ *    between GATE and EXPERTS of several rows:
+ *      group 0: arrives, does not wait; chooses experts, lists rows by expert -- bar 9 --> EXPERTS
+ *      group 1: stages the experts' rows -- bar 8 -->; waits; DENSE; bar 9 --> EXPERTS */
+#define KK_WORKING_THREADS 512 /* the other four warps poll, produce and route */
 #include "launch.cuh"
 #include "mega.cuh"
 
 static_assert(KK_WORKING_THREADS == KK_MEGA_THREADS, "what kk_sync counts");
 enum { SHARED_MOST = KK_CU_SHARED };
 
-/* Rings, then sums, then room for staged rows and for attention: made from the parameter when
- * needed, because whatever is kept through a forward takes registers from all of it. */
+/* Dynamic shared memory is weight rings, then partial sums, then staged rows or attention's
+ * buffers.  The addresses are computed from the parameter at each use, because a value kept through
+ * a forward takes a register from all of it. */
 __device__ __forceinline__ float *parts_of(const kk_cu_mega &a) {
     return (float *)(kk_mega_memory + a.parts_at);
 }
 __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) {
     return kk_mega_memory + a.stage_at;
 }
-/* A few rows' router has the end of it. */
+/* With several rows, the router's piece lies at the end. */
 __device__ __forceinline__ kk_router_smem &router_of(const kk_cu_mega &a) {
     return *(kk_router_smem *)(kk_mega_memory + a.shared - sizeof(kk_router_smem));
 }
-/* A slot's steps are read whole, past the end of a row. */
+/* Loads of a slot's four steps may read past the end of the last staged row. */
 __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
     return (char *)&router_of(a) - KK_MEGA_CHUNK * 64;
 }
 
-/* From q, k, v to a row for the output projection. */
+/* Attention: from q, k, v to the output projection's input rows in a.att. */
 template <class S>
 __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
@@ -42,12 +53,13 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
 }
 
-/* Experts are known: all may be asked for up to the next layer's attention.  By one thread. */
+/* The active experts are known: producers may go on up to the next layer's attention.  By one
+ * thread. */
 __device__ __forceinline__ void routed(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     kk_producer_until(s, layer + 1, layer + 1 == a.n_layer ? MEGA_HEAD + 1 : MEGA_OUT);
 }
 
-/* What the norms of a row will read, on its way into the cache. */
+/* Prefetches a row of norm weights to L2. */
 __device__ __forceinline__ void prefetch_row(const float *w, int dim) {
     const int at = kk_tid() * 32;
     if (at < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + at));
@@ -78,12 +90,12 @@ __device__ __forceinline__ void prefetch_tail(const kk_cu_mega &a, const kk_cu_m
 
 /* ---- the choice --------------------------------------------------------------------------- */
 
-/* Threads that choose where rows are more than one: a warp for each row, or for two. */
+/* Threads that choose experts for several rows: one warp per row, or for two. */
 __device__ __forceinline__ int choosers(const kk_cu_mega &a) {
     return min(a.n_rows, (int)KK_SLICES) * KK_WARP;
 }
 
-/* For whoever asks which experts were taken. */
+/* Writes the choice to global memory, for readers outside the kernel. */
 __device__ __forceinline__ void tell_choice(const kk_cu_mega &a, const kk_mega_shared &s, int i) {
     if (kk_bid() != 0) return;
     a.expert[i] = s.choice.chosen[i];
@@ -97,8 +109,8 @@ __device__ __forceinline__ void choose_row(const kk_cu_mega &a, kk_mega_shared &
                               s.layer[layer & 1].expert_scale, row, S::USED, S::EXPERTS);
 }
 
-/* The router's warp: its sums, layer by layer, and one row's choice, while the others work on the
- * dense part.  For more rows it only says that their experts can be chosen. */
+/* The router warp's loop over layers, beside the consumers' work on the dense part.  For a single
+ * row it also chooses the experts; for more rows it only signals that the logits are complete. */
 template <class S>
 __device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s) {
     const int lane = kk_tid() % KK_WARP;
@@ -125,7 +137,7 @@ __device__ __forceinline__ void route_all(const kk_cu_mega &a, kk_mega_shared &s
     }
 }
 
-/* More rows than one, by the first group. */
+/* Chooses the experts of several rows and lists rows by expert; by warps of group 0. */
 template <class S>
 __device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     kk_barrier_chosen<true>(choosers(a) + KK_WARP);
@@ -146,8 +158,8 @@ __device__ __forceinline__ void choose_rows(const kk_cu_mega &a, kk_mega_shared 
 
 /* ---- one row ------------------------------------------------------------------------------ */
 
-/* Whatever other blocks wrote is read past the near cache here (__ldcg): barriers of one row do not
- * empty it. */
+/* One layer of a single row.  Data of other blocks is read past L1 (ld.cg): the grid barrier of one
+ * row does not invalidate it. */
 template <class S>
 __device__ __forceinline__ void one_layer(const kk_cu_mega &a, kk_mega_shared &s, kk_consumer &f,
                                           int layer) {
@@ -215,7 +227,7 @@ __device__ __forceinline__ void one_row(const kk_cu_mega &a, kk_mega_shared &s, 
 
 /* ---- a few rows --------------------------------------------------------------------------- */
 
-/* Rows that want logits. */
+/* Norms the rows whose logits are wanted. */
 __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s) {
     const int i = kk_bid();
     if (i < a.n_logits) {
@@ -225,7 +237,7 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
     kk_grid_sync(a, s);
 }
 
-/* A matrix's rows, where its units find them. */
+/* Stages the input rows of a matrix in shared memory, where they fit. */
 template <class S>
 __device__ __forceinline__ kk_acts_at few_stage(const kk_cu_mega &a, kk_mega_shared &s,
                                                 const uint16_t *from, int rows, int width) {
@@ -236,9 +248,9 @@ __device__ __forceinline__ kk_acts_at few_stage(const kk_cu_mega &a, kk_mega_sha
     return x;
 }
 
-/* Between the dense first matrix and the experts': the first group chooses experts.  The other
- * stages rows for them, beside those of the dense first matrix, which may still be read; then it
- * waits for the other blocks and does the dense second matrix.  Each goes on when it is done. */
+/* Between GATE and EXPERTS, with several rows.  Group 0 chooses experts.  Group 1 stages the
+ * experts' input rows beside those of GATE, which group 0 may still be reading, passes the grid
+ * barrier and computes DENSE. Each group goes on to EXPERTS when it is done. */
 template <class S>
 __device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_shared &s,
                                                  kk_consumer &f, int layer) {
@@ -318,7 +330,7 @@ __device__ __forceinline__ void few_rows(const kk_cu_mega &a, kk_mega_shared &s,
     kk_mega_phase_units<S, KK_KIND_HEAD>(a, s, f, parts_of(a), a.n_layer, MEGA_HEAD, x);
 }
 
-/* Barriers of a forward: in a layer, before the first, and all. */
+/* Grid barriers of a forward: per layer, before the first layer, and in all. */
 template <class S> struct grid_barriers {
     static constexpr int PER = S::ONE ? 7 : 9, BEFORE = S::ONE ? 0 : 1;
     static __device__ int all(const kk_cu_mega &a) {
@@ -326,7 +338,7 @@ template <class S> struct grid_barriers {
     }
 };
 
-/* What the working warps find when they start. */
+/* Initialises the block's shared state, by the poller warp. */
 template <class S>
 __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_mega_copy_layer(a, s, 0);
@@ -338,7 +350,7 @@ __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &
     kk_rings_open<S>();
 }
 
-/* Registers from the warps that wait and ask to those that work. */
+/* Moves registers from the four service warps to the consumers. */
 template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if (WORKS)
@@ -401,7 +413,8 @@ static int units_of(const kk_cu_mega_layer *l) {
     return (l->q_strips + l->kv_strips * (l->v ? 2 : 1)) / 2;
 }
 
-/* Each phase begins where the one before left off, for one row; more rows choose more experts. */
+/* Shifts each phase's first block so that it starts where the phase before ended; computed for one
+ * row, since more rows activate more experts. */
 static void set_shifts(kk_cu_mega *a, int groups) {
     const int units[] = {
         units_of(&a->layer[0]),          a->hidden / 16, a->ffn / 8, a->hidden / 16,
@@ -411,12 +424,12 @@ static void set_shifts(kk_cu_mega *a, int groups) {
         a->shift[i] = at;
         if (i < 6) at = (at + units[i]) % groups;
     }
-    if (a->n_rows > 1) a->shift[MEGA_EXPERTS] = 0; /* first the groups without a dense matrix */
+    if (a->n_rows > 1) a->shift[MEGA_EXPERTS] = 0; /* first the groups that had no unit of DENSE */
 }
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* A kernel for up to so many rows, and the room that it wants beside rings and sums. */
+/* The kernels by number of rows, and the shared memory that each needs beside rings and sums. */
 enum {
     ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
     FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
@@ -431,7 +444,7 @@ static const struct {
 };
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
-    /* One row has stages of its own where every piece of the router has a block. */
+    /* The kernel of a single row needs a block for every piece of the router. */
     int i = at.sms >= KK_ROUTER_PIECES ? 0 : 1;
     while (kernels[i].rows < a->n_rows) i++;
     const mega_fn kernel = kernels[i].fn;

@@ -1,14 +1,14 @@
 /* cuda_plan.c - launches recorded operations one by one; whole layers go to cuda_layer.c.
  *
- * Up to 16 rows go through the decode kernels, more through tiled ones with the same arithmetic:
- * a row has the same bits in a chunk of a prompt as on its own. */
+ * Up to 16 rows take the decode kernels, more take tiled ones with the same arithmetic: a row has
+ * the same bits in a chunk of a prompt as on its own. */
 #include <assert.h>
 
 #include "backend/cuda/cuda_device.h"
 
 kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->early}; }
 
-/* Kernels of a K/V format; -1: this device has none. */
+/* The kernels' name of a K/V format; -1: this device has none. */
 static int32_t kernels_of(kk_kv_format f) {
     switch (f) {
     case KK_KV_F32: return KK_CU_F32;
@@ -22,7 +22,7 @@ static int32_t kernels_of(kk_kv_format f) {
 bool kk_cuda_stores(kk_kv_format f) { return kernels_of(f) >= 0; }
 
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s) {
-    assert(kk_cuda_stores(s->format)); /* asked where the operation was recorded */
+    assert(kk_cuda_stores(s->format)); /* checked when the operation was recorded */
     return (kk_cu_slot){.format = kernels_of(s->format),
                         .k_eq_v = s->k_eq_v,
                         .n_kv_head = s->n_kv_head,
@@ -56,7 +56,7 @@ kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim
     return KK_OK;
 }
 
-/* As many rows at a time as the kernels for so many take: all of them, where they are tiled. */
+/* Rows of one launch: all of them where products are tiled. */
 static int32_t rows_at_once(int32_t n_rows, int32_t pitch) {
     return n_rows > KK_CU_ROWS ? n_rows : kk_cu_linear_rows(pitch);
 }
@@ -176,7 +176,7 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
     const bool tiled = experts_tiled(a);
     int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(pitch);
-    /* Their blocks have a thread for each row's expert, and one that counts them. */
+    /* A block has a thread for each (row, expert) pair, and one more that counts them. */
     while (!tiled && most > 1 && most * a->n_used >= KK_CU_BLOCK) most /= 2;
     if (most > KK_CUDA_EXPERT_ROWS) most = KK_CUDA_EXPERT_ROWS;
     if (!experts_fit(dev, a, (size_t)(most < a->n_rows ? most : a->n_rows)))
@@ -201,7 +201,7 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
         if (a->up) e.up = a->up->w;
         kk_cu_at at = kk_cuda_at(dev);
         if (act_pitch !=
-            a->ffn) { /* what lies between rows meets weights of 0, and must be finite */
+            a->ffn) { /* the padding of a row is multiplied by weights of 0, and must be finite */
             const size_t bytes = (size_t)n * (size_t)a->n_used * (size_t)act_pitch * 2;
             KK_CUDA_TRY(cudaMemsetAsync(dev->act.data, 0, bytes, dev->stream), "clearing rows",
                         err);
@@ -244,7 +244,7 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
     return KK_OK;
 }
 
-/* Without outputs. */
+/* The arguments of attention, except its outputs. */
 static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v) {
     kk_cu_attend t = {.q = kk_cuda_f(a->q),
                       .k_norm = kk_cuda_f(a->k_norm),
@@ -259,7 +259,7 @@ static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, cons
                       .scale = a->scale,
                       .parts = dev->parts.data,
                       .n_tiles = v->tiles};
-    if (a->window) { /* a tile sees no more than this, however long the session is */
+    if (a->window) { /* a tile sees at most this many pages, however long the session is */
         const int32_t most_group = a->block ? v->n_rows : v->tile_most;
         const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
         const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
@@ -276,11 +276,11 @@ bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cu
            (size_t)v->tiles * (size_t)v->tile_most * row <= dev->parts.bytes;
 }
 
-/* As many tiles at a time as parts have room for. */
+/* Launches as many tiles at a time as fit the scratch of parts; tile: bytes of one. */
 static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t tile,
                               cudaError_t (*run)(kk_cu_at, const kk_cu_attend *), kk_err *err) {
     if (tile > dev->parts.bytes)
-        return kk_fail(err, KK_EINVAL, "attention over %d pages at once does not fit its room",
+        return kk_fail(err, KK_EINVAL, "attention over %d pages at once exceeds its scratch",
                        t.rows.most_pages);
     const int32_t most = (int32_t)(dev->parts.bytes / tile < 4096 ? dev->parts.bytes / tile : 4096);
     for (int32_t i = 0; i < tiles; i += most) {
@@ -298,7 +298,8 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
     t.out_bf16 = out_bf16;
     t.bf16_pitch = pitch;
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
-    /* Few rows go page by page, unless not even one row's pages have room: many heads far on. */
+    /* Up to 16 rows are split over pages, unless one row's pages exceed the scratch: many heads and
+     * a long context. */
     if (kk_cu_attend_tiles(a->slot.head_dim) &&
         (v->tile_most > KK_CU_ROWS || row > dev->parts.bytes))
         return attend_tiles(dev, t, v->tiles, kk_cu_attend_tile_bytes(&t), kk_cu_run_attend_tiles,
@@ -314,7 +315,7 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
 
 /* ---- one by one ----------------------------------------------------------------------------- */
 
-/* Where an operation's ids, or numbers of rows, lie. */
+/* Where an operation's ids or row numbers lie on the device. */
 static const void *control_of(const kk_dev *dev, const kk_cuda_op *op) {
     return dev->control + op->control;
 }
@@ -408,7 +409,7 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     }
 }
 
-/* Angles of one kind of layer after the other: together. */
+/* Consecutive RoPE tables go in one launch. */
 static kk_status run_ropes(const kk_dev *dev, const kk_cuda_op *ops, int32_t n, int32_t *used,
                            kk_err *err) {
     kk_cu_rope ropes[KK_CU_ROPES];

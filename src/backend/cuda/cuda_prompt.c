@@ -1,17 +1,17 @@
-/* cuda_prompt.c - layers of mixed experts for more rows than a decode kernel takes: the chunks of
- * a prompt.
+/* cuda_prompt.c - layers of mixed experts for more than 16 rows: the chunks of a prompt.
  *
- * The steps are those of mega.cuh with tiled products.  Rows on their way between kernels are
- * bf16 where a matrix follows, and lie in the buffers that small operations would have written as
- * floats: they are large enough.  z holds two kinds of rows, one in each half.  So a prompt needs
- * no scratch of its own for them. */
+ * The steps are those of mega.cuh with tiled products.  Rows between kernels are bf16 where a
+ * matrix follows, and lie in the buffers that small operations would have written as f32, which are
+ * large enough.  z holds two kinds of rows, one in each half.  So a prompt needs no scratch of its
+ * own for them. */
 #include <assert.h>
 
 #include "backend/cuda/cuda_device.h"
 
-/* Where rows lie during a layer, as turned bf16. */
+/* Where rows lie during a layer: [n_rows][hidden] swizzled bf16, except dense (f32). */
 typedef struct {
-    uint16_t *z1, *z2, *z3; /* for attention or the dense layer; for experts; for the router */
+    uint16_t *z1, *z2,
+        *z3; /* inputs of attention or the dense part; of the experts; of the router */
     uint16_t *act;
     float *dense;
 } places;
@@ -25,7 +25,7 @@ static places places_of(const kk_dev *dev, const kk_layer_args *a) {
                     .dense = kk_cuda_f(a->scratch.y2)};
 }
 
-/* Whether buffers that hold something at the same time are different ones. */
+/* Whether buffers that are live at the same time are different ones. */
 static bool apart(const kk_layer_scratch *b) {
     const kk_buf *all[] = {b->x, b->y, b->gate, b->y2, b->att, b->z};
     enum { N = sizeof all / sizeof *all };
@@ -50,7 +50,7 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
     l->part[l->n_parts++].pitch = (int32_t)w->w.n_out;
 }
 
-/* The norm that begins layer a, after the tail of the one before it where there is one.  a NULL:
+/* The input norm of layer a, fused with the tail of the layer before where there is one.  a NULL:
  * the tail alone. */
 static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args *before,
                        kk_err *err) {

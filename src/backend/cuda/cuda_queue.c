@@ -1,6 +1,6 @@
-/* cuda_queue.c - recording operations, and running what was recorded.
+/* cuda_queue.c - records operations, and runs what was recorded.
  *
- * A recorded queue is compared with those seen before: what is seen for the second time is
+ * A recorded queue is compared with earlier ones: when it is queued for the second time it is
  * captured as a graph, and replayed from then on.  Only the control block differs. */
 #include "backend/cuda/cuda_device.h"
 
@@ -10,7 +10,7 @@ enum { ALIGN = 16, LEAST_PAGES = 32 };
 
 static uint8_t *control(kk_dev *dev) { return dev->control_host[dev->control_at]; }
 
-/* Room in the control block; its content is the caller's to write. */
+/* Reserves bytes in the control block, which the caller writes; NULL if they do not fit. */
 static void *reserve(kk_dev *dev, size_t bytes, size_t *off) {
     const size_t at = (dev->q.control + ALIGN - 1) / ALIGN * ALIGN;
     if (bytes > KK_CUDA_CONTROL || at > KK_CUDA_CONTROL - bytes) return NULL;
@@ -42,13 +42,13 @@ static kk_cuda_graph *find_graph(kk_dev *dev) {
     return NULL;
 }
 
-/* Whether the queue may come again, and fits what is kept of one. */
+/* Whether the queue may repeat, and fits a graph's arrays. */
 static bool worth_keeping(const kk_cuda_queue *q) {
     return q->n_ops > 4 && q->n_ops <= KK_CUDA_GRAPH_OPS &&
            (q->n_views == 0 || q->views[0].n_rows <= KK_CUDA_GRAPH_ROWS);
 }
 
-/* Remembers the queue in the place of what was not used for longest.  Allocates nothing. */
+/* Stores the queue in the place of the graph that was least recently used.  Allocates nothing. */
 static void remember(kk_dev *dev) {
     kk_cuda_graph *g = &dev->graphs[0];
     for (int i = 1; i < KK_CUDA_GRAPHS; i++)
@@ -80,7 +80,7 @@ static kk_status capture(kk_dev *dev, kk_cuda_graph *g, kk_err *err) {
     return kk_cuda_fail(err, i, "building a graph");
 }
 
-/* A kernel fetches few bytes sooner than a copy engine brings them. */
+/* A kernel reads a few kilobytes from pinned memory sooner than the copy engine starts. */
 static kk_status send_control(kk_dev *dev, kk_err *err) {
     const kk_cu_bring b = {dev->control, control(dev), dev->q.control};
     if (b.bytes == 0) return KK_OK;
@@ -151,7 +151,7 @@ static kk_status record(kk_dev *dev, kk_cuda_kind kind, kk_cuda_op **out, kk_err
     return KK_OK;
 }
 
-/* Takes the operation back: its arguments could not be recorded. */
+/* Removes the last operation if its arguments could not be recorded. */
 static kk_status unrecord(kk_dev *dev, kk_status st) {
     if (st != KK_OK) dev->q.n_ops--;
     return st;
@@ -163,7 +163,7 @@ static int32_t page_capacity(int32_t pages) {
     return cap;
 }
 
-/* Pages that group g's rows may speak of. */
+/* Pages that hold the group's positions up to its last row. */
 static int32_t group_pages(const kk_group *g) {
     return (int32_t)((g->pos + g->n_rows - 1) / KK_PAGE_ROWS + 1);
 }
@@ -171,7 +171,7 @@ static int32_t group_pages(const kk_group *g) {
 typedef struct {
     int64_t *pos;
     int32_t *table;
-    kk_group *groups; /* as they were given, to know them again */
+    kk_group *groups; /* as given, to compare later */
     kk_cu_tile *tile;
     uint8_t **pages;
 } view_data;
@@ -198,7 +198,7 @@ static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_dat
     }
 }
 
-/* Rows of a tile: as many as the kernels for few rows take, or a piece of a prompt. */
+/* Most rows of a tile: up to 16 as the kernels for few rows take, else 64 of a prompt. */
 static int32_t tile_rows_of(const kk_rows *rows) {
     int32_t most = 1;
     for (int32_t i = 0; i < rows->n_groups; i++)
@@ -234,7 +234,7 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
     return KK_OK;
 }
 
-/* Whether a recorded view shows these very rows and pages. */
+/* Whether a recorded view has these very rows and pages. */
 static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
     if (v->n_rows != rows->n_rows || v->n_groups != rows->n_groups) return false;
     const uint8_t *base = control(dev);
@@ -263,8 +263,8 @@ static kk_status view_of(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_er
     return add_view(dev, rows, index, err);
 }
 
-/* Field by field into zeroed memory: bytes between fields would make equal operations differ.
- * Host memory is left out. */
+/* Arguments are copied field by field into zeroed memory: padding bytes would make equal operations
+ * differ.  Host pointers are left out. */
 static void copy_slot(kk_kv_slot *to, const kk_kv_slot *a) {
     to->format = a->format;
     to->k_eq_v = a->k_eq_v;
@@ -429,7 +429,7 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     to->banned = a->banned;
 }
 
-/* Weights and buffers of a layer are pointers alone, without bytes in between. */
+/* Weights and scratch of a layer are structs of pointers alone, without padding. */
 static void copy_layer(kk_layer_args *to, const kk_layer_args *a) {
     to->w = a->w;
     to->scratch = a->scratch;
@@ -471,7 +471,8 @@ static void copy_head(kk_head_args *to, const kk_head_args *a) {
     KK_TRY(record(dev, KIND, &op, err));                                                           \
     copy_##field(&op->a.field, args)
 
-/* A forward begins: those before it leave its page tables half of the control block. */
+/* The first operation of a forward.  Flushes if less than half of the control block is left for its
+ * page tables. */
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
     if (dev->q.control > KK_CUDA_CONTROL / 2) KK_TRY(kk_cuda_flush(dev, err));
     RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
@@ -493,8 +494,8 @@ kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
     const size_t row = 2 * (size_t)a->rope.n_rot * sizeof(float);
     if (a->table->most) KK_TRY(kk_cuda_grow(dev, a->table, (size_t)(a->first + a->n) * row, err));
     RECORD(dev, KK_CUDA_ROPE, rope, a, op, err);
-    /* A table that grows by a row at a time would be another operation every time: its first
-     * row travels with the positions. */
+    /* The table's first row goes to the control block with the positions: as an argument it would
+     * make every step another operation. */
     int64_t *to = reserve(dev, ((size_t)a->n + 1) * 8, &op->control);
     if (!to) {
         dev->q.n_ops--;
@@ -552,7 +553,7 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_GATHER, gather, a, op, err);
     if (!a->row) return KK_OK;
-    op->a.gather.first = -1; /* the rows lie in the control block */
+    op->a.gather.first = -1; /* the row numbers lie in the control block */
     return unrecord(dev, put(dev, a->row, (size_t)a->n * 4, &op->control, err));
 }
 
@@ -569,7 +570,7 @@ kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err
     return KK_OK;
 }
 
-/* After a layer that is still queued, in whose launch it goes. */
+/* Recorded only directly after a queued layer, since it runs in the layer's launch. */
 kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err) {
     const kk_cuda_queue *q = &dev->q;
     const kk_cuda_op *before = q->n_ops > 0 && q->n_ops < KK_CUDA_OPS && q->n_views < KK_CUDA_VIEWS
@@ -584,7 +585,7 @@ kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *
     return KK_OK;
 }
 
-/* Results come back through the device's own control block. */
+/* Results are copied back from the device's control block. */
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_ARGMAX, argmax, a, op, err);
     const size_t bytes = (size_t)a->n_rows * 4;
@@ -601,8 +602,8 @@ kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     return kk_cuda_sync(dev, err);
 }
 
-/* Which place of the ring is this ticket's goes through the control block, so that every round is
- * the same graph. */
+/* The ticket's slot in the ring of picks goes through the control block, so that every round is the
+ * same graph. */
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
     if (a->n_rows < 1 || a->n_rows > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "choices of %d rows at once: 1 to %d", a->n_rows,
@@ -610,7 +611,7 @@ kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, 
     const int32_t slot = (int32_t)(dev->tickets % KK_PICKS);
     RECORD(dev, KK_CUDA_CHOOSE, choose, a, op, err);
     KK_TRY(unrecord(dev, put(dev, &slot, sizeof slot, &op->control, err)));
-    /* Reached when the device is done with what was queued before. */
+    /* This event fires when the device has finished what was queued before. */
     KK_CUDA_TRY(cudaEventRecord(dev->pick_from[slot], dev->stream), "recording an event", err);
     KK_TRY(kk_cuda_flush(dev, err));
     KK_CUDA_TRY(cudaEventRecord(dev->pick_done[slot], dev->stream), "recording an event", err);

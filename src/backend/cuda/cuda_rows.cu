@@ -1,4 +1,13 @@
-/* cuda_rows.cu - operations that touch each row on its own, and the laying out of weights. */
+/* cuda_rows.cu - kernels that compute each row on its own, the layout of weights, and greedy
+ * choices.
+ *
+ *    element-wise kernels: 256 threads, grid-stride loop over [n_rows][dim], no shared memory
+ *    norm, residual, ple:  512 threads, one row per block, sums[16] f32 in smem (rows.cuh)
+ *    argmax:               1024 threads per row; warp shuffle, 32 partial results in smem, shuffle
+ *    choose_rows:          64 blocks x 256 threads per row: arg max and digest of each chunk,
+ *                          warp -> block -> global; the last block of a row (atomic counter) merges
+ *                          them and writes token and digest to pinned host memory
+ *    Every kernel calls kk_next before kk_wait (programmatic dependent launch), except `bring`. */
 #include "core/digest.h"
 #include "launch.cuh"
 #include "rows.cuh"
@@ -11,7 +20,8 @@ enum { THREADS = 256 };
 
 /* ---- weights ------------------------------------------------------------------------------ */
 
-/* Where input k of output o of matrix m lies, in bf16 values; add plane * wrap steps of 256. */
+/* Index of input k of output o of matrix m, in bf16 values; add plane * wrap * 256 for a later
+ * plane. */
 __device__ __forceinline__ size_t weight_at(const kk_cu_weight &w, int64_t m, int64_t o, int k) {
     const size_t steps = (size_t)w.wrap * w.planes;
     const size_t strip = (size_t)m * w.strips + (size_t)(o / 8);
@@ -142,7 +152,7 @@ typedef struct {
     kk_cu_rope of[KK_CU_ROPES];
 } ropes_args;
 
-/* Angles are products of floats, as in the reference. */
+/* RoPE angles are products of floats, as in the reference. */
 __global__ void ropes_kernel(const __grid_constant__ ropes_args args) {
     const kk_cu_rope &a = args.of[blockIdx.y];
     kk_next();
@@ -172,7 +182,7 @@ cudaError_t kk_cu_run_ropes(kk_cu_at at, const kk_cu_rope *a, int n) {
     return kk_launch(at, ropes_kernel, args, dim3(kk_blocks(most, 64), (unsigned)used), 64, 0);
 }
 
-/* A block per piece of dim values. */
+/* Per-layer embeddings: one block per row and layer, dim values. */
 __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     ple_kernel(const __grid_constant__ kk_cu_ple a) {
     __shared__ float sums[16];
@@ -231,7 +241,8 @@ __global__ void round_kernel(const __grid_constant__ kk_cu_round a) {
         a.out[i] = c < (size_t)a.dim ? kk_dbf16(a.x[r * (size_t)a.dim + c]) : (uint16_t)0;
     }
 }
-/* Turned: a thread has a 16-byte piece, two neighbours out of each eight values of 32. */
+/* Swizzled (kk_swizzled): a thread stores 16 bytes, two neighbours out of each eight values of
+ * 32. */
 __global__ void round_swizzled_kernel(const __grid_constant__ kk_cu_round a) {
     kk_next();
     kk_wait();
@@ -258,7 +269,7 @@ cudaError_t kk_cu_run_round(kk_cu_at at, const kk_cu_round *a) {
 
 /* ---- choice ------------------------------------------------------------------------------- */
 
-/* Whether a comes before b: numbers before what is none, larger first, then the lower index. */
+/* Whether a precedes b: numbers before NaN, larger first, then the lower index. */
 __device__ __forceinline__ bool before(float a, int i, float b, int j) {
     const bool na = isnan(a), nb = isnan(b);
     if (na != nb) return nb;
@@ -312,8 +323,8 @@ enum { CHOOSE_THREADS = 256 };
 typedef struct {
     uint64_t sum;
     float best;
-    int at;     /* -1: nothing seen */
-    int broken; /* not 0: a value is not finite */
+    int at;     /* -1: no value yet */
+    int broken; /* not 0: a value was not finite */
 } found;
 
 __device__ __forceinline__ void join(found &a, uint64_t sum, float best, int at) {
@@ -324,7 +335,7 @@ __device__ __forceinline__ void join(found &a, uint64_t sum, float best, int at)
     }
 }
 
-/* What a warp's lanes have found, in all of them. */
+/* Merges the results of a warp's lanes, in all of them. */
 __device__ __forceinline__ void join_warp(found &f) {
     for (int d = 16; d > 0; d >>= 1) {
         const uint64_t sum = __shfl_xor_sync(0xffffffffu, f.sum, d);
@@ -335,7 +346,7 @@ __device__ __forceinline__ void join_warp(found &f) {
     }
 }
 
-/* One chunk of a row: its words, and which of them is largest. */
+/* Adds one chunk of a row: its digest, its largest value. */
 __device__ __forceinline__ void see_chunk(found &f, const float *x, int chunk, int dim) {
     uint32_t word[KK_DIGEST_WORDS];
     const int first = chunk * KK_DIGEST_WORDS;
@@ -418,8 +429,8 @@ cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a) {
 
 /* ---- copies and reads ---------------------------------------------------------------------- */
 
-/* Others may look at what it brings before they wait for the kernel before them, so none of them
- * starts before it has ended: no kk_next here. */
+/* Copies the control block.  Later kernels may read it before their own griddepcontrol.wait, so
+ * none may start before this one has ended: it never calls kk_next. */
 __global__ void bring_kernel(const __grid_constant__ kk_cu_bring a) {
     kk_wait();
     for (size_t i = threadIdx.x; i < (a.bytes + 15) / 16; i += blockDim.x)
@@ -452,8 +463,8 @@ cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a) {
     return kk_launch(at, skim_kernel, *a, (unsigned)(at.sms * 8), 512, 0);
 }
 
-/* The kernels around a forward of few rows leave the chip's shared memory as it needs it: dividing
- * it anew takes time, twice a token. */
+/* The small kernels around the persistent one ask for the same shared-memory carveout: changing it
+ * takes time, twice per token. */
 cudaError_t kk_cu_setup_rows(void) {
     const void *around[] = {(const void *)bring_kernel, (const void *)ropes_kernel,
                             (const void *)embed_kernel, (const void *)choose_rows_kernel};

@@ -1,20 +1,21 @@
-/* cuda_weights.c - brings weights to the device, laid out anew in the order in which the kernels
- * read them (stream.cuh); in bf16 they take the same room.
+/* cuda_weights.c - copies weights to the device and converts them to the strips that the kernels
+ * read (stream.cuh); bf16 weights take the same number of bytes.
  *
- * They go through a stage of two halves.  Threads fill one, in pinned memory, with rows as they
- * are or unpacked to floats, while the other is on its way and being laid out: a mapped file is
- * read by all cores, and the bus never waits for one.  The stage goes when the first work is
- * queued. */
+ *    threads:  mapped file -> pinned half i (rows as stored, or unpacked to f32)
+ *    stream:   copy half i -> device half i, lay_kernel -> strips, event `free` of half i
+ *
+ * Two halves alternate, so that all cores read the file while the bus copies.  The staging buffers
+ * are freed when the first work is queued. */
 #include "backend/cuda/cuda_device.h"
 #include "core/threads.h"
 
-enum { HALVES = 2, MOST_THREADS = 16, PIECE = 256 << 10 /* bytes that a thread takes at a time */ };
+enum { HALVES = 2, MOST_THREADS = 16, PIECE = 256 << 10 /* bytes of a thread's share at a time */ };
 
 typedef struct kk_cuda_stage {
     kk_threads *threads;
     struct {
         void *host, *device;
-        cudaEvent_t free; /* what was in it is laid out */
+        cudaEvent_t free; /* the half has been converted and may be overwritten */
     } half[HALVES];
     int32_t at;
 } stage;
@@ -65,7 +66,7 @@ void kk_cuda_drop_stage(kk_dev *dev) {
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* Whether all of a float32 matrix is bf16: routers of packed files were that before. */
+/* Whether all values of an f32 matrix are representable in bf16: converted routers often are. */
 static bool is_bf16(const kk_matrix *m) {
     const int64_t n = m->n_mat * m->n_out * m->n_in;
     for (int64_t i = 0; i < n; i++) {
@@ -76,7 +77,7 @@ static bool is_bf16(const kk_matrix *m) {
     return true;
 }
 
-/* Planes of bf16 that hold a matrix's values exactly. */
+/* bf16 planes whose sum holds a matrix's values exactly. */
 static int32_t planes_of(const kk_matrix *m) {
     if (m->dtype == KK_BF16 || (m->dtype == KK_F32 && is_bf16(m))) return 1;
     return m->dtype == KK_F16 || m->dtype == KK_Q4_0 ? 2 : 3;
@@ -84,9 +85,9 @@ static int32_t planes_of(const kk_matrix *m) {
 
 typedef struct {
     const kk_matrix *m;
-    const uint8_t *from; /* rows in the file */
+    const uint8_t *from; /* first row in the file */
     size_t row_bytes;
-    void *to; /* as they are, or as floats */
+    void *to; /* rows as stored, or as f32 */
 } rows_job;
 
 static void copy_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
@@ -103,7 +104,7 @@ static void copy_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
         kk_dequantize(j->m->dtype, from, to, n_in);
 }
 
-/* Rows [row, row + n) of matrix mat, through the half whose turn it is. */
+/* Copies and converts rows [row, row + n) of matrix mat, through the next half. */
 static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, int64_t mat,
                           int64_t row, int64_t n, kk_err *err) {
     stage *s = dev->stage;
@@ -127,7 +128,7 @@ static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, i
     return KK_OK;
 }
 
-/* The caller's memory is no longer needed when this returns; the device may still be at work. */
+/* The caller's memory is not read after this returns; the device may still be working. */
 static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w, kk_err *err) {
     const size_t width = m->dtype == KK_BF16 ? 2 : 4;
     int64_t most = (int64_t)(KK_CUDA_STAGE / ((size_t)m->n_in * width));
@@ -154,7 +155,7 @@ static kk_cu_weight shape_of(const kk_matrix *m) {
                           .planes = planes_of(m)};
 }
 
-/* Counted by who opened the file. */
+/* Allocates a weight; whoever opened the file counts its bytes. */
 static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
     size_t free = 0, total = 0;
     void *data = NULL;
@@ -163,10 +164,9 @@ static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         cudaMemGetInfo(&free, &total);
-        return kk_fail(
-            err, KK_ENOMEM,
-            "the GPU has no room for %zu bytes of weights: %zu of its %zu bytes are free", w->bytes,
-            free, total);
+        return kk_fail(err, KK_ENOMEM,
+                       "the GPU cannot hold %zu bytes of weights: %zu of its %zu bytes are free",
+                       w->bytes, free, total);
     }
     w->w.data = data;
     dev->weights += (int64_t)w->bytes;

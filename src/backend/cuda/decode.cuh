@@ -1,7 +1,19 @@
-/* decode.cuh - the kernels of a forward over 1 to 16 rows: plain products, gated ones, experts.
+/* decode.cuh - the weight-streaming kernels for 1 to 16 rows: plain products, gated products, and
+ * the experts' two products.
  *
- * All are one block of 256 threads per multiprocessor, so that the next kernel's block can lie
- * beside and fetch its first weights while this one ends.  See stream.cuh for how. */
+ *    every kernel: 256 threads, one block per multiprocessor, stream.cuh's warp rings (96 KB)
+ *      1  fetch the first weights                           (before griddepcontrol.wait)
+ *      2  kk_wait: the kernel before has finished; kk_next: the next may start
+ *      3  stage activations [rows][n_in] bf16 in shared memory; experts: top-k from the logits
+ *      4  for each unit: 8 warps multiply a K slice each -> partial sums in smem -- __syncthreads
+ *         one warp, in rotation, adds the slices in order, applies act(gate) * up, stores
+ *    kk_linear_kernel  unit: one strip of 8 outputs, two strips, or a gate and an up strip
+ *    kk_gate_kernel    unit: one expert's gate and up strip; rows by expert from kk_choice
+ *    kk_down_kernel    unit: a strip of all active experts, one expert per warp at a time, all of
+ *                      K in order; smem [2][pairs][8] f32, then a weighted sum over row slots
+ *
+ * Blocks are small enough for two per multiprocessor, so that the next kernel's block can fetch its
+ * first weights while this one ends.  A pair is a row and one of its experts. */
 #ifndef KK_CUDA_DECODE_CUH
 #define KK_CUDA_DECODE_CUH
 
@@ -9,12 +21,13 @@
 
 enum { KK_MAX_PARTS = 4 };
 
-/* Rows of float sums from a matrix; or, of a gate and an up matrix, rows of bf16 activations. */
+/* One matrix of a launch: rows of f32 sums; or, of a gate and an up matrix, rows of bf16
+ * activations. */
 struct kk_part {
     const uint4 *w, *up; /* up not NULL: out = act(w x) * (up x), as bf16 */
     void *out;
-    int n_out, units, steps; /* units: strips, or pairs of strips */
-    int pitch;               /* of out's rows, in values */
+    int n_out, units, steps; /* units: strips, or pairs of two strips */
+    int pitch;               /* values from one row of out to the next */
 };
 
 struct kk_linear_job_args {
@@ -22,17 +35,17 @@ struct kk_linear_job_args {
     int n_parts, units;
     const uint16_t *x; /* [n_rows][n_in] */
     int n_rows, n_in, silu;
-    bool early; /* the next kernel may start before this one's wait is over */
+    bool early; /* the next kernel may start before this one's griddepcontrol.wait */
 };
 
-/* NS 2: a unit is a gate's and an up's strip, or two neighbours of a plain matrix. */
+/* NS 2: a unit is a gate strip and an up strip, or two neighbouring strips of a plain matrix. */
 template <bool HIGH, int NS> struct kk_linear_job {
     const kk_linear_job_args &a;
     char *stage;
 
     __device__ kk_linear_job(const kk_linear_job_args &args, char *smem) : a(args), stage(smem) {}
     struct at {
-        int unit, left, part; /* of all parts; of its part */
+        int unit, left, part; /* unit: over all matrices; left: within matrix `part` */
     };
     __device__ __forceinline__ void settle(at &p) const {
         while (p.part < a.n_parts && p.left >= a.part[p.part].units)
@@ -108,8 +121,8 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
 struct kk_gate_args {
     kk_choice_args choice;
     const uint4 *gate, *up;
-    size_t gate_mat, up_mat; /* from one expert to the next */
-    int strips, steps;       /* of ffn outputs; of hidden inputs */
+    size_t gate_mat, up_mat; /* 16-byte words from one expert's matrix to the next */
+    int strips, steps;       /* strips of the ffn outputs, K steps of the hidden inputs */
     uint16_t *act;           /* [pairs][act_pitch] */
     int ffn, act_pitch;
     const uint16_t *x; /* [n_rows][n_in] */
@@ -124,7 +137,7 @@ template <bool HIGH> struct kk_gate_job {
     __device__ kk_gate_job(const kk_gate_args &args, kk_choice *choice, char *smem)
         : a(args), c(choice), stage(smem) {}
     struct at {
-        int k, strip; /* active expert, of its strips */
+        int k, strip; /* index of the active expert, and its strip */
     };
     __device__ __forceinline__ void settle(at &p) const {
         while (p.strip >= a.strips) {
@@ -160,7 +173,8 @@ template <bool HIGH> struct kk_gate_job {
         kk_wait();
         kk_next();
         kk_stage(stage, a.x, a.choice.n_rows, a.n_in);
-        kk_make_choice<KK_BLOCK_THREADS>(c, a.choice, blockIdx.x == 0); /* ends with a barrier */
+        kk_make_choice<KK_BLOCK_THREADS>(c, a.choice,
+                                         blockIdx.x == 0); /* ends with __syncthreads */
     }
     __device__ __forceinline__ void sums(const at &p, const float *part, int lane) const {
         const int from = c->first[p.k], n = c->first[p.k + 1] - from;
@@ -182,26 +196,29 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_ring ring;
     ring.open(smem);
     float *part = (float *)(smem + KK_RINGS_BYTES);
-    if (threadIdx.x == 0) choice.n_active = 1; /* until they are known: no unit is the last */
+    if (threadIdx.x == 0)
+        choice.n_active = 1; /* until the experts are known: first() must not be the end */
     __syncthreads();
     kk_gate_job<HIGH> job(a, &choice, (char *)(part + kk_part_floats(HIGH)));
     kk_stream<HIGH, 2>(job, part, ring);
 }
 
-/* out[r] = sum over slots, in order, of weight * down_e act.  A block takes a strip of outputs
- * for all experts, a warp an expert at a time, its K slices one after the other. */
+/* out[r] = sum over the row's expert slots, in order, of weight * (down_e act). A block computes a
+ * strip of outputs for all experts, a warp one expert at a time, its K slices in order. */
 struct kk_down_args {
     kk_choice_args choice;
     const uint4 *down;
-    int strips, steps, wrap; /* of one expert; wrap: steps after which activations repeat */
-    const uint16_t *act;     /* [pairs][act_pitch] */
+    int strips, steps,
+        wrap;            /* of one expert's matrix; wrap: K steps after which activations repeat */
+    const uint16_t *act; /* [pairs][act_pitch] */
     int act_pitch;
     float *out; /* [n_rows][n_out] */
     int n_out;
-    bool staged; /* activations are brought to shared memory first */
+    bool staged; /* activations are staged in shared memory */
 };
 
-/* out = the sum over a row's slots, in order, of weight * what each gave: [pairs][8] at `each`. */
+/* out = the sum over a row's expert slots, in order, of weight * that expert's result: `each` is
+ * [pairs][8]. */
 __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choice &choice,
                                             int strip, const float *each) {
     for (int i = (int)threadIdx.x; i < a.choice.n_rows * 8; i += KK_BLOCK_THREADS) {
@@ -225,7 +242,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     float *result = (float *)(smem + KK_RINGS_BYTES); /* [2][pairs][8] */
     const int pairs = a.choice.n_rows * a.choice.n_used;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
-    /* The kernel before said kk_next after its wait, so the router's sums are there. */
+    /* The kernel before called kk_next after its own wait, so the router's logits are complete. */
     kk_make_choice<KK_BLOCK_THREADS>(&choice, a.choice, false);
     const int b = (int)blockIdx.x, grid = (int)gridDim.x;
     const int slices = kk_slices(a.steps);
@@ -276,7 +293,8 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
             const uint16_t *hi = act + (size_t)two_row * pitch + (lane & 3) * 8;
             float sum[4] = {0, 0, 0, 0};
             int step = 0;
-            /* Many rows' activations come from memory: they are asked for a chunk ahead. */
+            /* Activations of 9 to 16 rows may lie in global memory: they are loaded one chunk
+             * ahead. */
             kk_acts<1> x, later;
             auto bring = [&](kk_acts<1> &v, int from_step) {
 #pragma unroll

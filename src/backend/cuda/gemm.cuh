@@ -1,21 +1,26 @@
-/* gemm.cuh - products for many rows: tiles of 128 rows by 128 outputs over the strips that the
- * decode kernels stream, with their arithmetic, so that a row of a prompt has the bits it would
- * have alone.
+/* gemm.cuh - products for more than 16 rows: tiles of 128 rows by 128 outputs over the weight
+ * strips of stream.cuh, with the arithmetic of arith.cuh, so that a row of a prompt has the bits it
+ * would have alone.
  *
- * A block is one per multiprocessor and takes tile after tile.  Eight warps, two along the rows
- * and four along the outputs, hold 64 by 32 sums each: those of the present K slice and the total
- * of the slices before, which is all the registers there are.  Two K steps at a time come to
- * shared memory through cp.async, three such stages deep; the copies run on into the next tile
- * while the last one is being written.
+ *    persistent block: 256 threads = 8 warps, one block per multiprocessor, tile after tile
+ *      warps 0..3 upper rows, 4..7 lower rows; warp % 4: a quarter of the outputs
+ *      a warp holds 64 rows x 32 outputs twice: sums of the current K slice, total of the slices
+ *    shared memory, 3 stages x 32 KB; a stage is two K steps (64 inputs):
+ *      x [128 rows][64] bf16, swizzled, 16 KB | w [16 strips][2 steps][512 B] 16 KB
+ *    pipeline (cp.async, all threads copy and multiply):
+ *      step 0 of stage s: mma, load step 1's operands into registers
+ *      step 1: first mma; cp.async.wait_group 1; bar.sync 1; rest of the mma, while the first
+ *              operands of stage s + 1 are loaded and the freed stage is filled with s + 3
+ *    copies run on into the next tile while this one is stored
  *
- * Rows come turned: of every 32 inputs, the words (pairs of values) lie in the order in which
+ * Rows come swizzled: of every 32 inputs, the words (pairs of values) lie in the order in which
  * ldmatrix hands them to the lanes that hold the same inputs of a strip (kk_swizzled in arith.cuh).
- * In shared memory the eight 16-byte pieces of a row change places with the row's number, so that
- * no bank is hit twice.
+ * In shared memory the eight 16-byte chunks of a row are XORed with the row's number, which avoids
+ * bank conflicts.
  *
- * A tile of fewer than 128 rows has that many 16-row pieces fewer; its pieces are shared out over
- * the two rows of warps, and the loop is there once for every number of them that a warp can
- * have: products that are only masked would cost as much as real ones. */
+ * A tile of fewer than 128 rows has fewer 16-row fragments ("pieces"), divided between the upper
+ * and the lower warps.  The loop is instantiated for every number of pieces of a warp, because
+ * masked products would cost as much as real ones. */
 #ifndef KK_CUDA_GEMM_CUH
 #define KK_CUDA_GEMM_CUH
 
@@ -23,48 +28,49 @@
 
 enum {
     KK_TILE_ROWS = 128,
-    KK_TILE_PIECES = 8,  /* of 16 rows */
-    KK_TILE_STRIPS = 16, /* of 8 outputs */
+    KK_TILE_PIECES = 8,  /* fragments of 16 rows */
+    KK_TILE_STRIPS = 16, /* strips of 8 outputs */
     KK_TILE_STAGES = 3,
     KK_TILE_X = KK_TILE_ROWS * 128,
     KK_TILE_STAGE = KK_TILE_X + KK_TILE_STRIPS * 2 * 512,
     KK_TILE_SHARED = KK_TILE_STAGES * KK_TILE_STAGE,
-    KK_TILE_RING = 4,   /* lists of rows on their way */
-    KK_WARP_PIECES = 4, /* a warp's part of a tile */
+    KK_TILE_RING = 4,   /* lists of rows being copied */
+    KK_WARP_PIECES = 4, /* 16-row fragments and strips of one warp */
     KK_WARP_STRIPS = 4,
 };
 
 struct kk_gemm_part {
-    const uint4 *w, *up;      /* up not NULL: out = act(w x) * (up x), as turned bf16 */
-    size_t mat, up_mat;       /* from one expert to the next, in 16-byte pieces */
-    void *out;                /* rows of floats, or of bf16 */
+    const uint4 *w, *up;      /* up not NULL: out = act(w x) * (up x), as swizzled bf16 */
+    size_t mat, up_mat;       /* 16-byte words from one expert's matrix to the next */
+    void *out;                /* rows of f32, or of bf16 */
     int n_out, strips, units; /* units: tiles along the outputs */
-    int steps, pitch;         /* pitch: of out's rows, in values */
+    int steps, pitch;         /* pitch: values from one row of out to the next */
 };
 
 struct kk_gemm_args {
     kk_gemm_part part[KK_MAX_PARTS];
-    int n_parts, units; /* of all parts */
+    int n_parts, units; /* units of all parts */
     const uint4 *x;     /* rows of bf16 */
-    int pitch, wrap;    /* of x's rows, in 16-byte pieces; steps after which they repeat */
+    int pitch, wrap;    /* of x's rows in 16-byte words; K steps after which x repeats */
     int n_rows, tiles;  /* tiles along the rows */
     int cuts;           /* not 1: a tile is one K slice, out[slice][n_rows][pitch] */
     int silu;
-    /* Experts: rows are listed by tile (group_kernel of cuda_gemm.cu), -1 where there is none. */
-    const int2 *tile;   /* expert, pieces */
-    const int *slot;    /* [tiles][KK_TILE_ROWS]: pairs, rows of out */
+    /* Experts: the rows of each tile are listed (group_kernel of cuda_gemm.cu), -1 where there is
+     * none. */
+    const int2 *tile;   /* expert, 16-row fragments */
+    const int *slot;    /* [tiles][KK_TILE_ROWS]: (row, expert) pairs = rows of out */
     const int *n_tiles; /* on the device, NULL: plain rows */
-    int per_row;        /* pairs of a row of x */
+    int per_row;        /* pairs that share a row of x */
 };
 
-/* 16 bytes; places are given as an address and a constant, which costs no instruction. */
+/* Asynchronous 16-byte copy.  Offsets are template parameters, so that they become immediates. */
 template <int TO, int FROM>
 __device__ __forceinline__ void kk_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
                  "n"(TO), "n"(FROM)
                  : "memory");
 }
-/* bytes 0: zeros, and nothing is read. */
+/* The same; bytes 0 stores zeros and reads nothing. */
 template <int TO, int FROM>
 __device__ __forceinline__ void kk_copy16_or_zero(uint32_t to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to), "l"(from),
@@ -81,16 +87,17 @@ template <int N> __device__ __forceinline__ void kk_copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Lists of an experts' kernel: of the tile being summed, the one being copied, the one after. */
+/* Row lists of the experts' kernel: of the tile being multiplied, the one being copied, the
+ * next. */
 struct kk_tile_lists {
     int slot[KK_TILE_RING][KK_TILE_ROWS];
-    int2 tile[KK_TILE_RING]; /* expert, pieces */
+    int2 tile[KK_TILE_RING]; /* expert, 16-row fragments */
 };
 
-/* Where a tile lies. */
+/* What a tile covers. */
 struct kk_place {
-    int part, unit, slice; /* of its part; slice: where tiles are cut */
-    int row, pieces;       /* first row, of plain rows; 16-row pieces */
+    int part, unit, slice; /* unit: within its part; slice: where tiles are one K slice */
+    int row, pieces;       /* first row, without experts; 16-row fragments */
     int expert;
 
     __device__ __forceinline__ void seek(const kk_gemm_args &a, const kk_tile_lists *lists,
@@ -120,15 +127,15 @@ struct kk_place {
     }
 };
 
-/* The copying side: what this thread brings of the next stage. */
+/* The copying half of the pipeline: what this thread copies of the next stage. */
 template <bool EXPERTS, bool GLU> struct kk_filler {
     const kk_gemm_args &a;
     kk_tile_lists *lists;
     int tiles, total, at, order;
-    int left, k;   /* stages of the tile still to be asked for; this thread's step of x */
-    int rows, odd; /* of the tile, 0: no more; whether its steps are */
-    uint32_t row[KK_TILE_ROWS / 32], w_at; /* in 16-byte pieces */
-    uint32_t x_to, w_to;                   /* in a stage */
+    int left, k;   /* stages of the tile still to be issued; this thread's K step of x */
+    int rows, odd; /* rows of the tile, 0: no more tiles; whether its step count is odd */
+    uint32_t row[KK_TILE_ROWS / 32], w_at; /* offsets in 16-byte words */
+    uint32_t x_to, w_to;                   /* byte offsets in a stage */
     const uint4 *w[2], *x;
 
     __device__ __forceinline__ void list(int from, int to_order) {
@@ -155,7 +162,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         kk_copies_wait<0>();
         __syncthreads();
     }
-    /* Turns to this block's next tile. */
+    /* Advances to this block's next tile. */
     __device__ __forceinline__ void seek() {
         at += (int)gridDim.x;
         order++;
@@ -182,7 +189,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         }
         const kk_gemm_part &m = a.part[p.part];
         const int warp = tid / KK_WARP, lane = tid % KK_WARP;
-        /* Strips 2 warp and 2 warp + 1 of the tile: neighbours, or a gate's and an up's. */
+        /* Strips 2 warp and 2 warp + 1 of the tile: neighbours, or a gate and an up strip. */
         const uint4 *base = m.w + p.expert * m.mat;
         const int pair = p.unit * KK_TILE_STRIPS / 2 + warp;
 #pragma unroll
@@ -196,11 +203,12 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     __device__ __forceinline__ const void *row_at(int i) const {
         return (const char *)x + (uint64_t)row[i] * 16;
     }
-    /* Asks for the next stage; nothing after the last. */
+    /* Issues the copies of the next stage; none after the last. */
     __device__ __forceinline__ void fill(uint32_t stage) {
         uint32_t x_place = stage + x_to, w_place = stage + w_to;
-        const int bytes = left > 1 || !odd ? 16 : 0;     /* of the second step */
-        asm volatile("" : "+r"(x_place), "+r"(w_place)); /* computed once, not at every use */
+        const int bytes = left > 1 || !odd ? 16 : 0; /* 0: there is no second step, store zeros */
+        asm volatile(""
+                     : "+r"(x_place), "+r"(w_place)); /* keeps the compiler from recomputing them */
         if (0 < rows) kk_copy16<0, 0>(x_place, row_at(0));
         if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
         if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
@@ -213,7 +221,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         }
         advance();
     }
-    /* The stage has been asked for. */
+    /* Commits the stage's copies and moves on. */
     __device__ __forceinline__ void advance() {
         kk_copies_end();
         w_at += 2 * KK_WARP;
@@ -235,11 +243,12 @@ __device__ __forceinline__ uint4 kk_matrices(uint32_t from) {
     return v;
 }
 
-/* The summing side: a warp's sums and the operands of the next step. */
+/* The multiplying half: a warp's sums and the operands of the next step. */
 struct kk_summer {
     float sum[KK_WARP_PIECES][KK_WARP_STRIPS][4], c[KK_WARP_PIECES][KK_WARP_STRIPS][4];
-    uint4 one[KK_WARP_PIECES], two[KK_WARP_PIECES]; /* of a step's first and second product */
-    uint4 w[2][KK_WARP_STRIPS];                     /* of a stage's two steps */
+    uint4 one[KK_WARP_PIECES],
+        two[KK_WARP_PIECES];    /* A operands of a step's first and second product */
+    uint4 w[2][KK_WARP_STRIPS]; /* B operands of a stage's two steps */
 
     __device__ __forceinline__ void multiply(int m, int half) {
 #pragma unroll
@@ -249,7 +258,7 @@ struct kk_summer {
         for (int i = 0; i < KK_WARP_STRIPS; i++)
             kk_mma(c[m][i], two[m].x, two[m].y, two[m].z, two[m].w, w[half][i].z, w[half][i].w);
     }
-    /* Piece m or strip m of a step; from: this lane's place in its rows or strips. */
+    /* Loads fragment m or strip m of a step; from: this lane's address in its rows or strips. */
     __device__ __forceinline__ void load_rows(int m, uint32_t from) {
         one[m] = kk_matrices(from + m * 2048);
         two[m] = kk_matrices((from ^ 32) + m * 2048);
@@ -278,7 +287,7 @@ struct kk_summer {
     }
 };
 
-/* Threads of one warp run the same code, those of different warps perhaps not. */
+/* A barrier at different program points: warps may be in different instantiations of sum(). */
 __device__ __forceinline__ void kk_block_barrier() {
     asm volatile("bar.sync 1, %0;" ::"n"((int)KK_BLOCK_THREADS) : "memory");
 }
@@ -288,8 +297,8 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     kk_filler<EXPERTS, GLU> filler;
     kk_summer s;
     char *smem;
-    int slot;         /* the stage being summed */
-    int x_off, w_off; /* this lane's place in a stage */
+    int slot;         /* the stage being multiplied */
+    int x_off, w_off; /* this lane's byte offsets in a stage */
 
     __device__ __forceinline__ kk_gemm(const kk_gemm_args &args, kk_tile_lists *lists, char *r,
                                        int tiles)
@@ -325,7 +334,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         n.bound = a.cuts > 1 || n.slice + 1 >= kk_slices(n.steps) ? (n.steps + 1) & ~1
                                                                   : kk_slice(n.steps, n.slice + 1);
     }
-    /* A stage's first step, while its second step's operands are read. */
+    /* A stage's first step, while the operands of its second are loaded. */
     template <int PIECES> __device__ __forceinline__ void first_step() {
         if (PIECES == 0) return;
         const uint32_t x = rows() ^ 64;
@@ -338,16 +347,16 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
             s.load_rows(m, x);
         }
     }
-    /* The second step begins; all its operands are in registers, so that after the barrier the
-     * stage is free.  Where the loop closes is between here and the rest of the step: the
-     * compiler would otherwise move all products before the barrier and leave the reads after
-     * it with nothing to hide behind. */
+    /* Begins the second step: its operands are all in registers, so that after the barrier the
+     * stage is free.  The loop closes between here and the rest of the step; otherwise the compiler
+     * would move all products before the barrier and leave nothing to hide the loads after it. */
     template <int PIECES> __device__ __forceinline__ void begin_second_step() {
         if (PIECES > 0) s.multiply(0, 1);
         kk_copies_wait<KK_TILE_STAGES - 2>();
         kk_block_barrier();
     }
-    /* Its rest, while the next stage's first operands are read and another stage is asked for. */
+    /* Ends the second step, while the first operands of the next stage are loaded and the freed
+     * stage is filled. */
     template <int PIECES> __device__ __forceinline__ void end_second_step() {
         const uint32_t free_stage = kk_shared(stage());
         slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
@@ -363,7 +372,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         }
         filler.fill(free_stage);
     }
-    /* All steps of a tile; the last stages already ask for the next tile's first ones. */
+    /* All steps of a tile; its last stages already issue copies of the next tile's first ones. */
     template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
         const int lane = threadIdx.x % KK_WARP;
         count n = {0, 0, 0, p.steps(a)};
@@ -391,7 +400,7 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         }
     }
 
-    /* What a lane has in one row: two neighbours of each strip, or of each gate and up. */
+    /* Stores what a lane has in one row: two neighbours of each strip, or of each gate and up. */
     __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int strip, int g,
                                             int i) const {
         const int lane = threadIdx.x % KK_WARP, o = strip * 8 + lane % 4 * 2;

@@ -1,8 +1,8 @@
-/* kv_rows.cuh - K/V rows in pages: a head's norm and turn, writing a row in the slot's format,
- * reading it back, and what a row sees of the pages.
+/* kv_rows.cuh - K/V rows in pages: a head's norm and rotation (RoPE), writing a row in the slot's
+ * format, reading it back, and the range of keys that a row sees.
  *
- * Storing as an operation of its own and storing inside attention share these functions, so a
- * stored row has the same bits whoever stores it. */
+ * The store kernel and the attention kernels that store share these functions, so a stored row has
+ * the same bits whichever stores it. */
 #ifndef KK_CUDA_KV_ROWS_CUH
 #define KK_CUDA_KV_ROWS_CUH
 
@@ -13,7 +13,7 @@ enum { KK_PAGE = 64 };
 
 /* ---- one head of one row, in a warp's registers ------------------------------------------- */
 
-/* Lane l has the values l, l + 32, ... */
+/* One head of one row in a warp's registers: lane l has the values l, l + 32, ... */
 template <int D> struct kk_head { float v[D / 32]; };
 
 template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float *x) {
@@ -23,13 +23,13 @@ template <int D> __device__ __forceinline__ kk_head<D> kk_head_load(const float 
     return h;
 }
 
-/* x / rms(x), FULL: times w (not NULL) and then pairs turned by cs.  Loads come first and without
- * branches: behind a branch the compiler waits for each. */
+/* x / rms(x); FULL: times w (not NULL), then pairs rotated by cs.  Loads come first and without
+ * branches: behind a branch the compiler serialises them. */
 template <int D, bool FULL>
 __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, const float *cs,
                                              int n_rot, float eps) {
     const int lane = threadIdx.x % 32;
-    const float *angles = n_rot ? cs : w; /* something that can be read */
+    const float *angles = n_rot ? cs : w; /* any address that can be read */
     float weight[D / 32], c[D / 64], n[D / 64];
 #pragma unroll
     for (int i = 0; FULL && i < D / 32; i++) weight[i] = w[lane + 32 * i];
@@ -58,7 +58,7 @@ __device__ __forceinline__ void kk_head_norm(kk_head<D> &h, const float *w, cons
     }
 }
 
-/* The same for any size; y in shared memory. */
+/* The same for any head size; y in shared memory. */
 __device__ __forceinline__ void kk_head_norm_any(float *y, const float *x, const float *w,
                                                  const float *cs, int d, int n_rot, float eps) {
     const int lane = threadIdx.x % 32;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void kk_head_norm_any(float *y, const float *x, const
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* q8 (WIDE) and q4: a group of 64 values as codes; lane l has values l and l + 32. */
+/* q8 (WIDE) and q4: quantises a group of 64 values; lane l has values l and l + 32. */
 template <bool WIDE>
 __device__ __forceinline__ void kk_pack_group(uint8_t *codes, uint16_t *scale, uint16_t *bias,
                                               float a, float b) {
@@ -131,8 +131,8 @@ __device__ __forceinline__ void kk_put_groups(const kk_cu_slot &slot, uint8_t *b
                             value(2 * g + 1));
 }
 
-/* One warp stores one head's row; value(i) is its lane's i-th value, number lane + 32 i.  The host
- * lets no other format through: kk_cuda_format in cuda_plan.c. */
+/* One warp stores one head of a row; value(i) is its lane's i-th value, number lane + 32 i.  The
+ * host accepts no other format (kk_cuda_stores in cuda_plan.c). */
 template <class F>
 __device__ __forceinline__ void kk_put(const kk_cu_slot &slot, uint8_t *base, int row, int d,
                                        F value) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ uint4 kk_narrow(const float *v) {
                       kk_dbf16x2(v[6], v[7]));
 }
 
-/* q8 (WIDE) and q4: as kk_stored. */
+/* kk_stored for q8 (WIDE) and q4. */
 template <int N, bool WIDE>
 __device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, const uint8_t *head,
                                                 int j, int at, int d) {
@@ -199,7 +199,8 @@ __device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, 
     }
 }
 
-/* N (1, 2, 4 or 8) values from a multiple of N on of row j of a head, d values wide. */
+/* Reads N (1, 2, 4 or 8) values, from a multiple of N on, of row j of a head of d values, as
+ * float. */
 template <int N>
 __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const uint8_t *head,
                                           int j, int at, int d) {
@@ -221,8 +222,8 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
     }
 }
 
-/* K from V: the values at .. at + 7 of a key and those half a head on (lo, hi), times k_norm,
- * pairs below n_rot turned.  cs: the key's angles.  BRANCHES: leaves out what is not turned. */
+/* K from V: the values at .. at + 7 of a key and those half a head on (lo, hi), times k_norm, pairs
+ * below n_rot rotated.  cs: the key's angles.  BRANCHES: skips pairs that are not rotated. */
 template <bool BRANCHES>
 __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const float *k_norm,
                                            const float *cs, int n_rot, int at, int d) {
@@ -264,9 +265,9 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
     }
 }
 
-/* ---- sight -------------------------------------------------------------------------------- */
+/* ---- visible keys ------------------------------------------------------------------------- */
 
-/* What a row sees: [0, sink) and [from, to).  Positions are below 2^31. */
+/* The keys that a row sees (attends to): [0, sink) and [from, to). Positions are below 2^31. */
 struct kk_visible {
     int sink, from, to;
     __device__ __forceinline__ bool page(int p) const {
@@ -274,7 +275,7 @@ struct kk_visible {
     }
 };
 
-/* Of a row at `at`; block: of all rows of the group [at, end). */
+/* The keys that a row at position `at` sees; block: that every row of the group [at, end) sees. */
 __device__ __forceinline__ kk_visible kk_visible_at(int at, int end, int window, int sink,
                                                     bool block) {
     kk_visible s = {sink, window ? max(at - window + 1, 0) : 0, block ? end : at + 1};
@@ -287,7 +288,7 @@ __device__ __forceinline__ kk_visible kk_visible_of(const kk_cu_attend &a, const
                          a.sink, a.block);
 }
 
-/* The same within one page, which starts at position base: a bit per key. */
+/* The visible keys within the page that starts at position base, as a bit mask. */
 __device__ __forceinline__ int kk_clip(int pos, int base) {
     return min(max(pos - base, 0), (int)KK_PAGE);
 }
@@ -311,12 +312,12 @@ struct kk_tile_pages {
     __device__ __forceinline__ int end() const { return window + n - sinks; }
 };
 
-/* Of rows between these two. */
+/* The pages that rows from `first` to `last` see. */
 __device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_visible &first,
                                                           const kk_visible &last) {
     kk_tile_pages p;
     p.window = first.from / KK_PAGE;
-    /* A row further on may have a sink apart from its window. */
+    /* A later row may have a sink that is separate from its window. */
     p.sinks = first.from == 0 ? 0 : (last.sink + KK_PAGE - 1) / KK_PAGE;
     if (p.sinks > p.window) p.sinks = p.window;
     p.n = p.sinks + (last.to + KK_PAGE - 1) / KK_PAGE - p.window;
@@ -326,13 +327,13 @@ __device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, cons
     return kk_pages_between(kk_visible_of(a, t, 0), kk_visible_of(a, t, t.rows - 1));
 }
 
-/* Rows of a tile that are done now, from a.first_row on. */
+/* Rows of a tile in this launch, from a.first_row on. */
 __device__ __forceinline__ int kk_rows_now(const kk_cu_attend &a, const kk_cu_tile &t) {
     const int left = t.rows - a.first_row;
     return left < 0 ? 0 : left < a.rows.tile_most ? left : a.rows.tile_most;
 }
 
-/* parts[tile][row][head][unit]: maximum, sum, then the values. */
+/* Index of parts[tile][row][head][unit], each m, l, two unused, then o [head_dim] f32. */
 __device__ __forceinline__ size_t kk_part_index(const kk_cu_attend &a, int tile, int row,
                                                 int head) {
     return (size_t)((tile * a.rows.tile_most + row) * a.n_head + head) * a.rows.most_pages;

@@ -1,4 +1,5 @@
-/* launch.cuh - starting a kernel, early where the caller allows it. */
+/* launch.cuh - launching a kernel, as a programmatic dependent launch where the caller allows
+ * it. */
 #ifndef KK_CUDA_LAUNCH_CUH
 #define KK_CUDA_LAUNCH_CUH
 

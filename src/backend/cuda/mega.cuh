@@ -1,34 +1,49 @@
-/* mega.cuh - a forward over 1 to 16 rows as one kernel that stays on the chip.
- *
- * One block per multiprocessor walks through all layers together with the others, a grid barrier
- * between dependent stages.  What a graph of kernels loses at every stage (its start, its last
- * strips, the first bytes from memory) is hidden here: rings of weights run on across stages
+/* mega.cuh - a whole forward over 1 to 16 rows as one persistent cooperative kernel: one block per
+ * multiprocessor walks through all layers, with a grid barrier between dependent stages.  What a
+ * graph of kernels loses at every stage (launch, the tail of the last tiles, the latency of the
+ * first bytes) is hidden here, because producer warps keep streaming weights across stages
  * (mega_feed.cuh).
  *
- * All that is needed from stage to stage lies in registers and shared memory.  What lies elsewhere
- * (local memory, parameters of a layer not met before) has left the caches by the time it is
- * needed, because weights stream through them: a layer's pointers are copied to shared memory a
- * layer ahead, norms' weights are fetched a stage ahead.
+ *    block: 640 threads = 20 warps
+ *      warps  0..7    group 0, consumers: products, norms, attention; one K slice per warp
+ *      warps  8..15   group 1, consumers: the same for other units of 16 outputs
+ *      warp  16       poller: arrives at the grid barrier for the block and polls its counter
+ *      warps 17, 18   producers of the weight rings of groups 0 and 1
+ *      warp  19       router: its product, its own grid barrier; with one row also the top-k
  *
- * Without its bytes a forward would still take most of its time: a stage is a chain of dependent
- * instructions, trips to the cache and a barrier.  So weights are the 16 of m16n8k16 and rows the
- * 8, a product of few rows takes one instruction per 512 bytes, and all loads of a slot go before
- * its products.  (With rows as the 16, as prompts have them, the sums have the same bits.)  One row
- * has stages of its own where that saves a trip: every block norms it for itself.
+ *    producers ---- FULL[slot][half] / EMPTY[slot] (mbarriers) ----> consumers
+ *    consumers -- bar 3 --> poller -- counter in global memory, all blocks -- bar 4 --> consumers
+ *    consumers -- bar 5 rows normed --> router -- bar 6 experts chosen --> consumers
+ *    bar 0: the 512 consumers    1, 2: one team of attention    7: the choosing warps
+ *    bar 8 staged, 9 listed, 11 passed: group 0 with group 1    10: group 1 alone
  *
- * Two groups of eight warps work on sixteen outputs at a time; the warps of a group have a slice
- * of K each, so that sums are those of every other kernel here (arith.cuh).
+ *    shared memory, 227 KB in all (16 rows of 26B-A4B in brackets):
+ *      weight rings 2 x SLOTS x 32 KB [128 KB] | mbarriers 2 x 128 B
+ *      partial sums [2 groups][2 buffers][8 slices][16 outputs][rows] f32 [32 KB]
+ *      staged activations, or attention's queries and scores [the rest] | the router's piece
+ *      kk_mega_shared: active experts, two layers' pointers, partial sums of norms
  *
- *   QKV     q, k, v of the normed rows
- *   ...     rows stored, attention by page, pages merged           (attend_few.cuh)
- *   OUT     the output projection
- *   ...     residual, three norms                       (a block per row, or all for one)
- *   GATE    gate and up of the dense part, beside the router, which has a warp of its own
- *   DENSE   the dense second matrix; of a few rows by one group, while the other chooses experts
- *   EXPERTS their gate and up
- *   DOWN    their second matrices, summed by slot
- *   ...     tail and the next norm                      (a block per row, or all for one)
- *   HEAD    after the last layer, where logits are wanted */
+ *    phases of a layer (| is a grid barrier):
+ *      QKV | store K/V, attention by page | merge pages | OUT | residual, three norms |
+ *      GATE (gate and up of the dense part; the router runs beside it) |
+ *      DENSE (its down projection) and EXPERTS (gate and up) | DOWN (experts' down projections,
+ *      summed over a row's experts) | residual, next norm |     after the last layer: HEAD
+ *    A single row has no grid barrier after its norms, since every block computes them.
+ *
+ * Everything that is needed from stage to stage lies in registers and shared memory.  Anything else
+ * (local memory, the kernel parameter's pointers of a layer not used yet) has been evicted from the
+ * caches by the streaming weights when it is needed: a layer's pointers are copied to shared memory
+ * one layer ahead, norm weights are prefetched one stage ahead.
+ *
+ * Even without its weights a forward would take most of its time: a stage is a chain of dependent
+ * instructions, L2 round trips and a barrier.  So weights are the M = 16 side of m16n8k16 and rows
+ * the N = 8 side: a product of few rows takes one instruction per 512 bytes of weights, and all
+ * loads of a slot are issued before its products.  (With rows as the M side, as in gemm.cuh, the
+ * sums have the same bits.) A single row has stages of its own where that saves a round trip: every
+ * block computes its norms redundantly.
+ *
+ * The eight warps of a group take one K slice each and their partial sums are added in order, so
+ * that sums have the bits of every other kernel here (arith.cuh). */
 #ifndef KK_CUDA_MEGA_CUH
 #define KK_CUDA_MEGA_CUH
 
@@ -36,21 +51,22 @@
 #include "mega_feed.cuh"
 #include "rows.cuh"
 
-/* Where the router's count lies among the words of a barrier: in a line of its own. */
+/* Index of the router's arrival counter in the barrier's words: a cache line of its own. */
 enum { KK_MEGA_ROUTED = 32 };
 
-/* Rows of a unit's sums in shared memory. */
+/* Pitch of the rows of a unit's partial sums in shared memory: even, for float2 stores. */
 __host__ __device__ __forceinline__ int kk_mega_pitch(int n_rows) { return (n_rows + 1) / 2 * 2; }
 
-/* Bytes of sums: of each group twice, [slice][16 outputs][rows]; or, in DOWN, [pair][16]. */
+/* Bytes of partial sums, double-buffered for each group: [slice][16 outputs][rows] f32; in DOWN
+ * [row and expert][16 outputs]. */
 __host__ __device__ __forceinline__ int kk_mega_part_bytes(int n_rows, int n_used) {
     const int strips = KK_SLICES * 16 * kk_mega_pitch(n_rows), down = n_rows * n_used * 16;
     return KK_MEGA_GROUPS * 2 * 4 * (strips > down ? strips : down);
 }
 
-/* Where one row's parts lie in the room for rows: normed for q, k, v or the dense part (and other
- * rows that are staged); normed for the experts; this block's piece of the router, which is on its
- * way while OUT is worked on; and the slice of the row that it takes. */
+/* Byte offsets in the staging area of a single row: the row normed for q, k, v or the dense part
+ * (and other rows that are staged); the row normed for the experts; this block's piece of the
+ * router's weights, which is copied during OUT; and the slice of the row which that piece takes. */
 enum {
     KK_ONE_ROW = 0,
     KK_ONE_EXPERTS = KK_CU_26B_HIDDEN * 2,
@@ -62,8 +78,8 @@ enum {
 
 /* ---- barriers ----------------------------------------------------------------------------- */
 
-/* For measurements (bench/gpu), and not there otherwise: what a layer does has to fit the cache of
- * instructions. */
+/* A time stamp, for measurements (bench/gpu) only: the loop over layers has to fit the instruction
+ * cache. */
 __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared &s) {
 #ifdef KK_MEGA_TRACE
     if (a.trace && kk_tid() == 0)
@@ -73,16 +89,15 @@ __device__ __forceinline__ void kk_grid_mark(const kk_cu_mega &a, kk_mega_shared
 #endif
 }
 
-/* For tests: some warps come late, by so many nanoseconds, so that whoever does not wait for them
- * is found out. */
+/* For tests: delays some warps by KK_MEGA_SKEW nanoseconds, so that a missing wait shows. */
 __device__ __forceinline__ void kk_grid_skew() {
 #ifdef KK_MEGA_SKEW
     if ((((uint32_t)clock64() >> 5) + (uint32_t)kk_bid()) % 256 == 0) __nanosleep(KK_MEGA_SKEW);
 #endif
 }
 
-/* Barriers of all blocks, in two halves.  A warp that does nothing else (the porter) tells the
- * other blocks and waits for them. */
+/* The grid barrier in two halves, for consumers.  The poller warp signals the other blocks and
+ * waits for them; consumers exchange named barriers 3 and 4 with it. */
 __device__ __forceinline__ void kk_grid_arrive(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_mark(a, s);
     kk_grid_skew();
@@ -93,20 +108,21 @@ __device__ __forceinline__ void kk_grid_wait(const kk_cu_mega &a, kk_mega_shared
     kk_grid_mark(a, s);
 }
 
-/* For warps that need not wait; before they come to the next barrier, those that did have to say so
- * (kk_barrier_passed): else it would be taken for this one. */
+/* For warps that need not wait.  They may arrive at the next grid barrier only after those that did
+ * wait have passed this one (kk_barrier_passed): named barrier 4 would otherwise count the arrival
+ * twice. */
 __device__ __forceinline__ void kk_grid_pass() {
     asm volatile("bar.arrive 4, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
 }
 
-/* All blocks have come this far, and what they wrote can be read. */
+/* Waits until all blocks have arrived; what they wrote before can be read after. */
 __device__ __forceinline__ void kk_grid_sync(const kk_cu_mega &a, kk_mega_shared &s) {
     kk_grid_arrive(a, s);
     kk_grid_wait(a, s);
 }
 
-/* Meetings with the router's warp: rows are normed; one row's experts are chosen, or those of more
- * rows can be. */
+/* Named barriers with the router warp: rows are normed (5); one row's experts are chosen, or the
+ * logits of more rows are complete (6). WAIT false: arrives without waiting. */
 template <bool WAIT> __device__ __forceinline__ void kk_barrier_normed() {
     if (WAIT)
         asm volatile("bar.sync 5, %0;" ::"n"((int)KK_MEGA_BARRIER) : "memory");
@@ -120,7 +136,8 @@ template <bool WAIT> __device__ __forceinline__ void kk_barrier_chosen(int threa
         asm volatile("bar.arrive 6, %0;" ::"r"(threads) : "memory");
 }
 
-/* Meetings of the two groups: rows for the experts are staged; experts are listed. */
+/* Named barriers between the two groups: the experts' input rows are staged (8), the active experts
+ * are listed (9). */
 template <bool WAIT> __device__ __forceinline__ void kk_barrier_staged() {
     if (WAIT)
         asm volatile("bar.sync 8, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
@@ -133,19 +150,20 @@ template <bool WAIT> __device__ __forceinline__ void kk_barrier_listed() {
     else
         asm volatile("bar.arrive 9, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
-/* The second group is past a barrier of all blocks that the first did not wait for. */
+/* Group 1 has passed a grid barrier that group 0 did not wait for. */
 template <bool WAIT> __device__ __forceinline__ void kk_barrier_passed() {
     if (WAIT)
         asm volatile("bar.sync 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
     else
         asm volatile("bar.arrive 11, %0;" ::"n"((int)KK_MEGA_THREADS) : "memory");
 }
-/* And of the second group alone: rows of the dense second matrix are staged. */
+/* Group 1 alone: input rows of the dense down projection are staged. */
 __device__ __forceinline__ void kk_barrier_dense() {
     asm volatile("bar.sync 10, 256;" ::: "memory");
 }
 
-/* A layer's pointers, word by word. */
+/* Copies a layer's pointers from the kernel parameter to shared memory, word by word, by one
+ * warp. */
 __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_shared &s,
                                                    int layer) {
 #pragma unroll 1
@@ -153,10 +171,10 @@ __device__ __forceinline__ void kk_mega_copy_layer(const kk_cu_mega &a, kk_mega_
         ((uint32_t *)&s.layer[layer & 1])[i] = ((const uint32_t *)&a.layer[layer])[i];
 }
 
-/* The porter's part: `n` barriers, `per` of them in a layer, `before` before the first.  At the
- * first of a layer it fetches the next one's pointers; at the second pages have been read, and
- * weights may be asked for again, but not before others were told: that waits for every copy under
- * way. */
+/* The poller warp's loop over n grid barriers, `per` of them in a layer and `before` before the
+ * first layer.  At a layer's first barrier it also copies the next layer's pointers; at the second,
+ * attention has read its pages and producers may go on.  It signals first: the release waits for
+ * all copies in flight. */
 template <class S>
 __device__ __forceinline__ void kk_grid_poll(const kk_cu_mega &a, kk_mega_shared &s, int n, int per,
                                              int before) {
@@ -175,8 +193,8 @@ __device__ __forceinline__ void kk_grid_poll(const kk_cu_mega &a, kk_mega_shared
         if (first) {
             const uint32_t target = (uint32_t)(i + 1) * gridDim.x;
             uint32_t seen;
-            /* What others wrote is not read before this is seen.  One row is read past the near
-             * cache only; more rows through it, so that it has to be emptied. */
+            /* Acquire ordering: a single row's data is read with ld.cg, past L1, so a relaxed load
+             * is enough; several rows are read through L1, which the acquire invalidates. */
             do
                 if (S::ONE)
                     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
@@ -195,7 +213,7 @@ __device__ __forceinline__ void kk_grid_poll(const kk_cu_mega &a, kk_mega_shared
     }
 }
 
-/* The counts are left at 0 for the next launch: the last block to come does it.  n: barriers so
+/* The last block to leave resets the counters to 0 for the next launch.  n: grid barriers so
  * far. */
 __device__ __forceinline__ void kk_grid_leave(const kk_cu_mega &a, kk_mega_shared &s, int n) {
     kk_sync();
@@ -217,16 +235,15 @@ __device__ __forceinline__ uint4 kk_lds(uint32_t at) {
     return v;
 }
 
-/* Rows of bf16 activations, staged in shared memory where they fit and read where they lie
- * otherwise. */
+/* Rows of bf16 activations, in shared memory where they fit and in global memory otherwise. */
 struct kk_acts_at {
     const char *base;
     int stride;   /* bytes */
     bool in_smem; /* in shared memory */
 };
 
-/* Where rows are read: at room, if they fit before `end`.  One row always fits, and needs no
- * padding: nothing is read beside it. */
+/* Where rows are read from: at smem, if they fit before `end`. One row always fits, and needs no
+ * padding against bank conflicts. */
 template <class S>
 __device__ __forceinline__ kk_acts_at kk_stage_at(char *smem, const char *end, const uint16_t *x,
                                                   int n_rows, int n_in) {
@@ -235,7 +252,7 @@ __device__ __forceinline__ kk_acts_at kk_stage_at(char *smem, const char *end, c
     return kk_acts_at{(const char *)x, n_in * 2, false};
 }
 
-/* Sixteen bytes on their way to shared memory, past the near cache; and all are there. */
+/* Asynchronous copy of 16 bytes to shared memory, past L1; and the wait for all of them. */
 __device__ __forceinline__ void kk_cp_async16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -243,7 +260,7 @@ __device__ __forceinline__ void kk_cp_async_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Brings them there.  The first `skip` warps have something else to do, and do not call this. */
+/* Copies the rows to shared memory.  The first `skip` warps do other work and do not call this. */
 template <class S>
 __device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16_t *x, int n_rows,
                                               int n_in, int skip = 0) {
@@ -260,15 +277,15 @@ __device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-/* One step of two strips: outputs are the 16, and eight rows the 8. */
+/* One K step of two strips: 16 outputs (M) by eight rows (N). */
 __device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const uint4 &two,
                                              const uint4 &x) {
     kk_mma(c, one.x, two.x, one.y, two.y, x.x, x.y);
     kk_mma(c, one.z, two.z, one.w, two.w, x.z, x.w);
 }
 
-/* c (rows 0 to 7), d (8 to 15, if both) += n steps from the ring against activations from lo and
- * hi on.  Of a slot that is not full the rest is read, and left out. */
+/* c (rows 0 to 7) and, if both, d (rows 8 to 15) += n steps from the ring times activations from lo
+ * and hi on.  Slots that are not full are loaded whole; steps past n are not multiplied. */
 template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consumer &f,
                                                 const char *lo, const char *hi, int n, bool in_smem,
@@ -281,7 +298,8 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consu
         if (S::ONE || in_smem) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
-                x[i] = kk_lds(kk_shared(lo) + i * 64); /* staged rows have room behind them */
+                x[i] = kk_lds(kk_shared(lo) +
+                              i * 64); /* reads past a row's end stay inside shared memory */
                 y[i] = S::HIGH && both ? kk_lds(kk_shared(hi) + i * 64) : x[i];
             }
         } else {
@@ -312,7 +330,8 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consu
 
 /* ---- norms -------------------------------------------------------------------------------- */
 
-/* The sequences of kk_between_row (rows.cuh), for a row of four values per 2048 and thread. */
+/* Norms and residuals with the operation order of kk_between_row (rows.cuh). A row of up to 4096
+ * values lies in the registers of 512 threads, four per 2048 and thread. */
 typedef kk_row<2> kk_mega_row;
 
 __device__ __forceinline__ kk_mega_row kk_mega_load(const float *p, int dim) {
@@ -329,7 +348,7 @@ __device__ __forceinline__ kk_mega_row kk_mega_load(const float *p, int dim) {
     return r;
 }
 
-/* Values from `from` to `end` of a normed row, as bf16. */
+/* Stores values [from, end) of a normed row as bf16: x * inv * w * times. */
 __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, float inv,
                                             const kk_mega_row &w, float times, int end,
                                             int from = 0) {
@@ -347,7 +366,7 @@ __device__ __forceinline__ void kk_mega_put(uint16_t *p, const kk_mega_row &x, f
     }
 }
 
-/* A row after attention: residual. */
+/* x += norm(y; w): the residual after attention. */
 __device__ __forceinline__ void kk_add_attention(kk_mega_row &x, kk_mega_row &y,
                                                  const kk_mega_row &w, int dim, float eps,
                                                  float *sums) {
@@ -356,13 +375,13 @@ __device__ __forceinline__ void kk_add_attention(kk_mega_row &x, kk_mega_row &y,
     for (int i = 0; i < 8; i++) x.v[i] = __fadd_rn(x.v[i], y.v[i]);
 }
 
-/* What the router's input is multiplied with beside its scale. */
+/* 1 / sqrt(hidden), a constant factor of the router's input. */
 __device__ __forceinline__ float kk_router_root() {
     return __fdiv_rn(1.0f, __fsqrt_rn((float)KK_CU_26B_HIDDEN));
 }
 
-/* Row kk_bid() after attention, and the norms that the dense part, the experts and the router
- * take. */
+/* Row kk_bid() after attention: its residual, and its norms for the dense part (z1), the experts
+ * (z2) and the router (z3). */
 __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                                float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
@@ -379,7 +398,8 @@ __device__ __forceinline__ void kk_mega_middle(const kk_cu_mega &a, const kk_cu_
     kk_mega_put(a.z3 + at, x, inv, w3, kk_router_root(), dim);
 }
 
-/* x and both branches at the end of a layer: the new x. */
+/* The end of a layer: x = (x + norm(norm(y; wa) + norm(b; wb); w)) * scale, y the dense branch and
+ * b the experts'. */
 __device__ __forceinline__ void kk_tail_row(kk_mega_row &y, kk_mega_row &b, kk_mega_row &x,
                                             const kk_mega_row &wa, const kk_mega_row &wb,
                                             const kk_mega_row &w, float scale, int dim, float eps,
@@ -396,7 +416,7 @@ __device__ __forceinline__ void kk_tail_row(kk_mega_row &y, kk_mega_row &b, kk_m
     for (int i = 0; i < 8; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), scale);
 }
 
-/* Row kk_bid() at the end of a layer, and the norm that follows, if any. */
+/* Row kk_bid() at the end of a layer, and the norm of the next layer where there is one. */
 __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                              const float *next, float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
@@ -405,13 +425,14 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
     kk_mega_row x = kk_mega_load(a.x + at, dim);
     const kk_mega_row wa = kk_mega_load(l.norm_dense, dim), wb = kk_mega_load(l.norm_moe, dim);
     const kk_mega_row w = kk_mega_load(l.norm_out, dim);
-    const kk_mega_row w1 = kk_mega_load(next ? next : l.norm_out, dim); /* no branch among loads */
+    const kk_mega_row w1 =
+        kk_mega_load(next ? next : l.norm_out, dim); /* loads behind a branch would be serialised */
     kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, sums);
     kk_row_store(a.x + at, x, dim);
     if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, sums[3]), w1, 1.0f, dim);
 }
 
-/* A row that only has to be normed, into row kk_bid() of z1. */
+/* Norms one row x into row kk_bid() of z1. */
 __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x, const float *w,
                                              float (*sums)[16]) {
     const int dim = KK_CU_26B_HIDDEN;
@@ -420,10 +441,10 @@ __device__ __forceinline__ void kk_mega_norm(const kk_cu_mega &a, const float *x
     kk_mega_put(a.z1 + (size_t)kk_bid() * (size_t)dim, r, inv, by, 1.0f, dim);
 }
 
-/* The same for one row, by every block for itself: what the dense part and the experts take, and
- * the slice that this block's piece of the router does, go to its shared memory.  The row itself is
- * read from one place and written to another, by one block, because others may still be reading.
- * Weights are asked for before the barrier. */
+/* kk_mega_middle for a single row, which every block computes redundantly: the dense part's and the
+ * experts' inputs, and the slice of the router's input that this block's piece of the router takes,
+ * go to its own shared memory.  x is read from a.x and written to a.z1 by block 0, because other
+ * blocks may still be reading a.x.  Norm weights are loaded before the grid barrier. */
 template <class S>
 __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_shared &s, int layer,
                                               char *smem) {
@@ -445,7 +466,7 @@ __device__ __forceinline__ void kk_one_middle(const kk_cu_mega &a, kk_mega_share
                 from + KK_ONE_SLICE, from);
 }
 
-/* And the end of a layer: what the next product takes goes to shared memory. */
+/* kk_mega_tail for a single row: the next product's input goes to each block's shared memory. */
 template <class S>
 __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared &s, int layer,
                                             const float *next, char *smem) {
@@ -464,7 +485,7 @@ __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared 
     kk_mega_put((uint16_t *)(smem + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
 }
 
-/* The first layer's norm. */
+/* The first layer's input norm of a single row. */
 template <class S>
 __device__ __forceinline__ void kk_one_norm(const kk_cu_mega &a, kk_mega_shared &s, char *smem) {
     const int dim = S::HIDDEN;
@@ -475,7 +496,7 @@ __device__ __forceinline__ void kk_one_norm(const kk_cu_mega &a, kk_mega_shared 
 
 /* ---- units -------------------------------------------------------------------------------- */
 
-/* Sum of output o and row r, slices in order. */
+/* The sum of output o and row r over the eight slices, in order. */
 __device__ __forceinline__ float kk_mega_sum(const float *part, int pitch, int o, int r) {
     part += o * pitch + r;
     float v = part[0];
@@ -484,7 +505,7 @@ __device__ __forceinline__ float kk_mega_sum(const float *part, int pitch, int o
     return v;
 }
 
-/* Where a unit's plain outputs go. */
+/* Where a unit's outputs go in phases that store plain sums; pitch: floats of an output row. */
 template <class S>
 __device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_mega_layer &l,
                                               int phase, int unit, int &pitch) {
@@ -507,16 +528,16 @@ __device__ __forceinline__ float *kk_mega_out(const kk_cu_mega &a, const kk_cu_m
     return out + o;
 }
 
-/* What is done with a unit's sums: one piece of code for all phases that do the same, because
- * instructions have to come as well. */
+/* What is done with a unit's sums.  Phases that do the same share one instantiation, to fit the
+ * instruction cache. */
 typedef enum {
-    KK_KIND_PLAIN, /* QKV, OUT, DENSE: left as they are */
+    KK_KIND_PLAIN, /* QKV, OUT, DENSE: stored as they are */
     KK_KIND_GLU,   /* GATE, EXPERTS */
     KK_KIND_DOWN,
     KK_KIND_HEAD,
 } kk_mega_kind;
 
-/* A unit's sums, finished by one warp: all but DOWN's. */
+/* Adds up a unit's slices and stores the result; by one warp, for all phases but DOWN. */
 template <class S, int KIND>
 __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_mega_shared &s,
                                                int layer, int phase, int unit, const float *part) {
@@ -547,14 +568,15 @@ __device__ __forceinline__ void kk_mega_finish(const kk_cu_mega &a, const kk_meg
     }
 }
 
-/* What a warp multiplies with: this lane's rows, and how many there are. */
+/* The activations that a warp multiplies: this lane's row pointers, and the number of rows. */
 struct kk_mega_rows {
     const char *lo, *hi;
-    int first, n; /* of the expert's pairs, in DOWN */
+    int first, n; /* of the (row, expert) pairs of one expert, in DOWN */
     bool in_smem;
 };
 
-/* expert: whose, of the chosen; or -1. */
+/* The rows of a unit.  expert: index among the active experts, -1 for a matrix that all rows
+ * share. */
 template <class S, int KIND>
 __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
                                                         const kk_mega_shared &s, int expert,
@@ -580,7 +602,8 @@ __device__ __forceinline__ kk_mega_rows kk_mega_rows_of(const kk_cu_mega &a,
     return r;
 }
 
-/* DOWN: the sums of an expert's rows, by pair; then slots are added up in order. */
+/* DOWN: stores an expert's sums by (row, expert) pair.  kk_mega_add_slots then adds up a row's
+ * experts in the router's order. */
 template <class S>
 __device__ __forceinline__ void kk_mega_put_pairs(const kk_mega_shared &s, float *to,
                                                   const kk_mega_rows &r, const float c[4],
@@ -599,7 +622,7 @@ __device__ __forceinline__ void kk_mega_put_pairs(const kk_mega_shared &s, float
 template <class S>
 __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_mega_shared &s,
                                                   int unit, const float *from) {
-    const int threads = S::ONE ? KK_WARP : 256; /* that call this */
+    const int threads = S::ONE ? KK_WARP : 256; /* that call this function */
 #pragma unroll 1
     for (int i = kk_tid() % threads; i < S::rows(a) * 16; i += threads) {
         const int r = i / 16;
@@ -613,7 +636,7 @@ __device__ __forceinline__ void kk_mega_add_slots(const kk_cu_mega &a, const kk_
     }
 }
 
-/* One unit but of DOWN: a slice of its sums. */
+/* One unit of any phase but DOWN: this warp's K slice of its sums. */
 template <class S, int KIND>
 __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_mega_shared &s,
                                                  kk_consumer &f, float *to, int layer, int phase,
@@ -637,7 +660,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     }
 }
 
-/* A unit of DOWN: an expert at a time, by a warp each. */
+/* A unit of DOWN: one expert at a time per warp, all of K. */
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
                                                  kk_consumer &f, float *to, kk_acts_at x) {
@@ -655,8 +678,8 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
     }
 }
 
-/* All units of a phase.  They take turns with two rooms for sums; the count of turns goes on from
- * phase to phase where no barrier comes between. */
+/* All units of a phase.  Units alternate between two buffers of partial sums; nth counts units, and
+ * goes on from phase to phase where no barrier comes between. */
 template <class S, int KIND>
 __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_shared &s,
                                                    kk_consumer &f, float *parts, int layer,
@@ -686,15 +709,15 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
 
 /* ---- the router --------------------------------------------------------------------------- */
 
-/* Slices of its strips, spread over the chip because everything waits for them: a piece for each
- * block, where there are blocks enough. */
+/* The router's product is cut into (strip, K slice) pieces, at most one per block where there are
+ * enough blocks: every block waits for all of them. */
 enum {
     KK_ROUTER_PIECES = KK_CU_26B_EXPERTS / 8 * KK_SLICES,
     KK_ROUTER_STEPS = KK_CU_26B_HIDDEN / KK_STEP / KK_SLICES,
 };
 static_assert(KK_ROUTER_STEPS * KK_STEP * KK_SLICES == KK_CU_26B_HIDDEN, "slices of one length");
 
-/* This block's piece, which comes to shared memory a layer ahead. */
+/* This block's piece of the router's weights, copied to shared memory one layer ahead. */
 struct kk_router_smem {
     uint4 piece[KK_ROUTER_STEPS * KK_WARP];
 };
@@ -712,7 +735,7 @@ __device__ __forceinline__ void kk_copy_router(kk_router_smem &smem, const kk_cu
         kk_cp_async16(kk_shared(smem.piece + i * KK_WARP + lane), from + i * KK_WARP);
 }
 
-/* A piece's sums: out[slice][row][expert].  Who chooses adds the slices up. */
+/* The partial sums of a piece: out[slice][row][expert]. kk_choose_row adds up the slices. */
 template <class S>
 __device__ __forceinline__ void kk_router_piece(const kk_cu_mega &a, const uint4 *w, int piece) {
     enum { STEPS = KK_ROUTER_STEPS, AT_ONCE = S::HIGH ? 4 : STEPS };
@@ -747,7 +770,7 @@ __device__ __forceinline__ void kk_few_router(const kk_cu_mega &a, const kk_cu_m
         kk_router_piece<S>(a, p == kk_bid() ? smem.piece : kk_router_at(l, p), p);
 }
 
-/* One row: this block's piece, on its way to shared memory. */
+/* One row: starts the copy of this block's piece to shared memory. */
 __device__ __forceinline__ void kk_one_copy_router(const kk_cu_mega_layer &l, char *smem) {
     enum { WORDS = KK_ONE_SLICE / 32 * KK_WARP };
     const int tid = kk_tid();
@@ -755,7 +778,7 @@ __device__ __forceinline__ void kk_one_copy_router(const kk_cu_mega_layer &l, ch
     kk_cp_async16(kk_shared(smem) + KK_ONE_ROUTER + tid * 16, kk_router_at(l, kk_bid()) + tid);
 }
 
-/* And its sums. */
+/* One row: the partial sums of this block's piece. */
 __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *smem) {
     const int p = kk_bid(), lane = kk_tid() % KK_WARP;
     if (p >= KK_ROUTER_PIECES) return;
@@ -781,8 +804,8 @@ __device__ __forceinline__ void kk_one_router(const kk_cu_mega &a, const char *s
     }
 }
 
-/* All blocks have their piece of the router's sums: the warp's own barrier, so that the others need
- * not wait for it.  n: how often it was met before. */
+/* Grid barrier of the router warps: all pieces are in global memory.  It has a counter of its own,
+ * so that consumers do not wait for it.  n: how often it was passed before. */
 __device__ __forceinline__ void kk_grid_routed(const kk_cu_mega &a, int n) {
     __syncwarp();
     if (kk_tid() % KK_WARP == 0) {

@@ -1,17 +1,32 @@
-/* mega_feed.cuh - where the weights of a forward of few rows lie, and the rings that bring them.
+/* mega_feed.cuh - the weight pipeline of mega.cuh: where each phase's weights lie in global memory,
+ * and the ring buffers through which producer warps bring them to shared memory.
  *
- * Each group of eight warps has a ring of slots in shared memory, a part of each slot for each
- * warp.  A warp beside the group asks for weights, a lane for each part, across stages, as far
- * ahead as the ring holds, while norms, attention and barriers go on.  It is none of those that
- * work because asking takes as long as memory does: the unit that copies takes only so much at a
- * time, and whoever asks for more stands still.
+ * Each of the two groups of eight consumer warps has one ring buffer and one producer warp:
  *
- * What is asked for early delays what others need now.  So there is a mark up to which weights may
- * be asked for (until): experts wait for their router, and the output projection until attention
- * has read its pages.  And a block that tells the others how far it is (a release) waits for every
- * copy it has under way: of weights that lie beyond a barrier, half a slot is asked for at a
- * time.  (Not of the head's, which come once, nor of the experts', for which memory is waited
- * for.) */
+ *    producer warp (lanes 0..7, lane i fills part i)          consumer warps 0..7 of the group
+ *      wait EMPTY[slot]                                          wait FULL[slot][half]
+ *      arrive.expect_tx FULL[slot][half], 2 bulk copies          16-byte loads of part i, then mma
+ *      next slot                                                 arrive EMPTY[slot]
+ *
+ *    slot, 32 KB:   part 0 | part 1 | ... | part 7     one part (4 KB) per K slice = per warp
+ *    part, 4 KB:    strip one, 4 steps of 512 B | strip two, 4 steps of 512 B
+ *    half:          parts 0..3 and parts 4..7 have a FULL mbarrier each
+ *    slots:         3 for one row, 2 for more rows (whose activations need the shared memory)
+ *    SUMMED:        one more mbarrier of the eight consumer warps, after each unit's products
+ *
+ * A strip is 8 outputs of a weight matrix and a step is 32 of its inputs, 512 bytes of bf16
+ * (stream.cuh).
+ *
+ * Producers are warps of their own because issuing a bulk copy can take as long as memory does: the
+ * copy engine accepts a bounded number of copies, and the thread that issues one more stalls.
+ *
+ * Producers run ahead of the consumers across phases, while norms, attention and grid barriers go
+ * on.  Copies issued too early delay the loads that are needed now, so there are two limits.
+ * `until` is the phase before which producers stop: the experts' weights wait for the router, and
+ * the output projection's for attention to have read its pages.  And since the release that tells
+ * other blocks about an arrival waits for all copies in flight, only half a slot at a time is in
+ * flight for weights that lie beyond a grid barrier; the head's weights (once per forward) and the
+ * experts' (which are waited for at once) are exempt. */
 #ifndef KK_CUDA_MEGA_FEED_CUH
 #define KK_CUDA_MEGA_FEED_CUH
 
@@ -20,33 +35,35 @@
 #include "stream.cuh"
 
 enum {
-    KK_MEGA_THREADS = 512, /* that work */
+    KK_MEGA_THREADS = 512, /* consumers, in 16 warps */
     KK_MEGA_WARPS = 16,
-    KK_MEGA_GROUPS = 2,                     /* of eight warps */
-    KK_MEGA_POLLER = KK_MEGA_WARPS,         /* the warp that waits for other blocks */
-    KK_MEGA_PRODUCER = KK_MEGA_WARPS + 1,   /* those that ask for weights, one a group */
-    KK_MEGA_ROUTER = KK_MEGA_WARPS + 3,     /* and the one that has the router */
-    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128,  /* registers go by four warps */
-    KK_MEGA_BARRIER = KK_MEGA_THREADS + 32, /* threads of a barrier with one of those */
+    KK_MEGA_GROUPS = 2,                    /* of eight consumer warps each */
+    KK_MEGA_POLLER = KK_MEGA_WARPS,        /* the warp that polls the grid barrier */
+    KK_MEGA_PRODUCER = KK_MEGA_WARPS + 1,  /* two producer warps, one per group */
+    KK_MEGA_ROUTER = KK_MEGA_WARPS + 3,    /* the warp that computes the router */
+    KK_MEGA_BLOCK = KK_MEGA_THREADS + 128, /* setmaxnreg acts on groups of four warps */
+    KK_MEGA_BARRIER =
+        KK_MEGA_THREADS +
+        32, /* threads of a named barrier between all consumers and one of these warps */
 };
 
-/* In the order of a layer. */
+/* Products of a layer, in the order in which they run. */
 typedef enum {
     MEGA_QKV,
     MEGA_OUT,
     MEGA_GATE,
-    MEGA_DENSE, /* the dense second matrix */
+    MEGA_DENSE, /* down projection of the dense feed-forward */
     MEGA_EXPERTS,
     MEGA_DOWN,
     MEGA_HEAD, /* after the last layer */
     KK_MEGA_PHASES = 8,
 } kk_mega_phase;
 
-/* Pieces of a slot that come one after the other, and how many of them may be under way: of weights
- * beyond a barrier, and of others. */
+/* Halves of a slot with a FULL mbarrier each, and how many halves may be in flight: for weights
+ * that are needed only after a grid barrier, and for others. */
 enum { KK_MEGA_CUTS = 2, KK_IN_FLIGHT_EARLY = 1, KK_IN_FLIGHT = 2 * KK_MEGA_CUTS };
 
-/* Steps of a slot, of two strips each; bytes of a warp's part, and of a slot. */
+/* K steps of a slot (each for two strips), bytes of one warp's part of a slot, bytes of a slot. */
 enum {
     KK_MEGA_CHUNK = 4,
     KK_MEGA_PART = 2 * 512 * KK_MEGA_CHUNK,
@@ -55,10 +72,11 @@ enum {
 
 /* ---- sizes -------------------------------------------------------------------------------- */
 
-/* The sizes of a forward of up to ROWS rows, which are 1, 8 or 16: those of 26B-A4B. */
+/* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16): those of 26B-A4B. */
 template <int ROWS> struct kk_mega_of {
     static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8;
-    static constexpr int SLOTS = ONE ? 3 : 2; /* more rows need the room themselves */
+    static constexpr int SLOTS =
+        ONE ? 3 : 2; /* the activations of several rows need the shared memory */
     static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
     static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
     static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
@@ -66,7 +84,8 @@ template <int ROWS> struct kk_mega_of {
     static __device__ __forceinline__ int logits(const kk_cu_mega &a) {
         return ONE ? 1 : a.n_logits;
     }
-    /* Floats of a row of a unit's sums, and of all its sums. */
+    /* Partial sums of a unit are [8 slices][16 outputs][pitch rows] floats: the pitch, and all of
+     * them. */
     static __device__ __forceinline__ int pitch(const kk_cu_mega &a) {
         return ONE ? 2 : a.part_pitch;
     }
@@ -75,13 +94,13 @@ template <int ROWS> struct kk_mega_of {
     }
 };
 
-/* What all warps of a block share. */
+/* State that all warps of a block share, beside the dynamic shared memory. */
 struct kk_mega_shared {
     kk_choice choice;
-    kk_cu_mega_layer layer[2]; /* this layer's, and the next one's, by parity */
-    int pos;                   /* of the first row, where all are one session's */
-    float sums[4][16];         /* of norms */
-    int until; /* KK_MEGA_PHASES * layer + phase: from here on nothing is asked for yet */
+    kk_cu_mega_layer layer[2]; /* this layer's and the next one's pointers, at layer % 2 */
+    int pos;           /* position of the first row; rows are consecutive tokens of one session */
+    float sums[4][16]; /* partial sums of squares of up to four norms, one per warp */
+    int until;         /* KK_MEGA_PHASES * layer + phase: producers stop before this phase */
     int marks;
 };
 
@@ -90,22 +109,24 @@ struct kk_mega_shared {
 __device__ __forceinline__ int kk_mega_group() { return kk_tid() / 256; }
 __device__ __forceinline__ int kk_mega_slice() { return kk_tid() / KK_WARP % KK_SLICES; }
 
-/* The dense second matrix of a few rows is one group's, while the other chooses experts. */
+/* How far apart a group's units are.  With several rows, the dense down projection belongs to group
+ * 1 alone, while group 0 chooses experts. */
 template <class S> __device__ __forceinline__ int kk_mega_stride(int phase) {
     return (!S::ONE && phase == MEGA_DENSE ? 1 : KK_MEGA_GROUPS) * (int)gridDim.x;
 }
 
-/* The first unit of a group: phases begin at different groups, so that what is left over of
- * one evens out with the next. */
+/* The first unit of a group.  Phases start at different blocks (a.shift), so that the blocks with
+ * one unit less in one phase are those with one more in the next. */
 template <class S>
 __device__ __forceinline__ int kk_mega_first(const kk_cu_mega &a, int phase, int group) {
-    if (!S::ONE && phase == MEGA_DENSE) /* none for the first group */
+    if (!S::ONE && phase == MEGA_DENSE) /* group 0 gets a unit beyond the last: none */
         return (int)gridDim.x - 1 - (int)blockIdx.x + (group ? 0 : S::HIDDEN);
     const int u = (int)blockIdx.x + group * (int)gridDim.x - a.shift[phase];
     return u < 0 ? u + kk_mega_stride<S>(phase) : u;
 }
 
-/* Units of sixteen outputs; in GATE and of experts, eight of gate and eight of up. */
+/* Units of a phase.  A unit is sixteen outputs; in GATE and EXPERTS, eight of gate and eight of
+ * up. */
 template <class S>
 __device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_shared &s,
                                              int layer, int phase) {
@@ -116,7 +137,7 @@ __device__ __forceinline__ int kk_mega_units(const kk_cu_mega &a, const kk_mega_
     return (phase == MEGA_HEAD ? a.vocab : S::HIDDEN) / 16;
 }
 
-/* K steps of a unit. */
+/* K steps (of 32 inputs) of a unit. */
 template <class S>
 __device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_shared &s,
                                              int layer, int phase) {
@@ -125,12 +146,12 @@ __device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_
     return (phase == MEGA_DOWN ? S::EXPERT_FFN : S::HIDDEN) / KK_STEP;
 }
 
-/* A unit's two strips. */
+/* The two strips of 8 outputs that make up a unit. */
 struct kk_mega_strips_at {
     const uint4 *one, *two;
 };
 
-/* expert: in DOWN, which of the chosen. */
+/* Where a unit's weights lie.  expert: in DOWN, the index among the active experts. */
 template <class S>
 __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
                                                           const kk_mega_shared &s, int layer,
@@ -175,22 +196,22 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
 
 /* ---- rings -------------------------------------------------------------------------------- */
 
-/* All shared memory that is not one structure: rings come first. */
+/* The dynamic shared memory: ring buffers first, then sums, then staged rows (cuda_mega.cu). */
 extern __shared__ __align__(128) char kk_mega_memory[];
 
-/* A group's barriers: for each slot that its pieces are full, and that it is empty; and that the
- * slices of a unit are summed. */
+/* Byte offsets of a group's mbarriers: FULL for each half of each slot, EMPTY for each slot, and
+ * SUMMED for the partial sums of a unit. */
 template <class S> struct kk_bars {
     enum { FULL = 0, EMPTY = S::SLOTS * KK_MEGA_CUTS * 8, SUMMED = EMPTY + S::SLOTS * 8 };
     enum { BYTES = 128 };
 };
 
-/* Bytes of all rings: slots, then barriers. */
+/* Bytes of both groups' ring buffers: all slots, then all mbarriers. */
 __host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
     return KK_MEGA_GROUPS * (slots * KK_MEGA_SLOT + 128);
 }
 
-/* Shared addresses of a group's slots and of its barriers. */
+/* Shared-memory addresses of a group's slots and of its mbarriers. */
 struct kk_ring_at {
     uint32_t slots, bars;
 };
@@ -219,7 +240,7 @@ __device__ __forceinline__ void kk_bar_wait(uint32_t bar, uint32_t parity) {
 #endif
 }
 
-/* By one thread, for all rings. */
+/* Initialises the mbarriers of both rings; called by one thread. */
 template <class S> __device__ __forceinline__ void kk_rings_open() {
     using bars = kk_bars<S>;
 #pragma unroll 1
@@ -238,30 +259,33 @@ template <class S> __device__ __forceinline__ void kk_rings_open() {
 #endif
 }
 
-/* ---- using -------------------------------------------------------------------------------- */
+/* ---- consuming ---------------------------------------------------------------------------- */
 
-/* A working warp's place in its group's ring. */
+/* A consumer warp's read position in its group's ring buffer. */
 struct kk_consumer {
-    kk_ring_at ring; /* slots: of this warp's part of the first */
+    kk_ring_at ring; /* slots: the address of this warp's part of slot 0 */
     int get;
-    uint32_t parity; /* bit 0: of slots; bit 1: of units summed */
+    uint32_t parity; /* bit 0: phase of the slots' mbarriers; bit 1: phase of SUMMED */
 };
 
-/* At the beginning of a phase: what is kept through all of them takes registers from attention. */
+/* Computes the addresses at the start of each phase: keeping them through all phases would take
+ * registers from attention. */
 template <class S> __device__ __forceinline__ void kk_consumer_open(kk_consumer &f) {
     f.ring = kk_ring_of<S>(kk_mega_group());
     f.ring.slots += kk_mega_slice() * KK_MEGA_PART;
 }
 
-/* The shared address of the oldest slot, once it is there. */
+/* Waits until the oldest slot's half is full, and returns the shared address of this warp's
+ * part. */
 template <class S> __device__ __forceinline__ uint32_t kk_consumer_wait(const kk_consumer &f) {
     const int cut = kk_mega_slice() / (KK_SLICES / KK_MEGA_CUTS);
     kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + (f.get * KK_MEGA_CUTS + cut) * 8, f.parity & 1);
     return f.ring.slots + f.get * KK_MEGA_SLOT;
 }
 
-/* Lets the slot be filled again: after products that took what was loaded from it.  Loads that are
- * only under way may be overtaken by the next copy; that was seen, in the head of 16 rows. */
+/* Hands the slot back to the producer.  The caller has used what it loaded from the slot in
+ * products: loads that are merely in flight could be overtaken by the next bulk copy, which was
+ * observed in the head of 16 rows. */
 template <class S> __device__ __forceinline__ void kk_consumer_release(kk_consumer &f) {
     __syncwarp();
     if (kk_tid() % KK_WARP == 0) kk_bar_arrive(f.ring.bars + kk_bars<S>::EMPTY + f.get * 8);
@@ -271,7 +295,7 @@ template <class S> __device__ __forceinline__ void kk_consumer_release(kk_consum
     }
 }
 
-/* This warp's slice of a unit is there; and all are. */
+/* Waits until all eight warps of the group have written their partial sums of a unit. */
 template <class S> __device__ __forceinline__ void kk_group_barrier(kk_consumer &f) {
     const uint32_t bar = f.ring.bars + kk_bars<S>::SUMMED;
     __syncwarp();
@@ -280,20 +304,20 @@ template <class S> __device__ __forceinline__ void kk_group_barrier(kk_consumer 
     f.parity ^= 2;
 }
 
-/* Lets weights be asked for up to a phase; by one thread.  What has to be known for them was
- * written before, and its warp or its block has met since. */
+/* Allows the producers to go on up to a phase; called by one thread.  What they read to find those
+ * weights (layer pointers, active experts) was written before, and a barrier has passed since. */
 __device__ __forceinline__ void kk_producer_until(kk_mega_shared &s, int layer, int phase) {
     __threadfence_block();
     *(volatile int *)&s.until = layer * KK_MEGA_PHASES + phase;
 }
 
-/* Slots of a unit: as many for all warps of a group as the one with most steps needs. */
+/* Slots that a unit takes: as many for every warp of the group as the one with most steps needs. */
 __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
     const int most = down || steps < KK_SHORT_STEPS ? steps : (steps + KK_SLICES - 1) / KK_SLICES;
     return (most + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK;
 }
 
-/* Slots in which this warp has no steps. */
+/* Passes over slots in which this warp has no steps. */
 template <class S> __device__ __forceinline__ void kk_consumer_skip(kk_consumer &f, int n) {
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
@@ -302,10 +326,10 @@ template <class S> __device__ __forceinline__ void kk_consumer_skip(kk_consumer 
     }
 }
 
-/* ---- asking ------------------------------------------------------------------------------- */
+/* ---- producing ---------------------------------------------------------------------------- */
 
-/* n steps of two strips into a warp's part of a slot.  They are read once: what is used again
- * should stay in the cache instead. */
+/* Starts the bulk copies of n steps of two strips into one warp's part of a slot.  Weights are read
+ * once per forward, so the L2 policy evicts them first and keeps what is used again. */
 __device__ __forceinline__ void kk_bulk_copy(uint32_t to, uint32_t bar, const uint4 *one,
                                              const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
@@ -322,19 +346,19 @@ __device__ __forceinline__ void kk_bulk_copy(uint32_t to, uint32_t bar, const ui
 #endif
 }
 
-/* The asking lanes' place in the ring: a lane for each warp's part. */
+/* A producer lane's write position; lane i fills warp i's part of every slot. */
 struct kk_producer {
     kk_ring_at ring;
     int put;
     uint32_t parity;
     uint64_t policy;
-    int issued; /* pieces */
-    int ahead;  /* slots of which fewer may be under way */
+    int issued; /* half slots issued so far */
+    int ahead;  /* slots still to be issued under the smaller limit */
 };
 
-/* A slot: n steps, from `at` on, of this lane's strips (n may be 0).  Waits until it is empty, and
- * until few enough copies are under way: every trip to the cache waits behind them, those of
- * barriers and norms too. */
+/* Fills one slot with n steps, from step `at` on, of this lane's strips (n may be 0). Waits until
+ * the slot is empty and few enough copies are in flight: every access to L2, those of grid barriers
+ * and norms too, queues behind them. */
 template <class S>
 __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strips_at &w, int at,
                                              int n) {
@@ -344,7 +368,7 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
     const int pace = k.ahead > 0 ? KK_IN_FLIGHT_EARLY : KK_IN_FLIGHT;
 #pragma unroll
     for (int cut = 0; cut < KK_MEGA_CUTS; cut++) {
-        const int behind = k.issued - pace; /* this one has to be there */
+        const int behind = k.issued - pace; /* this half must have arrived */
         if (behind >= 0 && pace < KK_MEGA_CUTS * S::SLOTS) {
             const int i = k.put - (k.issued / KK_MEGA_CUTS - behind / KK_MEGA_CUTS);
             kk_bar_wait(k.ring.bars + kk_bars<S>::FULL +
@@ -368,7 +392,7 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
     }
 }
 
-/* A unit's slices. */
+/* Fills the slots of a unit whose K steps are cut into eight slices, one per warp. */
 template <class S>
 __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_strips_at &w,
                                                int steps) {
@@ -381,7 +405,7 @@ __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_str
     }
 }
 
-/* A unit of DOWN: eight experts at a time. */
+/* Fills the slots of a unit of DOWN: eight experts at a time, one per warp. */
 template <class S>
 __device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega &a,
                                                 const kk_mega_shared &s, int layer, int unit) {
@@ -400,7 +424,8 @@ __device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega
     }
 }
 
-/* Everything that a group will need, in the order in which it will; by eight lanes. */
+/* The producer warp's whole work: every weight that a group will use, in that order; by eight
+ * lanes. */
 template <class S>
 __device__ __forceinline__ void kk_produce(const kk_cu_mega &a, kk_mega_shared &s, int group) {
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);
@@ -420,7 +445,7 @@ __device__ __forceinline__ void kk_produce(const kk_cu_mega &a, kk_mega_shared &
             if (phase == MEGA_DOWN)
                 at = (layer + 1) * KK_MEGA_PHASES + (layer + 1 == a.n_layer ? MEGA_HEAD : MEGA_QKV);
             unit = kk_mega_first<S>(a, at % KK_MEGA_PHASES, group);
-            /* The first slots of most lie beyond a barrier, and have time. */
+            /* The first slots of most phases are needed only after a grid barrier. */
             const int begins = at % KK_MEGA_PHASES;
             k.ahead = begins == MEGA_EXPERTS || begins == MEGA_HEAD ? 0 : S::SLOTS;
             continue;

@@ -1,4 +1,10 @@
-/* rows.cuh - the kernel between the products: a block per row, norms and residuals fused. */
+/* rows.cuh - the kernel between the products: residual and norms fused, one block per row.
+ *
+ *    block: 512 threads, row r of [n_rows][dim] f32 in registers (4 V values a thread, dim <= 2048 V)
+ *      load x, branch outputs a and b, norm weights
+ *      sum of squares: lane -> warp shuffle -> sums[i][16] in smem -- kk_sync -> 1 / rms, up to 4x
+ *      x = (x + norm(...)) * scale -> global; up to three norms of x -> bf16 rows of the
+ * products */
 #ifndef KK_CUDA_ROWS_CUH
 #define KK_CUDA_ROWS_CUH
 
@@ -12,8 +18,9 @@ __device__ __forceinline__ void kk_scale(kk_row<V> &to, const kk_row<V> &x, floa
     for (int i = 0; i < 4 * V; i++) to.v[i] = __fmul_rn(__fmul_rn(x.v[i], inv), w.v[i]);
 }
 
-/* One row, by a block of KK_ROW_THREADS threads; room: not used by others until a barrier.
- * Weights are asked for a sum ahead of their use, not all at once: registers are few. */
+/* One row, by a block of KK_ROW_THREADS threads; sums: [4][16] floats of shared memory, not reused
+ * before a barrier.  Weights are loaded one norm ahead of their use, not all at once, to limit
+ * registers. */
 template <int V>
 __device__ __forceinline__ void kk_between_row(const kk_cu_between &a, size_t row,
                                                float (*sums)[16]) {

@@ -1,27 +1,37 @@
-/* stream.cuh - weights streamed once into tensor-core products.
+/* stream.cuh - weights streamed once from global memory into tensor-core products, for 1 to 16
+ * rows.
  *
- * A weight lies in strips of 8 outputs.  A strip's K step is 512 bytes: lane l holds the inputs
- * 8 (l % 4) .. 8 (l % 4) + 7 of output l / 4, which are the operands of two products.  A warp's
- * slice of a strip is therefore one run of memory.  Every warp has a ring of its own in shared
- * memory, filled by bulk copies that it asks for itself: no barrier between warps, and copies
- * run on across strips and across the wait for the kernel before, so that memory is never idle
- * while something is being summed.  (A ring in registers was tried first and reached 1.4 TB/s:
- * branches between loads make the compiler wait for each.) */
+ * A weight matrix lies in memory as strips of 8 outputs.  A K step of a strip is 32 inputs, 512
+ * bytes: lane l holds the inputs 8 (l % 4) .. 8 (l % 4) + 7 of output l / 4, which are the operands
+ * of two m16n8k16 products.  A warp's K slice of a strip is therefore one contiguous range.
+ *
+ *    block: 256 threads = 8 warps; each warp is its own producer and consumer, one K slice each
+ *      lane 0:  mbarrier.arrive.expect_tx, cp.async.bulk -> slot `put`   (up to 3 slots ahead)
+ *      warp:    wait slot `get` (phase bit), 16-byte loads, mma; __syncwarp; refill the slot
+ *    ring of a warp:  3 slots x 4 KB; a slot is 4 steps of two strips, or 8 steps of one
+ *    shared memory: rings 8 warps x 12 KB | mbarriers 8 x 3 x 8 B
+ *      | partial sums [2][strips][8 slices][8 or 16 rows][8 outputs] f32 (8 or 16 KB)
+ *      | staged activations [rows][n_in] bf16, padded against bank conflicts
+ *    before sm_90 the ring is filled by cp.async of all lanes, with commit groups for mbarriers
+ *
+ * Warps share no barrier for weights, and copies run on across strips and across the wait for the
+ * kernel before (programmatic dependent launch), so that memory is never idle while sums are being
+ * added.  A ring of registers reached only 1.4 TB/s: branches between loads serialise them. */
 #ifndef KK_CUDA_STREAM_CUH
 #define KK_CUDA_STREAM_CUH
 
 #include "arith.cuh"
 
-#ifndef KK_RING_CHUNK /* set by experiments only */
+#ifndef KK_RING_CHUNK /* set by benchmarks only */
 #define KK_RING_CHUNK 4
 #define KK_RING_SLOTS 3
 #endif
 
 enum {
-    KK_CHUNK = KK_RING_CHUNK, /* steps of a slot with two strips; with one, twice as many */
+    KK_CHUNK = KK_RING_CHUNK, /* K steps of a slot with two strips; with one strip, twice as many */
     KK_SLOTS = KK_RING_SLOTS,
     KK_SLOT_BYTES = 2 * KK_CHUNK * 512,
-    KK_RING_BYTES = KK_SLOTS * KK_SLOT_BYTES, /* of one warp */
+    KK_RING_BYTES = KK_SLOTS * KK_SLOT_BYTES, /* bytes of one warp's ring */
     KK_RINGS_BYTES = KK_BLOCK_WARPS * (KK_RING_BYTES + KK_SLOTS * 8),
 };
 
@@ -29,14 +39,14 @@ __device__ __forceinline__ uint32_t kk_shared(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* One warp's ring of slots.  Copies are asked for and used in the same order. */
+/* One warp's ring buffer.  Slots are filled and used in the same order. */
 struct kk_ring {
     char *data;
-    uint32_t bars; /* shared address of the slots' barriers */
+    uint32_t bars; /* shared address of the slots' mbarriers */
     int put, get;
     uint32_t phase;
 
-    /* room: KK_RINGS_BYTES of shared memory, 128-byte aligned, for all warps of the block */
+    /* smem: KK_RINGS_BYTES of shared memory, 128-byte aligned, for all warps of the block */
     __device__ __forceinline__ void open(char *smem) {
         const int warp = threadIdx.x / KK_WARP;
         data = smem + warp * KK_RING_BYTES;
@@ -53,7 +63,7 @@ struct kk_ring {
         __syncwarp();
 #endif
     }
-    /* Begins to fill the next slot with n steps of one strip, or of two. */
+    /* Starts the copy of n steps of one strip, or of two, into the next slot. */
     __device__ __forceinline__ void fetch(const uint4 *one, const uint4 *two, int n) {
         char *to = data + put * KK_SLOT_BYTES;
 #if __CUDA_ARCH__ >= 900
@@ -88,13 +98,15 @@ struct kk_ring {
                      : "memory");
     }
 #endif
-    /* Keeps the count of copies in step where there is nothing left to fetch. */
+    /* Commits an empty group where nothing is left to fetch, so that wait_group still counts
+     * right. */
     __device__ __forceinline__ void skip() {
 #if __CUDA_ARCH__ < 900
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
-    /* The oldest slot, once it is there; this lane's part of each step is 512 bytes apart. */
+    /* Waits for the oldest slot; returns this lane's 16 bytes of step 0, later steps are 512 bytes
+     * apart. */
     __device__ __forceinline__ const uint4 *wait() {
 #if __CUDA_ARCH__ >= 900
         const uint32_t bar = bars + get * 8;
@@ -109,7 +121,7 @@ struct kk_ring {
 #endif
         return (const uint4 *)(data + get * KK_SLOT_BYTES) + threadIdx.x % KK_WARP;
     }
-    /* All lanes are done with the oldest slot. */
+    /* All lanes have loaded what they need from the oldest slot. */
     __device__ __forceinline__ void release() {
         __syncwarp();
         if (++get == KK_SLOTS) {
@@ -127,7 +139,7 @@ __device__ __forceinline__ void kk_mma(float c[4], uint32_t a0, uint32_t a1, uin
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* One step: rows g and g + 8 of the activations against a strip's 32 inputs. */
+/* One K step: rows g and g + 8 of the activations times a strip's 32 inputs. */
 template <bool HIGH>
 __device__ __forceinline__ void kk_step(float c[4], const uint4 &w, const uint4 &lo,
                                         const uint4 &hi) {
@@ -135,12 +147,12 @@ __device__ __forceinline__ void kk_step(float c[4], const uint4 &w, const uint4 
     kk_mma(c, lo.z, HIGH ? hi.z : 0, lo.w, HIGH ? hi.w : 0, w.z, w.w);
 }
 
-/* Rows of bf16 activations in shared memory.  A quarter of a warp reads 64 bytes of each of two
- * rows, which lie an odd number of those apart, in different banks.  They repeat after `wrap`
- * steps, for weights of several planes. */
+/* Rows of bf16 activations in shared memory.  A quarter warp reads 64 bytes of each of two rows;
+ * the stride is an odd multiple of 64 bytes, so that they lie in different banks.  Rows are read
+ * again after `wrap` steps, for weights that are the sum of several bf16 planes. */
 struct kk_staged {
     const char *base;
-    int stride, wrap; /* bytes; steps */
+    int stride, wrap; /* stride in bytes, wrap in K steps */
 };
 
 __host__ __device__ __forceinline__ int kk_stage_stride(int n_in) {
@@ -156,8 +168,9 @@ __device__ __forceinline__ void kk_stage(char *to, const uint16_t *x, int n_rows
     }
 }
 
-/* All steps of a slot, the first n of them real: the others count as zeros.  Straight-line, so
- * that all loads are under way before the first product.  a, b: activations of rows g, g + 8. */
+/* All steps of a slot, of which the first n are real and the rest multiply zeros.  Straight-line
+ * code, so that all loads are issued before the first product.  a, b: activations of rows g and g +
+ * 8. */
 template <int NS> struct kk_acts {
     enum { STEPS = NS > 1 ? KK_CHUNK : 2 * KK_CHUNK };
     uint4 a[STEPS], b[STEPS];
@@ -182,17 +195,18 @@ __device__ __forceinline__ void kk_chunk(float c[NS][4], const uint4 *slot, int 
         for (int s = 0; s < NS; s++) kk_step<HIGH>(c[s], w[s][i], x.a[i], x.b[i]);
 }
 
-/* Room for the sums of a unit's strips, twice: [2][NS][slice][rows][8]. */
+/* Floats of a unit's partial sums, double-buffered: [2][NS][slice][rows][8]. */
 __host__ __device__ constexpr int kk_part_floats(bool high) {
     return 2 * 2 * KK_SLICES * (high ? 128 : 64);
 }
 
-/* Eight warps on one unit of work at a time, a K slice each.  A unit is one strip or two.  Job:
+/* The main loop: eight warps on one unit at a time, one K slice each.  A unit is one strip or two
+ * (NS). A Job provides:
  *   struct at;  at first();  void next(at &);  bool done(const at &);
- *   bool known(const at &);                   whether its place is known before ready()
+ *   bool known(const at &);                   whether its weights are known before ready()
  *   int steps(const at &);                    K steps of the unit's strips
  *   const uint4 *strip(const at &, int i);    where strip i starts
- *   kk_staged acts(const at &);               the activations it takes
+ *   kk_staged acts(const at &);               its staged activations
  *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
  *   void ready();                             waits for the kernel before, stages activations
  *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; by one warp */
@@ -200,10 +214,10 @@ template <bool HIGH, int NS, class Job>
 __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) {
     constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS>::STEPS;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
-    auto in = job.first(); /* the next copy */
+    auto in = job.first(); /* position of the next copy */
     const uint4 *one = 0, *two = 0;
     int left = 0;
-    auto seek = [&]() { /* the next unit in which this warp has a step */
+    auto seek = [&]() { /* advances to the next unit in which this warp has a step */
                         for (; !job.done(in); job.next(in)) {
                             const int steps = job.steps(in), from = kk_slice(steps, warp);
                             left = kk_slice(steps, warp + 1) - from;
@@ -272,7 +286,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
     }
 }
 
-/* Sum i (row i / 8, output i % 8) of strip s, slices in order. */
+/* Sum i (row i / 8, output i % 8) of strip s over the eight slices, in order. */
 template <bool HIGH>
 __device__ __forceinline__ float kk_slices_sum(const float *part, int s, int i) {
     constexpr int PART = HIGH ? 128 : 64;
