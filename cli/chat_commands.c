@@ -239,18 +239,18 @@ static bool save(chat *c, const char *rest, int *code) {
     return true;
 }
 
-/* The session that was saved with a conversation, in place of ours, with no less room than ours
- * has; without it, or when it does not fit, the conversation is read again. */
+/* The session that was saved with a conversation, in place of ours, with a context no shorter
+ * than ours; without it, or when it does not fit, the conversation is read again. */
 static void take_session(chat *c, const char *name, const char *path) {
     kk_session_opts opts = loader_session_opts(&c->args->cache);
-    const int32_t room = kk_session_ctx(c->talk.session);
+    const int32_t ctx = kk_session_ctx(c->talk.session);
     kk_saved_info saved;
     kk_session *s;
     bool exact;
     kk_err err;
     if (access(path, F_OK) != 0) return;
     kk_status st = kk_saved_inspect(path, &saved, &err);
-    if (st == KK_OK && opts.ctx == 0 && room > saved.ctx) opts.ctx = room;
+    if (st == KK_OK && opts.ctx == 0 && ctx > saved.ctx) opts.ctx = ctx;
     if (st == KK_OK) st = kk_session_load(&s, c->talk.engine, path, &opts, &exact, &err);
     if (st != KK_OK) {
         fprintf(stderr, "(%s; the conversation will be read again)\n", flags_for(err.msg).text);

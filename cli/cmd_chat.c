@@ -66,8 +66,8 @@ static void explain(const kk_err *err, bool interactive) {
     else if (err->code == KK_ECONTEXT)
         fprintf(stderr, "The conversation no longer fits the context: %s.\n%s",
                 flags_for(err->msg).text,
-                interactive ? "/clear begins a new one; -c N gives more room.\n"
-                            : "Give more room with -c N.\n");
+                interactive ? "/clear begins a new one; -c N gives a longer context.\n"
+                            : "Give a longer context with -c N.\n");
     else
         fprintf(stderr, "kakeya: %s\n", flags_for(err->msg).text);
 }

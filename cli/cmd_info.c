@@ -28,7 +28,7 @@ static const option info_options[] = {
 
 static const int32_t contexts[] = {8192, 32768, 131072};
 
-/* Room for activations and the program itself, beside weights and K/V. */
+/* Bytes of activations and the program itself, beside weights and K/V. */
 static const double workspace = 300e6;
 
 /* What the model needs beside its weights at a context of n tokens, in bytes. */
@@ -40,16 +40,16 @@ static double kv_bytes(const kk_model_info *m, int64_t n) {
 
 /* Largest context that fits the free memory, at most the model's own; 0: not even the weights. */
 static int64_t fitting_context(const kk_model_info *m, const kk_machine *machine) {
-    double room = (double)machine->memory_free - (double)m->weight_bytes - workspace;
+    double left = (double)machine->memory_free - (double)m->weight_bytes - workspace;
     int64_t low = 0, high = m->context;
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
-        if (kv_bytes(m, middle) <= room)
+        if (kv_bytes(m, middle) <= left)
             low = middle;
         else
             high = middle - 1;
     }
-    return room < 0 ? 0 : low;
+    return left < 0 ? 0 : low;
 }
 
 static void print_billions(const char *label, int64_t n) {

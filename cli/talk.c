@@ -104,7 +104,7 @@ static kk_status bring_to(talk *t, const int32_t *ids, size_t n, size_t shared, 
 /* The oldest turns give way until the conversation and an answer to it fit the context.  They stay
  * away from then on, so that the session's prefix stays; they are messages still, for /save. */
 static kk_status encode_what_fits(talk *t, int32_t **ids, size_t *n, kk_err *err) {
-    const int32_t ctx = kk_session_ctx(t->session), most = ctx - turns_room(ctx, t->predict);
+    const int32_t ctx = kk_session_ctx(t->session), most = ctx - turns_reserve(ctx, t->predict);
     for (;;) {
         const kk_status st = encode(t, true, ids, n, err);
         if (st != KK_OK || t->no_shift || *n <= (size_t)most) return st;

@@ -19,7 +19,7 @@ bool turns_drop_oldest(const json_t *messages, size_t *first) {
     return true;
 }
 
-int32_t turns_room(int32_t ctx, int32_t predict) {
+int32_t turns_reserve(int32_t ctx, int32_t predict) {
     const int32_t most = predict > 0 ? predict : ANSWER, share = ctx / 4;
     return most < share ? most : share;
 }

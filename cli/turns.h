@@ -11,6 +11,6 @@
  * them. */
 bool turns_drop_oldest(const json_t *messages, size_t *first);
 /* Tokens to be left free for an answer of at most `predict` (0 or less: until it ends). */
-int32_t turns_room(int32_t ctx, int32_t predict);
+int32_t turns_reserve(int32_t ctx, int32_t predict);
 
 #endif

@@ -100,7 +100,7 @@ typedef struct {
     int32_t part;     /* 0, 1, ...: spans with one number are one part.  A call is one span */
     const char *text; /* what is added to the part; of a call: all of it, as the model wrote it */
     size_t len;
-    const char *name, *arguments; /* of a call: function and JSON object; NULL: it is not whole */
+    const char *name, *arguments; /* a call's function and JSON object; NULL: not complete */
 } kk_answer_span;
 typedef struct {
     const kk_tokenizer *tok;  /* NULL: only text will be pushed */
@@ -135,12 +135,12 @@ typedef struct {
     const char *synthetic;         /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
     const char *drafter;           /* DFlash folder or GGUF file; "synthetic" beside a synthetic
                                     * model; NULL: none */
-    const char *draft_type;        /* its weights in memory: "q8_0", "q4_0", "file"; NULL: q8_0 */
+    const char *draft_type;        /* type of its weights: "q8_0", "q4_0", "file"; NULL: q8_0 */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
                                     * "synthetic:RANK" beside a synthetic model */
-    const char *projection_type;   /* its decoders in memory: "q8_0", "file"; NULL: q8_0 */
+    const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
     const char *device;            /* "cpu", "cuda"; NULL: the fastest here that can do all this */
     const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
     int32_t threads;               /* 0: all cores this process may run on */
@@ -194,10 +194,10 @@ typedef struct {
     char source[16]; /* what its latents are made of: "taps", "context", "embed" */
     int32_t n_taps, taps[16];
     int32_t rank;                        /* values of a latent */
-    int32_t sliding_layers, full_layers; /* that it can rebuild */
+    int32_t sliding_layers, full_layers; /* layers whose rows it can rebuild */
     int64_t params, weight_bytes;
     bool other_weights; /* it was made with others of this model, such as another precision */
-    bool checked;       /* its files carry checksums, which held; an earlier build's have none */
+    bool checked;       /* its files have checksums that match; earlier builds wrote none */
 } kk_projection_info;
 KK_API bool kk_engine_projection(const kk_engine *e, kk_projection_info *out); /* false: none */
 /* Which weights these are: a sample of every tensor's bytes, with names and shapes; 0: none.  What
@@ -244,12 +244,12 @@ KK_API void kk_engine_memory(const kk_engine *e, int64_t bytes[KK_MEM_CATEGORIES
 /* How sessions shared forward passes since the engine was opened. */
 typedef struct {
     int64_t rounds;             /* passes that decoded */
-    int64_t shared;             /* of them those for more than one session */
+    int64_t shared;             /* forwards for more than one session */
     int64_t sessions;           /* in all of them together; sessions / rounds: in one */
     int32_t most;               /* in one */
     int64_t retried;            /* shared ones that failed and were run again one by one */
     int64_t chunks, chunk_rows; /* passes that evaluated appended tokens, and these */
-    int64_t cut;                /* of them shorter than they would be if nobody decoded */
+    int64_t cut;                /* chunks made shorter because other sessions were decoding */
     int64_t ahead; /* of `sessions`, those whose thread was not waited for: it still had earlier
                     * tokens to hand out */
 } kk_sharing;
@@ -259,7 +259,7 @@ KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
 
 typedef struct kk_session kk_session;
 
-/* Who drafts tokens.  Drafting changes how fast tokens come, never which. */
+/* The proposer of draft tokens.  Drafting changes how fast tokens come, never which. */
 typedef enum {
     KK_SPEC_AUTO = 0, /* in each round what promises more of the two below; no drafter: none */
     KK_SPEC_NONE,     /* plain decoding */
@@ -279,13 +279,13 @@ typedef enum {
 typedef struct {
     int32_t ctx;              /* most tokens held; 0: 4096, or the model's own if smaller */
     kk_kv_format kv_format;   /* how K/V rows are stored */
-    kk_spec spec;             /* who drafts */
+    kk_spec spec;             /* the proposer of draft tokens */
     int32_t draft_max;        /* most tokens drafted in a round, below max_logits; 0: what pays */
     bool draft_fixed;         /* always draft draft_max, whether it pays or not */
     int32_t draft_ctx;        /* rows the drafter's full layers look back over; 0: all */
     int64_t checkpoint_bytes; /* most K/V held by checkpoints alone; 0: 1 GiB; -1: no checkpoints */
     kk_keep kv_sliding, kv_full;
-    int32_t sink, window, chunk; /* of these; 0: 4, 64 and 64; -1: no sink, no window */
+    int32_t sink, window, chunk; /* rows of each; 0: 4, 64 and 64; -1: no sink, no window */
     kk_kv_format latents;        /* how what rows are rebuilt from is stored */
 } kk_session_opts;
 KK_API kk_status kk_session_new(kk_session **out, kk_engine *e, const kk_session_opts *opts,
@@ -389,7 +389,7 @@ enum { KK_MAX_DRAFT = 31 }; /* tokens drafted in one round, at most */
 /* What one proposer did. */
 typedef struct {
     int64_t rounds, drafted, accepted; /* rounds that it drafted for, and tokens */
-    int64_t drafts[KK_MAX_DRAFT + 1];  /* its rounds by tokens that were drafted */
+    int64_t drafts[KK_MAX_DRAFT + 1];  /* rounds by the number of tokens they drafted */
 } kk_spec_part;
 
 /* What drafting did. */
@@ -410,7 +410,7 @@ typedef struct {
     int32_t n_tokens;     /* emitted */
     double decode_s;      /* wall time of the rounds */
     int32_t rounds;       /* forwards */
-    uint64_t logits_hash; /* of every chosen row's logits, in order */
+    uint64_t logits_hash; /* hash of every chosen row's logits, in order */
     int64_t syncs;        /* times the device was left without work, to be waited for */
     kk_spec_stats spec;
 } kk_result;
@@ -458,15 +458,15 @@ KK_API bool kk_session_sampling(const kk_session *s, kk_sampling *out);
 
 typedef struct {
     char model[64], device[16], build[64]; /* what it was saved with */
-    uint64_t fingerprint, identity;        /* of the model, as kk_fingerprints; 0: not said */
+    uint64_t fingerprint, identity;        /* the model's, as in kk_fingerprints; 0: not recorded */
     kk_kv_format kv_format;
     kk_spec spec;
     int32_t tokens, ctx;
-    int64_t bytes;                    /* of the file */
+    int64_t bytes;                    /* size of the file */
     char kv_sliding[16], kv_full[16]; /* what layers keep: "native", "exact", "window", ... */
     int32_t sink, window, chunk;      /* 0: they keep all */
     uint64_t projection;              /* as fingerprint; 0: nothing is rebuilt */
-    int32_t format, checkpoints;      /* of the file: 4, or 2 and 3 of earlier builds; in it */
+    int32_t format, checkpoints;      /* version: 4, or 2 and 3 of earlier builds; checkpoints */
     bool other_weights;               /* kk_session_other_weights of it */
 } kk_saved_info;
 /* What a file holds, from its head alone. */

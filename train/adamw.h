@@ -9,7 +9,7 @@
 
 typedef struct {
     double lr;           /* at its peak */
-    double weight_decay; /* of the rate, each step */
+    double weight_decay; /* share of the rate by which weights shrink in each step */
     double clip;         /* most norm of a gradient; 0: any */
     int32_t steps, warmup;
     bool constant; /* the peak at every step */

@@ -3,7 +3,7 @@
  * Layer by layer, and within a layer chunk by chunk of queries: all queries of an aligned chunk
  * have the same rows true and the same rows rebuilt, so that one matrix of keys serves them. */
 
-/* One layer of one sequence.  Keys and values are normed, keys turned; [rows][n_kv_head *
+/* One layer of one sequence.  Keys and values are normed, keys rotated; [rows][n_kv_head *
  * head_dim].  Rebuilt rows are [first, first + n) of the sequence. */
 typedef struct {
     step *t;
@@ -13,8 +13,9 @@ typedef struct {
     const double *angles; /* [row][2][n_rot] */
     REAL *kp, *vp;        /* as rebuilt, before the norms; vp == kp: K = V */
     REAL *k, *v, *dk, *dv;
-    REAL *true_k, *true_v;             /* of all rows */
-    REAL *key, *value, *dkey, *dvalue; /* of a chunk's keys, as it sees them */
+    REAL *true_k, *true_v; /* true keys and values of all rows */
+    REAL *key, *value, *dkey,
+        *dvalue; /* keys and values as a chunk sees them, and their gradients */
     REAL *q, *scores, *dscores, *att, *datt, *diff, *o_proj;
 } attention;
 
@@ -39,28 +40,28 @@ static chunk chunk_at(const attention *a, int32_t start) {
 /* ---- keys and values --------------------------------------------------------------------- */
 
 static void norm_rows(const attention *a, REAL *y, const REAL *x, const float *w, int32_t first,
-                      int32_t n, bool turned) {
+                      int32_t n, bool rotated) {
     const double eps = (double)a->t->s->model->eps;
     for (int32_t r = 0; r < n; r++)
         for (int32_t h = 0; h < a->n_kv_head; h++) {
             const size_t at = ((size_t)r * (size_t)a->n_kv_head + (size_t)h) * (size_t)a->dim;
             norm_head(y + at, x + at, w, a->dim, eps);
-            if (turned)
-                turn_head(y + at, a->angles + (size_t)(first + r) * 2 * (size_t)a->n_rot, a->dim,
-                          a->n_rot, false);
+            if (rotated)
+                rotate_head(y + at, a->angles + (size_t)(first + r) * 2 * (size_t)a->n_rot, a->dim,
+                            a->n_rot, false);
         }
 }
 
 /* dy is overwritten. */
 static void norm_rows_back(const attention *a, REAL *dx, REAL *dy, const REAL *x, const float *w,
-                           int32_t first, int32_t n, bool turned) {
+                           int32_t first, int32_t n, bool rotated) {
     const double eps = (double)a->t->s->model->eps;
     for (int32_t r = 0; r < n; r++)
         for (int32_t h = 0; h < a->n_kv_head; h++) {
             const size_t at = ((size_t)r * (size_t)a->n_kv_head + (size_t)h) * (size_t)a->dim;
-            if (turned)
-                turn_head(dy + at, a->angles + (size_t)(first + r) * 2 * (size_t)a->n_rot, a->dim,
-                          a->n_rot, true);
+            if (rotated)
+                rotate_head(dy + at, a->angles + (size_t)(first + r) * 2 * (size_t)a->n_rot, a->dim,
+                            a->n_rot, true);
             norm_head_back(dx + at, dy + at, x + at, w, a->dim, eps);
         }
 }
@@ -226,7 +227,7 @@ static double compare(const attention *a, const chunk *c) {
     return sum;
 }
 
-/* scale: what turns the sum of squares into this layer's share of the loss. */
+/* scale: the factor of the sum of squares in this layer's share of the loss. */
 static double run_chunk(const attention *a, const chunk *c, double scale) {
     const int32_t hidden = a->t->s->model->hidden, nq = a->n_head * a->dim;
     const int32_t rows = c->end - c->start;
@@ -373,23 +374,23 @@ static kk_status one_layer(step *t, int32_t i, kk_err *err) {
     struct {
         REAL **out;
         size_t n;
-    } room[] = {{&a.kp, n * kv},         {&a.vp, same ? 0 : n * kv},
-                {&a.k, n * kv},          {&a.v, n * kv},
-                {&a.dk, n * kv},         {&a.dv, n * kv},
-                {&a.true_k, rows * kv},  {&a.true_v, rows * kv},
-                {&a.key, rows * kv},     {&a.value, rows * kv},
-                {&a.dkey, rows * kv},    {&a.dvalue, rows * kv},
-                {&a.q, q * nq},          {&a.scores, q * rows},
-                {&a.dscores, q * rows},  {&a.att, q * nq},
-                {&a.datt, q * nq},       {&a.diff, q * hidden},
-                {&dkp, n * kv},          {&dvp, same ? 0 : n * kv},
-                {&a.o_proj, hidden * nq}};
-    enum { PARTS = sizeof room / sizeof *room };
+    } arrays[] = {{&a.kp, n * kv},         {&a.vp, same ? 0 : n * kv},
+                  {&a.k, n * kv},          {&a.v, n * kv},
+                  {&a.dk, n * kv},         {&a.dv, n * kv},
+                  {&a.true_k, rows * kv},  {&a.true_v, rows * kv},
+                  {&a.key, rows * kv},     {&a.value, rows * kv},
+                  {&a.dkey, rows * kv},    {&a.dvalue, rows * kv},
+                  {&a.q, q * nq},          {&a.scores, q * rows},
+                  {&a.dscores, q * rows},  {&a.att, q * nq},
+                  {&a.datt, q * nq},       {&a.diff, q * hidden},
+                  {&dkp, n * kv},          {&dvp, same ? 0 : n * kv},
+                  {&a.o_proj, hidden * nq}};
+    enum { PARTS = sizeof arrays / sizeof *arrays };
     double *angles = layer_angles(t->s->model, i, (int32_t)rows);
     REAL *own[PARTS];
     bool all = angles != NULL;
     for (int k = 0; k < PARTS; k++) {
-        *room[k].out = own[k] = kk_malloc((room[k].n + 1) * sizeof(REAL));
+        *arrays[k].out = own[k] = kk_malloc((arrays[k].n + 1) * sizeof(REAL));
         all = all && own[k];
     }
     a.angles = angles;

@@ -10,7 +10,7 @@
 struct kk_capture {
     kk_capture_opts opts;
     kk_config config;
-    kk_captured seen; /* room for max_rows */
+    kk_captured seen; /* buffers for max_rows rows */
     kk_session *session;
     float *taps;       /* [n_taps][rows of a forward][hidden] of the forward at hand */
     kk_buf *features;  /* context: the drafter's, of a forward */
@@ -18,7 +18,7 @@ struct kk_capture {
     int32_t done;      /* rows of the sequence before this forward */
 };
 
-/* ---- room -------------------------------------------------------------------------------- */
+/* ---- scratch ---------------------------------------------------------------------------- */
 
 static bool stores(const kk_config *c, int32_t layer) { return c->layer[layer].kv_source == layer; }
 

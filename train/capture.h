@@ -2,7 +2,7 @@
  *
  * A sequence is run once through the engine with exact caches in float32.  What is seen: the
  * features x that a projection will read (see kk_source), each layer's keys and values as
- * projected (before their norms and RoPE), and, if wanted, its queries (normed and turned) and
+ * projected (before their norms and RoPE), and, if wanted, its queries (normed and rotated) and
  * what its attention adds.  Targets are the exact run's: a run over rebuilt rows would differ a
  * little, and only there. */
 #ifndef KK_TRAIN_CAPTURE_H
@@ -15,7 +15,7 @@ typedef struct {
     kk_engine *engine; /* borrowed; with a drafter for the sources that read one */
     kk_source source;
     int32_t n_taps, taps[KK_MAX_TAPS];
-    int32_t max_rows; /* of a sequence */
+    int32_t max_rows; /* most rows of a sequence */
     bool attention;   /* queries and outputs too */
 } kk_capture_opts;
 
@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
     int32_t n_rows, n_in;
     float *x[2]; /* drafter-kv: of keys and of values; the others have one */
-    float *k[KK_MAX_LAYERS], *v[KK_MAX_LAYERS]; /* of layers that store; v NULL: K = V */
+    float *k[KK_MAX_LAYERS], *v[KK_MAX_LAYERS]; /* rows of layers that store K/V; v NULL: K = V */
     float *q[KK_MAX_LAYERS], *o[KK_MAX_LAYERS]; /* NULL: not wanted */
 } kk_captured;
 

@@ -21,10 +21,10 @@ enum {
     HOLD_OUT = 10,       /* one document with a code of so many */
     MOST_FILE = 4 << 20, /* bytes; what is larger is data, not text */
     MOST_FILES = 1 << 20,
-    MOST_DEPTH = 32, /* of folders */
+    MOST_DEPTH = 32, /* most nested folders */
     PIECES = 2,      /* sequences of one file */
     LEAST_LINES = 20,
-    LEAST_TOKENS = 8,   /* of a sequence */
+    LEAST_TOKENS = 8,   /* least tokens of a sequence */
     ANSWER = 16,        /* tokens after a needle's question */
     OTHER_SEEDS = 1000, /* between an evaluation's seeds and ours */
 };
@@ -59,7 +59,7 @@ int32_t kk_corpus_longest(const kk_corpus *c) {
     return most;
 }
 
-/* Takes the ids over, also when there is no room for them. */
+/* Takes ownership of the ids, also when it fails for want of memory. */
 static kk_status add(builder *b, int32_t *ids, int32_t n, kk_text_kind kind, bool held,
                      kk_err *err) {
     kk_corpus *c = b->out;

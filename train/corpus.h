@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     int64_t other, links; /* files of kinds that are not read; symbolic links */
     int64_t large, small; /* files of text over 4 MiB, and of a few bytes */
-    int64_t lines;        /* of .jsonl with neither "text" nor "messages" */
+    int64_t lines;        /* lines of .jsonl files with neither "text" nor "messages" */
     int32_t n_ends;       /* kinds of files, by how their names end: */
     struct {
         char end[12]; /* ".png"; "": names without an ending */
@@ -52,7 +52,7 @@ typedef struct {
     int32_t length;      /* most tokens of a sequence, but for needles */
     int32_t predict;     /* tokens the model says after a prompt */
     int32_t needles;     /* documents */
-    int32_t most_lines;  /* of a document */
+    int32_t most_lines;  /* most lines of a document */
     int64_t tokens;      /* to train on at most, needles not counted; 0: all there are */
     uint64_t seed;
     /* Told as it goes; false stops with KK_ESTOPPED.  May be NULL. */

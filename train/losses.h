@@ -43,14 +43,14 @@ typedef enum {
     KK_PART_MAG_V,
     KK_PART_VAR_K, /* mse over the targets' variance */
     KK_PART_VAR_V,
-    KK_PART_OUTPUT, /* of attention */
+    KK_PART_OUTPUT, /* the output of attention */
     KK_LOSS_PARTS,
 } kk_loss_part;
 const char *kk_loss_part_name(kk_loss_part p);
 
 /* The verifier's side of the losses, and what is chosen. */
 typedef struct {
-    const kk_theta *shape; /* its parameters are not read */
+    const kk_theta *shape; /* the shapes; parameters are not read from here */
     const kk_config *model;
     kk_loss_kind kind;
     double k_dir, v_dir, k_mag, v_mag; /* hybrid */
@@ -75,8 +75,8 @@ typedef struct {
 
 typedef struct {
     double loss, part[KK_LOSS_PARTS];
-    double layer[KK_MAX_LAYERS];                    /* its share of the loss */
-    double output_error, output_energy, output_abs; /* of attention: sums of d^2, o^2, |o| */
+    double layer[KK_MAX_LAYERS];                    /* each layer's share of the loss */
+    double output_error, output_energy, output_abs; /* attention's: sums of d^2, o^2, |o| */
     int64_t outputs;                                /* values in these sums */
 } kk_loss_result;
 

@@ -58,8 +58,8 @@ static void norm_head_back(REAL *dx, const REAL *dy, const REAL *x, const float 
         dx[i] += (REAL)(inv * ((double)dy[i] * (w ? (double)w[i] : 1.0) - (double)x[i] * along));
 }
 
-/* Turns pairs (i, i + n/2) by the angles of a row; `back` turns the other way. */
-static void turn_head(REAL *x, const double *cs, int32_t n, int32_t n_rot, bool back) {
+/* Rotates pairs (i, i + n/2) by the angles of a row; `back` rotates the other way. */
+static void rotate_head(REAL *x, const double *cs, int32_t n, int32_t n_rot, bool back) {
     for (int32_t i = 0; i < n_rot; i++) {
         const double a = (double)x[i], b = (double)x[i + n / 2];
         const double c = cs[i], s = back ? -cs[n_rot + i] : cs[n_rot + i];
@@ -329,8 +329,8 @@ static kk_status row_loss(step *t, kk_err *err) {
     for (int32_t i = 0; i < th->n_blocks; i++)
         widest = (size_t)th->block[i].width > widest ? (size_t)th->block[i].width : widest;
     float *targets = kk_calloc((size_t)t->n * widest + 1, sizeof *targets);
-    const bool room = targets && take_latents(t);
-    if (room) {
+    const bool ready = targets && take_latents(t);
+    if (ready) {
         encode(t, t->b->at);
         for (int32_t i = 0; i < th->n_blocks; i++)
             if (used(t->s, th->block[i].layer)) row_block(t, &th->block[i], targets);
@@ -338,7 +338,7 @@ static kk_status row_loss(step *t, kk_err *err) {
     }
     give_latents(t);
     kk_free(targets);
-    return room ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for a loss over %d rows", t->b->n);
+    return ready ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for a loss over %d rows", t->b->n);
 }
 
 #include "train/attention_body.h"

@@ -19,11 +19,11 @@ typedef struct {
 struct kk_prototype {
     kk_engine *engine;
     kk_drafter_config cfg;
-    float scale; /* of embedding rows */
+    float scale; /* factor of embedding rows */
     int32_t max_rows;
     layer *layers;
     float *x, *z, *q, *att, *gate, *up, *scores;
-    float *k, *v; /* normed and turned keys; values */
+    float *k, *v; /* normed and rotated keys; values */
 };
 
 int32_t kk_prototype_width(const kk_engine *e) {
@@ -159,7 +159,7 @@ static void linear(float *y, const float *x, const float *w, int32_t n, int32_t 
                 add ? 1.0f : 0.0f, y, out);
 }
 
-static void turn(const kk_prototype *p, float *x, int32_t n, int32_t heads) {
+static void rotate(const kk_prototype *p, float *x, int32_t n, int32_t heads) {
     const int32_t dim = p->cfg.head_dim, half = dim / 2;
     for (int32_t pos = 0; pos < n; pos++)
         for (int32_t i = 0; i < half; i++) {
@@ -225,8 +225,8 @@ static void run_layer(kk_prototype *p, int32_t i, int32_t n, float *keys, float 
     keep(p, i, n, keys, values);
     norm(p->q, p->q, l->q_norm, (int64_t)n * c->n_head, c->head_dim, c->eps);
     norm(p->k, p->k, l->k_norm, (int64_t)n * c->n_kv_head, c->head_dim, c->eps);
-    turn(p, p->q, n, c->n_head);
-    turn(p, p->k, n, c->n_kv_head);
+    rotate(p, p->q, n, c->n_head);
+    rotate(p, p->k, n, c->n_kv_head);
     attend(p, n);
     linear(p->x, p->att, l->o, n, h, nq, true);
     norm(p->z, p->x, l->post_norm, n, h, c->eps);

@@ -7,7 +7,7 @@
 
 #include "train/linalg.h"
 
-enum { PIECE = 512 }; /* rows turned to double at once */
+enum { PIECE = 512 }; /* rows converted to double at a time */
 static const double standard_lambda = 1e-5;
 
 /* One encoder with the blocks it serves. */
@@ -28,7 +28,7 @@ struct kk_ridge {
     int64_t rows;
 };
 
-static kk_status take_room(kk_ridge *r, kk_err *err) {
+static kk_status take_scratch(kk_ridge *r, kk_err *err) {
     const size_t in = (size_t)r->shape.config.n_in;
     size_t most = 0;
     bool all = true;
@@ -66,7 +66,7 @@ kk_status kk_ridge_new(kk_ridge **out, const kk_theta *shape, const kk_ridge_opt
         r->column[i] = p->n_out;
         p->n_out += shape->block[i].width;
     }
-    const kk_status st = take_room(r, err);
+    const kk_status st = take_scratch(r, err);
     if (st != KK_OK) {
         kk_ridge_free(r);
         return st;

@@ -18,8 +18,8 @@
 typedef struct kk_ridge kk_ridge;
 
 typedef struct {
-    double lambda; /* of the mean of X^T X's diagonal; 0: 1e-5 */
-    float eps;     /* of the model's norms */
+    double lambda; /* regularisation, relative to the mean of X^T X's diagonal; 0: 1e-5 */
+    float eps;     /* epsilon of the model's norms */
     bool raw;      /* targets as they are, not normalised */
     /* How much each layer counts beside the others; NULL: alike. */
     const double *layer_weight;

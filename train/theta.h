@@ -16,7 +16,7 @@ typedef struct {
     bool value; /* V, or the raw key of a layer with K = V */
     bool both;  /* the latter: it stands for K and for V */
     int32_t n_head, head_dim, width;
-    size_t at; /* of its decoder in the parameters */
+    size_t at; /* index of its decoder in the parameters */
 } kk_theta_block;
 
 typedef struct {

@@ -9,8 +9,8 @@
 typedef const kk_train_api *(*module_fn)(const kk_train_build *caller);
 
 /* OpenBLAS starts a thread per core when it is loaded; when one of them gets no buffer the process
- * never ends.  Their stacks, the library and what it is linked with come to that, and
- * the caller's own buffer must find room after them. */
+ * never ends.  Their stacks, the library and what it is linked with come to that, and the
+ * caller's own buffer must still fit. */
 static kk_status check_address_space(kk_err *err) {
     const size_t stack = (size_t)8 << 20, libraries = (size_t)64 << 20;
     const size_t threads = (size_t)kk_cores_available();

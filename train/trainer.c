@@ -11,7 +11,7 @@
 #include "train/ridge.h"
 #include "train/training.h"
 
-enum { ROWS = 256 };                               /* of a forward */
+enum { ROWS = 256 };                               /* rows of a forward */
 static const size_t most_stored = (size_t)3 << 30; /* bytes of rows kept for steps */
 
 kk_status kk_training_tell(const kk_training *t, kk_train_event e, kk_err *err) {

@@ -39,7 +39,7 @@ typedef struct {
     const char *prompts;                   /* folder of prompt sets; NULL: none */
     int64_t tokens;                        /* trained on, needles apart; 0: all */
     int32_t predict;                       /* tokens the model says to a prompt */
-    int32_t length, needles, needle_lines; /* of a text; documents with a code, and their lines */
+    int32_t length, needles, needle_lines; /* tokens of a text; documents with a code; lines */
     bool normed_targets;                   /* ridge.h */
     double lambda;                         /* ridge.h; 0: its own */
     double full_weight; /* ridge: how much full layers count beside sliding ones; 0: alike */

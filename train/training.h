@@ -25,7 +25,7 @@ typedef struct {
     kk_corpus corpus;
     kk_capture *capture;
     kk_theta theta;
-    float *start; /* its parameters before the first step; NULL: there are no steps */
+    float *start; /* parameters before the first step; NULL: there are no steps */
 
     kk_captured *stored; /* sequences that steps draw from */
     size_t n_stored;
@@ -35,11 +35,11 @@ typedef struct {
     float *weights[2 * KK_MAX_LAYERS]; /* what setup points to */
     float *grad, *m, *v;
     int32_t step;         /* steps done */
-    kk_training_line sum; /* of the line at hand, and how many steps it has */
+    kk_training_line sum; /* sums of the curve's current line, and its number of steps */
     int32_t in_sum;
     kk_training_line *curve;
     size_t n_curve, cap_curve;
-    double initial_loss; /* of the first step */
+    double initial_loss; /* loss of the first step */
     kk_loss_result last;
     kk_fit fit_start, fit_end;
 } kk_training;

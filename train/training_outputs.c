@@ -127,7 +127,7 @@ kk_status kk_training_write(kk_training *t, kk_err *err) {
     return named;
 }
 
-/* Of a run that came to nothing its folder goes too, unless something lies in it. */
+/* Removes the folder of a run that produced nothing, unless something else lies in it. */
 void kk_training_close_outputs(kk_training *t) {
     kk_projection_files_close(&t->files);
     kk_writer_close(t->report);

@@ -153,7 +153,8 @@ static json_t *curve_json(const kk_training *t) {
     return rows;
 }
 
-/* Of the last step: means by layer, and of attention's output the true ratio of squares. */
+/* Results of the last step: means by layer, and for attention's output the ratio of summed
+ * squares. */
 static json_t *diagnostic_json(const kk_training *t) {
     const kk_loss_result *r = &t->last;
     double weight[KK_LOSS_PARTS];

@@ -9,7 +9,7 @@
 #include "core/clock.h"
 #include "train/training.h"
 
-enum { SOME_ROWS = 256, SOME_CHUNKS = 4 }; /* of a step */
+enum { SOME_ROWS = 256, SOME_CHUNKS = 4 }; /* rows and chunks of a step */
 
 /* ---- what the losses need of the model --------------------------------------------------- */
 

@@ -28,7 +28,7 @@ static void *weight(size_t outs, size_t ins) {
 }
 static float *floats(size_t n, float mean, float spread) { float *p; CK(cudaMalloc(&p, n * 4)); fillf<<<256, 256>>>(p, n, mean, spread); return p; }
 template <class T> static T *upload(const std::vector<T> &v) { T *p; CK(cudaMalloc(&p, v.size() * sizeof(T))); CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); return p; }
-template <class T> static T *room(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
+template <class T> static T *zeros(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
 
 enum { H = 2816, F = 2112, EF = 704, NE = 128, NU = 8, V = 262144, MOST_PAGES = 64 };
 static kk_cu_mega M; static int layers = 30, sms;
@@ -44,11 +44,11 @@ static void make() {
     for (int k = 0; k < 2; k++) for (int i = 0; i < MOST_PAGES; i++) { size_t n = k ? (size_t)layers / 6 * 131072 + 131072 : (size_t)layers * 524288; uint8_t *p; CK(cudaMalloc(&p, n)); fill<<<256, 256>>>((uint32_t *)p, n / 4, seed++, 1.0f); pages[k].push_back(p); }
     float *ones = floats(8192, 1, 0.1f), *scale = floats(NE, 1, 0), *rope = floats((size_t)MOST_PAGES * 64 * 256, 0.5f, 0.2f);
     M.n_layer = layers; M.hidden = H; M.ffn = F; M.expert_ffn = EF; M.n_expert = NE; M.n_used = NU; M.router_steps = H / 32;
-    M.expert_strips = 2 * EF / 8; M.down_strips = H / 8; M.eps = 1e-6f; M.x = floats(16 * H, 0, 1); M.y = room<float>(16 * H); M.dense = room<float>(16 * H); M.moe = room<float>(16 * H);
-    M.logits = room<float>(8 * 16 * NE); M.z1 = room<uint16_t>(16 * H); M.z2 = room<uint16_t>(16 * H); M.z3 = room<uint16_t>(16 * H); M.att = room<uint16_t>(16 * 8192); M.act = room<uint16_t>(16 * F);
-    M.expert_act = room<uint16_t>(16 * NU * EF); M.expert = room<int32_t>(16 * NU); M.weight = room<float>(16 * NU); M.barrier = room<uint32_t>(64);
-    M.head = weight(V, H); M.norm_head = ones; M.n_logits = 1; M.vocab = V; M.cap = 30; M.head_out = room<float>((size_t)16 * V);
-    float *q = room<float>(16 * 8192), *k = room<float>(16 * 2048), *v = room<float>(16 * 2048), *parts = room<float>((size_t)48 << 20);
+    M.expert_strips = 2 * EF / 8; M.down_strips = H / 8; M.eps = 1e-6f; M.x = floats(16 * H, 0, 1); M.y = zeros<float>(16 * H); M.dense = zeros<float>(16 * H); M.moe = zeros<float>(16 * H);
+    M.logits = zeros<float>(8 * 16 * NE); M.z1 = zeros<uint16_t>(16 * H); M.z2 = zeros<uint16_t>(16 * H); M.z3 = zeros<uint16_t>(16 * H); M.att = zeros<uint16_t>(16 * 8192); M.act = zeros<uint16_t>(16 * F);
+    M.expert_act = zeros<uint16_t>(16 * NU * EF); M.expert = zeros<int32_t>(16 * NU); M.weight = zeros<float>(16 * NU); M.barrier = zeros<uint32_t>(64);
+    M.head = weight(V, H); M.norm_head = ones; M.n_logits = 1; M.vocab = V; M.cap = 30; M.head_out = zeros<float>((size_t)16 * V);
+    float *q = zeros<float>(16 * 8192), *k = zeros<float>(16 * 2048), *v = zeros<float>(16 * 2048), *parts = zeros<float>((size_t)48 << 20);
     uint8_t **table[2] = {upload(pages[0]), upload(pages[1])};
     int full_at = 0, slide_at = 0;
     for (int i = 0; i < layers; i++) {
@@ -64,7 +64,7 @@ static void make() {
 static void set_rows(int rows, int ctx) {
     std::vector<int64_t> pos(rows); for (int r = 0; r < rows; r++) pos[r] = ctx + r;
     kk_cu_tile t = {}; t.pos = t.group_pos = ctx; t.group_end = ctx + rows; t.rows = rows;
-    int64_t *p = upload(pos); int32_t *tb = room<int32_t>(16); kk_cu_tile *tile = upload(std::vector<kk_cu_tile>{t});
+    int64_t *p = upload(pos); int32_t *tb = zeros<int32_t>(16); kk_cu_tile *tile = upload(std::vector<kk_cu_tile>{t});
     M.n_rows = M.n_logits = rows;
     for (int i = 0; i < layers; i++) for (kk_cu_rows *r : {&M.layer[i].store.rows, &M.layer[i].attend.rows}) {
         r->pos = p; r->table = tb; r->tile = tile; r->n_rows = rows; r->tiles = 1; r->tile_most = rows; r->most_pages = i % 6 == 5 ? MOST_PAGES : 20; }
@@ -86,7 +86,7 @@ static void trace(int rows, double mhz) {
     static const char *few[] = {"stage", "qkv", "wait", "attend", "wait", "combine", "wait", "stage", "out", "wait", "middle", "wait", "stage", "gate", "choose", "stage", "experts", "wait", "stage", "down", "wait", "tail", "wait", NULL};
     const bool alone = rows == 1; const char **names = alone ? one : few; int marks = 0; while (names[marks]) marks++;
     const int first = alone ? 0 : 2; const size_t n = (size_t)sms * (first + marks * layers + 8);
-    std::vector<uint64_t> t(n); M.trace = room<uint64_t>(n); timed(1); CK(cudaMemcpy(t.data(), M.trace, n * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
+    std::vector<uint64_t> t(n); M.trace = zeros<uint64_t>(n); timed(1); CK(cudaMemcpy(t.data(), M.trace, n * 8, cudaMemcpyDeviceToHost)); CK(cudaFree(M.trace)); M.trace = NULL;
     /* Clocks of multiprocessors start anywhere and run at their own speed: ends of barriers bring them together. */
     std::vector<double> from(sms), by(sms); std::vector<int> ends; for (int l = 0; l < layers; l++) for (int s = 0; s < marks; s++) if (names[s][0] == 'w') ends.push_back(first + marks * l + s);
     auto raw = [&](int m, int k) { return (double)(int64_t)(t[(size_t)sms * m + k] - t[(size_t)sms * ends[0] + k]); };

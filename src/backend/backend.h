@@ -7,7 +7,7 @@
  * may see, never on the other rows, their number, or the number of threads.
  *
  * What a lazy device (a queue, or a graph that is evaluated later) may assume:
- *   - a kk_buf's content is reached through read and write alone, and K/V pages of a device that
+ *   - a kk_buf's content is accessed through read and write alone, and K/V pages of a device that
  *     has `pages` through copy and move alone: what is in them need not exist before;
  *   - arguments are valid while the call lasts.  Host memory that they point to (ids, positions,
  *     groups, page tables, rows) is copied by then; what is written to host memory (argmax, read,
@@ -58,7 +58,7 @@ static inline size_t kk_kv_head_bytes(kk_kv_format format, int32_t head_dim) {
 typedef struct {
     int32_t row, n_rows;     /* its rows are [row, row + n_rows) of the forward */
     int64_t pos;             /* absolute position of the first of them */
-    uint8_t *const *pages;   /* by absolute page index; those in no one's sight may be NULL */
+    uint8_t *const *pages;   /* by absolute page index; those that no row sees may be NULL */
     const uint8_t *sink;     /* the first rows, kept apart; NULL: they lie in their page */
     uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
 } kk_group;
@@ -92,9 +92,9 @@ typedef struct {
     kk_kv_slot latent;
     kk_kv_slot scales; /* 1 / rms(D_v z) of this layer's heads from scale_at on, as kept */
     int32_t scale_at;
-    kk_rope rope; /* of the layer's kind */
+    kk_rope rope; /* rotation of the layer's kind */
     float eps;
-    int32_t layer;                 /* whose rows these are */
+    int32_t layer;                 /* the layer that stored these rows */
     const kk_diagnosis *diagnosis; /* NULL in production */
 } kk_evicted;
 
@@ -269,7 +269,7 @@ typedef struct {
 typedef struct {
     int32_t token;
     bool broken;     /* x[r] has a value that is not finite: the token means nothing */
-    uint64_t digest; /* of x[r]: core/digest.h */
+    uint64_t digest; /* digest of x[r] (core/digest.h) */
 } kk_pick;
 
 /* x = cap * tanh(x / cap); NaN of a value that is not finite */
@@ -295,9 +295,9 @@ typedef struct {
     kk_buf *post_ple_norm;
 } kk_layer_weights;
 
-/* Rows on their way through a layer.  Only x, K/V pages, expert and expert_weight mean something
- * when it is done: what is left in the others is the device's own business.  gate may be q and up
- * may be att, which are done with by then. */
+/* Scratch of a layer. When it is done, only x, the K/V pages, expert and expert_weight are
+ * defined; the device may leave anything in the others. gate may be q and up may be att, which
+ * are no longer needed then. */
 typedef struct {
     kk_buf *x;                      /* [rows, hidden], the residual stream */
     kk_buf *z, *y, *y2;             /* [rows, hidden] */
@@ -337,7 +337,7 @@ typedef struct {
 typedef struct {
     kk_layer_weights w;
     kk_layer_scratch scratch;
-    const kk_buf *k_norm;               /* of the layer whose rows are read */
+    const kk_buf *k_norm;               /* norm of the layer whose K/V rows are read */
     const kk_buf *rope_rows, *rope_pos; /* as in kk_store_args and kk_attend_args */
     const kk_rows *rows;
     const kk_evicted *evicted;         /* NULL: all rows that the mask shows are stored */
@@ -373,13 +373,13 @@ typedef struct {
 
 /* What a device says of itself. */
 typedef struct {
-    char isa[64];    /* its kind: "avx512", "NVIDIA H200 sm_90" */
+    char isa[64];    /* instruction set or device: "avx512", "NVIDIA H200 sm_90" */
     int32_t threads; /* cores, or multiprocessors */
     /* Bytes, of a device with memory of its own; all 0 elsewhere. */
     struct {
         int64_t total, free;
-        int64_t taken;   /* since it was opened, by whomever */
-        int64_t weights; /* of that, weights */
+        int64_t taken;   /* since it was opened, by any process */
+        int64_t weights; /* bytes of that which are weights */
     } memory;
 } kk_dev_facts;
 
@@ -433,7 +433,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    int32_t rows;    /* of a forward that suit it, where nobody says how many */
+    int32_t rows;    /* rows of a forward that suit it, where the caller does not say */
     bool queues;     /* operations return before they are done: it pays to enqueue rounds ahead */
     bool own_memory; /* weights are copied to it */
     const kk_page_ops *pages;          /* NULL: K/V pages lie in ordinary memory */

@@ -5,7 +5,8 @@
 
 #include "backend/backend.h"
 
-/* Offers it to the device, unless somebody observes; `count` is added to. */
+/* Runs a layer or the head: offers it to the device, unless the layer has an observer; `count` is
+ * added to. */
 kk_status kk_layer_run(const kk_backend *be, kk_dev *dev, const kk_layer_args *a, kk_fused *count,
                        kk_err *err);
 kk_status kk_head_run(const kk_backend *be, kk_dev *dev, const kk_head_args *a, kk_fused *count,

@@ -20,7 +20,7 @@ void *kk_realloc(void *p, size_t size);    /* p is kept when it fails */
 char *kk_strndup(const char *s, size_t n); /* NUL-terminated copy */
 /* kk_free is public: kakeya.h */
 
-/* Makes room for one more element in a growing array: doubles *cap as needed.  False (array
+/* Reserves one more element of a growing array: doubles *cap as needed.  False (array
  * untouched) when there is no memory. */
 bool kk_grow(void **array, size_t *cap, size_t need, size_t elem_size);
 
@@ -46,8 +46,8 @@ typedef struct {
 /* Zeroed, 64-byte aligned memory counted under c.  NULL when it fails or the limit is reached. */
 void *kk_mem_take(kk_mem *m, kk_mem_category c, size_t size);
 void kk_mem_give(kk_mem *m, kk_mem_category c, void *p, size_t size); /* p NULL is fine */
-/* Address space only: zero when touched, counted by nobody until kk_mem_try_count says how much
- * of it is in use.  For things that grow, so that growing never moves or allocates. */
+/* Address space only: zero when touched, and not counted until kk_mem_try_count says how much of
+ * it is in use.  For things that grow, so that growing never moves or allocates. */
 void *kk_mem_reserve(size_t size);
 void kk_mem_unreserve(void *p, size_t size); /* p NULL is fine */
 /* Counts bytes that lie elsewhere (a mapped file); negative to take back. */

@@ -18,7 +18,7 @@
 #define KK_DIGEST_FN static inline
 #endif
 
-enum { KK_DIGEST_WORDS = 16 }; /* of a chunk, 4 bytes each */
+enum { KK_DIGEST_WORDS = 16 }; /* words of 4 bytes in a chunk */
 
 /* A product carries changes only upwards: without the rotation two flipped sign bits would
  * cancel. */

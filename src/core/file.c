@@ -49,21 +49,21 @@ static kk_status open_regular(const char *path, int *fd, size_t *size, kk_err *e
 }
 
 /* Maps a large file at an address that is a multiple of a huge page, so that the system can map
- * it by huge pages: address space is taken with room to spare and cut to size. */
+ * it by huge pages: a larger address range is reserved and cut to size. */
 static void *map_aligned(int fd, size_t size) {
     const size_t huge = (size_t)2 << 20;
     if (size < huge || size > SIZE_MAX / 2) return mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    uint8_t *room = mmap(NULL, size + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED) return MAP_FAILED;
-    const size_t skip = (huge - (uintptr_t)room % huge) % huge;
+    uint8_t *reserved = mmap(NULL, size + huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (reserved == MAP_FAILED) return MAP_FAILED;
+    const size_t skip = (huge - (uintptr_t)reserved % huge) % huge;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), used = (size + page - 1) / page * page;
-    void *base = mmap(room + skip, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    void *base = mmap(reserved + skip, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
     if (base == MAP_FAILED) {
-        munmap(room, size + huge);
+        munmap(reserved, size + huge);
         return MAP_FAILED;
     }
-    if (skip) munmap(room, skip);
-    if (skip + used < size + huge) munmap(room + skip + used, size + huge - skip - used);
+    if (skip) munmap(reserved, skip);
+    if (skip + used < size + huge) munmap(reserved + skip + used, size + huge - skip - used);
     return base;
 }
 

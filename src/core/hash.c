@@ -18,7 +18,7 @@ static uint64_t spread(uint64_t h) { return kk_digest_spread(h); }
 static uint64_t hash_words(uint64_t chain, const uint8_t *data, size_t n) {
     uint64_t lane[LANES], word[LANES];
     for (uint64_t i = 0; i < LANES; i++) lane[i] = spread(chain + i);
-    const size_t step = 2 * LANES; /* of them in the four words */
+    const size_t step = 2 * LANES; /* words of 4 bytes in `word` */
     size_t at = 0;
     for (; at + step <= n; at += step) {
         memcpy(word, data + at * 4, sizeof word);

@@ -6,6 +6,6 @@
 
 typedef enum { KK_SLIDING, KK_FULL, KK_LATENT, KK_KINDS } kk_kind;
 
-enum { KK_LAYER_KINDS = KK_LATENT }; /* those that layers have */
+enum { KK_LAYER_KINDS = KK_LATENT }; /* kinds of layers; latents have no layer of their own */
 
 #endif

@@ -36,7 +36,7 @@ typedef struct {
 /* NULL: no format has that number. */
 const kk_kv_format_info *kk_kv_format_get(kk_kv_format f);
 
-/* Of a format that exists: bytes of a row in one plane, and in all of them. */
+/* Bytes of a row in one plane, and in all planes, of a format that exists. */
 size_t kk_kv_plane_bytes(kk_kv_format f, int plane, int32_t head_dim);
 size_t kk_kv_row_bytes(kk_kv_format f, int32_t head_dim);
 kk_kv_place kk_kv_row_place(kk_kv_format f, int32_t head_dim, int32_t block_rows, int32_t row);

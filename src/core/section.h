@@ -20,7 +20,7 @@ struct kk_section_out {
 
 typedef struct kk_section_in kk_section_in;
 struct kk_section_in {
-    int32_t format; /* of the file: what it holds may have been laid out otherwise before */
+    int32_t format; /* version of the file, by which the layout of its parts may differ */
     /* The next n bytes, all of them: KK_EFORMAT where there are fewer. */
     kk_status (*get)(kk_section_in *from, void *to, size_t n, kk_err *err);
     /* Checks the part that ends here; `what` names it in the sentence about one that is damaged:

@@ -53,7 +53,7 @@ struct kk_threads {
     bool pin;
     int32_t first_core; /* where the caller ran: workers take the others */
     int home;           /* the number that the system has for it */
-    pthread_t caller;   /* of the last loop */
+    pthread_t caller;   /* the thread that called the last loop */
     worker *workers;    /* [count - 1] */
     kk_loop_fn fn;
     void *arg;
@@ -225,8 +225,8 @@ static void wake_sleepers(kk_threads *t) {
  * a while the wait offers this one. */
 static void close_loop(kk_threads *t) {
     uint64_t state = atomic_fetch_and_explicit(&t->state, ~OPEN, memory_order_acquire);
-    for (int64_t turns = 0; state & INSIDE; turns++) {
-        if (turns < 4096)
+    for (int64_t spins = 0; state & INSIDE; spins++) {
+        if (spins < 4096)
             relax();
         else
             sched_yield();

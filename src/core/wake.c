@@ -17,7 +17,7 @@ void kk_wake_init(kk_wake *w) {
 #else
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* which kk_now reads */
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* the clock that kk_now reads */
     pthread_cond_init(&w->set, &attr);
     pthread_condattr_destroy(&attr);
 #endif

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Flags that other threads set for one thread, which sleeps until there are some.  Every thread
- * has a mutex of its own here, so that one that is woken does not meet the others at a common one.
+ * has a mutex of its own here, so that threads that are woken do not contend for a common one.
  * The owner may free it as soon as kk_wake_wait has returned the last flags set. */
 typedef struct {
     pthread_mutex_t lock;

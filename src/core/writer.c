@@ -46,9 +46,9 @@ struct kk_writer {
     bool temp_made; /* there is a temporary file of ours to remove */
     bool replace;
     bool there;      /* target was there at open; then its mode is kept */
-    mode_t mode;     /* of that file */
+    mode_t mode;     /* permissions of that file */
     uint64_t offset; /* bytes put so far */
-    size_t used;     /* of buffer */
+    size_t used;     /* bytes of buffer in use */
     unsigned char *buffer;
 };
 

@@ -18,9 +18,9 @@ typedef struct {
     kk_round *const *rounds;
     int32_t n, rows; /* sessions, and rows of the forward */
     kk_choice choice[KK_MAX_GROUPS];
-    int32_t at_hand[KK_MAX_GROUPS], match[KK_MAX_GROUPS]; /* of drafts made before the choice */
+    int32_t at_hand[KK_MAX_GROUPS], match[KK_MAX_GROUPS]; /* drafted before the choice, and right */
     double draft_s, verify_s;
-    double pass_s; /* of draft_s what more drafts would take again */
+    double pass_s; /* the part of draft_s that is spent again for every further draft */
     bool untimed;  /* it was read while another session waited: how long it took is not known */
 } step;
 
@@ -42,7 +42,7 @@ static int32_t free_member(const kk_round *r) {
 
 /* The most that neither the outcome's limit nor the context would cut. */
 static int32_t most_drafts(const kk_round *r, int32_t member) {
-    const int32_t fits = least(r->room - 1, r->cap - r->len - 1);
+    const int32_t fits = least(r->tokens_left - 1, r->cap - r->len - 1);
     const int32_t own = r->drafting->member[member].most;
     const int32_t most = own ? least(r->draft_max, own) : r->draft_max;
     return least(least(most, KK_MAX_DRAFT), fits);
@@ -237,7 +237,7 @@ static bool drop_drafts(step *s) {
 
 /* ---- rounds in flight ------------------------------------------------------------------- */
 
-/* The choice is the largest logit, and nobody asks for more: the device makes it. */
+/* The choice is the largest logit, and nothing else of the row is wanted: the device makes it. */
 static bool is_greedy(const kk_round *r) {
     const kk_choose_opts *a = &r->choose;
     return kk_sampling_is_greedy(r->sampling) && !a->n_bias && !a->mask && !a->mask_at &&
@@ -252,7 +252,7 @@ static bool goes_ahead(const step *s) {
 }
 
 /* Reads what a session has in flight, before the device's place for choices is used by another.  A
- * round that cannot be read is forgotten: the session runs it again, and meets the error then. */
+ * round that cannot be read is forgotten: the session runs it again, and reports the error then. */
 static void land(kk_rounds *all) {
     kk_round *r = all->in_flight;
     bool lost = false;
@@ -303,7 +303,8 @@ static kk_status enqueue_all(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
     s->rows = 1;
     if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
-    const bool fits = r->room > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
+    const bool fits =
+        r->tokens_left > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
     if (!fits || s->all->company || fills_sink(r, r->len) || r->flight[1].queued) return KK_OK;
     const kk_status st = enqueue(s->all, r, 1, err);
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
@@ -457,7 +458,7 @@ static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picke
 }
 
 static kk_status match_all(step *s, kk_err *err) {
-    const double from = kk_now() - s->verify_s; /* which grows by what is waited for */
+    const double from = kk_now() - s->verify_s; /* verify_s grows by the time waited for */
     kk_pick pick[KK_PICK_ROWS];
     const bool picked = picks(s);
     int64_t ticket;
@@ -543,7 +544,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     if (n < 1 || n > rows)
         return kk_fail(err, KK_EINVAL, "a round of %d sessions: between 1 and %d", n, rows);
     for (int32_t i = 0; i < n; i++) {
-        assert(rounds[i]->room > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
+        assert(rounds[i]->tokens_left > 0 && rounds[i]->len > 0 && rounds[i]->len < rounds[i]->cap);
         assert(kk_cache_len(rounds[i]->cache) < rounds[i]->len);
         rounds[i]->n_draft = rounds[i]->n_right = 0;
         rounds[i]->refused = rounds[i]->broken = false;
@@ -573,7 +574,7 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
 }
 
 void kk_round_first(const kk_rounds *all, kk_round *r) {
-    assert(r->room > 0 && r->len > 0 && r->len < r->cap);
+    assert(r->tokens_left > 0 && r->len > 0 && r->len < r->cap);
     assert(kk_cache_len(r->cache) == r->len);
     r->n_draft = r->n_right = 0;
     kk_pick pick;
@@ -604,7 +605,7 @@ void kk_round_keep(kk_round *r, int32_t n_keep) {
     assert(n_keep >= 0 && n_keep <= r->n_out);
     if (n_keep > 0) r->hash = r->hash_after[n_keep - 1];
     r->len += n_keep;
-    r->room -= n_keep;
+    r->tokens_left -= n_keep;
     r->n_out = 0;
     r->unsettled += n_keep;
 }
@@ -632,7 +633,7 @@ void kk_round_commit(kk_round *r, int32_t n_keep) {
 bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open) {
     const kk_choose_opts *a = &r->choose;
     const int32_t len = r->len + r->n_out;
-    const bool fits = r->room > r->n_out && len < r->cap &&
+    const bool fits = r->tokens_left > r->n_out && len < r->cap &&
                       n_open < kk_cache_how(r->cache)->max_block && !fills_sink(r, len - n_open);
     /* mask_at may ask what the caller has seen, and logprobs have one place a generation. */
     return fits && !all->ahead && r->n_out > 0 && !r->stopped && r->drafting->n == 0 &&
@@ -664,7 +665,7 @@ void kk_round_forget(kk_round *r, int32_t n) {
     if (n == 0) return;
     assert(n > 0 && n <= r->unsettled && n <= open_rows(r) + 1 && r->drafting->n == 0);
     r->len -= n;
-    r->room += n;
+    r->tokens_left += n;
     r->unsettled -= n;
     uncount(r, n);
 }

@@ -39,7 +39,7 @@ typedef struct {
     kk_restorer *restorer;      /* NULL: no session keeps latents */
     bool ahead;                 /* plain greedy rounds are enqueued before their token is known */
     bool company;               /* other sessions wait: not now */
-    struct kk_round *in_flight; /* whose choice the device holds; NULL: nobody's */
+    struct kk_round *in_flight; /* the session whose choice the device holds; NULL: none */
     /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
      * some, whose rounds take several times as long. */
     kk_costs costs, costs_rebuilding;
@@ -61,9 +61,9 @@ typedef struct {
     size_t n_bias;
     const uint32_t *mask; /* NULL: all ids */
     kk_mask_at mask_at;   /* NULL: the mask is the same everywhere */
-    void *user;           /* of mask_at */
+    void *user;           /* argument of mask_at */
     int32_t n_logprobs;
-    kk_logprobs *logprobs; /* [KK_MAX_DRAFT + 1] of the outcome; NULL: nobody asks */
+    kk_logprobs *logprobs; /* [KK_MAX_DRAFT + 1] of the outcome; NULL: not wanted */
 } kk_choose_opts;
 
 /* One session's part.  The first block is set once per generation, the last is the outcome. */
@@ -77,14 +77,14 @@ typedef struct kk_round {
     const kk_sampling *sampling;
     kk_choose_opts choose;
     kk_stop stop;
-    kk_drafting *drafting; /* who drafts for it; one without members is plain decoding */
+    kk_drafting *drafting; /* the session's proposers; none of them: plain decoding */
     int32_t draft_max;     /* most tokens to draft */
     bool draft_fixed;      /* always so many, whether they pay or not */
     kk_spec_stats *stats;  /* added to */
 
     int32_t len;         /* tokens on the timeline */
-    int32_t room;        /* tokens that may still be chosen, >= 1 */
-    uint64_t hash;       /* of the rows chosen so far */
+    int32_t tokens_left; /* tokens that may still be generated, >= 1 */
+    uint64_t hash;       /* hash of the logits of the rows chosen so far */
     kk_flight flight[2]; /* this round's and the next one's */
     int32_t unsettled;   /* tokens on the timeline that caches do not follow yet */
 

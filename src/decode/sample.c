@@ -401,7 +401,7 @@ static int32_t gather_cut(kk_sampler *s, const float *v, cut last) {
     return n;
 }
 
-/* Of n values, those of the row or those gathered before, the ones that weigh enough. */
+/* Gathers those of n values (of the row, or gathered before) that weigh enough. */
 static int32_t gather_min_p(kk_sampler *s, const float *v, int32_t n, float top, float min_p) {
     const uint64_t weight = (uint64_t)(min_p * 0x1p40f);
     const bool again = v == s->value;

@@ -57,11 +57,11 @@ struct kk_engine {
     kk_tokenizer *tokenizer; /* NULL: the model came without one */
     double copy_s;           /* seconds in which the device took the weights */
     int64_t mapped;          /* bytes of weights counted in mem that lie in mapped files */
-    kk_pages pages;          /* of the verifier */
+    kk_pages pages;          /* K/V pages of the verifier */
 
     kk_drafter *drafter; /* NULL: none, and all of this empty */
     kk_dflash *dflash;
-    kk_dflash_shared dflash_shared; /* that model, and the taps of one chunk of a prompt */
+    kk_dflash_shared dflash_shared; /* the drafter, and the taps of one chunk of a prompt */
     kk_pages draft_pages;
     int64_t mapped_drafter; /* as mapped */
 

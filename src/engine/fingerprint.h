@@ -14,7 +14,7 @@ kk_lineage kk_engine_lineage(kk_engine *e);
 uint64_t kk_engine_drafter_fingerprint(kk_engine *e);
 uint64_t kk_engine_drafter_identity(kk_engine *e);
 kk_lineage kk_engine_drafter_lineage(kk_engine *e);
-/* And of the projection, as it is kept in memory. */
+/* The fingerprint of the projection, as it is kept in memory. */
 uint64_t kk_engine_projection_fingerprint(kk_engine *e);
 
 #endif

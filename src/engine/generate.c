@@ -62,7 +62,7 @@ static kk_round start(kk_session *s, const kk_generate_opts *o, kk_spec_stats *s
                   .draft_fixed = s->draft_fixed,
                   .stats = stats,
                   .len = s->len,
-                  .room = o->max_tokens && o->max_tokens < space ? o->max_tokens : space,
+                  .tokens_left = o->max_tokens && o->max_tokens < space ? o->max_tokens : space,
                   .hash = KK_HASH_START};
     if (!o->ignore_eos)
         r.stop = (kk_stop){.model_ids = c->stop_ids,
@@ -78,7 +78,7 @@ typedef struct {
     const kk_generate_opts *opts;
     kk_round *round;
     kk_result *result;
-    kk_outcome last; /* of which n_given tokens were handed out */
+    kk_outcome last; /* the last outcome, n_given tokens of which were handed out */
     int32_t n_given;
     bool any;
 } generation;
@@ -114,10 +114,10 @@ static kk_status step(generation *g, kk_err *err) {
     if (g->last.st != KK_OK && err) *err = g->last.err;
     if (g->last.refused)
         return kk_fail(err, KK_EINVAL, "the mask allows no token at position %d", g->last.at);
-    return g->last.broken ? KK_ENUMERIC : g->last.st; /* which finish() explains */
+    return g->last.broken ? KK_ENUMERIC : g->last.st; /* finish() says why */
 }
 
-/* A generation that nothing stopped had no room left. */
+/* A generation that nothing stopped has used up its tokens or the context. */
 static kk_stop_reason stop_of(const generation *g) {
     const int32_t most = g->opts->max_tokens;
     const bool all = most > 0 && g->result->n_tokens == most;

@@ -123,7 +123,7 @@ int32_t kk_session_pass(const kk_session *s, int64_t from, int32_t most) {
 
 /* ---- the cache -------------------------------------------------------------------------- */
 
-/* Room that attention needs to read rows which are not all in their pages. */
+/* Reserves the scratch that attention needs to read rows which are not all in their pages. */
 static kk_status prepare_window(kk_session *s, kk_err *err) {
     const kk_engine *e = s->engine;
     const kk_config *c = kk_engine_config(e);

@@ -39,7 +39,7 @@ typedef struct {
 /* How the session keeps its rows; all zero where every kind of layers keeps all. */
 typedef struct {
     int32_t sink, window, chunk;
-    uint64_t projection; /* its fingerprint; 0: nothing is rebuilt, and all after this is zero */
+    uint64_t projection; /* its fingerprint; 0: nothing is rebuilt, the rest is zero */
     int32_t latents;     /* their format */
     int32_t rank, n_scales;
     bool mixes; /* format 2 had sessions under diagnosis */
@@ -47,8 +47,8 @@ typedef struct {
 } kk_saved_keeps;
 
 typedef struct {
-    int32_t format;     /* of the file it was read from */
-    int64_t body_bytes; /* of all that follows the head */
+    int32_t format;     /* version of the file it was read from */
+    int64_t body_bytes; /* bytes of everything after the head */
     char build[64], device[16], model[64];
     uint64_t fingerprint, drafter; /* drafter 0: saved without a proposer's state */
     /* Since format 4: what other precisions of these have too (format/lineage.h); the checksum of
@@ -63,10 +63,10 @@ typedef struct {
     kk_sampling sampling;
     char policy[KK_LAYER_KINDS][16];
     kk_saved_keeps keeps;
-    kk_saved_cache verifier; /* of the session's own state */
+    kk_saved_cache verifier; /* cache of the verifier, the session's own */
     int64_t checkpoint_bytes;
     int32_t n_points;       /* checkpoints */
-    char proposer[16];      /* whose state is saved; "": nobody's */
+    char proposer[16];      /* name of the proposer whose state is saved; "": none */
     kk_saved_cache context; /* format 2: the proposer's state, as if it were a cache */
 } kk_saved_head;
 

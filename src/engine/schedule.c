@@ -16,7 +16,7 @@ enum { LEAD = 1, DONE = 2, LOOK = 4 }; /* what a task is woken for; LOOK: to dis
 enum {
     CHUNK_ROUNDS = 4, /* a chunk takes as long as so many rounds while others decode, which then
                        * go on at a fifth of their speed while the prompt has the rest */
-    LEAST_ROWS = 16,  /* of a chunk: fewer cost nearly as much */
+    LEAST_ROWS = 16,  /* least rows of a chunk: fewer cost nearly as much */
 };
 
 /* How long others wait for a session that is between two rounds: a share of what a round takes, and
@@ -366,7 +366,7 @@ void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_ou
     if (last) hand_in(t, r, last, last->n);
     const bool full = t->n_ready == KK_MOST_AHEAD;
     bool there = take_outcome(t, out);
-    if (full) dispatch(q, NULL); /* those who waited for it can take it along again */
+    if (full) dispatch(q, NULL); /* waiting sessions can be joined with it again */
     pthread_mutex_unlock(&q->lock);
     while (!there) {
         if (wait_turn(q, t, false)) lead(s->engine, t);

@@ -38,7 +38,7 @@ typedef enum {
     KK_TASK_IDLE,
     KK_TASK_QUEUED,
     KK_TASK_RUNNING,
-    KK_TASK_BETWEEN, /* its round is done, and it is expected to come for the next */
+    KK_TASK_BETWEEN, /* its round is done, and its thread is expected to queue the next */
 } kk_task_state;
 
 /* What a round came to, for the thread that hands it out. */
@@ -51,7 +51,7 @@ typedef struct {
     uint64_t hash_after[KK_MAX_DRAFT + 1];
     kk_status st;
     kk_err err;
-    double seconds; /* of the forward it was part of */
+    double seconds; /* duration of the forward it was part of */
     int64_t syncs;  /* meanwhile, of the device */
 } kk_outcome;
 
@@ -70,10 +70,10 @@ struct kk_task {
     double done_at;    /* when its last round was done */
     double round_s;    /* how long that took; 0: there was none */
     bool slow;         /* it came back late the last time */
-    double row_s;      /* of its last chunk, per row; 0: there was none */
+    double row_s;      /* seconds per row of its last chunk; 0: there was none */
 
     kk_round *round; /* while it runs, or may be taken along, the leader's */
-    kk_status st;    /* of the round that runs, with err: the leader's */
+    kk_status st;    /* status of the running round, with err; written by the leader */
     kk_err err;
     bool goes_on;                      /* whoever leads may take it along */
     bool leaves;                       /* its generation ends */
@@ -84,13 +84,13 @@ struct kk_task {
 };
 
 typedef struct {
-    pthread_mutex_t lock;          /* of all of this; never held during a forward or a callback */
-    kk_task *first, **end;         /* the queue, oldest first */
-    kk_task *decoding;             /* sessions inside kk_generate */
-    bool busy, chunking;           /* a forward runs; it is a chunk's */
-    kk_task *batch[KK_MAX_GROUPS]; /* whose forward that is; the leader's once busy is set */
+    pthread_mutex_t lock;  /* guards all members; never held during a forward or a callback */
+    kk_task *first, **end; /* the queue, oldest first */
+    kk_task *decoding;     /* sessions inside kk_generate */
+    bool busy, chunking;   /* a forward runs; it is a chunk's */
+    kk_task *batch[KK_MAX_GROUPS]; /* of the running forward; the leader's once busy is set */
     int32_t n_batch;
-    bool company;   /* others wait, or are expected: nothing is to be enqueued ahead */
+    bool company;   /* other sessions wait or are expected: no round is enqueued ahead */
     bool again;     /* the leader's: it failed, and was run one by one */
     kk_task *timer; /* queued, and wakes at timer_at to see who is there */
     double timer_at;

@@ -57,7 +57,7 @@ struct kk_session {
     kk_drafting drafting;
     int32_t draft_max, draft_ctx;
     bool draft_fixed;
-    kk_sampling sampling; /* of the last generation */
+    kk_sampling sampling; /* settings of the last generation */
     bool other_weights;   /* rows came with a file that other weights of the model had made */
     bool sampled;         /* there was one */
     kk_point **points;    /* [cap_points] its checkpoints */

@@ -8,7 +8,7 @@
 enum {
     KK_ADDED_SPECIAL = 1,
     KK_ADDED_LSTRIP = 2, /* white space before it belongs to it */
-    KK_ADDED_RSTRIP = 4, /* and after it */
+    KK_ADDED_RSTRIP = 4, /* spaces after it belong to the token */
 };
 
 typedef struct {

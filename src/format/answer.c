@@ -39,14 +39,14 @@ struct kk_answer {
     int32_t part;
 
     /* Held back. */
-    char start[LONGEST_MARK]; /* of a mark */
+    char start[LONGEST_MARK]; /* the beginning of a mark */
     size_t n_start;
     size_t n_name; /* bytes of channel_name that have come */
     bool line_break;
-    char tail[4]; /* of the open part */
+    char tail[4]; /* the last bytes of the open part */
     size_t n_tail;
     kk_stops stops;
-    char *body; /* of a call */
+    char *body; /* the text of a call */
     size_t n_body, body_cap;
     size_t *quotes;
     size_t n_quotes, quotes_cap;
@@ -276,7 +276,8 @@ static kk_status reserve(kk_answer *a, size_t n, kk_err *err) {
     const size_t marks = (n + held) / SHORTEST_MARK + 2;
     size_t body, out;
     if (kk_add(n, held, &n) && kk_add(n, a->n_body, &body) && body < SIZE_MAX / 32) {
-        out = kk_call_room(body) + 4 * body; /* its JSON, itself, its name and text around it */
+        out = kk_call_capacity(body) +
+              4 * body; /* JSON, the call itself, its name and the text around it */
         if (kk_grow((void **)&a->body, &a->body_cap, body, 1) &&
             kk_grow((void **)&a->quotes, &a->quotes_cap, a->n_quotes + marks, sizeof *a->quotes) &&
             kk_grow((void **)&a->out, &a->out_cap, out, 1) &&

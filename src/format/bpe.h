@@ -26,7 +26,7 @@ typedef struct kk_symbol kk_symbol;
 typedef struct {
     kk_symbol *symbols;
     size_t symbols_cap;
-    uint64_t *first, *spare; /* the pairs the word starts with, sorted; room to sort them */
+    uint64_t *first, *spare; /* the pairs the word starts with, sorted; scratch to sort them */
     size_t n_first, first_at, first_cap, spare_cap;
     uint64_t *heap; /* pairs that merges made */
     size_t n_heap, heap_cap;

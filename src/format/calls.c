@@ -24,7 +24,7 @@ typedef struct {
 } reader;
 
 /* A byte becomes at most \u0001, and a bare word of one byte gets two quotes. */
-size_t kk_call_room(size_t n) { return 8 * n + 16; }
+size_t kk_call_capacity(size_t n) { return 8 * n + 16; }
 
 /* ---- reading ----------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@ typedef struct {
 } kk_call_text;
 
 /* More bytes than kk_call_read writes for a call of n bytes. */
-size_t kk_call_room(size_t n);
+size_t kk_call_capacity(size_t n);
 /* Reads a whole call.  *name is a part of its text; the arguments are written to json as one JSON
  * object of *json_len bytes.  False: it is not a whole call. */
 bool kk_call_read(const kk_call_text *call, const char **name, size_t *name_len, char *json,

@@ -228,7 +228,7 @@ static void put_response_parts(chat *c, size_t i, const json_t *name, const json
     end_response(c);
 }
 
-/* Whose answer a tool message is: by the id of the call, else by its own name. */
+/* Finds the call that a tool message answers: by the id of the call, else by its own name. */
 static const json_t *answered_name(const json_t *calls, const json_t *answer) {
     const json_t *name = member(answer, "name"), *id = member(answer, "tool_call_id");
     for (size_t k = 0; k < json_array_size(calls); k++) {

@@ -2,7 +2,7 @@
  *
  * Some facts are not in the keys: the vocabulary is as large as the embedding, K = V shows in a
  * full layer without a value projection, and which pairs rotate on full layers is told by
- * rope_freqs.weight, a list of divisors where 1e30 stops a pair from turning. */
+ * rope_freqs.weight, a list of divisors, where 1e30 means that a pair is not rotated. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -105,25 +105,25 @@ static kk_status read_layer(kk_config *c, const kk_gguf *g, int32_t i, kk_err *e
 
 /* ---- RoPE ------------------------------------------------------------------------------- */
 
-/* Pairs before the first 1e30 turn.  Their divisors are all 1 in released models, or one factor;
- * files of random weights have noise there, for which 1 is as good as any value. */
+/* Pairs before the first 1e30 are rotated. Their divisors are all 1 in released models, or one
+ * factor; files of random weights have noise there, for which 1 is as good as any value. */
 static kk_status read_divisors(kk_rope_config *r, const kk_tensor *t, kk_err *err) {
     const int64_t n = kk_tensor_values(t);
     if (t->dtype != KK_F32 || n > 1 << 16)
         return kk_fail(err, KK_EFORMAT, "tensor '%s' is no short list of f32", t->name);
-    int64_t turning = 0;
+    int64_t rotated = 0;
     bool equal = true;
     for (int64_t i = 0; i < n; i++) {
         const float f = kk_bits_f32(kk_le32(t->data.base + 4 * i));
         if (f > 1e29f) continue;
-        if (i != turning++ || !(f > 0))
+        if (i != rotated++ || !(f > 0))
             return kk_fail(err, KK_EFORMAT, "tensor '%s' has an unexpected divisor %g at %" PRId64,
                            t->name, (double)f, i);
         if (i == 0) r->factor = f;
         equal = equal && kk_f32_bits(f) == kk_f32_bits(r->factor);
     }
     if (!equal) r->factor = 1.0f;
-    r->n_rot = (int32_t)turning;
+    r->n_rot = (int32_t)rotated;
     return KK_OK;
 }
 

@@ -14,7 +14,7 @@ struct kk_decoder {
     const kk_tokenizer *tok;
     bool show_special;
     size_t len, given; /* bytes in text, and those of them the caller has had */
-    char text[];       /* room for the longest token after an unfinished character */
+    char text[];       /* large enough for the longest token after an unfinished character */
 };
 
 static kk_status check_id(const kk_tokenizer *t, int32_t id, kk_err *err) {
@@ -41,15 +41,15 @@ static size_t write_token(const kk_tokenizer *t, int32_t id, bool show_special, 
 
 kk_status kk_decode(const kk_tokenizer *t, const int32_t *ids, size_t n, bool show_special,
                     char **text, size_t *len, kk_err *err) {
-    size_t room = 1;
+    size_t capacity = 1;
     *text = NULL;
     *len = 0;
     for (size_t i = 0; i < n; i++) {
         KK_TRY(check_id(t, ids[i], err));
-        if (!kk_add(room, t->vocab.pieces[ids[i]].len, &room))
+        if (!kk_add(capacity, t->vocab.pieces[ids[i]].len, &capacity))
             return kk_fail(err, KK_ENOMEM, "no memory to decode %zu tokens", n);
     }
-    char *out = kk_malloc(room);
+    char *out = kk_malloc(capacity);
     if (!out) return kk_fail(err, KK_ENOMEM, "no memory to decode %zu tokens", n);
     size_t at = 0;
     for (size_t i = 0; i < n; i++) at += write_token(t, ids[i], show_special, out + at);
@@ -92,7 +92,7 @@ kk_status kk_decoder_push(kk_decoder *d, int32_t id, const char **text, size_t *
 }
 
 kk_status kk_decoder_finish(kk_decoder *d, const char **text, size_t *len, kk_err *err) {
-    (void)err; /* nothing here can fail; the signature leaves room for decoders that can */
+    (void)err; /* nothing here can fail; the signature allows for decoders that can */
     drop_given(d);
     d->given = d->len;
     *text = d->text;

@@ -15,9 +15,9 @@ typedef enum { KK_EMBED_ONCE, KK_EMBED_UNSCALED, KK_EMBED_TWICE } kk_embed_scali
 
 typedef struct {
     int32_t vocab, hidden, n_layer, n_head, n_kv_head, head_dim, ffn, window, context;
-    int32_t block;                     /* rows of a block: the anchor and block - 1 drafts */
-    int32_t mask_id;                   /* stands for a token to be drafted; never drafted itself */
-    int32_t n_target_layers;           /* of the verifier it was made for; 0: not said */
+    int32_t block;           /* rows of a block: the anchor and block - 1 drafts */
+    int32_t mask_id;         /* stands for a token to be drafted; never drafted itself */
+    int32_t n_target_layers; /* layers of the verifier it was trained for; 0: not recorded */
     int32_t n_taps, taps[KK_MAX_TAPS]; /* verifier layers whose outputs it reads, from 0 */
     float eps, theta, softcap;         /* softcap 0: none */
     kk_kind kind[KK_MAX_DRAFT_LAYERS];

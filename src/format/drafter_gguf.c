@@ -108,7 +108,7 @@ static kk_status read_vocab(kk_drafter_config *c, const kk_gguf *g, kk_err *err)
 }
 
 static kk_status read_heads(kk_drafter_config *c, const kk_gguf *g, kk_err *err) {
-    int32_t values, turning;
+    int32_t values, rotated;
     KK_TRY(read_int(g, (int_key){ARCH ".attention.head_count", 0, 1, 1 << 10}, &c->n_head, err));
     KK_TRY(read_int(g, (int_key){ARCH ".attention.head_count_kv", c->n_head, 1, c->n_head},
                     &c->n_kv_head, err));
@@ -117,12 +117,12 @@ static kk_status read_heads(kk_drafter_config *c, const kk_gguf *g, kk_err *err)
     KK_TRY(
         read_int(g, (int_key){ARCH ".attention.value_length", c->head_dim, 2, 512}, &values, err));
     KK_TRY(
-        read_int(g, (int_key){ARCH ".rope.dimension_count", c->head_dim, 0, 512}, &turning, err));
-    if (c->head_dim % 2 != 0 || values != c->head_dim || turning != c->head_dim)
+        read_int(g, (int_key){ARCH ".rope.dimension_count", c->head_dim, 0, 512}, &rotated, err));
+    if (c->head_dim % 2 != 0 || values != c->head_dim || rotated != c->head_dim)
         return kk_fail(err, KK_EFORMAT,
                        "%s: keys of %d values, %d of them rotated, and values of %d are not "
                        "supported",
-                       label, c->head_dim, turning, values);
+                       label, c->head_dim, rotated, values);
     if (c->n_head % c->n_kv_head == 0 && c->n_head / c->n_kv_head <= 128) return KK_OK;
     return kk_fail(err, KK_EFORMAT,
                    "%s: %d attention heads do not divide into %d key heads, 128 to one at most",

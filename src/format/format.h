@@ -80,14 +80,14 @@ struct kk_checkpoint {
     kk_checkpoint_file *files;
     size_t n_files;
     kk_gguf gguf;
-    char *names;        /* of tensors whose names are not in a file's list */
+    char *names;        /* names of tensors that are not in a file's list */
     kk_tensor *tensors; /* sorted by name */
     size_t n_tensors;
     kk_inventory inventory;   /* what the configuration calls for */
     kk_mem *mem;              /* synthetic: where each tensor's pages were taken */
-    kk_mem_category category; /* of everything it takes */
+    kk_mem_category category; /* category of all its memory */
     kk_span packed;           /* tensors rounded to a smaller type, in one block; empty: none */
-    kk_mem *packed_mem;       /* that it is counted in */
+    kk_mem *packed_mem;       /* where the packed weights are counted */
 };
 
 /* Opens a Hugging Face folder or a GGUF file into *c, which the caller closes on failure. */

@@ -1,6 +1,6 @@
 /* gguf.h - reads and writes GGUF v3: typed key/values, then tensors.
  *
- * Reading is a view into a span, which must outlive it.  Dims are turned outermost first. */
+ * Reading is a view into a span, which must outlive it.  Dims are reversed, outermost first. */
 #ifndef KK_FORMAT_GGUF_H
 #define KK_FORMAT_GGUF_H
 

@@ -52,7 +52,7 @@ static kk_status add_file(kk_checkpoint *c, const char *dir, const char *name, k
     return kk_safetensors_parse(&f->list, f->map.span, name, err);
 }
 
-static kk_status room_for_files(kk_checkpoint *c, size_t n, kk_err *err) {
+static kk_status allocate_files(kk_checkpoint *c, size_t n, kk_err *err) {
     c->files = kk_calloc(n, sizeof *c->files);
     return c->files ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu files", n);
 }
@@ -85,7 +85,7 @@ static kk_status open_shards(kk_checkpoint *c, const char *dir, const json_t *in
     json_t *names, *value;
     const char *shard;
     kk_status st = shard_names(index, &names, err);
-    if (st == KK_OK) st = room_for_files(c, json_object_size(names), err);
+    if (st == KK_OK) st = allocate_files(c, json_object_size(names), err);
     if (st == KK_OK) {
         json_object_foreach(names, shard, value) {
             st = add_file(c, dir, shard, err);
@@ -113,7 +113,7 @@ static kk_status open_index(kk_checkpoint *c, const char *dir, const char *path,
 
 kk_status kk_hf_file(kk_checkpoint *c, const char *dir, const char *name, kk_err *err) {
     c->format = "safetensors";
-    KK_TRY(room_for_files(c, 1, err));
+    KK_TRY(allocate_files(c, 1, err));
     return add_file(c, dir, name, err);
 }
 

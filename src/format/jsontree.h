@@ -1,7 +1,7 @@
 /* jsontree.h - JSON text as a tree of jansson values, read by our own reader.
  *
- * jansson's parser ignores some failed allocations and goes on without the bytes it had no room
- * for, so that a text could be read wrong and nobody told.  Its values are sound. */
+ * jansson's parser ignores some failed allocations and goes on without the bytes it could not
+ * store, so that a text could be read wrong without an error.  Its values are sound. */
 #ifndef KK_FORMAT_JSONTREE_H
 #define KK_FORMAT_JSONTREE_H
 

@@ -58,7 +58,7 @@ static kk_status read_config(kk_projection *p, const char *dir, kk_err *err) {
     return st;
 }
 
-/* Of every byte of the tensors, in the order of the inventory. */
+/* Hash of every byte of the tensors, in the order of the inventory. */
 static uint64_t checksum(const kk_inventory *list, const kk_tensor *(*find)(const void *, size_t),
                          const void *from) {
     uint64_t h = KK_HASH_START;
@@ -78,7 +78,7 @@ static const kk_tensor *read_tensor(const void *from, size_t i) {
 }
 
 static kk_status check_data(const kk_projection *p, const char *path, kk_err *err) {
-    if (!p->config.data) return KK_OK; /* of an earlier build */
+    if (!p->config.data) return KK_OK; /* a file of an earlier build has none */
     const uint64_t is = checksum(&p->tensors->inventory, read_tensor, p->tensors);
     if (is == p->config.data) return KK_OK;
     return kk_fail(err, KK_EFORMAT,
@@ -193,7 +193,7 @@ static const float *values_of(const kk_projection_values *v, const char *name) {
     return at[1] == 'k' ? v->k[layer] : v->v[layer];
 }
 
-static kk_status room_to_round(writing *w, kk_dtype type, kk_err *err) {
+static kk_status allocate_rounded(writing *w, kk_dtype type, kk_err *err) {
     size_t total = 0;
     w->tensors = kk_calloc(w->list.n, sizeof *w->tensors);
     if (!w->tensors) return kk_fail(err, KK_ENOMEM, "no memory to write a projection");
@@ -209,7 +209,7 @@ static kk_status room_to_round(writing *w, kk_dtype type, kk_err *err) {
 }
 
 static kk_status fill(writing *w, const kk_projection_values *v, kk_dtype type, kk_err *err) {
-    KK_TRY(room_to_round(w, type, err));
+    KK_TRY(allocate_rounded(w, type, err));
     uint8_t *to = w->rounded;
     for (size_t i = 0; i < w->list.n; i++) {
         const kk_inventory_item *item = &w->list.items[i];

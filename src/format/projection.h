@@ -34,7 +34,7 @@ typedef struct {
     int32_t n_taps, taps[KK_MAX_TAPS]; /* taps and context: layers, from 0 */
     int32_t n_in, rank;
     bool joint;              /* one latent for K and V */
-    int32_t n_layer, hidden; /* of the verifier it was made for */
+    int32_t n_layer, hidden; /* shape of the verifier it was trained for */
     struct {
         int32_t n_layer, n_kv_head, head_dim;
     } draft; /* drafter-kv: the drafter it reads, n_in values for K and as many for V; else zeros */

@@ -135,8 +135,8 @@ kk_status kk_projection_config_valid(const kk_projection_config *c, kk_status ba
 
 /* ---- to JSON ---------------------------------------------------------------------------- */
 
-/* Room for every line at its longest: 32 of the whole file's, one per layer. */
-enum { LINE = 160, ROOM = (32 + KK_MAX_LAYERS) * LINE };
+/* Bytes of every line at its longest: 32 lines of the whole file, one per layer. */
+enum { LINE = 160, CAPACITY = (32 + KK_MAX_LAYERS) * LINE };
 
 typedef struct {
     char *text;
@@ -146,7 +146,7 @@ typedef struct {
 __attribute__((format(printf, 2, 3))) static void put(document *t, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
-    t->len += (size_t)vsnprintf(t->text + t->len, ROOM - t->len, fmt, args);
+    t->len += (size_t)vsnprintf(t->text + t->len, CAPACITY - t->len, fmt, args);
     va_end(args);
 }
 
@@ -181,7 +181,7 @@ static void put_print(document *t, const char *key, uint64_t h) {
 
 /* checksum 0: without it. */
 static char *written(const kk_projection_config *c, uint64_t checksum) {
-    document t = {.text = kk_malloc(ROOM)};
+    document t = {.text = kk_malloc(CAPACITY)};
     if (!t.text) return NULL;
     put(&t, "{\n  \"format\": \"%s\",\n  \"version\": %d,\n", format_name, VERSION);
     put_source(&t, c);
@@ -312,11 +312,12 @@ static kk_status read_fingerprint(kk_fields f, const char *key, uint64_t *out, k
     return KK_OK;
 }
 
-/* Of what the file says: written down again without the checksum, it has the same. */
+/* Hash of the configuration as written without its checksum: reading and writing it again gives the
+ * same. */
 static kk_status check_itself(const kk_projection_config *c, kk_fields f, kk_err *err) {
     uint64_t said;
     KK_TRY(read_fingerprint(f, "config_checksum", &said, err));
-    if (!said && !c->data) return KK_OK; /* of an earlier build */
+    if (!said && !c->data) return KK_OK; /* a file of an earlier build has none */
     if (!said || !c->data)
         return kk_fail(err, KK_EFORMAT, "%s has %s checksum and not the other", label,
                        said ? "its own" : "its data's");

@@ -84,7 +84,8 @@ static kk_status write_tensor(job *j, const kk_inventory_item *item, kk_err *err
     return KK_OK;
 }
 
-/* Divisors of the angles on full layers: the factor for pairs that turn, 1e30 for the others. */
+/* Divisors of the angles on full layers: the factor for pairs that are rotated, 1e30 for the
+ * others. */
 static kk_status write_divisors(job *j, int32_t pairs, kk_err *err) {
     const kk_rope_config *r = &j->in->config.rope[KK_FULL];
     for (int32_t i = 0; i < pairs; i++) {

@@ -17,7 +17,7 @@ enum { MAX_HEADER = 100 * 1000 * 1000 };
 
 typedef struct {
     const char *name; /* in the JSON until the copy is made */
-    bool listed;      /* of a type we know */
+    bool listed;      /* its type is one that we read */
     uint64_t begin, end;
     kk_tensor tensor;
 } entry;
@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     const char *label;
     kk_span data; /* what follows the header */
-    size_t start; /* its place in the file */
+    size_t start; /* byte offset in the file */
     entry *entries;
     size_t n;
 } reader;

@@ -1,8 +1,8 @@
 /* tokenizer.c - encodes text with the tables of a tokenizer, and owns their life.
  *
  * A text is cut at added tokens; what lies between is one run in which spaces stand for U+2581.
- * The reference treats such a run as a single word.  Here it is cut further, wherever two
- * characters meet that no merge can ever bring into one token: the parts cannot affect each
+ * The reference treats such a run as a single word.  Here it is cut further, between any two
+ * characters that no merge can ever bring into one token: the parts cannot affect each
  * other, so the ids are the same, and the merge loop works on a dozen symbols instead of a
  * million.  Of ordinary text that is a cut at every space. */
 #include "format/tokenizer.h"

@@ -89,7 +89,7 @@ static kk_status read_merges(reader *r, kk_jsonpull *p) {
     }
 }
 
-static kk_status meet_merges(reader *r) {
+static kk_status take_merges(reader *r) {
     if (r->has_merges) return refuse(r, "it has two lists of merges");
     r->has_merges = true;
     if (r->has_vocab) return read_merges(r, &r->p);
@@ -128,7 +128,7 @@ static kk_status read_byte_fallback(reader *r) {
 static kk_status read_model_field(reader *r, kk_json_str key) {
     if (kk_json_is(key, "type")) return read_model_type(r);
     if (kk_json_is(key, "vocab")) return read_vocab(r);
-    if (kk_json_is(key, "merges")) return meet_merges(r);
+    if (kk_json_is(key, "merges")) return take_merges(r);
     if (kk_json_is(key, "byte_fallback")) return read_byte_fallback(r);
     if (kk_json_is(key, "dropout")) return read_unset(r, "dropout is not supported");
     if (kk_json_is(key, "ignore_merges")) return read_unset(r, "ignore_merges is not supported");
@@ -229,7 +229,7 @@ static kk_status read_added(reader *r, kk_jsonpull *p) {
     }
 }
 
-static kk_status meet_added(reader *r) {
+static kk_status take_added(reader *r) {
     if (r->has_added) return refuse(r, "it has two lists of added tokens");
     r->has_added = r->added_wait = true;
     return postpone(r, &r->added);
@@ -338,7 +338,7 @@ static kk_status read_stage(reader *r, stage_kind kind) {
 
 static kk_status read_field(reader *r, kk_json_str key) {
     if (kk_json_is(key, "model")) return read_model(r);
-    if (kk_json_is(key, "added_tokens")) return meet_added(r);
+    if (kk_json_is(key, "added_tokens")) return take_added(r);
     if (kk_json_is(key, "normalizer")) return read_stage(r, NORMALIZER);
     if (kk_json_is(key, "pre_tokenizer")) return read_stage(r, PRE_TOKENIZER);
     if (kk_json_is(key, "decoder")) return read_stage(r, DECODER);

@@ -21,7 +21,7 @@ struct kk_tokenizer {
     kk_added normalised; /* looked for after spaces became U+2581 */
     uint8_t *kinds;      /* kk_token_kind by id */
     int32_t byte_ids[256];
-    int32_t ascii_ids[128]; /* of one-character tokens; the space's is U+2581's; -1: none */
+    int32_t ascii_ids[128]; /* of one-character tokens (for the space: U+2581's); -1: none */
     int32_t bos;            /* -1: none */
     size_t longest;         /* bytes of the longest token */
     uint64_t joins[KK_CHAR_CLASSES][KK_CHAR_CLASSES / 64];

@@ -24,7 +24,7 @@ typedef struct {
 
 struct kk_cache {
     kk_cache_opts opts;
-    int32_t n_layers[KK_KINDS]; /* of the model, those that store nothing included */
+    int32_t n_layers[KK_KINDS]; /* layers of the model, including those that store nothing */
     int64_t len, reserved;
     table table[KK_KINDS];
 };
@@ -33,7 +33,7 @@ typedef struct {
     kk_pool *pool;
     kk_page **page; /* [end - first] of the extent */
     extent held;
-    bool lets_go; /* its cache gives pages back as it goes on */
+    bool lets_go; /* its policy releases pages as the session grows */
     uint8_t *sink;
     size_t sink_bytes;
 } frozen;
@@ -364,7 +364,7 @@ static bool bit(const uint8_t *const bits[KK_KINDS], int kind, int64_t i) {
     return bits && bits[kind] && (bits[kind][i / 8] >> (i % 8) & 1);
 }
 
-/* Pages that len rows of a kind take anew; -1: one that is to stay is not there. */
+/* New pages that len rows of a kind take; -1: a page that must stay resident is missing. */
 static int64_t pages_anew(const kk_cache *c, int kind, int64_t len,
                           const uint8_t *const shared[KK_KINDS]) {
     const extent need = needed(c, (kk_kind)kind, len), held = c->table[kind].held;
@@ -430,19 +430,19 @@ kk_status kk_cache_fill(kk_cache *c, int64_t len, const uint8_t *const shared[KK
 
 /* ---- marks ------------------------------------------------------------------------------ */
 
-static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **room, kk_err *err) {
+static kk_status freeze(kk_mark *m, const kk_cache *c, kk_kind kind, kk_page **list, kk_err *err) {
     frozen *f = &m->frozen[kind];
     kk_pool *pool = c->opts.pool[kind];
     const extent need = needed(c, kind, c->len);
     const size_t sink = kk_cache_sink_bytes(c, kind);
     KK_TRY(kk_pool_promise(pool, extent_pages(need), err));
     *f = (frozen){.pool = pool,
-                  .page = room,
+                  .page = list,
                   .held = need,
                   .lets_go = c->opts.policy[kind]->windowed,
                   .sink_bytes = sink};
     for (int64_t i = need.first; i < need.end; i++) {
-        *room++ = c->table[kind].page[i];
+        *list++ = c->table[kind].page[i];
         c->table[kind].page[i]->refs++;
     }
     if (sink) KK_TRY(kk_pool_side_take(pool, sink, &f->sink, err));
@@ -457,14 +457,14 @@ kk_status kk_mark_new(kk_mark **out, const kk_cache *c, kk_err *err) {
     kk_mark *m = kk_zalloc(sizeof *m + (size_t)total * sizeof(kk_page *));
     if (!m) return kk_fail(err, KK_ENOMEM, "no memory for a mark of %lld pages", (long long)total);
     m->len = c->len;
-    kk_page **room = m->pages;
+    kk_page **list = m->pages;
     for (int kind = 0; kind < KK_KINDS; kind++) {
-        const kk_status st = has_kind(c, kind) ? freeze(m, c, (kk_kind)kind, room, err) : KK_OK;
+        const kk_status st = has_kind(c, kind) ? freeze(m, c, (kk_kind)kind, list, err) : KK_OK;
         if (st != KK_OK) {
             kk_mark_free(m);
             return st;
         }
-        room += extent_pages(m->frozen[kind].held);
+        list += extent_pages(m->frozen[kind].held);
     }
     *out = m;
     return KK_OK;

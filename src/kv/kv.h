@@ -34,7 +34,7 @@
 /* What a model needs of its caches; filled by the model. */
 typedef struct {
     int32_t n_layer;
-    int32_t window; /* of sliding layers */
+    int32_t window; /* window of sliding layers, in rows */
     struct {
         kk_kind kind;
         bool stores; /* false: reads another layer's rows */
@@ -46,7 +46,7 @@ typedef struct {
 /* What is kept of each position so that its rows can be rebuilt. */
 typedef struct {
     int32_t rank;        /* values of a latent; 0: none is kept */
-    kk_kv_format format; /* of these */
+    kk_kv_format format; /* format of the latents */
     int32_t n_scales;    /* factors kept beside it; may be 0 */
     /* NULL in production; else K and V of all layers are kept too, as projected and in float32.
      * The layout says there where they lie, and borrows it. */
@@ -88,8 +88,8 @@ kk_status kk_pool_read(const kk_pool *p, uint8_t *to, const uint8_t *page, size_
 kk_status kk_pool_write(const kk_pool *p, uint8_t *page, const uint8_t *from, size_t n,
                         kk_err *err);
 
-/* How a layer kind decides which rows stay resident, and what is asked of it: nobody needs to know
- * which policy it is. */
+/* How a layer kind decides which rows stay resident, and the questions that callers ask of it:
+ * none of them needs to know which policy it is. */
 typedef struct {
     const char *name;
     bool windowed; /* has a window, of at least 1 */
@@ -97,7 +97,7 @@ typedef struct {
     /* Rows that the model's mask shows may be gone: its window is the one of core/visible.h, and
      * may be 0 where there is a sink. */
     bool evicts;
-    bool rebuilds; /* and these are rebuilt from latents; false: nobody sees them */
+    bool rebuilds; /* and these are rebuilt from latents; false: no row sees them */
     /* The first row the next one needs, the sink apart. */
     int64_t (*keep_from)(const kk_kv_bounds *bounds, int64_t len);
 } kk_kv_policy;
@@ -137,7 +137,8 @@ bool kk_cache_alike(const kk_cache *a, const kk_cache *b);
  * limit and a device without memory can refuse.  On failure the cache is as it was. */
 kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err);
 /* The rows up to len are now part of the timeline (len may be at most what was reserved, and
- * may be less than what was written: the rest is taken back). Pages out of sight are released. */
+ * may be less than what was written: the rest is taken back). Pages outside the window are
+ * released. */
 void kk_cache_commit(kk_cache *c, int64_t len);
 /* The same, but what was reserved beyond len stays so: rows there are being written. */
 void kk_cache_advance(kk_cache *c, int64_t len);
@@ -158,7 +159,7 @@ int64_t kk_cache_bytes(const kk_cache *c, kk_kind kind);
 /* The pages that len needs, by kind and in order of their index, to write a cache down. */
 typedef struct {
     int64_t index; /* its rows are [index * KK_PAGE_ROWS, ...) */
-    int32_t rows;  /* of them below len; the others have no meaning */
+    int32_t rows;  /* rows of the page below len; the others are undefined */
     uint8_t *data; /* [page_bytes of the layout]; shared with others unless it was just filled;
                     * where its pool is remote, only for kk_pool_read and kk_pool_write */
 } kk_cache_page;

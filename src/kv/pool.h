@@ -13,7 +13,7 @@ typedef struct kk_page kk_page;
 typedef struct kk_slab kk_slab;
 struct kk_page {
     uint8_t *data;
-    kk_slab *slab; /* that it lies in */
+    kk_slab *slab; /* the slab that the page lies in */
     int32_t refs;  /* 0: free */
     kk_page *next; /* in a free list */
 };

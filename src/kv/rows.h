@@ -11,7 +11,7 @@ typedef struct {
     const uint8_t *from;
     int32_t to_rows, from_rows;
     int32_t first, n;
-    const kk_pool *pool; /* of both, where they are remote; NULL: ordinary memory */
+    const kk_pool *pool; /* pool of both pages where they are remote; NULL: ordinary memory */
 } kk_kv_passage;
 
 /* Copies them of every layer of the kind. */

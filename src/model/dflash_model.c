@@ -54,7 +54,7 @@ static kk_status take_buffers(kk_dflash *m, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status take_room(kk_dflash *m, kk_err *err) {
+static kk_status take_scratch(kk_dflash *m, kk_err *err) {
     const size_t most = (size_t)most_rows(m), block = (size_t)m->max_block_rows;
     KK_TRY(take_buffers(m, err));
     m->positions = kk_calloc(most, sizeof *m->positions);
@@ -91,7 +91,7 @@ kk_status kk_dflash_new(kk_dflash **out, const kk_drafter *files, const kk_draft
     m->embed_scale = embed_scale(config->embed_scaling, kk_gemma4_embed_scale(opts->verifier));
     fill_kv_shape(m);
     kk_status st = kk_dflash_load(m, files, err);
-    if (st == KK_OK) st = take_room(m, err);
+    if (st == KK_OK) st = take_scratch(m, err);
     if (st != KK_OK) {
         kk_dflash_free(m);
         return st;
@@ -232,8 +232,8 @@ kk_status kk_dflash_extend(kk_dflash *m, const kk_dflash_rows *rows, int32_t n, 
     begin_rows(m);
     for (int32_t i = 0; i < n; i++) {
         for (int32_t done = 0; done < rows[i].n_rows;) {
-            const int32_t left = rows[i].n_rows - done, room = m->max_rows - m->n_rows;
-            const int32_t take = left < room ? left : room;
+            const int32_t left = rows[i].n_rows - done, left_rows = m->max_rows - m->n_rows;
+            const int32_t take = left < left_rows ? left : left_rows;
             KK_TRY(gather_taps(m, &rows[i], done, take, err));
             done += take;
             if (m->n_rows < m->max_rows) continue;

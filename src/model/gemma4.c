@@ -26,11 +26,11 @@ static void fill_kv_shape(kk_gemma4 *m) {
     }
 }
 
-static kk_status room(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, kk_err *err) {
+static kk_status take_rows(kk_gemma4 *m, int64_t rows, int64_t width, kk_buf **out, kk_err *err) {
     return kk_take_rows(m->be, m->dev, rows, width, out, err);
 }
 
-static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
+static kk_status take_attention_scratch(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     int64_t nq = 0, nkv = 0, ffn = c->ple_dim;
     bool rebuilds = false;
@@ -44,44 +44,44 @@ static kk_status take_attention_room(kk_gemma4 *m, kk_err *err) {
     }
     /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
     nq = nq > ffn ? nq : ffn;
-    KK_TRY(room(m, m->max_rows, nq, &m->scratch.q, err));
-    KK_TRY(room(m, m->max_rows, nq, &m->scratch.att, err));
+    KK_TRY(take_rows(m, m->max_rows, nq, &m->scratch.q, err));
+    KK_TRY(take_rows(m, m->max_rows, nq, &m->scratch.att, err));
     m->scratch.gate = m->scratch.q;
     m->scratch.up = m->scratch.att;
-    KK_TRY(room(m, m->max_rows, nkv, &m->scratch.k, err));
-    KK_TRY(room(m, m->max_rows, nkv, &m->scratch.v, err));
+    KK_TRY(take_rows(m, m->max_rows, nkv, &m->scratch.k, err));
+    KK_TRY(take_rows(m, m->max_rows, nkv, &m->scratch.v, err));
     for (int k = 0; k < KK_LAYER_KINDS; k++)
-        KK_TRY(room(m, m->max_rows, 2 * c->rope[k].n_rot + 1, &m->rope_rows[k], err));
+        KK_TRY(take_rows(m, m->max_rows, 2 * c->rope[k].n_rot + 1, &m->rope_rows[k], err));
     if (!rebuilds) return KK_OK;
     const size_t row = 2 * (size_t)c->rope[KK_FULL].n_rot * sizeof(float);
     return m->be->buf_reserve(m->dev, ((size_t)c->context + 1) * (row + 1), &m->rope_pos, err);
 }
 
-static kk_status take_ffn_room(kk_gemma4 *m, kk_err *err) {
+static kk_status take_ffn_scratch(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     if (c->n_expert) {
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->scratch.expert, err));
-        KK_TRY(room(m, m->max_rows, c->n_expert_used, &m->scratch.expert_weight, err));
+        KK_TRY(take_rows(m, m->max_rows, c->n_expert_used, &m->scratch.expert, err));
+        KK_TRY(take_rows(m, m->max_rows, c->n_expert_used, &m->scratch.expert_weight, err));
     }
     if (c->ple_dim) {
         const int64_t n = (int64_t)c->n_layer * c->ple_dim;
-        KK_TRY(room(m, m->max_rows, n, &m->scratch.ple, err));
-        KK_TRY(room(m, m->max_rows, n, &m->ple_tmp, err));
+        KK_TRY(take_rows(m, m->max_rows, n, &m->scratch.ple, err));
+        KK_TRY(take_rows(m, m->max_rows, n, &m->ple_tmp, err));
     }
     return KK_OK;
 }
 
-static kk_status take_room(kk_gemma4 *m, kk_err *err) {
+static kk_status take_scratch(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
     const size_t rows = (size_t)m->max_rows;
     kk_buf **hidden[] = {&m->scratch.x, &m->scratch.z, &m->scratch.y, &m->scratch.y2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
-        KK_TRY(room(m, m->max_rows, c->hidden, hidden[i], err));
-    KK_TRY(take_attention_room(m, err));
-    KK_TRY(take_ffn_room(m, err));
-    KK_TRY(room(m, m->max_logits, c->hidden, &m->logits_in, err));
-    KK_TRY(room(m, m->max_logits, c->vocab, &m->logits, err));
-    KK_TRY(room(m, m->max_logits, 1, &m->chosen, err));
+        KK_TRY(take_rows(m, m->max_rows, c->hidden, hidden[i], err));
+    KK_TRY(take_attention_scratch(m, err));
+    KK_TRY(take_ffn_scratch(m, err));
+    KK_TRY(take_rows(m, m->max_logits, c->hidden, &m->logits_in, err));
+    KK_TRY(take_rows(m, m->max_logits, c->vocab, &m->logits, err));
+    KK_TRY(take_rows(m, m->max_logits, 1, &m->chosen, err));
     m->tokens = kk_calloc(rows, sizeof *m->tokens);
     m->positions = kk_calloc(rows, sizeof *m->positions);
     m->logit_rows = kk_calloc((size_t)m->max_logits, sizeof *m->logit_rows);
@@ -108,7 +108,7 @@ kk_status kk_gemma4_new(kk_gemma4 **out, const kk_checkpoint *ckpt, const kk_gem
     m->embed_scale = kk_bf16_f32(kk_f32_bf16(sqrtf((float)m->cfg.hidden)));
     fill_kv_shape(m);
     kk_status st = kk_gemma4_load(m, ckpt, err);
-    if (st == KK_OK) st = take_room(m, err);
+    if (st == KK_OK) st = take_scratch(m, err);
     if (st != KK_OK) {
         kk_gemma4_free(m);
         return st;
@@ -354,7 +354,7 @@ static kk_status embed(kk_gemma4 *m, kk_err *err) {
 
 /* ---- rows that are no longer stored ----------------------------------------------------- */
 
-/* Of which kinds rows are rebuilt. */
+/* The layer kinds whose rows are rebuilt. */
 static void restored_kinds(const kk_gemma4_forward_args *a, bool kinds[KK_KINDS]) {
     const kk_cache_opts *how = kk_cache_how(a->groups[0].cache);
     for (int k = 0; k < KK_KINDS; k++) kinds[k] = how->policy[k] && how->policy[k]->rebuilds;
@@ -417,7 +417,7 @@ static kk_status show_restorer(kk_gemma4 *m, const kk_gemma4_forward_args *a, in
 
 /* ---- layers ----------------------------------------------------------------------------- */
 
-/* Who looks into a layer. */
+/* The observer of a layer. */
 typedef struct {
     kk_gemma4 *m;
     const kk_gemma4_forward_args *a;

@@ -18,7 +18,7 @@ typedef struct {
     const kk_backend *backend;
     kk_dev *dev;
     kk_mem *mem;
-    int32_t max_rows;   /* of one forward */
+    int32_t max_rows;   /* most rows of one forward */
     int32_t max_logits; /* rows that may ask for logits in one forward */
 } kk_gemma4_opts;
 
@@ -40,9 +40,9 @@ typedef struct {
     const int32_t *tokens; /* NULL: one row, of the token that kk_gemma4_choose chose last */
     int32_t n_rows;
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
-    kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: nobody wants them */
+    kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: not wanted */
     int32_t tap_row;
-    kk_key_counts *counts; /* what its rows read is added here; NULL: nobody counts */
+    kk_key_counts *counts; /* key counts of its rows are added here; NULL: not wanted */
     int32_t ahead;         /* rows before it that an earlier forward writes: not committed yet */
 } kk_gemma4_group;
 
@@ -70,7 +70,7 @@ typedef struct {
     /* For diagnosis: fails with KK_ENUMERIC at the first output that is not finite, of the token
      * embedding, a layer or the head, and names it. */
     bool finite;
-    const kk_gemma4_watch *watch; /* NULL: nobody watches */
+    const kk_gemma4_watch *watch; /* NULL: no observer */
     /* Writes latents, and rebuilds rows, of caches that have them. */
     kk_restorer *restorer;
 } kk_gemma4_forward_args;
@@ -91,7 +91,7 @@ kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
 /* Layers and heads of all forwards that the device took whole, and others. */
 const kk_fused *kk_gemma4_fused(const kk_gemma4 *m);
-/* Makes room for what is kept of positions, so that forwards up to len rows take no memory. */
+/* Reserves what is kept per position, so that forwards up to len rows allocate nothing. */
 kk_status kk_gemma4_expect(kk_gemma4 *m, int64_t len, kk_err *err);
 
 #endif

@@ -54,9 +54,9 @@ static kk_status load_experts(const loader *l, int32_t i, kk_err *err) {
         KK_TRY(matrix(l, "experts.gate_up_proj", n, 2 * f, h, 1, &p->expert_gate, err));
     }
     KK_TRY(matrix(l, "experts.down_proj", n, h, f, c->n_expert_used, &p->expert_down, err));
-    const kk_prepare_args room = {
+    const kk_prepare_args scratch = {
         .experts = {c->n_expert, c->n_expert_used, c->expert_ffn, c->hidden}};
-    return l->m->be->prepare(l->m->dev, &room, err);
+    return l->m->be->prepare(l->m->dev, &scratch, err);
 }
 
 static kk_status load_layer(loader *l, int32_t i, kk_err *err) {

@@ -11,7 +11,7 @@
 typedef struct {
     const kk_backend *be;
     kk_dev *dev;
-    kk_mem_category category; /* of the float buffers it makes */
+    kk_mem_category category; /* memory category of the float buffers it makes */
     const kk_checkpoint *ckpt;
     char prefix[32]; /* before every name: "layers.3.", or "" */
 } kk_loader;
@@ -67,9 +67,9 @@ struct kk_gemma4 {
     int64_t *positions;
     kk_group *groups[KK_LAYER_KINDS];
     int32_t n_rows, n_logits;
-    bool takes_chosen; /* its ids are those in `chosen` */
+    bool takes_chosen; /* the next forward takes its ids from `chosen` */
 
-    kk_fused fused; /* of all forwards */
+    kk_fused fused; /* fused operations of all forwards */
 };
 
 /* Views of every tensor the configuration calls for, checked for shape. */

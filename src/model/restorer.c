@@ -39,7 +39,7 @@ static kk_status load(kk_restorer *r, const kk_projection *p, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status take_room(kk_restorer *r, int32_t rows, kk_err *err) {
+static kk_status take_scratch(kk_restorer *r, int32_t rows, kk_err *err) {
     const kk_projection_config *c = &r->cfg;
     const int32_t n_taps = c->source == KK_SOURCE_EMBED ? 1 : c->n_taps;
     KK_TRY(kk_take_rows(r->be, r->dev, rows, c->hidden, &r->one, err));
@@ -49,7 +49,7 @@ static kk_status take_room(kk_restorer *r, int32_t rows, kk_err *err) {
     return kk_take_rows(r->be, r->dev, rows, c->rank, &r->z, err);
 }
 
-/* Room to rebuild rows in, whatever their format: the widest is taken. */
+/* Reserves scratch to rebuild rows in, for the widest of their formats. */
 static kk_status prepare_layers(kk_restorer *r, const kk_gemma4 *verifier, kk_err *err) {
     const kk_config *c = kk_gemma4_config(verifier);
     for (int32_t i = 0; i < c->n_layer; i++) {
@@ -75,7 +75,7 @@ kk_status kk_restorer_new(kk_restorer **out, const kk_projection *p, const kk_re
     r->drafter = opts->drafter;
     r->eps = kk_gemma4_config(opts->verifier)->eps;
     kk_status st = load(r, p, err);
-    if (st == KK_OK) st = take_room(r, opts->max_rows, err);
+    if (st == KK_OK) st = take_scratch(r, opts->max_rows, err);
     if (st == KK_OK) st = prepare_layers(r, opts->verifier, err);
     if (st != KK_OK) {
         kk_restorer_free(r);

@@ -2,7 +2,7 @@
  * decoders to attention.
  *
  * The verifier's forward shows it the outputs of every layer; it keeps those that its source
- * names, and at the end turns them into one latent per row, which goes into the cache. */
+ * names, and at the end projects them to one latent per row, which goes into the cache. */
 #ifndef KK_MODEL_RESTORER_H
 #define KK_MODEL_RESTORER_H
 

@@ -125,7 +125,7 @@ static void smooth(points *p) {
 
 /* More rows never cost less: neighbours that say so are averaged. */
 static void make_monotone(points *p) {
-    int32_t first[KK_COST_ROWS], n = 0; /* of each run of equal seconds */
+    int32_t first[KK_COST_ROWS], n = 0; /* first point of each run of equal seconds */
     double value[KK_COST_ROWS], weight[KK_COST_ROWS];
     for (int32_t i = 0; i < p->n; i++) {
         first[n] = i, value[n] = p->seconds[i], weight[n++] = p->weight[i];
@@ -318,7 +318,7 @@ static void observe(const kk_alternative *from, int32_t drafted, int32_t right) 
         a->tried[class][i] += 1;
         a->right[class][i] += i < right;
     }
-    if (drafted > a->reached[class]) a->reached[class] = drafted;
+    if (drafted > a->tried_depth[class]) a->tried_depth[class] = drafted;
 }
 
 /* Time of a round in which every session drafts n, over that of a plain one. */
@@ -370,7 +370,7 @@ void kk_controller_watched(kk_choice *c, int32_t k, int32_t drafted, int32_t rig
 void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known) {
     *seen = *known;
     for (int32_t k = 0; k < KK_DRAFT_CLASSES; k++) {
-        seen->reached[k] = 0;
+        seen->tried_depth[k] = 0;
         for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
             if (seen->tried[k][i] <= PRIOR_WEIGHT) continue;
             seen->right[k][i] *= PRIOR_WEIGHT / seen->tried[k][i];
@@ -379,13 +379,13 @@ void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known) {
     }
 }
 
-/* What a session began with and did not try itself is no news. */
+/* Adds only what the session observed itself: the prior it began with is already in `known`. */
 void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen) {
     known->budget = seen->budget;
     for (int32_t k = 0; k < KK_DRAFT_CLASSES; k++) {
-        if (seen->reached[k] == 0) continue;
+        if (seen->tried_depth[k] == 0) continue;
         for (int32_t i = 0; i < KK_MAX_DRAFT; i++) {
-            const double news = i < seen->reached[k];
+            const double news = i < seen->tried_depth[k];
             known->tried[k][i] = (known->tried[k][i] + news * seen->tried[k][i]) / 2;
             known->right[k][i] = (known->right[k][i] + news * seen->right[k][i]) / 2;
         }
@@ -398,8 +398,8 @@ typedef struct {
     const kk_costs *costs;
     curve verify, draft;
     kk_choice *choices;
-    int32_t sessions, room; /* sessions, and rows for drafts */
-    double plain;           /* seconds of a round without drafts */
+    int32_t sessions, draft_rows; /* sessions, and rows for drafts */
+    double plain;                 /* seconds of a round without drafts */
 } plan;
 
 /* A drafter that was never measured is taken to cost a plain round. */
@@ -437,12 +437,12 @@ static double feared_time(const plan *p, int32_t n, bool is_free) {
     return at_least(feared_seconds(p, all, is_free ? 0 : all) / p->plain, 1 + COST_OF_ROW * n);
 }
 
-/* The longest draft that loses at most so many tokens against what else could be done in its time
- * (times plain decoding), if only what is certain of it comes true. */
+/* The longest draft that loses at most `loss` tokens against `otherwise` (times plain decoding), if
+ * only what is certain of it comes true. */
 static int32_t longest(const plan *p, const kk_alternative *from, double otherwise, double loss) {
     double tokens[KK_MAX_DRAFT + 1];
     int32_t n = from->max < KK_MAX_DRAFT ? from->max : KK_MAX_DRAFT;
-    if (n > p->room) n = p->room;
+    if (n > p->draft_rows) n = p->draft_rows;
     tokens_upto(from->seen, from->draft_class, n, CERTAIN, tokens);
     while (n > 0 && feared_time(p, n, from->free) * otherwise - tokens[n] > loss) n--;
     return n;
@@ -484,8 +484,8 @@ typedef struct {
     int32_t total;       /* drafted tokens */
 } best_total;
 
-/* Walks through the totals.  One whose cost is little known may be chosen over a better one, as
- * long as it is expected to pay. */
+/* Finds the best total of drafted tokens.  A total whose cost is little known may be chosen over a
+ * better one, as long as it is expected to pay. */
 static best_total walk(plan *p) {
     restart(p);
     double tokens = p->sessions;
@@ -497,7 +497,7 @@ static best_total walk(plan *p) {
         if (total == 0) best.plain = best.value = value;
         if (value > MARGIN * best.plain && hoped > best.value)
             best.value = hoped, best.total = total;
-        kk_choice *c = total < p->room ? likeliest(p) : NULL;
+        kk_choice *c = total < p->draft_rows ? likeliest(p) : NULL;
         if (!c) return best;
         tokens += c->next;
         paid += !c->from[c->at].free;
@@ -510,8 +510,9 @@ static void walk_to(plan *p, int32_t total) {
     for (int32_t i = 0; i < total; i++) take(likeliest(p));
 }
 
-/* Who is considered for each session.  The fixed cost of a drafter is paid once for all: either
- * nobody uses one, or everybody who has one does, or everybody what is best for himself. */
+/* Which alternatives are considered for each session.  The fixed cost of a drafter is paid once for
+ * all sessions, so either no session uses it, or every session that can, or each session takes what
+ * is best for itself. */
 typedef enum { FREE_ONLY, PAID_FIRST, BEST_EACH, ASSIGNMENTS } assignment;
 
 static double best_of(const plan *p, const kk_choice *c, int32_t k) {
@@ -562,8 +563,9 @@ static int32_t choose_paying(plan *p) {
         c->who = c->at;
         c->unproven = !is_certain(p, &c->from[c->who], c->n);
     }
-    /* What drafting is measured against must be known too, but while it is always drafted nobody
-     * measures it.  A plain round forgoes the gain, and comes as often as the budget would pay. */
+    /* A plain round's cost must stay known as well, and is not measured while every round drafts.
+     * A plain round forgoes the gain, and is run as often as the refill of the budget pays for
+     * it. */
     const double gain = best.value / best.plain - 1;
     return best.total > 0 && (double)p->costs->since_plain * REFILL >= gain ? -1 : best.total;
 }
@@ -589,15 +591,15 @@ static double possible(const plan *p, const kk_alternative *from, int32_t most, 
     return best;
 }
 
-/* Another way to draft than the one chosen, if it could be better: as much of it as the budget
- * bears.  room: rows that the session may use. */
-static void explore(const plan *p, kk_choice *c, int32_t room) {
+/* Explores another alternative than the chosen one, if it could be better: as many of its tokens as
+ * the exploration budget allows.  rows: rows of the forward that the session may use. */
+static void explore(const plan *p, kk_choice *c, int32_t rows) {
     const double otherwise = promise(p, c);
     const int32_t chosen = c->n > 0 ? c->who : -1;
     double best = MARGIN * otherwise;
     for (int32_t k = 0; k < c->n_from; k++) {
         const kk_alternative *from = &c->from[k];
-        const int32_t most = from->max < room ? from->max : room;
+        const int32_t most = from->max < rows ? from->max : rows;
         int32_t n = 0;
         if (k == chosen || most < 1) continue;
         const double value = possible(p, from, most < KK_MAX_DRAFT ? most : KK_MAX_DRAFT, &n);
@@ -619,8 +621,8 @@ static bool knows_plain(const kk_costs *costs) {
     return !measured_once(weight);
 }
 
-/* The longest draft that the budget bears.  Once exploration has lost what it may, a draft must be
- * certain to pay. */
+/* The longest draft that the budget allows.  Once the exploration budget is used up, a draft must
+ * be certain to pay. */
 static int32_t affordable(const plan *p, const kk_alternative *from) {
     const kk_draft_budget *b = &from->seen->budget;
     const double credit = CREDIT + b->credit;
@@ -637,7 +639,7 @@ static void prepare(const plan *p, kk_choice *c, bool cold) {
 
 void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, int32_t most_rows) {
     assert(n >= 1 && most_rows >= n);
-    plan p = {.costs = costs, .choices = choices, .sessions = n, .room = most_rows - n};
+    plan p = {.costs = costs, .choices = choices, .sessions = n, .draft_rows = most_rows - n};
     draw(&p.verify, &costs->verify);
     draw(&p.draft, &costs->draft);
     p.plain = cost(p.verify.expected, n);
@@ -649,10 +651,10 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
         for (int32_t i = 0; i < n; i++) choices[i].n = 0;
         return;
     }
-    int32_t room = p.room - total;
+    int32_t rows = p.draft_rows - total;
     for (int32_t i = 0; i < n; i++) {
         const int32_t before = choices[i].n;
-        explore(&p, &choices[i], room + before);
-        room -= choices[i].n - before;
+        explore(&p, &choices[i], rows + before);
+        rows -= choices[i].n - before;
     }
 }

@@ -38,8 +38,8 @@ typedef struct {
     double total_s, exploring_s; /* spent in all, and of it extra in rounds that explored */
 } kk_costs;
 
-/* What a session lost by drafts of one proposer, as negative numbers.  Of exploration also what was
- * gained before, which may be lost again. */
+/* What a session lost by drafts of one proposer, as negative numbers.  The exploration budget also
+ * counts earlier gains, which may be lost again. */
 typedef struct {
     double credit, exploration; /* tokens of plain decoding */
 } kk_draft_budget;
@@ -48,14 +48,14 @@ typedef struct {
  * most. */
 typedef struct {
     double tried[KK_DRAFT_CLASSES][KK_MAX_DRAFT], right[KK_DRAFT_CLASSES][KK_MAX_DRAFT];
-    int32_t reached[KK_DRAFT_CLASSES]; /* depths that the session tried itself */
+    int32_t tried_depth[KK_DRAFT_CLASSES]; /* drafted tokens of the session's own longest draft */
     kk_draft_budget budget;
 } kk_acceptance;
 
 /* One way to draft for a session in this round. */
 typedef struct {
     kk_acceptance *seen;
-    int32_t max;         /* most tokens: what is at hand, room, context, block; 0: none now */
+    int32_t max; /* most tokens, by what was found, free rows, context and block; 0: none now */
     int32_t draft_class; /* < KK_DRAFT_CLASSES; a higher one is at least as good */
     bool free;           /* drafting costs no forward of its own (ngram) */
 } kk_alternative;
@@ -65,14 +65,14 @@ typedef struct {
     int32_t n_from;
     /* The choice: n tokens of from[who]. */
     int32_t who, n;
-    bool exploring; /* made to learn, not expected to pay */
+    bool exploring; /* an exploratory draft, made to learn */
 
-    int32_t sessions;             /* of the round; 0: the controller was not asked */
-    bool unproven;                /* what was seen does not suffice to expect that it pays */
-    double otherwise;             /* times plain decoding: what was left undone to explore */
-    int32_t cap[KK_ALTERNATIVES]; /* scratch: what the credit bears */
+    int32_t sessions; /* sessions of the round; 0: the controller did not choose */
+    bool unproven;    /* too little was observed to expect that it pays */
+    double otherwise; /* expected speed-up over plain decoding of what was forgone to explore */
+    int32_t cap[KK_ALTERNATIVES]; /* scratch: most tokens that the budget allows */
     int32_t at;                   /* scratch: the alternative under consideration; -1: none */
-    double rate, alive, next;     /* scratch: chances at depth n, up to it, and one further */
+    double rate, alive, next; /* scratch: acceptance at depth n, of all up to it, and of one more */
 } kk_choice;
 
 /* Fills who, n and exploring of every choice.  most_rows: rows the forward can hold in all, >=
@@ -82,7 +82,7 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
 /* What a round took, over all its sessions. */
 typedef struct {
     int32_t sessions;
-    int32_t rows;    /* of the verify forward: sessions + all drafted tokens */
+    int32_t rows;    /* rows of the verify forward: sessions + all drafted tokens */
     int32_t drafted; /* tokens, by proposers that are not free; 0: none was run */
     double verify_s, draft_s;
     bool exploring; /* any of the choices was */
@@ -98,9 +98,9 @@ void kk_controller_saw(const kk_costs *costs, kk_choice *choice, int32_t drafted
  * the test: the tokens of the round tell by themselves how many of it were right. */
 void kk_controller_watched(kk_choice *choice, int32_t k, int32_t drafted, int32_t right);
 
-/* A session begins with what sessions before it saw as its prior, and with the budget they left;
- * and adds what it saw itself.  Of depths that drafts no longer reach, soon nothing is known: what
- * was right there may have been another text's. */
+/* A session begins with a prior from other sessions and the budget that they left, and adds its own
+ * observations to the pool.  Depths that drafts no longer get to are soon unknown again: what was
+ * right there may have been another text's. */
 void kk_acceptance_begin(kk_acceptance *seen, const kk_acceptance *known);
 void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen);
 

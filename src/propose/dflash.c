@@ -6,7 +6,7 @@
 #include <assert.h>
 
 enum {
-    QUEUE_ROWS = KK_TAP_QUEUE + KK_MAX_DRAFT + 1, /* those that wait, and the round at hand */
+    QUEUE_ROWS = KK_TAP_QUEUE + KK_MAX_DRAFT + 1, /* queued rows, and those of the current round */
     MAX_BLOCKS = 256,
     SINK = 4, /* rows a bounded context keeps of its start, where attention likes to rest */
 };
@@ -23,7 +23,7 @@ typedef struct {
 
 /* ---- life ------------------------------------------------------------------------------- */
 
-/* Room for attention to read a sink that lies apart. */
+/* Reserves the scratch that attention needs to read a sink outside the pages. */
 static kk_status prepare_sink(const context *c, kk_err *err) {
     const kk_proposer_opts *o = &c->opts;
     const int32_t n_head = kk_dflash_config(c->model)->n_head;

@@ -14,11 +14,11 @@ enum { KK_MAX_PROPOSERS = 2 };
 typedef struct {
     const kk_proposer *proposer;
     void *self;
-    kk_spec spec;         /* its number in the engine; 0: it has none */
+    kk_spec spec;         /* its kk_spec in the engine; 0: none */
     int32_t most;         /* tokens of a draft; 0: as many as a round takes */
     bool steady;          /* it drafted in the round before */
-    kk_acceptance seen;   /* of the session's drafts by it */
-    kk_acceptance *known; /* of the engine's sessions; borrowed; NULL: nobody collects it */
+    kk_acceptance seen;   /* acceptance of its drafts in this session */
+    kk_acceptance *known; /* acceptance over the engine's sessions; borrowed; NULL: not pooled */
 } kk_drafting_member;
 
 /* A zeroed one has no member. */
@@ -32,8 +32,8 @@ kk_status kk_drafting_add(kk_drafting *d, const kk_proposer *p, const kk_propose
                           kk_acceptance *known, kk_err *err);
 void kk_drafting_close(kk_drafting *d); /* leaves it without members */
 
-/* Around a forward of the verifier, as propose.h has it.  taps->buf is NULL where nobody wants any.
- * After a failure of reserve, or of the forward, commit 0. */
+/* Around a forward of the verifier, as propose.h has it.  taps->buf is NULL where no proposer reads
+ * taps. After a failure of reserve, or of the forward, commit 0. */
 kk_status kk_drafting_reserve(kk_drafting *d, const int32_t *tokens, int32_t n, kk_taps *taps,
                               kk_err *err);
 void kk_drafting_commit(kk_drafting *d, int32_t n);

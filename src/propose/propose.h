@@ -34,13 +34,13 @@ typedef struct {
 /* Where the verifier's hidden states at the tapped layers go: [row][n_tapped][hidden]. */
 typedef struct {
     kk_buf *buf;
-    int32_t row; /* that of the first */
+    int32_t row; /* index of the first row */
 } kk_taps;
 
 /* One session's part of a draft. */
 typedef struct {
     void *self;            /* the session's state at this proposer */
-    const int32_t *tokens; /* its timeline [0, len); the last of them is the anchor */
+    const int32_t *tokens; /* the session's tokens [0, len); the last of them is the anchor */
     int32_t len;
     int32_t *out;  /* [max] */
     int32_t max;   /* >= 1 */
@@ -101,7 +101,7 @@ struct kk_proposer {
 
     /* ---- what it says of itself ---- */
 
-    int64_t (*rows)(const void *self);    /* that the state stands for; NULL: it has none */
+    int64_t (*rows)(const void *self);    /* rows that the state covers; NULL: it has none */
     kk_cache *(*cache)(const void *self); /* K/V rows of its own, for figures; NULL: none */
 
     /* Drafts for n sessions at once.  me: this proposer.  A failure leaves them as they were. */

@@ -175,7 +175,7 @@ typedef struct {
 } refusals;
 
 /* A session that gets as far as the limit lets it; after a refusal it is as it was, and goes on
- * when there is room again. */
+ * when there is memory again. */
 static void live_within(kk_engine *e, int64_t limit, refusals *n) {
     kk_session *s = NULL;
     kk_err err = {0};

@@ -1,12 +1,12 @@
 /* backend_gpu_test.c - the cases of tests/parity/backend_test.c on the GPU, and what only a GPU
  * could get wrong: that a row's bits do not depend on the rows beside it.
  *
- * The GPU rounds activations to bf16 where they meet a matrix, and the CPU rounds them to 8 bits
- * beside quantised weights.  So products are held against sums in float64, with room for the GPU's
- * rounding of their terms, and so is a router's choice, which may differ where logits are nearer
- * than that.  Experts and attention are compared with the CPU by the relative size of the whole
- * error; what is float32 on both sides must agree to rounding.  All memory of the rig is pinned,
- * which the GPU reaches at the same address: pages need no copy.
+ * The GPU rounds activations to bf16 before a product, and the CPU rounds them to 8 bits
+ * beside quantised weights.  So products are held against sums in float64, with a tolerance for
+ * the GPU's rounding of their terms, and so is a router's choice, which may differ where logits are
+ * nearer than that.  Experts and attention are compared with the CPU by the relative size of the
+ * whole error; what is float32 on both sides must agree to rounding.  All memory of the rig is
+ * pinned, which the GPU reaches at the same address: pages need no copy.
  *
  * Prints a line per case.  An argument runs only the cases that contain it. */
 #include <cuda_runtime_api.h>

@@ -38,7 +38,7 @@ static kk_status on_part(void *user, int32_t layer, kk_layer_part part, const kk
     return note_experts(user, layer - 1, n_rows, err);
 }
 
-/* The next n tokens; taps and logits when there is room for them. */
+/* The next n tokens; taps and logits where their pointers are not NULL. */
 static void forward(subject *s, int32_t n, float *taps, float *logits) {
     kk_err err = {0};
     int32_t layers[260];
@@ -66,18 +66,18 @@ static void forward(subject *s, int32_t n, float *taps, float *logits) {
 /* The whole text; hidden may be NULL. */
 static void pass(subject *s, float *hidden, float *logits) {
     const size_t dim = (size_t)s->w.cfg->hidden, taps = (size_t)s->w.cfg->n_layer + 2;
-    float *room = calloc(taps * CHUNK * dim, sizeof *room);
+    float *taps_out = calloc(taps * CHUNK * dim, sizeof *taps_out);
     world_start(&s->w, s->n + CHUNK);
     for (int32_t left = s->n - s->rows; left > 0; left -= CHUNK)
         forward(s, left < CHUNK ? left : CHUNK, NULL, NULL);
     for (s->at = 0; s->at < s->rows; s->at += s->group) {
         const int32_t left = s->rows - s->at, n = left < s->group ? left : s->group;
-        forward(s, n, hidden ? room : NULL, logits + (size_t)s->at * (size_t)s->w.cfg->vocab);
+        forward(s, n, hidden ? taps_out : NULL, logits + (size_t)s->at * (size_t)s->w.cfg->vocab);
         for (size_t t = 0; hidden && t < taps; t++)
-            memcpy(hidden + (t * (size_t)s->rows + (size_t)s->at) * dim, room + t * (size_t)n * dim,
-                   (size_t)n * dim * sizeof *room);
+            memcpy(hidden + (t * (size_t)s->rows + (size_t)s->at) * dim,
+                   taps_out + t * (size_t)n * dim, (size_t)n * dim * sizeof *taps_out);
     }
-    free(room);
+    free(taps_out);
 }
 
 static void put(const char *out, const char *what, const void *data, size_t bytes) {

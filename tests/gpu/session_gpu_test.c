@@ -210,7 +210,7 @@ static void nothing_is_allocated(kk_engine *e) {
     kk_session_free(s);
 }
 
-static void no_room_loses_nothing(kk_engine *e) {
+static void out_of_memory_loses_nothing(kk_engine *e) {
     kk_session *a = session_on(e, KK_KV_Q8, 0), *b = session_on(e, KK_KV_F32, 90);
     kk_err err = {0};
     const uint64_t hash = say(b, 10, NULL).logits_hash;
@@ -258,7 +258,7 @@ int main(int argc, char **argv) {
         digests_agree(gpu);
         if (cpu) formats_move(gpu, cpu);
         nothing_is_allocated(gpu);
-        no_room_loses_nothing(gpu);
+        out_of_memory_loses_nothing(gpu);
         show_memory(gpu);
         kk_engine_close(gpu);
         kk_engine_close(plain);

@@ -116,6 +116,30 @@ message pass 'kk_fail(err, KK_EINVAL, "between -1 and %d: \"a-b\"", x - y); /* a
 message pass 'kk_fail(err, KK_EINVAL, "a bias of %g: a number, or -inf", b);'
 message pass '/* "use --device cpu" is for the command line. */'
 
+word() { # pass|fail FILE LINE
+    tree
+    put "$2" "$3"
+    culprit=$2:1: expect "$1" "$2: $3" "$root/scripts/check-words" "$work/tree"
+}
+word fail src/core/a.c '/* Room for one more. */'
+word fail src/core/a.c 'static size_t page_room_for(int n) { return n; }'
+word fail src/core/a.c 'int x; // turned by RoPE'
+word fail src/backend/cuda/a.cuh 'enum { KK_PORTER = 16 };'
+word fail src/backend/cuda/a.cu '/* A ring. */ void kk_asker(void); /* the warp */'
+word fail tests/unit/a.c '    const int turned = 3;'
+word fail cli/a.c 'int32_t n_looks;'
+word fail src/kv/a.c 'int64_t reach;'
+word fail docs/a.md 'It runs in two gears.'
+word fail README.md 'What is turned by RoPE is rounded.'
+word pass src/core/a.c '/* It turned out that a bathroom is reachable, and looks up the way. */'
+word pass src/core/a.c 'kk_fail(err, KK_ENOMEM, "no room for \"%s\"", s);'
+word pass src/core/a.c '/* Drafts meet the limit and reach the end. */'
+word pass tests/unit/a.c 'static void engines_meet_and_reach_the_end(void **state) {'
+word pass docs/journal/a.md 'The first kernel had a porter.'
+tree; put src/core/a.c '/* A block of' ' * rows that are' ' * turned. */' 'int a;'
+culprit=src/core/a.c:3: expect fail 'a word in the third line of a comment' \
+    "$root/scripts/check-words" "$work/tree"
+
 checkout() { culprit=big expect "$1" "$2" "$root/scripts/check-checkout" "$work/tree"; }
 tree; git -C "$work/tree" init -q; truncate -s 15000000 "$work/tree/big"
 git -C "$work/tree" add big; checkout pass 'a file of 15 MB'

@@ -219,8 +219,8 @@ static void true_rows_are_mixed_in(void **state) {
     each_bounds(false, 1, 3);
 }
 
-/* Heads so wide that a page or a few fill the room in which rows are put together, more rows than
- * a tile holds, many heads on one, and latents wider than any head. */
+/* Heads so wide that a page or a few fill the scratch in which rows are put together, more rows
+ * than a tile holds, many heads on one, and latents wider than any head. */
 static void pages_come_in_batches(void **state) {
     (void)state;
     static const struct {
@@ -303,15 +303,15 @@ static void apart_one(rig *r, kk_kv_format format, int32_t sink, int32_t window,
 static void sinks_lie_apart(void **state) {
     (void)state;
     static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4, KK_KV_S8};
-    static const int32_t looks[] = {1, 5, 31, 64, 100, 236, 237, 250, 300};
+    static const int32_t positions[] = {1, 5, 31, 64, 100, 236, 237, 250, 300};
     static rig r;
     rig_records none = {0};
     for (size_t d = 0; d < COUNT(devices); d++) {
         if (!rig_open(&r, &devices[d], MOST_ROWS, &none, d)) continue;
-        for (size_t i = 0; i < COUNT(looks) * COUNT(sinks); i++)
+        for (size_t i = 0; i < COUNT(positions) * COUNT(sinks); i++)
             if (sinks[i % COUNT(sinks)])
                 apart_one(&r, formats[(i / 2 + d) % COUNT(formats)], sinks[i % COUNT(sinks)],
-                          looks[i / COUNT(sinks)], i % 3 == 0);
+                          positions[i / COUNT(sinks)], i % 3 == 0);
         rig_close(&r);
     }
 }

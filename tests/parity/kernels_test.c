@@ -19,13 +19,13 @@ static uint64_t next(void) {
 static int32_t below(int32_t n) { return (int32_t)(next() % (uint64_t)n); }
 static float uniform(void) { return (float)(next() >> 40) / (float)(1 << 23) - 1.0f; }
 
-static void *room(size_t bytes) {
+static void *buffer(size_t bytes) {
     void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
     if (!p) exit(2);
     return p;
 }
 static float *floats(size_t n, float scale) {
-    float *x = room(n * sizeof *x);
+    float *x = buffer(n * sizeof *x);
     for (size_t i = 0; i < n; i++) x[i] = uniform() * scale;
     return x;
 }
@@ -45,7 +45,7 @@ static uint8_t *weights(kk_dtype t, int32_t n_out, int32_t n_in, size_t *stride)
     const kk_dtype_info *info = kk_dtype_get(t);
     const size_t blocks = (size_t)(n_in / info->values), bytes = (size_t)info->bytes;
     *stride = blocks * bytes;
-    uint8_t *w = room(*stride * (size_t)n_out);
+    uint8_t *w = buffer(*stride * (size_t)n_out);
     for (size_t i = 0; i < *stride * (size_t)n_out; i++) w[i] = (uint8_t)next();
     for (size_t b = 0; b < blocks * (size_t)n_out; b++) {
         uint8_t *p = w + b * bytes;
@@ -68,7 +68,7 @@ typedef struct {
 
 static acts activations(int32_t rows, int32_t n) {
     const size_t all = (size_t)rows * (size_t)n;
-    acts a = {floats(all, 3.0f), room((all / KK_BLOCK + 1) * sizeof *a.b)};
+    acts a = {floats(all, 3.0f), buffer((all / KK_BLOCK + 1) * sizeof *a.b)};
     if (n % KK_BLOCK == 0) ref->quantize(a.f, all, a.b);
     return a;
 }
@@ -82,9 +82,9 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
     acts a = activations(pool, n_in);
     enum { STRIDE = KK_WIDE + 4 };
     const size_t n_results = (size_t)pool * STRIDE;
-    float *want = floats(n_results, 1), *got = room(n_results * sizeof(float));
+    float *want = floats(n_results, 1), *got = buffer(n_results * sizeof(float));
     memcpy(got, want, n_results * sizeof(float));
-    int32_t *in = room(sizeof *in * (size_t)n_rows), *out = room(sizeof *out * (size_t)n_rows);
+    int32_t *in = buffer(sizeof *in * (size_t)n_rows), *out = buffer(sizeof *out * (size_t)n_rows);
     for (int32_t r = 0; r < n_rows; r++) in[r] = below(pool), out[r] = n_rows - 1 - r;
     kk_strip s = {.dtype = t,
                   .n_out = n_out,
@@ -97,7 +97,7 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
                   .out_row = scattered ? out : NULL,
                   .out = want,
                   .out_stride = STRIDE,
-                  .panel = room((size_t)(n_in / 32 + 1) * KK_PANEL_BYTES)};
+                  .panel = buffer((size_t)(n_in / 32 + 1) * KK_PANEL_BYTES)};
     ref->strip(&s);
     s.out = got;
     k->strip(&s);
@@ -129,7 +129,7 @@ static void check_strips(const kk_kernels *k) {
 }
 
 /* The largest sums that nibbles and rounded activations can give, of either sign: what adds them up
- * in 16 bits must have room for them.  What is fetched meanwhile is not read. */
+ * in 16 bits must not overflow.  What is fetched meanwhile is not read. */
 static void check_largest_sums(const kk_kernels *k) {
     enum { N = 64, BYTES = 18 };
     static const uint8_t codes[] = {0x00, 0xff, 0x0f, 0xf0, 0x88};
@@ -202,7 +202,7 @@ static void check_reference_meaning(void) {
 static void check_rows(const kk_kernels *k) {
     for (int32_t n = 1; n < 200; n += 1 + n / 7) {
         float *x = floats((size_t)n, 9), *w = floats((size_t)n, 2), *y = floats((size_t)n, 20);
-        float *a = room((size_t)n * 4), *b = room((size_t)n * 4);
+        float *a = buffer((size_t)n * 4), *b = buffer((size_t)n * 4);
         ref->norm(a, x, w, n, 1e-6f), k->norm(b, x, w, n, 1e-6f);
         CHECK_SAY(same(a, b, (size_t)n), "%s norm %d", k->name, n);
         ref->norm(a, x, NULL, n, 1e-6f), k->norm(b, x, NULL, n, 1e-6f);
@@ -267,7 +267,7 @@ static void check_put_one(const kk_kernels *k, kk_kv_format f, int32_t n, int ha
     if (hard == 6) x[below(n)] = NAN;
     if (hard == 7) x[below(n)] = -INFINITY;
     const size_t bytes = kk_kv_head_bytes(f, n);
-    uint8_t *want = room(bytes), *got = room(bytes);
+    uint8_t *want = buffer(bytes), *got = buffer(bytes);
     const int32_t row = below(KK_PAGE_ROWS);
     memset(want, 9, bytes), memset(got, 9, bytes);
     ref->put(f, x, n, want, row);
@@ -294,7 +294,7 @@ enum { PAGES = 6 };
 
 /* Rows of random numbers. */
 static void fill_head(uint8_t *head, kk_kv_format format, int32_t d) {
-    float *x = room((size_t)d * sizeof *x);
+    float *x = buffer((size_t)d * sizeof *x);
     for (int32_t row = 0; row < KK_PAGE_ROWS; row++) {
         const float scale = row % 2 ? 0.1f : 1;
         for (int32_t i = 0; i < d; i++) x[i] = uniform() * scale;
@@ -361,7 +361,7 @@ static void check_hidden_sight(void) {
         for (int64_t j = 0; j <= t.pos + 64; j++) {
             const bool shown = j <= t.pos && (!mask || j > t.pos - mask);
             const bool want = shown && (j < sink || j >= kept);
-            const kk_page_sight p = kk_visible_in_page(s, j / KK_PAGE_ROWS);
+            const kk_page_visible p = kk_visible_in_page(s, j / KK_PAGE_ROWS);
             const int32_t row = (int32_t)(j % KK_PAGE_ROWS);
             const bool got = row >= p.lo && row < p.hi && !(row >= p.hole && row < p.hole_end);
             CHECK_SAY(want == got, "row %d of %d, window %d sink %d chunk %d less %d", (int)j,
@@ -379,9 +379,9 @@ static void check_widen(const kk_kernels *k) {
         const int32_t d = 64 * (1 + below(n % 2 ? 4 : 100));
         const int32_t lo = below(KK_PAGE_ROWS), rows = 1 + below(KK_PAGE_ROWS - lo);
         const kk_kv_format f = (kk_kv_format)(n % KK_KV_FORMATS);
-        uint8_t *head = room(kk_kv_head_bytes(f, d));
+        uint8_t *head = buffer(kk_kv_head_bytes(f, d));
         const size_t values = (size_t)rows * (size_t)d;
-        float *want = room(values * 4), *got = room(values * 4);
+        float *want = buffer(values * 4), *got = buffer(values * 4);
         fill_head(head, f, d);
         ref->widen(want, f, d, head, lo, rows);
         k->widen(got, f, d, head, lo, rows);
@@ -415,11 +415,11 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
     char what[128];
     uint8_t *pages[PAGES];
     for (int p = 0; p < PAGES; p++) {
-        pages[p] = room(2 * head);
+        pages[p] = buffer(2 * head);
         fill_head(pages[p], c.format, d);
         fill_head(pages[p] + head, c.format, d);
     }
-    float *q = floats(n, 1), *want = floats(n, 1), *got = room(n * 4);
+    float *q = floats(n, 1), *want = floats(n, 1), *got = buffer(n * 4);
     float *w = floats((size_t)d, 1), *rope = floats((size_t)(PAGES * KK_PAGE_ROWS * d), 1);
     memcpy(got, want, n * 4);
     kk_attend_tile t = {.q = q,
@@ -441,8 +441,8 @@ static void check_attend_one(const kk_kernels *k, attend_case c) {
                         .k_norm = w,
                         .rope_pos = rope,
                         .n_rot = d / 8,
-                        .scratch = room(KK_ATTEND_SCRATCH * 4),
-                        .state = room((size_t)(rows * group) * KK_ATTEND_STATE * 4),
+                        .scratch = buffer(KK_ATTEND_SCRATCH * 4),
+                        .state = buffer((size_t)(rows * group) * KK_ATTEND_STATE * 4),
                         .starts = true,
                         .ends = true};
     snprintf(what, sizeof what, "%s d %d pos %d rows %d group %d window %d sink %d%s%s",
@@ -506,7 +506,7 @@ static void check_dots(const kk_kernels *k) {
         const int32_t n_k = 1 + below(KK_PAGE_ROWS);
         const size_t all = (size_t)n_q * KK_PAGE_ROWS;
         float *q = floats((size_t)(n_q * dim), 1), *x = floats((size_t)(n_k * dim), 1);
-        float *want = floats(all, 1), *got = room(all * 4);
+        float *want = floats(all, 1), *got = buffer(all * 4);
         memcpy(got, want, all * 4);
         ref->dots(want, q, x, dim, n_q, n_k);
         k->dots(got, q, x, dim, n_q, n_k);
@@ -523,9 +523,9 @@ static void check_bf16_rows(const kk_kernels *k) {
         const size_t all = (size_t)n_q * KK_PAGE_ROWS, wide = (size_t)(n_q * dim);
         float *q = floats(wide, 1), *x = floats((size_t)(n_k * dim), 1),
               *c = floats((size_t)n_q, 1);
-        float *want = floats(all, 1), *got = room(all * 4), *acc = floats(wide, 1);
-        float *acc2 = room(wide * 4);
-        uint16_t *rows = room((size_t)(n_k * dim) * 2);
+        float *want = floats(all, 1), *got = buffer(all * 4), *acc = floats(wide, 1);
+        float *acc2 = buffer(wide * 4);
+        uint16_t *rows = buffer((size_t)(n_k * dim) * 2);
         for (int32_t i = 0; i < n_k * dim; i++) {
             rows[i] = kk_f32_bf16(x[i]);
             x[i] = kk_bf16_f32(rows[i]);
@@ -557,7 +557,7 @@ static void check_weigh(const kk_kernels *k) {
     for (int n = 0; n < 300; n++) {
         const int32_t lo = below(KK_PAGE_ROWS), hi = lo + 1 + below(KK_PAGE_ROWS - lo);
         const size_t rows = KK_PAGE_ROWS;
-        float *score = floats(rows, 3), *more = floats(rows, 3), *other = room(rows * 4);
+        float *score = floats(rows, 3), *more = floats(rows, 3), *other = buffer(rows * 4);
         float *key = floats(rows, 2), *value = floats(rows, 2);
         float *lane = floats(KK_LANES, 1), lane2[KK_LANES];
         for (int32_t j = 0; j < KK_PAGE_ROWS; j++)
@@ -590,7 +590,7 @@ static void check_sums(const kk_kernels *k) {
         const int32_t dim = 1 + below(n % 2 ? 60 : 300), n_acc = 1 + below(11);
         const int32_t n_x = 1 + below(KK_PAGE_ROWS), gap = below(3);
         const size_t all = (size_t)(n_acc * (dim + gap));
-        float *want = floats(all, 1), *got = room(all * 4), *c = floats((size_t)n_acc, 1);
+        float *want = floats(all, 1), *got = buffer(all * 4), *c = floats((size_t)n_acc, 1);
         float *w = floats((size_t)n_acc * KK_PAGE_ROWS, 1);
         float *x = floats((size_t)(n_x * (dim + 1)), 1);
         memcpy(got, want, all * 4);
@@ -615,7 +615,7 @@ static void check_keys(const kk_kernels *k) {
     for (int n = 0; n < 60; n++) {
         const int32_t half = 1 + below(70), rows = 1 + below(20), n_rot = 1 + below(half);
         const size_t dim = 2 * (size_t)half, all = (size_t)rows * dim;
-        float *want = floats(all, 3), *got = room(all * 4), *w = floats(dim, 2);
+        float *want = floats(all, 3), *got = buffer(all * 4), *w = floats(dim, 2);
         float *cs = floats((size_t)(rows * 2 * n_rot), 1), inv[2][20] = {0};
         memcpy(got, want, all * 4);
         kk_keys keys = {.x = want,

@@ -44,7 +44,7 @@ static kk_status far_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err)
     (void)dev;
     *out = NULL;
     if (far.left == 0 || (far.limit && far.bytes + (int64_t)bytes > far.limit))
-        return kk_fail(err, KK_ENOMEM, "the device has no room for %zu bytes", bytes);
+        return kk_fail(err, KK_ENOMEM, "the device cannot hold %zu bytes more", bytes);
     if (far.left > 0) far.left--;
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -314,8 +314,8 @@ static void sessions_move_both_ways(void **state) {
 }
 
 /* Every taking fails once: what was asked for is refused, the session is as it was, and goes on
- * when there is room. */
-static void no_room_loses_nothing(void **state) {
+ * when there is memory. */
+static void out_of_memory_loses_nothing(void **state) {
     (void)state;
     uint64_t want[2];
     kk_engine *near = tiny_engine(spec, 1, 0);
@@ -334,7 +334,7 @@ static void no_room_loses_nothing(void **state) {
         const kk_status st = kk_session_append(s, prompt, 70, NULL, NULL, &err);
         if (n < 2) {
             assert_int_equal(st, KK_ENOMEM);
-            assert_non_null(strstr(err.msg, "no room"));
+            assert_non_null(strstr(err.msg, "cannot hold"));
             assert_int_equal(s->len, 0);
             assert_int_equal(kk_cache_bytes(s->cache, KK_SLIDING), 0);
             far.left = -1;
@@ -352,7 +352,7 @@ static void no_room_loses_nothing(void **state) {
 }
 
 /* A device that fills up while a session speaks: the tokens handed out until then stay, also where
- * it is the round ahead that finds no room, and the rest follows when there is some. */
+ * it is the round ahead that finds no memory, and the rest follows when there is some. */
 static void a_full_device_stops_a_session_between_tokens(void **state) {
     (void)state;
     enum { ALL = 200 };
@@ -396,7 +396,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(sharing_is_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(few_rows_are_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sessions_move_both_ways, setup, scratch_teardown),
-        cmocka_unit_test_setup_teardown(no_room_loses_nothing, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(out_of_memory_loses_nothing, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(a_full_device_stops_a_session_between_tokens, setup,
                                         scratch_teardown),
     };

@@ -319,12 +319,12 @@ static uint32_t draw(uint64_t *random, uint32_t n) {
 /* A step that leaves a timeline of some length; the fork, where there is one, goes its own way. */
 static void wander(kk_session **s, uint64_t *random) {
     kk_session *fork = NULL;
-    const int32_t room = (*s)->ctx - (*s)->len, some = 1 + (int32_t)draw(random, 90);
+    const int32_t left = (*s)->ctx - (*s)->len, some = 1 + (int32_t)draw(random, 90);
     switch (draw(random, 6)) {
     case 0:
-    case 1: tiny_append(*s, prompt + draw(random, 500), some < room ? some : room); break;
+    case 1: tiny_append(*s, prompt + draw(random, 500), some < left ? some : left); break;
     case 2:
-        if (room > 20) generate(*s, 1 + (int32_t)draw(random, 15), *random);
+        if (left > 20) generate(*s, 1 + (int32_t)draw(random, 15), *random);
         break;
     case 3:
         assert_ok(kk_session_rewind(*s, 1 + (int32_t)draw(random, (uint32_t)(*s)->len), NULL, why));
@@ -332,7 +332,7 @@ static void wander(kk_session **s, uint64_t *random) {
     case 4: assert_ok(kk_session_checkpoint(*s, why)); break;
     default:
         assert_ok(kk_session_fork(&fork, *s, why));
-        if (room > 40) tiny_append(*s, prompt + 700, 33);
+        if (left > 40) tiny_append(*s, prompt + 700, 33);
         kk_session_free(*s);
         *s = fork;
     }
@@ -400,7 +400,7 @@ static void company_changes_nothing(void **state) {
         for (int step = 0; step < 7; step++) {
             assert_ok(kk_round_run(&e->rounds, all, COMPANY, why));
             for (int k = 0; k < COMPANY; k++) {
-                rounds[k].room -= rounds[k].n_out;
+                rounds[k].tokens_left -= rounds[k].n_out;
                 kk_round_commit(&rounds[k], rounds[k].n_out);
                 s[k]->len = rounds[k].len;
             }
@@ -472,7 +472,7 @@ static void check_latent_page(const kk_session *s, int32_t rank) {
     assert_true(got >= want && got < want + 64);
 }
 
-/* Bytes of kept rows and room to work in do not depend on how long the context is. */
+/* Bytes of kept rows and of scratch do not depend on how long the context is. */
 static void bytes_do_not_grow(void **state) {
     (void)state;
     kk_engine *e = restoring_engine("tiny:q4_0:7", 2, 0);

@@ -121,7 +121,7 @@ static void company_makes_no_difference(void **state) {
     }
 }
 
-static void engines_do_not_meet(void **state) {
+static void engines_do_not_interact(void **state) {
     (void)state;
     kk_engine *a = tiny_engine("tiny:f32:2", 2, 0), *b = tiny_engine("tiny:q4_0:3", 2, 0);
     kk_session *x = tiny_session(a, CTX, KK_KV_F32), *y = tiny_session(b, CTX, KK_KV_F32);
@@ -560,7 +560,7 @@ int main(void) {
         cmocka_unit_test(pieces_make_no_difference),
         cmocka_unit_test(threads_make_no_difference),
         cmocka_unit_test(company_makes_no_difference),
-        cmocka_unit_test(engines_do_not_meet),
+        cmocka_unit_test(engines_do_not_interact),
         cmocka_unit_test(rewinds_equal_a_fresh_start),
         cmocka_unit_test(a_rewind_forgets),
         cmocka_unit_test(checkpoints_make_rewinds_free),

@@ -189,7 +189,7 @@ static void gathered_rows(void **state) {
     assert_buf_near("gather", out, want, COUNT(want), 0);
 }
 
-/* Rows 2 and 3 of x, side by side with room for others: what lies between stays. */
+/* Rows 2 and 3 of x, written with a stride: what lies between stays. */
 static void gathered_apart(void **state) {
     (void)state;
     enum { AT = 7, STRIDE = DIM + 13, N = AT + STRIDE + DIM + 5 };
@@ -512,7 +512,7 @@ static void check_group(const char *what, const float *got, const double *want, 
                      (double)got[i], want[i], allowed);
 }
 
-/* K or V of one stored row against what was given: raw values, normed, K also turned. */
+/* K or V of one stored row against what was given: raw values, normed, K also rotated. */
 static void check_stored(const rig_cache *c, int32_t s, int64_t pos, int32_t h, size_t off,
                          const float *raw, const float *w, const kk_rope *rope, bool normed) {
     const int32_t d = c->slot.head_dim;

@@ -84,7 +84,7 @@ static inline kk_cache *pair_cache(const pair_pages *pages, int64_t max_len) {
     return c;
 }
 
-/* Room for the taps of n rows; free it with the backend's buf_free. */
+/* A buffer for the taps of n rows; free it with the backend's buf_free. */
 static inline kk_buf *pair_taps(draft_pair *p, int32_t n) {
     const kk_drafter_config *c = kk_dflash_config(p->drafter);
     kk_buf *b = NULL;

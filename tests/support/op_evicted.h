@@ -149,13 +149,13 @@ static inline void evicted_expect_mixed(evicted_world *w, int32_t session, int64
     evicted_round(s->format, k, s->head_dim);
 }
 
-/* Rows read in latent space: V, and what is not turned of a K that is V, from the latent as it is,
- * times the scale that was kept, which is that of D_v z; the rest of K from the latent as decoders
- * meet it. */
+/* Rows read in latent space: V, and the values of K = V that are not rotated, from the latent as it
+ * is, times the scale that was kept, which is that of D_v z; the rest of K from the latent as
+ * decoders meet it. */
 static inline void evicted_expect_latent(evicted_world *w, int32_t session, int64_t pos, int32_t h,
                                          double *k, double *v) {
     const evicted_shape *s = &w->s;
-    const int32_t half = s->head_dim / 2, turned = (s->n_rot + 15) / 16 * 16;
+    const int32_t half = s->head_dim / 2, rotated = (s->n_rot + 15) / 16 * 16;
     double z[EVICTED_RANK], raw[512], other[512];
     evicted_latent(w, session, pos, z, true);
     evicted_raw(w, session, pos, h, false, z, raw);
@@ -170,7 +170,7 @@ static inline void evicted_expect_latent(evicted_world *w, int32_t session, int6
     evicted_raw(w, session, pos, h, false, z, raw);
     for (int32_t i = 0; i < s->head_dim; i++) {
         v[i] = raw[i] * kept;
-        k[i] = (i % half < turned ? other[i] : raw[i]) * kept * (double)w->k_norm[i];
+        k[i] = (i % half < rotated ? other[i] : raw[i]) * kept * (double)w->k_norm[i];
     }
     if (!s->k_eq_v) {
         evicted_latent(w, session, pos, z, true);

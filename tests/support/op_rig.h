@@ -77,8 +77,8 @@ typedef struct {
 
 #define RIG_PREPARE(r, ...)                                                                        \
     do {                                                                                           \
-        const kk_prepare_args room_ = {__VA_ARGS__};                                               \
-        RIG_RUN(r, prepare, &room_);                                                               \
+        const kk_prepare_args scratch_ = {__VA_ARGS__};                                            \
+        RIG_RUN(r, prepare, &scratch_);                                                            \
     } while (0)
 
 /* ---- numbers ---------------------------------------------------------------------------- */

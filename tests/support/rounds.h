@@ -6,7 +6,7 @@
 #include "engine/session.h"
 
 /* As kk_generate would start it; stats is borrowed and added to. */
-static inline kk_round round_of(kk_session *s, const kk_sampling *how, int32_t room,
+static inline kk_round round_of(kk_session *s, const kk_sampling *how, int32_t tokens,
                                 kk_spec_stats *stats) {
     return (kk_round){.cache = s->cache,
                       .layout = s->layout,
@@ -19,7 +19,7 @@ static inline kk_round round_of(kk_session *s, const kk_sampling *how, int32_t r
                       .draft_fixed = s->draft_fixed,
                       .stats = stats,
                       .len = s->len,
-                      .room = room,
+                      .tokens_left = tokens,
                       .hash = KK_HASH_START};
 }
 

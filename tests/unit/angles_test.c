@@ -21,7 +21,7 @@ static double half_unit(double x) {
 static void turn(float angle, float *c, float *s) {
     float in[KK_TURN_LANES], cosines[KK_TURN_LANES], sines[KK_TURN_LANES];
     for (int i = 0; i < KK_TURN_LANES; i++) in[i] = angle;
-    kk_turn_lanes(cosines, sines, in);
+    kk_angles_lanes(cosines, sines, in);
     for (int i = 1; i < KK_TURN_LANES; i++)
         assert_true(kk_f32_bits(cosines[i]) == kk_f32_bits(cosines[0]) &&
                     kk_f32_bits(sines[i]) == kk_f32_bits(sines[0]));
@@ -44,7 +44,7 @@ static void both_signs(float angle) {
     check(-angle);
 }
 
-/* Positions, whole and turned by the slow frequencies of a head, up to 2^20, and beyond. */
+/* Positions, whole and times the low frequencies of a head, up to 2^20, and beyond. */
 static void positions(void **state) {
     (void)state;
     for (int32_t pos = 0; pos < 1 << 20; pos += pos < 4096 ? 1 : 61) {
@@ -91,7 +91,7 @@ static void rows_of_turns(void **state) {
     for (int32_t n = 0; n <= MOST; n++) {
         for (int64_t pos = 0; pos < 20000; pos += 997) {
             row[2 * n] = 1234;
-            kk_turn_row(row, freq, n, pos);
+            kk_angles_row(row, freq, n, pos);
             for (int32_t i = 0; i < n; i++) {
                 float c, s;
                 turn((float)pos * freq[i], &c, &s);

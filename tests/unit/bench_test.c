@@ -187,7 +187,7 @@ static void test_arms(void **state) {
     assert_int_equal(set->arm[0].spec.drafted, 0);
     assert_true(set->arm[0].floor_share > 0);
     assert_true(set->arm[1].spec.accepted > 0); /* by the trace */
-    near(set->arm[1].rows, 6, 0.7);             /* the last round has less room */
+    near(set->arm[1].rows, 6, 0.7);             /* the last round has fewer tokens left */
     assert_in_range(set->arm[1].best_draft, 0, 5);
     assert_true(set->arm[1].best_tok_s > 0 && set->arm[2].best_tok_s == 0);
     /* Costs: of one row and up to the longest draft. */

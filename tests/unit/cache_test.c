@@ -22,10 +22,10 @@ static uint32_t next_tag;
 
 /* A block is written, seen whole, and all but a prefix of it taken back. */
 static void step_block(const world *w, held_cache *h) {
-    const int64_t room = MAX_LEN - h->rows.len;
+    const int64_t left = MAX_LEN - h->rows.len;
     int64_t n = 1 + below(below(2) ? 17 : MAX_BLOCK);
     if (below(4) == 0) n = KK_PAGE_ROWS - h->rows.len % KK_PAGE_ROWS + below(2); /* to a border */
-    if (n > room) n = room;
+    if (n > left) n = left;
     assert_int_equal(kk_cache_reserve(h->cache, n, NULL), KK_OK);
     for (int64_t i = 0; i < n; i++) {
         h->rows.tag[h->rows.len + i] = next_tag++;

@@ -142,7 +142,7 @@ static void lists(void **unused) {
     assert_true(options_int_list("", 0, 100, &x, &n, &bad));
     assert_int_equal(n, 0);
     free(x);
-    assert_true(options_int_list("1,2,3,4,5,6,7,8,9", 0, 9, &x, &n, &bad)); /* no room to spare */
+    assert_true(options_int_list("1,2,3,4,5,6,7,8,9", 0, 9, &x, &n, &bad)); /* the list is full */
     assert_int_equal(n, 9);
     free(x);
     assert_false(options_int_list("1,x", 0, 100, &x, &n, &bad));
@@ -226,14 +226,14 @@ static void options_as_flags(void **state) {
     assert_string_equal(flags_for("`a`ctx`").text, "`a-c"); /* a name is looked for from each one */
 
     /* Too long: cut where it ends, in the middle of a flag too. */
-    enum { ROOM = sizeof((flags_message){""}).text };
-    char full[ROOM + 64];
-    for (int before = ROOM - 12; before < ROOM + 2; before++) {
+    enum { CAPACITY = sizeof((flags_message){""}).text };
+    char full[CAPACITY + 64];
+    for (int before = CAPACITY - 12; before < CAPACITY + 2; before++) {
         memset(full, 'x', (size_t)before);
         snprintf(full + before, sizeof full - (size_t)before, "`device` cpu");
         const flags_message m = flags_for(full);
-        assert_true(strlen(m.text) < ROOM);
-        assert_memory_equal(m.text, full, before < ROOM ? (size_t)before : ROOM - 1);
+        assert_true(strlen(m.text) < CAPACITY);
+        assert_memory_equal(m.text, full, before < CAPACITY ? (size_t)before : CAPACITY - 1);
     }
     /* Any message of the library fits. */
     memset(full, 'x', sizeof((kk_err){0}).msg);

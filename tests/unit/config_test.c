@@ -179,7 +179,7 @@ static void stop_ids_are_merged(void **state) {
             "more than 16");
 }
 
-static void rope_turns_part_of_the_pairs(void **state) {
+static void rope_rotates_part_of_the_pairs(void **state) {
     (void)state;
     const kk_config c =
         good("{" BASE ", \"global_head_dim\": 32, \"rope_parameters\": {"
@@ -387,7 +387,7 @@ int main(void) {
         cmocka_unit_test(shared_layers_read_the_last_of_their_kind),
         cmocka_unit_test(text_config_is_found_inside),
         cmocka_unit_test(stop_ids_are_merged),
-        cmocka_unit_test(rope_turns_part_of_the_pairs),
+        cmocka_unit_test(rope_rotates_part_of_the_pairs),
         cmocka_unit_test(experts_need_all_their_fields),
         cmocka_unit_test(absurd_fields_are_named),
         cmocka_unit_test(bad_layer_types_are_named),

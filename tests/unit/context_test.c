@@ -129,7 +129,7 @@ static void decode(kk_session *s, int32_t tokens, int32_t every, bool eager, rec
     log->as.draft = spied;
     draft_instead(s, &log->as);
     kk_round r = round_of(s, &how, tokens, &stats);
-    for (int32_t round = 0; r.room > 0; round++) {
+    for (int32_t round = 0; r.tokens_left > 0; round++) {
         r.draft_max = round % every == every - 1 ? s->draft_max : 0;
         assert_ok(round_step(s, &r, why));
         assert_follows(s);

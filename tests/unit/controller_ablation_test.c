@@ -76,12 +76,12 @@ static int32_t lookup(const world *w) {
 }
 
 /* One round; returns its tokens. */
-static int32_t decode(world *w, kk_acceptance seen[KK_ALTERNATIVES], int32_t room) {
+static int32_t decode(world *w, kk_acceptance seen[KK_ALTERNATIVES], int32_t left) {
     const int32_t class = lookup(w), ngram = class >= 0 ? NGRAM_DRAFTS : 0;
     kk_choice c = {.n_from = KK_ALTERNATIVES};
-    c.from[0] = (kk_alternative){.seen = &seen[0], .max = room < BLOCK ? room : BLOCK};
+    c.from[0] = (kk_alternative){.seen = &seen[0], .max = left < BLOCK ? left : BLOCK};
     c.from[1] = (kk_alternative){.seen = &seen[1],
-                                 .max = room < ngram ? room : ngram,
+                                 .max = left < ngram ? left : ngram,
                                  .draft_class = class > 0 ? class : 0,
                                  .free = true};
     kk_controller_choose(&w->costs, &c, 1, KK_COST_ROWS);

@@ -287,7 +287,7 @@ static kk_status config_with(scratch *s, const float *divisors, int64_t n, kk_co
     return st;
 }
 
-static void divisors_tell_which_pairs_turn(void **state) {
+static void divisors_tell_which_pairs_rotate(void **state) {
     kk_config c;
     kk_err err = {0};
     const float released[4] = {1, 1, 1e30f, 1e30f}, scaled[4] = {8, 8, 8, 1e30f};
@@ -351,7 +351,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(refuses_doubles, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(refuses_odd_alignments, scratch_setup, scratch_teardown),
         cmocka_unit_test(converts_integers_of_any_width),
-        cmocka_unit_test_setup_teardown(divisors_tell_which_pairs_turn, scratch_setup,
+        cmocka_unit_test_setup_teardown(divisors_tell_which_pairs_rotate, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test(every_tensor_has_two_names),
     };

@@ -87,7 +87,7 @@ static void assert_refused(kk_engine *e, kk_session_opts how, const char *words)
 #define WINDOW_FULL .kv_full = KK_KEEP_WINDOW
 #define RESTORED_FULL .kv_full = KK_KEEP_RESTORED
 
-static void reaches_are_refused(void **state) {
+static void windows_are_refused(void **state) {
     (void)state;
     static const struct {
         kk_session_opts how;
@@ -348,7 +348,7 @@ static void every_source_is_one_of_positions(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reaches_are_refused),        cmocka_unit_test(diagnoses_are_checked),
+        cmocka_unit_test(windows_are_refused),        cmocka_unit_test(diagnoses_are_checked),
         cmocka_unit_test(rounds_must_fit_the_window), cmocka_unit_test(defaults_are_filled_in),
         cmocka_unit_test(a_projection_is_needed),     IN_SCRATCH(layers_without_decoders_are_kept),
         IN_SCRATCH(projections_are_refused),          IN_SCRATCH(a_rank_of_nothing_is_refused),

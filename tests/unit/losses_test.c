@@ -269,7 +269,7 @@ static void normed(double *y, const float *x, const float *w, int n) {
     for (int i = 0; i < n; i++) y[i] = (double)x[i] / sqrt(sum / n + 1e-6) * (w ? (double)w[i] : 1);
 }
 
-static void turned(double *x, const kk_rope_config *r, int n, int pos) {
+static void rotated(double *x, const kk_rope_config *r, int n, int pos) {
     for (int i = 0; i < r->n_rot; i++) {
         const double f = pos * pow((double)r->theta, -2.0 * i / n), a = x[i], b = x[i + n / 2];
         x[i] = a * cos(f) - b * sin(f);
@@ -291,7 +291,7 @@ static void exact_outputs(world *w, int layer) {
                 l->kind == KK_SLIDING && p - w->model.window + 1 > 0 ? p - w->model.window + 1 : 0;
             for (int j = first; j <= p; j++) {
                 normed(key, k + j * kv + at, w->setup.k_norm[src], dim);
-                turned(key, &w->model.rope[l->kind], dim, j);
+                rotated(key, &w->model.rope[l->kind], dim, j);
                 score[j] = 0;
                 for (int i = 0; i < dim; i++)
                     score[j] += key[i] * (double)w->rows.q[layer][p * nq + h * dim + i];

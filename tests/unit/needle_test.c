@@ -142,7 +142,7 @@ static void test_text(void **state) {
     kk_free(text);
 }
 
-/* The longest line number and code still fit the room that is taken for them. */
+/* The longest line number and code still fit the buffer that is taken for them. */
 static void test_longest(void **state) {
     (void)state;
     const kk_haystack h = {.lines = 20000, .index = 19996, .code = "EPSILON-9999"};

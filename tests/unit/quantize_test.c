@@ -147,7 +147,7 @@ static void blocks_are_the_quantisers_own(void **state) {
     model_free(m);
 }
 
-static void divisors_say_which_pairs_turn(void **state) {
+static void divisors_say_which_pairs_rotate(void **state) {
     const places p = make_places(*state);
     const kk_config config = small_moe();
     model_tensors *m = model_make(&config, "model.", KK_BF16);
@@ -562,7 +562,7 @@ int main(void) {
         IN_SCRATCH(the_model_is_the_same),
         IN_SCRATCH(float_folders_are_read),
         IN_SCRATCH(blocks_are_the_quantisers_own),
-        IN_SCRATCH(divisors_say_which_pairs_turn),
+        IN_SCRATCH(divisors_say_which_pairs_rotate),
         IN_SCRATCH(the_tokenizer_comes_along),
         IN_SCRATCH(more_tokens_than_rows_are_refused),
         IN_SCRATCH(without_a_tokenizer_it_says_none),

@@ -51,8 +51,8 @@ static void forward_one(kk_session *s, const int32_t *token, float *logits) {
 static void unfused_round(kk_session *s, const kk_sampling *how, lossless_oracle *o, outcome *x) {
     float logits[TINY_VOCAB];
     int32_t drafts[KK_MAX_DRAFT];
-    const int32_t room = PROMPT + TOKENS - x->len,
-                  end = room - 1 < BLOCK - 1 ? room - 1 : BLOCK - 1;
+    const int32_t left = PROMPT + TOKENS - x->len,
+                  end = left - 1 < BLOCK - 1 ? left - 1 : BLOCK - 1;
     kk_draft d = {.tokens = x->tokens, .len = x->len, .out = drafts, .max = end};
     if (end > 0) assert_ok(lossless_draft(&o->as, &d, 1, why));
     for (int32_t i = 0; i < d.n; i++)

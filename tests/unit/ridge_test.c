@@ -277,7 +277,7 @@ static void test_cholesky(void **unused) {
     assert_int_equal(kk_linalg_cholesky(bad, 2, &err), KK_EINVAL);
 }
 
-/* diag(1, 3) turned by 30 degrees. */
+/* diag(1, 3) rotated by 30 degrees. */
 static void test_eigen(void **unused) {
     const double c = sqrt(0.75), s = 0.5;
     double a[4] = {c * c + 3 * s * s, c * s - 3 * c * s, c * s - 3 * c * s, s * s + 3 * c * c};

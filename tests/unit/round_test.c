@@ -251,13 +251,13 @@ static void a_full_session_can_go_back(void **state) {
 
 enum { SESSIONS = 3, STEPS = 100, MOST_TOGETHER = 8 };
 
-/* Rounds of all that still have room, until none has. */
+/* Rounds of all that have tokens left, until none has. */
 static void run_together(kk_engine *e, kk_round *rounds, int32_t n_rounds) {
     for (;;) {
         kk_round *live[MOST_TOGETHER];
         int32_t n = 0;
         for (int32_t i = 0; i < n_rounds; i++)
-            if (rounds[i].room > 0) live[n++] = &rounds[i];
+            if (rounds[i].tokens_left > 0) live[n++] = &rounds[i];
         if (n == 0) return;
         assert_ok(kk_round_run(&e->rounds, live, n, why));
         for (int32_t i = 0; i < n; i++) {

@@ -259,7 +259,7 @@ static void limits_count_sinks(void **state) {
     world_close(&w);
 }
 
-static void reaches_that_make_no_sense_are_refused(void **state) {
+static void windows_that_make_no_sense_are_refused(void **state) {
     (void)state;
     static const struct {
         const kk_kv_policy *policy;
@@ -313,7 +313,7 @@ int main(void) {
         cmocka_unit_test(a_windowed_cache_is_bounded),
         cmocka_unit_test(steady_state_takes_no_memory),
         cmocka_unit_test(limits_count_sinks),
-        cmocka_unit_test(reaches_that_make_no_sense_are_refused),
+        cmocka_unit_test(windows_that_make_no_sense_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,17 +70,17 @@ static void hot_and_cold(void **state) {
 }
 
 typedef struct {
-    _Atomic int32_t met;
+    _Atomic int32_t arrived;
     _Atomic int32_t together;
-} meeting;
+} rendezvous;
 
 /* Holds every thread until two are inside, or a second has passed. */
-static void meet(void *arg, int64_t begin, int64_t end, int32_t thread) {
+static void arrive(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)begin, (void)end, (void)thread;
-    meeting *m = arg;
-    m->met++;
-    for (int i = 0; i < 1000 && m->met < 2; i++) usleep(1000);
-    if (m->met >= 2) m->together++;
+    rendezvous *m = arg;
+    m->arrived++;
+    for (int i = 0; i < 1000 && m->arrived < 2; i++) usleep(1000);
+    if (m->arrived >= 2) m->together++;
 }
 
 static void threads_work_at_the_same_time(void **state) {
@@ -88,9 +88,9 @@ static void threads_work_at_the_same_time(void **state) {
     kk_threads *pool;
     assert_int_equal(kk_threads_new(&pool, 2, false, NULL), KK_OK);
     for (int i = 0; i < 3; i++) {
-        meeting m = {0};
+        rendezvous m = {0};
         usleep(1000);
-        kk_threads_loop(pool, 2, 1, meet, &m);
+        kk_threads_loop(pool, 2, 1, arrive, &m);
         assert_int_equal(m.together, 2);
     }
     kk_threads_free(pool);

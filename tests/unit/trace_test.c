@@ -48,7 +48,7 @@ static void compare_every_round(kk_engine *e, kk_kv_format format, lossless_orac
     if (!lossless_draft_by(d, o, MOST_BLOCK, what)) fail_msg("%s", what);
     kk_round drafted = round_of(d, &how, TOKENS, &stats),
              plain = round_of(p, &how, TOKENS, &ignored);
-    for (; drafted.room > 0; rounds++) {
+    for (; drafted.tokens_left > 0; rounds++) {
         assert_ok(round_step(d, &drafted, why));
         follow(p, &plain, d->len);
         if (!lossless_same_session(d, p, what)) fail_msg("at %d tokens: %s", d->len, what);

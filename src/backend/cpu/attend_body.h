@@ -6,10 +6,10 @@
  * Between keys and values, the scores of each (row, head) become weights.
  * The order of float operations for a (row, head) is that of reference.c. */
 
-/* Queries that meet the same rows of a page: heads of a row, or one head of several rows.  From
- * one of them to the next it is so many floats. */
+/* Queries that read the same rows of a page: heads of a row, or one head of several rows.
+ * The members are the floats from one query to the next. */
 typedef struct {
-    size_t q, s, c; /* of queries and sums; of scores and weights; of what sums shrink by */
+    size_t q, s, c; /* of queries and sums; of scores and weights; of the sums' factors */
 } steps;
 
 enum { MOST_QUERIES = 4 };
@@ -20,15 +20,15 @@ _Static_assert(KK_HEAD_TILE <= MOST_QUERIES, "a tile's queries have their chains
 /* What a tile works with; a pair is a (row, head). */
 typedef struct {
     const kk_attend_tile *t;
-    float *rows;                       /* [KK_ATTEND_CHUNK] */
-    float *s;                          /* [pairs][KK_PAGE_ROWS] scores, then weights */
-    float *c;                          /* [pairs] what a new largest score makes of earlier sums */
-    float *lane;                       /* [pairs][KK_LANES] sums of weights */
-    float *m;                          /* [pairs] largest score so far */
-    int32_t n_rows;                    /* a chunk has so many rows */
-    bool in_place;                     /* rows are read where they lie, */
-    stored at_hand;                    /* keys or values of the page at hand */
-    kk_page_sight see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
+    float *rows;    /* [KK_ATTEND_CHUNK] */
+    float *s;       /* [pairs][KK_PAGE_ROWS] scores, then weights */
+    float *c;       /* [pairs] what a new largest score makes of earlier sums */
+    float *lane;    /* [pairs][KK_LANES] sums of weights */
+    float *m;       /* [pairs] largest score so far */
+    int32_t n_rows; /* a chunk has so many rows */
+    bool in_place;  /* rows are read where they lie, */
+    stored at_hand; /* keys or values of the page at hand */
+    kk_page_visible see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
 } attend_work;
 
 /* ---- keys that are rebuilt from values -------------------------------------------------- */
@@ -166,7 +166,7 @@ INLINE void add_all(float *acc, const float *c, const float *p, steps to, const 
 }
 
 /* p = 0 for the keys of a page that a row does not see, whose exponentials are only small. */
-INLINE void blank(float *p, kk_page_sight see) {
+INLINE void blank(float *p, kk_page_visible see) {
     for (int32_t j = 0; j < see.lo; j++) p[j] = 0;
     for (int32_t j = see.hole; j < see.hole_end; j++) p[j] = 0;
     for (int32_t j = see.hi; j < KK_PAGE_ROWS; j++) p[j] = 0;
@@ -181,7 +181,7 @@ INLINE float largest_score(const float *s, float before) {
 }
 
 /* The scores of a pair become weights, and its sums of them are brought up to date. */
-INLINE void weigh_pair(float *s, float top, float shrink, float *lane, kk_page_sight see) {
+INLINE void weigh_pair(float *s, float top, float shrink, float *lane, kk_page_visible see) {
     for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES)
         vf_store(s + j, exp_lanes(vf_sub(vf_load(s + j), vf_set1(top))));
     blank(s, see);
@@ -190,7 +190,7 @@ INLINE void weigh_pair(float *s, float top, float shrink, float *lane, kk_page_s
     vf_store(lane, l);
 }
 
-static void weigh_row(float *s, float *m, float *c, float *lane, kk_page_sight see) {
+static void weigh_row(float *s, float *m, float *c, float *lane, kk_page_visible see) {
     const float top = largest_score(s, *m);
     float shrink[KK_LANES];
     vf_store(shrink, exp_lanes(vf_set1(*m - top)));
@@ -250,17 +250,18 @@ static void add_part(const attend_work *w, int32_t r, int32_t n, row_range at, r
 
 typedef void part_fn(const attend_work *w, int32_t r, int32_t n, row_range at, row_range chunk);
 
-/* What a row sees of the chunk, before the hole in its sight or after it. */
+/* The keys of the chunk that a row sees, before the gap in its window or after it. */
 INLINE row_range seen_part(const attend_work *w, int32_t r, bool after, row_range chunk) {
-    const kk_page_sight *see = &w->see[r];
+    const kk_page_visible *see = &w->see[r];
     return common(after ? (row_range){see->hole_end, see->hi} : (row_range){see->lo, see->hole},
                   chunk);
 }
 
-/* Rows [r, r + n) see nearly the same of it: that is met by all of them at once, and what comes
- * before and after by each alone, so that every row meets its keys in order. */
-INLINE void meet_rows(const attend_work *w, int32_t r, int32_t n, bool after, row_range chunk,
-                      part_fn *fn) {
+/* Calls fn for the keys that rows [r, r + n) see. They see nearly the same ones: those in common
+ * are taken by all rows at once, those before and after by each row alone, so that every row
+ * takes its keys in order. */
+INLINE void apply_by_rows(const attend_work *w, int32_t r, int32_t n, bool after, row_range chunk,
+                          part_fn *fn) {
     row_range at[MOST_QUERIES], all = chunk;
     for (int32_t i = 0; i < n; i++) {
         at[i] = seen_part(w, r + i, after, chunk);
@@ -273,12 +274,12 @@ INLINE void meet_rows(const attend_work *w, int32_t r, int32_t n, bool after, ro
     for (int32_t i = 0; i < n; i++) fn(w, r + i, 1, (row_range){all.hi, at[i].hi}, chunk);
 }
 
-/* What rows [r, r + n) see of the chunk between them, if none has a hole in its sight; else
- * nothing. */
+/* The keys of the chunk that some of rows [r, r + n) see, if none has a gap in its window; else
+ * none. */
 INLINE row_range seen_between(const attend_work *w, int32_t r, int32_t n, row_range chunk) {
     row_range all = {chunk.hi, chunk.lo};
     for (int32_t i = r; i < r + n; i++) {
-        const kk_page_sight *see = &w->see[i];
+        const kk_page_visible *see = &w->see[i];
         if (see->hole < see->hi) return (row_range){0, 0};
         if (see->lo < all.lo) all.lo = see->lo;
         if (see->hi > all.hi) all.hi = see->hi;
@@ -290,13 +291,13 @@ INLINE void hide(float *s, row_range at) {
     for (int32_t j = at.lo; j < at.hi; j++) s[j] = -INFINITY;
 }
 
-/* Scores of all rows with all keys that one of them sees, and then those it does not see hidden:
- * dearer by a few keys, and cheaper than to meet those by row. */
+/* Scores of all rows with all keys that one of them sees; those that a row does not see are
+ * masked after. A few keys more are computed, which is cheaper than taking them row by row. */
 static __attribute__((noinline)) void score_rows(const attend_work *w, int32_t r, int32_t n,
                                                  row_range chunk) {
     const row_range all = seen_between(w, r, n, chunk);
     if (all.lo >= all.hi) {
-        for (int after = 0; after < 2; after++) meet_rows(w, r, n, after, chunk, score_part);
+        for (int after = 0; after < 2; after++) apply_by_rows(w, r, n, after, chunk, score_part);
         return;
     }
     score_part(w, r, n, all, chunk);
@@ -320,8 +321,8 @@ static __attribute__((noinline)) void add_rows(const attend_work *w, int32_t r, 
         add_part(w, r, n, chunk, chunk);
         return;
     }
-    meet_rows(w, r, n, false, chunk, add_part);
-    if (hole) meet_rows(w, r, n, true, chunk, add_part);
+    apply_by_rows(w, r, n, false, chunk, add_part);
+    if (hole) apply_by_rows(w, r, n, true, chunk, add_part);
 }
 
 /* All rows of the tile with what they see of the chunk.  Where a row has few heads, several rows
@@ -347,7 +348,7 @@ static __attribute__((noinline)) void weigh_pairs(const attend_work *w, int32_t 
     float top[KK_LANES] = {0}, shrink[KK_LANES] = {0};
     for (int32_t i = 0; i < n; i++) {
         const int32_t p = first + i;
-        const kk_page_sight *see = &w->see[p / t->n_group];
+        const kk_page_visible *see = &w->see[p / t->n_group];
         if (see->lo >= see->hi) continue;
         top[i] = largest_score(w->s + (size_t)p * KK_PAGE_ROWS, w->m[p]);
         shrink[i] = w->m[p] - top[i];
@@ -355,7 +356,7 @@ static __attribute__((noinline)) void weigh_pairs(const attend_work *w, int32_t 
     vf_store(shrink, exp_lanes(vf_load(shrink)));
     for (int32_t i = 0; i < n; i++) {
         const int32_t p = first + i;
-        const kk_page_sight see = w->see[p / t->n_group];
+        const kk_page_visible see = w->see[p / t->n_group];
         if (see.lo >= see.hi) continue;
         weigh_pair(w->s + (size_t)p * KK_PAGE_ROWS, top[i], shrink[i],
                    w->lane + (size_t)p * KK_LANES, see);
@@ -378,7 +379,7 @@ static void weigh_page(const attend_work *w) {
 
 /* A page's keys, or its values, in parts that the scratch holds as floats.  next: the page that
  * comes after, to be fetched. */
-static void page_converted(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+static void page_converted(attend_work *w, int64_t page, kk_page_visible see, const uint8_t *at,
                            const uint8_t *next, bool keys) {
     const kk_attend_tile *t = w->t;
     const size_t off = keys && !t->k_eq_v ? t->k_off : t->v_off;
@@ -392,7 +393,7 @@ static void page_converted(attend_work *w, int64_t page, kk_page_sight see, cons
 }
 
 /* The same where they lie. */
-static void page_in_place(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+static void page_in_place(attend_work *w, int64_t page, kk_page_visible see, const uint8_t *at,
                           const uint8_t *next, bool keys) {
     const kk_attend_tile *t = w->t;
     const size_t off = keys && !t->k_eq_v ? t->k_off : t->v_off;
@@ -421,7 +422,7 @@ static void page_in_place(attend_work *w, int64_t page, kk_page_sight see, const
 }
 
 /* at and next: this page, and the one that comes after, to be fetched. */
-static void attend_page(attend_work *w, int64_t page, kk_page_sight see, const uint8_t *at,
+static void attend_page(attend_work *w, int64_t page, kk_page_visible see, const uint8_t *at,
                         const uint8_t *next) {
     const kk_attend_tile *t = w->t;
     for (int32_t r = 0; r < t->n_rows; r++)

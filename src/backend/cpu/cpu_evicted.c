@@ -21,19 +21,19 @@ enum { BATCH_BYTES = 2 << 20, BATCH_MOST = 16 };
 typedef struct {
     int32_t pages;
     size_t slot_bytes; /* K and V of one page */
-    size_t turns, latents, acts, bytes;
-} batch_room;
+    size_t angles, latents, acts, bytes;
+} batch_layout;
 
 static size_t whole_lines(size_t n) { return (n + 63) / 64 * 64; }
 
-static batch_room room_for(const kk_kv_slot *slot, int32_t rank) {
+static batch_layout layout_for(const kk_kv_slot *slot, int32_t rank) {
     const size_t part = (size_t)slot->n_kv_head * kk_kv_head_bytes(slot->format, slot->head_dim);
-    batch_room b = {.slot_bytes = slot->k_eq_v ? part : 2 * part};
+    batch_layout b = {.slot_bytes = slot->k_eq_v ? part : 2 * part};
     const size_t fit = BATCH_BYTES / b.slot_bytes;
     b.pages = fit < 1 ? 1 : fit > BATCH_MOST ? BATCH_MOST : (int32_t)fit;
     const size_t rows = (size_t)b.pages * KK_PAGE_ROWS;
-    b.turns = whole_lines((size_t)b.pages * b.slot_bytes);
-    b.latents = b.turns + whole_lines(rows * (size_t)slot->head_dim * sizeof(float));
+    b.angles = whole_lines((size_t)b.pages * b.slot_bytes);
+    b.latents = b.angles + whole_lines(rows * (size_t)slot->head_dim * sizeof(float));
     b.acts = b.latents + whole_lines(rows * (size_t)rank * sizeof(float));
     b.bytes = b.acts + rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block);
     return b;
@@ -48,7 +48,7 @@ kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
                                  kk_err *err) {
     const size_t rows = (size_t)dev->max_rows + KK_ATTEND_ROWS;
     const size_t head = (size_t)(KK_PAGE_ROWS + 1) * (size_t)slot->head_dim;
-    KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, room_for(slot, rank).bytes, err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, layout_for(slot, rank).bytes, err));
     KK_TRY(kk_cpu_fit_threads(dev, panel_bytes(rank) + head * sizeof(float), err));
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->attend_state,
                               rows * (size_t)n_head * KK_ATTEND_STATE * sizeof(float), err));
@@ -61,17 +61,17 @@ typedef struct {
     kk_dev *dev;
     const kk_attend_args *a;
     const kk_group *g;
-    batch_room room;
-    int32_t row, n_rows;              /* of the group: a segment */
-    int32_t tile_rows, heads, parts;  /* of attention, as in cpu_attend.c */
-    int32_t most_rows;                /* of a segment */
-    kk_visible_rule rule;             /* of all rows */
+    batch_layout layout;
+    int32_t row, n_rows;              /* rows of the group in this segment */
+    int32_t tile_rows, heads, parts;  /* tiles of attention, as in cpu_attend.c */
+    int32_t most_rows;                /* most rows of a segment */
+    kk_visible_rule rule;             /* which keys each row sees */
     int64_t stored;                   /* rows from here on are read in their pages */
     int64_t gone_to;                  /* in latent space: rows from the sink to here */
     kk_visible all;                   /* what its rows see between them */
     int64_t page, end;                /* the batch at hand */
-    const uint8_t *at[BATCH_MOST];    /* its pages, from where the slot begins */
-    int32_t made[BATCH_MOST], n_made; /* which of them are put together */
+    const uint8_t *at[BATCH_MOST];    /* the batch's pages, at the layer's slot */
+    int32_t made[BATCH_MOST], n_made; /* indexes of the pages that are assembled here */
     bool starts, ends;
     bool goes_on; /* with rows in latent space */
     float freq[KK_MAX_HEAD_DIM / 2];
@@ -81,7 +81,7 @@ typedef struct {
     int32_t lo, hi;
 } span_of_rows;
 
-static span_of_rows cut(int64_t base, int64_t lo, int64_t hi, kk_page_sight see) {
+static span_of_rows cut(int64_t base, int64_t lo, int64_t hi, kk_page_visible see) {
     const int32_t a = kk_in_page(lo - base), b = kk_in_page(hi - base);
     return (span_of_rows){a > see.lo ? a : see.lo, b < see.hi ? b : see.hi};
 }
@@ -103,29 +103,29 @@ static int64_t sink_rows(const segment *s) {
 }
 
 static uint8_t *batch_page(const segment *s, int32_t i) {
-    return (uint8_t *)s->dev->batch.data + (size_t)i * s->scratch.slot_bytes;
+    return (uint8_t *)s->dev->batch.data + (size_t)i * s->layout.slot_bytes;
 }
-static float *batch_turns(const segment *s, int32_t i) {
-    float *turns = (float *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.turns);
-    return turns + (size_t)i * KK_PAGE_ROWS * 2 * (size_t)s->a->n_rot;
+static float *batch_angles(const segment *s, int32_t i) {
+    float *angles = (float *)(void *)((uint8_t *)s->dev->batch.data + s->layout.angles);
+    return angles + (size_t)i * KK_PAGE_ROWS * 2 * (size_t)s->a->n_rot;
 }
 static size_t rank_of(const segment *s) { return (size_t)s->a->evicted->latent.head_dim; }
 static float *batch_latents(const segment *s, int32_t i) {
-    float *z = (float *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.latents);
+    float *z = (float *)(void *)((uint8_t *)s->dev->batch.data + s->layout.latents);
     return z + (size_t)i * KK_PAGE_ROWS * rank_of(s);
 }
 static kk_act_block *batch_acts(const segment *s, int32_t i) {
-    kk_act_block *b = (kk_act_block *)(void *)((uint8_t *)s->dev->batch.data + s->scratch.acts);
+    kk_act_block *b = (kk_act_block *)(void *)((uint8_t *)s->dev->batch.data + s->layout.acts);
     return b + (size_t)i * KK_PAGE_ROWS * (rank_of(s) / KK_BLOCK);
 }
 
 /* ---- putting pages together ------------------------------------------------------------- */
 
-static void turn_page(const segment *s, int32_t i) {
+static void fill_angles(const segment *s, int32_t i) {
     const int32_t n_rot = s->a->n_rot;
-    float *row = batch_turns(s, i);
+    float *row = batch_angles(s, i);
     for (int64_t j = 0; j < KK_PAGE_ROWS; j++, row += 2 * n_rot)
-        s->dev->k->turn(row, s->freq, n_rot, (s->page + i) * KK_PAGE_ROWS + j);
+        s->dev->k->angles(row, s->freq, n_rot, (s->page + i) * KK_PAGE_ROWS + j);
 }
 
 /* What a page of the batch needs once for all its heads: angles, and latents to multiply. */
@@ -137,7 +137,7 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const int64_t page = s->page + i;
         const span_of_rows gone = gone_rows(s, page);
         const int32_t n = gone.hi - gone.lo;
-        if (s->a->slot.k_eq_v || n > 0) turn_page(s, i);
+        if (s->a->slot.k_eq_v || n > 0) fill_angles(s, i);
         if (n <= 0) continue;
         const size_t rank = rank_of(s);
         float *z = batch_latents(s, i) + (size_t)gone.lo * rank;
@@ -208,7 +208,7 @@ static void rebuild_rows(const segment *s, int32_t i, int32_t head, bool keys, s
     for (int32_t j = gone.lo; j < gone.hi; j++, raw += d) {
         s->dev->k->norm(x, raw, keys ? kk_buf_f(a->k_norm) : NULL, d, a->evicted->eps);
         if (keys)
-            s->dev->k->rotate(x, batch_turns(s, page) + (size_t)j * 2 * (size_t)a->n_rot, d,
+            s->dev->k->rotate(x, batch_angles(s, page) + (size_t)j * 2 * (size_t)a->n_rot, d,
                               a->n_rot);
         kk_cpu_put_row(s->dev, &to, batch_page(s, page), keys ? 0 : to.v_off, head, j, x);
     }
@@ -225,7 +225,7 @@ static void make_parts(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const int32_t i = (int32_t)(t / parts / slot->n_kv_head);
         const bool keys = parts == 2 && t % 2 == 0;
         const int64_t page = s->page + s->made[i], base = page * KK_PAGE_ROWS;
-        const kk_page_sight see = kk_visible_in_page(s->all, page);
+        const kk_page_visible see = kk_visible_in_page(s->all, page);
         const size_t off = keys ? slot->k_off : slot->v_off, at = (size_t)head * head_bytes;
         uint8_t *to = batch_page(s, s->made[i]) + (off - slot->k_off) + at;
         const int64_t sink = s->g->sink ? s->a->sink : 0, kept = sink_rows(s);
@@ -259,7 +259,7 @@ static void attend_tiles(void *arg, int64_t begin, int64_t end, int32_t thread) 
         t.page_base = t.page_from = s->page;
         t.page_to = s->end;
         t.v_off += slot->v_off - slot->k_off;
-        t.rope_pos = batch_turns(s, 0);
+        t.rope_pos = batch_angles(s, 0);
         t.scratch = kk_thread_scratch(s->dev, thread);
         t.state = (float *)s->dev->attend_state.data +
                   (size_t)task * (size_t)(s->tile_rows * s->heads) * KK_ATTEND_STATE;
@@ -275,7 +275,7 @@ static int64_t gather_batch(segment *s) {
     const int64_t end = (s->all.to + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     int64_t after = s->page;
     s->n_made = 0;
-    for (s->end = s->page; s->end < end && s->end - s->page < s->scratch.pages; s->end++) {
+    for (s->end = s->page; s->end < end && s->end - s->page < s->layout.pages; s->end++) {
         const int32_t i = (int32_t)(s->end - s->page);
         /* A sink that overlaps the window is one range with it, though its page may be gone. */
         const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];
@@ -348,7 +348,7 @@ static void add_latents(const segment *s) {
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a) {
     const int32_t group = a->n_head / a->slot.n_kv_head;
     segment s = {.dev = dev, .a = a, .rule = kk_attend_rule(a), .heads = group, .parts = 1};
-    s.room = room_for(&a->slot, rebuilds_pages(&s) ? (int32_t)rank_of(&s) : 0);
+    s.layout = layout_for(&a->slot, rebuilds_pages(&s) ? (int32_t)rank_of(&s) : 0);
     s.most_rows =
         kk_in_latents(a->evicted) ? kk_cpu_latent_rows(a->n_head, (int32_t)rank_of(&s)) : INT32_MAX;
     s.tile_rows =

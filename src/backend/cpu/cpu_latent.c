@@ -3,13 +3,13 @@
  * V_j = inv_j D_v z_j, inv_j kept beside the latent, is linear in it.  So a query's sum of values
  * is D_v (sum_j p_j inv_j z_j): what is summed up are latents, and D_v comes once, at the end.
  * Where K = V, so are the values of K that RoPE leaves alone: q . K_j = inv_j (q' . z_j), with
- * q' = D_v^T (k_norm * q) over those values, made once.  What is turned is turned by another angle
- * for every row, and has to be rebuilt: the turned values of K where K = V, all of them elsewhere.
+ * q' = D_v^T (k_norm * q) over those values, made once.  The rotated values of K have another
+ * angle in every row and have to be rebuilt: those alone where K = V, all of K elsewhere.
  *
  * Stored rows come first, in the ordinary way (cpu_evicted.c); what they came to is gone on with
- * here.  Pages are taken a few at a time, as many as a fixed room holds.  A pair is a (row, query
- * head); pairs are numbered by K/V head, then row, so that those of one K/V head lie together.
- * Pairs share nothing, and are shared out among threads anyhow.
+ * here.  Pages are taken a few at a time, as many as a scratch of fixed size holds.  A pair is a
+ * (row, query head); pairs are numbered by K/V head, then row, so that those of one K/V head lie
+ * together. Pairs share nothing, and are shared out among threads anyhow.
  *
  * Where K/V heads can be shared out evenly, a thread takes a head through all pages of a batch:
  * it rebuilds a page's keys where it reads them at once, no thread reads what another one wrote
@@ -20,41 +20,41 @@
 #include "core/span.h"
 
 enum {
-    ROOM_BYTES = 1 << 20,  /* of a batch of pages, or one page where that is more */
-    PAIRS_BYTES = 8 << 20, /* of what pairs have in latent space, or a tile of rows */
-    MOST_PAGES = 32,       /* of a batch */
-    MOST_ROWS = 64,        /* of a pass */
-    TASK_PAIRS = 64,       /* of an attention task */
+    BATCH_BYTES = 1 << 20, /* scratch of a batch of pages, or of one page where that is more */
+    PAIRS_BYTES = 8 << 20, /* scratch of the pairs in latent space, or of a tile of rows */
+    MOST_PAGES = 32,       /* most pages of a batch */
+    MOST_ROWS = 64,        /* most rows of a pass */
+    TASK_PAIRS = 64,       /* most pairs of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
 };
 
-/* ---- room ------------------------------------------------------------------------------- */
+/* ---- scratch ---------------------------------------------------------------------------- */
 
 static size_t whole_lines(size_t n) { return (n + 63) / 64 * 64; }
 
 /* Where a page of the batch has what is made of it, in bytes. */
 typedef struct {
     size_t z;       /* [KK_PAGE_ROWS][rank] latents as floats, */
-    size_t acts;    /* and as rounded activations */
-    size_t turns;   /* [KK_PAGE_ROWS][2][n_rot], unless they are kept elsewhere */
+    size_t acts;    /* the latents as quantised activations */
+    size_t angles;  /* [KK_PAGE_ROWS][2][n_rot], unless they are kept elsewhere */
     size_t keys;    /* [n_kv][KK_PAGE_ROWS][2 * half] what is rebuilt of them */
     size_t factors; /* [2][n_kv][KK_PAGE_ROWS] of keys, of values */
     size_t bytes;
-} page_room;
+} page_layout;
 
 /* floats: latents are wanted as such; half 0: keys are kept elsewhere. */
-static page_room page_room_for(int32_t n_kv, int32_t rank, bool floats, int32_t half,
-                               int32_t n_rot) {
+static page_layout page_layout_for(int32_t n_kv, int32_t rank, bool floats, int32_t half,
+                                   int32_t n_rot) {
     const size_t rows = KK_PAGE_ROWS, f = sizeof(float);
-    page_room r = {.acts = floats ? whole_lines(rows * (size_t)rank * f) : 0};
-    r.turns = r.acts + whole_lines(rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block));
-    r.keys = r.turns + whole_lines(rows * 2 * (size_t)n_rot * f);
+    page_layout r = {.acts = floats ? whole_lines(rows * (size_t)rank * f) : 0};
+    r.angles = r.acts + whole_lines(rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block));
+    r.keys = r.angles + whole_lines(rows * 2 * (size_t)n_rot * f);
     r.factors = r.keys + whole_lines((size_t)n_kv * rows * 2 * (size_t)half * f);
     r.bytes = r.factors + whole_lines(2 * (size_t)n_kv * rows * f);
     return r;
 }
 
-/* What pairs have, in floats from the room's start. */
+/* Offsets of the pairs' arrays, in floats from the start of their scratch. */
 typedef struct {
     size_t q;    /* [pairs][2 * half] of what is rebuilt of keys */
     size_t qz;   /* [pairs][rank] q' */
@@ -65,10 +65,10 @@ typedef struct {
     size_t inv;    /* 1 / sum of the lanes */
     size_t norm;   /* [2 * half] k_norm of what is rebuilt */
     size_t floats;
-} pair_room;
+} pair_layout;
 
-static pair_room pair_room_for(size_t pairs, int32_t rank, int32_t d) {
-    pair_room r = {.qz = pairs * (size_t)d};
+static pair_layout pair_layout_for(size_t pairs, int32_t rank, int32_t d) {
+    pair_layout r = {.qz = pairs * (size_t)d};
     r.accz = r.qz + pairs * (size_t)rank;
     r.y = r.accz + pairs * (size_t)rank;
     r.lane = r.y + pairs * (size_t)d;
@@ -84,7 +84,8 @@ static size_t panel_bytes(int32_t rank) {
     return whole_lines(((size_t)rank / KK_BLOCK + 1) * KK_PANEL_BYTES);
 }
 
-/* Of a thread that takes a head through pages: the panel of a strip, a page's keys, scores. */
+/* Bytes of a thread's scratch where it takes a head through pages: the panel of a strip, a page's
+ * keys, scores. */
 static size_t head_scores(int32_t rank, int32_t d) {
     return panel_bytes(rank) + whole_lines(KK_PAGE_ROWS * (size_t)d * sizeof(float));
 }
@@ -98,14 +99,14 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
                                  kk_err *err) {
     const int32_t d = slot->head_dim;
     const size_t rows = (size_t)kk_cpu_latent_rows(n_head, rank), page = KK_PAGE_ROWS;
-    const size_t one = page_room_for(slot->n_kv_head, rank, true, (d + 1) / 2, (d + 1) / 2).bytes;
+    const size_t one = page_layout_for(slot->n_kv_head, rank, true, (d + 1) / 2, (d + 1) / 2).bytes;
     const size_t slice = page * SLICE, scores = 2 * TASK_PAIRS * page + TASK_PAIRS;
     const size_t pairs = rows * (size_t)n_head;
-    KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, one > ROOM_BYTES ? one : ROOM_BYTES, err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->batch, one > BATCH_BYTES ? one : BATCH_BYTES, err));
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->pairs,
-                              pair_room_for(pairs, rank, d).floats * sizeof(float), err));
-    memset(dev->turned, 0, sizeof dev->turned);
-    KK_TRY(kk_cpu_scratch_fit(dev, &dev->turns, KK_TURNED_PAGES * page * (size_t)d * sizeof(float),
+                              pair_layout_for(pairs, rank, d).floats * sizeof(float), err));
+    memset(dev->angle_pages, 0, sizeof dev->angle_pages);
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->angles, KK_ANGLE_PAGES * page * (size_t)d * sizeof(float),
                               err));
     KK_TRY(kk_cpu_fit_threads(dev, head_scores(rank, d) + scores * sizeof(float), err));
     const size_t weights = rows * (size_t)(n_head / slot->n_kv_head) * page;
@@ -126,14 +127,14 @@ typedef struct {
     const kk_evicted *e;
     kk_visible_rule rule;
     int32_t d, rank, n_kv, group, per_kv, pairs;
-    int32_t half;   /* of each half of a head, the first so many values are rebuilt */
+    int32_t half;   /* number of leading values of each half of a head that are rebuilt */
     int32_t slices; /* tasks per K/V head that make q' */
-    page_room page;
-    pair_room pair;
+    page_layout page;
+    pair_layout pair;
     int64_t first; /* page of the batch */
     int32_t n_pages, task_pairs;
-    bool keeps_turns;
-    bool begins, ends; /* of a batch, with by_head */
+    bool keeps_angles;
+    bool begins, ends; /* first, last batch of the pass; used with by_head */
     bool by_head;      /* a task is a K/V head, and not a page's keys or some pairs */
     bool in_place;     /* latents are read where they lie, and not as floats */
     float freq[KK_MAX_HEAD_DIM / 2];
@@ -193,15 +194,15 @@ static void take_over(const pass *s, int32_t pair) {
     *pair_at(s, s->pair.before, pair, 1) = *pair_at(s, s->pair.m, pair, 1);
 }
 
-/* Of a head's values, those that are rebuilt. */
+/* The range of a head's values that are rebuilt. */
 static void copy_rebuilt(const pass *s, float *to, const float *from) {
     memcpy(to, from, (size_t)s->half * sizeof *to);
     memcpy(to + s->half, from + s->d / 2, (size_t)s->half * sizeof *to);
 }
 
 /* q' of a K/V head's pairs, `n` of its latent values from `at` on, over the values [lo, hi). */
-static void turn_back(const pass *s, int32_t kv, int32_t at, int32_t n, page_rows dims,
-                      int32_t thread) {
+static void rotate_back(const pass *s, int32_t kv, int32_t at, int32_t n, page_rows dims,
+                        int32_t thread) {
     float *d = kk_thread_scratch(s->dev, thread), *w = d + KK_PAGE_ROWS * SLICE;
     float *one = w + (size_t)s->per_kv * KK_PAGE_ROWS;
     const float *norm = kk_buf_f(s->a->k_norm), *q = kk_buf_f(s->a->q);
@@ -244,7 +245,7 @@ static void start_slice(const pass *s, int32_t kv, int32_t at, int32_t thread) {
         const int32_t lo = part * (s->d / 2) + s->half, hi = (part + 1) * (s->d / 2);
         for (int32_t o = lo; o < hi; o += KK_PAGE_ROWS) {
             const int32_t to = o + KK_PAGE_ROWS < hi ? o + KK_PAGE_ROWS : hi;
-            turn_back(s, kv, at, n, (page_rows){o, to}, thread);
+            rotate_back(s, kv, at, n, (page_rows){o, to}, thread);
         }
     }
 }
@@ -258,12 +259,12 @@ static void start_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
-/* Angles depend on nothing but positions.  Where all pages in sight fit, layers of the same kind
- * find those of the layer before. */
-static float *page_turns(const pass *s, int32_t i) {
-    if (!s->keeps_turns) return page_floats(s, i, s->page.turns);
-    const size_t slot = s->dev->turns.bytes / KK_TURNED_PAGES / sizeof(float);
-    return (float *)s->dev->turns.data + (size_t)((s->first + i) % KK_TURNED_PAGES) * slot;
+/* Angles depend on nothing but positions.  Where all visible pages fit, layers of the same kind
+ * reuse those of the layer before. */
+static float *page_angles(const pass *s, int32_t i) {
+    if (!s->keeps_angles) return page_floats(s, i, s->page.angles);
+    const size_t slot = s->dev->angles.bytes / KK_ANGLE_PAGES / sizeof(float);
+    return (float *)s->dev->angles.data + (size_t)((s->first + i) % KK_ANGLE_PAGES) * slot;
 }
 
 static bool same_rope(const kk_rope *a, const kk_rope *b) {
@@ -272,18 +273,19 @@ static bool same_rope(const kk_rope *a, const kk_rope *b) {
            kk_f32_bits(a->factor) == kk_f32_bits(b->factor);
 }
 
-static void turn_page(const pass *s, int32_t i, page_rows rows) {
-    const int64_t page = s->first + i, n = page % KK_TURNED_PAGES;
+static void fill_angles(const pass *s, int32_t i, page_rows rows) {
+    const int64_t page = s->first + i, n = page % KK_ANGLE_PAGES;
     const kk_rope *rope = &s->e->rope;
-    if (s->keeps_turns) {
-        if (s->dev->turned[n].page == page && same_rope(&s->dev->turned[n].rope, rope)) return;
-        s->dev->turned[n].page = page;
-        s->dev->turned[n].rope = *rope;
+    if (s->keeps_angles) {
+        if (s->dev->angle_pages[n].page == page && same_rope(&s->dev->angle_pages[n].rope, rope))
+            return;
+        s->dev->angle_pages[n].page = page;
+        s->dev->angle_pages[n].rope = *rope;
         rows = (page_rows){0, KK_PAGE_ROWS};
     }
     for (int32_t j = rows.lo; j < rows.hi; j++)
-        s->dev->k->turn(page_turns(s, i) + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
-                        page * KK_PAGE_ROWS + j);
+        s->dev->k->angles(page_angles(s, i) + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
+                          page * KK_PAGE_ROWS + j);
 }
 
 /* Rows of latents as floats, if they are wanted, and rounded, if decoders are. */
@@ -316,7 +318,7 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const page_rows gone = gone_of_page(s, 0, page);
         const uint8_t *scales = s->rows->g->latents[page] + e->scales.v_off;
         ready_latents(s, i, gone, thread);
-        turn_page(s, i, gone);
+        fill_angles(s, i, gone);
         for (int32_t j = gone.lo; j < gone.hi; j++) {
             const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
             for (int32_t h = 0; h < s->n_kv; h++) {
@@ -353,7 +355,7 @@ static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void 
     const kk_keys keys = {.x = x,
                           .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
                           .w = pair_at(s, s->pair.norm, 0, 0),
-                          .cs = page_turns(s, i) + lo * 2 * (size_t)s->a->n_rot,
+                          .cs = page_angles(s, i) + lo * 2 * (size_t)s->a->n_rot,
                           .n = gone.hi - gone.lo,
                           .dim = 2 * s->half,
                           .n_rot = s->a->n_rot,
@@ -378,11 +380,11 @@ static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) 
 typedef struct {
     const pass *s;
     int32_t from, to, page;
-    const float *keys; /* of the head, from row 0 on; NULL: the batch has them */
+    const float *keys; /* keys of the head, from row 0 on; NULL: the batch has them */
     float *score, *more, *c;
     int32_t lo[TASK_PAIRS]; /* what each pair sees begins here */
     int32_t hi;
-} meeting;
+} tile;
 
 /* Row j of a page's latents, in bf16. */
 static const uint8_t *stored_latents(const pass *s, int32_t i, int32_t j) {
@@ -390,7 +392,7 @@ static const uint8_t *stored_latents(const pass *s, int32_t i, int32_t j) {
            (size_t)j * (size_t)s->rank * sizeof(uint16_t);
 }
 
-static void score_pairs(const meeting *m, page_rows rows) {
+static void score_pairs(const tile *m, page_rows rows) {
     const pass *s = m->s;
     const size_t wide = 2 * (size_t)s->half, lo = (size_t)rows.lo;
     const int32_t n = rows.hi - rows.lo;
@@ -411,7 +413,7 @@ static void score_pairs(const meeting *m, page_rows rows) {
                         m->to - m->from, n);
 }
 
-static void weigh_pairs(meeting *m) {
+static void weigh_pairs(tile *m) {
     const pass *s = m->s;
     for (int32_t p = m->from; p < m->to; p++) {
         const size_t at = (size_t)(p - m->from);
@@ -432,7 +434,7 @@ static void weigh_pairs(meeting *m) {
 }
 
 /* Pairs that see the same rows are taken together. */
-static void sum_pairs(const meeting *m) {
+static void sum_pairs(const tile *m) {
     const pass *s = m->s;
     const int32_t pairs = m->to - m->from;
     for (int32_t p = 0, next; p < pairs; p = next) {
@@ -453,7 +455,7 @@ static void sum_pairs(const meeting *m) {
 }
 
 /* Pairs [from, to) with rows of the page that are gone. */
-static void attend_page(meeting *m, int32_t from, int32_t to) {
+static void attend_page(tile *m, int32_t from, int32_t to) {
     const page_rows rows = gone_of_page(m->s, 0, m->s->first + m->page);
     m->from = from;
     m->to = to;
@@ -463,8 +465,8 @@ static void attend_page(meeting *m, int32_t from, int32_t to) {
     sum_pairs(m);
 }
 
-static meeting open_meeting(const pass *s, float *scratch) {
-    meeting m = {.s = s, .score = scratch};
+static tile open_tile(const pass *s, float *scratch) {
+    tile m = {.s = s, .score = scratch};
     m.more = s->half < s->d / 2 ? m.score + TASK_PAIRS * KK_PAGE_ROWS : NULL;
     m.c = m.score + 2 * TASK_PAIRS * KK_PAGE_ROWS;
     return m;
@@ -472,7 +474,7 @@ static meeting open_meeting(const pass *s, float *scratch) {
 
 static void attend_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
-    meeting m = open_meeting(s, kk_thread_scratch(s->dev, thread));
+    tile m = open_tile(s, kk_thread_scratch(s->dev, thread));
     for (int64_t t = begin; t < end; t++) {
         const int32_t from = (int32_t)t * s->task_pairs, to = from + s->task_pairs;
         for (m.page = 0; m.page < s->n_pages; m.page++)
@@ -536,28 +538,29 @@ static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
  * first page and the end after the last. */
 static void attend_heads(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
-    uint8_t *room = kk_thread_scratch(s->dev, thread);
-    float *keys = (float *)(void *)(room + panel_bytes(s->rank));
-    meeting m = open_meeting(s, (float *)(void *)(room + head_scores(s->rank, s->d)));
+    uint8_t *scratch = kk_thread_scratch(s->dev, thread);
+    float *keys = (float *)(void *)(scratch + panel_bytes(s->rank));
+    tile m = open_tile(s, (float *)(void *)(scratch + head_scores(s->rank, s->d)));
     m.keys = keys;
     for (int32_t kv = (int32_t)begin; kv < (int32_t)end; kv++) {
         const int32_t first = kv * s->per_kv, last = first + s->per_kv;
         for (int32_t at = 0; s->begins && at < s->rank; at += SLICE) start_slice(s, kv, at, thread);
         for (m.page = 0; m.page < s->n_pages; m.page++) {
             const size_t lo = (size_t)gone_of_page(s, 0, s->first + m.page).lo;
-            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, room);
+            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, scratch);
             for (int32_t p = first; p < last; p += TASK_PAIRS)
                 attend_page(&m, p, p + TASK_PAIRS < last ? p + TASK_PAIRS : last);
         }
         if (!s->ends) continue;
         close_pairs(s, first, last);
-        for (int32_t o = 0; o < s->d; o += KK_STRIP) finish_strip(s, kv, o, (float *)(void *)room);
+        for (int32_t o = 0; o < s->d; o += KK_STRIP)
+            finish_strip(s, kv, o, (float *)(void *)scratch);
     }
 }
 
 /* ---- all of it -------------------------------------------------------------------------- */
 
-/* Values are rebuilt strip by strip: where the pairs that are turned fill none, some more are. */
+/* K is rebuilt in strips of 16 outputs: rotated pairs are rounded up to whole strips. */
 static int32_t rebuilt_half(const kk_attend_args *a) {
     const int32_t half = a->slot.head_dim / 2;
     const int32_t strips = (a->n_rot + KK_STRIP - 1) / KK_STRIP * KK_STRIP;
@@ -587,13 +590,13 @@ static pass open_pass(const kk_latent_rows *rows) {
     s.per_kv = rows->n_rows * s.group;
     s.pairs = s.per_kv * s.n_kv;
     s.slices = (s.rank + SLICE - 1) / SLICE;
-    s.pair = pair_room_for((size_t)s.pairs, s.rank, s.d);
+    s.pair = pair_layout_for((size_t)s.pairs, s.rank, s.d);
     s.rule = kk_attend_rule(a);
     const int32_t threads = kk_threads_count(s.dev->threads);
     const int32_t even = (s.pairs + threads - 1) / threads;
     s.by_head = s.n_kv % threads == 0 || s.n_kv >= 4 * threads;
     s.in_place = s.by_head && reads_latents(&s);
-    s.page = page_room_for(s.n_kv, s.rank, !s.in_place, s.by_head ? 0 : s.half, a->n_rot);
+    s.page = page_layout_for(s.n_kv, s.rank, !s.in_place, s.by_head ? 0 : s.half, a->n_rot);
     s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;
     kk_cpu_frequencies(&a->evicted->rope, s.freq);
     copy_rebuilt(&s, pair_at(&s, s.pair.norm, 0, 0), kk_buf_f(a->k_norm));
@@ -618,7 +621,7 @@ void kk_cpu_attend_latents(const kk_latent_rows *rows) {
     const int64_t end = (rows->stored + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     const size_t fit = s.dev->batch.bytes / s.page.bytes;
     const int64_t most = fit < MOST_PAGES ? (int64_t)fit : MOST_PAGES;
-    s.keeps_turns = end - first <= KK_TURNED_PAGES;
+    s.keeps_angles = end - first <= KK_ANGLE_PAGES;
     s.dev->latents[s.in_place]++;
     if (!s.by_head) kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
     for (s.first = first; s.first < end; s.first += s.n_pages) {
@@ -703,12 +706,12 @@ static void keep_scales(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
     (void)err;
-    const page_room room = page_room_for(a->n_kv_head, a->latent.head_dim, true, 0, 0);
+    const page_layout layout = page_layout_for(a->n_kv_head, a->latent.head_dim, true, 0, 0);
     uint8_t *base = dev->batch.data;
     scales_job j = {.dev = dev,
                     .a = a,
-                    .z = (float *)(void *)(base + room.z),
-                    .acts = (kk_act_block *)(void *)(base + room.acts)};
+                    .z = (float *)(void *)(base + layout.z),
+                    .acts = (kk_act_block *)(void *)(base + layout.acts)};
     for (; j.first < a->rows->n_rows; j.first += j.n) {
         const int32_t left = a->rows->n_rows - j.first;
         j.n = left < KK_PAGE_ROWS ? left : KK_PAGE_ROWS;

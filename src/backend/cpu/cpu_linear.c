@@ -41,7 +41,7 @@ typedef struct {
 } linear_job;
 
 enum {
-    RUN_BYTES = 256 << 10, /* of weights a thread takes at a time, and the most of two strips */
+    RUN_BYTES = 256 << 10, /* bytes of weights that a thread takes at a time, at most two strips */
     FEW_ROWS = 8           /* taken to be an expert's share, however many rows there are */
 };
 
@@ -192,7 +192,7 @@ typedef struct {
     int32_t *active; /* [n_active] expert ids */
     int32_t *first;  /* [n_active + 1] into the lists */
     int32_t *row;    /* the rows of each active expert */
-    int32_t *slot;   /* and where their results go: row * n_used + slot */
+    int32_t *slot;   /* where their results go: row * n_used + slot */
     /* the matrix at hand, which of its outputs, and how many are a strip */
     const kk_weight *w;
     int64_t first_out, n_out;

@@ -66,8 +66,8 @@ static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     float freq[KK_MAX_HEAD_DIM / 2];
     kk_cpu_frequencies(&a->rope, freq);
     for (int64_t r = begin; r < end; r++)
-        j->dev->k->turn(kk_buf_f(a->table) + (size_t)((a->first + r) * 2 * n), freq, n,
-                        a->pos ? a->pos[r] : a->pos0 + r);
+        j->dev->k->angles(kk_buf_f(a->table) + (size_t)((a->first + r) * 2 * n), freq, n,
+                          a->pos ? a->pos[r] : a->pos0 + r);
 }
 
 kk_status kk_cpu_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
@@ -202,7 +202,7 @@ enum { PIECE = 1024 };
 
 typedef struct {
     const kk_choose_args *args;
-    int64_t pieces; /* of a row */
+    int64_t pieces; /* pieces of `dim` values in a row */
     _Atomic uint64_t sum[KK_PICK_ROWS];
     atomic_bool broken[KK_PICK_ROWS];
 } choose_job;

@@ -36,7 +36,7 @@ static void cpu_close(kk_dev *dev) {
     scratch_free(dev, &dev->attend_state);
     scratch_free(dev, &dev->batch);
     scratch_free(dev, &dev->pairs);
-    scratch_free(dev, &dev->turns);
+    scratch_free(dev, &dev->angles);
     kk_threads_free(dev->threads);
     kk_free(dev);
 }

@@ -20,7 +20,7 @@ struct kk_weight {
     size_t row_bytes;
 };
 
-enum { KK_TURNED_PAGES = 16 };
+enum { KK_ANGLE_PAGES = 16 };
 
 /* Memory that only grows, while being prepared. */
 typedef struct {
@@ -39,18 +39,18 @@ struct kk_dev {
     kk_mem *mem;
     int32_t max_rows;
     kk_scratch acts;   /* rounded activations */
-    kk_scratch thread; /* one piece per thread: a strip's panel, or an attention tile's room */
+    kk_scratch thread; /* one piece per thread: a strip's panel, or an attention tile's scratch */
     size_t thread_stride;
     kk_scratch slot_mid, slot_act, slot_out; /* per (row, expert slot) */
     kk_scratch slot_list;                    /* rows by expert */
-    kk_scratch attend_state;                 /* of all rows and query heads of an attention */
-    kk_scratch batch;                        /* pages put together by attention; see evicted.h */
-    kk_scratch pairs;                        /* its rows and query heads in latent space */
-    kk_scratch turns;                        /* angles of some pages, kept from layer to layer: */
+    kk_scratch attend_state; /* running softmax of all rows and query heads of an attention */
+    kk_scratch batch;        /* pages put together by attention; see evicted.h */
+    kk_scratch pairs;        /* attention's rows and query heads in latent space */
+    kk_scratch angles;       /* angles of some pages, kept from layer to layer: */
     struct {
         kk_rope rope;
         int64_t page;
-    } turned[KK_TURNED_PAGES]; /* which; rope.n_rot 0: none */
+    } angle_pages[KK_ANGLE_PAGES]; /* which; rope.n_rot 0: none */
     kk_attend_counts attends;
     int64_t latents[2]; /* passes over latents: as floats; where they lie */
     kk_pick picks[KK_PICKS][KK_PICK_ROWS];
@@ -85,7 +85,8 @@ void kk_cpu_frequencies(const kk_rope *p, float *freq); /* [n_rot] */
 void kk_cpu_put_row(const kk_dev *dev, const kk_kv_slot *slot, uint8_t *page, size_t off,
                     int32_t head, int64_t row, const float *x);
 kk_status kk_cpu_scratch_fit(kk_dev *dev, kk_scratch *s, size_t bytes, kk_err *err);
-kk_status kk_cpu_fit_threads(kk_dev *dev, size_t bytes, kk_err *err); /* of each thread's */
+kk_status kk_cpu_fit_threads(kk_dev *dev, size_t bytes,
+                             kk_err *err); /* bytes of each thread's piece */
 
 kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
                                  kk_err *err);

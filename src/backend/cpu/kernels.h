@@ -19,21 +19,22 @@
 #include "backend/backend.h"
 
 enum {
-    KK_LANES = 16,          /* of a float dot product */
+    KK_LANES = 16,          /* partial sums of a float dot product */
     KK_STRIP = 16,          /* outputs a matrix kernel makes at a time */
     KK_WIDE = 2 * KK_STRIP, /* as many as one is asked for at most */
     KK_BLOCK = 32,          /* activations that share a scale */
     KK_PANEL_BYTES = 768,   /* scratch per block of a strip */
     KK_ATTEND_ROWS = 8,     /* rows of an attention tile */
     KK_ATTEND_PAIRS = 128,  /* rows x query heads of an attention tile */
-    KK_ATTEND_CHUNK = 4096, /* floats that attention turns rows into at a time */
+    KK_ATTEND_CHUNK = 4096, /* floats that attention converts rows to at a time */
     KK_ATTEND_SCRATCH = KK_ATTEND_CHUNK + KK_ATTEND_PAIRS * (KK_PAGE_ROWS + 1),
     KK_ATTEND_STATE = KK_LANES + 1, /* floats of a (row, head): lanes of the sum, largest score */
     KK_MAX_HEAD_DIM = 1024,
 };
 
-/* A block of activations as quantised weights meet them: x = d * q, and the sums that stand for
- * the weights' zero points.  One block beside the next, so that a row is one pointer. */
+/* A block of 32 activations, quantised for products with quantised weights: x = d * q, and the
+ * sums that multiply the weights' zero points. Blocks are contiguous, so that a row is one
+ * pointer. */
 typedef struct {
     int8_t q[KK_BLOCK];
     float d;
@@ -101,8 +102,8 @@ typedef struct {
     kk_kv_format format;
     const uint8_t *const *pages; /* from page number page_base on */
     int64_t page_base;
-    int64_t page_from, page_to; /* of this call; page_to 0: all pages */
-    size_t k_off, v_off;        /* of this K/V head, in a page */
+    int64_t page_from, page_to; /* pages of this call; page_to 0: all pages */
+    size_t k_off, v_off;        /* byte offsets of this K/V head in a page */
     bool k_eq_v;
     const float *k_norm;   /* [head_dim] */
     const float *rope_pos; /* [position][2][n_rot], from the first of page_base on */
@@ -137,18 +138,18 @@ static inline kk_visible kk_tile_sees_all(const kk_attend_tile *t) {
 /* What of a page's rows is seen: [lo, hi) without [hole, hole_end). */
 typedef struct {
     int32_t lo, hole, hole_end, hi;
-} kk_page_sight;
+} kk_page_visible;
 
 static inline int32_t kk_in_page(int64_t j) {
     return (int32_t)(j < 0 ? 0 : j > KK_PAGE_ROWS ? KK_PAGE_ROWS : j);
 }
-static inline kk_page_sight kk_visible_in_page(kk_visible v, int64_t page) {
+static inline kk_page_visible kk_visible_in_page(kk_visible v, int64_t page) {
     const int64_t base = page * KK_PAGE_ROWS;
     const int32_t first = kk_in_page(v.sink_from - base), sink = kk_in_page(v.sink_to - base);
     const int32_t from = kk_in_page(v.from - base), to = kk_in_page(v.to - base);
-    if (first >= sink) return (kk_page_sight){from, to, to, to};
-    if (from >= to) return (kk_page_sight){first, sink, sink, sink};
-    return (kk_page_sight){first, sink, from, to};
+    if (first >= sink) return (kk_page_visible){from, to, to, to};
+    if (from >= to) return (kk_page_visible){first, sink, sink, sink};
+    return (kk_page_visible){first, sink, from, to};
 }
 
 /* Scores of one query against rows of a page become the weights of what is summed: for j in
@@ -178,9 +179,10 @@ typedef struct {
 } kk_sums;
 
 /* Rows of keys [n][dim] as they come out of a decoder, in place: times w, then pairs
- * (i, i + dim / 2), i < n_rot, turned by cs: [n][2][n_rot].  inv: 1 / rms of each row as it was. */
+ * (i, i + dim / 2), i < n_rot, rotated by cs: [n][2][n_rot].  inv: 1 / rms of each row as it was.
+ * */
 typedef struct {
-    float *x, *inv; /* inv NULL: nobody asks */
+    float *x, *inv; /* inv NULL: not wanted */
     const float *w, *cs;
     int32_t n, dim, n_rot;
     float eps;
@@ -221,10 +223,10 @@ typedef struct {
     void (*floats)(kk_dtype t, const uint8_t *src, float *dst, size_t n);
     /* y = x / rms(x) * w;  w NULL: no weight;  y may be x */
     void (*norm)(float *y, const float *x, const float *w, int32_t n, float eps);
-    /* Pairs (i, i + n / 2), i < n_rot, turned; cs: cosines, then sines. */
+    /* Rotates pairs (i, i + n / 2), i < n_rot; cs: cosines, then sines. */
     void (*rotate)(float *x, const float *cs, int32_t n, int32_t n_rot);
     /* cs: cosines, then sines, of position * freq[i], i < n_rot. */
-    void (*turn)(float *cs, const float *freq, int32_t n_rot, int64_t position);
+    void (*angles)(float *cs, const float *freq, int32_t n_rot, int64_t position);
     void (*glu)(float *y, const float *gate, const float *up, int32_t n, kk_activation act);
     /* y = (x + a) * scale, with a already normed;  y += w * x;  y = cap * tanh(x / cap) */
     void (*add_scale)(float *y, const float *a, int32_t n, float scale);

@@ -5,9 +5,9 @@
  * the name of the table defined at the end.  Attention is in attend_body.h.  The order of float
  * operations is that of reference.c, lane for lane; only tiling differs.
  *
- * Quantised weights: a strip is 16 outputs.  load_turned brings 16 bytes of each of the 16
- * weight rows so that a lane belongs to an output; a block of 32 weights is then eight vi whose
- * lanes hold four weights each, and every row of activations costs eight dot4 with the same
+ * Quantised weights: a strip is 16 outputs.  load_transposed loads 16 bytes of each of the 16
+ * weight rows, transposed, so that each lane has one output; a block of 32 weights is then eight vi
+ * whose lanes hold four weights each, and every row of activations costs eight dot4 with the same
  * four activations in all lanes.  One row (decode) and many (prefill) give the same bits. */
 #include <assert.h>
 
@@ -200,7 +200,7 @@ INLINE vi strided_32(const uint8_t *p, size_t stride) {
 INLINE void unpack_nibbles(block *b, const uint8_t *p, size_t stride) {
     const vi low = vi_set1(0x0f0f0f0f);
     vi t[4];
-    load_turned(p, stride, t);
+    load_transposed(p, stride, t);
     for (int g = 0; g < 4; g++) {
         b->q[g] = vi_and(t[g], low);
         b->q[g + 4] = vi_and(vi_shr(t[g], 4), low);
@@ -208,7 +208,7 @@ INLINE void unpack_nibbles(block *b, const uint8_t *p, size_t stride) {
 }
 
 /* Bit 4g + i of a lane's word becomes 16 in byte i of q[g]: the four bits are spread by a
- * multiplication, which puts bit i at 8i (and rubbish elsewhere, masked off). */
+ * multiplication, which puts bit i at 8i (and other bits elsewhere, which are masked off). */
 INLINE void add_5th_bit(block *b, vi bits) {
     const vi spread = vi_set1(0x00204081), ones = vi_set1(0x01010101), low = vi_set1(15);
     for (int g = 0; g < 8; g++) {
@@ -217,7 +217,7 @@ INLINE void add_5th_bit(block *b, vi bits) {
     }
 }
 
-INLINE void unpack_turned_q4_0(block *b, const uint8_t *p, size_t stride) {
+INLINE void unpack_transposed_q4_0(block *b, const uint8_t *p, size_t stride) {
     b->d = vf_strided_f16(p, stride);
     unpack_nibbles(b, p + 2, stride);
 }
@@ -234,8 +234,8 @@ INLINE void unpack_q5_1(block *b, const uint8_t *p, size_t stride) {
 }
 INLINE void unpack_q8_0(block *b, const uint8_t *p, size_t stride) {
     b->d = vf_strided_f16(p, stride);
-    load_turned(p + 2, stride, b->q);
-    load_turned(p + 18, stride, b->q + 4);
+    load_transposed(p + 2, stride, b->q);
+    load_transposed(p + 18, stride, b->q + 4);
     for (int g = 0; g < 8; g++) b->q[g] = q8_weights(b->q[g]);
 }
 
@@ -260,13 +260,13 @@ INLINE void unpack_q45_k(block *b, const uint8_t *p, size_t stride, bool five) {
     vi high[8], t[8];
     k_scales(b, p + 4, stride);
     if (five) {
-        load_turned(p + 16, stride, high);
-        load_turned(p + 32, stride, high + 4);
+        load_transposed(p + 16, stride, high);
+        load_transposed(p + 32, stride, high + 4);
     }
     for (int pair = 0; pair < 4; pair++) {
         const uint8_t *qs = p + (five ? 48 : 16) + 32 * pair;
-        load_turned(qs, stride, t);
-        load_turned(qs + 16, stride, t + 4);
+        load_transposed(qs, stride, t);
+        load_transposed(qs + 16, stride, t + 4);
         for (int half = 0; half < 2; half++) {
             block *o = &b[2 * pair + half];
             o->d = d;
@@ -294,11 +294,11 @@ INLINE void unpack_q6_k(block *b, const uint8_t *p, size_t stride) {
     for (int half = 0; half < 2; half++) {
         vi ql[2][8], qh[8];
         for (int i = 0; i < 2; i++) {
-            load_turned(p + 64 * half + 32 * i, stride, ql[i]);
-            load_turned(p + 64 * half + 32 * i + 16, stride, ql[i] + 4);
+            load_transposed(p + 64 * half + 32 * i, stride, ql[i]);
+            load_transposed(p + 64 * half + 32 * i + 16, stride, ql[i] + 4);
         }
-        load_turned(p + 128 + 32 * half, stride, qh);
-        load_turned(p + 128 + 32 * half + 16, stride, qh + 4);
+        load_transposed(p + 128 + 32 * half, stride, qh);
+        load_transposed(p + 128 + 32 * half + 16, stride, qh + 4);
         const vi scales[2] = {strided_32(p + 192 + 8 * half, stride),
                               strided_32(p + 196 + 8 * half, stride)};
         for (int i = 0; i < 4; i++) {
@@ -355,7 +355,7 @@ INLINE float *out_of(const kk_strip *s, int32_t r) {
 /* What is special to a type, known at compile time. */
 typedef struct {
     void (*unpack)(block *b, const uint8_t *p, size_t stride);
-    size_t bytes, blocks; /* of a unit that unpack reads, and how many blocks it gives */
+    size_t bytes, blocks; /* bytes that unpack reads at a time, and blocks that it gives */
     block_kind kind;
     bool q8;
     int32_t zero_log; /* the zero point is 2^zero_log; 0: none */
@@ -534,7 +534,7 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
         static const quant_type t = {unpack_##name, __VA_ARGS__};                                  \
         strip_quantized(s, &t);                                                                    \
     }
-QUANT_STRIP(turned_q4_0, 18, 1, ZERO_POINT, false, 3)
+QUANT_STRIP(transposed_q4_0, 18, 1, ZERO_POINT, false, 3)
 static void strip_q4_0(const kk_strip *s) {
 #ifdef KK_DOT_NIBBLES
     if (s->n_rows == 1) {
@@ -542,7 +542,7 @@ static void strip_q4_0(const kk_strip *s) {
         return;
     }
 #endif
-    strip_turned_q4_0(s);
+    strip_transposed_q4_0(s);
 }
 QUANT_STRIP(q5_0, 22, 1, ZERO_POINT, false, 4)
 QUANT_STRIP(q5_1, 24, 1, FLOAT_MIN, false, 0)
@@ -639,8 +639,8 @@ static void strip_f32(const kk_strip *s) { strip_float(s, KK_F32); }
 static void strip_f16(const kk_strip *s) { strip_float(s, KK_F16); }
 static void strip_bf16(const kk_strip *s) { strip_float(s, KK_BF16); }
 
-/* Two rows gain nothing by it; many rows meet weights that were unpacked once for all of them, and
- * do not wait for loads. */
+/* Two rows gain nothing by it; many rows take weights that were unpacked once for all of them,
+ * and do not wait for loads. */
 static bool wide(kk_dtype t, int32_t n_rows) {
 #ifdef KK_WIDE_STRIPS
     return n_rows > 2 && n_rows <= KK_ROW_TILE && (t == KK_Q4_0 || t == KK_Q5_0 || t == KK_Q8_0);
@@ -700,7 +700,7 @@ const kk_kernels KK_KERNELS = {
     .floats = floats,
     .norm = norm,
     .rotate = rotate,
-    .turn = kk_turn_row,
+    .angles = kk_angles_row,
     .glu = glu,
     .add_scale = add_scale,
     .axpy = axpy,

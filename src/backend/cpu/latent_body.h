@@ -1,5 +1,5 @@
 /* latent_body.h - attention over rows that are read in latent space, for kernels_body.h: the
- * products, weights and sums of reference.c, with tiles of queries that meet the same rows.  See
+ * products, weights and sums of reference.c, with tiles of queries that read the same rows.  See
  * cpu_latent.c for what they add up to. */
 
 static void dots(float *s, const float *q, const float *k, int32_t n, int32_t n_q, int32_t n_k) {
@@ -23,7 +23,7 @@ static void weigh(const kk_weighing *w) {
     }
     for (int32_t j = 0; j < w->lo; j++) s[j] = -INFINITY;
     for (int32_t j = w->hi; j < KK_PAGE_ROWS; j++) s[j] = -INFINITY;
-    weigh_row(s, w->m, w->c, w->lane, (kk_page_sight){w->lo, w->hi, w->hi, w->hi});
+    weigh_row(s, w->m, w->c, w->lane, (kk_page_visible){w->lo, w->hi, w->hi, w->hi});
     for (int32_t j = 0; j < KK_PAGE_ROWS; j += KK_LANES)
         vf_store(s + j, vf_mul(vf_load(s + j), vf_load(w->value + j)));
 }
@@ -79,8 +79,8 @@ static void sums(const kk_sums *s) {
     for (; p < s->n_acc; p++) sum_accs(s, p, 1);
 }
 
-/* One row of keys, times w and turned in one go. */
-INLINE void turn_key(float *x, const float *w, const float *cs, int32_t half, int32_t n_rot) {
+/* One row of keys, times w and rotated in one pass. */
+INLINE void rotate_key(float *x, const float *w, const float *cs, int32_t half, int32_t n_rot) {
     float *y = x + half, *x_rest = x + n_rot, *y_rest = y + n_rot;
     const float *v = w + half, *sn = cs + n_rot, *w_rest = w + n_rot, *v_rest = v + n_rot;
     EACH_LANES(n_rot, {
@@ -98,7 +98,7 @@ static void keys(const kk_keys *k) {
     float *x = k->x;
     for (int32_t j = 0; j < k->n; j++, x += k->dim) {
         if (k->inv) k->inv[j] = 1.0f / sqrtf(dot_lanes(x, x, k->dim) / (float)k->dim + k->eps);
-        turn_key(x, k->w, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim / 2, k->n_rot);
+        rotate_key(x, k->w, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim / 2, k->n_rot);
     }
 }
 

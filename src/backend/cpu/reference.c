@@ -242,17 +242,17 @@ static void load_key(float *k, const kk_attend_tile *t, const uint8_t *page, int
     rotate(k, t->rope_pos + (size_t)pos * (size_t)t->n_rot * 2, t->head_dim, t->n_rot);
 }
 
-static bool seen(kk_page_sight s, int32_t j) {
+static bool seen(kk_page_visible s, int32_t j) {
     return j >= s.lo && j < s.hi && !(j >= s.hole && j < s.hole_end);
 }
 
 static void attend_page(const kk_attend_tile *t, const float *q, float *acc, float *m, float *lane,
-                        int64_t page, kk_page_sight sight) {
+                        int64_t page, kk_page_visible visible) {
     float s[KK_PAGE_ROWS], row[KK_MAX_HEAD_DIM], top = *m;
     const int64_t at = page - t->page_base;
     const uint8_t *data = t->pages[at];
     for (int32_t j = 0; j < KK_PAGE_ROWS; j++) {
-        if (!seen(sight, j)) continue;
+        if (!seen(visible, j)) continue;
         load_key(row, t, data, j, at * KK_PAGE_ROWS + j);
         s[j] = dot(q, row, t->head_dim) * t->scale;
         top = s[j] > top ? s[j] : top;
@@ -262,7 +262,7 @@ static void attend_page(const kk_attend_tile *t, const float *q, float *acc, flo
     for (int i = 0; i < KK_LANES; i++) lane[i] *= c;
     for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= c;
     for (int32_t j = 0; j < KK_PAGE_ROWS; j++) {
-        if (!seen(sight, j)) continue;
+        if (!seen(visible, j)) continue;
         const float p = kk_exp(s[j] - top);
         lane[j % KK_LANES] += p;
         load_row(row, t->format, t->head_dim, data + t->v_off, j);
@@ -273,17 +273,17 @@ static void attend_page(const kk_attend_tile *t, const float *q, float *acc, flo
 /* One (row, head) over the pages of this call. */
 static void attend_pair(const kk_attend_tile *t, int32_t row, int32_t head, float *m, float *lane) {
     const size_t at = (size_t)row * t->q_stride + (size_t)head * (size_t)t->head_dim;
-    const kk_visible sight = kk_tile_sees(t, row);
+    const kk_visible visible = kk_tile_sees(t, row);
     float *acc = t->out + at;
     if (t->starts) {
         *m = -INFINITY;
         for (int i = 0; i < KK_LANES; i++) lane[i] = 0;
         for (int32_t i = 0; i < t->head_dim; i++) acc[i] = 0;
     }
-    for (int64_t page = kk_visible_first_page(sight); page * KK_PAGE_ROWS < sight.to;
-         page = kk_visible_next_page(sight, page))
+    for (int64_t page = kk_visible_first_page(visible); page * KK_PAGE_ROWS < visible.to;
+         page = kk_visible_next_page(visible, page))
         if (!t->page_to || (page >= t->page_from && page < t->page_to))
-            attend_page(t, t->q + at, acc, m, lane, page, kk_visible_in_page(sight, page));
+            attend_page(t, t->q + at, acc, m, lane, page, kk_visible_in_page(visible, page));
     if (!t->ends) return;
     const float inv = 1.0f / kk_lanes_sum(lane);
     for (int32_t i = 0; i < t->head_dim; i++) acc[i] *= inv;
@@ -358,7 +358,7 @@ const kk_kernels kk_kernels_reference = {
     .floats = floats,
     .norm = norm,
     .rotate = rotate,
-    .turn = kk_turn_row,
+    .angles = kk_angles_row,
     .glu = glu,
     .add_scale = add_scale,
     .axpy = axpy,

@@ -139,7 +139,7 @@ static inline vi vi_sext8(vi x) {
     return (vi){_mm256_srai_epi32(_mm256_slli_epi32(x.a, 24), 24),
                 _mm256_srai_epi32(_mm256_slli_epi32(x.b, 24), 24)};
 }
-/* Of 16 signed bytes; as unsigned ones they can be added at once. */
+/* The sum of 16 signed bytes; offset to unsigned, one instruction adds them. */
 static inline int32_t bytes_sum(const int8_t *p) {
     const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
     const __m128i s = _mm_sad_epu8(_mm_xor_si128(b, _mm_set1_epi8(-128)), _mm_setzero_si128());
@@ -203,7 +203,7 @@ static inline vi q8_weights(vi w) { return w; }
 static inline __m256i load_2_rows(const uint8_t *p, size_t stride) { /* rows 0 and 4 */
     return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(p)), load128(p + 4 * stride), 1);
 }
-static inline void turn_8_rows(const uint8_t *p, size_t stride, __m256i out[4]) {
+static inline void transpose_8_rows(const uint8_t *p, size_t stride, __m256i out[4]) {
     const __m256i r0 = load_2_rows(p, stride), r1 = load_2_rows(p + stride, stride);
     const __m256i r2 = load_2_rows(p + 2 * stride, stride);
     const __m256i r3 = load_2_rows(p + 3 * stride, stride);
@@ -214,10 +214,10 @@ static inline void turn_8_rows(const uint8_t *p, size_t stride, __m256i out[4]) 
     out[2] = _mm256_unpacklo_epi64(t1, t3);
     out[3] = _mm256_unpackhi_epi64(t1, t3);
 }
-static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
+static inline void load_transposed(const uint8_t *p, size_t stride, vi out[4]) {
     __m256i a[4], b[4];
-    turn_8_rows(p, stride, a);
-    turn_8_rows(p + 8 * stride, stride, b);
+    transpose_8_rows(p, stride, a);
+    transpose_8_rows(p + 8 * stride, stride, b);
     for (int g = 0; g < 4; g++) out[g] = (vi){a[g], b[g]};
 }
 static inline __m128i strided_8(const uint8_t *p, size_t stride) {

@@ -149,7 +149,7 @@ static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 static inline vi vi_shr_var(vi a, int32_t n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
 static inline vi vi_shl_var(vi a, int32_t n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 static inline vi vi_sext8(vi a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
-/* Of 16 signed bytes; as unsigned ones they can be added at once. */
+/* The sum of 16 signed bytes; offset to unsigned, one instruction adds them. */
 static inline int32_t bytes_sum(const int8_t *p) {
     const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
     const __m128i s = _mm_sad_epu8(_mm_xor_si128(b, _mm_set1_epi8(-128)), _mm_setzero_si128());
@@ -219,8 +219,8 @@ static inline void load_16_rows(const uint8_t *p, size_t stride, __m512i r[4]) {
 #pragma GCC unroll 4
     for (size_t i = 0; i < 4; i++) r[i] = load_4_rows(at, i * stride);
 }
-/* Turned so that lane o of out[g] is bytes 4g..4g+3 of row o. */
-static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
+/* Transposed: lane o of out[g] is bytes 4g..4g+3 of row o. */
+static inline void load_transposed(const uint8_t *p, size_t stride, vi out[4]) {
     __m512i r[4];
     load_16_rows(p, stride, r);
     const __m512i t0 = _mm512_unpacklo_epi32(r[0], r[1]), t1 = _mm512_unpackhi_epi32(r[0], r[1]);
@@ -252,7 +252,7 @@ static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
 }
 
 /* For one row of activations against nibbles it takes fewer operations to leave the weights as they
- * were loaded, and to add up sums of four that lie side by side, than to turn them.
+ * were loaded, and to add up sums of four that lie side by side, than to transpose them.
  *
  * dot_nibbles: lane o is the sum of 32 products, of the nibbles at p of row o and the bytes of x,
  * and `more`.  A sum of 8 products is at most 15240, one of 16 is 30480: numbers of 16 bits. */

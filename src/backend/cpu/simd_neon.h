@@ -168,7 +168,9 @@ static inline vi vi_sext8(vi a) {
     for (int i = 0; i < 4; i++) a.v[i] = vshrq_n_s32(vshlq_n_s32(a.v[i], 24), 24);
     return a;
 }
-static inline int32_t bytes_sum(const int8_t *p) { return vaddlvq_s8(vld1q_s8(p)); } /* of 16 */
+static inline int32_t bytes_sum(const int8_t *p) {
+    return vaddlvq_s8(vld1q_s8(p));
+} /* the sum of 16 bytes */
 static inline void vi_store8(int8_t *p, vi a) {
     int32_t t[16];
     for (int i = 0; i < 4; i++) vst1q_s32(t + 4 * i, a.v[i]);
@@ -207,7 +209,7 @@ static inline vi dot4_q8(vi acc, vi w, int32_t x) { return dot4(acc, w, x); }
 static inline vi q8_weights(vi w) { return w; }
 
 static inline int32x4_t load128(const uint8_t *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
-static inline void turn_4_rows(const uint8_t *p, size_t stride, int32x4_t out[4]) {
+static inline void transpose_4_rows(const uint8_t *p, size_t stride, int32x4_t out[4]) {
     const int32x4_t r0 = load128(p), r1 = load128(p + stride);
     const int32x4_t r2 = load128(p + 2 * stride), r3 = load128(p + 3 * stride);
     const int64x2_t t0 = vreinterpretq_s64_s32(vtrn1q_s32(r0, r1));
@@ -219,10 +221,10 @@ static inline void turn_4_rows(const uint8_t *p, size_t stride, int32x4_t out[4]
     out[2] = vreinterpretq_s32_s64(vtrn2q_s64(t0, t2));
     out[3] = vreinterpretq_s32_s64(vtrn2q_s64(t1, t3));
 }
-static inline void load_turned(const uint8_t *p, size_t stride, vi out[4]) {
+static inline void load_transposed(const uint8_t *p, size_t stride, vi out[4]) {
     for (int i = 0; i < 4; i++) {
         int32x4_t t[4];
-        turn_4_rows(p + 4 * (size_t)i * stride, stride, t);
+        transpose_4_rows(p + 4 * (size_t)i * stride, stride, t);
         for (int g = 0; g < 4; g++) out[g].v[i] = t[g];
     }
 }

@@ -30,7 +30,7 @@ INLINE void vf_store_any(float *p, const vf v[2]) {
 
 /* Rows of one head of a page.  The format is a constant argument of what reads them. */
 typedef struct {
-    const uint8_t *codes;      /* of row 0 */
+    const uint8_t *codes;      /* codes of row 0 */
     const uint8_t *ahead;      /* the same of the page that comes next; NULL: it is not fetched */
     const float *scale, *bias; /* [KK_PAGE_ROWS][d / 64], of rows that are seen */
     const float *norm;         /* [d] by which values become keys; NULL: they are what is stored */
@@ -160,7 +160,7 @@ INLINE void dot_rebuilt(kk_kv_format f, vf acc[KK_CHAINS], const float *q, size_
     }
 }
 
-/* And over n values that were rotated, of rows of t. */
+/* The same over n values that were rotated, of rows of t. */
 INLINE void dot_rotated(vf acc[KK_CHAINS], const float *q, size_t q_step, const stored_tile *t,
                         size_t from, size_t n, int32_t nq, int32_t keys) {
     for (size_t i = 0; i < n; i += KK_LANES) {

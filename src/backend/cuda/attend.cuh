@@ -86,14 +86,13 @@ struct kk_unit {
     int base;            /* the page's first position */
     int tile, index, kv; /* index: of the page among the tile's pages */
     int row, rows;       /* first row in the forward; rows of the tile in this launch */
-    int pos,
-        end; /* position of the first row; where rows attend to their whole block, of the block and its end */
-    int m_from, m_to; /* range of query tiles */
-    bool mixed;       /* some keys are visible to some rows only */
+    int pos, end;        /* position of the first row; or of the group and its end (a.block) */
+    int m_from, m_to;    /* range of query tiles */
+    bool mixed;          /* some keys are visible to some rows only */
 
     __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
-        return kk_visible_mask(
-            kk_visible_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block), base);
+        return kk_seen(kk_visible_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block),
+                       base);
     }
 };
 
@@ -135,8 +134,8 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit
         u.m_to = tiles * (share + 1) / shares;
         const kk_visible first = kk_visible_of(a, info, a.first_row);
         const kk_visible last = kk_visible_of(a, info, a.first_row + u.rows - 1);
-        u.any = kk_visible_mask({last.sink, first.from, last.to}, u.base);
-        u.mixed = (u.any & ~(kk_visible_mask(first, u.base) & kk_visible_mask(last, u.base))) != 0;
+        u.any = kk_seen({last.sink, first.from, last.to}, u.base);
+        u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
         break;
     }
     if (lane < KK_UNITS) to[lane] = u;

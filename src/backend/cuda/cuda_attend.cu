@@ -7,7 +7,7 @@
  *                       22,784 B of smem, m, l, o per page -> parts in global memory
  *    combine_kernel     512 threads, one warp per 32 columns of a query: merges parts in page order
  *    attend_any_kernel  256 threads per (page, K/V head, tile), heads of other sizes, float32:
- *                       q [8][d] | keys [64][d], then partial o [groups][8][d] in smem, up to 160 KB
+ *                       smem q [8][d] | keys [64][d], then partial o [groups][8][d], <= 160 KB
  *
  * attend.cuh states the arithmetic; head sizes that no known model has take attend_any_kernel,
  * which is slow. */

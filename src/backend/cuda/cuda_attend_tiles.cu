@@ -123,7 +123,7 @@ struct tile_place {
         return (size_t)(info->row + row(i)) * pitch + (size_t)head(i) * a->slot.head_dim;
     }
     __device__ __forceinline__ uint64_t seen(int i, int base) const {
-        return i < n ? kk_visible_mask(kk_visible_of(*a, *info, row(i)), base) : 0;
+        return i < n ? kk_seen(kk_visible_of(*a, *info, row(i)), base) : 0;
     }
 };
 
@@ -277,7 +277,7 @@ __device__ __noinline__ void careful_sums(careful_work &w) {
     const int g = threadIdx.x % 32 / 4, t2 = threadIdx.x % 4 * 2;
     const int last = min(w.q0 + 15, w.place.n - 1);
     for (int r = w.place.row(w.q0); w.q0 < w.place.n && r <= w.place.row(last); r++) {
-        const uint64_t keys = kk_visible_mask(kk_visible_of(*w.place.a, *w.place.info, r), w.base);
+        const uint64_t keys = kk_seen(kk_visible_of(*w.place.a, *w.place.info, r), w.base);
         float x[2][4] = {};
         for (int s = 0; s < 4; s++)
             for (int e = 0; e < 2; e++)
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
         if (BF16 && unit < pages.n) {
             const int page = pages.at(unit);
             load_rows<D>(to, keys ? cut::K_PITCH : cut::V_PITCH, head_at(page, keys),
-                         kk_visible_mask(any, page * KK_PAGE));
+                         kk_seen(any, page * KK_PAGE));
         }
         commit();
     };
@@ -481,10 +481,10 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
             wait_for<0>();
             __syncthreads();
             if (BF16)
-                rebuild_rows<D>(k, v, a, base, kk_visible_mask(any, base));
+                rebuild_rows<D>(k, v, a, base, kk_seen(any, base));
             else
                 unpack_rows<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base,
-                                   kk_visible_mask(any, base));
+                                   kk_seen(any, base));
         } else {
             wait_for<1>(); /* V may still be in flight */
         }
@@ -510,8 +510,7 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
             wait_for<1>();
             __syncthreads();
         }
-        const uint64_t some = kk_visible_mask(any, base) &
-                              ~(kk_visible_mask(first, base) & kk_visible_mask(last, base));
+        const uint64_t some = kk_seen(any, base) & ~(kk_seen(first, base) & kk_seen(last, base));
         const bool careful = some && odd_values<D>(v, some);
         tile_sums<D>(acc, w, v + group * cut::COLUMNS * 2, f, careful, p, q0, base);
         if (!EQ && BF16) {

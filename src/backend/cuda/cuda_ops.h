@@ -165,8 +165,7 @@ cudaError_t kk_cu_run_bring(kk_cu_at at, const kk_cu_bring *a);
 typedef struct {
     const void *from;
     size_t bytes;
-    uint32_t *
-        sink; /* keeps the loads from being optimised away: written only if the sum is one magic value */
+    uint32_t *sink; /* written for one value of the sum alone, so that the loads are not removed */
 } kk_cu_skim;
 cudaError_t kk_cu_run_skim(kk_cu_at at, const kk_cu_skim *a);
 

@@ -298,7 +298,7 @@ __device__ __forceinline__ uint64_t kk_first_keys(int n) {
 __device__ __forceinline__ uint64_t kk_keys(int from, int to, int base) {
     return kk_first_keys(kk_clip(to, base)) & ~kk_first_keys(kk_clip(from, base));
 }
-__device__ __forceinline__ uint64_t kk_visible_mask(const kk_visible &s, int base) {
+__device__ __forceinline__ uint64_t kk_seen(const kk_visible &s, int base) {
     return kk_keys(s.from, s.to, base) | kk_first_keys(kk_clip(s.sink, base));
 }
 

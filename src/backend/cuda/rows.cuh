@@ -1,10 +1,9 @@
 /* rows.cuh - the kernel between the products: residual and norms fused, one block per row.
  *
- *    block: 512 threads, row r of [n_rows][dim] f32 in registers (4 V values a thread, dim <= 2048 V)
+ *    block: 512 threads, row r of [n_rows][dim] f32 in registers (4 V a thread, dim <= 2048 V)
  *      load x, branch outputs a and b, norm weights
  *      sum of squares: lane -> warp shuffle -> sums[i][16] in smem -- kk_sync -> 1 / rms, up to 4x
- *      x = (x + norm(...)) * scale -> global; up to three norms of x -> bf16 rows of the
- * products */
+ *      x = (x + norm(...)) * scale -> global; up to three norms of x -> bf16 rows */
 #ifndef KK_CUDA_ROWS_CUH
 #define KK_CUDA_ROWS_CUH
 
