@@ -3,31 +3,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/manual.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/truncated.h"
 #include "cli/verbs.h"
 
-static const verb *const verbs[] = {&verb_run,      &verb_chat,     &verb_info,    &verb_bench,
-                                    &verb_eval,     &verb_train,    &verb_report,  &verb_parity,
-                                    &verb_tokenize, &verb_quantize, &verb_session, &verb_doctor,
-                                    &verb_version,  &verb_serve};
-
 /* Verbs of the documented command line that this build does not have. */
 static const char *const later_verbs[] = {"bridge", "pull"};
-
-static const verb *find(const char *name) {
-    for (size_t i = 0; i < OPTION_COUNT(verbs); i++)
-        if (strcmp(verbs[i]->name, name) == 0) return verbs[i];
-    return NULL;
-}
 
 static void print_help(FILE *to) {
     fprintf(to, "usage: kakeya VERB [options]\n\n"
                 "Runs Gemma-4-class models on this machine.\n\n");
-    for (size_t i = 0; i < OPTION_COUNT(verbs); i++)
-        fprintf(to, "  %-10s %s\n", verbs[i]->name, verbs[i]->summary);
-    fprintf(to, "  %-10s %s\n", "help", "say more about a verb: kakeya help run");
+    for (size_t i = 0; verbs_at(i); i++)
+        fprintf(to, "  %-10s %s\n", verbs_at(i)->name, verbs_at(i)->summary);
+    fprintf(to, "  %-10s %s\n", "help",
+            "say more about a verb: kakeya help run; --man: print the manual page");
     fprintf(to, "\nExamples:\n"
                 "  kakeya run --synthetic tiny:f32 --tokens 2,17,5 -n 16\n"
                 "  kakeya chat -m gemma-4-26b-a4b-q4_0.gguf\n"
@@ -42,10 +33,10 @@ static int unknown_verb(const char *name) {
                 name);
         return EXIT_USAGE;
     }
-    const char *names[OPTION_COUNT(verbs) + 1];
-    for (size_t i = 0; i < OPTION_COUNT(verbs); i++) names[i] = verbs[i]->name;
-    names[OPTION_COUNT(verbs)] = "help";
-    const char *near = options_nearest(name, names, OPTION_COUNT(names));
+    const char *names[32] = {"help"};
+    size_t n = 1;
+    for (; verbs_at(n - 1) && n < OPTION_COUNT(names); n++) names[n] = verbs_at(n - 1)->name;
+    const char *near = options_nearest(name, names, n);
     if (near)
         fprintf(stderr, "kakeya: there is no verb '%s'; did you mean '%s'?\n", name, near);
     else
@@ -55,11 +46,12 @@ static int unknown_verb(const char *name) {
 }
 
 static int help(int argc, char **argv) {
+    if (argc > 0 && strcmp(argv[0], "--man") == 0) return manual_print();
     if (argc == 0 || strcmp(argv[0], "help") == 0 || argv[0][0] == '-') {
         print_help(stdout);
         return EXIT_DONE;
     }
-    const verb *v = find(argv[0]);
+    const verb *v = verbs_find(argv[0]);
     if (!v) return unknown_verb(argv[0]);
     char ask[] = "--help", *kind[] = {argc > 1 ? argv[1] : NULL, ask};
     if (argc > 1 && v->n_kinds) return v->run(2, kind);
@@ -76,7 +68,7 @@ static int dispatch(int argc, char **argv) {
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return help(argc - 2, argv + 2);
     if (strcmp(name, "--version") == 0) name = "version";
-    const verb *v = find(name);
+    const verb *v = verbs_find(name);
     return v ? v->run(argc - 2, argv + 2) : unknown_verb(name);
 }
 

@@ -46,6 +46,17 @@ static bool names_it(const option *o, const char *text, size_t len) {
     return false;
 }
 
+const char *options_name(const option *o, size_t i) {
+    if (o->kind == OPT_HEADING) return NULL;
+    if (i == 0) return o->name;
+    if (o->alias && --i == 0) return o->alias;
+    for (size_t s = 0; s < OPTION_COUNT(synonyms); s++)
+        if (strcmp(synonyms[s].ours, o->name) == 0 &&
+            (!o->alias || strcmp(synonyms[s].name, o->alias) != 0) && --i == 0)
+            return synonyms[s].name;
+    return NULL;
+}
+
 static const option *named(const verb *v, const char *text, size_t len) {
     for (size_t i = 0; i < v->n_options; i++)
         if (names_it(&v->options[i], text, len)) return &v->options[i];
@@ -153,18 +164,13 @@ static void lower(char *word) {
         if (isupper((unsigned char)*word)) *word = (char)tolower((unsigned char)*word);
 }
 
-typedef struct {
-    char text[200];
-} choice_list;
-
-static void append(choice_list *list, const char *before, const char *word) {
+static void append(option_text *list, const char *before, const char *word) {
     const size_t at = strlen(list->text);
     snprintf(list->text + at, sizeof list->text - at, "%s%s", before, word);
 }
 
-/* What an option takes: words with a space between. */
-static choice_list choices_of(const option *o) {
-    choice_list list = {""};
+option_text options_choices(const option *o) {
+    option_text list = {""};
     if (o->choices) append(&list, "", o->choices);
     for (int i = 0; o->choice && o->choice(i); i++) append(&list, i ? " " : "", o->choice(i));
     return list;
@@ -173,9 +179,9 @@ static choice_list choices_of(const option *o) {
 static bool wrong_choice(const verb *v, const option *o, const char *value) {
     if (has_word(o->later, value))
         options_wrong(v, "--%s %s is not part of this build yet; it takes: %s", o->name, value,
-                      choices_of(o).text);
+                      options_choices(o).text);
     else
-        options_wrong(v, "--%s takes %s, not '%s'", o->name, choices_of(o).text, value);
+        options_wrong(v, "--%s takes %s, not '%s'", o->name, options_choices(o).text, value);
     return false;
 }
 
@@ -207,7 +213,7 @@ static bool store(const verb *v, const option *o, char *value, void *args) {
         options_wrong(v, "--%s takes a whole number of at most 64 bits, not '%s'", o->name, value);
         return false;
     case OPT_CHOICE:
-        if (!has_word(choices_of(o).text, value)) return wrong_choice(v, o, value);
+        if (!has_word(options_choices(o).text, value)) return wrong_choice(v, o, value);
         lower(value);
         *(const char **)to = value;
         return true;
@@ -347,7 +353,7 @@ static void list_kinds(const verb *v, FILE *to) {
 }
 
 static int unknown_kind(const verb *v, const char *given) {
-    choice_list all = {""};
+    option_text all = {""};
     if (given[0] == '-')
         return options_wrong(v, "the kind comes first, as in 'kakeya %s %s %s'", v->name,
                              options_kind_name(v, 0), given);
@@ -396,26 +402,22 @@ static void print_wrapped(const char *text, int at) {
     printf("\n");
 }
 
-static void print_option(const option *o) {
-    int at = o->brief ? printf("  -%s, ", o->brief) : printf("  ");
-    at += printf("--%s", o->name);
-    if (o->alias) at += printf(", --%s", o->alias);
-    for (size_t i = 0; i < OPTION_COUNT(synonyms); i++)
-        if (strcmp(synonyms[i].ours, o->name) == 0 &&
-            (!o->alias || strcmp(synonyms[i].name, o->alias) != 0))
-            at += printf(", --%s", synonyms[i].name);
-    if (o->kind != OPT_FLAG) at += printf(o->alone ? " [%s]" : " %s", o->arg);
-    if (!o->choice) {
-        print_wrapped(o->help, at);
-        return;
-    }
-    choice_list all = {""};
-    append(&all, o->help, ": ");
-    for (int i = 0; o->choice(i); i++) {
-        append(&all, i == 0 ? "" : o->choice(i + 1) ? ", " : " or ", o->choice(i));
+option_text options_describe(const option *o) {
+    option_text all = {""};
+    append(&all, "", o->help);
+    for (int i = 0; o->choice && o->choice(i); i++) {
+        append(&all, i == 0 ? ": " : o->choice(i + 1) ? ", " : " or ", o->choice(i));
         if (i == 0) append(&all, "", " (default)");
     }
-    print_wrapped(all.text, at);
+    return all;
+}
+
+static void print_option(const option *o) {
+    int at = o->brief ? printf("  -%s, ", o->brief) : printf("  ");
+    for (size_t i = 0; options_name(o, i); i++)
+        at += printf("%s--%s", i ? ", " : "", options_name(o, i));
+    if (o->kind != OPT_FLAG) at += printf(o->alone ? " [%s]" : " %s", o->arg);
+    print_wrapped(options_describe(o).text, at);
 }
 
 void options_help(const verb *v) {

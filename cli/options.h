@@ -60,6 +60,11 @@ typedef struct {
     int n;
 } option_words;
 
+/* Words that an option is told by. */
+typedef struct {
+    char text[400];
+} option_text;
+
 /* Fills args from argv (without the verb).  False: the program should end with *code, because
  * help was asked for and printed or because the usage was wrong and was explained. */
 bool options_parse(const verb *v, int argc, char **argv, void *args, option_words *words,
@@ -69,6 +74,13 @@ void options_help(const verb *v);
  * begins with none. */
 int options_run_kind(const verb *v, int argc, char **argv);
 const char *options_kind_name(const verb *v, size_t i); /* "needle" of "eval needle" */
+
+/* Long names of an option, other programs' among them: the i-th, NULL after the last. */
+const char *options_name(const option *o, size_t i);
+/* All that it takes, with a space between; empty when it takes more than can be listed. */
+option_text options_choices(const option *o);
+/* Its help text, with what it takes where somebody else knows that. */
+option_text options_describe(const option *o);
 
 /* Says on stderr what is wrong with the usage of a verb, then where its help is; returns
  * EXIT_USAGE. */

@@ -1,10 +1,10 @@
 # Functions of the scripts that write files at build time.
 
-# kk_array(OUT NAME TEXT): OUT becomes C, the bytes of TEXT as the array NAME without a NUL.
+# kk_array(OUT NAME TEXT): OUT becomes C, the bytes of TEXT as the array NAME, with a NUL at its end.
 function(kk_array out name text)
   string(HEX "${text}" hex)
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-  set(${out} "static const unsigned char ${name}[] = {${bytes}};\n" PARENT_SCOPE)
+  set(${out} "static const unsigned char ${name}[] = {${bytes}0};\n" PARENT_SCOPE)
 endfunction()
 
 # kk_source_hash(OUT TEXT): OUT becomes what a Content-Security-Policy calls TEXT by.

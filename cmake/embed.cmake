@@ -1,5 +1,6 @@
 # Files that become part of the program, written as C arrays at build time:
 #   page_html.h     the page of `kakeya report html`, from eval/reports/page
+#   manual_text.h   the prose of the manual page, docs/kakeya.1.in
 
 set(page_folder "${CMAKE_CURRENT_SOURCE_DIR}/eval/reports/page")
 # Scripts in the order in which they are joined: each uses those before it.
@@ -14,6 +15,18 @@ add_custom_command(
   DEPENDS ${page_files} "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_page.cmake"
           "${CMAKE_CURRENT_SOURCE_DIR}/cmake/bytes.cmake"
   COMMENT "Joining the page of reports" VERBATIM)
-add_custom_target(kakeya_embedded DEPENDS "${KK_GENERATED}/page_html.h")
+
+set(manual "${CMAKE_CURRENT_SOURCE_DIR}/docs/kakeya.1.in")
+add_custom_command(
+  OUTPUT "${KK_GENERATED}/manual_text.h"
+  COMMAND ${CMAKE_COMMAND} "-DTEXT=${manual}" -DNAME=manual_text
+          "-DOUT=${KK_GENERATED}/manual_text.h"
+          -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_text.cmake"
+  DEPENDS "${manual}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_text.cmake"
+          "${CMAKE_CURRENT_SOURCE_DIR}/cmake/bytes.cmake"
+  COMMENT "Embedding the prose of the manual page" VERBATIM)
+
+add_custom_target(kakeya_embedded DEPENDS "${KK_GENERATED}/page_html.h"
+                  "${KK_GENERATED}/manual_text.h")
 # What reads the sources without building them asks for the stamp alone, and needs these too.
 add_dependencies(kakeya_stamp kakeya_embedded)

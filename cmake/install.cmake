@@ -33,19 +33,23 @@ install(CODE "
 install(FILES "${CMAKE_BINARY_DIR}/generated/kakeya.pc"
         DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
-if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/docs/kakeya.1")
-  install(FILES docs/kakeya.1 DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+# The manual page and the completions are printed by the program, from its option tables, whenever it
+# was linked anew.
+if(TARGET kakeya_cli)
+  set(printed "${CMAKE_BINARY_DIR}/generated")
+  add_custom_command(TARGET kakeya_cli POST_BUILD
+    COMMAND kakeya_cli help --man >kakeya.1
+    COMMAND kakeya_cli completion bash >kakeya.bash
+    COMMAND kakeya_cli completion zsh >_kakeya
+    COMMAND kakeya_cli completion fish >kakeya.fish
+    WORKING_DIRECTORY "${printed}" COMMENT "Printing the manual page and the completions")
+  set(share "${CMAKE_INSTALL_DATADIR}")
+  install(FILES "${printed}/kakeya.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+  install(FILES "${printed}/kakeya.bash" DESTINATION "${share}/bash-completion/completions"
+          RENAME kakeya)
+  install(FILES "${printed}/_kakeya" DESTINATION "${share}/zsh/site-functions")
+  install(FILES "${printed}/kakeya.fish" DESTINATION "${share}/fish/vendor_completions.d")
 endif()
-function(kk_install_completion file destination)
-  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/completions/${file}")
-    install(FILES "completions/${file}" DESTINATION "${destination}" RENAME ${ARGN})
-  endif()
-endfunction()
-set(share "${CMAKE_INSTALL_DATADIR}")
-kk_install_completion(kakeya.bash "${share}/bash-completion/completions" kakeya)
-kk_install_completion(_kakeya "${share}/zsh/site-functions" _kakeya)
-kk_install_completion(kakeya.zsh "${share}/zsh/site-functions" _kakeya)
-kk_install_completion(kakeya.fish "${share}/fish/vendor_completions.d" kakeya.fish)
 
 # The small family that every command uses when it is given no model.
 if(EXISTS "${CMAKE_SOURCE_DIR}/models/tiny")

@@ -111,7 +111,7 @@ kk_status kk_page_make(const kk_page_report *reports, size_t n, char **html, siz
     page p = {0};
     *html = NULL;
     *len = 0;
-    put(&p, (const char *)page_head, sizeof page_head);
+    put(&p, (const char *)page_head, sizeof page_head - 1);
     put_text(&p, "{");
     put_member(&p, "version", kk_version());
     put_text(&p, "\"reports\":[");
@@ -120,7 +120,7 @@ kk_status kk_page_make(const kk_page_report *reports, size_t n, char **html, siz
         put_report(&p, &reports[i]);
     }
     put_text(&p, "]}");
-    put(&p, (const char *)page_tail, sizeof page_tail);
+    put(&p, (const char *)page_tail, sizeof page_tail - 1);
     if (p.failed) {
         kk_free(p.text);
         return kk_fail(err, KK_ENOMEM, "no memory for a page of %zu reports", n);

@@ -27,6 +27,9 @@ for file in "$libdir"/libkakeya.so "$libdir"/libkakeya.so.0 "$prefix"/include/ka
     "$prefix"/share/fish/vendor_completions.d/kakeya.fish; do
     [ -e "$file" ] || { echo "not installed: ${file#"$prefix"/}"; exit 1; }
 done
+# The manual page and the completions are those of this program.
+"$prefix/bin/kakeya" help --man | cmp - "$prefix/share/man/man1/kakeya.1"
+"$prefix/bin/kakeya" completion bash | cmp - "$prefix/share/bash-completion/completions/kakeya"
 for module in cuda train; do
     if [ -e "$build/libkakeya_$module.so" ] && [ ! -e "$libdir/kakeya/libkakeya_$module.so" ]; then
         echo "not installed: libkakeya_$module.so"
