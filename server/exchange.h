@@ -31,7 +31,7 @@ typedef struct exchange {
     const struct route *route; /* NULL: it is refused */
     const char *rest;          /* of the path, behind the route's own */
     const char *type;          /* of the body of the answer; NULL: JSON */
-    textbuf body;                 /* of the request */
+    textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */
     size_t dropped;            /* bytes of the body that were not kept */
@@ -44,7 +44,7 @@ typedef struct exchange {
     exchange_answer answer;
     int status;
     int retry_s;
-    textbuf reply;        /* of EXCHANGE_BODY */
+    textbuf reply;     /* of EXCHANGE_BODY */
     outbox out;        /* of EXCHANGE_STREAM */
     double last_write; /* text_now() of the last byte that went into the stream */
 } exchange;

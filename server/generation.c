@@ -178,7 +178,7 @@ static bool on_bare_id(generation *g, int32_t id) {
     return on_text(g, word, (size_t)n);
 }
 
-static bool on_token(void *user, int32_t id) {
+bool generation_token(void *user, int32_t id) {
     generation *g = user;
     const kk_answer_span *spans;
     size_t n;
@@ -209,7 +209,7 @@ static kk_status generate(generation *g, kk_session *s, kk_generate_opts *opts, 
     for (;;) {
         kk_result r = {0};
         const int32_t before = g->n_tokens;
-        const kk_status st = kk_generate(s, opts, on_token, g, &r, err);
+        const kk_status st = kk_generate(s, opts, generation_token, g, &r, err);
         add_result(sum, &r);
         if (st != KK_ENOMEM || !prefixes_drop_oldest(g->server->prefixes)) return st;
         if (opts->max_tokens > 0) opts->max_tokens -= g->n_tokens - before;
@@ -227,8 +227,7 @@ static void judge(generation *g, const kk_result *r) {
     g->finish = g->n_calls > 0 ? FINISH_CALLS : full ? FINISH_LENGTH : FINISH_STOP;
 }
 
-/* What was held back, and the last chunk. */
-static bool end(generation *g) {
+bool generation_end(generation *g) {
     const kk_answer_span *spans;
     size_t n;
     kk_err err;
@@ -276,7 +275,7 @@ bool generation_run(generation *g, kk_session *s, kk_result *sum) {
         return give_up(g, FINISH_ERROR);
     }
     judge(g, sum);
-    return end(g);
+    return generation_end(g);
 }
 
 /* ---- the whole choice -------------------------------------------------------------------- */

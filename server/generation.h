@@ -34,6 +34,10 @@ kk_status generation_open(generation *g, const int32_t *prompt, size_t n, kk_err
 void generation_close(generation *g);
 /* Continues the session; false: it failed, or nobody waits for it (g->failed, g->finish). */
 bool generation_run(generation *g, kk_session *s, kk_result *sum);
+/* The two halves of that: a token of the answer (a kk_on_token), and what was held back at its end,
+ * with the last chunk; g->finish says how it ended. */
+bool generation_token(void *g, int32_t id);
+bool generation_end(generation *g);
 /* The text that an answer begins with: the prompt itself, for `echo`. */
 bool generation_echo(generation *g, const char *text, size_t len);
 /* The choice as one, for a response that is not streamed. */

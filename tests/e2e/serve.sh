@@ -24,9 +24,9 @@ has "$err" "cannot open model"
 python3 -B "$here/serve.py" "$KAKEYA" "$work" || fail "serve.py"
 
 # ---- with OpenAI's own client
-python=$here/../../build/clients/bin/python3
-if [ -x "$python" ] && "$python" -c 'import openai' 2>/dev/null; then
-    "$python" -B "$here/serve_openai.py" "$KAKEYA" || fail "serve_openai.py"
+export PYTHONPATH=$here/../../.cache/clients
+if python3 -c 'import openai' 2>/dev/null; then
+    python3 -B "$here/serve_openai.py" "$KAKEYA" || fail "serve_openai.py"
 else
     echo "not run: the package openai is not installed (scripts/setup clients)"
 fi
