@@ -15,7 +15,7 @@
 #include "eval/measure/bench.h"
 #include "eval/texts/promptset.h"
 
-enum { MOST_LOGITS = 17 }; /* of a forward, unless the engine is told another number */
+enum { MOST_LOGITS = 17 }; /* rows of a forward, unless the options set another number */
 
 typedef struct {
     loader_args load;

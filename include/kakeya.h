@@ -268,12 +268,12 @@ typedef enum {
 } kk_spec;
 KK_API const char *kk_spec_name(kk_spec s); /* "auto", "none", "dflash", "ngram" */
 
-/* What layers of a kind keep of their rows.  To a row at p, with a = p / chunk * chunk, rows before
- * a - window are gone, the first `sink` apart. */
+/* What layers of a kind keep of their rows.  To a row at p, with a = p / chunk * chunk, rows
+ * before a - window are evicted, except the first `sink`. */
 typedef enum {
     KK_KEEP_ALL = 0,  /* all that their mask shows: "native" of sliding layers, "exact" of full */
-    KK_KEEP_WINDOW,   /* "window": what is gone is not seen */
-    KK_KEEP_RESTORED, /* "restored": what is gone is rebuilt by the projection */
+    KK_KEEP_WINDOW,   /* "window": evicted rows are not seen */
+    KK_KEEP_RESTORED, /* "restored": evicted rows are rebuilt by the projection */
 } kk_keep;
 
 typedef struct {

@@ -84,7 +84,8 @@ static void fill_rebuilt(const attention *a) {
     norm_rows(a, a->v, a->vp, NULL, t->first, t->n, false);
 }
 
-/* What the chunk sees: true rows with the rebuilt ones in their place. */
+/* The keys and values that the chunk sees: true rows, with the rebuilt ones in place of evicted
+ * rows. */
 static void mix(const attention *a, const chunk *c) {
     const size_t width = (size_t)a->kb->width, n = (size_t)(c->end - c->from) * width;
     const size_t lost = (size_t)(c->lost - c->from) * width;
@@ -127,7 +128,7 @@ static void softmax_rows(const attention *a, const chunk *c, REAL *x) {
     }
 }
 
-/* Scores of one head's queries, [queries][keys], as shares of 1. */
+/* Softmax of one head's scores, [queries][keys]. */
 static void head_scores(const attention *a, const chunk *c, int32_t head, REAL *scores) {
     const int32_t group = a->n_head / a->n_kv_head, n = c->end - c->from;
     times_transposed((product){.y = scores,

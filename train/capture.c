@@ -12,7 +12,7 @@ struct kk_capture {
     kk_config config;
     kk_captured seen; /* buffers for max_rows rows */
     kk_session *session;
-    float *taps;       /* [n_taps][rows of a forward][hidden] of the forward at hand */
+    float *taps;       /* [n_taps][rows of a forward][hidden] of the current forward */
     kk_buf *features;  /* context: the drafter's, of a forward */
     kk_prototype *all; /* drafter-kv */
     int32_t done;      /* rows of the sequence before this forward */

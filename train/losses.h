@@ -1,4 +1,4 @@
-/* losses.h - what a projection is trained to make small, and the gradient of it.
+/* losses.h - the losses that a projection is trained on, and their gradients.
  *
  * Losses of single rows compare rebuilt rows with true ones (p with t, both before their norms):
  *   mse       mean (p - t)^2

@@ -46,7 +46,7 @@ static void norm_head(REAL *y, const REAL *x, const float *w, int32_t n, double 
     for (int32_t i = 0; i < n; i++) y[i] = (REAL)((double)x[i] * inv * (w ? (double)w[i] : 1.0));
 }
 
-/* dx += what dy is of that */
+/* dx += dy * d(rms_norm)/dx */
 static void norm_head_back(REAL *dx, const REAL *dy, const REAL *x, const float *w, int32_t n,
                            double eps) {
     const double inv = 1 / sqrt(squares(x, n) / n + eps);
@@ -79,7 +79,7 @@ static double direction(const REAL *p, const float *t, const float *w, int32_t n
         pt += u * (double)p[i] * (double)t[i];
     }
     const double size = sqrt(pp) * sqrt(tt);
-    if (size < 1e-8) return 1; /* no direction, and none to go */
+    if (size < 1e-8) return 1; /* a zero vector has neither direction nor gradient */
     const double c = pt / size;
     for (int32_t i = 0; i < n; i++) {
         const double u = w ? (double)w[i] * (double)w[i] : 1.0;

@@ -131,7 +131,7 @@ static kk_status end_line(kk_training *t, kk_err *err) {
 
 /* ---- steps ------------------------------------------------------------------------------- */
 
-/* Names the layer whose share of the loss is no number. */
+/* Names the layer whose share of the loss is not finite. */
 static kk_status no_number(const kk_training *t, kk_err *err) {
     int32_t layer = -1;
     for (int32_t i = 0; i < t->setup.model->n_layer && layer < 0; i++)

@@ -25,7 +25,7 @@ typedef struct {
     kk_bench_result *out;
     kk_engine *engine;
     kk_session *session;
-    int32_t *tokens;      /* room for the longest prompt */
+    int32_t *tokens;      /* as long as the longest prompt */
     kk_round_times times; /* [predict]: of the generation at hand */
 } bench;
 

@@ -43,8 +43,8 @@ static kk_status append_random(kk_engine *e, kk_session *s, int32_t n, uint64_t 
 }
 
 /* With a checkpoint at its end, so that going back to it is free. */
-static kk_status open_session(sessions *b, int32_t i, int32_t room, kk_err *err) {
-    const kk_session_opts how = kk_bench_session(b->opts, KK_SPEC_NONE, b->ctx + room);
+static kk_status open_session(sessions *b, int32_t i, int32_t more, kk_err *err) {
+    const kk_session_opts how = kk_bench_session(b->opts, KK_SPEC_NONE, b->ctx + more);
     KK_TRY(kk_session_new(&b->of[i], b->engine, &how, err));
     KK_TRY(append_random(b->engine, b->of[i], b->ctx, (uint64_t)i, err));
     return kk_session_checkpoint(b->of[i], err);
@@ -227,7 +227,7 @@ static kk_status time_arrival(sessions *b, kk_err *err) {
     kk_engine_info(b->engine, &model);
     KK_TRY(kk_bench_step(b->opts, "timing a prompt beside a session that decodes", err));
     out->arriving = model.context - 1 < ARRIVING ? model.context - 1 : ARRIVING;
-    const int32_t room = model.context - b->ctx < BESIDE ? model.context - b->ctx : BESIDE;
+    const int32_t more = model.context - b->ctx < BESIDE ? model.context - b->ctx : BESIDE;
     const kk_session_opts how = kk_bench_session(b->opts, KK_SPEC_NONE, out->arriving + 1);
     kk_session *prompt = NULL, *again = NULL;
     listener *l = kk_zalloc(sizeof *l);
@@ -235,7 +235,7 @@ static kk_status time_arrival(sessions *b, kk_err *err) {
     kk_wake_init(&l->ready);
     kk_session_free(b->of[0]);
     b->of[0] = NULL;
-    kk_status st = open_session(b, 0, room, err);
+    kk_status st = open_session(b, 0, more, err);
     if (st == KK_OK) st = kk_session_new(&prompt, b->engine, &how, err);
     if (st == KK_OK) st = kk_session_new(&again, b->engine, &how, err);
     l->s = b->of[0];

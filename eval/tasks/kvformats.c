@@ -52,10 +52,10 @@ void kk_kvformats_round_trip(kk_kv_format f, const float *x, float *y, int32_t n
     info->unpack(y, n, block, place);
 }
 
-/* room: 3 n floats, of which the first n are the row. */
-static void compare_row(formats *f, int32_t layer, float *room, size_t n) {
-    const float *x = room;
-    float *y = room + n;
+/* rows: 3 n floats, of which the first n are the row. */
+static void compare_row(formats *f, int32_t layer, float *rows, size_t n) {
+    const float *x = rows;
+    float *y = rows + n;
     for (int32_t i = 0; i < f->n; i++) {
         kk_kvformats_round_trip(f->found[i].format, x, y, (int32_t)n, (uint8_t *)(y + n));
         kk_squares_add(&f->found[i].errors.layer[layer].sum, y, x, n);
@@ -66,25 +66,25 @@ static void compare_row(formats *f, int32_t layer, float *room, size_t n) {
 
 /* The rows of one page, of one layer. */
 static void compare_page(formats *f, const kk_kv_layout *l, int32_t layer, const kk_cache_page *p,
-                         float *room) {
+                         float *rows) {
     const kk_kv_slot *slot = &l->slot[layer];
     const size_t dim = (size_t)slot->head_dim;
     for (int32_t part = slot->k_eq_v; part < 2; part++)
         for (int32_t h = 0; h < slot->n_kv_head; h++)
             for (int32_t row = 0; row < p->rows; row++) {
-                kk_page_row_floats(slot, p->data, part ? slot->v_off : slot->k_off, h, row, room);
-                compare_row(f, layer, room, dim);
+                kk_page_row_floats(slot, p->data, part ? slot->v_off : slot->k_off, h, row, rows);
+                compare_row(f, layer, rows, dim);
             }
     for (int32_t i = 0; i < f->n; i++) f->found[i].errors.rows += p->rows;
 }
 
-static void compare_kind(formats *f, const kk_session *s, kk_kind kind, float *room) {
+static void compare_kind(formats *f, const kk_session *s, kk_kind kind, float *rows) {
     const kk_pages *pages = &f->engine->pages;
     for (int64_t i = 0; i < kk_cache_page_count(s->cache, kind); i++) {
         const kk_cache_page page = kk_cache_page_at(s->cache, kind, i);
         for (int32_t layer = 0; layer < s->layout->shape.n_layer; layer++)
             if (s->layout->shape.layer[layer].stores && s->layout->shape.layer[layer].kind == kind)
-                compare_page(f, s->layout, layer, &page, room);
+                compare_page(f, s->layout, layer, &page, rows);
         /* A page is KK_PAGE_ROWS rows of so many bytes, whatever the format. */
         for (int32_t c = 0; c < f->n; c++)
             f->found[c].stored_bytes +=
@@ -104,12 +104,12 @@ static kk_status after_read(void *user, kk_session *s, kk_err *err) {
     for (int32_t i = 0; i < s->layout->shape.n_layer; i++)
         if ((size_t)s->layout->shape.layer[i].head_dim > widest)
             widest = (size_t)s->layout->shape.layer[i].head_dim;
-    float *room = kk_calloc(3 * widest, sizeof *room);
-    if (!room) return kk_fail(err, KK_ENOMEM, "no memory for a row of %zu values", widest);
+    float *rows = kk_calloc(3 * widest, sizeof *rows);
+    if (!rows) return kk_fail(err, KK_ENOMEM, "no memory for a row of %zu values", widest);
     for (int32_t i = 0; i < f->n; i++) begin(&f->found[i].errors, &s->layout->shape);
-    compare_kind(f, s, KK_SLIDING, room);
-    compare_kind(f, s, KK_FULL, room);
-    kk_free(room);
+    compare_kind(f, s, KK_SLIDING, rows);
+    compare_kind(f, s, KK_FULL, rows);
+    kk_free(rows);
     return KK_OK;
 }
 

@@ -36,8 +36,8 @@ typedef struct {
     json_t *report;
 } kk_kvformats_result;
 
-/* y: x, the n values of one head's row, stored and read again; block: room for its bytes, at most
- * those of x. */
+/* y: x, the n values of one head's row, stored and read again; block: a buffer for its bytes, at
+ * most those of x. */
 void kk_kvformats_round_trip(kk_kv_format f, const float *x, float *y, int32_t n, uint8_t *block);
 /* On failure *out holds nothing; otherwise release it. */
 kk_status kk_kvformats_run(const kk_kvformats_opts *opts, kk_kvformats_result *out, kk_err *err);

@@ -73,7 +73,7 @@ static kk_status open_device(subject *m, const kk_parity_opts *opts, int32_t max
 
 /* hidden.i is the output of layer i - 1: tap -1 is the scaled embedding, and the last one is
  * taken after the final norm, tap n_layer. */
-static kk_status make_room(subject *m, const expected *x, kk_err *err) {
+static kk_status make_buffers(subject *m, const expected *x, kk_err *err) {
     const size_t rows = (size_t)m->n_tokens, dim = (size_t)m->config->hidden;
     for (int32_t i = 0; i <= m->config->n_layer; i++)
         if (x->hidden[i]) m->tap_layer[m->n_taps++] = i < m->config->n_layer ? i - 1 : i;
@@ -221,7 +221,7 @@ static kk_status run(subject *m, expected *x, const char *folder, const kk_parit
     KK_TRY(find_expected(x, m->config, m->n_tokens, err));
     assert(x->logits && x->greedy);
     KK_TRY(open_device(m, opts, m->n_tokens, err));
-    KK_TRY(make_room(m, x, err));
+    KK_TRY(make_buffers(m, x, err));
     r->n_tokens = m->n_tokens;
     r->vocab = m->config->vocab;
     r->n_layer = m->config->n_layer;

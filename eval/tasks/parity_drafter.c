@@ -48,7 +48,7 @@ static kk_status open_drafter(subject *s, const char *folder, kk_err *err) {
                                 err);
 }
 
-static kk_status make_room(subject *s, kk_err *err) {
+static kk_status make_buffers(subject *s, kk_err *err) {
     const kk_parity_bench *b = s->bench;
     const size_t block = (size_t)s->config.block, width = (size_t)s->config.hidden;
     const size_t row = (size_t)s->config.n_taps * width * sizeof(float);
@@ -208,7 +208,7 @@ static kk_status run(subject *s, const char *folder, kk_parity_draft *out, kk_er
     KK_TRY(open_drafter(s, folder, err));
     KK_TRY(kk_parity_file_open(&s->dump, folder, err));
     KK_TRY(kk_parity_tokens(&s->dump, s->config.vocab, &s->tokens, &s->n_tokens, err));
-    KK_TRY(make_room(s, err));
+    KK_TRY(make_buffers(s, err));
     KK_TRY(fill_taps(s, err));
     KK_TRY(compare_taps(s, out, err));
     out->block = s->config.block;

@@ -194,15 +194,15 @@ static kk_status open_sessions(reading *r, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status take_room(reading *r, kk_err *err) {
+static kk_status take_buffers(reading *r, kk_err *err) {
     const kk_engine *e = r->opts->engine;
-    size_t room;
+    size_t floats;
     r->vocab = e->rounds.vocab;
     r->piece = e->rounds.max_logits;
-    if (!kk_mul((size_t)r->vocab, (size_t)r->piece, &room))
+    if (!kk_mul((size_t)r->vocab, (size_t)r->piece, &floats))
         return kk_fail(err, KK_ENOMEM, "no memory for logits");
-    r->exact = kk_calloc(room, sizeof *r->exact);
-    r->arm = kk_calloc(room, sizeof *r->arm);
+    r->exact = kk_calloc(floats, sizeof *r->exact);
+    r->arm = kk_calloc(floats, sizeof *r->arm);
     for (int i = 0; i < 2; i++)
         r->said[i] = kk_calloc((size_t)r->opts->predict, sizeof *r->said[i]);
     if (r->exact && r->arm && r->said[0] && r->said[1]) return KK_OK;
@@ -210,7 +210,7 @@ static kk_status take_room(reading *r, kk_err *err) {
 }
 
 static kk_status measure(reading *r, kk_err *err) {
-    KK_TRY(take_room(r, err));
+    KK_TRY(take_buffers(r, err));
     KK_TRY(open_sessions(r, err));
     KK_TRY(read_text(r, err));
     KK_TRY(compare_continuations(r, err));

@@ -87,7 +87,7 @@ void kk_page_row_floats(const kk_kv_slot *slot, const uint8_t *page, size_t off,
 
 /* ---- rebuilt rows ------------------------------------------------------------------------ */
 
-/* Room for the rows of one forward: latents, what is rebuilt of them, and the truth. */
+/* Buffers for the rows of one forward: latents, what is rebuilt of them, and the truth. */
 typedef struct {
     kk_session *session;
     kk_row_errors *raw, *normed;
@@ -106,7 +106,7 @@ static size_t widest(const kk_kv_layout *l) {
     return most;
 }
 
-static kk_status take_room(errand *r, kk_err *err) {
+static kk_status take_buffers(errand *r, kk_err *err) {
     const kk_engine *e = r->session->engine;
     const size_t rows = (size_t)e->rounds.max_rows, width = widest(r->session->layout);
     const size_t rank = (size_t)r->session->layout->latents.rank;
@@ -120,7 +120,7 @@ static kk_status take_room(errand *r, kk_err *err) {
                                err);
 }
 
-static void give_room(errand *r) {
+static void give_buffers(errand *r) {
     const kk_engine *e = r->session->engine;
     e->backend->buf_free(e->dev, r->z);
     e->backend->buf_free(e->dev, r->out);
@@ -203,7 +203,7 @@ static void begin(kk_row_errors *e, const kk_kv_shape *shape) {
 
 static kk_status compare_all(errand *r, int64_t from, int64_t to, kk_err *err) {
     const int32_t most = r->session->engine->rounds.max_rows;
-    KK_TRY(take_room(r, err));
+    KK_TRY(take_buffers(r, err));
     for (; from < to; from += r->rows) {
         r->from = from;
         r->rows = to - from < most ? (int32_t)(to - from) : most;
@@ -228,7 +228,7 @@ kk_status kk_session_errors(kk_session *s, kk_row_errors *raw, kk_row_errors *no
     begin(normed, &s->layout->shape);
     kk_engine_lock(s->engine);
     const kk_status st = compare_all(&r, from, to, err);
-    give_room(&r);
+    give_buffers(&r);
     kk_engine_unlock(s->engine);
     return st;
 }

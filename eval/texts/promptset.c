@@ -18,7 +18,7 @@ enum {
     NEEDLE_NEW = 32,
 };
 
-/* Takes the prompt over, also when there is no room for it. */
+/* Takes the prompt over, also when it fails for want of memory. */
 static kk_status add(kk_promptset *s, kk_prompt p, kk_err *err) {
     kk_status st = KK_OK;
     if (!s->prompts) s->prompts = kk_calloc(KK_PROMPTSET_MOST, sizeof *s->prompts);

@@ -54,7 +54,7 @@ static inline size_t kk_kv_head_bytes(kk_kv_format format, int32_t head_dim) {
     return KK_PAGE_ROWS * kk_kv_row_bytes(format, head_dim);
 }
 
-/* One session's rows in a forward, and its page table for the layer kind at hand. */
+/* One session's rows in a forward, and its page table for one layer kind. */
 typedef struct {
     int32_t row, n_rows;     /* its rows are [row, row + n_rows) of the forward */
     int64_t pos;             /* absolute position of the first of them */
@@ -248,8 +248,8 @@ typedef struct {
     size_t out_at, out_stride; /* in floats; stride 0: dim */
 } kk_gather_args;
 
-/* out[r] = the index of the largest of x[r, 0..dim), the lowest of equals, never `banned`; what
- * is no number comes after all numbers */
+/* out[r] = the index of the largest of x[r, 0..dim), the lowest of equals, never `banned`; NaN
+ * comes after all numbers */
 typedef struct {
     int32_t *out; /* [n_rows], host memory: waits for the result */
     const kk_buf *x;
@@ -308,7 +308,7 @@ typedef struct {
     kk_buf *ple;                    /* [rows, ple_stride], per-layer inputs */
 } kk_layer_scratch;
 
-/* What a layer works on in between, for those who want to see it. */
+/* Intermediate results of a layer, for observers. */
 typedef enum {
     KK_PART_Q, /* queries, normed and rotated: [row][n_head * head_dim] */
     KK_PART_K, /* keys as projected, neither normed nor rotated: [row][n_kv_head * head_dim] */
@@ -352,7 +352,7 @@ typedef struct {
 
 /* logits[i] = cap * tanh(table norm(x[row[i]]; norm) / cap); cap 0: not capped. */
 typedef struct {
-    kk_buf *logits, *in; /* [n, vocab]; in: [n, hidden], rows on their way */
+    kk_buf *logits, *in; /* [n, vocab]; in: [n, hidden], scratch */
     const kk_buf *x, *norm;
     const kk_weight *table;
     const int32_t *row; /* host memory */
@@ -383,8 +383,8 @@ typedef struct {
     } memory;
 } kk_dev_facts;
 
-/* Scratch for max_rows rows, taken now so that no operation ever allocates.  Each part stands for
- * itself, and is asked for where it is not 0. */
+/* Scratch for max_rows rows, taken now so that no operation ever allocates.  Each part is
+ * independent, and reserved where it is not 0. */
 typedef struct {
     const kk_weight *w; /* operations on such a weight, */
     int32_t n_used;     /* by so many slots of a row */
@@ -395,7 +395,7 @@ typedef struct {
     struct {
         const kk_kv_slot *slot;
         int32_t n_head, rank;
-    } evicted; /* attention over rows of such a slot that are gone; rank 0: they are not rebuilt */
+    } evicted; /* attention over evicted rows of such a slot; rank 0: they are not rebuilt */
 } kk_prepare_args;
 
 /* K/V pages of a device that keeps them in memory of its own.  What it hands out are addresses of

@@ -62,7 +62,7 @@ kk_experts_args kk_layer_experts(const kk_layer_args *a) {
 
 /* ---- steps ------------------------------------------------------------------------------ */
 
-/* A layer on its way: what every step needs. */
+/* The arguments that every step of a layer needs. */
 typedef struct {
     const kk_backend *be;
     kk_dev *dev;

@@ -1,4 +1,4 @@
-/* visible.h - the one rule about which rows a query sees and which of them are gone.
+/* visible.h - the one rule about which rows a query sees and which of them are evicted.
  *
  * It speaks of positions alone, so that a query finds the same rows stored however rows were
  * appended, drafted or grouped into forwards.  The model's mask shows a query at position p the
@@ -36,7 +36,7 @@ static inline int64_t kk_kept_from(const kk_kv_bounds *b, int64_t p) {
     const int64_t from = kk_chunk_start(b, p) - b->window;
     return from > 0 ? from : 0;
 }
-/* The other way round: the first query to which row j, which is no row of the sink, is gone. */
+/* The inverse: the first query for which row j, not a row of the sink, is evicted. */
 static inline int64_t kk_gone_at(const kk_kv_bounds *b, int64_t j) {
     return kk_chunk_end(b, j + b->window);
 }
@@ -45,14 +45,14 @@ static inline int64_t kk_gone_at(const kk_kv_bounds *b, int64_t j) {
 typedef struct {
     int32_t mask;        /* rows that the model's mask shows, the query's own among them; 0: all */
     bool evicts;         /* bounds say what is kept of these; false: all of it is, and the sink is
-                          * seen besides what the mask shows */
+                          * seen beside what the mask shows */
     kk_kv_bounds bounds; /* does it not evict: the sink alone */
 } kk_visible_rule;
 
 /* What one query sees: ranges of positions, any of which may be empty. */
 typedef struct {
     /* Of the sink.  Empty where it overlaps the rows below, which then begin with it; where the two
-     * only touch they stay apart, for the sink's page may be gone. */
+     * only touch they stay apart, since the sink's page may be evicted. */
     int64_t sink_from, sink_to;
     int64_t gone_from, gone_to; /* shown by the mask and not stored */
     int64_t from, to;           /* stored */
@@ -76,7 +76,7 @@ static inline kk_visible kk_sees(const kk_visible_rule *r, int64_t p) {
     return v;
 }
 
-/* Keys that a query finds stored, and those that are gone. */
+/* The keys that a query finds stored, and those that are evicted. */
 static inline int64_t kk_visible_stored(kk_visible v) {
     return v.sink_to - v.sink_from + v.to - v.from;
 }

@@ -48,8 +48,8 @@ static int32_t most_drafts(const kk_round *r, int32_t member) {
     return least(least(most, KK_MAX_DRAFT), fits);
 }
 
-/* The member that drafts for session i in this pass, if there is one: those at hand before the
- * choice, those chosen after it. */
+/* The member that drafts for session i in this pass, if there is one: drafts that cost nothing
+ * before the choice, chosen ones after it. */
 static const kk_drafting_member *drafter_in(const step *s, int32_t i, bool chosen) {
     const kk_round *r = s->rounds[i];
     const int32_t free = free_member(r), who = chosen ? s->choice[i].who : free;
@@ -136,7 +136,8 @@ static int32_t class_of(int32_t match) {
     return class;
 }
 
-/* A draft that costs nothing is at hand when its length is chosen; others are made to length. */
+/* A draft that costs nothing is made before its length is chosen; others are made to that length.
+ * */
 static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
     const kk_round *r = s->rounds[i];
     const int32_t free = free_member(r);
@@ -150,7 +151,8 @@ static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
     }
 }
 
-/* A draft of a fixed length: what is at hand, or else the first that can draft. */
+/* A draft of a fixed length: one that was made already, or else by the first proposer that can
+ * draft. */
 static void fix_length(kk_choice *c, int32_t most) {
     c->who = 0;
     for (int32_t k = 0; k < c->n_from; k++)
@@ -501,7 +503,7 @@ static void count(const step *s, int32_t i) {
     by->drafts[r->n_draft]++;
 }
 
-/* A draft that was at hand and not used is judged by what came in its place. */
+/* A draft that was made and not used is judged by the tokens that were chosen instead. */
 static void watch_at_hand(const step *s, int32_t i, kk_choice *c) {
     const kk_round *r = s->rounds[i];
     const int32_t free = free_member(r), judged = least(s->at_hand[i], r->n_out);

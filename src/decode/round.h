@@ -99,7 +99,7 @@ typedef struct kk_round {
 
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err);
-/* The outcome without a forward, for a session whose last token's logits are at hand (in
+/* The outcome without a forward, for a session whose last token's logits are known (in
  * r->logits): the first token after a prompt. */
 void kk_round_first(const kk_rounds *all, kk_round *r);
 /* After a round that found logits which are not finite, and was committed: KK_ENUMERIC with the

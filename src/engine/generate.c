@@ -83,7 +83,7 @@ typedef struct {
     bool any;
 } generation;
 
-/* The first token after a prompt needs no forward: its logits are at hand. */
+/* The first token after a prompt needs no forward: its logits are known. */
 static void choose_first(generation *g) {
     kk_engine_lock(g->s->engine);
     const double from = kk_now();

@@ -1,5 +1,5 @@
-/* proposers.c - the table of who may draft in an engine's sessions, and how a session gets one; see
- * engine.h and session.h.
+/* proposers.c - the table of proposers that may draft in an engine's sessions, and how a session
+ * gets one; see engine.h and session.h.
  *
  * To add a proposer: its own files, its number in kakeya.h, and here its name and what the engine
  * has for it.  Sessions, rounds, checkpoints and saved files know proposers by this table alone. */
@@ -147,8 +147,8 @@ static kk_status open_member(kk_session *s, kk_spec spec, kk_err *err) {
     return KK_OK;
 }
 
-/* Sessions that rebuild rows keep as many as a round drafts: the second of two proposers does not
- * ask for more than the first would be content with. */
+/* Sessions that rebuild rows keep as many as a round drafts: the second of two proposers does
+ * not raise the number that the first needs. */
 static void fit_window(kk_session *s) {
     const kk_session_keeps *k = &s->keeps;
     const bool restored =

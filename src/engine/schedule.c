@@ -173,7 +173,7 @@ static kk_task *start(kk_schedule *q, const kk_task *like, kk_task *self, double
     return leader;
 }
 
-/* Somebody who is queued must look again at this time. */
+/* A queued task must call dispatch again at this time. */
 static void set_timer(kk_schedule *q, kk_task *self, double until) {
     if (q->timer && q->timer_at <= until) return;
     const bool awake = self && self->state == KK_TASK_QUEUED;
@@ -229,7 +229,7 @@ static void run_alone(kk_engine *e, kk_task *t) {
     t->st = kk_round_run(&e->rounds, &t->round, 1, &t->err);
 }
 
-/* All together; where that fails, one by one: a round that failed left everybody as they were. */
+/* All together; where that fails, one by one: a round that failed left every session as it was. */
 static void run_together(kk_engine *e, kk_task *const *tasks, int32_t n) {
     kk_round *rounds[KK_MAX_GROUPS];
     for (int32_t i = 0; i < n; i++) rounds[i] = tasks[i]->round;

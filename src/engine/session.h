@@ -78,7 +78,7 @@ kk_spec kk_session_first_spec(kk_spec spec);
 kk_status kk_session_new_diagnosed(kk_session **out, kk_engine *e, const kk_session_opts *opts,
                                    float mix, kk_err *err);
 
-/* Whether the last token is evaluated, its logits at hand. */
+/* Whether the last token is evaluated and its logits are known. */
 bool kk_session_settled(const kk_session *s);
 /* Evaluates tokens[cached .. end) in chunks; the last one's logits are kept when with_logits.
  * On failure the cache may have moved: the caller has a mark to go back to, or a single chunk,

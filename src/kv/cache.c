@@ -312,7 +312,7 @@ void kk_cache_advance(kk_cache *c, int64_t len) {
     settle(c, len, c->reserved > len ? c->reserved : len);
 }
 
-/* What is left of a kind's pages at a smaller len; false when rows that it needs are gone. */
+/* The extent of a kind's pages at a smaller len; false when rows that it needs are evicted. */
 static bool truncated(const kk_cache *c, kk_kind kind, int64_t len, extent *left) {
     const extent need = needed(c, kind, len), held = c->table[kind].held;
     *left = held.first <= need.first ? held : need;

@@ -35,8 +35,8 @@ static size_t bitmap_bytes(int64_t pages) { return ((size_t)pages + 7) / 8; }
 
 /* ---- save ------------------------------------------------------------------------------- */
 
-/* A state on its way into a section, and memory for one page: what is written, and what came from
- * a device. */
+/* A state that is being written to a section, and memory for one page: what is written, and what
+ * came from a device. */
 typedef struct {
     const kk_cache *like;
     const kk_mark *m, *older;

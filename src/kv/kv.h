@@ -94,7 +94,7 @@ typedef struct {
     const char *name;
     bool windowed; /* has a window, of at least 1 */
     bool sinks;    /* may have a sink, of at most KK_PAGE_ROWS */
-    /* Rows that the model's mask shows may be gone: its window is the one of core/visible.h, and
+    /* Rows that the model's mask shows may be evicted: its window is the one of core/visible.h, and
      * may be 0 where there is a sink. */
     bool evicts;
     bool rebuilds; /* and these are rebuilt from latents; false: no row sees them */

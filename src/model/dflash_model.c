@@ -171,7 +171,7 @@ static kk_status linear(kk_dflash *m, kk_buf *out, const kk_weight *w, const kk_
     return m->be->linear(m->dev, &a, err);
 }
 
-/* K and V of a layer into the pages; q NULL: context rows ask nothing. */
+/* K and V of a layer into the pages; q NULL: context rows have no queries. */
 static kk_status store(kk_dflash *m, int32_t layer, kk_kv_slot slot, kk_buf *q, kk_err *err) {
     const kk_dflash_layer *l = &m->layers[layer];
     const kk_rows rows = rows_of(m, layer);

@@ -47,8 +47,8 @@ typedef struct {
 } kk_dflash_rows;
 kk_status kk_dflash_extend(kk_dflash *m, const kk_dflash_rows *rows, int32_t n, kk_err *err);
 
-/* out[i] = fc of the taps of row tap_row + i, RMS-normalised without a weight: what the drafter
- * knows of a row, for those who want to make something else of it.  n_rows is at most that of one
+/* out[i] = fc of the taps of row tap_row + i, RMS-normalised without a weight: the drafter's
+ * features of a row, which a projection may read.  n_rows is at most that of one
  * extension; rows of out are as wide as the drafter's hidden states. */
 kk_status kk_dflash_features(kk_dflash *m, const kk_buf *taps, int32_t tap_row, int32_t n_rows,
                              kk_buf *out, kk_err *err);

@@ -42,7 +42,8 @@ static kk_status take_attention_scratch(kk_gemma4 *m, kk_err *err) {
         ffn = l->ffn > ffn ? l->ffn : ffn;
         rebuilds |= l->k_eq_v;
     }
-    /* Nobody wants queries and what attention made of them any more when the dense layer begins. */
+    /* Queries and attention's output are no longer needed when the dense part begins, which reuses
+     * their buffers. */
     nq = nq > ffn ? nq : ffn;
     KK_TRY(take_rows(m, m->max_rows, nq, &m->scratch.q, err));
     KK_TRY(take_rows(m, m->max_rows, nq, &m->scratch.att, err));

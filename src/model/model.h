@@ -62,7 +62,7 @@ struct kk_gemma4 {
     kk_buf *logits_in, *logits;        /* [max_logits, hidden], [max_logits, vocab] */
     kk_buf *chosen;                    /* [max_logits] ids, by kk_gemma4_choose */
 
-    /* the forward at hand */
+    /* the current forward */
     int32_t *tokens, *logit_rows;
     int64_t *positions;
     kk_group *groups[KK_LAYER_KINDS];
@@ -109,7 +109,7 @@ struct kk_dflash {
     int64_t *positions;                    /* [most] */
     int32_t *tokens, *draft_rows, *drafts; /* [max_block_rows] */
 
-    /* the pass at hand */
+    /* the current pass */
     int32_t n_groups, n_rows, n_drafts;
     int32_t first_block; /* rows of block 0 in the last draft */
 };

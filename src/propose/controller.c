@@ -240,7 +240,7 @@ static void scale(kk_costs *costs, double by) {
 static void measured(kk_costs *costs, kk_cost_table *t, int32_t rows, double seconds) {
     if (rows < 1 || !(seconds > 0)) return;
     const double inferred = kk_cost_at(t, rows);
-    if (rows > KK_COST_ROWS) { /* is taken as news of the last row that has a place */
+    if (rows > KK_COST_ROWS) { /* counts as a measurement of the table's last row */
         seconds *= inferred > 0 ? kk_cost_at(t, KK_COST_ROWS) / inferred : 1;
         rows = KK_COST_ROWS;
     }

@@ -1,4 +1,4 @@
-/* controller.h - who drafts the next tokens of a session, and how many.
+/* controller.h - chooses the proposer of a session's next draft, and its number of tokens.
  *
  * A choice maximises expected tokens per second, over all sessions of a round together; 0 tokens
  * for all of them is plain decoding.  It needs two things, both learned while decoding:
@@ -88,14 +88,14 @@ typedef struct {
     bool exploring; /* any of the choices was */
 } kk_spent;
 void kk_controller_spent(kk_costs *costs, const kk_spent *spent);
-/* What came of a session's choice, after the round was counted as spent: `drafted` tokens were put
- * to the test, the first `right` of which were accepted.  Tokens that were never judged, behind a
- * stop id or a limit, do not count as drafted.  drafted 0: the proposer had nothing, or none was
- * asked. */
+/* What came of a session's choice, after the round was counted as spent: `drafted` tokens were
+ * verified, the first `right` of which were accepted.  Tokens that were never judged, behind a
+ * stop id or a limit, do not count as drafted.  drafted 0: the proposer found nothing, or none
+ * was chosen. */
 void kk_controller_saw(const kk_costs *costs, kk_choice *choice, int32_t drafted, int32_t right);
 
-/* The same of another alternative than the chosen one, whose draft was at hand and was not put to
- * the test: the tokens of the round tell by themselves how many of it were right. */
+/* The same of another alternative than the chosen one, whose draft was made and not verified: the
+ * tokens of the round tell by themselves how many of it were right. */
 void kk_controller_watched(kk_choice *choice, int32_t k, int32_t drafted, int32_t right);
 
 /* A session begins with a prior from other sessions and the budget that they left, and adds its own

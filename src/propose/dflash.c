@@ -8,7 +8,7 @@
 enum {
     QUEUE_ROWS = KK_TAP_QUEUE + KK_MAX_DRAFT + 1, /* queued rows, and those of the current round */
     MAX_BLOCKS = 256,
-    SINK = 4, /* rows a bounded context keeps of its start, where attention likes to rest */
+    SINK = 4, /* rows of the attention sink of a bounded context */
 };
 
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     kk_buf *queue;   /* [QUEUE_ROWS][n_taps][hidden] */
     int32_t waiting; /* rows in it */
     kk_buf *chunk;   /* the engine's */
-    kk_buf *taps;    /* where the rows at hand go: the queue, or the chunk */
+    kk_buf *taps;    /* where the taps of this forward go: the queue, or the chunk */
 } context;
 
 /* ---- life ------------------------------------------------------------------------------- */

@@ -42,10 +42,10 @@ kk_status kk_drafting_flush(kk_drafting *d, kk_err *err);
 
 bool kk_drafting_can_truncate(const kk_drafting *d, int64_t rows);
 void kk_drafting_truncate(kk_drafting *d, int64_t rows);
-/* Whether every state stands for so many rows. */
+/* Whether every state covers so many rows. */
 bool kk_drafting_stands_for(const kk_drafting *d, int64_t rows);
 
-/* All states frozen.  A zeroed one stands for no rows. */
+/* All states frozen. A zeroed one covers no rows. */
 typedef struct {
     struct {
         const kk_proposer *proposer;

@@ -118,8 +118,8 @@ static int32_t match_len(const kk_ngram *g, int32_t end) {
     return k;
 }
 
-/* The end of the longest match that index i knows, 0 when there is none.  Strangers, which only
- * share the bucket, are walked over, up to a limit too. */
+/* The end of the longest match that index i knows, 0 when there is none.  Entries of other keys
+ * in the same bucket are skipped, up to a limit too. */
 static int32_t find(const kk_ngram *g, int i, int32_t *matched) {
     *matched = 0;
     if (g->len < key_len[i]) return 0;
@@ -165,7 +165,7 @@ static kk_status open_index(void **self, const kk_proposer_opts *opts, kk_err *e
 
 static void close_index(void *self) { kk_ngram_free(self); }
 
-/* The index looks at the timeline when it drafts, so that it needs no word of rows that come and
- * go, of marks or of files. */
+/* The index reads the timeline when it drafts, so that it need not be told of appended or
+ * removed rows, of marks or of files. */
 const kk_proposer kk_propose_ngram = {
     .name = "ngram", .free = true, .open = open_index, .close = close_index, .draft = draft};

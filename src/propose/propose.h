@@ -1,4 +1,4 @@
-/* propose.h - who drafts the tokens of a round, and what it keeps of a session for that.
+/* propose.h - proposers: what drafts the tokens of a round, and the state it keeps per session.
  *
  * A proposer writes what it expects to follow; the round checks every token of it, so that a
  * proposer can make decoding faster or slower and never different.

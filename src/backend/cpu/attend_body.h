@@ -17,18 +17,18 @@ _Static_assert(KK_HEAD_TILE <= MOST_QUERIES, "a tile's queries have their chains
 
 #include "backend/cpu/stored_body.h"
 
-/* What a tile works with; a pair is a (row, head). */
+/* The state of a tile; a pair is a (row, head). */
 typedef struct {
     const kk_attend_tile *t;
     float *rows;    /* [KK_ATTEND_CHUNK] */
     float *s;       /* [pairs][KK_PAGE_ROWS] scores, then weights */
-    float *c;       /* [pairs] what a new largest score makes of earlier sums */
+    float *c;       /* [pairs] factor of earlier sums after a new largest score */
     float *lane;    /* [pairs][KK_LANES] sums of weights */
     float *m;       /* [pairs] largest score so far */
     int32_t n_rows; /* a chunk has so many rows */
-    bool in_place;  /* rows are read where they lie, */
-    stored at_hand; /* keys or values of the page at hand */
-    kk_page_visible see[KK_ATTEND_ROWS]; /* what each row sees of the page at hand */
+    bool in_place;  /* rows are read in place, without conversion to floats, */
+    stored at_hand; /* keys or values of the current page */
+    kk_page_visible see[KK_ATTEND_ROWS]; /* the keys of the current page that each row sees */
 } attend_work;
 
 /* ---- keys that are rebuilt from values -------------------------------------------------- */
@@ -392,7 +392,7 @@ static void page_converted(attend_work *w, int64_t page, kk_page_visible see, co
     }
 }
 
-/* The same where they lie. */
+/* The same, reading rows in place. */
 static void page_in_place(attend_work *w, int64_t page, kk_page_visible see, const uint8_t *at,
                           const uint8_t *next, bool keys) {
     const kk_attend_tile *t = w->t;

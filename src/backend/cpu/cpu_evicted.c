@@ -1,6 +1,6 @@
 /* cpu_evicted.c - attention over rows that are not all stored in their pages.
  *
- * Rows of a group that share a chunk see the same rows as stored and the same as gone.  For them,
+ * Rows of a group that share a chunk see the same rows stored and the same rows evicted.  For them,
  * pages are taken in batches, as many at a time as a buffer of fixed size holds.  A page that is
  * stored whole is read where it lies.  Any other is assembled in that buffer, in the cache's own
  * format: the sink's rows from where they are kept, rows that are gone from their latents, the rest
@@ -39,7 +39,7 @@ static batch_layout layout_for(const kk_kv_slot *slot, int32_t rank) {
     return b;
 }
 
-/* A thread's: the panel of a strip, then a head's rows as they come out of it. */
+/* A thread's scratch: the panel of a strip, then a head's decoded rows. */
 static size_t panel_bytes(int32_t rank) {
     return whole_lines(((size_t)rank / KK_BLOCK + 1) * KK_PANEL_BYTES);
 }
@@ -68,8 +68,8 @@ typedef struct {
     kk_visible_rule rule;             /* which keys each row sees */
     int64_t stored;                   /* rows from here on are read in their pages */
     int64_t gone_to;                  /* in latent space: rows from the sink to here */
-    kk_visible all;                   /* what its rows see between them */
-    int64_t page, end;                /* the batch at hand */
+    kk_visible all;                   /* the keys that some of its rows see */
+    int64_t page, end;                /* the current batch */
     const uint8_t *at[BATCH_MOST];    /* the batch's pages, at the layer's slot */
     int32_t made[BATCH_MOST], n_made; /* indexes of the pages that are assembled here */
     bool starts, ends;
@@ -96,7 +96,8 @@ static span_of_rows gone_rows(const segment *s, int64_t page) {
     return cut(page * KK_PAGE_ROWS, s->a->sink, s->stored, kk_visible_in_page(s->all, page));
 }
 
-/* Rows that are read from the sink: those at hand get there only when they are committed. */
+/* Rows that are read from the sink: those of this forward are copied there only when they are
+ * committed. */
 static int64_t sink_rows(const segment *s) {
     if (!s->g->sink) return 0;
     return s->a->sink < s->g->pos ? s->a->sink : s->g->pos;
@@ -277,7 +278,7 @@ static int64_t gather_batch(segment *s) {
     s->n_made = 0;
     for (s->end = s->page; s->end < end && s->end - s->page < s->layout.pages; s->end++) {
         const int32_t i = (int32_t)(s->end - s->page);
-        /* A sink that overlaps the window is one range with it, though its page may be gone. */
+        /* A sink that overlaps the window is one range with it, though its page may be evicted. */
         const bool whole = s->end * KK_PAGE_ROWS >= s->stored && s->g->pages[s->end];
         s->at[i] = whole ? s->g->pages[s->end] + s->a->slot.k_off : batch_page(s, i);
         if (!whole) s->made[s->n_made++] = i;
@@ -331,7 +332,7 @@ static void open_segment(segment *s, int32_t row) {
     s->gone_to = s->goes_on ? first.gone_to : 0;
 }
 
-/* What the stored rows came to goes on in latent space. */
+/* The running softmax of the stored rows is continued in latent space. */
 static void add_latents(const segment *s) {
     const kk_latent_rows rows = {.dev = s->dev,
                                  .a = s->a,

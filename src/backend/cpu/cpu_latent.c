@@ -32,7 +32,7 @@ enum {
 
 static size_t whole_lines(size_t n) { return (n + 63) / 64 * 64; }
 
-/* Where a page of the batch has what is made of it, in bytes. */
+/* Byte offsets of a page's arrays in the batch's scratch. */
 typedef struct {
     size_t z;       /* [KK_PAGE_ROWS][rank] latents as floats, */
     size_t acts;    /* the latents as quantised activations */
@@ -136,7 +136,7 @@ typedef struct {
     bool keeps_angles;
     bool begins, ends; /* first, last batch of the pass; used with by_head */
     bool by_head;      /* a task is a K/V head, and not a page's keys or some pairs */
-    bool in_place;     /* latents are read where they lie, and not as floats */
+    bool in_place;     /* latents are read in place, as bf16, and not as floats */
     float freq[KK_MAX_HEAD_DIM / 2];
 } pass;
 
@@ -166,7 +166,7 @@ static size_t place_of_pair(const pass *s, int32_t pair) {
     return ((size_t)row * (size_t)s->a->n_head + (size_t)head) * (size_t)s->d;
 }
 
-/* The first row that row r of the pass sees and that is gone, if it comes before `stored`. */
+/* The first evicted row that row r of the pass sees, if it comes before `stored`. */
 static int64_t first_gone(const pass *s, int32_t r) {
     return kk_sees(&s->rule, s->rows->g->pos + s->rows->row + r).gone_from;
 }
@@ -330,7 +330,7 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     }
 }
 
-/* What is rebuilt of the keys of one head of page i, from its first row that is gone on: x. */
+/* Rebuilds the keys of one head of page i, from its first evicted row on, into x. */
 static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void *panel) {
     const bool k_eq_v = s->a->slot.k_eq_v;
     const kk_weight *w = k_eq_v ? s->e->v : s->e->k;
@@ -454,7 +454,7 @@ static void sum_pairs(const tile *m) {
     }
 }
 
-/* Pairs [from, to) with rows of the page that are gone. */
+/* Attention of pairs [from, to) over the evicted rows of the page. */
 static void attend_page(tile *m, int32_t from, int32_t to) {
     const page_rows rows = gone_of_page(m->s, 0, m->s->first + m->page);
     m->from = from;
@@ -641,7 +641,7 @@ void kk_cpu_attend_latents(const kk_latent_rows *rows) {
 typedef struct {
     kk_dev *dev;
     const kk_scales_args *a;
-    int32_t first, n; /* rows at hand */
+    int32_t first, n; /* rows of this task */
     float *z;         /* [n][rank] */
     kk_act_block *acts;
 } scales_job;

@@ -193,7 +193,7 @@ typedef struct {
     int32_t *first;  /* [n_active + 1] into the lists */
     int32_t *row;    /* the rows of each active expert */
     int32_t *slot;   /* where their results go: row * n_used + slot */
-    /* the matrix at hand, which of its outputs, and how many are a strip */
+    /* the current matrix, its outputs, and the outputs of a strip */
     const kk_weight *w;
     int64_t first_out, n_out;
     int32_t wide;
@@ -288,7 +288,7 @@ static void activate_slots(void *arg, int64_t begin, int64_t end, int32_t thread
                        KK_GELU_TANH);
 }
 
-/* Adds the slots of each row, in order, for the outputs at hand. */
+/* Adds the slots of each row, in order, for the current range of outputs. */
 static void add_slots(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const experts_job *j = arg;

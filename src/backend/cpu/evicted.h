@@ -11,7 +11,7 @@ kk_attend_tile kk_cpu_tile(const kk_attend_args *a, const kk_group *g, int32_t r
 
 void kk_cpu_attend_evicted(kk_dev *dev, const kk_attend_args *a);
 
-/* What a row of these sees, and what of it is gone. */
+/* The keys that a row of the group sees, and which of them are evicted. */
 static inline kk_visible_rule kk_attend_rule(const kk_attend_args *a) {
     kk_visible_rule rule = {.mask = a->window, .bounds = {.sink = a->sink}};
     if (!a->evicted) return rule;
@@ -21,7 +21,7 @@ static inline kk_visible_rule kk_attend_rule(const kk_attend_args *a) {
     return rule;
 }
 
-/* Whether rows that are gone are read in latent space: always, but for diagnosis. */
+/* Whether evicted rows are read in latent space: always, except under diagnosis. */
 static inline bool kk_in_latents(const kk_evicted *e) { return e && e->rebuilds && !e->diagnosis; }
 
 /* Rows [row, row + n_rows) of a group, which share a chunk, and how attention over stored rows was
@@ -32,13 +32,13 @@ typedef struct {
     const kk_group *g;
     int32_t row, n_rows;
     int32_t tile_rows, heads, parts;
-    int64_t stored; /* rows from the sink to here are gone */
+    int64_t stored; /* rows from the sink to here are evicted */
 } kk_latent_rows;
 
 int32_t kk_cpu_latent_rows(int32_t n_head, int32_t rank); /* the most of them at a time */
 kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_head, int32_t rank,
                                  kk_err *err);
-/* Adds the rows that are gone, and ends the sums. */
+/* Adds the evicted rows, and normalises the sums. */
 void kk_cpu_attend_latents(const kk_latent_rows *rows);
 
 #endif

@@ -21,7 +21,7 @@
 enum {
     KK_LANES = 16,          /* partial sums of a float dot product */
     KK_STRIP = 16,          /* outputs a matrix kernel makes at a time */
-    KK_WIDE = 2 * KK_STRIP, /* as many as one is asked for at most */
+    KK_WIDE = 2 * KK_STRIP, /* most outputs of one call */
     KK_BLOCK = 32,          /* activations that share a scale */
     KK_PANEL_BYTES = 768,   /* scratch per block of a strip */
     KK_ATTEND_ROWS = 8,     /* rows of an attention tile */
@@ -45,8 +45,8 @@ typedef struct {
 /* Blocks whose largest value is below this count as zero: its reciprocal must be a number. */
 #define KK_ACT_LEAST 1e-30f
 
-/* A block with no number above KK_ACT_LEAST.  most NaN: one of its values is infinite or no
- * number, and no sum that it enters may look sound. */
+/* A block with no value above KK_ACT_LEAST. most NaN: one of its values is infinite or NaN, and
+ * every sum that includes it must become NaN. */
 static inline void kk_act_empty(kk_act_block *b, float most) {
     memset(b, 0, sizeof *b);
     b->d = most / 127.0f;
@@ -58,7 +58,7 @@ typedef struct {
     const kk_act_block *b; /* [rows][n / 32] */
 } kk_acts;
 
-/* Weights on their way into the second-level cache. */
+/* Weights to prefetch into the second-level cache. */
 static inline void kk_fetch(const uint8_t *w, size_t bytes) {
     for (size_t o = 0; o < bytes; o += 64) __builtin_prefetch(w + o, 0, 2);
 }
@@ -94,7 +94,7 @@ typedef struct {
     float *out;     /* the same layout */
     size_t q_stride;
     int32_t n_rows, n_group, head_dim;
-    kk_visible_rule rule; /* what rows see; rows that are gone take no part */
+    kk_visible_rule rule; /* which keys rows see; evicted rows are left out */
     int64_t pos;
     /* Not 0: the rows see each other whole, as part of a block of positions [first, end). */
     int64_t block_first, block_end;
@@ -128,14 +128,15 @@ static inline int64_t kk_visible_first_page(kk_visible v) {
     return (v.sink_to ? v.sink_from : v.from) / KK_PAGE_ROWS;
 }
 
-/* What all rows of a tile see between them: the first sees furthest back, the last ahead. */
+/* The keys that some row of a tile sees: the first row sees furthest back, the last furthest ahead.
+ * */
 static inline kk_visible kk_tile_sees_all(const kk_attend_tile *t) {
     kk_visible all = kk_tile_sees(t, 0);
     all.to = kk_tile_sees(t, t->n_rows - 1).to;
     return all;
 }
 
-/* What of a page's rows is seen: [lo, hi) without [hole, hole_end). */
+/* The visible rows of a page: [lo, hi) without [hole, hole_end). */
 typedef struct {
     int32_t lo, hole, hole_end, hi;
 } kk_page_visible;
@@ -156,7 +157,7 @@ static inline kk_page_visible kk_visible_in_page(kk_visible v, int64_t page) {
  * [lo, hi)
  *   s_j = ((score_j + more_j) * key_j) * scale;  m' = max(m, max_j s_j);  c = exp(m - m')
  *   p_j = exp(s_j - m');  l = l * c + p, in 16 lanes by j mod 16;  score_j = p_j * value_j
- * What other rows hold does not matter, and means nothing afterwards. */
+ * The scores of other rows are ignored, and undefined afterwards. */
 typedef struct {
     float *score;             /* [KK_PAGE_ROWS] */
     const float *more;        /* [KK_PAGE_ROWS]; NULL: nothing is added */
@@ -204,7 +205,8 @@ typedef struct {
     /* Whether so many rows are done sooner with KK_WIDE outputs at a time than with KK_STRIP. */
     bool (*wide)(kk_dtype t, int32_t n_rows);
     void (*attend)(const kk_attend_tile *t);
-    /* So many queries at most read rows where they lie; for more these are converted to floats. */
+    /* The most queries for which rows are read in place; for more they are converted to floats
+     * first. */
     int32_t in_place;
     /* Rows [lo, lo + n) of a head of a page, in any of the cache's formats, as floats. */
     void (*widen)(float *y, kk_kv_format f, int32_t head_dim, const uint8_t *head, int32_t lo,
@@ -232,8 +234,8 @@ typedef struct {
     void (*add_scale)(float *y, const float *a, int32_t n, float scale);
     void (*axpy)(float *y, float w, const float *x, int32_t n);
     void (*softcap)(float *x, int32_t n, float cap);
-    /* Where the largest of x is, the first of several; what is no number comes after all numbers,
-     * and 0 is the answer where there is nothing else. */
+    /* Index of the largest of x, the first of several. NaN comes after all numbers; 0 where all
+     * are NaN. */
     int32_t (*largest)(const float *x, int32_t n);
     /* Rounds a row to its format, into its place in a head of a page. */
     void (*put)(kk_kv_format f, const float *x, int32_t head_dim, uint8_t *head, int32_t row);

@@ -130,7 +130,7 @@ static void softcap(float *x, int32_t n, float cap) {
     EACH_LANES(n, { SET(x, softcap_lanes(V(x), c)); });
 }
 
-/* The largest first, then where it is.  A row with something that is no number may show neither. */
+/* Finds the largest value, then its index. A row with a NaN may have neither. */
 static int32_t largest(const float *x, int32_t n) {
     vf top[4];
     float most = -INFINITY;
@@ -173,9 +173,9 @@ static void quantize(const float *x, size_t n, kk_act_block *b) {
     }
 }
 
-/* A strip's rows are read side by side, which no hardware foresees; so while one strip is worked
- * on, another is fetched from end to end.  Into the second-level cache: the first is too small for
- * both.  Where there is none to fetch, the strip's own weights stand for it. */
+/* A strip's rows are read side by side, which hardware prefetchers do not recognise; so while one
+ * strip is worked on, another is fetched from end to end.  Into the second-level cache: the first
+ * is too small for both.  Where there is none to fetch, the strip's own weights stand for it. */
 INLINE const uint8_t *ahead_of(const kk_strip *s) { return s->ahead ? s->ahead : s->w; }
 
 /* ---- quantised weights ------------------------------------------------------------------ */
