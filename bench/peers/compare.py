@@ -37,8 +37,11 @@ def kakeya(a):
         with open(path) as f:
             r = json.load(f)
     plain = r["arms"]["plain"]
-    return {"decode": plain["decode_tok_s"]["median"], "prefill": plain["prefill_tok_s"]["median"],
-            "share": plain["bandwidth_share"], "bandwidth": max(r["bandwidth"].values()),
+    decode, bandwidth = plain["decode_tok_s"]["median"], max(r["bandwidth"].values())
+    # A file does not say that its weights are random; the caller does.
+    r["model"]["synthetic"] = r["model"]["synthetic"] or a.random_weights
+    return {"decode": decode, "prefill": plain["prefill_tok_s"]["median"],
+            "share": decode * r["model"]["token_bytes"] / 1e9 / bandwidth, "bandwidth": bandwidth,
             "machine": r["machine"], "model": r["model"], "version": r["version"]}
 
 
@@ -64,6 +67,7 @@ def main():
     p.add_argument("--kakeya", default="build/kakeya")
     for name, value in (("threads", 2), ("predict", 32), ("prefill", 512), ("repeat", 5), ("inner", 3)):
         p.add_argument("--" + name, type=int, default=value)
+    p.add_argument("--random-weights", action="store_true", help="the file's weights are random: say so in the report")
     p.add_argument("--report")
     a = p.parse_args()
     ours, theirs = [], []
