@@ -15,7 +15,7 @@ cat >"$work/bench/results/r.json" <<'END'
           "auto": {"tok_s": 217.2, "speedup": 2.1714, "withheld": null},
           "dflash": {"tok_s": 104.0, "speedup": null, "withheld": "fewer than 5 samples"}},
  "share": 0.837, "none": null, "bytes": {"kv.full": 320464776, "kv": {"full": 1}},
- "kl": 0.0000874, "big": 25269.5,
+ "twice": [{"same": 1, "ms": 5}, {"same": 1, "ms": 6}], "kl": 0.0000874, "big": 25269.5,
  "rows": [{"rows": 1, "ms": 2.0}, {"rows": 4, "ms": 4.43}, {"policy": "exact bf16", "ms": 9}]}
 END
 cp "$work/bench/results/r.json" "$work/models/m/report.json"
@@ -68,6 +68,7 @@ passes '4.43 ms<!--= r.json rows[rows=4].ms -->' '2 ms<!--= r.json rows[0].ms --
 passes '2.2<!--= r.json rows[rows=4].ms / ( rows[0].ms + 0 ) -->' '19.6<!--= r.json rows[2].ms / ( rows[0].ms - 1.54 ) -->'
 refuses 'not closed' '2.2<!--= r.json rows[rows=4].ms / ( rows[0].ms -->'
 refuses 'no entry [rows=5]' '4.43 ms<!--= r.json rows[rows=5].ms -->'
+refuses 'has 2 entries [same=1]' '5 ms<!--= r.json twice[same=1].ms -->'
 refuses 'has 3 entries, not [7]' '4.43 ms<!--= r.json rows[7].ms -->'
 refuses "no member 'speed'" '2.17x<!--= r.json arms.auto.speed -->'
 refuses 'there is no report gone.json' '2.17x<!--= gone.json arms.auto.speedup -->'
@@ -82,6 +83,7 @@ refuses 'no member of it' '2<!--= r.json -->'
 refuses 'withheld: fewer than 5 samples' '1.04x<!--= r.json arms.dflash.speedup -->'
 refuses 'withholds: fewer than 5 samples' \
     '1.04x<!--= r.json arms.dflash.tok_s / arms.plain.tok_s -->'
+passes '2.17x<!--= r.json arms.auto.tok_s / arms.plain.tok_s -->'
 passes '104 tok/s<!--= r.json arms.dflash.tok_s -->'
 refuses 'none is null' '2<!--= r.json none -->'
 passes '1.7<!--= r.json share / other.json#share -->' '33.7 %<!--= r.json share - other.json#share -->'
