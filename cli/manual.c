@@ -32,8 +32,8 @@ static void put_character(char c) {
         putchar(c);
 }
 
-/* Text in roff: options in bold and, where asked for, words in capitals in italics.  A line does not
- * begin with what would be a request. */
+/* Text in roff: options in bold and, where asked for, words in capitals in italics.  A line does
+ * not begin with what would be a request. */
 static void put_text(const char *text, bool capitals) {
     char before = '\n';
     while (*text) {

@@ -183,6 +183,18 @@ def check_needle(section, report):
             same(row.get("mean KL, nats"), total["mean_kl"], "mean KL")
 
 
+def check_rounds(section, report):
+    arms = [(name, a) for name, a in report["arms"].items() if a.get("round_times")]
+    if not arms:
+        return 0
+    for row, (name, arm) in zip(rows_of(section, "Round times"), arms):
+        check(row[None].text() == name, "round times of", row[None].text())
+        same(row.get("longest, ms"), arm["round_times"]["longest_ms"], f"longest round of {name}")
+        if arm["round_times"]["steady"]["cv"] is not None:
+            same(row.get("coefficient of variation"), arm["round_times"]["steady"]["cv"], f"cv of {name}")
+    return 1
+
+
 def check_sessions(section, report):
     rows = rows_of(section, "Tokens per second of all")
     for row, key in zip(rows, ("alone", "together")):
@@ -204,6 +216,8 @@ def check_figures(section, report, seen):
     if kind == "bench" and report.get("sets"):
         seen["withheld"] += check_arms(section, report)
         seen["arms"] += 1
+    if kind == "bench":
+        seen["rounds"] += check_rounds(section, report)
     if kind == "bench" and report.get("sessions"):
         check_sessions(section, report)
         seen["sessions"] += 1
@@ -234,6 +248,7 @@ def check_marks(root):
         check(e.name not in ("img", "b", "iframe", "link", "object", "embed"), f"<{e.name}> is on the page")
         for key, value in e.attributes.items():
             check(not key.startswith("on"), "handler", key)
+            check("[object" not in value, e.name, key, value)
             check(not re.search(r"NaN|undefined|Infinity", value), e.name, key, value)
             if key in ("href", "src"):
                 check(value.startswith("#"), "a link out:", value)
@@ -257,7 +272,7 @@ def check_page(dom, verdicts):
     check(len(list(root.all("h1"))) == 1, "there is not one h1")
     rows = list(by_id(root, "index").one(name="tbody").all("tr"))
     check(len(rows) == len(wanted), "index rows:", len(rows))
-    seen = dict.fromkeys(("arms", "withheld", "sessions", "needle", "compare", "memory", "refused", "failed", "evil"), 0)
+    seen = dict.fromkeys(("arms", "withheld", "rounds", "sessions", "needle", "compare", "memory", "refused", "failed", "evil"), 0)
     for i, (want, row) in enumerate(zip(wanted, rows)):
         name = os.path.basename(want["file"])
         section = by_id(root, f"r{i}")
@@ -289,6 +304,7 @@ def check_page(dom, verdicts):
     unknown = next(s for s in root.all("section") if s.get("data-kind") == "thing" or
                    (s.one(name="h2") and s.one(name="h2").text() == "unknown.json"))
     check(any(c.get("data-value") == "0.125" for c in unknown.all("td")), "a kind that is not known has no figures")
+    check("[object" not in by_id(root, "page").text(), "an object is shown as a text")
     check_marks(root)
 
 

@@ -187,13 +187,16 @@ function bytesParts(o) {
         table('Bytes by category, as the allocator counts them', 'category|#bytes|#', rows)];
 }
 
-/* Statistics of round times, where a report has them. */
+/* The first rounds, the longest, and how even they are after warm-up. */
 function roundTimeParts(r) {
-    const rows = entries(r, 'arms').filter(([, a]) => isObject(a.round_times)).map(([name, a]) =>
-        [name, ...Object.values(a.round_times).map(scalarCell)]);
-    const first = entries(r, 'arms').find(([, a]) => isObject(a.round_times));
-    return rows.length === 0 ? [] : [table('Round times', 'arm|' + Object.keys(first[1].round_times)
-        .map(k => `#${k}`).join('|'), rows)];
+    const rows = entries(r, 'arms').filter(([, a]) => isObject(a.round_times)).map(([name, a]) => {
+        const t = a.round_times, first = list(t, 'first_ms').map(x => figure(Number(x))).join(', ');
+        return [name, num(t, 'n'), num(t, 'mean_ms'), num(t, 'longest_ms'), num(t, 'steady', 'mean_ms'),
+                num(t, 'steady', 'deviation_ms'), num(t, 'steady', 'cv'), { show: first, kind: 'text' }];
+    });
+    return rows.length === 0 ? [] : [table('Round times, all rounds and those after warm-up',
+        'arm|#rounds|#mean, ms|#longest, ms|#mean after warm-up, ms|#deviation, ms|#coefficient of variation|first rounds, ms',
+        rows)];
 }
 
 function bench(r) {
