@@ -15,8 +15,6 @@
 #include "eval/measure/bench.h"
 #include "eval/texts/promptset.h"
 
-enum { MOST_LOGITS = 17 }; /* rows of a forward, unless the options set another number */
-
 typedef struct {
     loader_args load;
     loader_cache_args keep; /* of the policies */
@@ -412,7 +410,7 @@ static int run(int argc, char **argv) {
     if (!read_policies(&a, &o, &code)) return code;
     if (!read_trace(&a, &o, &code) || !open_options(&a, &o, &path, &code)) return code;
     if (!read_prompts(&a, &o, folder, sizeof folder, &code)) return code;
-    if (a.sessions > MOST_LOGITS) o.engine.max_logits = a.sessions; /* a row for each */
+    if (a.sessions > KK_BENCH_LOGITS) o.engine.max_logits = a.sessions; /* a row for each */
     if (!destination_open_report(&a.report, &o.engine, &a.prompts, 1, &code)) return code;
     char *command = output_command("kakeya bench", argc, argv);
     code = measure(&a, &o, command);

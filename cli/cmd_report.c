@@ -1,6 +1,6 @@
 /* cmd_report.c - `kakeya report`: holds reports to their rules, and shows them on a page.
  *
- * Three kinds: check, html and rules.  Verdicts go to stdout, one line each and one for every rule
+ * Kinds: check, rerun (report_rerun.c), html and rules.  Verdicts go to stdout, one line each and one for every rule
  * that does not hold; a folder means every report below it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 
 #include "cli/destination.h"
 #include "cli/output.h"
+#include "cli/report_rerun.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
 #include "eval/reports/gate.h"
@@ -256,13 +257,13 @@ const verb report_rules = {
 
 /* ---- the verb ----------------------------------------------------------------------------- */
 
-static const verb *const kinds[] = {&report_check, &report_html, &report_rules};
+static const verb *const kinds[] = {&report_check, &report_rerun, &report_html, &report_rules};
 
 static int run(int argc, char **argv) { return options_run_kind(&verb_report, argc, argv); }
 
 const verb verb_report = {
     .name = "report",
-    .summary = "hold reports to their rules, or show them on a page",
+    .summary = "hold reports to their rules, execute them again, or show them on a page",
     .usage = "KIND [options]",
     .about = "Looks at the JSON reports that bench, eval and train write with --report.",
     .examples = "  kakeya report check bench/results\n"

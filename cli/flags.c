@@ -11,10 +11,12 @@ static const struct {
     {"ctx", "-c"},
     {"device", "--device"},
     {"drafter", "-md"},
+    {"file", "--file"},
     {"isa", "--isa"},
     {"mlock", "--mlock"},
     {"model", "-m"},
     {"projection", "-mp"},
+    {"projections", "--projections"},
     {"spec", "--spec"},
     {"threads", "-t"},
     {"RLIMIT_MEMLOCK", "ulimit -l"}, /* a limit of the system, by the shell's name for it */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "eval/reports/report.h"
+#include "eval/tasks/quality.h"
 #include "train/training.h"
 
 static json_t *settings_json(const kk_training *t) {
@@ -21,7 +22,12 @@ static json_t *settings_json(const kk_training *t) {
         o->normed_targets ? "normed" : "raw", "loss", o->loss, "init_from", o->init_from, "sink",
         o->sink, "window", o->window, "chunk", o->chunk, "seed", (json_int_t)o->seed);
     json_object_set_new(s, "ridge_full", kk_report_real(o->full_weight > 0 ? o->full_weight : 1));
+    json_object_set_new(s, "ridge", kk_report_real(o->lambda)); /* 0: the solver's own */
     if (t->loss == KK_LOSS_RIDGE) return s;
+    json_object_set_new(s, "lambdas",
+                        json_pack("{s:o, s:o, s:o, s:o}", "k_dir", kk_report_real(o->k_dir),
+                                  "v_dir", kk_report_real(o->v_dir), "k_mag",
+                                  kk_report_real(o->k_mag), "v_mag", kk_report_real(o->v_mag)));
     json_object_set_new(s, "optimiser",
                         json_pack("{s:s, s:i, s:o, s:s, s:i, s:o, s:o, s:i, s:i}", "name", "adamw",
                                   "steps", a->steps, "lr", kk_report_real(a->lr), "schedule",
@@ -207,6 +213,9 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
         steps && r->final_loss > 0 ? kk_report_real(r->initial_loss / r->final_loss) : json_null(),
         "final_diagnostic", diagnostic_json(t), "resumed_at", r->resumed_at, "stages",
         stages_json(t), "curve", curve_json(t));
+    const kk_quality_source read = {
+        .paths = o->paths, .n_paths = o->n_paths, .prompts = o->prompts};
+    if (body) json_object_set_new(body, "files", kk_quality_files_json(&read));
     json_t *run = kk_report_run(t->engine, &o->engine, o->command);
     if (run) json_object_set_new(run, "projection", projection_json(t));
     return kk_report_put(t->report, kk_report_new("projection", kk_report_join(run, body)), err);

@@ -25,7 +25,8 @@ enum {
     KK_BENCH_MAX_REPEAT = 64,
     KK_BENCH_CONTEXTS = 8,
     KK_BENCH_MOST_SESSIONS = 64,
-    KK_BENCH_FIRST = 8, /* rounds of a generation that count as its warm-up, and are kept each */
+    KK_BENCH_FIRST = 8,   /* rounds of a generation that count as its warm-up, and are kept each */
+    KK_BENCH_LOGITS = 17, /* rows of a forward that may ask for them, unless the engine is told */
 };
 
 /* What layers keep of their rows: all; what their window leaves, and the rest is lost; or the rest

@@ -360,6 +360,8 @@ json_t *kk_bench_report(const kk_bench_opts *o, const kk_bench_result *r, const 
         (json_int_t)r->resident_over_weights);
     add_device(body, o, r);
     add_sets(body, o, r);
+    if (body && (o->n_arms || r->n_policies))
+        json_object_set_new(body, "files", kk_report_set_files(o->folder, o->sets, o->prompts));
     json_t *policies = body ? kk_bench_policies_json(o, r) : NULL;
     if (policies) json_object_set_new(body, "policies", policies);
     json_t *sessions = body ? kk_bench_sessions_json(o, r) : NULL;

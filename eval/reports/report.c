@@ -10,9 +10,16 @@
 #include <time.h>
 
 #include "core/alloc.h"
+#include "core/digest.h"
+#include "core/file.h"
 #include "core/utf8.h"
 #include "core/writer.h"
 #include "engine/engine.h"
+
+enum {
+    REPORT_DIGITS = 6,    /* of a number */
+    FILE_MOST = 256 << 20 /* bytes of a file whose digest is taken */
+};
 
 json_t *kk_report_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
@@ -165,14 +172,88 @@ json_t *kk_report_join(json_t *run, json_t *body) {
     return run;
 }
 
+/* ---- what it was made with --------------------------------------------------------------- */
+
+#define TEXT(x) #x
+#define DIGITS(x) TEXT(x)
+#if defined(__clang__)
+#define COMPILER                                                                                   \
+    "clang " DIGITS(__clang_major__) "." DIGITS(__clang_minor__) "." DIGITS(__clang_patchlevel__)
+#elif defined(__GNUC__)
+#define COMPILER "gcc " __VERSION__
+#else
+#define COMPILER "unknown"
+#endif
+
+const char *kk_report_compiler(void) { return COMPILER; }
+
+static json_t *build_json(void) {
+#ifdef __OPTIMIZE__
+    const bool optimised = true;
+#else
+    const bool optimised = false;
+#endif
+    return json_pack("{s:s, s:b}", "compiler", kk_report_compiler(), "optimised", optimised);
+}
+
+/* Whole words; the last one is filled with zeros, and the length tells it from one that is not. */
+static uint64_t digest_of(const char *data, size_t len) {
+    uint64_t sum = 0, carry = 0;
+    for (size_t at = 0, chunk = 0; at < len; at += sizeof(uint32_t[KK_DIGEST_WORDS]), chunk++) {
+        uint32_t word[KK_DIGEST_WORDS] = {0};
+        const size_t left = len - at, n = left < sizeof word ? left : sizeof word;
+        memcpy(word, data + at, n);
+        sum += kk_digest_chunk(chunk, word, (int)((n + 3) / 4), &carry);
+    }
+    return kk_digest_end(sum, len);
+}
+
+json_t *kk_report_file(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *data;
+    size_t len;
+    if (kk_file_read(path, FILE_MOST, &data, &len, NULL) != KK_OK) return NULL;
+    json_t *o = json_pack("{s:o, s:I, s:o}", "name", kk_report_text(name, strlen(name)), "bytes",
+                          (json_int_t)len, "digest", kk_report_hash(digest_of(data, len)));
+    kk_free(data);
+    return o;
+}
+
+static void add_file(json_t *list, const char *path) {
+    json_t *file = kk_report_file(path);
+    if (file) json_array_append_new(list, file);
+}
+
+json_t *kk_report_set_files(const char *folder, const char *names, const char *path) {
+    json_t *list = json_array();
+    if (path) add_file(list, path);
+    for (const char *at = folder && names ? names : ""; *at;) {
+        const size_t len = strcspn(at, ",");
+        char name[80];
+        snprintf(name, sizeof name, "%.*s.jsonl", (int)(len < 64 ? len : 64), at);
+        char *file = kk_path_join(folder, name);
+        if (file) add_file(list, file);
+        kk_free(file);
+        at += len + (at[len] == ',');
+    }
+    return list;
+}
+
 json_t *kk_report_new(const char *kind, json_t *body) {
     char date[32] = "";
     time_t now = time(NULL);
     struct tm utc;
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    json_t *o = json_pack("{s:i, s:s, s:s, s:s}", "schema", KK_REPORT_SCHEMA, "kind", kind,
-                          "version", kk_version(), "date", date);
+    json_t *o = json_pack("{s:i, s:s, s:s, s:o, s:s}", "schema", KK_REPORT_SCHEMA, "kind", kind,
+                          "version", kk_version(), "build", build_json(), "date", date);
     return kk_report_join(o, body);
+}
+
+json_t *kk_report_as_written(const json_t *report) {
+    char *text = json_dumps(report, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(REPORT_DIGITS));
+    json_t *read = text ? json_loads(text, 0, NULL) : NULL;
+    free(text);
+    return read;
 }
 
 static kk_status put(kk_writer *to, const json_t *o, size_t digits, kk_err *err) {
@@ -185,7 +266,7 @@ static kk_status put(kk_writer *to, const json_t *o, size_t digits, kk_err *err)
 }
 
 kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err) {
-    const kk_status st = put(to, report, JSON_REAL_PRECISION(6), err);
+    const kk_status st = put(to, report, JSON_REAL_PRECISION(REPORT_DIGITS), err);
     json_decref(report);
     return st;
 }

@@ -36,10 +36,20 @@ json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command
 /* run, as kk_report_run made it, with the members of body behind it; both are released and may be
  * NULL because there was no memory for them. */
 json_t *kk_report_join(json_t *run, json_t *body);
-/* schema, kind, version (with the commit) and date, then the members of body, which is released.
- * NULL without memory; body may be NULL because there was none for it. */
+/* What this program was compiled with: "gcc 12.2.0". */
+const char *kk_report_compiler(void);
+/* {name, size, digest} of a file that was read, by the last part of its path; its digest is that
+ * of core/digest.h over its bytes.  NULL when it cannot be read. */
+json_t *kk_report_file(const char *path);
+/* The files of prompt sets by name, with commas between, in a folder, or that of one path: a list.
+ * Sets that no file holds are not in it; names, folder and path may be NULL. */
+json_t *kk_report_set_files(const char *folder, const char *names, const char *path);
+/* schema, kind, version (with the commit), build and date, then the members of body, which is
+ * released.  NULL without memory; body may be NULL because there was none for it. */
 json_t *kk_report_new(const char *kind, json_t *body);
 
+/* A report as a reader of its file gets it, numbers of as many digits; NULL without memory. */
+json_t *kk_report_as_written(const json_t *report);
 /* Puts the report and releases it; it may be NULL because there was no memory for it. */
 kk_status kk_report_put(kk_writer *to, json_t *report, kk_err *err);
 /* The same, and the file is complete. */

@@ -21,13 +21,17 @@ static json_t *figures_json(const kk_accept_result *r, const char *set, int32_t 
 
 static json_t *settings_json(const kk_accept_opts *o, const kk_accept_result *r) {
     const kk_sampling *s = &o->sampling;
-    return json_pack("{s:s, s:i, s:b, s:i, s:i, s:i, s:s, s:s?, s:o, s:i, s:o, s:I}", "spec",
-                     kk_spec_name(r->spec), "draft_max", o->session.draft_max, "draft_fixed", 1,
-                     "draft_ctx", o->session.draft_ctx, "samples", o->samples, "predict",
-                     o->predict, "kv_format", kk_kv_format_name(o->session.kv_format),
-                     "other_scale", o->other_scale, "temp", kk_report_real((double)s->temp),
-                     "top_k", s->top_k, "top_p", kk_report_real((double)s->top_p), "seed",
-                     (json_int_t)s->seed);
+    return json_pack(
+        "{s:s, s:i, s:b, s:i, s:i, s:i, s:s, s:s?, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:i, s:I}",
+        "spec", kk_spec_name(r->spec), "draft_max", o->session.draft_max, "draft_fixed", 1,
+        "draft_ctx", o->session.draft_ctx, "samples", o->samples, "predict", o->predict,
+        "kv_format", kk_kv_format_name(o->session.kv_format), "other_scale", o->other_scale, "temp",
+        kk_report_real((double)s->temp), "top_k", s->top_k, "top_p",
+        kk_report_real((double)s->top_p), "min_p", kk_report_real((double)s->min_p),
+        "repeat_penalty", kk_report_real((double)s->repeat_penalty), "presence_penalty",
+        kk_report_real((double)s->presence_penalty), "frequency_penalty",
+        kk_report_real((double)s->frequency_penalty), "penalty_last_n", s->penalty_last_n, "seed",
+        (json_int_t)s->seed);
 }
 
 static json_t *rows_json(const kk_accept_result *r) {
@@ -65,6 +69,9 @@ json_t *kk_accept_report(const kk_accept_opts *opts, const kk_accept_result *r,
         kk_report_printed(kk_report_drafter(&r->drafter[0]), r->prints.drafter), "projection",
         "settings", settings_json(opts, r), "lossless", r->lossless, "sets", sets, "all", all,
         "rows", rows_json(r));
+    if (body)
+        json_object_set_new(body, "files",
+                            kk_report_set_files(opts->folder, opts->names, opts->file));
     return kk_report_new("accept", body);
 }
 

@@ -79,6 +79,8 @@ json_t *kk_footprint_report(kk_footprint *f) {
         json_array_append_new(growth, growth_json(f, &r->growth[i]));
     json_t *body = json_pack("{s:o, s:O, s:o, s:o}", "settings", settings_json(f), "projections",
                              f->projections, "growth", growth, "rows", rows);
+    if (body && !f->fill)
+        json_object_set_new(body, "files", kk_quality_files_json(&f->opts->source));
     json_t *run = f->run;
     f->run = NULL;
     return kk_report_new("memory", kk_report_join(run, body));

@@ -176,7 +176,8 @@ static json_t *settings_json(const formats *f) {
 static json_t *report_json(const formats *f) {
     json_t *rows = json_array();
     for (int32_t i = 0; i < f->n; i++) json_array_append_new(rows, row_json(f, i));
-    json_t *body = json_pack("{s:o, s:o}", "settings", settings_json(f), "rows", rows);
+    json_t *body = json_pack("{s:o, s:o, s:o}", "settings", settings_json(f), "files",
+                             kk_quality_files_json(&f->source), "rows", rows);
     return kk_report_new(
         "kv", kk_report_join(kk_report_run(f->engine, &f->opts->engine, f->opts->command), body));
 }

@@ -158,6 +158,8 @@ json_t *kk_needle_report(const kk_needle_opts *opts, const kk_needle_result *r,
                   arms_json(r), "load_s", kk_report_real(r->load_s), "gate", gate_json(r, limits),
                   "rungs", rungs);
     if (r->n_arms > 1) body = kk_report_join(body, quality_json(r));
+    if (body && r->n_arms > 1)
+        json_object_set_new(body, "files", kk_quality_files_json(&r->source));
     return kk_report_new("needle", kk_report_join(json_incref(r->run), body));
 }
 

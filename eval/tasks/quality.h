@@ -98,6 +98,8 @@ double kk_quality_loss(const float *logits, int32_t vocab, int32_t token);
 /* A quality row and a sum of quality, with the arm's name first; arm NULL: without. */
 json_t *kk_quality_json(const char *arm, const kk_quality_row *row);
 json_t *kk_quality_sum_json(const char *arm, const kk_quality_sum *sum);
+/* The files they were read from, as kk_report_file says them. */
+json_t *kk_quality_files_json(const kk_quality_source *from);
 /* Which texts they were. */
 json_t *kk_quality_texts_json(const kk_quality_texts *t, const kk_quality_source *from);
 

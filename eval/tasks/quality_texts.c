@@ -227,6 +227,31 @@ json_t *kk_quality_sum_json(const char *arm, const kk_quality_sum *s) {
                                 kk_report_real(s->loss_change)));
 }
 
+static void add_file_json(json_t *to, const char *path) {
+    json_t *file = kk_report_file(path);
+    if (file) json_array_append_new(to, file);
+}
+
+json_t *kk_quality_files_json(const kk_quality_source *from) {
+    json_t *files = json_array();
+    char **names = NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < from->n_paths; i++) add_file_json(files, from->paths[i]);
+    if (from->n_paths || !from->prompts) return files;
+    (void)list_names(from->prompts, &names, &n, NULL);
+    if (n) qsort(names, n, sizeof *names, by_name);
+    for (size_t i = 0; i < n; i++) {
+        char *path = ends_in(names[i], ".jsonl") || strstr(names[i], "heldout")
+                         ? kk_path_join(from->prompts, names[i])
+                         : NULL;
+        if (path) add_file_json(files, path);
+        kk_free(path);
+        kk_free(names[i]);
+    }
+    kk_free(names);
+    return files;
+}
+
 json_t *kk_quality_texts_json(const kk_quality_texts *t, const kk_quality_source *from) {
     const char *what = from->n_paths ? "files" : "held out of the shipped prompts";
     return json_pack("{s:s, s:i, s:i, s:i, s:I, s:i}", "source", what, "texts", (int)t->n,

@@ -227,10 +227,11 @@ static json_t *report_json(const sweep *s) {
     json_t *rows = json_array(), *exact = json_object();
     for (int32_t i = 0; i < s->n; i++) json_array_append_new(rows, row_json(s, i));
     kk_ask_into(exact, &s->set, &s->exact);
-    json_t *body = json_pack("{s:o, s:o, s:{s:i, s:i, s:b}, s:o, s:o}", "settings",
-                             settings_json(s), "knee", kk_report_real(s->out->knee), "identity",
-                             "documents", s->set.n, "texts", (int)s->texts.n, "same_logits",
-                             check_identity(s, NULL) == KK_OK, "exact", exact, "rows", rows);
+    json_t *body =
+        json_pack("{s:o, s:o, s:o, s:{s:i, s:i, s:b}, s:o, s:o}", "settings", settings_json(s),
+                  "files", kk_quality_files_json(&s->source), "knee", kk_report_real(s->out->knee),
+                  "identity", "documents", s->set.n, "texts", (int)s->texts.n, "same_logits",
+                  check_identity(s, NULL) == KK_OK, "exact", exact, "rows", rows);
     return kk_report_new(
         "sweep",
         kk_report_join(kk_report_run(s->engine, &s->opts->engine, s->opts->command), body));
