@@ -58,6 +58,8 @@
 static const kk_member_rule members[] = {
     KK_RERUN_ENVELOPE,
     TIMES,
+    {"**/round_times", KK_MEMBER_LEFT},
+    {"contexts/turns", KK_MEMBER_LEFT},
     {"settings/policies", KK_MEMBER_TOTAL},
     {"settings/repeat", KK_MEMBER_TOTAL},
     {"settings/rank", KK_MEMBER_TOTAL}, /* where a policy restores */

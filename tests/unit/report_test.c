@@ -23,10 +23,10 @@ static void test_envelope(void **state) {
     (void)state;
     const char *key;
     json_t *v, *report = kk_report_new("kv", json_pack("{s:i}", "rows", 3));
-    const char *const order[] = {"schema", "kind", "version", "date", "rows"};
+    const char *const order[] = {"schema", "kind", "version", "build", "date", "rows"};
     size_t i = 0;
     json_object_foreach(report, key, v) assert_string_equal(key, order[i++]);
-    assert_int_equal(i, 5);
+    assert_int_equal(i, 6);
     assert_int_equal(json_integer_value(json_object_get(report, "schema")), KK_REPORT_SCHEMA);
     json_decref(report);
     assert_null(kk_report_new("kv", NULL));
