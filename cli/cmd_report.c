@@ -1,7 +1,7 @@
 /* cmd_report.c - `kakeya report`: holds reports to their rules, and shows them on a page.
  *
- * Kinds: check, rerun (report_rerun.c), html and rules.  Verdicts go to stdout, one line each and one for every rule
- * that does not hold; a folder means every report below it. */
+ * Kinds: check, rerun (report_rerun.c), html and rules.  Verdicts go to stdout, one line each and
+ * one for every rule that does not hold; a folder means every report below it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

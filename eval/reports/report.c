@@ -213,7 +213,7 @@ json_t *kk_report_file(const char *path) {
     char *data;
     size_t len;
     if (kk_file_read(path, FILE_MOST, &data, &len, NULL) != KK_OK) return NULL;
-    json_t *o = json_pack("{s:o, s:I, s:o}", "name", kk_report_text(name, strlen(name)), "bytes",
+    json_t *o = json_pack("{s:o, s:I, s:o}", "name", kk_report_text(name, strlen(name)), "size",
                           (json_int_t)len, "digest", kk_report_hash(digest_of(data, len)));
     kk_free(data);
     return o;

@@ -165,6 +165,8 @@ static void name_of(char *out, size_t cap, const json_t *entry, const char *keys
         char key[40], value[96];
         snprintf(key, sizeof key, "%.*s", (int)(len < 39 ? len : 39), keys);
         const json_t *v = json_object_get(entry, key);
+        keys += len + (keys[len] == ' ');
+        if (!v) continue;
         if (json_is_string(v))
             snprintf(value, sizeof value, "%.90s", json_string_value(v));
         else
@@ -172,7 +174,6 @@ static void name_of(char *out, size_t cap, const json_t *entry, const char *keys
         const int n = snprintf(out + at, cap - at, "%s%.60s", at ? " " : "", value);
         if (n < 0 || (size_t)n >= cap - at) return;
         at += (size_t)n;
-        keys += len + (keys[len] == ' ');
     }
 }
 
@@ -247,6 +248,7 @@ static void compare_most(comparing *c, const place *p, const json_t *stored, con
 
 static void compare(comparing *c, const place *p, const json_t *stored, const json_t *rerun) {
     kk_member_how how = how_of(c, p);
+    if (how == KK_MEMBER_DRAFTED_TOTAL) how = c->opts->drawn ? KK_MEMBER_TOTAL : KK_MEMBER_DRAFTED;
     if (how == KK_MEMBER_DRAFTED) how = c->opts->free_drafts ? KK_MEMBER_SHOWN : KK_MEMBER_EQUAL;
     if (how == KK_MEMBER_TOTAL && !c->opts->drawn) how = KK_MEMBER_EQUAL;
     if (how == KK_MEMBER_MOST && !c->opts->drawn) how = KK_MEMBER_EQUAL;
@@ -264,6 +266,7 @@ static void compare(comparing *c, const place *p, const json_t *stored, const js
         if (!rerun || json_equal(stored, rerun) != 1) tell(c, KK_COMPARED_SHOWN, p, stored, rerun);
         return;
     case KK_MEMBER_DRAFTED:
+    case KK_MEMBER_DRAFTED_TOTAL:
     case KK_MEMBER_EQUAL: compare_equal(c, p, stored, rerun); return;
     }
 }

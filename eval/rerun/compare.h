@@ -18,9 +18,10 @@ typedef enum {
     KK_MEMBER_MOST,    /* the most of all rows: of some it is at most that */
     KK_MEMBER_DRAFTED, /* equal where drafts have a fixed length; else a controller chose it by
                         * time, and it is shown */
-    KK_MEMBER_SHOWN,   /* both values are told where they differ */
-    KK_MEMBER_TIMED,   /* both spreads are told */
-    KK_MEMBER_LEFT,    /* not looked at: times of single rows, names of machines */
+    KK_MEMBER_DRAFTED_TOTAL, /* likewise, where all rows were executed, else not compared */
+    KK_MEMBER_SHOWN,         /* both values are told where they differ */
+    KK_MEMBER_TIMED,         /* both spreads are told */
+    KK_MEMBER_LEFT,          /* not looked at: times of single rows, names of machines */
 } kk_member_how;
 
 typedef struct {

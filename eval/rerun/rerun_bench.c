@@ -1,5 +1,5 @@
-/* rerun_bench.c - reports of `kakeya bench`: decoding at its contexts, arms on prompts, policies and
- * sessions once more.
+/* rerun_bench.c - reports of `kakeya bench`: decoding at its contexts, arms on prompts, policies
+ * and sessions once more.
  *
  * Where not all is executed, prompts are drawn of those of the arms, or policies beside exact, and
  * everything is repeated no oftener than so many times; forwards of several rows and attention
@@ -14,15 +14,12 @@
 #include "eval/texts/promptset.h"
 
 /* What a controller that is free to choose decides. */
-#define DRAFTING(path)                                                                             \
-    {path "/rounds", KK_MEMBER_DRAFTED}, {path "/drafted", KK_MEMBER_DRAFTED},                     \
-        {path "/accepted", KK_MEMBER_DRAFTED}, {path "/accept_len", KK_MEMBER_DRAFTED},            \
-        {path "/rows_per_round", KK_MEMBER_DRAFTED}, {path "/histogram", KK_MEMBER_DRAFTED},       \
-        {path "/chosen", KK_MEMBER_DRAFTED}, {path "/drafts", KK_MEMBER_DRAFTED},                  \
-        {path "/looking", KK_MEMBER_DRAFTED}, {path "/by", KK_MEMBER_DRAFTED},                     \
-        {path "/reach", KK_MEMBER_DRAFTED}, {path "/keys_per_query", KK_MEMBER_DRAFTED},           \
-        {path "/restored_rows", KK_MEMBER_DRAFTED}, {                                              \
-        path "/rows_per_token", KK_MEMBER_DRAFTED                                                  \
+#define DRAFTING(path, how)                                                                        \
+    {path "/rounds", how}, {path "/drafted", how}, {path "/accepted", how},                        \
+        {path "/accept_len", how}, {path "/rows_per_round", how}, {path "/histogram", how},        \
+        {path "/chosen", how}, {path "/drafts", how}, {path "/looking", how}, {path "/by", how},   \
+        {path "/reach", how}, {path "/keys_per_query", how}, {path "/restored_rows", how}, {       \
+        path "/rows_per_token", how                                                                \
     }
 
 /* Figures over all prompts. */
@@ -90,11 +87,11 @@ static const kk_member_rule members[] = {
     {"arms/plain/**", KK_MEMBER_EQUAL},
     {"sets/arms/plain/**", KK_MEMBER_EQUAL},
     {"policies/arms/plain/**", KK_MEMBER_EQUAL},
-    DRAFTING("arms/*"),
-    DRAFTING("sets/arms/*"),
-    DRAFTING("sets/arms/*/rows"),
-    DRAFTING("policies/arms/*"),
-    DRAFTING("policies/arms/*/rows"),
+    DRAFTING("arms/*", KK_MEMBER_DRAFTED_TOTAL),
+    DRAFTING("sets/arms/*", KK_MEMBER_DRAFTED_TOTAL),
+    DRAFTING("sets/arms/*/rows", KK_MEMBER_DRAFTED),
+    DRAFTING("policies/arms/*", KK_MEMBER_DRAFTED_TOTAL),
+    DRAFTING("policies/arms/*/rows", KK_MEMBER_DRAFTED),
     {"arms/*/tokens", KK_MEMBER_TOTAL},
     {"sets/arms/*/tokens", KK_MEMBER_TOTAL},
     {NULL, KK_MEMBER_EQUAL},

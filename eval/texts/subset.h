@@ -1,5 +1,5 @@
-/* subset.h - a few of many, drawn by a seed: what a report is held to when not all of it is executed
- * again. */
+/* subset.h - a few of many, drawn by a seed: what a report is held to when not all of it is
+ * executed again. */
 #ifndef KK_EVAL_SUBSET_H
 #define KK_EVAL_SUBSET_H
 

@@ -76,9 +76,9 @@ done
 
 # Usage.
 exits 2 report
-has "$err" check html rules
+has "$err" check rerun html rules
 exits 2 report chek
-has "$err" "check, html, rules"
+has "$err" "check, rerun, html, rules"
 exits 2 report check
 exits 2 report html "$reports"
 has "$err" "-o FILE"
