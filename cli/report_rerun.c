@@ -148,8 +148,7 @@ static void print_names(const kk_comparison *c, kk_compared what, const char *la
 
 static void print_check(const char *path, const kk_verdict *v) {
     for (size_t i = 0; i < v->n; i++)
-        if (!v->finding[i].note)
-            printf("%s: %s: %s\n", path, v->finding[i].code, v->finding[i].text);
+        printf("%s: %s: %s\n", path, v->finding[i].code, v->finding[i].text);
 }
 
 static void print_result(const rerun_args *a, const kk_rerun *r, const kk_rerun_result *out,
@@ -191,8 +190,7 @@ static json_t *findings_json(const kk_comparison *c, kk_compared what, bool name
 
 static json_t *check_json(const kk_verdict *v) {
     json_t *list = json_array();
-    for (size_t i = 0; i < v->n; i++)
-        if (!v->finding[i].note) json_array_append_new(list, json_string(v->finding[i].code));
+    for (size_t i = 0; i < v->n; i++) json_array_append_new(list, json_string(v->finding[i].code));
     return list;
 }
 
