@@ -16,7 +16,6 @@ static const struct {
     {"mlock", "--mlock"},
     {"model", "-m"},
     {"projection", "-mp"},
-    {"projections", "--projections"},
     {"spec", "--spec"},
     {"threads", "-t"},
     {"RLIMIT_MEMLOCK", "ulimit -l"}, /* a limit of the system, by the shell's name for it */

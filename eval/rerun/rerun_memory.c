@@ -59,7 +59,7 @@ static kk_status read_projections(const kk_rerun *r, kk_footprint_opts *o, kk_er
         return kk_fail(
             err, KK_EINVAL,
             "the report is of %zu projections, and %zu are given: name them in its "
-            "order with `projections`",
+            "order with --projections",
             n, r->n_projections ? r->n_projections : (size_t)(r->engine.projection != NULL));
     o->n_projections = (int32_t)n;
     for (size_t i = 0; i < n; i++)
