@@ -249,7 +249,7 @@ bool generation_run(generation *g, kk_session *s, kk_result *sum) {
     const kk_tokenizer *tok = g->server->tok;
     /* A turn ends with its mark, also where the model's files forget to say so; a call ends where
      * its response would begin. */
-    int32_t stops[2];
+    int32_t stops[2] = {-1, -1};
     size_t n_stops = 0;
     if (g->wire->chat) stops[n_stops++] = kk_tokenizer_special(tok, "<turn|>");
     if (g->wire->chat && g->request->tools)

@@ -1,5 +1,5 @@
-/* outbox_test.c - bytes come out in the order they went in, never more wait than the limit, and what
- * is refused leaves no trace; text that is not UTF-8 becomes JSON; keys are compared whole. */
+/* outbox_test.c - bytes come out in the order they went in, never more wait than the limit, and
+ * what is refused leaves no trace; text that is not UTF-8 becomes JSON; keys are compared whole. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>

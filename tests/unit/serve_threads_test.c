@@ -1,5 +1,5 @@
-/* serve_threads_test.c - a server in this process, with clients that stream, wait, leave and ask for
- * metrics at the same time.  ctest: threads */
+/* serve_threads_test.c - a server in this process, with clients that stream, wait, leave and ask
+ * for metrics at the same time.  ctest: threads */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
