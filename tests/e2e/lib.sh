@@ -58,15 +58,34 @@ same() {
     [ "$1" = "$2" ] || fail "'$1' is not '$2'${3:+ ($3)}"
 }
 
-# json TEXT KEY... - the text is one JSON object with these keys.  The program's own reader of
-# JSON lines judges: it complains of a missing "text" only after the line was read.
+# json TEXT KEY... - the text is one JSON object, in which these keys stand at some depth.  Python
+# judges, not the program's own reader: without NaN and infinities, which JSON has not, and with
+# every key once in its object.
 json() {
-    local text said key
-    text=$(printf '%s' "$1" | tr -d '\n')
+    local text=$1 said
     shift
-    said=$(printf '%s\n' "$text" | "$KAKEYA" tokenize -m "$model" --jsonl - 2>&1)
-    case $said in *'"ids"'* | *'no string called "text"'*) ;; *) fail "no JSON object: $text" ;; esac
-    for key in "$@"; do has "$text" "\"$key\": "; done
+    said=$(printf '%s' "$text" | python3 -c '
+import json, sys
+
+keys = set()
+
+def member(pairs):
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        raise ValueError("a key twice among %s" % names)
+    keys.update(names)
+    return dict(pairs)
+
+def refuse(word):
+    raise ValueError(word)
+
+text = sys.stdin.buffer.read().decode("utf-8", "strict")
+if not isinstance(json.loads(text, object_pairs_hook=member, parse_constant=refuse), dict):
+    raise ValueError("no object")
+missing = [key for key in sys.argv[1:] if key not in keys]
+if missing:
+    raise ValueError("no key %s" % ", ".join(missing))
+' "$@" 2>&1) || fail "JSON: $(printf '%s\n' "$said" | tail -n 1) in: $text"
 }
 
 finish() {

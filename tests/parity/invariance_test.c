@@ -245,6 +245,21 @@ static bool usable(const char *isa) {
     return true;
 }
 
+/* Kernels that the compiler says this processor runs; the backend must have them. */
+static bool expected(const char *isa) {
+    if (strcmp(isa, "reference") == 0) return true;
+#if defined(__x86_64__)
+    if (strcmp(isa, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(isa, "avx512") == 0)
+        return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__aarch64__)
+    return strcmp(isa, "neon") == 0 && usable(isa); /* dot products are not in all of them */
+#endif
+    return false;
+}
+
 static void run_arm(truth *t, const kk_checkpoint *ckpt, kk_mem *mem, const arm *a) {
     /* The plain kernels are slow: just over one border, and two short sessions beside. */
     const bool slow = strcmp(a->isa, "reference") == 0;
@@ -284,15 +299,23 @@ static void weights_of(void **state) {
         known[f].spec = *spec;
         find_truth(&known[f], ckpt, &mem, formats[f]);
     }
-    size_t turn = (size_t)(spec - specs);
+    size_t turn = (size_t)(spec - specs), arms = 0;
     for (size_t i = 0; i < COUNT(isas); i++) {
-        if (!usable(isas[i])) continue;
+        if (usable(isas[i]) != expected(isas[i]))
+            fail_msg("%s: %s by this processor, %s by the backend", isas[i],
+                     expected(isas[i]) ? "runs" : "does not run", usable(isas[i]) ? "runs" : "not");
+        if (!usable(isas[i])) {
+            print_message("%s: left out, not of this processor\n", isas[i]);
+            continue;
+        }
         for (int32_t threads = 1; threads <= 3; threads++, turn++) {
             if (i == 0 && threads != 2) continue;
             const arm a = {isas[i], threads, formats[turn % 2]};
             run_arm(&known[turn % 2], ckpt, &mem, &a);
+            arms++;
         }
     }
+    assert_int_equal(arms, 1 + 3 * (expected("avx2") + expected("avx512") + expected("neon")));
     kk_checkpoint_close(ckpt);
     for (int c = 0; c < KK_MEM_CATEGORIES; c++) assert_int_equal(mem.bytes[c], 0);
 }
