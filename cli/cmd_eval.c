@@ -5,14 +5,15 @@
 
 #include "cli/eval_accept.h"
 #include "cli/eval_needle.h"
+#include "cli/eval_steps.h"
 #include "cli/eval_sweep.h"
 #include "cli/output.h"
 #include "cli/verbs.h"
 
 char *eval_command(int argc, char **argv) { return output_command("kakeya eval", argc, argv); }
 
-static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep, &eval_kv,
-                                    &eval_memory};
+static const verb *const kinds[] = {&eval_needle, &eval_accept, &eval_sweep,
+                                    &eval_kv,     &eval_memory, &eval_steps};
 
 static int run(int argc, char **argv) { return options_run_kind(&verb_eval, argc, argv); }
 

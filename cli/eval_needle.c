@@ -38,8 +38,8 @@ static const option needle_options[] = {
     OPTION_HEADING("What is asked"),
     OPTION_STRING(NULL, "arms", "LIST", AT(arms),
                   "what is compared: exact, window (rows are dropped), restored (rows are rebuilt "
-                  "by the projection); exact is always among them (default: all three with -mp, "
-                  "else exact)"),
+                  "by the projection), drafted (restored, and the drafter drafts); exact is always "
+                  "among them (default: the first three with -mp, else exact)"),
     OPTION_STRING(NULL, "ladder", "LIST", AT(ladder),
                   "lines of padding of each rung, give or take 15 % (default: 70,280)"),
     OPTION_INT(NULL, "samples", "N", AT(samples), 1, KK_NEEDLE_SAMPLES,
@@ -99,7 +99,8 @@ static bool wanted_arms(const needle_args *a, bool wanted[KK_NEEDLE_ARMS], int *
         }
         if (!known) {
             *code = options_wrong(&eval_needle,
-                                  "there is no arm '%.*s'; the arms are: exact, window, restored",
+                                  "there is no arm '%.*s'; the arms are: exact, window, restored, "
+                                  "drafted",
                                   len < 40 ? (int)len : 40, at);
             return false;
         }
@@ -113,10 +114,9 @@ static bool read_arms(needle_args *a, kk_needle_opts *o, int *code) {
     if (!wanted_arms(a, wanted, code)) return false;
     for (kk_needle_way w = 0; w < KK_NEEDLE_ARMS; w++)
         if (wanted[w]) o->arms[o->n_arms++] = w;
-    a->load.restores = wanted[KK_NEEDLE_RESTORED];
-    a->load.keeps_few = wanted[KK_NEEDLE_RESTORED] || wanted[KK_NEEDLE_WINDOW];
-    if (wanted[KK_NEEDLE_RESTORED] || (a->limits.max_kl < 0 && a->limits.min_kv_ratio < 0))
-        return true;
+    a->load.restores = wanted[KK_NEEDLE_RESTORED] || wanted[KK_NEEDLE_DRAFTED];
+    a->load.keeps_few = a->load.restores || wanted[KK_NEEDLE_WINDOW];
+    if (a->load.restores || (a->limits.max_kl < 0 && a->limits.min_kv_ratio < 0)) return true;
     *code = options_wrong(&eval_needle, "%s is about the arm restored, which is not asked for",
                           a->limits.max_kl < 0 ? "--min-kv-ratio" : "--max-kl");
     return false;

@@ -30,7 +30,7 @@ typedef struct {
 } needle;
 
 const char *kk_needle_way_name(kk_needle_way w) {
-    static const char *const names[] = {"exact", "window", "restored"};
+    static const char *const names[] = {"exact", "window", "restored", "drafted"};
     return names[w];
 }
 
@@ -143,6 +143,7 @@ static kk_status choose(const needle *n, kk_needle_arm *arm, kk_err *err) {
     *how = *asked;
     how->kv_sliding = keeps(asked, asked->kv_sliding, arm->way);
     how->kv_full = keeps(asked, asked->kv_full, arm->way);
+    if (arm->way == KK_NEEDLE_DRAFTED) how->spec = KK_SPEC_DFLASH;
     KK_TRY(kk_session_keeping(&kept, n->engine, how, NULL, err));
     if (arm->way == KK_NEEDLE_EXACT) return KK_OK;
     how->sink = kept.sink ? kept.sink : -1;
@@ -398,9 +399,10 @@ static kk_status check_arms(const kk_needle_opts *o, kk_err *err) {
             return kk_fail(err, KK_EINVAL,
                            "exact comes first, and once: all arms are held "
                            "against it");
-        if (a == 2 && o->arms[1] == o->arms[2])
-            return kk_fail(err, KK_EINVAL, "the arm %s is given twice",
-                           kk_needle_way_name(o->arms[a]));
+        for (int32_t b = 0; b < a; b++)
+            if (o->arms[a] == o->arms[b])
+                return kk_fail(err, KK_EINVAL, "the arm %s is given twice",
+                               kk_needle_way_name(o->arms[a]));
     }
     if (o->n_arms > 1 && o->text_tokens < 1)
         return kk_fail(err, KK_EINVAL, "texts of %d tokens; at least 1", o->text_tokens);

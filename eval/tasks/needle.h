@@ -3,7 +3,7 @@
  * For each rung of a ladder (about so many lines of padding) and each sample, a document is drawn
  * from the seed, read into a new session, and its question answered greedily.  Every rung starts
  * from the seed anew, so that a rung's documents do not depend on the others.  Arms are ways to
- * keep K/V rows: exact keeps all, window drops, restored rebuilds.  All answer the same documents,
+ * keep K/V rows: exact keeps all, window drops, restored and drafted rebuild.  All answer the same documents,
  * one arm after the other, and what a session of another arm needs is not there yet.
  *
  * Bytes are read from the engine's allocator while a document is being read and after its answer,
@@ -26,9 +26,10 @@ typedef enum {
     KK_NEEDLE_EXACT,
     KK_NEEDLE_WINDOW,
     KK_NEEDLE_RESTORED,
+    KK_NEEDLE_DRAFTED, /* restored, and a drafter drafts the answers */
     KK_NEEDLE_ARMS
 } kk_needle_way;
-const char *kk_needle_way_name(kk_needle_way w); /* "exact", "window", "restored" */
+const char *kk_needle_way_name(kk_needle_way w); /* "exact", "window", ... */
 
 typedef struct {
     kk_haystack doc;
@@ -135,8 +136,8 @@ int64_t kk_needle_kv_bytes(const kk_needle_rung *r);
 /* What is asked for; negative: not. */
 typedef struct {
     float min_recall;   /* of every rung, but of the arm window, which is there to be beaten */
-    float max_kl;       /* mean, of restored */
-    float min_kv_ratio; /* bytes of exact over those of restored, at every rung */
+    float max_kl;       /* mean, of restored and drafted */
+    float min_kv_ratio; /* bytes of exact over those of restored and drafted, at every rung */
 } kk_needle_limits;
 
 typedef struct {
@@ -145,10 +146,10 @@ typedef struct {
     double limit, value;
     bool holds;
 } kk_needle_check;
-enum { KK_NEEDLE_CHECKS = KK_NEEDLE_ARMS + 4 };
+enum { KK_NEEDLE_CHECKS = KK_NEEDLE_ARMS + 2 * 4 };
 
-/* The checks, and how many: those of the limits, and always that restored has rebuilt rows in every
- * sample and recalls no rung worse than exact by more than 5 points. */
+/* The checks, and how many: those of the limits, and always that restored and drafted have rebuilt
+ * rows in every sample and recall no rung worse than exact by more than 5 points. */
 int32_t kk_needle_judge(const kk_needle_result *r, const kk_needle_limits *limits,
                         kk_needle_check out[KK_NEEDLE_CHECKS]);
 

@@ -87,7 +87,8 @@ int32_t kk_needle_judge(const kk_needle_result *r, const kk_needle_limits *limit
         const kk_needle_arm *arm = &r->arm[a];
         if (limits->min_recall >= 0 && arm->way != KK_NEEDLE_WINDOW)
             at_least(&c, "recall", arm->way, least_recall(arm), (double)limits->min_recall);
-        if (arm->way == KK_NEEDLE_RESTORED) judge_restored(&c, &r->arm[0], arm, limits);
+        if (arm->way == KK_NEEDLE_RESTORED || arm->way == KK_NEEDLE_DRAFTED)
+            judge_restored(&c, &r->arm[0], arm, limits);
     }
     return c.n;
 }

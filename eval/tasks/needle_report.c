@@ -67,7 +67,9 @@ static json_t *arm_json(const kk_needle_arm *arm, const kk_projection_info *proj
     if (arm->way != KK_NEEDLE_EXACT)
         o = kk_report_join(o, json_pack("{s:i, s:i, s:i}", "sink", or_none(how->sink), "window",
                                         or_none(how->window), "chunk", how->chunk));
-    if (arm->way == KK_NEEDLE_RESTORED)
+    if (arm->way == KK_NEEDLE_DRAFTED)
+        o = kk_report_join(o, json_pack("{s:s}", "spec", kk_spec_name(how->spec)));
+    if (arm->way == KK_NEEDLE_RESTORED || arm->way == KK_NEEDLE_DRAFTED)
         o = kk_report_join(o, json_pack("{s:i, s:s}", "rank", projection->rank, "latents",
                                         kk_kv_format_name(how->latents)));
     return o;
