@@ -9,6 +9,7 @@
 
 #include "cli/destination.h"
 #include "cli/eval_accept.h"
+#include "cli/eval_sweep.h"
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
@@ -17,7 +18,7 @@
 typedef struct {
     loader_args load;
     loader_cache_args cache;
-    const char *policy, *sets;
+    const char *policy, *sets, *text;
     destination_report report;
     uint64_t seed;
     int32_t lines, samples, predict, turns, text_tokens;
@@ -47,6 +48,10 @@ static const option steps_options[] = {
     OPTION_STRING(NULL, "set", "LIST", AT(sets),
                   "text of the turns by name: code, chat, needle, json, edit, prose (default: "
                   "code)"),
+    OPTION_STRING(NULL, "text", "FILE", AT(text),
+                  "a text to compare distributions on, or prompts where it ends in .jsonl; may be "
+                  "given several times (default: those of the shipped prompts that no projection "
+                  "is trained on)"),
     OPTION_INT(NULL, "text-tokens", "N", AT(text_tokens), 1, 1 << 20,
                "tokens taken of a text whose distributions are compared, at most (default: 1024)"),
     OPTION_HEADING("Limits"),
@@ -182,6 +187,7 @@ static int run(int argc, char **argv) {
                     .min_restored = 0.85f,
                     .min_drafted = 1,
                     .max_kl = -1};
+    const char *texts[EVAL_NAMES];
     loader_path path;
     char prompts[4096];
     int code;
@@ -196,6 +202,7 @@ static int run(int argc, char **argv) {
                        .predict = a.predict,
                        .turns = a.turns,
                        .sets = a.sets ? a.sets : "code",
+                       .texts = texts,
                        .text_tokens = a.text_tokens,
                        .draft_max = a.cache.draft_max,
                        .draft_ctx = a.cache.draft_ctx,
@@ -205,10 +212,12 @@ static int run(int argc, char **argv) {
                        .on_step = on_step,
                        .user = &a};
     if (a.sets && !eval_check_sets(&eval_steps, a.sets, &code)) return code;
+    if (a.text && !eval_collect_texts(&eval_steps, argc, argv, texts, &o.n_texts, &code))
+        return code;
     if (!loader_options(&eval_steps, &a.load, &path, &o.engine, &code)) return code;
     if (!check_parts(&o, &code)) return code;
     if (loader_shipped("prompts", prompts, sizeof prompts)) o.prompts = prompts;
-    if (!destination_open_report(&a.report, &o.engine, NULL, 0, &code)) return code;
+    if (!destination_open_report(&a.report, &o.engine, texts, o.n_texts, &code)) return code;
     char *command = eval_command(argc, argv);
     o.command = command;
     code = measure(&a, &o);

@@ -48,6 +48,8 @@ static kk_needle_opts needle_opts(const kk_steps_opts *o) {
                         .n_rungs = 1,
                         .predict = o->predict,
                         .prompts = o->prompts,
+                        .texts = o->texts,
+                        .n_texts = o->n_texts,
                         .text_tokens = o->text_tokens,
                         .command = o->command,
                         .on_event = on_needle,
@@ -196,21 +198,11 @@ static json_t *gate_json(const kk_steps_result *r) {
 }
 
 static json_t *steps_json(const kk_steps_result *r) {
-    const kk_needle_rung *exact = &r->needle.arm[0].rung[0];
     json_t *list = json_array();
-    for (int32_t i = 0; i < KK_STEPS; i++) {
-        const kk_needle_rung *own = &r->needle.arm[i + 1].rung[0];
-        const double bytes = (double)kk_needle_kv_bytes(own);
-        json_array_append_new(
-            list,
-            json_pack("{s:i, s:s, s:o, s:o, s:o, s:o, s:I, s:o, s:b}", "step", i + 1, "arm",
-                      kk_steps_arm(i), "speed_ratio", kk_report_real(r->speed[i]), "recall",
-                      kk_report_real(own->recall), "recall_exact", kk_report_real(exact->recall),
-                      "mean_kl", kk_report_real(r->needle.arm[i + 1].sum.mean_kl), "kv_bytes",
-                      (json_int_t)kk_needle_kv_bytes(own), "kv_ratio",
-                      kk_report_real((double)kk_needle_kv_bytes(exact) / bytes), "holds",
-                      r->holds[i]));
-    }
+    for (int32_t i = 0; i < KK_STEPS; i++)
+        json_array_append_new(list, json_pack("{s:i, s:s, s:o, s:b}", "step", i + 1, "arm",
+                                              kk_steps_arm(i), "speed_ratio",
+                                              kk_report_real(r->speed[i]), "holds", r->holds[i]));
     return list;
 }
 

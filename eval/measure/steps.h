@@ -24,9 +24,11 @@ typedef struct {
     uint64_t seed;
     int32_t predict; /* most tokens of an answer, and tokens of a turn */
     int32_t turns;
-    const char *sets;    /* texts of turns, by name; */
-    const char *prompts; /*   the folder of prompts; NULL: there is none */
-    int32_t text_tokens; /* most of a text whose distributions are compared */
+    const char *sets;         /* texts of turns, by name; */
+    const char *prompts;      /*   the folder of prompts; NULL: there is none */
+    const char *const *texts; /* files whose distributions are compared; */
+    size_t n_texts;           /*   0: of the folder, what is held out of training */
+    int32_t text_tokens;      /* most of one */
     int32_t draft_max, draft_ctx;
     bool draft_fixed;
     double least_speed[KK_STEPS]; /* of exact plain decoding */

@@ -136,7 +136,8 @@ static sense figure(const kk_gate *g, const char *name, const char *arm, double 
         there = kl_of(g, arm, name, out);
         s = AT_MOST;
     } else {
-        return UNKNOWN;
+        static const sense senses[] = {UNKNOWN, NO_ROWS, AT_LEAST, AT_MOST};
+        return senses[kk_gate_step_figure(g, name, arm, out)];
     }
     return there ? s : NO_ROWS;
 }

@@ -158,9 +158,9 @@ static void visit_recall(kk_gate *g, const char *where, const json_t *o) {
 static void rule_missing_rows(kk_gate *g) {
     static const struct {
         const char *kind, *list;
-    } lists[] = {{"needle", "rungs"},     {"sweep", "rows"},  {"kv", "rows"},
-                 {"memory", "rows"},      {"accept", "rows"}, {"compare", "rows"},
-                 {"projection", "stages"}};
+    } lists[] = {{"needle", "rungs"},      {"sweep", "rows"},  {"kv", "rows"},
+                 {"memory", "rows"},       {"accept", "rows"}, {"compare", "rows"},
+                 {"projection", "stages"}, {"steps", "rungs"}, {"steps", "policies"}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (kk_gate_is(g, lists[i].kind) && kk_gate_size(g->report, lists[i].list) == 0)
             kk_gate_say(g, "there are no `%s`", lists[i].list);

@@ -14,7 +14,8 @@
     KIND(memory)                                                                                   \
     KIND(compare)                                                                                  \
     KIND(lossless)                                                                                 \
-    KIND(projection)
+    KIND(projection)                                                                               \
+    KIND(steps)
 
 #define KK_GATE_DECLARE(name) extern const kk_gate_kind kk_kind_##name;
 KK_GATE_KINDS(KK_GATE_DECLARE)

@@ -137,7 +137,7 @@ static void each_accepted(kk_gate *g, const json_t *o, const char *where, said_f
 
 static void each_said(kk_gate *g, said_fn fn) {
     static const char *const lists[] = {"sets", "all"};
-    if (kk_gate_is(g, "bench")) {
+    if (kk_gate_like(g, "bench")) {
         each_total(g, fn);
         each_timed(g, fn);
     }
@@ -153,7 +153,7 @@ static void each_said(kk_gate *g, said_fn fn) {
 
 /* Where a report says it, something above computes it. */
 static bool is_computed(const kk_gate *g, const char *where) {
-    if (kk_gate_is(g, "bench"))
+    if (kk_gate_like(g, "bench"))
         return strncmp(where, "arms.", 5) == 0 || strncmp(where, "sets[", 5) == 0 ||
                strncmp(where, "policies[", 9) == 0;
     return kk_gate_is(g, "accept") &&

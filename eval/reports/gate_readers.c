@@ -42,6 +42,11 @@ const json_t *kk_gate_item(const json_t *o, const char *key, size_t i) {
 
 bool kk_gate_is(const kk_gate *g, const char *kind) { return strcmp(g->verdict->kind, kind) == 0; }
 
+bool kk_gate_like(const kk_gate *g, const char *kind) {
+    const bool both = strcmp(kind, "needle") == 0 || strcmp(kind, "bench") == 0;
+    return kk_gate_is(g, kind) || (both && kk_gate_is(g, "steps"));
+}
+
 bool kk_gate_same(double a, double b) {
     const double scale = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
     return fabs(a - b) <= 2e-5 * scale + 1e-9;

@@ -92,10 +92,10 @@ static void each_timed(kk_gate *g, path_fn fn) {
 }
 
 static void each_path(kk_gate *g, path_fn fn) {
-    if (kk_gate_is(g, "needle")) each_named(g, "rungs", "arm", fn);
+    if (kk_gate_like(g, "needle")) each_named(g, "rungs", "arm", fn);
     if (kk_gate_is(g, "memory")) each_named(g, "rows", "policy", fn);
     if (kk_gate_is(g, "sweep")) each_alpha(g, fn);
-    if (kk_gate_is(g, "bench")) each_timed(g, fn);
+    if (kk_gate_like(g, "bench")) each_timed(g, fn);
 }
 
 /* ---- the counts --------------------------------------------------------------------------- */
@@ -129,19 +129,22 @@ static void rule_baseline_restored(kk_gate *g) { each_path(g, baseline); }
 
 /* ---- bytes -------------------------------------------------------------------------------- */
 
-static void rule_restored_no_latents(kk_gate *g) {
-    const char *list = kk_gate_is(g, "needle")  ? "rungs"
-                       : kk_gate_is(g, "bench") ? "policies"
-                                                : "rows";
+static void check_latents(kk_gate *g, const char *list, const char *key) {
     for (size_t i = 0; i < kk_gate_size(g->report, list); i++) {
         const json_t *o = kk_gate_item(g->report, list, i);
-        const char *name = kk_gate_text(o, kk_gate_is(g, "needle") ? "arm" : "policy");
+        const char *name = kk_gate_text(o, key);
         double latents;
         if (kk_gate_restored(g, o) &&
             kk_gate_number(json_object_get(o, "bytes"), "kv.latents", &latents) && latents <= 0)
             kk_gate_say(g, "%.40s is called restored and holds %.0f bytes of latents", name,
                         latents);
     }
+}
+
+static void rule_restored_no_latents(kk_gate *g) {
+    if (kk_gate_like(g, "needle")) check_latents(g, "rungs", "arm");
+    if (kk_gate_like(g, "bench")) check_latents(g, "policies", "policy");
+    if (kk_gate_is(g, "memory")) check_latents(g, "rows", "policy");
 }
 
 /* ---- what is under test ------------------------------------------------------------------- */
@@ -181,7 +184,7 @@ static const json_t *policy_row(const kk_gate *g, const char *policy) {
 }
 
 static void rule_baseline_as_sut(kk_gate *g) {
-    if (kk_gate_is(g, "needle")) check_needle_arms(g);
+    if (kk_gate_like(g, "needle")) check_needle_arms(g);
     const json_t *exact = kk_gate_item(g->report, "policies", 0);
     for (size_t i = 1; i < kk_gate_size(g->report, "policies"); i++) {
         const json_t *policy = kk_gate_item(g->report, "policies", i);

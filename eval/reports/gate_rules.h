@@ -38,6 +38,9 @@ bool kk_gate_true(const json_t *o, const char *key);
 size_t kk_gate_size(const json_t *o, const char *key); /* of a list; 0 when it is none */
 const json_t *kk_gate_item(const json_t *o, const char *key, size_t i);
 bool kk_gate_is(const kk_gate *g, const char *kind);
+/* The same, but a report of steps is like a needle, for its rungs, and like a bench, for its
+ * policies. */
+bool kk_gate_like(const kk_gate *g, const char *kind);
 /* Equal but for the six digits that reports are written with. */
 bool kk_gate_same(double a, double b);
 /* Sum of a number over a list; false when an item has none. */
@@ -62,6 +65,16 @@ bool kk_gate_same_cache(const json_t *a, const json_t *b);
 /* The entries of a bench that hold arms with rows: its sets, then its policies.  NULL: no more. */
 const json_t *kk_gate_timed(const kk_gate *g, size_t i);
 const char *kk_gate_timed_name(const json_t *timed);
+
+/* Figures of a report of steps: speed over exact, and turns that drafts changed. */
+typedef enum {
+    KK_STEP_NO_FIGURE,
+    KK_STEP_NO_ROWS,
+    KK_STEP_AT_LEAST,
+    KK_STEP_AT_MOST
+} kk_step_figure;
+kk_step_figure kk_gate_step_figure(const kk_gate *g, const char *name, const char *arm,
+                                   double *out);
 
 /* ---- rules, groups of rules, kinds ----------------------------------------------------------- */
 
@@ -88,7 +101,7 @@ extern const kk_gate_group kk_group_envelope, kk_group_members, kk_group_values,
 /* Of some kinds. */
 extern const kk_gate_group kk_group_restored, kk_group_trace, kk_group_policies, kk_group_sessions,
     kk_group_scope, kk_group_bits, kk_group_knee, kk_group_training, kk_group_drafting,
-    kk_group_speedup, kk_group_growth, kk_group_rounds;
+    kk_group_speedup, kk_group_growth, kk_group_rounds, kk_group_steps;
 
 /* What a member must be.  TIME and RATE are greater than 0, COUNT is whole and not negative, SIZE
  * is whole and greater than 0, LIST and SPREAD are not empty. */

@@ -61,7 +61,7 @@ static void visit_rung(kk_gate *g, const char *where, const json_t *o) {
 static void rule_rate_recount(kk_gate *g) {
     if (!kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rates);
     check_all_sets(g);
-    if (kk_gate_is(g, "needle")) kk_gate_walk(g, visit_rung);
+    if (kk_gate_like(g, "needle")) kk_gate_walk(g, visit_rung);
 }
 
 /* ---- spread ------------------------------------------------------------------------------- */

@@ -101,7 +101,7 @@ static void recount_peer(kk_gate *g, const char *what, const char *spread) {
 }
 
 static void rule_speedup_recount(kk_gate *g) {
-    if (kk_gate_is(g, "bench")) each_claim(g, recount);
+    if (kk_gate_like(g, "bench")) each_claim(g, recount);
     if (!kk_gate_is(g, "compare")) return;
     recount_peer(g, "decode", "decode_ratio");
     recount_peer(g, "prefill", "prefill_ratio");
@@ -164,7 +164,7 @@ static void enough(kk_gate *g, const claim *c) {
 
 static void rule_speedup_samples(kk_gate *g) {
     static const char *const ratios[] = {"decode_ratio", "prefill_ratio"};
-    if (kk_gate_is(g, "bench")) each_claim(g, enough);
+    if (kk_gate_like(g, "bench")) each_claim(g, enough);
     for (size_t i = 0; kk_gate_is(g, "compare") && i < 2; i++) {
         const double n = kk_gate_number_or(json_object_get(g->report, ratios[i]), "n", 0);
         if (n < KK_GATE_SAMPLES)
