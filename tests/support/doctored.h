@@ -112,7 +112,7 @@ static bool has(const kk_verdict *v, const char *code) {
 }
 
 /* Whether the word stands in the list of words. */
-static bool listed(const char *list, const char *word) {
+static inline bool listed(const char *list, const char *word) {
     const size_t len = strlen(word);
     for (const char *p = list; (p = strstr(p, word)); p += len)
         if ((p == list || p[-1] == ' ') && (p[len] == ' ' || !p[len])) return true;

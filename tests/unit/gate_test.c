@@ -223,12 +223,14 @@ static const lie lies[] = {
     {"memory", "growth/0/to = 131072", "GROWTH_RECOUNT"},
     /* times of rounds; more in gate_rounds_test.c */
     {"bench", "arms/plain/round_times = {\"n\": 3}", "ROUND_TIMES"},
+    /* steps; more in steps_test.c */
+    {"steps", "steps/0/speed_ratio = 0.97", "STEPS_RECOUNT"},
 };
 enum { LIES = sizeof lies / sizeof *lies };
 
 static void test_good(void **state) {
-    static const char *const kinds[] = {"bench",  "needle",  "accept",   "sweep",     "kv",
-                                        "memory", "compare", "lossless", "projection"};
+    static const char *const kinds[] = {"bench",  "needle",  "accept",   "sweep",      "kv",
+                                        "memory", "compare", "lossless", "projection", "steps"};
     (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) check_holds(kinds[i]);
 }
