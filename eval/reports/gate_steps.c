@@ -1,4 +1,4 @@
-/* gate_steps.c - rules about steps: restored and drafted decoding held against exact plain decoding.
+/* gate_steps.c - rules about steps: restored and drafted decoding against exact plain decoding.
  *
  * Both are of the second policy of the report, exact is the first; all took their turns on the same
  * pieces of text.  What a step must show is asked of the report's own gate here, so that a check
@@ -173,8 +173,9 @@ static void rule_steps_recount(kk_gate *g) {
         check_turns(g, arms[i], step_turns(g, arms[i]));
         check_step(g, i);
     }
-    if (kk_gate_number_or(step_turns(g, "drafted"), "drafted", 0) <= 0)
-        kk_gate_say(g, "step 2 drafted nothing");
+    if (kk_gate_number_or(step_turns(g, "drafted"), "drafted", 0) <= 0 &&
+        kk_gate_true(kk_gate_item(g->report, "steps", 1), "holds"))
+        kk_gate_say(g, "step 2 holds, and drafted nothing");
 }
 
 /* ---- the rules ------------------------------------------------------------------------------ */

@@ -3,8 +3,8 @@
  * For each rung of a ladder (about so many lines of padding) and each sample, a document is drawn
  * from the seed, read into a new session, and its question answered greedily.  Every rung starts
  * from the seed anew, so that a rung's documents do not depend on the others.  Arms are ways to
- * keep K/V rows: exact keeps all, window drops, restored and drafted rebuild.  All answer the same documents,
- * one arm after the other, and what a session of another arm needs is not there yet.
+ * keep K/V rows: exact keeps all, window drops, restored and drafted rebuild.  All answer the same
+ * documents, one arm after the other, and what a session of another arm needs is not there yet.
  *
  * Bytes are read from the engine's allocator while a document is being read and after its answer,
  * and the most of each category is kept.  What attention read is counted by attention.  Rates are

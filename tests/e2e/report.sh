@@ -12,14 +12,14 @@ done
 exits 0 report check "${trees[@]}"
 has "$out" "arms-tiny.json: " "0 refused" "other JSON file"
 exits 0 report check "$reports"
-has "$out" "needle.json: ok needle" "9 reports: 9 hold, 0 refused"
+has "$out" "needle.json: ok needle" "10 reports: 10 hold, 0 refused"
 exits 0 report check -q "$reports"
 same "$out" "" "-q of reports that hold"
 
 # A lie, told with its file, code and value; as JSON; and by the exit status.
 sed 's/"speedup": 1.[0-9]*/"speedup": 2.58/' "$reports/bench.json" >"$work/bench.json"
 exits 1 report check "$work/bench.json" "$reports"
-has "$out" "$work/bench.json: SPEEDUP_RECOUNT: " "2.58x" "10 reports: 9 hold, 1 refused"
+has "$out" "$work/bench.json: SPEEDUP_RECOUNT: " "2.58x" "11 reports: 10 hold, 1 refused"
 exits 1 report check "$work/bench.json" --json
 json "$out" holds reports file kind verdict findings code text
 has "$out" '"holds": false' '"verdict": "refused"' '"code": "SPEEDUP_RECOUNT"'
@@ -69,7 +69,7 @@ has "$err" "$work/none/page.html"
 
 # The rules, and that the documentation has them all.
 exits 0 report rules
-has "$out" SPEEDUP_SELF RESTORED_NOTHING "(needle)"
+has "$out" SPEEDUP_SELF RESTORED_NOTHING "(needle steps)"
 for rule in $(printf '%s\n' "$out" | sed -n 's/^\([A-Z][A-Z_]*\) .*/\1/p'); do
     grep -q "\`$rule\`" "$root/docs/reports.md" || fail "docs/reports.md does not have $rule"
 done

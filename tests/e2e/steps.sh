@@ -4,7 +4,8 @@
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 tiny=$tree/models/tiny
 steps=(eval steps -m "$tiny/verifier" -md "$tiny/drafter" -mp "$tiny/projection" --lines 10
-    --samples 1 -n 32 --text "$tree/LICENSE" --text-tokens 400 -t 1 -q)
+    --samples 1 -n 32 --text "$tree/LICENSE" --text-tokens 400 -t 1 -q --draft-max 3
+    --draft-fixed)
 
 # Limits that any speed meets.
 exits 0 "${steps[@]}" --min-restored 0 --min-drafted 0 --report "$work/pass.json"
