@@ -5,6 +5,7 @@
 #                       KK_CUDA_MODULE, KK_TRAIN_MODULE and KK_SERVE_MODULE in its environment
 #   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
 #                       of tests/signals (`make signals` sends them all)
+#   release             a draw of rows of the stored reports executed again
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
 # A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
@@ -188,6 +189,11 @@ endif()
 # every build; both speak of ELF libraries.
 if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set(root "${CMAKE_CURRENT_SOURCE_DIR}")
+  if(TARGET kakeya_cli)
+    add_test(NAME release.rerun COMMAND bash "${root}/tests/release/rerun_test.sh"
+                                        $<TARGET_FILE:kakeya_cli> "${root}")
+    set_tests_properties(release.rerun PROPERTIES LABELS release TIMEOUT 600)
+  endif()
   add_test(NAME package.install
            COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
   set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300

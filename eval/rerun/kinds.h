@@ -22,10 +22,12 @@ extern const kk_rerun_kind kk_rerun_needle, kk_rerun_sweep, kk_rerun_kv, kk_reru
     kk_rerun_accept, kk_rerun_bench, kk_rerun_projection;
 
 /* Rules for members that all kinds have, and for answers and quality rows. */
+/* Reports of schema 1 said of a row whether it was the same; later ones have both hashes. */
 #define KK_RERUN_ENVELOPE                                                                          \
-    {"version", KK_MEMBER_LEFT}, {"date", KK_MEMBER_LEFT}, {"command", KK_MEMBER_LEFT},            \
-        {"build", KK_MEMBER_LEFT}, {"machine", KK_MEMBER_LEFT}, {"model/source", KK_MEMBER_LEFT},  \
-    {                                                                                              \
+    {"schema", KK_MEMBER_LEFT}, {"**/same_tokens", KK_MEMBER_LEFT},                                \
+        {"**/same_hash", KK_MEMBER_LEFT}, {"version", KK_MEMBER_LEFT}, {"date", KK_MEMBER_LEFT},   \
+        {"command", KK_MEMBER_LEFT}, {"build", KK_MEMBER_LEFT}, {"machine", KK_MEMBER_LEFT},       \
+        {"model/source", KK_MEMBER_LEFT}, {                                                        \
         "load_s", KK_MEMBER_LEFT                                                                   \
     }
 #define KK_RERUN_ROW_TIMES                                                                         \
