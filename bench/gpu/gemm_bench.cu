@@ -136,8 +136,8 @@ static double experts(int rows) {
     l.slot = (int *)(l.tile + most_tiles(l.pairs, E));
     const double gate = time_of([&] { return run_gates(at, &e, l); });
     const double down = time_of([&] { return run_downs(at, &e, l); });
-    const double group =
-        time_of([&] { return kk_launch(at, group_kernel, l, 1, GROUP_THREADS, 0); });
+    const double group = time_of(
+        [&] { return kk_launch(at, group_kernel<KK_MAX_EXPERTS>, l, 1, GROUP_THREADS, 0); });
     printf("%5d rows  %-22s %7.1f us  %6.1f TFLOP/s (gate, up %.1f us %.1f; down %.1f us %.1f; "
            "lists %.1f us; sums %.1f us)\n",
            rows, "experts", 1e3 * all, flop / all / 1e9, 1e3 * gate, flop * 2 / 3 / gate / 1e9,
