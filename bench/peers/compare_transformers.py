@@ -121,7 +121,7 @@ def make_report(a, ours, peer):
                 "prefill": a.prefill, "rows": a.rows, "turns": a.turns, "peer_turns_before": a.before,
                 "weights": "random, of each program's own making"}
     return {
-        "schema": 1, "kind": "compare", "version": ours["version"],
+        "schema": 2, "kind": "compare", "version": ours["version"],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": "make bench-gpu",
         "machine": ours["machine"], "model": ours["model"], "drafter": None, "projection": None, "settings": settings,
         "peer": {"name": "transformers", "build": peer.version, "torch": peer.torch.__version__,

@@ -24,6 +24,8 @@ typedef struct {
 enum { KK_GATE_SAMPLES = 5, KK_GATE_TOKENS = 32, KK_GATE_KL_ROWS = 256, KK_GATE_ACCEPTED = 20 };
 /* The most that prefill times of an arm may differ, as a factor. */
 #define KK_GATE_PREFILL_SPREAD 3.0
+/* The most that a restored arm may recall less than exact decoding. */
+#define KK_GATE_RECALL_DROP 0.05
 
 /* What the rule at work found: a sentence with the value.  After a few it only counts. */
 void kk_gate_say(kk_gate *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -97,11 +99,12 @@ typedef struct {
 
 /* Of all kinds. */
 extern const kk_gate_group kk_group_envelope, kk_group_members, kk_group_values, kk_group_rates,
-    kk_group_quality, kk_group_answers, kk_group_checks, kk_group_bytes, kk_group_lossless;
+    kk_group_quality, kk_group_answers, kk_group_checks, kk_group_bytes, kk_group_lossless,
+    kk_group_plan, kk_group_shares, kk_group_words;
 /* Of some kinds. */
 extern const kk_gate_group kk_group_restored, kk_group_trace, kk_group_policies, kk_group_sessions,
     kk_group_scope, kk_group_bits, kk_group_knee, kk_group_training, kk_group_drafting,
-    kk_group_speedup, kk_group_growth, kk_group_rounds, kk_group_steps;
+    kk_group_speedup, kk_group_growth, kk_group_rounds, kk_group_steps, kk_group_pairs;
 
 /* What a member must be.  TIME and RATE are greater than 0, COUNT is whole and not negative, SIZE
  * is whole and greater than 0, LIST and SPREAD are not empty. */

@@ -22,6 +22,12 @@ static bool were_identical(const json_t *s, size_t n) {
     bool same = kk_gate_sum(kk_gate_get(s, "alone"), "rows", "different", &alone) &&
                 kk_gate_sum(kk_gate_get(s, "together"), "rows", "different", &together) &&
                 alone + together == 0 && kk_gate_true(kk_gate_get(s, "arrival"), "identical");
+    const json_t *arrival = kk_gate_get(s, "arrival");
+    for (size_t i = 0; i < kk_gate_size(arrival, "logits_hashes"); i++) {
+        const json_t *h = kk_gate_item(arrival, "logits_hashes", i);
+        const char *one = kk_gate_text(h, "alone");
+        same = same && *one && strcmp(one, kk_gate_text(h, "beside")) == 0;
+    }
     for (size_t i = 0; i < n; i++) {
         const json_t *h = kk_gate_item(s, "logits_hashes", i);
         const char *one = kk_gate_text(h, "alone");

@@ -41,6 +41,6 @@ static const kk_gate_member members[] = {
     {"rows/*/logits_hash", KK_MEMBER_HASH, 2},
 };
 
-static const kk_gate_group *const groups[] = {&kk_group_drafting};
+static const kk_gate_group *const groups[] = {&kk_group_drafting, &kk_group_pairs};
 
 KK_GATE_KIND(accept, members, groups);

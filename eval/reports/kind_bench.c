@@ -139,6 +139,6 @@ static const kk_gate_member members[] = {
 
 static const kk_gate_group *const groups[] = {
     &kk_group_trace,    &kk_group_restored, &kk_group_policies, &kk_group_sessions,
-    &kk_group_drafting, &kk_group_rounds,   &kk_group_speedup};
+    &kk_group_drafting, &kk_group_rounds,   &kk_group_pairs,    &kk_group_speedup};
 
 KK_GATE_KIND(bench, members, groups);

@@ -152,7 +152,7 @@ static void check_lies(const lie *lies, size_t n) {
 }
 
 /* A report of the tree or of the tests that is true. */
-static void check_holds(const char *kind) {
+static inline void check_holds(const char *kind) {
     json_t *report = good(kind);
     kk_verdict v = judge(report);
     if (v.n) print_findings(&v);
