@@ -37,7 +37,7 @@ typedef struct {
 static tolerance tolerance_of(const evicted_shape *s) {
     if (!s->mixes || s->format == KK_KV_F32) return (tolerance){3e-5, 3e-6};
     if (s->format == KK_KV_BF16) return (tolerance){2e-2, 1e-4};
-    return s->format == KK_KV_Q4 ? (tolerance){5e-1, 3e-3} : (tolerance){4e-2, 3e-4};
+    return s->format == KK_KV_Q4 ? (tolerance){2e-1, 3e-3} : (tolerance){4e-2, 3e-4};
 }
 
 static void check_truth(evicted_world *w, const float *got, const char *label) {
