@@ -2,7 +2,7 @@
  * logits.
  *
  * Reports store hashes of what every arm generated, for every generation; whether two are the same
- * is found here.  Reports of schema 1 stored only that they were. */
+ * is found here. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,21 +30,10 @@ static void compare(likeness *l, const json_t *a, const json_t *b) {
     l->different += known && !same;
 }
 
-static void look_old(likeness *l, const json_t *row) {
-    const json_t *tokens = json_object_get(row, "same_tokens");
-    const json_t *hash = json_object_get(row, "same_hash");
-    const bool known = json_is_boolean(tokens) && json_is_boolean(hash);
-    l->compared += known;
-    l->other += !known;
-    l->different += known && (!json_is_true(tokens) || !json_is_true(hash));
-}
-
 /* Rows of sets have several runs, turns of policies are one run each. */
-static void look(const kk_gate *g, likeness *l, const json_t *row, const json_t *plain) {
+static void look(likeness *l, const json_t *row, const json_t *plain) {
     const json_t *runs = json_object_get(row, "runs"), *first = kk_gate_item(plain, "runs", 0);
-    if (g->schema < 2) {
-        look_old(l, row);
-    } else if (json_is_array(runs)) {
+    if (json_is_array(runs)) {
         if (json_array_size(runs) == 0) l->other++;
         for (size_t i = 0; i < json_array_size(runs); i++)
             compare(l, json_array_get(runs, i), first);
@@ -53,11 +42,11 @@ static void look(const kk_gate *g, likeness *l, const json_t *row, const json_t 
     }
 }
 
-static void look_all(const kk_gate *g, likeness *l, const json_t *set, const json_t *arm) {
+static void look_all(likeness *l, const json_t *set, const json_t *arm) {
     const json_t *plain = json_object_get(json_object_get(set, "arms"), "plain");
     if (kk_gate_size(arm, "rows") == 0) l->other++;
     for (size_t i = 0; i < kk_gate_size(arm, "rows"); i++)
-        look(g, l, kk_gate_item(arm, "rows", i), kk_gate_item(plain, "rows", i));
+        look(l, kk_gate_item(arm, "rows", i), kk_gate_item(plain, "rows", i));
 }
 
 /* ---- what is said of it -------------------------------------------------------------------- */
@@ -80,7 +69,7 @@ static void contradicted(kk_gate *g, const char *where, const json_t *o, const l
     if (json_is_true(said) != (l->different == 0) || (json_is_true(said) && different > 0))
         kk_gate_say(g, "%s is called %s, and %zu of %zu generations differ", where,
                     json_is_true(said) ? "lossless" : "not lossless", l->different, l->compared);
-    else if (g->schema >= 2 && kk_gate_get(o, "different") && different != (double)l->different)
+    else if (kk_gate_get(o, "different") && different != (double)l->different)
         kk_gate_say(g, "%s: `different` is %.0f, and %zu generations differ", where, different,
                     l->different);
 }
@@ -94,7 +83,7 @@ static void each_total(kk_gate *g, said_fn fn) {
         if (!kk_gate_get(arm, "lossless")) continue;
         for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
             const json_t *set = kk_gate_item(g->report, "sets", i);
-            look_all(g, &l, set, json_object_get(json_object_get(set, "arms"), name));
+            look_all(&l, set, json_object_get(json_object_get(set, "arms"), name));
         }
         fn(g, name, arm, &l);
     }
@@ -111,7 +100,7 @@ static void each_timed(kk_gate *g, said_fn fn) {
             /* Plain decoding of a policy is the record itself. */
             if (strcmp(name, "plain") == 0 && !kk_gate_get(arm, "lossless")) continue;
             snprintf(where, sizeof where, "%.30s on %.40s", name, kk_gate_timed_name(set));
-            look_all(g, &l, set, arm);
+            look_all(&l, set, arm);
             fn(g, where, arm, &l);
         }
     }
@@ -127,10 +116,7 @@ static void each_accepted(kk_gate *g, const json_t *o, const char *where, said_f
         const json_t *own = kk_gate_get(row, "embed_scale");
         if (*set && strcmp(set, "all") != 0 && strcmp(set, kk_gate_text(row, "set")) != 0) continue;
         if (scale && own && !json_equal(scale, own)) continue;
-        if (g->schema < 2)
-            look_old(&l, row);
-        else
-            compare(&l, row, json_object_get(row, "plain"));
+        compare(&l, row, json_object_get(row, "plain"));
     }
     fn(g, where, o, &l);
 }

@@ -136,9 +136,7 @@ static void runs(kk_gate *g, const char *where, const json_t *plain, const json_
         check_runs(g, where, i, row);
     }
 }
-static void rule_runs_recount(kk_gate *g) {
-    if (g->schema >= 2) each_arm(g, runs);
-}
+static void rule_runs_recount(kk_gate *g) { each_arm(g, runs); }
 
 /* ---- what a speed-up needs ------------------------------------------------------------------ */
 
@@ -149,7 +147,7 @@ static void claims(kk_gate *g, const char *where, const json_t *plain, const jso
     if (arm == plain || !kk_gate_number(arm, "speedup", &speedup)) return;
     if (!kk_gate_true(arm, "lossless"))
         kk_gate_say(g, "%s: %.4gx, and it is not shown to be lossless", where, speedup);
-    if (g->schema >= 2 && accepted * KK_GATE_ACCEPTED < tokens)
+    if (accepted * KK_GATE_ACCEPTED < tokens)
         kk_gate_say(g, "%s: %.4gx, and %.0f of %.0f tokens came from drafts", where, speedup,
                     accepted, tokens);
 }

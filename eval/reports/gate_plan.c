@@ -219,7 +219,7 @@ static void draw_memory(kk_gate *g) {
             if (json_number_value(kk_gate_item(s, "tokens", k)) ==
                 kk_gate_number_or(row, "tokens", 0))
                 lines = json_number_value(kk_gate_item(s, "ladder", k));
-        if (answers && lines <= 0 && g->schema >= 2)
+        if (answers && lines <= 0)
             kk_gate_say(g, "`settings.ladder` does not say what was drawn for row %zu", i);
         else if (answers)
             draw_again(g, kk_gate_text(row, "policy"), answers, 0, json_array_size(answers), lines);
@@ -290,7 +290,7 @@ static void check_random(kk_gate *g, const json_t *rows) {
 }
 
 static void rule_plan_prompts(kk_gate *g) {
-    if (g->schema < 2 || !kk_gate_is(g, "bench")) return;
+    if (!kk_gate_is(g, "bench")) return;
     for (size_t i = 0; i < kk_gate_size(g->report, "sets"); i++) {
         const json_t *set = kk_gate_item(g->report, "sets", i);
         const char *name = kk_gate_text(set, "set");

@@ -13,7 +13,6 @@ typedef struct {
     kk_verdict *verdict;
     const json_t *report;
     const struct kk_gate_kind *kind;
-    int schema;       /* of the report */
     const char *code; /* of the rule at work */
     size_t said;      /* by it */
     kk_status status;
@@ -127,7 +126,6 @@ typedef enum {
 typedef struct {
     const char *path;
     kk_member_type type;
-    int since; /* schema that it is asked of; 0: all */
 } kk_gate_member;
 
 /* A kind of reports: what its reports hold, and the rules they are held to besides those of all. */

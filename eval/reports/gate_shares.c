@@ -197,7 +197,7 @@ static void check_compare(kk_gate *g) {
     check_of(g, "share_of_bandwidth", json_object_get(g->report, "share_of_bandwidth"), rows,
              share_of);
     check_of(g, "bandwidth_gb_s", json_object_get(g->report, "bandwidth_gb_s"), rows, band_of);
-    for (size_t i = 0; g->schema >= 2 && i < json_array_size(rows); i++) {
+    for (size_t i = 0; i < json_array_size(rows); i++) {
         const json_t *row = json_array_get(rows, i);
         const double rate = kk_gate_number_or(json_object_get(row, "kakeya"), "decode", 0);
         if (band_of(row) > 0)

@@ -249,7 +249,6 @@ static void check_identity(kk_gate *g) {
     const json_t *one = n ? kk_gate_item(g->report, "rows", n - 1) : NULL;
     const json_t *exact = json_object_get(g->report, "exact");
     bool same = kk_gate_number_or(one, "alpha", 0) == 1;
-    if (g->schema < 2) return;
     for (size_t i = 0; i < kk_gate_size(exact, "answers"); i++) {
         const char *a = kk_gate_text(kk_gate_item(exact, "answers", i), "logits_hash");
         same &= *a && strcmp(a, kk_gate_text(kk_gate_item(one, "answers", i), "logits_hash")) == 0;

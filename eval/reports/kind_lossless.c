@@ -5,11 +5,11 @@
 #include "eval/reports/gate_kinds.h"
 
 static const kk_gate_member members[] = {
-    {"settings/tokens", KK_MEMBER_SIZE, 0}, {"settings/draft_most", KK_MEMBER_SIZE, 0},
-    {"prompts", KK_MEMBER_SIZE, 0},         {"prompt_tokens", KK_MEMBER_SIZE, 0},
-    {"cases", KK_MEMBER_SIZE, 0},           {"mismatches", KK_MEMBER_COUNT, 0},
-    {"compared", KK_MEMBER_LIST, 0},        {"cases_by", KK_MEMBER_OBJECT, 0},
-    {"cases_by/*/*", KK_MEMBER_COUNT, 0},   {"seconds", KK_MEMBER_TIME, 0},
+    {"settings/tokens", KK_MEMBER_SIZE}, {"settings/draft_most", KK_MEMBER_SIZE},
+    {"prompts", KK_MEMBER_SIZE},         {"prompt_tokens", KK_MEMBER_SIZE},
+    {"cases", KK_MEMBER_SIZE},           {"mismatches", KK_MEMBER_COUNT},
+    {"compared", KK_MEMBER_LIST},        {"cases_by", KK_MEMBER_OBJECT},
+    {"cases_by/*/*", KK_MEMBER_COUNT},   {"seconds", KK_MEMBER_TIME},
 };
 
 static bool compared(const kk_gate *g, const char *what) {

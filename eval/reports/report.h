@@ -8,10 +8,9 @@
 
 #include "kakeya.h"
 
-enum {
-    KK_REPORT_SCHEMA = 2, /* that reports are written with */
-    KK_REPORT_OLDEST = 1, /* that is still believed */
-};
+/* The schema that reports are written with.  Older ones are held to the same rules: what the rules
+ * ask for must be there, whatever number a report gives itself. */
+enum { KK_REPORT_SCHEMA = 2 };
 
 json_t *kk_report_real(double x); /* a number, or null when it is not finite */
 /* A string of any bytes: what is not UTF-8 becomes U+FFFD. */

@@ -4,12 +4,11 @@
 # how they are executed; a report that is taken again leaves the list.
 set -u
 kakeya=$1 root=$2 failed=0 ran=0
-retake=" memory-tiny policies-tiny-1024 policies-tiny-3000 policies-tiny-8000 needle-tiny restored-all "
+retake=" needle-tiny restored-all "
 for report in "$root"/bench/results/{sweep,kv,memory,needle,arms,sessions}-tiny*.json \
-    "$root"/bench/results/policies-tiny-{1024,3000,3000-drafting,8000}.json \
+    "$root"/bench/results/policies-tiny-{1024,3000,8000}.json \
     "$root"/bench/results/restored-{all,sliding}.json; do
     name=$(basename "$report" .json)
-    case $name in memory-tiny-ranks | *-xeon) continue ;; esac # other projections; the same again
     case $retake in *" $name "*) continue ;; esac
     [ -f "$report" ] || continue
     "$kakeya" report rerun "$report" --rows 1 -s "${SEED:-1}" -q || failed=$((failed + 1))

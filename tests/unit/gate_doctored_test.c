@@ -287,7 +287,7 @@ static void rule_calm(kk_gate *g) {
 static const kk_gate_entry calm_rules[] = {{"STORMS", rule_calm, "nothing stormed"}};
 static const kk_gate_group calm = {calm_rules, 1};
 static const kk_gate_group *const weather_groups[] = {&calm};
-static const kk_gate_member weather_members[] = {{"storms", KK_MEMBER_COUNT, 0}};
+static const kk_gate_member weather_members[] = {{"storms", KK_MEMBER_COUNT}};
 static KK_GATE_KIND(weather, weather_members, weather_groups);
 static const kk_gate_kind bare = {.name = "bare"};
 static const kk_gate_kind *const kinds[] = {&kk_kind_weather, &bare};
