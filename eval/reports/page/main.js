@@ -3,7 +3,7 @@
  *
  * The program embeds {version, reports: [{path, kind, verdict, failure, findings, report}]}. */
 
-const KINDS = { bench, accept, lossless, compare, needle, sweep, kv, memory, projection };
+const KINDS = { bench, accept, lossless, compare, needle, steps, sweep, kv, memory, projection };
 
 const fileName = path => path.split('/').filter(Boolean).pop() || path;
 

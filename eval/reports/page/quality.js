@@ -93,6 +93,16 @@ function needle(r) {
             figures(recallPlots(r), klPlot(objects(r, 'sums'), s => text(s, 'arm'), unique(objects(r, 'rungs').map(g => text(g, 'arm')))), bytesPlot(objects(r, 'rungs'), 'arm'))];
 }
 
+/* Restored decoding in two steps, each against exact plain decoding: what `needle` shows, with times. */
+function steps(r) {
+    const limit = arm => num(objects(r, 'gate', 'checks').find(c =>
+        text(c, 'figure') === 'speed_ratio' && text(c, 'arm') === arm), 'limit');
+    return [table('Steps: speed against exact plain decoding', 'step|arm|#times exact|#at least|holds',
+        objects(r, 'steps').map(s => [String(num(s, 'step')), text(s, 'arm'), num(s, 'speed_ratio'),
+                                      limit(text(s, 'arm')), truth(s, 'holds') ? 'PASS' : 'FAIL'])),
+        needle(r), policyParts(r), figures(policyPlots(r))];
+}
+
 function memory(r) {
     const rows = objects(r, 'rows'), growth = objects(r, 'growth');
     return [checkParts(r), el('h3', null, 'Bytes against context'),

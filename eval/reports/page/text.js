@@ -147,7 +147,7 @@ function generic(name, v, depth = 0) {
         const rows = v.filter(isObject);
         const keys = unique(rows.flatMap(r => Object.keys(r).filter(k => isScalar(r[k])))).slice(0, 24);
         const parts = keys.length === 0 ? [] : [table(name, '|' + keys.map(k => `#${k}`).join('|'),
-            rows.map((r, i) => [String(i), ...keys.map(k => scalarCell(r[k]))]), 200)];
+            rows.map((r, i) => [String(i), ...keys.map(k => (isScalar(r[k]) ? scalarCell(r[k]) : NONE))]), 200)];
         for (const [i, r] of rows.slice(0, 40).entries())
             for (const key of Object.keys(r))
                 if (!isScalar(r[key])) parts.push(generic(`${name}[${i}].${key}`, r[key], depth + 1));
