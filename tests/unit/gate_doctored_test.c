@@ -26,6 +26,10 @@ static const lie lies[] = {
     {"bench", SET "dflash/rows/3/runs/4/logits_hash = " OTHER, "LOSSLESS_CONTRADICTED"},
     {"bench", SET "plain/rows/0/runs/2/logits_hash = " OTHER, "LOSSLESS_CONTRADICTED"},
     {"bench", SET "plain/rows/1/runs/0/tokens_hash = " OTHER, "LOSSLESS_CONTRADICTED"},
+    /* An older number of the schema asks for no less. */
+    {"bench", "schema = 1; " SET "dflash/rows/0/runs/0/tokens_hash = " OTHER,
+     "LOSSLESS_CONTRADICTED"},
+    {"bench", "schema = 1; " SET "dflash/rows/0/runs", "LOSSLESS_UNPROVEN MEMBER_MISSING"},
     {"bench", SET "dflash/lossless = false", "SPEEDUP_DRAFTS LOSSLESS_CONTRADICTED"},
     {"bench", SET "dflash/lossless", "SPEEDUP_DRAFTS LOSSLESS_UNPROVEN MEMBER_MISSING"},
     {"bench", SET "dflash/lossless = \"true\"", "SPEEDUP_DRAFTS LOSSLESS_UNPROVEN MEMBER_TYPE"},
@@ -238,10 +242,10 @@ static void test_edges(void **state) {
     assert_false(finds("bench", PREFILL SET "plain/rows/0/prefill_s = 3.0", "SPEEDUP_PREFILL",
                        "dflash on code"));
     /* One token in 20 from a draft. */
-    assert_true(finds("bench", SET "dflash/tokens = 100; " SET "dflash/accepted = 4",
-                      "SPEEDUP_DRAFTS", "4 of 100"));
-    assert_false(finds("bench", SET "dflash/tokens = 100; " SET "dflash/accepted = 5",
-                       "SPEEDUP_DRAFTS", "of 100"));
+    assert_true(finds("bench", SET "dflash/tokens = 21; " SET "dflash/accepted = 1",
+                      "SPEEDUP_DRAFTS", "1 of 21"));
+    assert_false(finds("bench", SET "dflash/tokens = 20; " SET "dflash/accepted = 1",
+                       "SPEEDUP_DRAFTS", "of 20"));
     /* A restored arm recalls 0.05 less than exact at most. */
     assert_true(finds("needle", "gate/checks/2/limit = 0.0501", "GATE_LIMITS", "0.05 was asked"));
     assert_true(finds("needle", "gate/checks/2/limit = 0.0499", "GATE_LIMITS", "0.05 was asked"));
