@@ -151,7 +151,7 @@ static kk_status train(const kk_rerun *r, const place *p, json_t **report, kk_er
 }
 
 kk_status report_rerun_train(const kk_rerun *r, json_t **report, kk_err *err) {
-    place p;
+    place p = {0};
     if (!make_place(&p)) return fail(err, KK_EIO, "no folder can be made to train in");
     const kk_status st = train(r, &p, report, err);
     remove_place(&p);

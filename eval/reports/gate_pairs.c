@@ -157,8 +157,9 @@ static void rule_speedup_drafts(kk_gate *g) {
     const char *name;
     json_t *arm;
     each_arm(g, claims);
-    json_object_foreach((json_t *)(uintptr_t)arms, name, arm)
+    json_object_foreach((json_t *)(uintptr_t)arms, name, arm) {
         claims(g, name, json_object_get(arms, "plain"), arm);
+    }
 }
 
 /* ---- the rules ---------------------------------------------------------------------------- */

@@ -116,8 +116,9 @@ static void count_bench(kk_gate *g) {
         count(g, "arms of a set", json_object_size(arms), (double)kk_gate_size(s, "arms"));
         if (kk_gate_number_or(set, "prompts", 0) > kk_gate_number_or(s, "samples", 0))
             kk_gate_say(g, "%.40s has more prompts than were asked for", kk_gate_text(set, "set"));
-        json_object_foreach((json_t *)(uintptr_t)arms, name, arm)
+        json_object_foreach((json_t *)(uintptr_t)arms, name, arm) {
             count(g, name, kk_gate_size(arm, "rows"), kk_gate_number_or(set, "prompts", 0));
+        }
     }
     if (kk_gate_get(g->report, "policies"))
         count(g, "policies", kk_gate_size(g->report, "policies"),

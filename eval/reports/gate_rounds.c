@@ -44,7 +44,7 @@ static bool read_first(const json_t *o, times *t) {
 static bool read_times(kk_gate *g, const char *where, const json_t *o, times *t) {
     static const char *const keys[] = {"n", "sum_ms", "mean_ms", "longest_ms", "warm_up"};
     const json_t *steady = json_object_get(o, "steady");
-    double mean, warm_up, deviation = 0;
+    double mean = 0, warm_up = 0, deviation = 0;
     double *const to[] = {&t->n, &t->sum, &mean, &t->longest, &warm_up};
     *t = (times){0};
     bool ok = numbers(o, keys, to, 5) && read_first(o, t) &&
