@@ -42,9 +42,7 @@ static void each_cache(kk_gate *g, void (*fn)(kk_gate *, const char *, const jso
     const char *name;
     json_t *arm;
     if (kk_gate_is(g, "needle")) {
-        json_object_foreach(json_object_get(g->report, "arms"), name, arm) {
-            fn(g, name, arm);
-        }
+        json_object_foreach(json_object_get(g->report, "arms"), name, arm) { fn(g, name, arm); }
     }
     for (size_t k = 0; k < 2; k++)
         for (size_t i = 0; i < kk_gate_size(g->report, lists[k]); i++) {
