@@ -127,8 +127,9 @@ static void count_bench(kk_gate *g) {
         const json_t *policy = kk_gate_item(g->report, "policies", i);
         const char *name;
         json_t *arm;
-        json_object_foreach(json_object_get(policy, "arms"), name, arm)
+        json_object_foreach(json_object_get(policy, "arms"), name, arm) {
             count(g, name, kk_gate_size(arm, "rows"), repeat);
+        }
     }
     const json_t *sessions = kk_gate_get(g->report, "sessions");
     if (!sessions) return;
