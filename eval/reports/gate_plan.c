@@ -326,6 +326,8 @@ static void rule_plan_command(kk_gate *g) {
         const bool has = kk_gate_number(settings_of(g), options[i][1], &said);
         if (!typed(g, options[i][0], &asked)) continue;
         if (strcmp(options[i][0], "--samples") == 0 && !has) continue;
+        /* A training that climbs a ladder was given the limits of the ladder's own reports. */
+        if (kk_gate_is(g, "projection") && !has) continue;
         if (!has || !kk_gate_same(said, asked))
             kk_gate_say(g, "%s %.6g was given, and the settings say %.6g", options[i][0], asked,
                         said);
