@@ -56,6 +56,9 @@ static const kk_member_rule members[] = {
     KK_RERUN_ENVELOPE,
     TIMES,
     {"**/round_times", KK_MEMBER_LEFT},
+    /* A session decodes for as long as the prompt beside it takes: the time decides how many tokens
+     * its hash is of.  That both are the same is computed by the gate. */
+    {"sessions/arrival/logits_hashes", KK_MEMBER_SHOWN},
     {"contexts/turns", KK_MEMBER_LEFT},
     {"settings/policies", KK_MEMBER_TOTAL},
     {"settings/repeat", KK_MEMBER_TOTAL},
