@@ -206,8 +206,10 @@ static void draw_again(kk_gate *g, const char *where, const json_t *answers, siz
 
 static void draw_rows(kk_gate *g, const json_t *answers, const char *where) {
     const json_t *s = settings_of(g);
-    const size_t n = (size_t)kk_gate_number_or(s, "samples", 0);
-    for (size_t r = 0; r < kk_gate_size(s, "ladder") && n <= json_array_size(answers); r++)
+    const double samples = kk_gate_number_or(s, "samples", 0);
+    if (!(samples >= 0 && samples <= (double)json_array_size(answers))) return; /* PLAN_COUNTS */
+    const size_t n = (size_t)samples;
+    for (size_t r = 0; r < kk_gate_size(s, "ladder"); r++)
         draw_again(g, where, answers, r * n, n, json_number_value(kk_gate_item(s, "ladder", r)));
 }
 

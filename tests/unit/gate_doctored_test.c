@@ -67,6 +67,8 @@ static const lie lies[] = {
     {"sweep", "rows/1", "PLAN_COUNTS"},
     {"sweep", "rows/1/alpha = 0.25", "PLAN_COUNTS"},
     {"sweep", "rows/0/quality/0", "PLAN_COUNTS"},
+    {"kv", "settings/samples = 1e308", "PLAN_COUNTS"},
+    {"sweep", "settings/samples = -1e308", "PLAN_COUNTS"},
     {"kv", "rows/2", "PLAN_COUNTS"},
     {"kv", "rows/3/format = \"q8\"", "PLAN_COUNTS"},
     {"kv", "rows/1/answers/0", "PLAN_COUNTS"},
