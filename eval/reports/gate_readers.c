@@ -139,3 +139,14 @@ const char *kk_gate_timed_name(const json_t *timed) {
     const char *set = kk_gate_text(timed, "set");
     return *set ? set : kk_gate_text(timed, "policy");
 }
+
+const json_t *kk_gate_check_of(const kk_gate *g, const char *figure, const char *arm) {
+    const json_t *gate = kk_gate_get(g->report, "gate");
+    for (size_t i = 0; i < kk_gate_size(gate, "checks"); i++) {
+        const json_t *c = kk_gate_item(gate, "checks", i);
+        if (strcmp(kk_gate_text(c, "figure"), figure) == 0 &&
+            strcmp(kk_gate_text(c, "arm"), arm) == 0)
+            return c;
+    }
+    return NULL;
+}

@@ -38,6 +38,8 @@ const char *kk_gate_text(const json_t *o, const char *key); /* "" when it is non
 bool kk_gate_true(const json_t *o, const char *key);
 size_t kk_gate_size(const json_t *o, const char *key); /* of a list; 0 when it is none */
 const json_t *kk_gate_item(const json_t *o, const char *key, size_t i);
+/* The check of an arm's figure in the report's own `gate`; NULL: there is none. */
+const json_t *kk_gate_check_of(const kk_gate *g, const char *figure, const char *arm);
 bool kk_gate_is(const kk_gate *g, const char *kind);
 /* The same, but a report of steps is like a needle, for its rungs, and like a bench, for its
  * policies. */

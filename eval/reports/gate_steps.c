@@ -97,19 +97,8 @@ static void check_turns(kk_gate *g, const char *name, const json_t *turns) {
 
 /* ---- the checks of a step ------------------------------------------------------------------- */
 
-static const json_t *find_check(const kk_gate *g, const char *figure, const char *arm) {
-    const json_t *gate = json_object_get(g->report, "gate");
-    for (size_t i = 0; i < kk_gate_size(gate, "checks"); i++) {
-        const json_t *c = kk_gate_item(gate, "checks", i);
-        if (strcmp(kk_gate_text(c, "figure"), figure) == 0 &&
-            strcmp(kk_gate_text(c, "arm"), arm) == 0)
-            return c;
-    }
-    return NULL;
-}
-
 static void need_check(kk_gate *g, const char *figure, const char *arm, double limit) {
-    const json_t *c = find_check(g, figure, arm);
+    const json_t *c = kk_gate_check_of(g, figure, arm);
     double said;
     if (!c || !kk_gate_number(c, "limit", &said))
         kk_gate_say(g, "the gate has no check of %s of %s", figure, arm);

@@ -183,19 +183,8 @@ static void rule_weights_mismatch(kk_gate *g) { kk_gate_walk(g, visit_bytes); }
 
 /* ---- gates and constants --------------------------------------------------------------------- */
 
-static const json_t *check_of(const kk_gate *g, const char *figure, const char *arm) {
-    const json_t *gate = kk_gate_get(g->report, "gate");
-    for (size_t i = 0; i < kk_gate_size(gate, "checks"); i++) {
-        const json_t *c = kk_gate_item(gate, "checks", i);
-        if (strcmp(kk_gate_text(c, "figure"), figure) == 0 &&
-            strcmp(kk_gate_text(c, "arm"), arm) == 0)
-            return c;
-    }
-    return NULL;
-}
-
 static void need_check(kk_gate *g, const char *figure, const char *arm, double limit) {
-    const json_t *c = check_of(g, figure, arm);
+    const json_t *c = kk_gate_check_of(g, figure, arm);
     if (!c)
         kk_gate_say(g, "%.30s of %.30s was to be checked with the limit %.6g, and is not", figure,
                     arm, limit);

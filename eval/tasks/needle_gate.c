@@ -2,9 +2,8 @@
  * needle.h.  A report's reader computes all of them again (gate_checks.c). */
 #include <math.h>
 
+#include "eval/reports/gate_rules.h"
 #include "eval/tasks/needle.h"
-
-#define MOST_DROP 0.05
 
 int64_t kk_needle_kv_bytes(const kk_needle_rung *r) {
     static const kk_mem_category parts[] = {KK_MEM_KV_SLIDING, KK_MEM_KV_FULL, KK_MEM_KV_DRAFTER,
@@ -73,7 +72,7 @@ static void at_most(checks *c, const char *figure, kk_needle_way arm, double val
 
 static void judge_restored(checks *c, const kk_needle_arm *exact, const kk_needle_arm *arm,
                            const kk_needle_limits *l) {
-    at_most(c, "recall_drop", arm->way, most_drop(exact, arm), MOST_DROP);
+    at_most(c, "recall_drop", arm->way, most_drop(exact, arm), KK_GATE_RECALL_DROP);
     at_least(c, "restored_rows", arm->way, fewest_restored(arm), 1);
     if (l->max_kl >= 0) at_most(c, "mean_kl", arm->way, arm->sum.mean_kl, (double)l->max_kl);
     if (l->min_kv_ratio >= 0)
