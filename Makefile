@@ -8,14 +8,21 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 SECONDS ?= 300
 BENCH   ?= --synthetic 26b-a4b:q4_0:4 -n 32
+LOAD    ?= --clients 8
+MINUTES ?= 30
+HOURS   ?=
+SOAK    ?= --clients 8
+CHAOS   ?= --clients 4
 
 cmake_args := -G Ninja -DCMAKE_BUILD_TYPE=Release
 ifneq ($(origin CC),default)
 cmake_args += -DCMAKE_C_COMPILER=$(CC)
 endif
 
+soak_seconds := $(if $(HOURS),$(shell expr 3600 \* $(HOURS)),$(shell expr 60 \* $(MINUTES)))
+
 .PHONY: all setup demo test check lint format install uninstall coverage fuzz asan tsan valgrind bench \
-        lossless-all signals cuda test-gpu bench-gpu clean help
+        lossless-all serving load soak chaos signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
@@ -24,7 +31,7 @@ $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
 	@cmake -S . -B $(BUILD) $(cmake_args)
 
-setup: ; @scripts/setup build train serve test check
+setup: ; @scripts/setup build train serve grpc test check
 cuda:
 	@scripts/setup build cuda
 	@cmake -S . -B $(BUILD) $(cmake_args) -DKK_CUDA=ON
@@ -55,6 +62,16 @@ lossless-all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lossless_all
 	$(BUILD)/tests/lossless_all --report bench/results/lossless-all.json
 
+serving: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target kakeya_cli kakeya_modules serving
+
+load: serving
+	$(BUILD)/tests/serving load --kakeya $(BUILD)/kakeya $(LOAD)
+soak: serving
+	$(BUILD)/tests/serving soak --kakeya $(BUILD)/kakeya --seconds $(soak_seconds) $(SOAK)
+chaos: serving
+	$(BUILD)/tests/serving chaos --kakeya $(BUILD)/kakeya $(CHAOS)
+
 signals: all
 	@python3 -B tests/signals/signals.py --kakeya $(BUILD)/kakeya
 
@@ -75,6 +92,9 @@ help:
 	@echo 'make asan       that part of make check alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
 	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
+	@echo 'make load       speed of the server with 8 clients (a minute): LOAD="$(LOAD)"'
+	@echo 'make soak       8 clients for MINUTES=$(MINUTES), or HOURS=4: memory, K/V and latency stay'
+	@echo 'make chaos      200 kills, faults, 100,000 malformed requests (about 8 minutes)'
 	@echo 'make signals    1,000 each of INT, TERM and KILL to what writes files (about 10 minutes)'
 	@echo 'make cuda       the same with the CUDA device, for which a compiler is fetched if need be'
 	@echo 'make test-gpu   the tests that need a GPU, transformers beside it (5 minutes)'

@@ -152,6 +152,15 @@ void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r) {
     for (int32_t i = 0; i < r->n_policies; i++) print_policy(&r->policy[i]);
 }
 
+void bench_print_sampling(const kk_bench_opts *o, const kk_bench_result *r) {
+    for (int32_t i = 0; i < r->n_sampling; i++) {
+        const kk_bench_sampling *s = &r->sampling[i];
+        printf("%-13s %-12s %8.2f tok/s  %.3fx greedy, %.2f rounds ahead a token",
+               i ? "" : "sampling", s->name, s->tok_s.median, s->of_greedy, s->ahead);
+        printf(i ? "\n" : " at context %d\n", o->ctx);
+    }
+}
+
 void bench_print_sessions(const kk_bench_opts *o, const kk_bench_result *r) {
     const kk_bench_sessions *s = &r->sessions;
     if (!s->n) return;

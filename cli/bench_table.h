@@ -9,6 +9,7 @@ void bench_print_rounds(const kk_bench_rounds *r);
 void bench_print_sets(const kk_bench_opts *o, const kk_bench_result *r);
 void bench_print_attention(const kk_bench_opts *o, const kk_bench_result *r);
 void bench_print_sessions(const kk_bench_opts *o, const kk_bench_result *r);
+void bench_print_sampling(const kk_bench_opts *o, const kk_bench_result *r);
 void bench_print_policies(const kk_bench_opts *o, const kk_bench_result *r);
 
 #endif

@@ -21,7 +21,7 @@ typedef struct {
     const char *arms, *policies, *sets, *prompts, *trace, *rows, *kv_format, *ctx;
     destination_report report;
     int32_t predict, prefill, repeat, samples, sessions, draft_max, draft_ctx;
-    bool draft_fixed, attention, quiet;
+    bool draft_fixed, attention, sampling, quiet;
 } bench_args;
 
 #define AT(field) offsetof(bench_args, field)
@@ -48,6 +48,9 @@ static const option bench_options[] = {
                   "rows of a forward to compare; none: leave it out (default: 1,2,4,8,16)"),
     OPTION_FLAG(NULL, "attention", AT(attention),
                 "compare attention for one row over the K/V formats at context --ctx"),
+    OPTION_FLAG(NULL, "sampling", AT(sampling),
+                "compare decoding with temperature, filters, penalties and log-probabilities with "
+                "greedy decoding at --ctx"),
     OPTION_INT(
         NULL, "sessions", "N", AT(sessions), 2, KK_BENCH_MOST_SESSIONS,
         "sessions that decode at --ctx in threads of their own, against the same one by one; "
@@ -353,6 +356,7 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     bench_print_attention(o, r);
     bench_print_policies(o, r);
     bench_print_sessions(o, r);
+    bench_print_sampling(o, r);
     print_memory(r);
     print_device(r);
 }
@@ -402,6 +406,7 @@ static int run(int argc, char **argv) {
                        .draft_fixed = a.draft_fixed,
                        .attention = a.attention,
                        .sessions = a.sessions,
+                       .sampling = a.sampling,
                        .keep = loader_session_opts(&a.keep),
                        .on_step = on_step,
                        .user = &a};

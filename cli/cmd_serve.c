@@ -18,9 +18,10 @@ typedef struct {
     loader_args load;
     loader_cache_args cache;
     kk_sampling sampling;
-    const char *http, *host, *alias, *key_file, *tls_cert, *tls_key, *cors_origin;
-    int32_t port, parallel, queue, connections, sessions, kv_memory, max_body, stream_buffer;
-    int32_t max_messages, max_choices, timeout, idle, ping, drain;
+    const char *http, *host, *alias, *key_file, *tls_cert, *tls_key, *cors_origin, *state;
+    int32_t port, grpc_port, parallel, queue, connections, kept, sessions, kv_memory, max_body,
+        stream_buffer;
+    int32_t max_messages, max_choices, timeout, idle, ping, drain, idle_time, state_limit;
     bool think, quiet, verbose;
 } serve_args;
 
@@ -34,21 +35,35 @@ static const option serve_options[] = {
     OPTION_STRING(NULL, "host", "HOST", AT(host),
                   "address to listen on; 0.0.0.0: all (default: 127.0.0.1, this machine only)"),
     OPTION_INT(NULL, "port", "N", AT(port), 0, 65535, "0: one that is free (default: 8080)"),
+    OPTION_INT(NULL, "grpc-port", "N", AT(grpc_port), 0, 65535,
+               "serve sessions over gRPC too; 0: a port that is free (default: no gRPC)"),
     OPTION_STRING(NULL, "api-key-file", "FILE", AT(key_file),
                   "a key on each line; requests must bring one of them"),
     OPTION_STRING(NULL, "tls-cert", "FILE", AT(tls_cert), "PEM certificate: serve HTTPS"),
     OPTION_STRING(NULL, "tls-key", "FILE", AT(tls_key), "its private key"),
     OPTION_STRING(NULL, "cors-origin", "ORIGIN", AT(cors_origin),
                   "web pages of this origin may call; *: of any (default: of none)"),
+    OPTION_HEADING("State"),
+    OPTION_STRING(NULL, "state", "FOLDER", AT(state),
+                  "where sessions and conversations go that leave memory, and come back from when "
+                  "they are used, after a restart too (default: nowhere)"),
+    OPTION_INT(NULL, "idle-time", "S", AT(idle_time), 1, 1 << 30,
+               "without use, before a session leaves memory for --state (default: 300)"),
+    OPTION_INT(NULL, "state-limit", "MB", AT(state_limit), 0, 1 << 30,
+               "of --state, above which the oldest conversations are deleted, never sessions; 0: "
+               "no limit (default: 16384)"),
     OPTION_HEADING("Requests"),
     OPTION_INT("np", "parallel", "N", AT(parallel), 1, 256,
                "requests that run at the same time (default: 8)"),
     OPTION_INT(NULL, "queue", "N", AT(queue), 0, 100000,
                "requests that wait; more are refused with 429 (default: 64)"),
-    OPTION_INT(NULL, "sessions", "N", AT(sessions), 1, 100000,
+    OPTION_INT(NULL, "sessions", "N", AT(kept), 1, 100000,
                "conversations kept so that they go on without being read again (default: 64)"),
+    OPTION_INT(NULL, "max-sessions", "N", AT(sessions), 1, 1000000,
+               "sessions that clients hold by an id; more are refused with 429 (default: 1024)"),
     OPTION_INT(NULL, "kv-memory", "MB", AT(kv_memory), 0, 1 << 30,
-               "K/V above which kept conversations are dropped, the oldest first; 0: no limit "
+               "K/V above which sessions leave memory, the one not used for longest first: to "
+               "--state, or conversations are dropped; 0: no limit "
                "(default: a quarter of the machine's memory)"),
     OPTION_INT(NULL, "max-connections", "N", AT(connections), 1, 100000,
                "connections at the same time (default: 256)"),
@@ -126,6 +141,11 @@ static void name_model(const serve_args *a, const loader_path *path, char *out, 
     if (dot && strcmp(dot, ".gguf") == 0) *dot = '\0';
 }
 
+/* The server's 0 is none, and its -1 one that is free. */
+static int32_t grpc_port(const serve_args *a) {
+    return a->grpc_port > 0 ? a->grpc_port : a->grpc_port == 0 ? -1 : 0;
+}
+
 static kk_serve_opts server_options(serve_args *a) {
     kk_machine machine;
     kk_machine_info(&machine);
@@ -135,6 +155,7 @@ static kk_serve_opts server_options(serve_args *a) {
                            .think = a->think,
                            .host = a->host,
                            .port = a->port,
+                           .grpc_port = grpc_port(a),
                            .key_file = a->key_file,
                            .tls_cert = a->tls_cert,
                            .tls_key = a->tls_key,
@@ -142,8 +163,12 @@ static kk_serve_opts server_options(serve_args *a) {
                            .parallel = a->parallel,
                            .queue = a->queue,
                            .connections = a->connections,
-                           .kept = a->sessions,
+                           .kept = a->kept,
+                           .sessions = a->sessions,
                            .kv_bytes = kv,
+                           .state = a->state,
+                           .state_bytes = (int64_t)a->state_limit * 1000000,
+                           .idle_session_s = a->idle_time,
                            .max_body = (int64_t)a->max_body << 20,
                            .stream_buffer = (int64_t)a->stream_buffer << 10,
                            .max_messages = a->max_messages,
@@ -168,8 +193,8 @@ static int serve(serve_args *a) {
     if (!split_http(a, host, sizeof host, &code)) return code;
     if (!loader_options(&verb_serve, &a->load, &path, &engine, &code)) return code;
     if (kk_serve_load(&api, &err) != KK_OK)
-        return output_failed(err.msg, "It is built where libmicrohttpd is (Debian: "
-                                      "libmicrohttpd-dev), beside the program.");
+        return output_failed(err.msg, "It is built where libmicrohttpd and SQLite are (Debian: "
+                                      "libmicrohttpd-dev, libsqlite3-dev), beside the program.");
     kk_serve_opts opts = server_options(a);
     name_model(a, &path, name, sizeof name);
     opts.engine = engine;
@@ -184,11 +209,15 @@ static int run(int argc, char **argv) {
                        .cache = LOADER_CACHE_DEFAULTS,
                        .host = "127.0.0.1",
                        .port = 8080,
+                       .grpc_port = -1,
                        .parallel = 8,
                        .queue = 64,
                        .connections = 256,
-                       .sessions = 64,
+                       .kept = 64,
+                       .sessions = 1024,
                        .kv_memory = -1,
+                       .idle_time = 300,
+                       .state_limit = 16384,
                        .max_body = 16,
                        .stream_buffer = 1024,
                        .max_messages = 4096,
@@ -210,13 +239,16 @@ const verb verb_serve = {
     .summary = "serve a model over HTTP, as OpenAI's clients expect it",
     .usage = "[-m MODEL] [--host HOST] [--port N] [options]",
     .about =
-        "Answers /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize,\n"
-        "/props, /health and /metrics.  A conversation that goes on is not read again: its\n"
-        "K/V is kept, and usage.prompt_tokens_details.cached_tokens says how much was.\n"
+        "Answers /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize,\n"
+        "/detokenize, /props, /health and /metrics.  A conversation that goes on is not read\n"
+        "again: its K/V is kept, with --state on disk and across restarts too, and\n"
+        "usage.prompt_tokens_details.cached_tokens says how much was.\n"
         "Requests at the same time share passes over the weights.  It listens on this machine\n"
-        "only unless told otherwise, and ends after SIGTERM when what runs is done.",
+        "only unless told otherwise, and ends after SIGTERM when what runs is done.\n"
+        "With --grpc-port, sessions are served over gRPC too (kakeya.v1.RuntimeService).",
     .examples =
         "  kakeya serve -m gemma-4-26b-a4b-q4_0.gguf -c 32768\n"
+        "  kakeya serve --state ~/.local/state/kakeya --idle-time 600\n"
         "  kakeya serve --host 0.0.0.0 --port 8000 --api-key-file keys.txt\n"
         "  kakeya serve --tls-cert cert.pem --tls-key key.pem --http 0.0.0.0:8443\n"
         "  curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\",\n"

@@ -71,7 +71,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                   "one; synthetic: random weights beside --synthetic (default: none with -m, "     \
                   "else the shipped model's own)"),                                                \
         OPTION_CHOICE("draft-type", "TYPE", offsetof(T, m.draft_type), "q8_0 q4_0 file", NULL,     \
-                      "the drafter's weights in memory: q8_0 (default), q4_0, or as in its file"), \
+                      "the drafter's weights in memory: q8_0 (default), q4_0, or as in its file "  \
+                      "(default on a GPU)"),                                                       \
         OPTION_CHOICE("draft-embed-scale", "SCALE", offsetof(T, m.draft_embed_scale),              \
                       "1 once twice", NULL,                                                        \
                       "for diagnosis: how often the embedding scale is applied to what the "       \
@@ -96,7 +97,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                       LOADER_DEVICES_TO_COME,                                                      \
                       "cpu, or cuda: an NVIDIA GPU (default: the fastest here that can do it)"),   \
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
-                      "for diagnosis: avx512, avx2, neon or reference (default: the best)"),       \
+                      "for diagnosis: avx512, avx2, neon or reference (default: the best); of "    \
+                      "cuda: sm_80 or sm_86, to keep to the limits of such a chip"),               \
         OPTION_FLAG(NULL, "mlock", offsetof(T, m.mlock), "lock the weights in memory"),            \
         OPTION_FLAG(NULL, "huge-pages", offsetof(T, m.huge_pages),                                 \
                     "ask for huge pages under the weights; a file gets them when the page "        \

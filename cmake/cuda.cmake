@@ -3,7 +3,7 @@
 # Host code is C like everything else; kernels are CUDA C++.  It carries its own copy of the few
 # core functions it calls, so that it needs nothing of the program that loads it, and the CUDA
 # runtime linked in, so that it needs the driver alone.  It holds code for each chip of
-# CMAKE_CUDA_ARCHITECTURES, and the intermediate code that newer chips translate.
+# CMAKE_CUDA_ARCHITECTURES: sm_80, sm_86, sm_89, sm_90a, sm_100 and sm_120 compile.
 
 # `scripts/setup cuda` puts a compiler into .cache/cuda where the system has none.
 if(CMAKE_CUDA_COMPILER)
@@ -37,8 +37,16 @@ elseif(NOT CMAKE_CUDA_COMPILER)
   message(FATAL_ERROR "the CUDA device was asked for, and ${why}")
 endif()
 
-if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 90-virtual)
+# Without a list: this machine's chip, or sm_90a where there is none.  OFF leaves it to
+# CMAKE_CUDA_FLAGS.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES OR CMAKE_CUDA_ARCHITECTURES STREQUAL "")
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE chip ERROR_QUIET RESULT_VARIABLE none)
+  string(REGEX MATCH "^([0-9]+)\\.([0-9])" chip "${chip}")
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+  if("${none}" STREQUAL "0" AND chip AND NOT chip STREQUAL "9.0")
+    set(CMAKE_CUDA_ARCHITECTURES "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
+  endif()
 endif()
 enable_language(CUDA)
 message(STATUS "with the CUDA device: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
@@ -47,7 +55,7 @@ message(STATUS "with the CUDA device: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
 file(GLOB cuda_sources CONFIGURE_DEPENDS "src/backend/cuda/*.c" "src/backend/cuda/*.cu")
 file(GLOB kv_formats CONFIGURE_DEPENDS "src/core/kv*.c")
 add_library(kakeya_cuda MODULE ${cuda_sources} ${kv_formats} src/backend/layer.c
-            src/backend/stores.c src/core/alloc.c src/core/clock.c src/core/dtype.c
+            src/backend/sampling_options.c src/backend/stores.c src/core/alloc.c src/core/clock.c src/core/dtype.c
             src/core/error.c src/core/threads.c)
 target_include_directories(kakeya_cuda PRIVATE include src)
 target_include_directories(kakeya_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -59,8 +59,8 @@ if(KK_SANITIZE AND CMAKE_C_COMPILER_ID MATCHES "Clang")
   endif()
 endif()
 
-# Backend files in a release get -O3, and so do the sampler's loops over the vocabulary, which
-# compilers turn into vector code there.  A file whose name ends in an instruction set is compiled
+# Backend files in a release get -O3: compilers turn the sampler's loops over the vocabulary into
+# vector code there.  A file whose name ends in an instruction set is compiled
 # for that set, where this processor family has it, and left out elsewhere; which of them runs
 # is decided at run time.
 set(KK_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -80,7 +80,7 @@ function(kk_select_isa_files list_name)
   set(kept)
   foreach(file IN LISTS ${list_name})
     set(options)
-    if(file MATCHES "/src/(backend/|decode/weigh)")
+    if(file MATCHES "/src/backend/")
       list(APPEND options "$<$<CONFIG:Release>:-O3>")
       # The kernels are written to be inlined whole; without it gcc refuses them.
       list(APPEND options "$<$<CONFIG:Debug>:-O2>")

@@ -1,8 +1,9 @@
 # Tests, one executable or script each, labelled by folder:
 #   unit parity fault   tests/<folder>/NAME_test.c
-#   fuzz                tests/fuzz/fuzz_NAME.c replayed over tests/fuzz/corpus/NAME
+#   fuzz                tests/fuzz/fuzz_NAME.c or .cc replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA, KK_TEST_DATA and, where they are built,
-#                       KK_CUDA_MODULE, KK_TRAIN_MODULE and KK_SERVE_MODULE in its environment
+#                       KK_CUDA_MODULE, KK_TRAIN_MODULE, KK_SERVE_MODULE and KK_GRPC_MODULE in its
+#                       environment
 #   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
 #                       of tests/signals (`make signals` sends them all)
 #   release             a draw of rows of the stored reports executed again
@@ -16,6 +17,12 @@ set(test_data "${CMAKE_CURRENT_SOURCE_DIR}/tests/data")
 # Whether the first file of a test is one of the server's.
 function(kk_serves result file)
   file(STRINGS ${file} found REGEX "#include \"server/")
+  set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Whether it is one of gRPC's.
+function(kk_speaks_grpc result file)
+  file(STRINGS ${file} found REGEX "#include \"server/grpc/")
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
@@ -39,6 +46,11 @@ function(kk_test_executable target)
   if(serves)
     target_link_libraries(${target} PRIVATE kakeya_serve)
   endif()
+  kk_speaks_grpc(grpc ${ARGN})
+  if(grpc)
+    target_link_libraries(${target} PRIVATE kakeya_grpc)
+    set_target_properties(${target} PROPERTIES CXX_STANDARD 17 LINKER_LANGUAGE CXX)
+  endif()
   set_target_properties(${target} PROPERTIES
                         RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
 endfunction()
@@ -54,10 +66,18 @@ function(kk_c_tests folder)
     endif()
     kk_serves(serves ${file})
     if(serves AND NOT TARGET kakeya_serve)
-      message(STATUS "not built, for want of libmicrohttpd: ${name}")
+      message(STATUS "not built, for want of libmicrohttpd or SQLite: ${name}")
       continue()
     endif()
-    kk_test_executable(${name} ${file})
+    set(more)
+    kk_speaks_grpc(grpc ${file})
+    if(grpc AND NOT TARGET kakeya_grpc)
+      message(STATUS "not built, for want of libgrpc++: ${name}")
+      continue()
+    elseif(grpc)
+      set(more tests/support/grpc_client.cc)
+    endif()
+    kk_test_executable(${name} ${file} ${more})
     if(trains)
       target_link_libraries(${name} PRIVATE kakeya_train)
     endif()
@@ -87,10 +107,11 @@ if(KK_KERNELS_ONLY)
   return()
 endif()
 
-file(GLOB fuzzers CONFIGURE_DEPENDS "tests/fuzz/fuzz_*.c")
+file(GLOB fuzzers CONFIGURE_DEPENDS "tests/fuzz/fuzz_*.c" "tests/fuzz/fuzz_*.cc")
 foreach(file IN LISTS fuzzers)
   kk_serves(serves ${file})
-  if(serves AND NOT TARGET kakeya_serve)
+  kk_speaks_grpc(grpc ${file})
+  if((serves AND NOT TARGET kakeya_serve) OR (grpc AND NOT TARGET kakeya_grpc))
     list(REMOVE_ITEM fuzzers ${file})
   endif()
 endforeach()
@@ -145,8 +166,17 @@ add_dependencies(threads_tests example_sessions)
 kk_test_executable(lossless_all tests/lossless/lossless_all.c)
 set_target_properties(lossless_all PROPERTIES EXCLUDE_FROM_ALL ON)
 
+# Measures a server from outside: `make load`, `make soak`, `make chaos`, and their short tests.
+if(TARGET kakeya_serve)
+  file(GLOB serving_sources CONFIGURE_DEPENDS "tests/serving/*.c")
+  kk_test_executable(serving ${serving_sources})
+endif()
+
 if(TARGET kakeya_cli)
   set(modules)
+  if(TARGET serving)
+    list(APPEND modules "KK_SERVING=$<TARGET_FILE:serving>")
+  endif()
   if(TARGET kakeya_cuda)
     list(APPEND modules "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")
   endif()
@@ -155,6 +185,9 @@ if(TARGET kakeya_cli)
   endif()
   if(TARGET kakeya_serve_module)
     list(APPEND modules "KK_SERVE_MODULE=$<TARGET_FILE:kakeya_serve_module>")
+  endif()
+  if(TARGET kakeya_grpc_module)
+    list(APPEND modules "KK_GRPC_MODULE=$<TARGET_FILE:kakeya_grpc_module>")
   endif()
   file(GLOB scripts CONFIGURE_DEPENDS "tests/e2e/*.sh")
   list(FILTER scripts EXCLUDE REGEX "/(lib|common)[^/]*$") # sourced by the others

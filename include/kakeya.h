@@ -56,7 +56,6 @@ KK_API const char *kk_version(void); /* "0.1.0", with the commit where one is kn
 /* ---- tokenizer and chat ----------------------------------------------------------------- */
 
 typedef struct kk_tokenizer kk_tokenizer;
-
 /* path: a folder with tokenizer.json, a tokenizer.json, or a GGUF file. */
 KK_API kk_status kk_tokenizer_open(kk_tokenizer **out, const char *path, kk_err *err);
 KK_API void kk_tokenizer_close(kk_tokenizer *tok); /* NULL is fine */
@@ -123,7 +122,6 @@ KK_API bool kk_answer_stopped(const kk_answer *a);
 /* ---- engine ----------------------------------------------------------------------------- */
 
 typedef struct kk_engine kk_engine;
-
 /* How K/V rows are stored.  q8, q4 and s8: 8.5, 4.5 and 8.25 bits per value.  "cuda" has no s8.
  * The last is how many there are. */
 typedef enum { KK_KV_BF16, KK_KV_F32, KK_KV_Q8, KK_KV_Q4, KK_KV_S8, KK_KV_FORMATS } kk_kv_format;
@@ -135,14 +133,14 @@ typedef struct {
     const char *synthetic;         /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
     const char *drafter;           /* DFlash folder or GGUF file; "synthetic" beside a synthetic
                                     * model; NULL: none */
-    const char *draft_type;        /* type of its weights: "q8_0", "q4_0", "file"; NULL: q8_0 */
+    const char *draft_type;        /* "q8_0", "q4_0", "file"; NULL: q8_0, on a GPU file */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
                                     * "synthetic:RANK" beside a synthetic model */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
     const char *device;            /* "cpu", "cuda"; NULL: the fastest here that can do all this */
-    const char *isa;               /* CPU: "avx512", "avx2", "neon", "reference"; NULL: the best */
+    const char *isa;               /* "avx512", "avx2", "neon", "reference"; a GPU's: "sm_86" */
     int32_t threads;               /* 0: all cores this process may run on */
     int32_t max_rows;              /* rows of one forward pass; 0: 128, 2048 on a GPU */
     int32_t max_logits;            /* rows of it that may ask for logits; 0: 17 */
@@ -153,7 +151,6 @@ typedef struct {
     int32_t ahead; /* enqueue plain rounds before their token is known: 1, -1: never, 0: where the
                     * device gains by it.  Tokens and logits are the same. */
 } kk_engine_opts;
-
 /* A file of weights that is shortened while it is in use raises SIGBUS in the thread that reads it.
  * The library installs no handler; a program may have one, as cli/truncated.c. */
 KK_API kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *err);
@@ -177,7 +174,6 @@ typedef struct {
     int64_t kv_full_per_token;     /* bf16 K/V that grows with each token */
     int64_t kv_sliding_max;        /* bf16 K/V of full windows, which stop growing */
 } kk_model_info;
-
 KK_API void kk_engine_info(const kk_engine *e, kk_model_info *out);
 /* The same from the files alone, without an engine. */
 KK_API kk_status kk_model_inspect(const char *model, kk_model_info *out, kk_err *err);
@@ -258,7 +254,6 @@ KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
 /* ---- session ---------------------------------------------------------------------------- */
 
 typedef struct kk_session kk_session;
-
 /* The proposer of draft tokens.  Drafting changes how fast tokens come, never which. */
 typedef enum {
     KK_SPEC_AUTO = 0, /* in each round what promises more of the two below; no drafter: none */
@@ -310,6 +305,12 @@ typedef struct {
     int64_t rows_rebuilt;              /* (layer, position) */
 } kk_key_counts;
 KK_API void kk_session_key_counts(const kk_session *s, kk_key_counts *out);
+/* What its cache holds: rows of all tokens, or of all but the last, which the next pass evaluates;
+ * and bytes of K/V, pages that it shares included, those of checkpoints and latents not. */
+typedef struct {
+    int64_t rows, kv_bytes;
+} kk_cache_use;
+KK_API void kk_session_cache(const kk_session *s, kk_cache_use *out);
 /* Called after each chunk of a long append.  Return false to stop: the append then fails with
  * KK_ESTOPPED and the session is as it was. */
 typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
@@ -346,7 +347,6 @@ typedef struct {
     int32_t id;
     float bias;
 } kk_logit_bias;
-
 /* Which ids may follow tokens[0..n): bit id % 32 of word id / 32, for all of the vocabulary,
  * borrowed until the next call; NULL: what the options' own mask says.  It must depend on the
  * tokens alone; it runs inside the round, perhaps in another thread, and calls nothing here. */

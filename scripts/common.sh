@@ -52,11 +52,11 @@ build() {
     fi
 }
 
-# C files of the project, or of the folders named.
+# C and C++ files of the project, or of the folders named.
 c_files() {
     for folder in "${@:-.}"; do
         [ -d "$folder" ] || continue
-        find "$folder" -name '*.[ch]' \
+        find "$folder" \( -name '*.[ch]' -o -name '*.cc' \) \
             ! -path './build*' ! -path './.*' ! -path '*/tests/data/*' ! -path 'tests/data/*'
     done | sed 's|^\./||' | sort
 }

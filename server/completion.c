@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "server/generation.h"
+#include "server/residence.h"
 #include "server/route.h"
 #include "server/server.h"
 
@@ -25,7 +26,9 @@ typedef struct {
     wire_usage usage;
     json_t *choices; /* of a response that is not streamed */
     fault failed;
-    int32_t index; /* of the next choice */
+    int32_t index;         /* of the next choice */
+    prefixes_found *found; /* the session of the prompt, while it is there */
+    int32_t shared;        /* tokens of the prompt that the next turn will have too */
 } completion;
 
 /* One prompt as tokens. */
@@ -143,6 +146,8 @@ static bool read_completion(completion *c, const json_t *given, prompt *p) {
     if (!read) return false;
     if (p->n == 0) return fault_set(&c->failed, 400, "prompt", "the prompt has no token");
     p->shared = p->n - 1;
+    if (p->shared >= 64)
+        p->border[2] = p->shared; /* a prompt that is sent again is not read again */
     return fits(c, p->n);
 }
 
@@ -167,7 +172,7 @@ static bool append(completion *c, generation *g, kk_session *s, const int32_t *i
     do {
         if (!generation_goes_on(g)) return false;
         st = kk_session_append(s, ids, n, on_progress, g, &err);
-    } while (st == KK_ENOMEM && prefixes_drop_oldest(c->server->prefixes));
+    } while (st == KK_ENOMEM && residence_make_place(c->server));
     if (st == KK_OK) return true;
     if (st != KK_ESTOPPED) fault_from(&g->failed, &err);
     if (st != KK_ESTOPPED) g->finish = FINISH_ERROR;
@@ -267,9 +272,17 @@ static generation new_generation(completion *c) {
                         .finish = FINISH_KINDS};
 }
 
+/* A turn is in the journal before the client sees its end. */
+static void journal_turn_of(void *user) {
+    completion *c = user;
+    prefixes_journal(c->server->prefixes, c->found, c->shared);
+}
+
 /* A choice of a prompt that is in the session: the last one continues it, others a fork. */
 static bool one_choice(completion *c, const prompt *p, kk_session *s, bool last) {
     generation g = new_generation(c);
+    if (last) g.before_end = journal_turn_of;
+    if (last) g.user = c;
     kk_session *mine = s;
     kk_err err;
     kk_status st = generation_open(&g, p->ids, p->n, &err);
@@ -307,10 +320,13 @@ static bool one_prompt(completion *c, prompt *p) {
     prefixes_found found = {.session = NULL};
     uint64_t stand_in = 0;
     bool done = read_prompt(c, p, &found, &stand_in);
+    c->found = &found;
+    c->shared = (int32_t)p->shared;
     for (int32_t i = 0; done && i < c->request.n; i++)
         done = one_choice(c, p, found.session, i == c->request.n - 1);
     /* Also a session whose request failed holds what was read until then. */
-    prefixes_keep(c->server->prefixes, found.session, (int32_t)p->shared, stand_in);
+    prefixes_keep(c->server->prefixes, &found, c->shared, stand_in);
+    c->found = NULL;
     return done;
 }
 

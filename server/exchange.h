@@ -29,7 +29,7 @@ typedef struct exchange {
     atomic_int refs;
     double started;            /* text_now() of its first byte */
     const struct route *route; /* NULL: it is refused */
-    const char *rest;          /* of the path, behind the route's own */
+    char rest[96];             /* of the path, behind the route's own */
     const char *type;          /* of the body of the answer; NULL: JSON */
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */

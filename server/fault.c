@@ -10,19 +10,22 @@
 static const struct {
     int status;
     const char *type, *code;
+    int grpc;
 } kinds[] = {
-    {400, "invalid_request_error", NULL},
-    {401, "authentication_error", "invalid_api_key"},
-    {403, "permission_error", NULL},
-    {404, "not_found_error", NULL},
-    {405, "invalid_request_error", "method_not_allowed"},
-    {408, "timeout_error", "timeout"},
-    {413, "invalid_request_error", "body_too_large"},
-    {429, "rate_limit_error", "rate_limit_exceeded"},
-    {500, "server_error", NULL},
-    {501, "not_supported_error", "not_supported"},
-    {503, "unavailable_error", NULL},
-    {504, "timeout_error", "timeout"},
+    {400, "invalid_request_error", NULL, 3},              /* INVALID_ARGUMENT */
+    {401, "authentication_error", "invalid_api_key", 16}, /* UNAUTHENTICATED */
+    {403, "permission_error", NULL, 7},                   /* PERMISSION_DENIED */
+    {404, "not_found_error", NULL, 5},                    /* NOT_FOUND */
+    {405, "invalid_request_error", "method_not_allowed", 12},
+    {408, "timeout_error", "timeout", 4},                /* DEADLINE_EXCEEDED */
+    {413, "invalid_request_error", "body_too_large", 8}, /* RESOURCE_EXHAUSTED */
+    {429, "rate_limit_error", "rate_limit_exceeded", 8},
+    {500, "server_error", NULL, 13},                   /* INTERNAL */
+    {501, "not_supported_error", "not_supported", 12}, /* UNIMPLEMENTED */
+    {503, "unavailable_error", NULL, 14},              /* UNAVAILABLE */
+    {504, "timeout_error", "timeout", 4},
+    {409, "conflict_error", NULL, 10},        /* ABORTED */
+    {499, "cancelled_error", "cancelled", 1}, /* CANCELLED */
 };
 
 static size_t kind_of(int status) {
@@ -56,6 +59,13 @@ bool fault_from(fault *f, const kk_err *err) {
         return false;
     default: return fault_set(f, 500, NULL, "%s", err->msg);
     }
+}
+
+int fault_grpc(const fault *f) {
+    if (f->code && strcmp(f->code, "invariant_violation") == 0) return 9; /* FAILED_PRECONDITION */
+    if (f->code && strcmp(f->code, "out_of_memory") == 0) return 8;
+    if (f->code && strcmp(f->code, "data_loss") == 0) return 15;
+    return kinds[kind_of(f->status)].grpc;
 }
 
 json_t *fault_json(const fault *f) {

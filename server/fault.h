@@ -7,6 +7,10 @@
 
 #include "kakeya.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct {
     int status;       /* HTTP's; 0: nothing is wrong */
     const char *code; /* a word for programs; NULL: null */
@@ -23,5 +27,11 @@ bool fault_set(fault *f, int status, const char *param, const char *fmt, ...)
 bool fault_from(fault *f, const kk_err *err);
 /* The envelope; NULL without memory. */
 json_t *fault_json(const fault *f);
+/* The code of gRPC that says the same (grpc/status.h's numbers). */
+int fault_grpc(const fault *f);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

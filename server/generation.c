@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/residence.h"
 #include "server/server.h"
 
 static const char *const finish_words[FINISH_KINDS] = {
@@ -48,6 +49,8 @@ void generation_close(generation *g) {
     kk_answer_free(g->answer);
     text_free(&g->said);
     text_free(&g->thought);
+    for (size_t i = 0; i < 2; i++) text_free(&g->frames[i].event);
+    text_free(&g->event);
     json_decref(g->calls);
     json_decref(g->pending);
     json_decref(g->logprobs);
@@ -89,6 +92,39 @@ static bool send_chunk(generation *g, json_t *said, json_t *logprobs, const char
     return sent;
 }
 
+/* The frame is the event that says "\1", which JSON writes as six characters, without them. */
+static bool make_frame(generation *g, generation_frame *f, const char *name) {
+    static const char mark[] = "\\u0001";
+    json_t *said = json_string("\1"), *choices = json_array();
+    if (g->wire->chat) said = json_pack("{s:o}", name, said);
+    json_array_append_new(choices, wire_choice(g->wire, g->index, said, NULL, NULL));
+    wire_event(&f->event, wire_response(g->wire, choices, NULL));
+    const char *at = f->event.failed ? NULL : strstr(f->event.bytes, "\"choices\":");
+    if (at) at = strstr(at, mark); /* not in a model's name */
+    if (!at) return false;
+    f->gap = (size_t)(at - f->event.bytes);
+    f->event.len -= sizeof mark - 1;
+    memmove(f->event.bytes + f->gap, at + sizeof mark - 1, f->event.len - f->gap + 1);
+    return true;
+}
+
+/* A chunk with nothing but text, which nearly all are: no JSON is built for it. */
+static bool send_text(generation *g, bool thought, const char *bytes, size_t n) {
+    generation_frame *f = &g->frames[thought];
+    textbuf *event = &g->event;
+    const bool framed = f->gap > 0 || make_frame(g, f, thought ? "reasoning_content" : "content");
+    event->len = 0;
+    if (framed) {
+        text_add(event, f->event.bytes, f->gap);
+        text_add_escaped(event, bytes, n);
+        text_add(event, f->event.bytes + f->gap, f->event.len - f->gap);
+    }
+    if (!framed || event->failed) fault_set(&g->failed, 503, NULL, "out of memory");
+    const bool sent = framed && !event->failed && exchange_add(g->x, event->bytes, event->len);
+    if (!sent) give_up(g, g->failed.status ? FINISH_ERROR : FINISH_SLOW);
+    return sent;
+}
+
 /* The log-probabilities of the tokens that a text came from. */
 static json_t *take_logprobs(generation *g) {
     if (!g->pending || json_array_size(g->pending) == 0) return NULL;
@@ -106,6 +142,7 @@ static bool on_text(generation *g, const char *bytes, size_t n) {
         text_add(&g->said, bytes, n);
         return true;
     }
+    if (!logprobs) return send_text(g, false, bytes, n);
     json_t *s = text_json(bytes, n);
     return send_chunk(g, g->wire->chat ? json_pack("{s:o}", "content", s) : s, logprobs, NULL);
 }
@@ -116,7 +153,7 @@ static bool on_thought(generation *g, const char *bytes, size_t n) {
         text_add(&g->thought, bytes, n);
         return true;
     }
-    return send_chunk(g, json_pack("{s:o}", "reasoning_content", text_json(bytes, n)), NULL, NULL);
+    return send_text(g, true, bytes, n);
 }
 
 static json_t *call_json(const char *id, const kk_answer_span *span) {
@@ -171,6 +208,15 @@ static void on_logprobs(void *user, const kk_logprobs *of) {
     json_array_append_new(g->pending, wire_logprob(g->server->tok, of));
 }
 
+/* A small model writes a token in a fraction of a millisecond, and a look at the socket is a call
+ * of the system: a client that left is noticed two milliseconds later at most. */
+static bool goes_on_now_and_then(generation *g) {
+    const double now = text_now();
+    if (now - g->looked < 2e-3) return true;
+    g->looked = now;
+    return generation_goes_on(g);
+}
+
 /* A model without a tokenizer writes ids. */
 static bool on_bare_id(generation *g, int32_t id) {
     char word[16];
@@ -184,13 +230,13 @@ bool generation_token(void *user, int32_t id) {
     size_t n;
     kk_err err;
     if (g->n_tokens++ == 0) g->first = text_now();
-    if (!g->server->tok) return on_bare_id(g, id) && generation_goes_on(g);
+    if (!g->server->tok) return on_bare_id(g, id) && goes_on_now_and_then(g);
     if (kk_answer_push(g->answer, id, &spans, &n, &err) != KK_OK) {
         fault_from(&g->failed, &err);
         return give_up(g, FINISH_ERROR);
     }
     g->reasoning += g->inside == KK_ANSWER_THOUGHT;
-    return on_spans(g, spans, n) && !kk_answer_stopped(g->answer) && generation_goes_on(g);
+    return on_spans(g, spans, n) && !kk_answer_stopped(g->answer) && goes_on_now_and_then(g);
 }
 
 static void add_result(kk_result *sum, const kk_result *r) {
@@ -211,7 +257,7 @@ static kk_status generate(generation *g, kk_session *s, kk_generate_opts *opts, 
         const int32_t before = g->n_tokens;
         const kk_status st = kk_generate(s, opts, generation_token, g, &r, err);
         add_result(sum, &r);
-        if (st != KK_ENOMEM || !prefixes_drop_oldest(g->server->prefixes)) return st;
+        if (st != KK_ENOMEM || !residence_make_place(g->server)) return st;
         if (opts->max_tokens > 0) opts->max_tokens -= g->n_tokens - before;
         if (opts->max_tokens < 0 || (g->request->max_tokens > 0 && opts->max_tokens == 0)) {
             sum->stop = KK_STOP_LENGTH;
@@ -275,6 +321,7 @@ bool generation_run(generation *g, kk_session *s, kk_result *sum) {
         return give_up(g, FINISH_ERROR);
     }
     judge(g, sum);
+    if (g->before_end && g->finish <= FINISH_CALLS) g->before_end(g->user);
     return generation_end(g);
 }
 

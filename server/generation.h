@@ -8,6 +8,12 @@
 #include "server/request.h"
 #include "server/wire.h"
 
+/* A chunk of a stream but for what is said in it: all chunks of a choice are alike. */
+typedef struct {
+    textbuf event;
+    size_t gap; /* bytes of the event before what is said; 0: it was not made yet */
+} generation_frame;
+
 typedef struct {
     /* Set by the caller; borrowed. */
     struct server *server;
@@ -15,17 +21,22 @@ typedef struct {
     const request *request;
     const wire *wire;
     int32_t index;
+    void (*before_end)(void *user); /* before the client sees that it ended well; NULL: nothing */
+    void *user;
 
     kk_answer *answer;
-    textbuf said, thought; /* where nothing is streamed */
+    textbuf said, thought;      /* where nothing is streamed */
+    generation_frame frames[2]; /* of text and of thoughts */
+    textbuf event;              /* being written */
     json_t *calls;
     json_t *pending;  /* log-probabilities of tokens whose text has not come */
     json_t *logprobs; /* of those whose text has */
     size_t offset;    /* characters of the text before the next of these */
     kk_answer_kind inside;
     int32_t n_calls, n_tokens, reasoning;
-    double first; /* text_now() of the first token; 0: none came */
-    fault failed; /* status 0: nothing */
+    double first;  /* text_now() of the first token; 0: none came */
+    double looked; /* text_now() when the client was last looked at */
+    fault failed;  /* status 0: nothing */
     metrics_finish finish;
 } generation;
 

@@ -78,7 +78,9 @@ static bool admit_head(exchange *x, struct MHD_Connection *c, const char *url, c
     fault *f = &x->refused;
     if (!origin_allowed(s, header(c, "Origin")))
         return fault_set(f, 403, NULL, "pages of other origins may not call this server");
-    x->route = route_find(method, url, &x->rest, f);
+    const char *rest;
+    x->route = route_find(method, url, &rest, f);
+    snprintf(x->rest, sizeof x->rest, "%s", rest); /* the path does not outlive its connection */
     if (x->route && x->route->open) return true;
     if (!keys_accept(&s->keys, header(c, "Authorization"))) {
         x->route = NULL;
@@ -169,7 +171,7 @@ static enum MHD_Result preflight(server *s, struct MHD_Connection *c) {
     const bool allowed = s->opts->cors_origin && origin_allowed(s, header(c, "Origin"));
     if (allowed) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
-        MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST");
+        MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
         MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type");
     }
     const enum MHD_Result queued = MHD_queue_response(c, allowed ? 204 : 403, r);
@@ -357,6 +359,13 @@ static kk_status listen_on(const char *host, int port, int *out, kk_err *err) {
     freeaddrinfo(found);
     if (st == KK_OK) return KK_OK;
     return server_fail(err, KK_EIO, "cannot listen on %s, port %d: %s", host, port, why.msg);
+}
+
+kk_status http_try_port(const char *host, int port, kk_err *err) {
+    int fd;
+    const kk_status st = listen_on(host, port, &fd, err);
+    if (st == KK_OK) close(fd);
+    return st;
 }
 
 static kk_status read_pem(const char *path, char **out, kk_err *err) {

@@ -36,9 +36,9 @@ void metrics_prompt(metrics *m, int64_t tokens, int64_t cached) {
     pthread_mutex_unlock(&m->lock);
 }
 
-void metrics_dropped(metrics *m, int64_t sessions) {
+void metrics_dropped(metrics *m, int64_t n) {
     pthread_mutex_lock(&m->lock);
-    m->prefix_dropped += sessions;
+    m->prefix_dropped += n;
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -114,6 +114,16 @@ static void write_now(textbuf *out, const metrics_now *now) {
     one(out, "num_requests_running", "gauge", "Requests that run.", now->running);
     one(out, "num_requests_waiting", "gauge", "Requests that wait for a worker.", now->waiting);
     one(out, "session_count", "gauge", "Sessions kept for their conversation to go on.", now->kept);
+    one(out, "held_session_count", "gauge", "Sessions that clients hold by an id.",
+        now->sessions.count);
+    one(out, "held_session_resident", "gauge", "Of them those with K/V in memory.",
+        now->sessions.resident);
+    one(out, "held_session_kv_bytes", "gauge", "Their K/V in memory, shared pages counted each.",
+        now->sessions.kv_bytes);
+    head(out, "invariant_violations_total", "counter", "Sessions that broke an invariant.");
+    for (int i = 0; i < SESSIONS_INVARIANTS; i++)
+        text_printf(out, "kakeya_invariant_violations_total{invariant=\"INV-%d\"} %lld\n", i + 1,
+                    (long long)now->sessions.violations[i]);
     one(out, "decode_passes_total", "counter", "Forward passes that decoded.", s->rounds);
     one(out, "decode_passes_shared_total", "counter", "Of them for more than one session.",
         s->shared);
@@ -124,6 +134,19 @@ static void write_now(textbuf *out, const metrics_now *now) {
     one(out, "prefill_rows_total", "counter", "Tokens in them.", s->chunk_rows);
 }
 
+static void write_store(textbuf *out, const store_counts *s) {
+    one(out, "state_sessions", "gauge", "Sessions in the state folder.", s->sessions);
+    one(out, "state_conversations", "gauge", "Conversations in it.", s->conversations);
+    one(out, "state_bytes", "gauge", "Bytes of its journals and K/V files.", s->bytes);
+    one(out, "state_turns_total", "counter", "Turns written to journals.", s->turns);
+    one(out, "state_saved_total", "counter", "K/V files written.", s->saved);
+    one(out, "state_loaded_total", "counter", "K/V files read.", s->loaded);
+    one(out, "state_damaged_total", "counter", "Damaged files set aside.", s->damaged);
+    one(out, "state_deleted_total", "counter", "Conversations deleted for the folder's limit.",
+        s->deleted);
+    one(out, "state_failures_total", "counter", "Writes that failed.", s->failed);
+}
+
 void metrics_text(metrics *m, const metrics_now *now, textbuf *out) {
     pthread_mutex_lock(&m->lock);
     const metrics copy = *m;
@@ -131,6 +154,7 @@ void metrics_text(metrics *m, const metrics_now *now, textbuf *out) {
     write_counters(out, &copy);
     write_labelled(out, &copy, now);
     write_now(out, now);
+    write_store(out, &now->store);
     spread(out, "time_to_first_token_seconds", "From the request's first byte to its first token.",
            &copy.first_token);
     spread(out, "inter_token_latency_seconds", "Mean time between tokens of a generation.",

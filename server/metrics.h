@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 #include "kakeya.h"
+#include "server/service.h"
+#include "server/store.h"
 #include "server/text.h"
 
 enum { METRICS_BUCKETS = 14 };
@@ -40,7 +42,7 @@ void metrics_close(metrics *m);
 void metrics_response(metrics *m, int status);
 /* A prompt was brought into a session: so many tokens, of which so many were there. */
 void metrics_prompt(metrics *m, int64_t tokens, int64_t cached);
-void metrics_dropped(metrics *m, int64_t sessions); /* kept sessions, for want of place */
+void metrics_dropped(metrics *m, int64_t n); /* kept sessions, for want of place */
 
 /* One generation. */
 typedef struct {
@@ -57,6 +59,8 @@ typedef struct {
     bool ready;
     int64_t memory[KK_MEM_CATEGORIES];
     kk_sharing sharing;
+    sessions_totals sessions; /* that clients hold */
+    store_counts store;
 } metrics_now;
 void metrics_text(metrics *m, const metrics_now *now, textbuf *out);
 

@@ -338,7 +338,7 @@ static bool refuse_unsupported(const reading *in) {
 
 static bool check_choices(const reading *in) {
     const json_t *p = in->r->prompt;
-    const size_t prompts = p && json_is_array(p) && !is_id_list(p) ? json_array_size(p) : 1;
+    const size_t prompts = json_is_array(p) && !is_id_list(p) ? json_array_size(p) : 1;
     if (prompts * (size_t)in->r->n <= (size_t)in->d->max_choices) return true;
     return fault_set(in->f, 400, "n", "the request asks for %zu choices: %d at most",
                      prompts * (size_t)in->r->n, in->d->max_choices);
@@ -370,6 +370,15 @@ bool request_parse(request *out, const char *body, size_t len, const request_def
     if (d->chat) return read_messages(&in) && read_tools(&in) && read_thinking(&in);
     return read_prompt(&in) && read_bool(&in, "echo", &out->echo) && refuse_unsupported(&in) &&
            check_choices(&in);
+}
+
+bool request_generation(request *out, const char *body, size_t len, const request_defaults *d,
+                        fault *f) {
+    *out = (request){.n = 1, .logprobs = -1, .sampling = d->sampling};
+    const reading in = {out, d, f};
+    out->root = len > 0 ? request_object(body, len, f) : json_object();
+    return out->root && read_stream(&in) && read_length(&in) && read_sampling(&in) &&
+           read_bias(&in) && read_stops(&in) && read_bool(&in, "ignore_eos", &out->ignore_eos);
 }
 
 void request_free(request *r) {

@@ -36,6 +36,9 @@ typedef struct {
 
 /* False: it is refused, and *f says why.  *out is to be released in any case. */
 bool request_parse(request *out, const char *body, size_t len, const request_defaults *d, fault *f);
+/* The same of a body that says only how to generate, without a prompt; it may be empty. */
+bool request_generation(request *out, const char *body, size_t len, const request_defaults *d,
+                        fault *f);
 void request_free(request *r);
 /* An object of a body, for endpoints that need no more; NULL after writing down why not. */
 json_t *request_object(const char *body, size_t len, fault *f);

@@ -7,6 +7,7 @@
 #include "server/completion.h"
 #include "server/request.h"
 #include "server/server.h"
+#include "server/sessions_http.h"
 
 /* ---- what the server is ------------------------------------------------------------------ */
 
@@ -74,12 +75,14 @@ static void props(exchange *x, const char *rest) {
 
 static void show_metrics(exchange *x, const char *rest) {
     server *s = x->server;
-    metrics_now now = {.ready = atomic_load(&s->state) != SERVER_LOADING && s->prefixes};
+    metrics_now now = {.ready = atomic_load(&s->state) != SERVER_LOADING && s->sessions};
     textbuf out = {0};
     (void)rest;
     workers_count(&s->workers, &now.waiting, &now.running);
     if (now.ready) {
         now.kept = prefixes_count(s->prefixes);
+        sessions_count(s->sessions, &now.sessions);
+        if (s->store) store_count(s->store, &now.store);
         kk_engine_memory(s->engine, now.memory);
         kk_engine_sharing(s->engine, &now.sharing);
     }
@@ -135,7 +138,7 @@ static json_t *decode(const server *s, const json_t *in, fault *f) {
         const json_t *id = json_array_get(list, i);
         const json_int_t value = json_integer_value(id);
         good = json_is_integer(id) && value >= 0 && value < kk_tokenizer_size(s->tok);
-        if (good) ids[i] = (int32_t)value;
+        if (good && ids) ids[i] = (int32_t)value;
         if (!good) fault_set(f, 400, "tokens", "tokens[%zu] is not an id of the vocabulary", i);
     }
     if (good && kk_decode(s->tok, ids, n, true, &content, &len, &err) != KK_OK)
@@ -198,6 +201,11 @@ static const route routes[] = {
      .chat = true,
      .run = complete},
     {.method = "POST", .path = "/v1/completions", .works = true, .run = complete},
+    {.method = "POST", .path = "/v1/sessions", .works = true, .run = sessions_post},
+    {.method = "GET", .path = "/v1/sessions", .run = sessions_get},
+    {.method = "GET", .path = "/v1/sessions/", .works = true, .run = sessions_get_one},
+    {.method = "POST", .path = "/v1/sessions/", .works = true, .run = sessions_post_one},
+    {.method = "DELETE", .path = "/v1/sessions/", .works = true, .run = sessions_delete_one},
     {.method = "POST", .path = "/v1/responses", .run = not_yet},
     {.method = "POST", .path = "/v1/messages", .run = not_yet},
     {.method = "POST", .path = "/v1/messages/", .run = not_yet}, /* count_tokens */

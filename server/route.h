@@ -10,7 +10,7 @@ typedef struct route {
     bool early;                /* answers while the model loads */
     bool works;                /* in a worker; else in the connection's thread, at once */
     bool chat;
-    void (*run)(exchange *x, const char *rest); /* rest: of the path; "" for a worker */
+    void (*run)(exchange *x, const char *rest); /* rest: of the path */
 } route;
 
 /* The route of a path; NULL: there is none, with the status in *f: 404, or 405 where another method

@@ -19,6 +19,7 @@ typedef struct {
 
     const char *host;
     int32_t port;         /* 0: one that is free */
+    int32_t grpc_port;    /* 0: no gRPC; -1: one that is free */
     const char *key_file; /* API keys, one a line; NULL: any key, or none, is accepted */
     const char *tls_cert; /* PEM files; NULL: plain HTTP */
     const char *tls_key;
@@ -28,7 +29,11 @@ typedef struct {
     int32_t queue;         /* that wait for it; more are refused with 429 */
     int32_t connections;   /* open at a time */
     int32_t kept;          /* sessions that wait for their conversation to go on */
+    int32_t sessions;      /* held by clients; more are refused with 429 */
     int64_t kv_bytes;      /* K/V in all, above which kept sessions are dropped; 0: no limit */
+    const char *state;     /* folder where sessions go that leave memory; NULL: none */
+    int64_t state_bytes;   /* of it, above which old conversations are deleted; 0: no limit */
+    double idle_session_s; /* without use, before a session leaves memory for the folder */
     int64_t max_body;      /* bytes of a request */
     int64_t stream_buffer; /* bytes a client may lag behind before its stream is given up */
     int32_t max_messages, max_choices;

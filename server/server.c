@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "server/http.h"
+#include "server/residence.h"
 #include "server/route.h"
 
 void server_say(const server *s, const char *fmt, ...) {
@@ -31,9 +32,9 @@ kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
     return err->code = code;
 }
 
-static void on_drop(void *user, int64_t sessions) { metrics_dropped(user, sessions); }
+static void on_drop(void *user, int64_t n) { metrics_dropped(user, n); }
 
-static void run_exchange(exchange *x) { x->route->run(x, ""); }
+static void run_exchange(exchange *x) { x->route->run(x, x->rest); }
 
 /* A session that is not used says what the options come to. */
 static kk_status probe_session(server *s, kk_err *err) {
@@ -43,6 +44,39 @@ static kk_status probe_session(server *s, kk_err *err) {
     kk_session_options(probe, &s->session);
     s->session.spec = kk_session_spec(probe);
     kk_session_free(probe);
+    return KK_OK;
+}
+
+static bool make_place(void *user) { return residence_make_place(user); }
+
+static void say_line(void *user, const char *line) { server_say(user, "%s", line); }
+
+static void on_violation(void *user, const char *id, int inv, const char *why) {
+    server_say(user, "session %s: INV-%d does not hold: %s", id, inv, why);
+}
+
+static kk_status open_sessions(server *s, kk_err *err) {
+    const sessions_opts opts = {.session = s->opts->session,
+                                .sampling = s->opts->sampling,
+                                .info = s->info,
+                                .store = s->store,
+                                .most = s->opts->sessions,
+                                .make_place = make_place,
+                                .violated = on_violation,
+                                .user = s};
+    return sessions_open(&s->sessions, s->engine, &opts, err);
+}
+
+static kk_status open_store(server *s, kk_err *err) {
+    const store_opts opts = {
+        .engine = s->engine, .limit = s->opts->state_bytes, .say = say_line, .user = s};
+    store_counts counts;
+    if (!s->opts->state) return KK_OK;
+    const kk_status st = store_open(&s->store, s->opts->state, &opts, err);
+    if (st != KK_OK) return st;
+    store_count(s->store, &counts);
+    server_say(s, "state: %lld sessions and %lld conversations in %s", (long long)counts.sessions,
+               (long long)counts.conversations, s->opts->state);
     return KK_OK;
 }
 
@@ -56,13 +90,16 @@ static kk_status load(server *s, kk_err *err) {
     snprintf(s->fingerprint, sizeof s->fingerprint, "kakeya-%s-%016llx", KK_VERSION,
              (unsigned long long)prints.model);
     s->tok = kk_engine_tokenizer(s->engine);
+    if ((st = open_store(s, err)) != KK_OK) return st;
     const prefixes_opts opts = {.session = s->opts->session,
                                 .window = s->info.window,
                                 .most = s->opts->kept,
                                 .kv_bytes = s->opts->kv_bytes,
+                                .store = s->store,
                                 .on_drop = on_drop,
                                 .user = &s->metrics};
-    return prefixes_open(&s->prefixes, s->engine, &opts, err);
+    st = prefixes_open(&s->prefixes, s->engine, &opts, err);
+    return st == KK_OK ? open_sessions(s, err) : st;
 }
 
 static bool asked_to_stop(const server *s) { return s->opts->stop && s->opts->stop(s->opts->user); }
@@ -72,17 +109,20 @@ static void serve(server *s, http *h) {
     for (int i = 1; !asked_to_stop(s); i++) {
         nanosleep(&nap, NULL);
         if (i % 20 == 0) http_sweep(h);
+        if (i % 20 == 0) residence_sweep(s);
     }
 }
 
 /* Requests that run may end; what comes now is refused. */
 static void drain(server *s, http *h) {
     int waiting, running;
+    const double from = text_now();
     atomic_store(&s->state, SERVER_DRAINING);
     http_stop_listening(h);
     workers_count(&s->workers, &waiting, &running);
     if (waiting + running > 0) server_say(s, "finishing %d requests", waiting + running);
-    if (!workers_drain(&s->workers, s->opts->drain_s)) {
+    grpc_front_drain(&s->grpc, s->opts->drain_s);
+    if (!workers_drain(&s->workers, s->opts->drain_s - (text_now() - from))) {
         server_say(s, "giving up what still runs after %g seconds", s->opts->drain_s);
         atomic_store(&s->cancelled, true);
     }
@@ -98,16 +138,19 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
     const bool v6 = strchr(s->opts->host, ':') != NULL;
     server_say(s, "listening on %s://%s%s%s:%d", s->opts->tls_cert ? "https" : "http",
                v6 ? "[" : "", s->opts->host, v6 ? "]" : "", port);
-    st = load(s, err);
+    st = grpc_front_start(&s->grpc, s, err);
+    if (st == KK_OK) st = load(s, err);
     if (st == KK_OK) {
         kk_device_info device;
         kk_engine_device(s->engine, &device);
         atomic_store(&s->state, SERVER_READY);
+        grpc_front_ready(&s->grpc);
         server_say(s, "ready: %s on %s, %d tokens of context, drafting: %s", s->opts->name,
                    device.device, s->session.ctx, kk_spec_name(s->session.spec));
         serve(s, h);
     }
     drain(s, h);
+    grpc_front_stop(&s->grpc);
     http_stop(h);
     return st;
 }
@@ -120,7 +163,10 @@ kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
     st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);
     workers_close(&s.workers);
+    residence_end(&s);
+    sessions_close(s.sessions);
     prefixes_close(s.prefixes);
+    store_close(s.store);
     kk_engine_close(s.engine);
     metrics_close(&s.metrics);
     keys_close(&s.keys);

@@ -8,10 +8,13 @@
 
 #include <stdatomic.h>
 
+#include "server/grpc/grpc_front.h"
 #include "server/keys.h"
 #include "server/metrics.h"
 #include "server/prefixes.h"
 #include "server/serve_entry.h"
+#include "server/service.h"
+#include "server/store.h"
 #include "server/worker.h"
 
 typedef enum { SERVER_LOADING, SERVER_READY, SERVER_DRAINING } server_state;
@@ -24,10 +27,13 @@ typedef struct server {
     keys keys;
     metrics metrics;
     workers workers;
+    grpc_front grpc;
     /* From here on: unchanged, and to be read, once the state is SERVER_READY. */
     kk_engine *engine;
     const kk_tokenizer *tok;
+    store *store; /* NULL: nothing is stored */
     prefixes *prefixes;
+    sessions *sessions;
     kk_model_info info;
     kk_session_opts session; /* opts->session with defaults filled */
     char fingerprint[48];    /* system_fingerprint */

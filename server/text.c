@@ -97,6 +97,36 @@ void text_add_json(textbuf *t, json_t *object) {
     json_decref(object);
 }
 
+/* What stands for a byte of ASCII in a JSON string; NULL: itself. */
+static const char *escape(unsigned char c, char hex[8]) {
+    static const char *const named[] = {
+        ['\b'] = "\\b", ['\f'] = "\\f", ['\n'] = "\\n", ['\r'] = "\\r", ['\t'] = "\\t"};
+    if (c == '"') return "\\\"";
+    if (c == '\\') return "\\\\";
+    if (c >= 0x20) return NULL;
+    if (c < sizeof named / sizeof *named && named[c]) return named[c];
+    snprintf(hex, 8, "\\u%04X", c);
+    return hex;
+}
+
+void text_add_escaped(textbuf *t, const char *bytes, size_t len) {
+    size_t plain = 0; /* where bytes begin that stand for themselves */
+    for (size_t i = 0; i < len;) {
+        char hex[8];
+        const size_t n = sequence((const unsigned char *)bytes + i, len - i);
+        const char *instead = n == 0   ? "\xef\xbf\xbd"
+                              : n == 1 ? escape((unsigned char)bytes[i], hex)
+                                       : NULL;
+        if (instead) {
+            text_add(t, bytes + plain, i - plain);
+            text_add(t, instead, strlen(instead));
+            plain = i + 1;
+        }
+        i += n ? n : 1;
+    }
+    text_add(t, bytes + plain, len - plain);
+}
+
 void text_free(textbuf *t) {
     free(t->bytes);
     *t = (textbuf){0};

@@ -19,6 +19,8 @@ void text_add(textbuf *t, const char *bytes, size_t n);
 void text_printf(textbuf *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Appends the object without line breaks, and releases it; NULL counts as a failure. */
 void text_add_json(textbuf *t, json_t *object);
+/* Appends the inside of the string that text_json makes, as jansson writes it, without quotes. */
+void text_add_escaped(textbuf *t, const char *bytes, size_t len);
 void text_free(textbuf *t);
 
 /* prefix and 24 hexadecimal digits that nobody can guess; out: at least strlen(prefix) + 25. */

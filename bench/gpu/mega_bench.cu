@@ -31,7 +31,7 @@ template <class T> static T *upload(const std::vector<T> &v) { T *p; CK(cudaMall
 template <class T> static T *zeros(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
 
 enum { H = 2816, F = 2112, EF = 704, NE = 128, NU = 8, V = 262144, MOST_PAGES = 64 };
-static kk_cu_mega M; static int layers = 30, sms;
+static kk_cu_mega M; static int layers = 30, sms, shared;
 
 static kk_cu_slot slot_of(bool full, int index) {
     kk_cu_slot s = {}; s.format = KK_CU_BF16; s.k_eq_v = full; s.n_kv_head = full ? 2 : 8; s.head_dim = full ? 512 : 256;
@@ -71,7 +71,7 @@ static void set_rows(int rows, int ctx) {
 }
 static float timed(int reps) {
     cudaStream_t s; cudaGraph_t g; cudaGraphExec_t e; cudaEvent_t a, b; CK(cudaStreamCreate(&s)); CK(cudaEventCreate(&a)); CK(cudaEventCreate(&b));
-    kk_cu_at at = {}; at.stream = s; at.sms = sms;
+    kk_cu_at at = {}; at.stream = s; at.sms = sms; at.shared = shared;
     CK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); CK(kk_cu_run_mega(at, &M)); CK(cudaStreamEndCapture(s, &g)); CK(cudaGraphInstantiate(&e, g, 0));
     std::vector<float> ms(reps); CK(cudaGraphLaunch(e, s)); CK(cudaStreamSynchronize(s));
     for (float &m : ms) { fillf<<<64, 256, 0, s>>>(M.x, 16 * H, 0, 1 + 0.001f * (float)(&m - &ms[0])); CK(cudaEventRecord(a, s)); CK(cudaGraphLaunch(e, s)); CK(cudaEventRecord(b, s)); CK(cudaEventSynchronize(b)); CK(cudaEventElapsedTime(&m, a, b)); }
@@ -99,8 +99,8 @@ static void trace(int rows, double mhz) {
 #endif
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);
-    cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount;
-    CK(kk_cu_setup_mega()); make(); CK(cudaDeviceSynchronize());
+    cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount; shared = (int)prop.sharedMemPerBlockOptin;
+    CK(kk_cu_setup_mega(shared)); make(); CK(cudaDeviceSynchronize());
     if (argc > 2) { /* for a profiler: one forward without the head */
         M.head = NULL; M.vocab = 0; set_rows(atoi(argv[2]), 1238); for (int i = 0; i < 4; i++) printf("%.3f ms\n", timed(1)); return 0; }
     const int contexts[] = {1238, 3238}, many[] = {1, 2, 4, 8, 16};

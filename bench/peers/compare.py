@@ -85,7 +85,7 @@ def main():
             for i, (k, l) in enumerate(zip(ours, theirs))]
     settings = {"threads": a.threads, "predict": a.predict, "prefill": a.prefill, "repeat": a.repeat, "inner": a.inner}
     report = {
-        "schema": 2, "kind": "compare", "version": ours[0]["version"],
+        "schema": 3, "kind": "compare", "version": ours[0]["version"],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(["compare.py"] + [f"--{name} {value}" for name, value in settings.items()]),
         "machine": ours[0]["machine"], "model": ours[0]["model"], "drafter": None, "projection": None,

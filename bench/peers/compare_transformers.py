@@ -27,6 +27,10 @@ def spread(values):
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
+def with_samples(values):
+    return dict(spread(values), samples=values)
+
+
 class Transformers:
     """Its turns, on a model made on the GPU."""
 
@@ -113,15 +117,15 @@ def make_report(a, ours, peer):
              "peer": {"decode": theirs["decode", a.ctx[0]][i], "prefill": theirs["prefill"][i]}}
             for i in range(a.turns)]
     ratio = {k: spread([r["kakeya"][k] / r["peer"][k] for r in rows]) for k in ("decode", "prefill")}
-    contexts = [{"ctx": c, "decode_tok_s": {"kakeya": spread(by_ctx[c]["decode_tok_s"]["samples"]),
-                                            "peer": spread(theirs["decode", c])},
+    contexts = [{"ctx": c, "decode_tok_s": {"kakeya": with_samples(by_ctx[c]["decode_tok_s"]["samples"]),
+                                            "peer": with_samples(theirs["decode", c])},
                  "syncs_per_token": by_ctx[c]["syncs_per_token"]} for c in a.ctx]
-    forwards = [dict(p, peer_ms=spread(theirs["rows", p["rows"]])) for p in ours["rows"]["whole_model"]]
+    forwards = [dict(p, peer_ms=with_samples(theirs["rows", p["rows"]])) for p in ours["rows"]["whole_model"]]
     settings = {"layers": a.layers, "ctx": a.ctx, "predict": a.predict, "peer_predict": a.peer_predict,
                 "prefill": a.prefill, "rows": a.rows, "turns": a.turns, "peer_turns_before": a.before,
                 "weights": "random, of each program's own making"}
     return {
-        "schema": 2, "kind": "compare", "version": ours["version"],
+        "schema": 3, "kind": "compare", "version": ours["version"],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": "make bench-gpu",
         "machine": ours["machine"], "model": ours["model"], "drafter": None, "projection": None, "settings": settings,
         "peer": {"name": "transformers", "build": peer.version, "torch": peer.torch.__version__,

@@ -214,6 +214,16 @@ static kk_status count_experts(bench *b, kk_err *err) {
     return KK_OK;
 }
 
+/* The times of n repeats, beside those of the first count of rows; sorts them. */
+static void sum_up(kk_bench_pass *p, int32_t rows, double *seconds, int32_t n,
+                   const kk_bench_pass *first) {
+    p->rows = rows;
+    memcpy(p->sample, seconds, (size_t)n * sizeof *seconds);
+    p->n_samples = n;
+    p->seconds = kk_bench_spread_of(seconds, n);
+    p->ratio = p->seconds.median / first->seconds.median;
+}
+
 /* A forward of R rows of the whole model at the decode's context, as a verification of R - 1
  * drafted tokens would be. */
 static kk_status time_whole(bench *b, kk_err *err) {
@@ -231,12 +241,8 @@ static kk_status time_whole(bench *b, kk_err *err) {
             KK_TRY(kk_bench_forward(b->session, ids, o->rows[r], &seconds[r][i], err));
         }
     }
-    for (int32_t r = 0; r < o->n_rows; r++) {
-        kk_bench_pass *p = &b->out->whole[r];
-        p->rows = o->rows[r];
-        p->seconds = kk_bench_spread_of(seconds[r], o->repeat);
-        p->ratio = p->seconds.median / b->out->whole[0].seconds.median;
-    }
+    for (int32_t r = 0; r < o->n_rows; r++)
+        sum_up(&b->out->whole[r], o->rows[r], seconds[r], o->repeat, b->out->whole);
     b->out->n_whole = o->n_rows;
     note_memory(b);
     return KK_OK;
@@ -349,12 +355,8 @@ static kk_status dense_measure(bench *b, dense *d, int32_t max_rows, kk_err *err
             if (!go_on(b, 0, 0)) return kk_fail(err, KK_ESTOPPED, "stopped while timing rows");
             KK_TRY(dense_pass(d, o->rows[r], &seconds[r][i], err));
         }
-    for (int32_t r = 0; r < o->n_rows; r++) {
-        kk_bench_pass *p = &b->out->dense[r];
-        p->rows = o->rows[r];
-        p->seconds = kk_bench_spread_of(seconds[r], o->repeat);
-        p->ratio = p->seconds.median / b->out->dense[0].seconds.median;
-    }
+    for (int32_t r = 0; r < o->n_rows; r++)
+        sum_up(&b->out->dense[r], o->rows[r], seconds[r], o->repeat, b->out->dense);
     b->out->n_dense = o->n_rows;
     b->out->dense_bytes = (int64_t)d->bytes;
     return KK_OK;
@@ -492,6 +494,7 @@ static kk_status run(bench *b, kk_err *err) {
     b->session = NULL;
     if (kk_bench_compares(b->opts)) KK_TRY(kk_bench_policies(b->opts, b->engine, b->out, err));
     if (b->opts->sessions) KK_TRY(kk_bench_share(b->opts, b->engine, b->out, err));
+    if (b->opts->sampling) KK_TRY(kk_bench_sample(b->opts, b->engine, b->out, err));
     KK_TRY(measure_bandwidth(b, &b->out->bandwidth_after, err));
     close_engine(b); /* its memory may be needed now */
     if (b->opts->attention) KK_TRY(kk_bench_attend(b->opts, b->out, err));
@@ -523,6 +526,8 @@ kk_status kk_bench_run(const kk_bench_opts *opts, kk_bench_result *out, kk_err *
 void kk_bench_release(kk_bench_result *r) {
     json_decref(r->projection);
     r->projection = NULL;
+    kk_free(r->sessions.gaps);
+    r->sessions.gaps = NULL;
     for (int32_t i = 0; i < KK_BENCH_SETS; i++) {
         kk_free(r->set[i].row);
         r->set[i].row = NULL;

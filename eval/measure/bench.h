@@ -67,6 +67,7 @@ typedef struct {
     bool attention;      /* compare attention over the K/V formats */
 
     int32_t sessions;         /* decode together at ctx, and alone; 0: none do */
+    bool sampling;            /* compare ways to sample at ctx */
     bool ways[KK_BENCH_WAYS]; /* policies to compare at ctx; none: nothing is */
     bool ways_possible;       /* of these, what the engine's projection can do; else all or none */
     kk_session_opts keep;     /* sink, window, chunk and latents of them */
@@ -98,10 +99,12 @@ double kk_bench_rounds_cv(const kk_bench_rounds *r);
 
 typedef struct {
     int32_t rows;
-    kk_bench_spread seconds; /* of one pass */
-    double ratio;            /* to one row */
-    double experts;          /* distinct ones of a layer, on average; 0: the model has none */
-    int64_t bytes;           /* of the weights it reads; 0: not known */
+    kk_bench_spread seconds;            /* of one pass */
+    double sample[KK_BENCH_MAX_REPEAT]; /* that it is of, in turn */
+    int32_t n_samples;                  /* 0: they are not kept */
+    double ratio;                       /* to one row */
+    double experts; /* distinct ones of a layer, on average; 0: the model has none */
+    int64_t bytes;  /* of the weights it reads; 0: not known */
 } kk_bench_pass;
 
 /* Plain decoding at one length of context. */
@@ -168,8 +171,9 @@ typedef struct {
 typedef struct {
     kk_kv_format format;
     kk_bench_spread seconds;
-    double ratio;     /* to bf16 */
-    int64_t kv_bytes; /* of the context */
+    double sample[KK_BENCH_MAX_REPEAT]; /* that it is of, in turn */
+    double ratio;                       /* to bf16 */
+    int64_t kv_bytes;                   /* of the context */
     double kv_ratio;
 } kk_bench_attention;
 
@@ -213,6 +217,17 @@ typedef struct {
     int64_t bytes[KK_MEM_CATEGORIES]; /* with one such session, and no other */
 } kk_bench_policy;
 
+/* Decoding with one set of options. */
+enum { KK_BENCH_SAMPLINGS = 8 };
+typedef struct {
+    const char *name;
+    kk_bench_spread tok_s;
+    double rate[KK_BENCH_MAX_REPEAT]; /* in turn */
+    double of_greedy;                 /* its median over that of greedy decoding */
+    double ahead;                     /* rounds enqueued ahead, per token */
+    uint64_t logits_hash;             /* of the last repeat */
+} kk_bench_sampling;
+
 /* All sessions once, one after the other or together. */
 typedef struct {
     int64_t tokens;    /* that took a round */
@@ -232,6 +247,7 @@ typedef struct {
     double prefill_alone_s, prefill_beside_s;
     int64_t chunks;
     kk_bench_spread gap; /* seconds between tokens meanwhile */
+    double *gaps;        /* [gap.n]: that it is of, in turn */
     /* Logits of the session that decodes, and those behind the prompt. */
     uint64_t arrival_alone[2], arrival_beside[2];
 } kk_bench_sessions;
@@ -266,6 +282,8 @@ typedef struct {
     kk_bench_attention attention[KK_KV_FORMATS];
     int32_t n_attention;
     kk_bench_sessions sessions;
+    kk_bench_sampling sampling[KK_BENCH_SAMPLINGS]; /* greedy decoding first */
+    int32_t n_sampling;                             /* 0: nothing was compared */
     kk_bench_policy policy[KK_BENCH_WAYS];
     int32_t n_policies;        /* 0: none were compared */
     char policy_text[64];      /* where the text came from */

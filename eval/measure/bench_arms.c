@@ -138,7 +138,9 @@ static kk_status repeat(arms *a, const kk_prompt *p, int32_t n, int32_t repeats,
         for (int32_t k = 0; k < n_arms; k++) {
             const int32_t arm = (k + r) % n_arms;
             lane *l = &a->lane[arm];
-            if (l->trace) kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream);
+            if (l->trace)
+                KK_TRY(
+                    kk_trace_follow(l->trace, (int32_t)p->n, a->record, a->n_record, stream, err));
             KK_TRY(run_once(a, arm, p, n, &l->run[r], err));
             l->rounds[r] = kk_bench_rounds_of(a->times.seconds, a->times.n);
             l->tokens[r] = kk_hash_bytes(KK_HASH_START, a->got, (size_t)a->n_got * sizeof *a->got);

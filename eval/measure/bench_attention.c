@@ -217,6 +217,7 @@ static void conclude(attention *a, kk_bench_result *out, int32_t repeats) {
         if (!a->fits[f]) continue;
         kk_bench_attention *r = &out->attention[out->n_attention++];
         r->format = (kk_kv_format)f;
+        memcpy(r->sample, a->seconds[f], (size_t)repeats * sizeof *r->sample);
         r->seconds = kk_bench_spread_of(a->seconds[f], repeats);
         for (int k = 0; k < KK_KINDS; k++)
             r->kv_bytes += kk_cache_bytes(a->store[f].cache, (kk_kind)k);

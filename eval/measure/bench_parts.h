@@ -60,6 +60,10 @@ kk_status kk_bench_attend(const kk_bench_opts *o, kk_bench_result *out, kk_err *
 /* Compares sessions alone and together; and their part of the report, NULL: there is none. */
 kk_status kk_bench_share(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
 struct json_t *kk_bench_sessions_json(const kk_bench_opts *o, const kk_bench_result *r);
+/* Compares ways to sample with greedy decoding; and their part of the report, NULL: there is
+ * none. */
+kk_status kk_bench_sample(const kk_bench_opts *o, kk_engine *e, kk_bench_result *out, kk_err *err);
+struct json_t *kk_bench_sampling_json(const kk_bench_opts *o, const kk_bench_result *r);
 /* Whether policies are to be compared; whether they can be, before anything is measured; the
  * comparison, of sessions beside which the engine has no other. */
 bool kk_bench_compares(const kk_bench_opts *o);

@@ -401,8 +401,8 @@ static kk_status take_turns(policies *p, int32_t at, int32_t turn, kk_bench_turn
     if (st == KK_OK) plain->n++;
     if (st != KK_OK || !drafted->session) return st;
     if (drafted->trace)
-        kk_trace_follow(drafted->trace, p->shared + p->piece, both->plain.got, both->plain.n_got,
-                        (uint64_t)turn);
+        KK_TRY(kk_trace_follow(drafted->trace, p->shared + p->piece, both->plain.got,
+                               both->plain.n_got, (uint64_t)turn, err));
     kk_bench_turn *to = &dflash->turn[dflash->n];
     KK_TRY(take_turn(p, drafted, turn, to, &dflash->spec, err));
     compare(&both->plain, drafted, to);

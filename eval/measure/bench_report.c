@@ -22,11 +22,18 @@ json_t *kk_bench_rates_json(const kk_bench_spread *s, const double *rate) {
     return o;
 }
 
+static json_t *samples_ms(const double *seconds, int32_t n) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, kk_report_real(1e3 * seconds[i]));
+    return list;
+}
+
 static json_t *pass_json(const kk_bench_pass *p) {
     json_t *o = json_pack("{s:i, s:o, s:o, s:o, s:o}", "rows", p->rows, "ms",
                           kk_report_real(1e3 * p->seconds.median), "ms_min",
                           kk_report_real(1e3 * p->seconds.min), "ms_max",
                           kk_report_real(1e3 * p->seconds.max), "ratio", kk_report_real(p->ratio));
+    if (p->n_samples) json_object_set_new(o, "samples_ms", samples_ms(p->sample, p->n_samples));
     if (p->experts <= 0) return o;
     json_object_set_new(o, "experts", kk_report_real(p->experts));
     json_object_set_new(o, "gb", kk_report_real((double)p->bytes / 1e9));
@@ -299,11 +306,12 @@ static json_t *attention_json(const kk_bench_opts *o, const kk_bench_result *r) 
     json_t *list = json_array();
     for (int32_t i = 0; i < r->n_attention; i++) {
         const kk_bench_attention *a = &r->attention[i];
-        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:I, s:o}", "kv_format",
-                                              kk_kv_format_name(a->format), "ms",
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o}",
+                                              "kv_format", kk_kv_format_name(a->format), "ms",
                                               kk_report_real(1e3 * a->seconds.median), "ms_min",
                                               kk_report_real(1e3 * a->seconds.min), "ms_max",
-                                              kk_report_real(1e3 * a->seconds.max), "ratio",
+                                              kk_report_real(1e3 * a->seconds.max), "samples_ms",
+                                              samples_ms(a->sample, a->seconds.n), "ratio",
                                               kk_report_real(a->ratio), "kv_bytes",
                                               (json_int_t)a->kv_bytes, "kv_ratio",
                                               kk_report_real(a->kv_ratio)));
@@ -366,6 +374,8 @@ json_t *kk_bench_report(const kk_bench_opts *o, const kk_bench_result *r, const 
     if (policies) json_object_set_new(body, "policies", policies);
     json_t *sessions = body ? kk_bench_sessions_json(o, r) : NULL;
     if (sessions) json_object_set_new(body, "sessions", sessions);
+    json_t *sampling = body ? kk_bench_sampling_json(o, r) : NULL;
+    if (sampling) json_object_set_new(body, "sampling", sampling);
     return kk_report_new("bench", body);
 }
 

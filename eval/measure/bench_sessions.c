@@ -241,6 +241,10 @@ static kk_status time_arrival(sessions *b, kk_err *err) {
     l->s = b->of[0];
     if (st == KK_OK) st = arrive(b, l, prompt, err);
     if (st == KK_OK) st = hear_alone(b, l, prompt, again, err);
+    out->gaps = l->n ? kk_calloc((size_t)l->n, sizeof *out->gaps) : NULL;
+    if (out->gaps) memcpy(out->gaps, l->gap, (size_t)l->n * sizeof *out->gaps);
+    if (st == KK_OK && l->n && !out->gaps)
+        st = kk_fail(err, KK_ENOMEM, "no memory for the times of tokens");
     out->gap = kk_bench_spread_of(l->gap, l->n);
     kk_session_free(again);
     kk_session_free(prompt);
@@ -321,8 +325,8 @@ json_t *kk_bench_sessions_json(const kk_bench_opts *o, const kk_bench_result *r)
     json_t *arrival =
         json_pack("{s:i, s:f, s:f, s:I, s:o, s:b, s:o}", "prompt", s->arriving, "alone_s",
                   s->prefill_alone_s, "beside_s", s->prefill_beside_s, "chunks",
-                  (json_int_t)s->chunks, "gap_s", kk_bench_spread_json(&s->gap), "identical",
-                  arrival_same(s), "logits_hashes", arrival_hashes(s));
+                  (json_int_t)s->chunks, "gap_s", kk_bench_rates_json(&s->gap, s->gaps),
+                  "identical", arrival_same(s), "logits_hashes", arrival_hashes(s));
     return json_pack(
         "{s:i, s:i, s:i, s:o, s:o, s:f, s:I, s:I, s:b, s:o, s:o}", "n", s->n, "ctx", o->ctx,
         "predict", o->predict, "alone", turns_json(&s->all_alone, s->alone, s->turns), "together",

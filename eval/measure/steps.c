@@ -216,8 +216,23 @@ static json_t *settings_json(const kk_steps_opts *o, const kk_steps_result *r, c
                                        kk_report_real(o->least_speed[1])));
 }
 
-kk_status kk_steps_write(kk_writer *to, const kk_steps_opts *opts, const kk_steps_result *r,
-                         kk_err *err) {
+/* What the documents' texts and the turns were read from, each file once. */
+static json_t *files_json(const kk_steps_opts *o, const json_t *needle) {
+    json_t *all = json_deep_copy(json_object_get(needle, "files")), *file;
+    json_t *more = kk_report_set_files(o->prompts, o->sets, NULL);
+    size_t i;
+    if (!all) all = json_array();
+    json_array_foreach(more, i, file) {
+        bool known = false;
+        for (size_t k = 0; k < json_array_size(all); k++)
+            known |= json_equal(json_array_get(all, k), file);
+        if (!known) json_array_append(all, file);
+    }
+    json_decref(more);
+    return all;
+}
+
+json_t *kk_steps_report(const kk_steps_opts *opts, const kk_steps_result *r) {
     static const char *const shared[] = {"arms", "load_s", "rungs", "quality", "sums"};
     const kk_needle_opts documents = needle_opts(opts);
     const kk_needle_limits l = limits_of(opts);
@@ -227,8 +242,13 @@ kk_status kk_steps_write(kk_writer *to, const kk_steps_opts *opts, const kk_step
                              steps_json(r), "gate", gate_json(r));
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         json_object_set(body, shared[i], json_object_get(needle, shared[i]));
+    if (body) json_object_set_new(body, "files", files_json(opts, needle));
     json_decref(needle);
     if (body) json_object_set_new(body, "policies", kk_bench_policies_json(&b, r->bench));
-    return kk_report_write(
-        to, kk_report_new("steps", kk_report_join(json_incref(r->needle.run), body)), err);
+    return kk_report_new("steps", kk_report_join(json_incref(r->needle.run), body));
+}
+
+kk_status kk_steps_write(kk_writer *to, const kk_steps_opts *opts, const kk_steps_result *r,
+                         kk_err *err) {
+    return kk_report_write(to, kk_steps_report(opts, r), err);
 }

@@ -57,7 +57,8 @@ kk_status kk_steps_run(const kk_steps_opts *opts, kk_steps_result *out, kk_err *
 void kk_steps_release(kk_steps_result *r);
 const char *kk_steps_arm(int32_t step); /* of step 0 or 1: "restored", "drafted" */
 
-/* Writes the result as a JSON report. */
+/* The result as a report, and written. */
+struct json_t *kk_steps_report(const kk_steps_opts *opts, const kk_steps_result *r);
 kk_status kk_steps_write(kk_writer *to, const kk_steps_opts *opts, const kk_steps_result *r,
                          kk_err *err);
 

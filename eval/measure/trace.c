@@ -13,6 +13,9 @@ struct kk_trace {
     const kk_proposer *drafter;
     int32_t vocab, start, n;
     const int32_t *ids;
+    kk_engine *engine;
+    kk_buf *record;  /* the ids on the device, for drafts that stay there; NULL: none */
+    int32_t n_space; /* ids that it has space for */
     uint64_t state;
 };
 
@@ -73,6 +76,23 @@ static kk_status draft(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_er
     return KK_OK;
 }
 
+/* A draft that the host does not see is made right where it lies. */
+static kk_status enqueue(const kk_proposer *me, void *self, kk_ahead *a, kk_err *err) {
+    kk_trace *t = (kk_trace *)me;
+    KK_TRY(t->drafter->enqueue(t->drafter, self, a, err));
+    if (a->n == 0 || !t->record) return KK_OK;
+    const kk_replay_args r = {.ids = a->ids,
+                              .ids_at = 1,
+                              .n = a->n,
+                              .record = t->record,
+                              .n_record = t->n,
+                              .at = a->start + 1 - t->start,
+                              .shift = a->shift,
+                              .right = draw_length(t),
+                              .vocab = t->vocab};
+    return t->engine->backend->instruments->replay(t->engine->dev, &r, err);
+}
+
 kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts, kk_err *err) {
     *out = NULL;
     const bool drafter = s->drafting.n > 0 && s->drafting.member[0].spec == KK_SPEC_DFLASH;
@@ -82,6 +102,8 @@ kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts,
     if (!t) return kk_fail(err, KK_ENOMEM, "no memory for a trace");
     t->as = *m->proposer;
     t->as.draft = draft;
+    if (t->as.enqueue) t->as.enqueue = s->engine->backend->instruments->replay ? enqueue : NULL;
+    t->engine = s->engine;
     t->drafter = m->proposer;
     t->opts = *opts;
     t->vocab = s->engine->rounds.vocab;
@@ -90,11 +112,40 @@ kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts,
     return KK_OK;
 }
 
-void kk_trace_free(kk_trace *t) { kk_free(t); }
+static void drop_record(kk_trace *t) {
+    if (t->record) t->engine->backend->buf_free(t->engine->dev, t->record);
+    t->record = NULL;
+    t->n_space = 0;
+}
 
-void kk_trace_follow(kk_trace *t, int32_t start, const int32_t *ids, int32_t n, uint64_t stream) {
+void kk_trace_free(kk_trace *t) {
+    if (!t) return;
+    kk_engine_lock(t->engine);
+    drop_record(t);
+    kk_engine_unlock(t->engine);
+    kk_free(t);
+}
+
+static kk_status copy_record(kk_trace *t, const int32_t *ids, int32_t n, kk_err *err) {
+    const kk_backend *be = t->engine->backend;
+    const size_t bytes = (size_t)n * sizeof *ids;
+    if (n > t->n_space) {
+        drop_record(t);
+        KK_TRY(be->buf_new(t->engine->dev, KK_MEM_WORKSPACE, bytes, &t->record, err));
+        t->n_space = n;
+    }
+    return n ? be->write(t->engine->dev, t->record, 0, ids, bytes, err) : KK_OK;
+}
+
+kk_status kk_trace_follow(kk_trace *t, int32_t start, const int32_t *ids, int32_t n,
+                          uint64_t stream, kk_err *err) {
+    kk_engine_lock(t->engine);
+    const kk_status st = t->as.enqueue ? copy_record(t, ids, n, err) : KK_OK;
+    kk_engine_unlock(t->engine);
+    if (st != KK_OK) return st;
     t->start = start;
     t->ids = ids;
     t->n = n;
     t->state = t->opts.seed * 0xd1342543de82ef95u + stream * 0x2545f4914f6cdd1du;
+    return KK_OK;
 }

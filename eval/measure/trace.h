@@ -23,9 +23,10 @@ typedef struct kk_trace kk_trace;
 /* Takes the place of the drafter in a session that drafts with dflash.  Free it after the
  * session. */
 kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts, kk_err *err);
-void kk_trace_free(kk_trace *t); /* NULL is fine */
+void kk_trace_free(kk_trace *t); /* NULL is fine; before the engine is closed */
 /* What plain decoding gives after the first `start` tokens of the session; borrowed.  A number of
  * the stream fixes the lengths that are drawn from now on. */
-void kk_trace_follow(kk_trace *t, int32_t start, const int32_t *ids, int32_t n, uint64_t stream);
+kk_status kk_trace_follow(kk_trace *t, int32_t start, const int32_t *ids, int32_t n,
+                          uint64_t stream, kk_err *err);
 
 #endif

@@ -12,8 +12,6 @@
 #include "eval/reports/gate_kinds.h"
 #include "eval/reports/report.h"
 
-enum { MOST_SAID = 8 };
-
 #define ADDRESS(name) &kk_kind_##name,
 static const kk_gate_kind *const own_kinds[] = {KK_GATE_KINDS(ADDRESS)};
 enum { KINDS = sizeof own_kinds / sizeof *own_kinds };
@@ -112,7 +110,7 @@ static kk_finding *add(kk_gate *g) {
 }
 
 void kk_gate_say(kk_gate *g, const char *fmt, ...) {
-    if (++g->said > MOST_SAID) return;
+    if (++g->said > KK_GATE_MOST_SAID) return;
     kk_finding *f = add(g);
     if (!f) return;
     va_list args;
@@ -122,9 +120,9 @@ void kk_gate_say(kk_gate *g, const char *fmt, ...) {
 }
 
 static void say_rest(kk_gate *g) {
-    if (g->said <= MOST_SAID) return;
+    if (g->said <= KK_GATE_MOST_SAID) return;
     kk_finding *f = add(g);
-    if (f) snprintf(f->text, sizeof f->text, "and %zu more of these", g->said - MOST_SAID);
+    if (f) snprintf(f->text, sizeof f->text, "and %zu more of these", g->said - KK_GATE_MOST_SAID);
 }
 
 /* ---- a report ----------------------------------------------------------------------------- */

@@ -47,6 +47,7 @@ enum {
     KK_GATE_MOST_BYTES = 16 << 20,
     KK_GATE_MOST_VALUES = 400000,
     KK_GATE_MOST_ENTRIES = 4096,
+    KK_GATE_MOST_DEPTH = 32, /* of folders */
 };
 
 /* Files to be looked at: what a path names, or every *.json below a folder, in order of names. */

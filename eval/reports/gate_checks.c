@@ -119,8 +119,11 @@ static bool growth_of(const kk_gate *g, const char *policy, double *out) {
 typedef enum { UNKNOWN, NO_ROWS, AT_LEAST, AT_MOST } sense;
 
 static sense figure(const kk_gate *g, const char *name, const char *arm, double *out) {
+    static const sense senses[] = {UNKNOWN, NO_ROWS, AT_LEAST, AT_MOST};
     bool there = false;
-    sense s = AT_LEAST;
+    sense s = senses[kk_gate_serving_figure(g, name, arm, out)];
+    if (s != UNKNOWN) return s;
+    s = AT_LEAST;
     if (strcmp(name, "recall") == 0) {
         there = least_recall(g, arm, out);
     } else if (strcmp(name, "restored_rows") == 0) {
@@ -136,7 +139,6 @@ static sense figure(const kk_gate *g, const char *name, const char *arm, double 
         there = kl_of(g, arm, name, out);
         s = AT_MOST;
     } else {
-        static const sense senses[] = {UNKNOWN, NO_ROWS, AT_LEAST, AT_MOST};
         return senses[kk_gate_step_figure(g, name, arm, out)];
     }
     return there ? s : NO_ROWS;
@@ -146,12 +148,14 @@ static sense figure(const kk_gate *g, const char *name, const char *arm, double 
 
 /* Six digits of a limit and of what is held against it. */
 static bool holds(sense s, double value, double limit) {
-    const double slack = 1e-6 * fabs(limit) + 1e-9;
+    const double slack = KK_GATE_BEYOND * fabs(limit) + KK_GATE_BEYOND_NEAR_0;
     return s == AT_LEAST ? value >= limit - slack : value <= limit + slack;
 }
 
 /* Differences of recalls lose digits. */
-static bool agrees(double a, double b) { return kk_gate_same(a, b) || fabs(a - b) < 2e-6; }
+static bool agrees(double a, double b) {
+    return kk_gate_same(a, b) || fabs(a - b) < KK_GATE_DROP_DIGITS;
+}
 
 static bool recheck(kk_gate *g, const json_t *c) {
     const char *name = kk_gate_text(c, "figure"), *arm = kk_gate_text(c, "arm");

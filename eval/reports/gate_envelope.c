@@ -17,7 +17,8 @@ static void rule_missing_commit(kk_gate *g) {
     const char *version = kk_gate_text(g->report, "version"), *open = strchr(version, '(');
     size_t digits = 0;
     while (open && isxdigit((unsigned char)open[1 + digits])) digits++;
-    if (digits < 7) kk_gate_say(g, "the version '%.40s' names no commit", version);
+    if (digits < KK_GATE_COMMIT_DIGITS)
+        kk_gate_say(g, "the version '%.40s' names no commit", version);
 }
 
 /* ---- fingerprints ------------------------------------------------------------------------- */

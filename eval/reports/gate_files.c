@@ -8,8 +8,6 @@
 #include "core/file.h"
 #include "eval/reports/gate.h"
 
-enum { MOST_DEPTH = 32 };
-
 static kk_status add(kk_report_files *f, const char *path, bool found, kk_err *err) {
     if (!kk_grow((void **)&f->path, &f->cap, f->n + 1, sizeof *f->path) ||
         !kk_grow((void **)&f->found, &f->found_cap, f->n + 1, sizeof *f->found) ||
@@ -46,7 +44,7 @@ static kk_status look(kk_report_files *f, const char *folder, const struct diren
 static kk_status walk(kk_report_files *f, const char *folder, int depth, kk_err *err) {
     struct dirent **list;
     kk_status st = KK_OK;
-    if (depth > MOST_DEPTH) return kk_fail(err, KK_EINVAL, "%s lies too deep", folder);
+    if (depth > KK_GATE_MOST_DEPTH) return kk_fail(err, KK_EINVAL, "%s lies too deep", folder);
     const int n = scandir(folder, &list, visible, alphasort);
     if (n < 0) return kk_fail(err, KK_EIO, "cannot read the folder %s", folder);
     for (int i = 0; i < n; i++) {

@@ -15,7 +15,10 @@
     KIND(compare)                                                                                  \
     KIND(lossless)                                                                                 \
     KIND(projection)                                                                               \
-    KIND(steps)
+    KIND(steps)                                                                                    \
+    KIND(load)                                                                                     \
+    KIND(soak)                                                                                     \
+    KIND(chaos)
 
 #define KK_GATE_DECLARE(name) extern const kk_gate_kind kk_kind_##name;
 KK_GATE_KINDS(KK_GATE_DECLARE)

@@ -131,11 +131,29 @@ static void follow(const search *s, const json_t *at, const char *path, const ch
         follow_one(s, at, step, optional, rest, where);
 }
 
+/* What every kind needs: where it ran, and on what. */
+static const kk_gate_member of_all[] = {
+    {"machine/cpu", KK_MEMBER_TEXT},           {"machine/cores", KK_MEMBER_SIZE},
+    {"machine/memory", KK_MEMBER_SIZE},        {"machine/device", KK_MEMBER_TEXT},
+    {"machine/isa", KK_MEMBER_TEXT},           {"machine/threads", KK_MEMBER_SIZE},
+    {"model/source", KK_MEMBER_TEXT},          {"model/synthetic", KK_MEMBER_BOOL},
+    {"model/weight_type", KK_MEMBER_TEXT},     {"model/format", KK_MEMBER_TEXT},
+    {"model/layers", KK_MEMBER_SIZE},          {"model/params", KK_MEMBER_SIZE},
+    {"model/weight_bytes", KK_MEMBER_SIZE},    {"model/token_bytes", KK_MEMBER_SIZE},
+    {"drafter?/layers", KK_MEMBER_SIZE},       {"drafter?/block", KK_MEMBER_SIZE},
+    {"drafter?/weight_bytes", KK_MEMBER_SIZE}, {"projection?/source", KK_MEMBER_TEXT},
+    {"projection?/rank", KK_MEMBER_SIZE},
+};
+
 static void search_all(kk_gate *g, fault wanted) {
-    for (size_t i = 0; i < g->kind->n_members; i++) {
-        const kk_gate_member *m = &g->kind->member[i];
+    const double schema = kk_gate_number_or(g->report, "schema", 0);
+    const size_t common = sizeof of_all / sizeof *of_all;
+    for (size_t i = 0; i < common + g->kind->n_members; i++) {
+        const kk_gate_member *m = i < common ? &of_all[i] : &g->kind->member[i - common];
         const search s = {.gate = g, .wanted = wanted, .type = m->type};
-        follow(&s, g->report, m->path, "");
+        const bool later = m->path[1] == ':';
+        if (later && schema < m->path[0] - '0') continue;
+        follow(&s, g->report, m->path + (later ? 2 : 0), "");
     }
 }
 

@@ -56,7 +56,7 @@ static void visit_agreement(kk_gate *g, const char *where, const json_t *o) {
     if (!json_is_object(bytes)) return;
     json_object_foreach(json_object_get(o, "formula"), name, said) {
         const double measured = kk_gate_number_or(bytes, name, 0), is = json_number_value(said);
-        if (fabs(is - measured) > 0.01 * measured)
+        if (fabs(is - measured) > KK_GATE_FORMULA * measured)
             kk_gate_say(g, "%s: the formula gives %.0f bytes of %.40s, and %.0f were measured",
                         where, is, name, measured);
     }

@@ -187,8 +187,13 @@ static void draw_again(kk_gate *g, const char *where, const json_t *answers, siz
                        double lines) {
     kk_twister t;
     int32_t low, high;
+    const double most_seed = 9007199254740992.0; /* doubles hold no odd numbers beyond */
     const double seed = kk_gate_number_or(settings_of(g), "seed", 0);
-    if (!(lines >= 1 && lines <= KK_HAYSTACK_MOST_LINES) || !(seed >= 0 && seed < 9e15)) return;
+    if (!(lines >= 1 && lines <= KK_HAYSTACK_MOST_LINES) || !(seed >= 0 && seed <= most_seed)) {
+        kk_gate_say(g, "%s: documents of %.0f lines by the seed %.0f cannot be drawn again", where,
+                    lines, seed);
+        return;
+    }
     kk_twister_seed(&t, (uint64_t)seed);
     kk_haystack_rung((int32_t)lines, &low, &high);
     for (size_t i = 0; i < n; i++) {

@@ -44,7 +44,7 @@ static bool sum_of(const kk_gate *g, const json_t *o, sum *out) {
 }
 
 /* Differences of losses are small beside the losses: what six digits of those leave. */
-static bool same_change(double a, double b) { return fabs(a - b) <= 1e-4; }
+static bool same_change(double a, double b) { return fabs(a - b) <= KK_GATE_LOSS_DIGITS; }
 
 static void visit_kl(kk_gate *g, const char *where, const json_t *o) {
     sum s;
@@ -74,7 +74,7 @@ static void visit_kl_rows(kk_gate *g, const char *where, const json_t *o) {
 static void rule_kl_rows(kk_gate *g) { kk_gate_walk(g, visit_kl_rows); }
 
 static void visit_kl_range(kk_gate *g, const char *where, const json_t *o) {
-    const double slack = 1e-6; /* of sums in floats */
+    const double slack = KK_GATE_KL_OF_NONE;
     double mean, worst;
     if (!kk_gate_number(o, "mean_kl", &mean)) return;
     const bool identity = kk_gate_number_or(o, "alpha", 0) == 1 ||
@@ -169,7 +169,9 @@ static void rule_knee_recount(kk_gate *g) {
     for (size_t i = 0; i < kk_gate_size(g->report, "rows"); i++) {
         const json_t *row = kk_gate_item(g->report, "rows", i);
         const double alpha = kk_gate_number_or(row, "alpha", 1);
-        if (alpha < knee && kk_gate_number_or(row, "recall", 0) >= full - 0.05 - 1e-9) knee = alpha;
+        if (alpha < knee &&
+            kk_gate_number_or(row, "recall", 0) >= full - KK_GATE_RECALL_DROP - KK_GATE_SAME_NEAR_0)
+            knee = alpha;
     }
     if (!kk_gate_same(said, knee))
         kk_gate_say(g, "the knee is said to be at %.4g, and the rows put it at %.4g", said, knee);

@@ -49,7 +49,7 @@ bool kk_gate_like(const kk_gate *g, const char *kind) {
 
 bool kk_gate_same(double a, double b) {
     const double scale = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
-    return fabs(a - b) <= 2e-5 * scale + 1e-9;
+    return fabs(a - b) <= KK_GATE_SAME * scale + KK_GATE_SAME_NEAR_0;
 }
 
 bool kk_gate_sum(const json_t *o, const char *list, const char *key, double *out) {

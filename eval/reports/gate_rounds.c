@@ -9,11 +9,6 @@
 
 #include "eval/reports/gate_rules.h"
 
-/* Of a generation that long, rounds take at least this share of its seconds; the rest is the choice
- * of the first token and what the caller does with tokens. */
-enum { FIRST = 8, LONG = 32 };
-#define LEAST_SHARE 0.5
-
 typedef struct {
     double n, sum, longest, first_sum, first_most;
     double steady_n, steady_mean, squares;
@@ -56,8 +51,9 @@ static bool read_times(kk_gate *g, const char *where, const json_t *o, times *t)
     t->squares = t->steady_n * deviation * deviation;
     if (!ok)
         kk_gate_say(g, "%s: round times are not counts and times of rounds", where);
-    else if (warm_up != FIRST)
-        kk_gate_say(g, "%s: %.6g rounds are called warm-up, and %d are", where, warm_up, FIRST);
+    else if (warm_up != KK_GATE_WARM_ROUNDS)
+        kk_gate_say(g, "%s: %.6g rounds are called warm-up, and %d are", where, warm_up,
+                    KK_GATE_WARM_ROUNDS);
     else if (!kk_gate_same(mean, t->sum / t->n))
         kk_gate_say(g, "%s: a mean of %.6g ms, and %.6g ms in %.0f rounds are %.6g", where, mean,
                     t->sum, t->n, t->sum / t->n);
@@ -81,22 +77,24 @@ static void check_cv(kk_gate *g, const char *where, const json_t *o, const times
 /* Times in (0, longest] with this mean deviate by so much at most; and where the longest is a
  * steady one, it alone brings a deviation. */
 static void check_longest(kk_gate *g, const char *where, const times *t) {
-    const double slack = 1 + 1e-4, mean = t->steady_mean;
+    const double slack = 1 + KK_GATE_ROUND_DIGITS, mean = t->steady_mean;
     const double apart = t->longest - mean;
     if (t->first_most > t->longest * slack || mean > t->longest * slack ||
         t->longest > t->sum * slack)
         kk_gate_say(g, "%s: the longest round takes %.6g ms, and another or their mean more", where,
                     t->longest);
-    else if (t->squares > t->steady_n * (fmax(apart, 0) * mean * slack + 1e-4 * mean * mean))
+    else if (t->squares >
+             t->steady_n * (fmax(apart, 0) * mean * slack + KK_GATE_ROUND_DIGITS * mean * mean))
         kk_gate_say(g, "%s: rounds of up to %.6g ms deviate by %.6g from a mean of %.6g", where,
                     t->longest, sqrt(t->squares / t->steady_n), mean);
     else if (t->longest > t->first_most * slack &&
-             apart * apart > t->squares * slack + 1e-4 * mean * mean)
+             apart * apart > t->squares * slack + KK_GATE_ROUND_DIGITS * mean * mean)
         kk_gate_say(g, "%s: no round took the longest time, %.6g ms", where, t->longest);
 }
 
 static void check_parts(kk_gate *g, const char *where, const json_t *o, const times *t) {
-    const double first = fmin(t->n, FIRST), is = t->first_sum + t->steady_n * t->steady_mean;
+    const double first = fmin(t->n, KK_GATE_WARM_ROUNDS),
+                 is = t->first_sum + t->steady_n * t->steady_mean;
     if ((double)kk_gate_size(o, "first_ms") != first || t->steady_n != t->n - first)
         kk_gate_say(g, "%s: %zu first rounds and %.0f after them, of %.0f", where,
                     kk_gate_size(o, "first_ms"), t->steady_n, t->n);
@@ -115,10 +113,10 @@ static bool check_one(kk_gate *g, const char *where, const json_t *o, double rou
     check_cv(g, where, o, t);
     if (t->n != rounds)
         kk_gate_say(g, "%s: times of %.0f rounds, and there were %.0f", where, t->n, rounds);
-    if (t->sum > 1e3 * seconds * (1 + 2e-5))
+    if (t->sum > 1e3 * seconds * (1 + KK_GATE_SAME))
         kk_gate_say(g, "%s: rounds took %.6g ms of a generation of %.6g", where, t->sum,
                     1e3 * seconds);
-    if (t->n >= LONG && t->sum < 1e3 * seconds * LEAST_SHARE)
+    if (t->n >= KK_GATE_LONG_ROUNDS && t->sum < 1e3 * seconds * KK_GATE_ROUND_SHARE)
         kk_gate_say(g, "%s: rounds took only %.6g ms of a generation of %.6g", where, t->sum,
                     1e3 * seconds);
     return true;
@@ -149,9 +147,10 @@ static void check_pooled(kk_gate *g, const char *where, const json_t *o, const t
     else if (!kk_gate_same(t.sum, is->sum) || !kk_gate_same(t.longest, is->longest))
         kk_gate_say(g, "%s: %.6g ms, the longest %.6g, and its generations give %.6g and %.6g",
                     where, t.sum, t.longest, is->sum, is->longest);
-    else if (t.steady_n > 0 && (!kk_gate_same(t.steady_mean, is->steady_mean) ||
-                                fabs(sqrt(t.squares / t.steady_n) -
-                                     sqrt(is->squares / is->steady_n)) > 1e-4 * is->steady_mean))
+    else if (t.steady_n > 0 &&
+             (!kk_gate_same(t.steady_mean, is->steady_mean) ||
+              fabs(sqrt(t.squares / t.steady_n) - sqrt(is->squares / is->steady_n)) >
+                  KK_GATE_ROUND_DIGITS * is->steady_mean))
         kk_gate_say(g,
                     "%s: %.6g +- %.6g ms after the first rounds, and its generations give %.6g "
                     "+- %.6g",

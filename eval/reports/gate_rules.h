@@ -18,13 +18,44 @@ typedef struct {
     kk_status status;
 } kk_gate;
 
-/* The least that figures rest on: samples of a speed-up, tokens of its median sample, positions of
- * a KL; and of how many tokens one at least came from a draft where drafting has a speed-up. */
-enum { KK_GATE_SAMPLES = 5, KK_GATE_TOKENS = 32, KK_GATE_KL_ROWS = 256, KK_GATE_ACCEPTED = 20 };
+/* ---- limits -------------------------------------------------------------------------------- */
+
+/* All limits of rules are here and in gate.h.  tests/tools/mutate_gate.py steps each of them up and
+ * down by one in its last digit; a test fails for every step. */
+enum {
+    KK_GATE_SAMPLES = 5,       /* the least samples of a speed-up */
+    KK_GATE_TOKENS = 32,       /* the least tokens of its median sample */
+    KK_GATE_KL_ROWS = 256,     /* the least positions of a KL */
+    KK_GATE_ACCEPTED = 20,     /* of so many tokens of a speed-up, one came from a draft */
+    KK_GATE_COMMIT_DIGITS = 7, /* the least digits of a commit */
+    KK_GATE_WARM_ROUNDS = 8,   /* rounds that are told one by one, and called warm-up */
+    KK_GATE_LONG_ROUNDS = 32,  /* rounds from which KK_GATE_ROUND_SHARE holds */
+    KK_GATE_MOST_SAID = 8,     /* findings of one rule; the rest is counted */
+};
 /* The most that prefill times of an arm may differ, as a factor. */
 #define KK_GATE_PREFILL_SPREAD 3.0
 /* The most that a restored arm may recall less than exact decoding. */
 #define KK_GATE_RECALL_DROP 0.05
+/* What six digits of two numbers may lose between them: of the larger, and near 0. */
+#define KK_GATE_SAME 2e-5
+#define KK_GATE_SAME_NEAR_0 1e-9
+/* How far a figure may be beyond a limit of six digits: of the limit, and near 0. */
+#define KK_GATE_BEYOND 1e-6
+#define KK_GATE_BEYOND_NEAR_0 1e-9
+/* Differences of recalls and of losses are written with six digits of what they are of. */
+#define KK_GATE_DROP_DIGITS 2e-6
+#define KK_GATE_LOSS_DIGITS 1e-4
+/* What sums of floats leave of a KL of 0, in nats. */
+#define KK_GATE_KL_OF_NONE 1e-6
+/* How far a formula for bytes may be from bytes that were measured, as a share of these. */
+#define KK_GATE_FORMULA 0.01
+/* Weights in memory over those of the model: a few tables more. */
+#define KK_GATE_WEIGHTS_OVER 1.02
+/* What six digits of a mean and a deviation leave of single times of rounds. */
+#define KK_GATE_ROUND_DIGITS 1e-4
+/* The least share of a long generation's seconds that its rounds take; the rest is the choice of
+ * the first token and what the caller does with tokens. */
+#define KK_GATE_ROUND_SHARE 0.5
 
 /* What the rule at work found: a sentence with the value.  After a few it only counts. */
 void kk_gate_say(kk_gate *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -78,6 +109,9 @@ typedef enum {
 } kk_step_figure;
 kk_step_figure kk_gate_step_figure(const kk_gate *g, const char *name, const char *arm,
                                    double *out);
+/* The same of reports about a server. */
+kk_step_figure kk_gate_serving_figure(const kk_gate *g, const char *name, const char *arm,
+                                      double *out);
 
 /* ---- rules, groups of rules, kinds ----------------------------------------------------------- */
 
@@ -105,7 +139,8 @@ extern const kk_gate_group kk_group_envelope, kk_group_members, kk_group_values,
 /* Of some kinds. */
 extern const kk_gate_group kk_group_restored, kk_group_trace, kk_group_policies, kk_group_sessions,
     kk_group_scope, kk_group_bits, kk_group_knee, kk_group_training, kk_group_drafting,
-    kk_group_speedup, kk_group_growth, kk_group_rounds, kk_group_steps, kk_group_pairs;
+    kk_group_speedup, kk_group_growth, kk_group_rounds, kk_group_steps, kk_group_pairs,
+    kk_group_sampling, kk_group_serving;
 
 /* What a member must be.  TIME and RATE are greater than 0, COUNT is whole and not negative, SIZE
  * is whole and greater than 0, LIST and SPREAD are not empty. */
@@ -124,7 +159,8 @@ typedef enum {
 } kk_member_type;
 
 /* A member by its path: names with a slash between, `*` for every item of a list or member of an
- * object, `?` behind a name that may be absent or null. */
+ * object, `?` behind a name that may be absent or null.  "3:" before it: reports of an older schema
+ * may lack it. */
 typedef struct {
     const char *path;
     kk_member_type type;

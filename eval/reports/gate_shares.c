@@ -119,6 +119,21 @@ static void check_plain(kk_gate *g) {
         kk_gate_say(g, "decoding at the first length of context has other rates than `arms.plain`");
 }
 
+/* The median, shortest and longest of the times that are stored. */
+static void check_times(kk_gate *g, const char *where, const json_t *pass) {
+    const json_t *samples = json_object_get(pass, "samples_ms");
+    const size_t n = json_array_size(samples);
+    double *x = n ? kk_calloc(n, sizeof *x) : NULL;
+    if (n && !x) g->status = KK_ENOMEM;
+    if (!x) return;
+    for (size_t i = 0; i < n; i++) x[i] = json_number_value(json_array_get(samples, i));
+    qsort(x, n, sizeof *x, by_value);
+    compare(g, where, pass, "ms", (x[(n - 1) / 2] + x[n / 2]) / 2);
+    compare(g, where, pass, "ms_min", x[0]);
+    compare(g, where, pass, "ms_max", x[n - 1]);
+    kk_free(x);
+}
+
 /* Passes of several rows beside the pass of the first. */
 static void check_passes(kk_gate *g, const char *where, const json_t *list) {
     const double one = kk_gate_number_or(json_array_get(list, 0), "ms", 0);
@@ -126,6 +141,7 @@ static void check_passes(kk_gate *g, const char *where, const json_t *list) {
         const json_t *pass = json_array_get(list, i);
         const double ms = kk_gate_number_or(pass, "ms", 0);
         double gb;
+        check_times(g, where, pass);
         if (kk_gate_number_or(json_array_get(list, 0), "rows", 1) == 1)
             compare(g, where, pass, "ratio", ms / one);
         if (ms > 0 && kk_gate_number(pass, "gb", &gb))
@@ -224,10 +240,25 @@ static void check_exactness(kk_gate *g) {
                     holds ? "not to hold" : "to hold");
 }
 
+/* The first length of context is that of the turns. */
+static void check_contexts(kk_gate *g) {
+    static const char *const who[] = {"kakeya", "peer"};
+    const json_t *first = kk_gate_item(g->report, "contexts", 0);
+    check_passes(g, "forwards", json_object_get(g->report, "forwards"));
+    for (size_t i = 0; first && i < 2; i++) {
+        const json_t *a = json_object_get(json_object_get(g->report, "decode_tok_s"), who[i]);
+        const json_t *b = json_object_get(json_object_get(first, "decode_tok_s"), who[i]);
+        if (!kk_gate_same(kk_gate_number_or(a, "median", 0), kk_gate_number_or(b, "median", 0)))
+            kk_gate_say(g, "%s has other rates at the first length of context than in its turns",
+                        who[i]);
+    }
+}
+
 static void rule_share_recount(kk_gate *g) {
     if (kk_gate_is(g, "bench")) check_bench(g);
     if (kk_gate_is(g, "compare")) {
         check_compare(g);
+        check_contexts(g);
         check_exactness(g);
     }
 }

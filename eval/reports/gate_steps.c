@@ -112,7 +112,7 @@ static void need_checks(kk_gate *g, size_t step) {
     const char *arm = arms[step];
     double limit;
     if (kk_gate_number(settings, speeds[step], &limit)) need_check(g, "speed_ratio", arm, limit);
-    need_check(g, "recall_drop", arm, 0.05);
+    need_check(g, "recall_drop", arm, KK_GATE_RECALL_DROP);
     need_check(g, "restored_rows", arm, 1);
     if (step == 1) need_check(g, "different", arm, 0);
     if (kk_gate_number(settings, "max_kl", &limit)) need_check(g, "mean_kl", arm, limit);

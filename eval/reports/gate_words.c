@@ -167,16 +167,45 @@ static void rule_restored_counts(kk_gate *g) {
 static void check_weights(kk_gate *g, const char *where, const json_t *bytes) {
     const double own = kk_gate_number_or(json_object_get(g->report, "model"), "weight_bytes", 0);
     double is;
-    if (own > 0 && kk_gate_number(bytes, "weights.verifier", &is) && (is < own || is > 1.02 * own))
+    if (own > 0 && kk_gate_number(bytes, "weights.verifier", &is) &&
+        (is < own || is > KK_GATE_WEIGHTS_OVER * own))
         kk_gate_say(g, "%s: %.0f bytes of weights, and the model has %.0f", where, is, own);
     if (kk_gate_number_or(bytes, "kv.sliding", 1) <= 0 ||
         kk_gate_number_or(bytes, "kv.full", 1) <= 0)
         kk_gate_say(g, "%s: K/V of 0 bytes", where);
 }
 
+/* The drafter has its own weights, and a copy of the verifier's head at most. */
+static void check_drafter(kk_gate *g, const char *where, const json_t *bytes) {
+    const double own = kk_gate_number_or(kk_gate_get(g->report, "drafter"), "weight_bytes", 0);
+    const double model = kk_gate_number_or(json_object_get(g->report, "model"), "weight_bytes", 0);
+    double is;
+    if (!kk_gate_number(bytes, "weights.drafter", &is)) return;
+    if (own > 0 ? is < own || is > own + model : is > 0)
+        kk_gate_say(g, "%s: %.0f bytes of a drafter, and that of the report has %.0f", where, is,
+                    own);
+}
+
+/* Of several projections, those of a policy that restores nothing are none. */
+static void check_projection(kk_gate *g, const char *where, const json_t *bytes) {
+    const json_t *one = kk_gate_get(g->report, "projection");
+    bool known = false;
+    double is;
+    if (!kk_gate_number(bytes, "weights.projection", &is)) return;
+    known = is == kk_gate_number_or(one, "weight_bytes", 0);
+    for (size_t i = 0; i < kk_gate_size(g->report, "projections"); i++)
+        known |=
+            is == kk_gate_number_or(kk_gate_item(g->report, "projections", i), "weight_bytes", 0);
+    if (!known)
+        kk_gate_say(g, "%s: %.0f bytes of a projection, which the report has not", where, is);
+}
+
 static void visit_bytes(kk_gate *g, const char *where, const json_t *o) {
     const json_t *bytes = kk_gate_get(o, "bytes");
-    if (json_is_object(bytes)) check_weights(g, where, bytes);
+    if (!json_is_object(bytes)) return;
+    check_weights(g, where, bytes);
+    check_drafter(g, where, bytes);
+    check_projection(g, where, bytes);
 }
 
 static void rule_weights_mismatch(kk_gate *g) { kk_gate_walk(g, visit_bytes); }
@@ -259,7 +288,8 @@ static const kk_gate_entry words_rules[] = {
     {"PROJECTION_MISSING", rule_projection_missing, "what restores rows has a projection"},
     {"RESTORED_COUNTS", rule_restored_counts,
      "rows rebuilt and keys read are as many as length, chunk and exact decoding give"},
-    {"WEIGHTS_MISMATCH", rule_weights_mismatch, "weights are the model's, and K/V takes bytes"},
+    {"WEIGHTS_MISMATCH", rule_weights_mismatch,
+     "weights are those of model, drafter and projection, and K/V takes bytes"},
     {"GATE_LIMITS", rule_gate_limits, "every limit that was asked for is checked, and no wider"},
     {"CONSTANT", rule_constant, "nothing is said to be true that nothing computes"},
 };

@@ -27,12 +27,17 @@ static const kk_gate_member members[] = {
     {"contexts?/*/decode_tok_s/samples", KK_MEMBER_LIST},
     {"contexts?/*/round_ms", KK_MEMBER_TIME},
     {"contexts?/*/logits_hash", KK_MEMBER_HASH},
+    {"2:contexts?/*/round_times", KK_MEMBER_OBJECT},
+    {"2:contexts?/*/turns", KK_MEMBER_LIST},
+    {"2:arms/plain/round_times", KK_MEMBER_OBJECT},
     {"rows/whole_model/*/rows", KK_MEMBER_SIZE},
     {"rows/whole_model/*/ms", KK_MEMBER_TIME},
     {"rows/whole_model/*/ms_min", KK_MEMBER_TIME},
     {"rows/whole_model/*/ms_max", KK_MEMBER_TIME},
     {"rows/whole_model/*/ratio", KK_MEMBER_RATE},
+    {"3:rows/whole_model/*/samples_ms", KK_MEMBER_LIST},
     {"rows/dense_q4_0/*/ms", KK_MEMBER_TIME},
+    {"3:rows/dense_q4_0/*/samples_ms", KK_MEMBER_LIST},
     {"bytes", KK_MEMBER_OBJECT},
     /* Arms that took turns on prompts. */
     {"sets?", KK_MEMBER_LIST},
@@ -51,7 +56,9 @@ static const kk_gate_member members[] = {
     {"sets?/*/arms/*/rounds", KK_MEMBER_SIZE},
     {"sets?/*/arms/*/drafted", KK_MEMBER_COUNT},
     {"sets?/*/arms/*/accepted", KK_MEMBER_COUNT},
+    {"sets?/*/arms/*/round_times", KK_MEMBER_OBJECT},
     {"sets?/*/arms/*/rows", KK_MEMBER_LIST},
+    {"sets?/*/arms/*/rows/*/round_times", KK_MEMBER_OBJECT},
     {"sets?/*/arms/*/rows/*/prompt", KK_MEMBER_HASH},
     {"sets?/*/arms/*/rows/*/text", KK_MEMBER_HASH},
     {"sets?/*/arms/*/rows/*/prompt_tokens", KK_MEMBER_SIZE},
@@ -87,7 +94,9 @@ static const kk_gate_member members[] = {
     {"policies?/*/arms/*/tok_s_spread", KK_MEMBER_SPREAD},
     {"policies?/*/arms/*/token_ms", KK_MEMBER_SPREAD},
     {"policies?/*/arms/*/restored_rows", KK_MEMBER_COUNT},
+    {"policies?/*/arms/*/round_times", KK_MEMBER_OBJECT},
     {"policies?/*/arms/*/rows", KK_MEMBER_LIST},
+    {"policies?/*/arms/*/rows/*/round_times", KK_MEMBER_OBJECT},
     {"policies?/*/arms/*/rows/*/prompt", KK_MEMBER_HASH},
     {"policies?/*/arms/*/rows/*/tokens", KK_MEMBER_SIZE},
     {"policies?/*/arms/*/rows/*/seconds", KK_MEMBER_TIME},
@@ -101,6 +110,13 @@ static const kk_gate_member members[] = {
     {"policies?/*/arms/*/rows/*/reach/keys_rebuilt", KK_MEMBER_COUNT},
     {"policies?/*/arms/*/rows/*/tokens_hash", KK_MEMBER_HASH},
     {"policies?/*/arms/*/rows/*/logits_hash", KK_MEMBER_HASH},
+    /* Ways to sample, greedy decoding first. */
+    {"sampling?/ctx", KK_MEMBER_SIZE},
+    {"sampling?/ways", KK_MEMBER_LIST},
+    {"sampling?/ways/*/decode_tok_s", KK_MEMBER_SPREAD},
+    {"sampling?/ways/*/decode_tok_s/samples", KK_MEMBER_LIST},
+    {"sampling?/ways/*/of_greedy", KK_MEMBER_RATE},
+    {"sampling?/ways/*/logits_hash", KK_MEMBER_HASH},
     /* Sessions together. */
     {"sessions?/n", KK_MEMBER_SIZE},
     {"sessions?/ratio", KK_MEMBER_RATE},
@@ -126,6 +142,8 @@ static const kk_gate_member members[] = {
     {"sessions?/arrival/alone_s", KK_MEMBER_TIME},
     {"sessions?/arrival/beside_s", KK_MEMBER_TIME},
     {"sessions?/arrival/chunks", KK_MEMBER_SIZE},
+    {"sessions?/arrival/gap_s", KK_MEMBER_SPREAD},
+    {"3:sessions?/arrival/gap_s/samples", KK_MEMBER_LIST},
     {"sessions?/arrival/identical", KK_MEMBER_BOOL},
     {"sessions?/arrival/logits_hashes", KK_MEMBER_LIST},
     {"sessions?/arrival/logits_hashes/*/alone", KK_MEMBER_HASH},
@@ -134,11 +152,13 @@ static const kk_gate_member members[] = {
     {"attention?/formats", KK_MEMBER_LIST},
     {"attention?/formats/*/kv_format", KK_MEMBER_TEXT},
     {"attention?/formats/*/ms", KK_MEMBER_TIME},
+    {"3:attention?/formats/*/samples_ms", KK_MEMBER_LIST},
     {"attention?/formats/*/kv_bytes", KK_MEMBER_SIZE},
 };
 
 static const kk_gate_group *const groups[] = {
-    &kk_group_trace,    &kk_group_restored, &kk_group_policies, &kk_group_sessions,
-    &kk_group_drafting, &kk_group_rounds,   &kk_group_pairs,    &kk_group_speedup};
+    &kk_group_trace,    &kk_group_restored, &kk_group_policies,
+    &kk_group_sessions, &kk_group_sampling, &kk_group_drafting,
+    &kk_group_rounds,   &kk_group_pairs,    &kk_group_speedup};
 
 KK_GATE_KIND(bench, members, groups);

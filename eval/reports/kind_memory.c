@@ -10,6 +10,10 @@ static const kk_gate_member members[] = {
     {"settings/chunk", KK_MEMBER_SIZE},
     {"settings/filled", KK_MEMBER_BOOL},
     {"settings/quality", KK_MEMBER_BOOL},
+    {"projections?/*/rank", KK_MEMBER_SIZE},
+    {"projections?/*/model", KK_MEMBER_HASH},
+    {"projections?/*/fingerprint", KK_MEMBER_HASH},
+    {"projections?/*/weight_bytes", KK_MEMBER_SIZE},
     {"growth?/*/policy", KK_MEMBER_TEXT},
     {"growth?/*/from", KK_MEMBER_SIZE},
     {"growth?/*/to", KK_MEMBER_SIZE},
@@ -25,6 +29,11 @@ static const kk_gate_member members[] = {
     {"rows/*/restored_rows", KK_MEMBER_COUNT},
     {"rows/*/answers?/*/tokens", KK_MEMBER_SIZE},
     {"rows/*/answers?/*/prefill_s", KK_MEMBER_TIME},
+    {"rows/*/answers?/*/hit", KK_MEMBER_BOOL},
+    {"rows/*/answers?/*/generated", KK_MEMBER_SIZE},
+    {"rows/*/answers?/*/restored_rows", KK_MEMBER_COUNT},
+    {"rows/*/quality?/*/mean_kl", KK_MEMBER_NUMBER},
+    {"rows/*/quality?/*/worst_kl", KK_MEMBER_NUMBER},
 };
 
 static const kk_gate_group *const groups[] = {&kk_group_restored, &kk_group_growth};

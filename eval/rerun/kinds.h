@@ -19,7 +19,7 @@ typedef struct kk_rerun_kind {
 } kk_rerun_kind;
 
 extern const kk_rerun_kind kk_rerun_needle, kk_rerun_sweep, kk_rerun_kv, kk_rerun_memory,
-    kk_rerun_accept, kk_rerun_bench, kk_rerun_projection;
+    kk_rerun_accept, kk_rerun_bench, kk_rerun_projection, kk_rerun_steps;
 
 /* Rules for members that all kinds have, and for answers and quality rows. */
 /* Reports of schema 1 said of a row whether it was the same; later ones have both hashes. */

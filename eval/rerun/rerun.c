@@ -22,9 +22,17 @@ static const kk_rerun_kind lossless_kind = {
     .kind = "lossless",
     .refused = "it counts the cases of `make lossless-all`, which executes them all itself"};
 
+/* Reports about a server: what it did depends on when clients came. */
+#define OF_A_SERVER                                                                                \
+    "it was measured with clients of a server; `make load`, `soak` or `chaos` does so again"
+static const kk_rerun_kind load_kind = {.kind = "load", .refused = OF_A_SERVER};
+static const kk_rerun_kind soak_kind = {.kind = "soak", .refused = OF_A_SERVER};
+static const kk_rerun_kind chaos_kind = {.kind = "chaos", .refused = OF_A_SERVER};
+
 static const kk_rerun_kind *const kinds[] = {
-    &kk_rerun_needle, &kk_rerun_sweep,      &kk_rerun_kv,  &kk_rerun_memory, &kk_rerun_accept,
-    &kk_rerun_bench,  &kk_rerun_projection, &compare_kind, &lossless_kind,
+    &kk_rerun_needle, &kk_rerun_sweep,      &kk_rerun_kv,    &kk_rerun_memory, &kk_rerun_accept,
+    &kk_rerun_bench,  &kk_rerun_projection, &kk_rerun_steps, &compare_kind,    &lossless_kind,
+    &load_kind,       &soak_kind,           &chaos_kind,
 };
 
 static const kk_rerun_kind *kind_named(const char *name) {

@@ -82,6 +82,7 @@ static const kk_member_rule members[] = {
     {"sessions/*/rows", KK_MEMBER_TOTAL},
     {"sessions/sessions_in_rounds", KK_MEMBER_TOTAL},
     {"attention", KK_MEMBER_TOTAL},
+    {"sampling", KK_MEMBER_TOTAL},
     {"bytes", KK_MEMBER_MOST},
     {"sets/prompts", KK_MEMBER_TOTAL},
     {"sets/prompt_tokens", KK_MEMBER_TOTAL},
@@ -108,6 +109,7 @@ static const kk_list_rule lists[] = {
     {"contexts", "ctx"},
     {"rows/*", "rows"},
     {"attention/formats", "kv_format"},
+    {"sampling/ways", "way"},
     {"files", "name"},
     {NULL, NULL},
 };
@@ -219,6 +221,7 @@ static kk_status read_all(const kk_rerun *r, kk_bench_opts *o, kk_err *err) {
     if (r->subset.n && r->subset.n < o->repeat) o->repeat = r->subset.n;
     if (r->subset.n) return KK_OK;
     o->attention = json_is_object(json_object_get(r->stored, "attention"));
+    o->sampling = json_is_object(json_object_get(r->stored, "sampling"));
     return read_rows(r, o, err);
 }
 

@@ -127,7 +127,8 @@ static kk_status run_block(subject *s, int32_t start, int32_t piece, int32_t *dr
         KK_TRY(kk_dflash_extend(s->model, &rows, 1, err));
         kk_cache_commit(cache, at + n);
     }
-    const kk_dflash_block block = {context, s->tokens[start], s->config.block - 1, drafts};
+    const kk_dflash_block block = {
+        .context = context, .anchor = s->tokens[start], .n = s->config.block - 1, .out = drafts};
     KK_TRY(kk_cache_reserve(cache, s->config.block, err));
     KK_TRY(kk_dflash_draft(s->model, &block, 1, err));
     for (int32_t r = 0; r < s->config.block; r++) {

@@ -61,6 +61,11 @@ typedef struct {
     uint8_t *const *pages;   /* by absolute page index; those that no row sees may be NULL */
     const uint8_t *sink;     /* the first rows, kept apart; NULL: they lie in their page */
     uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
+    /* Only the device knows how many tokens of a draft before these rows are right: pos is the
+     * least it can be, and the int32 at shift, at most most_shift, is added to it.  NULL: pos is
+     * known.  Only on a device that queues. */
+    const kk_buf *shift;
+    int32_t most_shift;
 } kk_group;
 
 typedef struct {
@@ -90,6 +95,7 @@ typedef struct {
     bool rebuilds;
     const kk_weight *k, *v; /* [n_kv_head * head_dim, rank]; K = V: v alone */
     kk_kv_slot latent;
+    int64_t forward;   /* latents of evicted rows do not change within one; 0: they may */
     kk_kv_slot scales; /* 1 / rms(D_v z) of this layer's heads from scale_at on, as kept */
     int32_t scale_at;
     kk_rope rope; /* rotation of the layer's kind */
@@ -134,6 +140,7 @@ typedef struct {
     int64_t first, pos0, n;
     const int64_t *pos;
     kk_rope rope;
+    const kk_buf *shift; /* as in kk_group */
 } kk_rope_args;
 
 /* Per head: q = RoPE(norm(q) * q_norm) in place; q NULL: there are only rows to store.  When k
@@ -254,22 +261,59 @@ typedef struct {
     int32_t *out; /* [n_rows], host memory: waits for the result */
     const kk_buf *x;
     int32_t n_rows, dim, banned; /* banned -1: none */
+    /* Not NULL: the results become the ids [ids_at, ids_at + n_rows) there instead, int32, and
+     * nothing is waited for. */
+    kk_buf *ids;
+    int32_t ids_at;
 } kk_argmax_args;
 
-/* Greedy choices that stay on the device: token[r] = argmax(x[r]) as above, nothing banned.  Starts
- * all that is queued and returns without waiting for it.  What was chosen comes to the host as
- * well, for `picked` to wait for. */
+/* out[i] = id[i], int32, in the order of operations; unlike write it waits for nothing. */
+typedef struct {
+    kk_buf *out;
+    const int32_t *id; /* [n], host memory */
+    int32_t n;
+} kk_ids_args;
+
+/* How the token after a row is chosen; sample.h has the arithmetic.  All zero: the largest
+ * logit. */
+typedef struct {
+    kk_sampling how;
+    /* The tokens before it: those that the host knows, then those that lie on the device alone,
+     * because they were chosen or drafted there.  Its position is how many they are together. */
+    const int32_t *history; /* [n_history] */
+    int64_t n_history;
+    int32_t pending, n_pending; /* kk_choose_args.pending[pending .. pending + n_pending) */
+    bool logprobs;              /* those of the choice and of the n_best likeliest are wanted */
+    int32_t n_best;             /* at most KK_MAX_LOGPROBS */
+    const kk_logit_bias *bias;  /* [n_bias] */
+    size_t n_bias;
+    const uint32_t *mask; /* as in kk_sample_row; allows some id.  NULL: all */
+} kk_choose_row;
+
+/* Choices that stay on the device: token[r] by row[r], of x[r].  Starts all that is queued and
+ * returns without waiting for it.  What was chosen comes to the host as well, for `picked` to wait
+ * for. */
 enum { KK_PICK_ROWS = 32, KK_PICKS = 4 };
 typedef struct {
     kk_buf *token; /* [n_rows] int32, for a later embed */
     const kk_buf *x;
-    int32_t n_rows, dim; /* KK_PICK_ROWS rows at most */
+    int32_t n_rows, dim;      /* KK_PICK_ROWS rows at most */
+    const kk_choose_row *row; /* [n_rows]; NULL: the largest of each */
+    const kk_buf *pending;    /* int32; `token` itself only where there is one row */
+    /* Where the rows verify a draft: the ids of the rows, int32, the first of them not drafted.
+     * *right becomes the number of drafted ids that were chosen after the row before them, up to
+     * the first that was not; the token chosen there becomes the first id of each of `next`, where
+     * it is not NULL.  draft NULL: nothing is compared. */
+    const kk_buf *draft;
+    kk_buf *right, *next[2];
 } kk_choose_args;
 
 typedef struct {
     int32_t token;
-    bool broken;     /* x[r] has a value that is not finite: the token means nothing */
-    uint64_t digest; /* digest of x[r] (core/digest.h) */
+    bool broken;          /* x[r] has a value that is not finite: the token means nothing */
+    uint64_t digest;      /* digest of x[r] (core/digest.h) */
+    kk_logprobs logprobs; /* where they were asked for, and the row is not broken */
+    int32_t drafted; /* the id of row r + 1, where choose compared a draft; -1: there is none */
 } kk_pick;
 
 /* x = cap * tanh(x / cap); NaN of a value that is not finite */
@@ -363,7 +407,7 @@ typedef struct {
 typedef struct {
     int32_t threads; /* 0: all */
     bool pin;
-    const char *isa; /* CPU only; NULL: the best */
+    const char *isa; /* NULL: the best; of a GPU: a smaller chip whose limits it keeps, for tests */
     kk_mem *mem;
     int32_t max_rows; /* the most rows any operation will be given */
     /* For tests and measurements, where a device fuses or overlaps its work: nothing is fused;
@@ -421,6 +465,16 @@ typedef struct {
     int64_t waits; /* waits for something with more behind it */
 } kk_dev_counts;
 
+/* Puts recorded ids into a draft: ids[i] = record[at + i] for i < right, one that differs from it
+ * at i = right, those of the draft behind it; nothing beyond the record.  ids begin at ids_at. */
+typedef struct {
+    kk_buf *ids;
+    const kk_buf *record; /* [n_record] int32 */
+    int32_t ids_at, n, n_record, right, vocab;
+    int32_t at;          /* may be negative: before the record */
+    const kk_buf *shift; /* as in kk_group, of at */
+} kk_replay_args;
+
 /* For tests and measurements alone. */
 typedef struct {
     kk_status (*sync)(kk_dev *dev, kk_err *err); /* all that was asked for is done */
@@ -429,6 +483,7 @@ typedef struct {
     kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
     /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
     void (*fault_after)(int64_t n, bool forever);
+    kk_status (*replay)(kk_dev *dev, const kk_replay_args *a, kk_err *err);
 } kk_instruments;
 
 typedef struct {
@@ -436,6 +491,7 @@ typedef struct {
     int32_t rows;    /* rows of a forward that suit it, where the caller does not say */
     bool queues;     /* operations return before they are done: it pays to enqueue rounds ahead */
     bool own_memory; /* weights are copied to it */
+    int32_t sample_vocab; /* `choose` samples from rows of up to so many logits; 0: it does not */
     const kk_page_ops *pages;          /* NULL: K/V pages lie in ordinary memory */
     const kk_latent_ops *latents;      /* NULL: it keeps no latents and rebuilds no rows */
     const kk_instruments *instruments; /* never NULL */
@@ -476,6 +532,7 @@ typedef struct {
     kk_status (*gather)(kk_dev *dev, const kk_gather_args *a, kk_err *err);
     kk_status (*softcap)(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
     kk_status (*argmax)(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+    kk_status (*ids)(kk_dev *dev, const kk_ids_args *a, kk_err *err);
     /* Optional, and called through kk_layer_run and kk_head_run.  *taken is false before: a device
      * that leaves it so has done nothing, and the small operations follow.  What it takes has the
      * bits that they would have had. */
@@ -488,6 +545,11 @@ typedef struct {
      * where operations are done when they return. */
     kk_status (*picked)(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                         kk_err *err);
+    /* Optional, both: a part of the work before the next choice that is timed apart, from a call
+     * with ends false to one with ends true, each of which starts what is queued; and the seconds
+     * of that part, once the choice was picked. */
+    kk_status (*lap)(kk_dev *dev, bool ends, kk_err *err);
+    double (*lap_s)(kk_dev *dev, int64_t ticket);
 } kk_backend;
 
 /* A failure that says that a device has no such K/V format. */

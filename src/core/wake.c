@@ -93,3 +93,10 @@ void kk_fair_lock_give(kk_fair_lock *l) {
     if (++l->serving != l->next) pthread_cond_broadcast(&l->turn);
     pthread_mutex_unlock(&l->lock);
 }
+
+uint64_t kk_fair_lock_tickets(kk_fair_lock *l) {
+    pthread_mutex_lock(&l->lock);
+    const uint64_t taken = l->next;
+    pthread_mutex_unlock(&l->lock);
+    return taken;
+}

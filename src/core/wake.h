@@ -34,5 +34,7 @@ void kk_fair_lock_init(kk_fair_lock *l);
 void kk_fair_lock_free(kk_fair_lock *l);
 void kk_fair_lock_take(kk_fair_lock *l);
 void kk_fair_lock_give(kk_fair_lock *l);
+/* Tickets that were ever taken: it rises with each kk_fair_lock_take of any thread. */
+uint64_t kk_fair_lock_tickets(kk_fair_lock *l);
 
 #endif

@@ -40,9 +40,10 @@ static int32_t free_member(const kk_round *r) {
     return -1;
 }
 
-/* The most that neither the outcome's limit nor the context would cut. */
-static int32_t most_drafts(const kk_round *r, int32_t member) {
-    const int32_t fits = least(r->tokens_left - 1, r->cap - r->len - 1);
+/* The most that neither the outcome's limit nor the context would cut, after so many tokens that
+ * are to come before it. */
+static int32_t most_drafts(const kk_round *r, int32_t member, int32_t before) {
+    const int32_t fits = least(r->tokens_left - 1, r->cap - r->len - 1) - before;
     const int32_t own = r->drafting->member[member].most;
     const int32_t most = own ? least(r->draft_max, own) : r->draft_max;
     return least(least(most, KK_MAX_DRAFT), fits);
@@ -89,7 +90,7 @@ static kk_status draft_with(step *s, const kk_proposer *who, bool chosen, kk_err
         kk_round *r = s->rounds[i];
         const kk_drafting_member *m = drafter_in(s, i, chosen);
         if (!m || m->proposer != who) continue;
-        const int32_t max = chosen ? s->choice[i].n : most_drafts(r, free_member(r));
+        const int32_t max = chosen ? s->choice[i].n : most_drafts(r, free_member(r), 0);
         if (max == 0) continue;
         if (chosen) KK_TRY(catch_up(s, m, err));
         of[n] = i;
@@ -145,7 +146,7 @@ static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
     for (int32_t k = 0; k < c->n_from; k++) {
         kk_drafting_member *m = &r->drafting->member[k];
         c->from[k] = (kk_alternative){.seen = &m->seen,
-                                      .max = k == free ? s->at_hand[i] : most_drafts(r, k),
+                                      .max = k == free ? s->at_hand[i] : most_drafts(r, k, 0),
                                       .draft_class = k == free ? class_of(s->match[i]) : 0,
                                       .free = m->proposer->free};
     }
@@ -237,6 +238,8 @@ static bool drop_drafts(step *s) {
     return any;
 }
 
+static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picked, kk_err *err);
+
 /* ---- rounds in flight ------------------------------------------------------------------- */
 
 /* The choice is the largest logit, and nothing else of the row is wanted: the device makes it. */
@@ -246,11 +249,53 @@ static bool is_greedy(const kk_round *r) {
            !a->logprobs;
 }
 
-/* Plain greedy rounds of one session, whose rows are all stored. */
+/* Whether the device makes the choice: what it asks for is known before the tokens are. */
+static bool is_the_devices(const kk_rounds *all, const kk_round *r) {
+    return is_greedy(r) || (all->samples && !r->choose.mask_at);
+}
+
+/* The proposer that drafts in rounds ahead; NULL: they are plain. */
+static const kk_drafting_member *drafter_ahead(const kk_round *r) {
+    return r->drafting->n > 0 ? &r->drafting->member[0] : NULL;
+}
+
+/* Rounds of one session, whose rows are all stored, and whose choices and drafts need no host. */
 static bool goes_ahead(const step *s) {
     const kk_round *r = s->rounds[0];
-    return s->all->ahead && s->n == 1 && r->drafting->n == 0 && r->layout->latents.rank == 0 &&
-           is_greedy(r);
+    const kk_drafting_member *m = drafter_ahead(r);
+    const bool drafts =
+        !m || (r->drafting->n == 1 && m->proposer->enqueue && m->proposer->can_go_ahead(m->self));
+    return s->all->ahead && s->n == 1 && drafts && r->layout->latents.rank == 0 &&
+           is_the_devices(s->all, r);
+}
+
+/* What the device is asked for after n tokens that are known here and `pending` that are not. */
+static void ask(kk_choose_row *row, const kk_round *r, int32_t n, int32_t pending) {
+    const kk_choose_opts *a = &r->choose;
+    *row = (kk_choose_row){.how = *r->sampling,
+                           .history = r->tokens,
+                           .n_history = n,
+                           .n_pending = pending,
+                           .logprobs = a->logprobs,
+                           .n_best = a->n_logprobs,
+                           .bias = a->bias,
+                           .n_bias = a->n_bias,
+                           .mask = a->mask};
+}
+
+static kk_status read_flight(const kk_rounds *all, kk_flight *f, kk_err *err) {
+    KK_TRY(kk_gemma4_picked(all->model, f->ticket, f->pick, f->n_draft + 1, &f->took_s, err));
+    f->draft_s = kk_gemma4_lap_s(all->model, f->ticket);
+    f->read = true;
+    return KK_OK;
+}
+
+/* Tokens of a flight's draft that are right, as the device counts them: a stop id does not end
+ * it. */
+static int32_t right_of(const kk_flight *f) {
+    int32_t n = 0;
+    while (n < f->n_draft && f->pick[n].drafted == f->pick[n].token) n++;
+    return n;
 }
 
 /* Reads what a session has in flight, before the device's place for choices is used by another.  A
@@ -262,32 +307,115 @@ static void land(kk_rounds *all) {
     for (int i = 0; r && i < 2; i++) {
         kk_flight *f = &r->flight[i];
         if (!f->queued || f->read) continue;
-        lost =
-            lost || kk_gemma4_picked(all->model, f->ticket, &f->pick, 1, &f->took_s, NULL) != KK_OK;
-        f->read = true;
+        lost = lost || read_flight(all, f, NULL) != KK_OK;
         if (lost) *f = (kk_flight){0};
     }
 }
 
-/* Enqueues the round after `ahead` others.  Its token is on the host, or where the device chose
- * it. */
-static kk_status enqueue(kk_rounds *all, kk_round *r, int32_t ahead, kk_err *err) {
+/* How many tokens a round drafts that comes after `before` tokens at most. */
+static void choose_flight(const step *s, kk_flight *f, int32_t before) {
+    const kk_round *r = s->rounds[0];
+    kk_choice *c = &f->choice;
+    const int32_t rows = least(least(s->all->max_rows, s->all->max_logits), KK_PICK_ROWS);
+    *c = (kk_choice){.n_from = r->drafting->n};
+    if (c->n_from == 0) return;
+    const int32_t most = least(most_drafts(r, 0, before), rows - 1);
+    c->from[0] = (kk_alternative){.seen = &r->drafting->member[0].seen, .max = most > 0 ? most : 0};
+    if (r->draft_fixed)
+        fix_length(c, rows - 1);
+    else
+        kk_controller_choose(costs_of(s), c, 1, rows);
+}
+
+/* Where a round begins, and what of that only the device knows. */
+typedef struct {
+    int32_t ahead;      /* rows of the round in flight before it, or the least of them that count */
+    int32_t most_ahead; /* the most of them */
+    int32_t anchor;     /* -1: the device has it */
+    const kk_buf *shift; /* NULL: ahead is how many they are */
+} beginning;
+
+static beginning begins(const kk_rounds *all, const kk_round *r, int32_t ahead) {
+    const kk_flight *f = &r->flight[0];
+    if (ahead == 0) return (beginning){.anchor = r->tokens[r->len - 1]};
+    if (!f->read)
+        return (beginning){
+            .ahead = 1,
+            .most_ahead = f->n_draft + 1,
+            .anchor = -1,
+            .shift = f->n_draft ? kk_gemma4_right(all->model) : NULL,
+        };
+    const int32_t right = right_of(f);
+    return (beginning){right + 1, right + 1, f->pick[right].token, NULL};
+}
+
+/* The drafter's part of a round; where its taps go. */
+static kk_status enqueue_draft(const kk_rounds *all, const kk_round *r, const beginning *b,
+                               int32_t n, kk_gemma4_group *g, kk_err *err) {
+    const kk_drafting_member *m = drafter_ahead(r);
+    kk_gemma4 *model = all->model;
+    kk_ahead a = {.n = n,
+                  .ids = kk_gemma4_ids(model),
+                  .start = r->len - 1 + b->ahead,
+                  .flying = b->most_ahead,
+                  .shift = b->shift};
+    KK_TRY(kk_gemma4_lap(model, false, err));
+    if (b->anchor >= 0 && n > 0) {
+        KK_TRY(kk_gemma4_set_id(model, a.ids, b->anchor, err));
+        KK_TRY(kk_gemma4_set_id(model, m->proposer->anchor(m->self), b->anchor, err));
+    }
+    KK_TRY(m->proposer->enqueue(m->proposer, m->self, &a, err));
+    KK_TRY(kk_gemma4_lap(model, true, err));
+    g->taps = a.taps.buf;
+    g->tap_row = a.taps.row;
+    g->ids = a.ids;
+    return KK_OK;
+}
+
+/* Row i has the first i tokens of the draft before it, and a plain round that is enqueued ahead the
+ * token that it begins with. */
+static kk_status choose_on_device(const kk_rounds *all, const kk_round *r, const beginning *b,
+                                  int32_t rows, int64_t *ticket, kk_err *err) {
+    const kk_drafting_member *m = drafter_ahead(r);
+    kk_choose_row row[KK_PICK_ROWS];
+    const bool greedy = is_greedy(r), known = b->anchor >= 0;
+    assert(greedy || known || !m);
+    for (int32_t i = 0; !greedy && i < rows; i++) {
+        ask(&row[i], r, r->len + (known ? b->ahead : 0), known ? i : 1);
+        row[i].pending = m ? 1 : 0;
+    }
+    return m ? kk_gemma4_choose_drafted(all->model, greedy ? NULL : row,
+                                        m->proposer->anchor(m->self), ticket, err)
+             : kk_gemma4_choose(all->model, greedy ? NULL : row, ticket, err);
+}
+
+/* Enqueues the round after `ahead` others. */
+static kk_status enqueue(const step *s, int32_t ahead, kk_err *err) {
+    kk_rounds *all = s->all;
+    kk_round *r = s->rounds[0];
     kk_flight *f = &r->flight[ahead];
-    const bool known = ahead == 0 || r->flight[0].read;
-    if (ahead && known) r->tokens[r->len] = r->flight[0].pick.token;
-    *f = (kk_flight){.ahead = !known};
-    const kk_gemma4_group g = {.cache = r->cache,
-                               .layout = r->layout,
-                               .tokens = known ? r->tokens + r->len - 1 + ahead : NULL,
-                               .ahead = ahead,
-                               .n_rows = 1,
-                               .n_logits = 1,
-                               .counts = &f->counts};
-    const kk_gemma4_forward_args args = {.groups = &g, .n_groups = 1};
-    KK_TRY(kk_cache_reserve(r->cache, ahead + 1, err));
+    const beginning b = begins(all, r, ahead);
+    for (int32_t i = 0; ahead && b.anchor >= 0 && i < b.ahead; i++)
+        r->tokens[r->len + i] = r->flight[0].pick[i].token;
+    *f = (kk_flight){.ahead = b.anchor < 0};
+    choose_flight(s, f, b.most_ahead);
+    const int32_t n = f->choice.n;
+    kk_gemma4_group g = {.cache = r->cache,
+                         .layout = r->layout,
+                         .tokens = b.anchor >= 0 && n == 0 ? &b.anchor : NULL,
+                         .ahead = b.ahead,
+                         .shift = b.shift,
+                         .most_shift = b.most_ahead - b.ahead,
+                         .n_rows = n + 1,
+                         .n_logits = n + 1};
+    const kk_gemma4_forward_args args = {
+        .groups = &g, .n_groups = 1, .tapped = s->all->tapped, .n_tapped = s->all->n_tapped};
+    KK_TRY(kk_cache_reserve(r->cache, b.most_ahead + n + 1, err));
+    if (drafter_ahead(r)) KK_TRY(enqueue_draft(all, r, &b, n, &g, err));
     KK_TRY(kk_gemma4_forward(all->model, &args, err));
-    KK_TRY(kk_gemma4_choose(all->model, &f->ticket, err));
+    KK_TRY(choose_on_device(all, r, &b, n + 1, &f->ticket, err));
     f->queued = true;
+    f->n_draft = n;
     all->in_flight = r;
     return KK_OK;
 }
@@ -300,24 +428,33 @@ static bool fills_sink(const kk_round *r, int32_t len) {
     return false;
 }
 
+/* At a memory limit a draft may ask for a page that plain decoding does without. */
+static kk_status enqueue_first(step *s, kk_err *err) {
+    kk_round *r = s->rounds[0];
+    kk_status st = enqueue(s, 0, err);
+    if (st != KK_ENOMEM || r->flight[0].choice.n == 0) return st;
+    const int32_t max = r->draft_max;
+    unreserve(r);
+    r->draft_max = 0;
+    st = enqueue(s, 0, err);
+    r->draft_max = max;
+    return st;
+}
+
 /* This round, unless it is in flight already, and the next, unless this is known to be the last. */
 static kk_status enqueue_all(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
-    s->rows = 1;
-    if (!r->flight[0].queued) KK_TRY(enqueue(s->all, r, 0, err));
-    const bool fits =
-        r->tokens_left > 1 && r->len + 1 < r->cap && kk_cache_how(r->cache)->max_block > 1;
-    if (!fits || s->all->company || fills_sink(r, r->len) || r->flight[1].queued) return KK_OK;
-    const kk_status st = enqueue(s->all, r, 1, err);
+    if (!r->flight[0].queued) KK_TRY(enqueue_first(s, err));
+    const int32_t most = r->flight[0].n_draft + 1; /* tokens of this one */
+    const bool fits = r->tokens_left > most && r->len + most < r->cap &&
+                      kk_cache_how(r->cache)->max_block > most + KK_MAX_DRAFT;
+    const bool waits = drafter_ahead(r) && !is_greedy(r);
+    if (!fits || waits || s->all->company || fills_sink(r, r->len) || r->flight[1].queued)
+        return KK_OK;
+    const kk_status st = enqueue(s, 1, err);
+    if (st == KK_OK) return KK_OK;
+    r->flight[1] = (kk_flight){0};
     return st == KK_ENOMEM ? KK_OK : st; /* it is asked for again when its turn comes */
-}
-
-static void add_counts(kk_key_counts *to, const kk_key_counts *a) {
-    if (!to) return;
-    to->queries += a->queries;
-    to->keys_stored += a->keys_stored;
-    to->keys_rebuilt += a->keys_rebuilt;
-    to->rows_rebuilt += a->rows_rebuilt;
 }
 
 /* The token after row i of the round. */
@@ -334,18 +471,21 @@ static bool is_broken(kk_round *r, int32_t i, const kk_pick *pick) {
     return pick->broken;
 }
 
-/* The outcome of the round that was enqueued first. */
+/* The outcome of the round that was enqueued first.  Where it is shorter than what the device
+ * matched, the round behind it began elsewhere, and is forgotten. */
 static kk_status adopt(step *s, kk_err *err) {
     kk_round *r = s->rounds[0];
     kk_flight *f = &r->flight[0];
     const bool waited = !f->read;
-    if (waited) KK_TRY(kk_gemma4_picked(s->all->model, f->ticket, &f->pick, 1, &f->took_s, err));
+    if (waited) KK_TRY(read_flight(s->all, f, err));
     s->untimed = !waited && f->took_s == 0;
-    assert(f->pick.token >= 0 && f->pick.token < s->all->vocab);
-    f->read = true;
-    if (!is_broken(r, 0, &f->pick)) take(r, 0, f->pick);
+    s->rows = f->n_draft + 1;
+    s->choice[0] = f->choice;
+    r->n_draft = f->n_draft;
+    KK_TRY(match(s, r, 0, f->pick, err));
+    if (r->n_out != right_of(f) + 1) r->flight[1] = (kk_flight){0};
     r->stats->ahead += f->ahead;
-    add_counts(r->counts, &f->counts);
+    if (r->counts) kk_cache_count(r->cache, r->len - 1, s->rows, r->counts);
     return KK_OK;
 }
 
@@ -364,6 +504,7 @@ static void forget_flights(kk_rounds *all, kk_round *r) {
 void kk_round_end(kk_rounds *all, kk_round *r) {
     forget_flights(all, r);
     kk_cache_commit(r->cache, kk_cache_len(r->cache));
+    kk_drafting_commit(r->drafting, 0);
 }
 
 /* Its time is the device's own: the host finds done what was enqueued a round ago.  On a device
@@ -372,8 +513,10 @@ static kk_status run_ahead(step *s, kk_err *err) {
     const double from = kk_now();
     KK_TRY(enqueue_all(s, err));
     KK_TRY(adopt(s, err));
-    const double took = s->rounds[0]->flight[0].took_s;
-    s->verify_s = took > 0 ? took : kk_now() - from;
+    const kk_flight *f = &s->rounds[0]->flight[0];
+    s->verify_s = f->took_s > 0 ? f->took_s : kk_now() - from;
+    s->draft_s = f->draft_s;
+    if (f->n_draft > 0) s->pass_s = f->draft_s;
     return KK_OK;
 }
 
@@ -398,13 +541,34 @@ static kk_status forward_all(step *s, kk_err *err) {
 
 /* ---- choose and match ------------------------------------------------------------------- */
 
-/* Greedy choices are the device's, which makes them for all rows at once with all its threads;
- * rows that turn out not to count cost less than to wait for each verdict.  Not where a round in
- * flight may have its choice in their place. */
+/* Sampled choices are the device's where it works beside the host: on others, to draw for rows of a
+ * draft that may not count would cost more than it saves. */
+static bool is_picked(const kk_rounds *all, const kk_round *r) {
+    return is_greedy(r) || (all->ahead && is_the_devices(all, r));
+}
+
+/* Choices are the device's, which makes them for all rows at once with all its threads;
+ * rows that turn out not to count cost less than to wait for each verdict. */
 static bool picks(const step *s) {
-    bool any_greedy = false;
-    for (int32_t i = 0; i < s->n; i++) any_greedy |= is_greedy(s->rounds[i]);
-    return any_greedy && s->rows <= KK_PICK_ROWS && (!s->all->ahead || s->n > 1);
+    bool any = false;
+    for (int32_t i = 0; i < s->n; i++) any |= is_picked(s->all, s->rounds[i]);
+    return any && s->rows <= KK_PICK_ROWS;
+}
+
+/* How every row of the forward is chosen, those that the host chooses left out; false: the largest
+ * logit of each will do. */
+static bool ask_all(const step *s, kk_choose_row *rows) {
+    bool any = false;
+    for (int32_t i = 0, k = 0; i < s->n; i++) {
+        const kk_round *r = s->rounds[i];
+        const bool samples = is_picked(s->all, r) && !is_greedy(r);
+        for (int32_t n = 0; n <= r->n_draft; n++, k++) {
+            rows[k] = (kk_choose_row){0};
+            if (samples) ask(&rows[k], r, r->len + n, 0);
+        }
+        any |= samples;
+    }
+    return any;
 }
 
 /* What the round's sampling makes of the logits of its row i, which lie in r; the tokens before the
@@ -441,7 +605,9 @@ static kk_status read_logits(step *s, kk_round *r, int32_t row, kk_err *err) {
  * of the forward; picked: what was chosen for all rows of it, NULL if nothing was yet. */
 static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picked, kk_err *err) {
     for (int32_t i = 0; i <= r->n_draft; i++) {
-        const int32_t drafted = i < r->n_draft ? r->tokens[r->len + i] : -1;
+        const bool drafts = i < r->n_draft, on_device = picked && r->flight[0].queued;
+        const int32_t host = drafts && !on_device ? r->tokens[r->len + i] : -1;
+        const int32_t drafted = drafts && on_device ? picked[i].drafted : host;
         if (!picked) KK_TRY(read_logits(s, r, first + i, err));
         kk_pick pick;
         if (picked) {
@@ -452,6 +618,7 @@ static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picke
         }
         if (is_broken(r, i, &pick)) break;
         take(r, i, pick);
+        if (picked && r->choose.logprobs) r->choose.logprobs[i] = pick.logprobs;
         if (pick.token != drafted) break;
         r->n_right = i + 1;
         if (r->stopped) break;
@@ -466,12 +633,14 @@ static kk_status match_all(step *s, kk_err *err) {
     int64_t ticket;
     double took_s;
     if (picked) {
-        KK_TRY(kk_gemma4_choose(s->all->model, &ticket, err));
+        kk_choose_row rows[KK_PICK_ROWS];
+        const bool asks = ask_all(s, rows);
+        KK_TRY(kk_gemma4_choose(s->all->model, asks ? rows : NULL, &ticket, err));
         KK_TRY(kk_gemma4_picked(s->all->model, ticket, pick, s->rows, &took_s, err));
     }
     for (int32_t i = 0, first = 0; i < s->n; first += s->rounds[i++]->n_draft + 1) {
-        const bool greedy = is_greedy(s->rounds[i]);
-        KK_TRY(match(s, s->rounds[i], first, picked && greedy ? pick : NULL, err));
+        const bool its = picked && is_picked(s->all, s->rounds[i]);
+        KK_TRY(match(s, s->rounds[i], first, its ? pick : NULL, err));
     }
     const double chose = kk_now() - from - s->verify_s;
     for (int32_t i = 0; i < s->n; i++) s->rounds[i]->stats->choose_s += chose;
@@ -541,6 +710,19 @@ static void learn(const step *s) {
     }
 }
 
+/* Waits for drafts before the forward, and for the choices after it. */
+static kk_status run_now(step *s, kk_err *err) {
+    kk_status st = draft_all(s, false, err);
+    if (st == KK_OK) choose_lengths(s);
+    if (st == KK_OK) st = draft_all(s, true, err);
+    if (st == KK_ENOMEM) {
+        drop_drafts(s);
+        st = KK_OK;
+    }
+    if (st == KK_OK) st = forward_all(s, err);
+    return st == KK_OK ? match_all(s, err) : st;
+}
+
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err) {
     const int32_t rows = least(least(all->max_rows, all->max_logits), KK_MAX_GROUPS);
     if (n < 1 || n > rows)
@@ -553,16 +735,8 @@ kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_er
     }
     step s = {.all = all, .rounds = rounds, .n = n};
     const bool ahead = goes_ahead(&s);
-    if ((ahead || n > 1) && all->in_flight != rounds[0]) land(all);
-    kk_status st = draft_all(&s, false, err);
-    if (st == KK_OK) choose_lengths(&s);
-    if (st == KK_OK) st = draft_all(&s, true, err);
-    if (st == KK_ENOMEM) {
-        drop_drafts(&s);
-        st = KK_OK;
-    }
-    if (st == KK_OK) st = ahead ? run_ahead(&s, err) : forward_all(&s, err);
-    if (st == KK_OK && !ahead) st = match_all(&s, err);
+    if (all->in_flight != rounds[0] || !ahead) land(all);
+    kk_status st = ahead ? run_ahead(&s, err) : run_now(&s, err);
     if (st == KK_OK) {
         learn(&s);
         return KK_OK;

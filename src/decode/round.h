@@ -10,11 +10,14 @@
  * The caller then emits the outcome, perhaps less of it, and commits what it emitted.  Rows of
  * the draft that did not match are never read again.  A plain round is one with n = 0.
  *
- * On a device that queues its work, a plain greedy round is enqueued before the token of the one
- * before it is known: forward, choice and the hash of the row stay on the device, whose next
- * forward reads the choice there, and the host reads it later.  While a round is *in flight* its
- * row is reserved in the cache and not committed, so that a round that came after a stop leaves
- * nothing: kk_round_end forgets it.
+ * On a device that queues its work, a round is enqueued before the outcome of the one
+ * before it is known: draft, forward, choice, match and the hashes of the rows stay on the device,
+ * which finds there what its next round begins with and at which position, and the host reads it
+ * later.  How many tokens a round drafts is chosen when it is enqueued.  While a round is *in
+ * flight* its rows are reserved in the cache and not committed, so that a round that came after a
+ * stop leaves nothing: kk_round_end forgets it.  Not where the host must know the tokens: for
+ * n-grams, and for masks that depend on them.  A sampled round with a draft is enqueued whole, and
+ * waits for the outcome of the one before it: what it samples with depends on its position.
  *
  * On any device a plain session may go on before its caller has seen its last tokens: these are
  * kept at once, and their rows stay reserved and not committed, so that kk_round_forget can take
@@ -22,7 +25,7 @@
 #ifndef KK_DECODE_ROUND_H
 #define KK_DECODE_ROUND_H
 
-#include "decode/sample.h"
+#include "backend/sample.h"
 #include "decode/stop.h"
 #include "model/gemma4.h"
 #include "propose/drafting.h"
@@ -37,7 +40,8 @@ typedef struct {
     const int32_t *tapped; /* layers whose outputs proposers want */
     int32_t n_tapped;
     kk_restorer *restorer;      /* NULL: no session keeps latents */
-    bool ahead;                 /* plain greedy rounds are enqueued before their token is known */
+    bool ahead;                 /* rounds are enqueued before their tokens are known */
+    bool samples;               /* the device draws tokens by itself */
     bool company;               /* other sessions wait: not now */
     struct kk_round *in_flight; /* the session whose choice the device holds; NULL: none */
     /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
@@ -48,11 +52,12 @@ typedef struct {
 /* A round that was enqueued and has no outcome yet. */
 typedef struct {
     bool queued, ahead; /* ahead: before its own token was known */
-    bool read;          /* pick is at hand */
+    bool read;          /* picks are at hand */
     int64_t ticket;
-    kk_pick pick;
-    double took_s;        /* by the device's clock, once it is read; 0: it has none */
-    kk_key_counts counts; /* what its row read */
+    kk_choice choice;               /* how much was drafted */
+    int32_t n_draft;                /* tokens of the draft, which the device knows */
+    kk_pick pick[KK_MAX_DRAFT + 1]; /* [n_draft + 1], once it is read */
+    double took_s, draft_s;         /* by the device's clock, once it is read; 0: it has none */
 } kk_flight;
 
 /* What a generation asks of its choices beside its sampling. */

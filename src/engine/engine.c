@@ -98,6 +98,7 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
     e->copy_s = kk_now() - from;
     e->rounds.model = e->model;
     e->rounds.vocab = kk_engine_config(e)->vocab;
+    e->rounds.samples = e->rounds.vocab <= e->backend->sample_vocab;
     return KK_OK;
 }
 
@@ -142,7 +143,10 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
         return kk_drafter_synthetic(&e->drafter, kk_engine_config(e), info.weight_type, &e->mem,
                                     err);
     }
-    const char *type = o->draft_type ? o->draft_type : "q8_0";
+    /* A device with memory of its own has the head there already, in the verifier's type, and
+     * gains nothing by packed weights. */
+    const char *standard = e->backend->own_memory ? "file" : "q8_0";
+    const char *type = o->draft_type ? o->draft_type : standard;
     const bool packs = strcmp(type, "file") != 0;
     const kk_checkpoint_opts how = {.mlock = o->mlock && !packs, .huge_pages = o->huge_pages};
     kk_drafter_packing packing = {.mlock = o->mlock, .threads = o->threads};
@@ -152,7 +156,6 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
                        type);
     KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
     if (packs) KK_TRY(kk_drafter_pack(e->drafter, &packing, &e->mem, err));
-    /* A device with memory of its own has the head there already. */
     const kk_tensor *table = kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
     if (packs && table && !e->backend->own_memory)
         KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));

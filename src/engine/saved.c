@@ -8,8 +8,8 @@
 #include <assert.h>
 #include <stdio.h>
 
+#include "backend/sample.h"
 #include "core/hash.h"
-#include "decode/sample.h"
 #include "engine/engine.h"
 
 #define PATH_FMT "'%.120s'"

@@ -2,9 +2,11 @@
  *
  * Appending is atomic.  One chunk is committed only when it is whole; before several, the cache
  * is marked, and a failure or a stop goes back to the mark. */
+#define _GNU_SOURCE
 #include "engine/session.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "core/clock.h"
 #include "core/hash.h"
@@ -181,6 +183,14 @@ void kk_session_options(const kk_session *s, kk_session_opts *out) {
 }
 
 void kk_session_key_counts(const kk_session *s, kk_key_counts *out) { *out = s->counts; }
+
+void kk_session_cache(const kk_session *s, kk_cache_use *out) {
+    *out = (kk_cache_use){.rows = kk_cache_len(s->cache)};
+    for (int k = 0; k < KK_LAYER_KINDS; k++)
+        out->kv_bytes += kk_cache_bytes(s->cache, (kk_kind)k) +
+                         (int64_t)kk_cache_sink_bytes(s->cache, (kk_kind)k);
+}
+
 int32_t kk_session_len(const kk_session *s) { return s->len; }
 const int32_t *kk_session_tokens(const kk_session *s) { return s->tokens; }
 int32_t kk_session_ctx(const kk_session *s) { return s->ctx; }
@@ -288,27 +298,48 @@ static bool may_cut(kk_session *s, const evaluation *v) {
     return !needs || kk_session_mark(s, v->before, NULL) == KK_OK;
 }
 
-/* Up to `most` of the next rows; *n says how many. */
+/* Up to `most` of the next rows; *n says how many, *waited whether somebody waited for the engine's
+ * lock meanwhile.  Rounds do not: the schedule starts none while a chunk runs. */
 static kk_status evaluate_chunk(kk_session *s, const evaluation *v, int32_t most, int32_t *n,
-                                kk_err *err) {
+                                bool *waited, kk_err *err) {
     const int64_t at = kk_cache_len(s->cache);
     *n = kk_session_pass(s, at, kk_schedule_chunk(s, most));
     if (*n < most && !may_cut(s, v)) *n = most;
     const double from = kk_now();
     kk_engine_lock(s->engine);
+    const uint64_t tickets = kk_fair_lock_tickets(&s->engine->lock);
     const kk_status st = run_chunk(s, *n, v->with_logits && at + *n == v->end, err);
     kk_cache_commit(s->cache, st == KK_OK ? at + *n : at);
     if (st != KK_OK) kk_drafting_commit(&s->drafting, 0);
+    *waited = kk_fair_lock_tickets(&s->engine->lock) != tickets;
     kk_engine_unlock(s->engine);
     kk_schedule_chunk_done(s, st == KK_OK ? *n : 0, kk_now() - from);
     return st;
 }
 
+/* A request that arrives takes the engine's lock a dozen times before its own tokens are evaluated
+ * (to open a session, to fork it, to mark it), each time for microseconds.  If a prompt went on as
+ * soon as the lock is free, each of them would wait for a chunk.  So after a chunk during which
+ * somebody waited, the prompt pauses until nobody has taken the lock for a moment. */
+static void let_others_in(kk_engine *e) {
+    enum { MOMENTS = 20 };
+    const struct timespec moment = {.tv_nsec = 100 * 1000};
+    uint64_t before, now = kk_fair_lock_tickets(&e->lock);
+    int i = 0;
+    do {
+        before = now;
+        nanosleep(&moment, NULL);
+        now = kk_fair_lock_tickets(&e->lock);
+    } while (now != before && ++i < MOMENTS);
+}
+
 static kk_status evaluate(kk_session *s, const evaluation *v, kk_err *err) {
     const int32_t from = v->from, end = v->end, most = s->engine->rounds.max_rows;
     for (int32_t at = from, n; at < end; at += n) {
+        bool waited;
         n = kk_session_pass(s, at, end - at < most ? end - at : most);
-        KK_TRY(evaluate_chunk(s, v, n, &n, err));
+        KK_TRY(evaluate_chunk(s, v, n, &n, &waited, err));
+        if (waited && at + n < end) let_others_in(s->engine);
         /* After the last chunk there is nothing left to stop. */
         if (v->progress && !v->progress(v->user, at + n - from, end - from) && at + n < end)
             return kk_fail(err, KK_ESTOPPED, "stopped after %d of %d tokens", at + n - from,

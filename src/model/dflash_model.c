@@ -4,6 +4,7 @@
  * normed row feeds every layer, so context rows never see attention or an MLP.  Drafting is a
  * small transformer over the blocks of all sessions at once, then the verifier's head, or a packed
  * copy of it, for the rows that stand for tokens to come. */
+#include <assert.h>
 #include <math.h>
 
 #include "model/model.h"
@@ -54,9 +55,19 @@ static kk_status take_buffers(kk_dflash *m, kk_err *err) {
     return KK_OK;
 }
 
+/* The anchor's place and masks behind it, as ids of a block. */
+static kk_status take_anchor(kk_dflash *m, kk_err *err) {
+    KK_TRY(kk_take_rows(m->be, m->dev, m->cfg.block, 1, &m->anchor, err));
+    for (int32_t i = 0; i < m->cfg.block; i++)
+        KK_TRY(m->be->write(m->dev, m->anchor, (size_t)i * sizeof m->cfg.mask_id, &m->cfg.mask_id,
+                            sizeof m->cfg.mask_id, err));
+    return KK_OK;
+}
+
 static kk_status take_scratch(kk_dflash *m, kk_err *err) {
     const size_t most = (size_t)most_rows(m), block = (size_t)m->max_block_rows;
     KK_TRY(take_buffers(m, err));
+    KK_TRY(take_anchor(m, err));
     m->positions = kk_calloc(most, sizeof *m->positions);
     m->tokens = kk_calloc(block, sizeof *m->tokens);
     m->draft_rows = kk_calloc(block, sizeof *m->draft_rows);
@@ -102,8 +113,8 @@ kk_status kk_dflash_new(kk_dflash **out, const kk_drafter *files, const kk_draft
 
 void kk_dflash_free(kk_dflash *m) {
     if (!m) return;
-    kk_buf *b[] = {m->taps, m->context, m->x,         m->z,      m->y, m->q, m->att,
-                   m->gate, m->up,      m->drafts_in, m->logits, m->k, m->v, m->rope_rows};
+    kk_buf *b[] = {m->taps, m->context,   m->x,      m->z, m->y, m->q,         m->att,   m->gate,
+                   m->up,   m->drafts_in, m->logits, m->k, m->v, m->rope_rows, m->anchor};
     for (size_t i = 0; i < sizeof b / sizeof *b; i++) m->be->buf_free(m->dev, b[i]);
     kk_dflash_unload(m);
     kk_free(m->positions);
@@ -116,19 +127,26 @@ void kk_dflash_free(kk_dflash *m) {
 
 const kk_drafter_config *kk_dflash_config(const kk_dflash *m) { return &m->cfg; }
 const kk_kv_shape *kk_dflash_kv_shape(const kk_dflash *m) { return &m->kv; }
+kk_buf *kk_dflash_anchor(const kk_dflash *m) { return m->anchor; }
 
 /* ---- the rows of this pass -------------------------------------------------------------- */
 
-static void begin_rows(kk_dflash *m) { m->n_groups = m->n_rows = 0; }
+static void begin_rows(kk_dflash *m) {
+    m->n_groups = m->n_rows = 0;
+    m->shift = NULL;
+}
 
 /* n more rows, of one session, from position pos on. */
-static void add_rows(kk_dflash *m, const kk_dflash_context *c, int64_t pos, int32_t n) {
+static void add_rows(kk_dflash *m, const kk_dflash_context *c, int64_t pos, int32_t n,
+                     int32_t most_shift) {
     for (int k = 0; k < KK_LAYER_KINDS; k++)
         m->groups[k][m->n_groups] = (kk_group){.row = m->n_rows,
                                                .n_rows = n,
                                                .pos = pos,
                                                .pages = kk_cache_pages(c->cache, (kk_kind)k),
-                                               .sink = kk_cache_sink(c->cache, (kk_kind)k)};
+                                               .sink = kk_cache_sink(c->cache, (kk_kind)k),
+                                               .shift = m->shift,
+                                               .most_shift = m->shift ? most_shift : 0};
     m->n_groups++;
     for (int32_t i = 0; i < n; i++) m->positions[m->n_rows++] = pos + i;
 }
@@ -141,7 +159,8 @@ static kk_status fill_rope(kk_dflash *m, kk_err *err) {
     const kk_rope_args r = {.table = m->rope_rows,
                             .n = m->n_rows,
                             .pos = m->positions,
-                            .rope = {m->cfg.theta, 1.0f, m->cfg.head_dim / 2, m->cfg.head_dim}};
+                            .rope = {m->cfg.theta, 1.0f, m->cfg.head_dim / 2, m->cfg.head_dim},
+                            .shift = m->shift};
     return m->be->rope(m->dev, &r, err);
 }
 
@@ -217,7 +236,7 @@ static kk_status gather_taps(kk_dflash *m, const kk_dflash_rows *g, int32_t done
                                  .dim = width,
                                  .out_at = (size_t)m->n_rows * (size_t)width};
     KK_TRY(m->be->gather(m->dev, &copy, err));
-    add_rows(m, &g->context, kk_cache_len(g->context.cache) + done, n);
+    add_rows(m, &g->context, kk_cache_len(g->context.cache) + done, n, 0);
     return KK_OK;
 }
 
@@ -268,7 +287,7 @@ static kk_status check_block(const kk_dflash *m, const kk_dflash_block *b, kk_er
     if (b->n + 1 > m->max_block_rows - m->n_rows)
         return kk_fail(err, KK_EINVAL, "%d more rows do not fit a draft of %d", b->n + 1,
                        m->max_block_rows);
-    if (b->anchor < 0 || b->anchor >= m->cfg.vocab)
+    if (!b->ids && (b->anchor < 0 || b->anchor >= m->cfg.vocab))
         return kk_fail(err, KK_EINVAL, "token id %d is outside the vocabulary of %d", b->anchor,
                        m->cfg.vocab);
     return KK_OK;
@@ -285,7 +304,12 @@ static kk_status gather_blocks(kk_dflash *m, const kk_dflash_block *blocks, int3
         KK_TRY(check_block(m, b, err));
         KK_TRY(check_alike(&blocks[0].context, &b->context, err));
         const int32_t first = m->n_rows;
-        add_rows(m, &b->context, kk_cache_len(b->context.cache), b->n + 1);
+        int32_t by;
+        assert(n == 1 || (!b->ids && !b->shift));
+        m->shift = b->shift;
+        KK_TRY(kk_resolve_shift(m->be, m->dev, &m->shift, &by, err));
+        add_rows(m, &b->context, kk_cache_len(b->context.cache) + b->ahead + by, b->n + 1,
+                 b->most_shift);
         m->tokens[first] = b->anchor;
         for (int32_t r = first + 1; r < m->n_rows; r++) {
             m->tokens[r] = m->cfg.mask_id;
@@ -335,7 +359,7 @@ static kk_status mlp(kk_dflash *m, const kk_dflash_layer *l, kk_err *err) {
 }
 
 /* The soft-cap keeps the order of logits, so the largest is found without it. */
-static kk_status head(kk_dflash *m, kk_err *err) {
+static kk_status head(kk_dflash *m, kk_buf *ids, kk_err *err) {
     KK_TRY(norm(m, m->z, m->x, m->norm, err));
     const kk_gather_args g = {.out = m->drafts_in,
                               .x = m->z,
@@ -346,20 +370,28 @@ static kk_status head(kk_dflash *m, kk_err *err) {
     const kk_weight *table = m->head ? m->head : m->table;
     const kk_linear_args w = {{m->logits}, {table}, 1, m->drafts_in, m->n_drafts};
     KK_TRY(m->be->linear(m->dev, &w, err));
-    const kk_argmax_args best = {m->drafts, m->logits, m->n_drafts, m->cfg.vocab, m->cfg.mask_id};
+    const kk_argmax_args best = {.out = m->drafts,
+                                 .x = m->logits,
+                                 .n_rows = m->n_drafts,
+                                 .dim = m->cfg.vocab,
+                                 .banned = m->cfg.mask_id,
+                                 .ids = ids,
+                                 .ids_at = 1};
     return m->be->argmax(m->dev, &best, err);
 }
 
 kk_status kk_dflash_draft(kk_dflash *m, const kk_dflash_block *blocks, int32_t n, kk_err *err) {
     KK_TRY(gather_blocks(m, blocks, n, err));
     KK_TRY(fill_rope(m, err));
-    const kk_embed_args e = {m->x, m->table, m->tokens, m->n_rows, m->embed_scale, NULL};
+    const kk_buf *anchor = blocks[0].ids ? m->anchor : NULL;
+    const kk_embed_args e = {m->x, m->table, m->tokens, m->n_rows, m->embed_scale, anchor};
     KK_TRY(m->be->embed(m->dev, &e, err));
     for (int32_t i = 0; i < m->cfg.n_layer; i++) {
         KK_TRY(attention(m, &blocks[0].context, i, err));
         KK_TRY(mlp(m, &m->layers[i], err));
     }
-    KK_TRY(head(m, err));
+    KK_TRY(head(m, blocks[0].ids, err));
+    if (blocks[0].ids) return KK_OK;
     const int32_t *draft = m->drafts;
     for (int32_t i = 0; i < n; draft += blocks[i++].n)
         for (int32_t k = 0; k < blocks[i].n; k++) blocks[i].out[k] = draft[k];

@@ -59,7 +59,16 @@ typedef struct {
     int32_t anchor;
     int32_t n; /* drafts wanted, 1 to config.block - 1 */
     int32_t *out;
+    /* A draft whose anchor only the device knows: the first id of kk_dflash_anchor().  Its tokens
+     * become the ids [1, n] there, and nothing is waited for.  NULL: anchor and out. */
+    kk_buf *ids;
+    int32_t ahead;       /* rows before it that are not committed */
+    const kk_buf *shift; /* as in kk_group, behind those */
+    int32_t most_shift;
 } kk_dflash_block;
+/* Where a draft with ids finds its anchor: the first int32. */
+kk_buf *kk_dflash_anchor(const kk_dflash *m);
+/* Blocks with ids come alone. */
 kk_status kk_dflash_draft(kk_dflash *m, const kk_dflash_block *blocks, int32_t n, kk_err *err);
 
 /* For diagnosis, of block 0 of the last draft: the hidden state of a row (0: the anchor's) after

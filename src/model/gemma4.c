@@ -83,6 +83,8 @@ static kk_status take_scratch(kk_gemma4 *m, kk_err *err) {
     KK_TRY(take_rows(m, m->max_logits, c->hidden, &m->logits_in, err));
     KK_TRY(take_rows(m, m->max_logits, c->vocab, &m->logits, err));
     KK_TRY(take_rows(m, m->max_logits, 1, &m->chosen, err));
+    KK_TRY(take_rows(m, m->max_logits, 1, &m->ids, err));
+    KK_TRY(take_rows(m, 1, 1, &m->right, err));
     m->tokens = kk_calloc(rows, sizeof *m->tokens);
     m->positions = kk_calloc(rows, sizeof *m->positions);
     m->logit_rows = kk_calloc((size_t)m->max_logits, sizeof *m->logit_rows);
@@ -137,7 +139,9 @@ void kk_gemma4_free(kk_gemma4 *m) {
                    m->logits_in,
                    m->rope_rows[0],
                    m->rope_rows[1],
-                   m->chosen};
+                   m->chosen,
+                   m->ids,
+                   m->right};
     for (size_t i = 0; i < sizeof b / sizeof *b; i++) m->be->buf_free(m->dev, b[i]);
     kk_mem_count(m->mem, KK_MEM_WORKSPACE,
                  -m->rope_len * 2 * m->cfg.rope[KK_FULL].n_rot * (int64_t)sizeof(float));
@@ -174,7 +178,7 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
     if (!kk_cache_alike(first->cache, g->cache))
         return kk_fail(err, KK_EINVAL,
                        "sessions that keep different rows of K/V cannot share a pass");
-    if (position_of(g) + g->n_rows > m->cfg.context)
+    if (position_of(g) + g->most_shift + g->n_rows > m->cfg.context)
         return kk_fail(err, KK_ECONTEXT, "position %lld is past the model's context of %d",
                        (long long)(position_of(g) + g->n_rows - 1), m->cfg.context);
     for (int32_t r = 0; g->tokens && r < g->n_rows; r++)
@@ -186,20 +190,28 @@ static kk_status check_group(const kk_gemma4 *m, const kk_gemma4_group *first,
 
 static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
     m->n_rows = m->n_logits = 0;
-    m->takes_chosen = a->n_groups == 1 && !a->groups[0].tokens;
-    assert(!m->takes_chosen || a->groups[0].n_rows == 1);
+    m->forwards++;
+    const kk_gemma4_group *first = &a->groups[0];
+    int32_t by;
+    m->takes_ids = first->tokens ? NULL : first->ids ? first->ids : m->chosen;
+    assert(first->tokens || (a->n_groups == 1 && (first->ids || first->n_rows == 1)));
+    assert(!first->shift || a->n_groups == 1);
+    m->shift = first->shift;
+    KK_TRY(kk_resolve_shift(m->be, m->dev, &m->shift, &by, err));
+    m->most_shift = m->shift ? first->most_shift : 0;
     for (int32_t i = 0; i < a->n_groups; i++) {
         const kk_gemma4_group *g = &a->groups[i];
-        assert(g->tokens || m->takes_chosen);
         KK_TRY(check_group(m, a->groups, g, err));
-        const int64_t pos = position_of(g);
+        const int64_t pos = position_of(g) + by;
         for (int k = 0; k < KK_LAYER_KINDS; k++)
             m->groups[k][i] = (kk_group){.row = m->n_rows,
                                          .n_rows = g->n_rows,
                                          .pos = pos,
                                          .pages = kk_cache_pages(g->cache, (kk_kind)k),
                                          .sink = kk_cache_sink(g->cache, (kk_kind)k),
-                                         .latents = kk_cache_pages(g->cache, KK_LATENT)};
+                                         .latents = kk_cache_pages(g->cache, KK_LATENT),
+                                         .shift = m->shift,
+                                         .most_shift = m->most_shift};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {
             m->tokens[m->n_rows] = g->tokens ? g->tokens[r] : 0;
             m->positions[m->n_rows] = pos + r;
@@ -222,12 +234,14 @@ static kk_status fill_rope(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err
         kk_rope_args r = {.table = m->rope_rows[k],
                           .n = m->n_rows,
                           .pos = m->positions,
-                          .rope = {rc->theta, rc->factor, rc->n_rot, d}};
+                          .rope = {rc->theta, rc->factor, rc->n_rot, d},
+                          .shift = m->shift};
         KK_TRY(m->be->rope(m->dev, &r, err));
         if (k != KK_FULL || !m->rope_pos || !all_rows) continue;
         int64_t end = 0;
         for (int32_t i = 0; i < m->n_rows; i++)
             end = m->positions[i] + 1 > end ? m->positions[i] + 1 : end;
+        end += m->most_shift;
         if (end <= m->rope_len) continue;
         const int64_t bytes = (end - m->rope_len) * 2 * rc->n_rot * (int64_t)sizeof(float);
         if (!kk_mem_try_count(m->mem, KK_MEM_WORKSPACE, bytes))
@@ -333,7 +347,7 @@ static kk_status linear(kk_gemma4 *m, kk_buf *out, const kk_weight *w, const kk_
 
 static kk_status embed(kk_gemma4 *m, kk_err *err) {
     const kk_config *c = &m->cfg;
-    const kk_buf *chosen = m->takes_chosen ? m->chosen : NULL;
+    const kk_buf *chosen = m->takes_ids;
     const kk_embed_args e = {m->scratch.x, m->embed, m->tokens, m->n_rows, m->embed_scale, chosen};
     KK_TRY(m->be->embed(m->dev, &e, err));
     if (!c->ple_dim) return KK_OK;
@@ -380,6 +394,7 @@ static bool evicts(const kk_gemma4 *m, const kk_gemma4_forward_args *a, int32_t 
     out->v = kk_restorer_v(a->restorer, lc->kv_source);
     out->latent = layout->latent;
     out->scales = layout->scales;
+    out->forward = m->forwards;
     bool kinds[KK_KINDS];
     restored_kinds(a, kinds);
     out->scale_at = kk_kv_scale_at(&m->kv, kinds, lc->kv_source);
@@ -521,7 +536,7 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
     KK_TRY(look_at(m, a, m->cfg.n_layer, err));
     for (int32_t i = 0; i < a->n_groups; i++) {
         const kk_gemma4_group *g = &a->groups[i];
-        if (g->counts) kk_cache_count(g->cache, position_of(g), g->n_rows, g->counts);
+        if (g->counts && !g->shift) kk_cache_count(g->cache, position_of(g), g->n_rows, g->counts);
     }
     return KK_OK;
 }
@@ -542,9 +557,43 @@ kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err) {
     return m->be->read(m->dev, m->logits, (size_t)i * n, out, n, err);
 }
 
-kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err) {
-    const kk_choose_args a = {m->chosen, m->logits, m->n_logits, m->cfg.vocab};
+kk_status kk_gemma4_choose(kk_gemma4 *m, const kk_choose_row *rows, int64_t *ticket, kk_err *err) {
+    const kk_choose_args a = {.token = m->chosen,
+                              .x = m->logits,
+                              .n_rows = m->n_logits,
+                              .dim = m->cfg.vocab,
+                              .row = rows,
+                              .pending = m->chosen};
     return m->be->choose(m->dev, &a, ticket, err);
+}
+
+kk_status kk_gemma4_choose_drafted(kk_gemma4 *m, const kk_choose_row *rows, kk_buf *anchor,
+                                   int64_t *ticket, kk_err *err) {
+    const kk_choose_args a = {.token = m->chosen,
+                              .x = m->logits,
+                              .n_rows = m->n_logits,
+                              .dim = m->cfg.vocab,
+                              .row = rows,
+                              .pending = m->ids,
+                              .draft = m->ids,
+                              .right = m->right,
+                              .next = {m->ids, anchor}};
+    return m->be->choose(m->dev, &a, ticket, err);
+}
+
+kk_buf *kk_gemma4_ids(const kk_gemma4 *m) { return m->ids; }
+const kk_buf *kk_gemma4_right(const kk_gemma4 *m) { return m->right; }
+
+kk_status kk_gemma4_set_id(kk_gemma4 *m, kk_buf *to, int32_t id, kk_err *err) {
+    return m->be->ids(m->dev, &(kk_ids_args){to, &id, 1}, err);
+}
+
+kk_status kk_gemma4_lap(kk_gemma4 *m, bool ends, kk_err *err) {
+    return m->be->lap ? m->be->lap(m->dev, ends, err) : KK_OK;
+}
+
+double kk_gemma4_lap_s(kk_gemma4 *m, int64_t ticket) {
+    return m->be->lap_s ? m->be->lap_s(m->dev, ticket) : 0;
 }
 
 kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, double *seconds,

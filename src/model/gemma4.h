@@ -37,13 +37,18 @@ float kk_gemma4_embed_scale(const kk_gemma4 *m);
 typedef struct {
     kk_cache *cache; /* reserved for ahead + n_rows; len + ahead is the position of tokens[0] */
     const kk_kv_layout *layout;
-    const int32_t *tokens; /* NULL: one row, of the token that kk_gemma4_choose chose last */
+    const int32_t *tokens; /* NULL: `ids` */
     int32_t n_rows;
     int32_t n_logits; /* logits wanted for the last n_logits rows of the group */
     kk_buf *taps;     /* where its rows' taps go, from row tap_row on; NULL: not wanted */
     int32_t tap_row;
     kk_key_counts *counts; /* key counts of its rows are added here; NULL: not wanted */
     int32_t ahead;         /* rows before it that an earlier forward writes: not committed yet */
+    const kk_buf *ids;     /* ids of its rows that the device knows; NULL: there is one row, of the
+                        * token that kk_gemma4_choose chose last */
+    /* As in kk_group; of a forward's only group, whose rows it does not count then. */
+    const kk_buf *shift;
+    int32_t most_shift;
 } kk_gemma4_group;
 
 typedef struct {
@@ -82,11 +87,26 @@ kk_status kk_gemma4_forward(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_er
 kk_status kk_gemma4_diagnose(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err);
 /* Copies logits row i of the last forward to out [vocab]. */
 kk_status kk_gemma4_logits(kk_gemma4 *m, int32_t i, float *out, kk_err *err);
-/* Chooses greedily after each of these rows instead, on the device, and waits for nothing: the
- * choice is there for the next forward, and for kk_gemma4_picked, which waits. */
-kk_status kk_gemma4_choose(kk_gemma4 *m, int64_t *ticket, kk_err *err);
+/* Chooses after each of these rows instead, on the device, and waits for nothing: the choice is
+ * there for the next forward, and for kk_gemma4_picked, which waits.  rows: how, one for each row
+ * of logits; NULL: the largest of each.  A single row may have the token chosen before it, which
+ * the last forward took, as its pending one. */
+kk_status kk_gemma4_choose(kk_gemma4 *m, const kk_choose_row *rows, int64_t *ticket, kk_err *err);
 kk_status kk_gemma4_picked(kk_gemma4 *m, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                            kk_err *err);
+/* The same of rows whose ids are kk_gemma4_ids(): a draft and the token before it.  How many of the
+ * draft are right, kk_gemma4_right(), stays on the device too, and the token after them becomes the
+ * first id there and in `anchor` (NULL: nowhere else).  The ids are what rows have as pending. */
+kk_status kk_gemma4_choose_drafted(kk_gemma4 *m, const kk_choose_row *rows, kk_buf *anchor,
+                                   int64_t *ticket, kk_err *err);
+kk_buf *kk_gemma4_ids(const kk_gemma4 *m);
+const kk_buf *kk_gemma4_right(const kk_gemma4 *m);
+/* The first id of `to`, in the order of operations. */
+kk_status kk_gemma4_set_id(kk_gemma4 *m, kk_buf *to, int32_t id, kk_err *err);
+/* Seconds of a part of the work before the next choice, by the device's clock (lap, backend.h); 0:
+ * it has none. */
+kk_status kk_gemma4_lap(kk_gemma4 *m, bool ends, kk_err *err);
+double kk_gemma4_lap_s(kk_gemma4 *m, int64_t ticket);
 /* The experts that the last layer to run chose for its rows: [n_rows][n_used]. */
 kk_status kk_gemma4_experts(kk_gemma4 *m, int32_t *out, kk_err *err);
 /* Layers and heads of all forwards that the device took whole, and others. */

@@ -33,6 +33,11 @@ kk_status kk_load_matrix(const kk_loader *l, const char *name, const kk_load_sha
 kk_status kk_take_rows(const kk_backend *be, kk_dev *dev, int64_t rows, int64_t width, kk_buf **out,
                        kk_err *err);
 
+/* What is to be added to a position that the device knows: on a device whose operations are done
+ * when they return it is read here, and *shift becomes NULL; on one that queues *by is 0. */
+kk_status kk_resolve_shift(const kk_backend *be, kk_dev *dev, const kk_buf **shift, int32_t *by,
+                           kk_err *err);
+
 /* ---- the verifier ----------------------------------------------------------------------- */
 
 typedef struct {
@@ -61,13 +66,18 @@ struct kk_gemma4 {
     int64_t rope_len;                  /* positions filled in it */
     kk_buf *logits_in, *logits;        /* [max_logits, hidden], [max_logits, vocab] */
     kk_buf *chosen;                    /* [max_logits] ids, by kk_gemma4_choose */
+    kk_buf *ids;                       /* [max_logits] ids of rows that verify a draft */
+    kk_buf *right;                     /* [1] drafted ids of the last choice that were right */
 
     /* the current forward */
     int32_t *tokens, *logit_rows;
     int64_t *positions;
     kk_group *groups[KK_LAYER_KINDS];
     int32_t n_rows, n_logits;
-    bool takes_chosen; /* the next forward takes its ids from `chosen` */
+    int64_t forwards;        /* counts them, this one too */
+    const kk_buf *takes_ids; /* where the forward takes its ids from; NULL: tokens */
+    const kk_buf *shift;     /* what the device adds to all its positions; NULL: nothing */
+    int32_t most_shift;
 
     kk_fused fused; /* fused operations of all forwards */
 };
@@ -108,10 +118,12 @@ struct kk_dflash {
     kk_group *groups[KK_LAYER_KINDS];      /* [most] */
     int64_t *positions;                    /* [most] */
     int32_t *tokens, *draft_rows, *drafts; /* [max_block_rows] */
+    kk_buf *anchor; /* [block] ids: the anchor that the device knows, then masks */
 
     /* the current pass */
     int32_t n_groups, n_rows, n_drafts;
     int32_t first_block; /* rows of block 0 in the last draft */
+    const kk_buf *shift; /* what the device adds to all positions of the pass; NULL: nothing */
 };
 
 kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err);

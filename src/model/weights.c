@@ -46,6 +46,15 @@ kk_status kk_load_matrix(const kk_loader *l, const char *name, const kk_load_sha
     return l->be->prepare(l->dev, &(kk_prepare_args){.w = *out, .n_used = shape->n_used}, err);
 }
 
+kk_status kk_resolve_shift(const kk_backend *be, kk_dev *dev, const kk_buf **shift, int32_t *by,
+                           kk_err *err) {
+    *by = 0;
+    if (!*shift || be->queues) return KK_OK;
+    KK_TRY(be->read(dev, *shift, 0, by, sizeof *by, err));
+    *shift = NULL;
+    return KK_OK;
+}
+
 kk_status kk_take_rows(const kk_backend *be, kk_dev *dev, int64_t rows, int64_t width, kk_buf **out,
                        kk_err *err) {
     size_t n;

@@ -19,6 +19,9 @@ typedef struct {
     int32_t waiting; /* rows in it */
     kk_buf *chunk;   /* the engine's */
     kk_buf *taps;    /* where the taps of this forward go: the queue, or the chunk */
+    /* The round that was reserved last has its rows in the cache already, not committed: a round
+     * behind it was enqueued.  The queue is empty then. */
+    bool extended;
 } context;
 
 /* ---- life ------------------------------------------------------------------------------- */
@@ -126,8 +129,70 @@ static kk_status reserve(void *self, const int32_t *tokens, int32_t n, kk_taps *
     return KK_OK;
 }
 
+/* ---- rounds ahead ----------------------------------------------------------------------- */
+
+/* Rows enter a sink when they are committed, and these are not when they are read. */
+static bool can_go_ahead(const void *self) { return ((const context *)self)->opts.draft_ctx == 0; }
+
+static kk_buf *anchor_of(const void *self) {
+    return kk_dflash_anchor(((const context *)self)->model);
+}
+
+/* Rows that wait, and those of the round before, of which the wrong ones will be written over. */
+static kk_status extend_flying(context *c, int32_t flying, kk_err *err) {
+    const kk_dflash_rows rows = {
+        .context = view(c), .taps = c->queue, .n_rows = c->waiting + flying};
+    const int64_t held = kk_cache_len(c->cache) + c->waiting;
+    KK_TRY(kk_cache_reserve(c->cache, rows.n_rows, err));
+    KK_TRY(kk_dflash_extend(c->model, &rows, 1, err));
+    kk_cache_advance(c->cache, held);
+    c->waiting = 0;
+    c->extended = flying > 0;
+    return KK_OK;
+}
+
+static kk_status draft_block(context *c, const kk_ahead *a, kk_err *err) {
+    const int32_t ahead = (int32_t)(a->start - kk_cache_len(c->cache));
+    const int32_t behind = a->flying > ahead ? a->flying : ahead;
+    const kk_dflash_block block = {.context = view(c),
+                                   .n = a->n,
+                                   .ids = a->ids,
+                                   .ahead = ahead,
+                                   .shift = a->shift,
+                                   .most_shift = behind - ahead};
+    assert(ahead >= 0);
+    KK_TRY(kk_cache_reserve(c->cache, behind + a->n + 1, err));
+    return kk_dflash_draft(c->model, &block, 1, err);
+}
+
+/* A plain round behind a plain one leaves its taps in the queue.  Behind a drafted one nobody knows
+ * yet how many of them count, so that its rows enter the cache first. */
+static kk_status enqueue(const kk_proposer *me, void *self, kk_ahead *a, kk_err *err) {
+    context *c = self;
+    (void)me;
+    assert(!c->extended);
+    const int32_t queued = c->waiting + a->flying;
+    if (a->n > 0 || a->flying > 1 || queued > KK_TAP_QUEUE)
+        KK_TRY(extend_flying(c, a->flying, err));
+    if (a->n > 0) KK_TRY(draft_block(c, a, err));
+    c->taps = c->queue;
+    a->taps = (kk_taps){.buf = c->queue, .row = c->extended ? 0 : c->waiting + a->flying};
+    return KK_OK;
+}
+
 static void commit(void *self, int32_t n) {
     context *c = self;
+    const int64_t held = kk_cache_len(c->cache);
+    if (n == 0) { /* also what a draft has reserved is given back */
+        c->extended = false;
+        kk_cache_commit(c->cache, held);
+        return;
+    }
+    if (c->extended) {
+        kk_cache_advance(c->cache, held + n);
+        c->extended = false;
+        return;
+    }
     assert(c->waiting + n <= QUEUE_ROWS && (n == 0 || c->taps == c->queue));
     c->waiting += n;
 }
@@ -247,6 +312,9 @@ const kk_proposer kk_propose_dflash = {.name = "dflash",
                                        .commit = commit,
                                        .absorb = absorb,
                                        .flush = flush,
+                                       .can_go_ahead = can_go_ahead,
+                                       .enqueue = enqueue,
+                                       .anchor = anchor_of,
                                        .can_truncate = can_truncate,
                                        .truncate = truncate_to,
                                        .mark = mark,

@@ -48,6 +48,17 @@ typedef struct {
     int32_t match; /* out: tokens of the timeline's end that the draft was found by; 0: not said */
 } kk_draft;
 
+/* One session's draft, and the place of the taps, of a round that is enqueued before the outcome of
+ * the round before it is known.  Nothing is waited for. */
+typedef struct {
+    int32_t n;           /* tokens to draft, 0: none; they become the ids [1, n] of `ids` */
+    kk_buf *ids;         /* int32; the first id of `anchor` was set to the anchor */
+    int32_t start;       /* position of the anchor, or the least it can be */
+    int32_t flying;      /* rows of the round before that is not committed; 0: there is none */
+    const kk_buf *shift; /* how many of its drafted tokens were right; NULL: start is known */
+    kk_taps taps;        /* out: where the taps of the round's rows go */
+} kk_ahead;
+
 typedef struct kk_proposer kk_proposer;
 struct kk_proposer {
     const char *name;
@@ -73,6 +84,15 @@ struct kk_proposer {
     kk_status (*absorb)(void *self, int32_t n, kk_err *err);
     /* Does the work that was put off, such as rows that wait in a queue.  NULL: there is none. */
     kk_status (*flush)(void *self, kk_err *err);
+
+    /* ---- rounds that are enqueued ahead (decode/round.h).  NULL, all: there are none. ---- */
+
+    /* Whether the session's state can take part in them. */
+    bool (*can_go_ahead)(const void *self);
+    /* In the place of reserve and draft; commit follows, in the order of rounds.  A failure leaves
+     * the state standing for its rows. */
+    kk_status (*enqueue)(const kk_proposer *me, void *self, kk_ahead *a, kk_err *err);
+    kk_buf *(*anchor)(const void *self);
 
     /* ---- and are taken back.  NULL: nothing needs to be done. ---- */
 

@@ -50,7 +50,7 @@ done
 if command -v groff >/dev/null; then
     same "$(groff -man -ww -z -Tutf8 kakeya.1 2>&1)" "" "warnings of groff"
 else
-    echo "no groff: the manual page was not rendered" >&2
+    skip_part "no groff: the manual page was not rendered"
 fi
 page=$(cat kakeya.1)
 for section in NAME SYNOPSIS DESCRIPTION VERBS "EXIT STATUS" ENVIRONMENT FILES EXAMPLES; do
@@ -151,7 +151,7 @@ ZSH
         done
     done
 else
-    echo "no zsh: its completion was not tried" >&2
+    skip_part "no zsh: its completion was not tried"
 fi
 if command -v fish >/dev/null; then
     cat >drive.fish <<'FISH'
@@ -177,6 +177,6 @@ FISH
         done
     done
 else
-    echo "no fish: its completion was not tried" >&2
+    skip_part "no fish: its completion was not tried"
 fi
 finish

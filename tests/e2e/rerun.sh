@@ -126,9 +126,9 @@ caught "$work/policies.json" "r['policies'][1]['bytes']['kv.latents'] += 8" \
 # Kinds that cannot be executed again, and what is no report.
 exits 1 report rerun "$KK_TEST_DATA/reports/lossless.json"
 has "$err" "'lossless' cannot be executed again" "lossless-all"
-printf '{"kind": "soak", "settings": {}}' >"$work/soak.json"
-exits 1 report rerun "$work/soak.json"
-has "$err" "'soak' cannot be executed again: no rules say how"
+printf '{"kind": "bridge", "settings": {}}' >"$work/bridge.json"
+exits 1 report rerun "$work/bridge.json"
+has "$err" "'bridge' cannot be executed again: no rules say how"
 exits 1 report rerun "$work/none.json"
 has "$err" "none.json"
 exits 2 report rerun

@@ -28,6 +28,6 @@ export PYTHONPATH=$here/../../.cache/clients
 if python3 -c 'import openai' 2>/dev/null; then
     python3 -B "$here/serve_openai.py" "$KAKEYA" || fail "serve_openai.py"
 else
-    echo "not run: the package openai is not installed (scripts/setup clients)"
+    skip_part "the package openai is not installed (scripts/setup clients)"
 fi
 finish

@@ -21,6 +21,8 @@ class Server:
             [kakeya, "serve", "--port", "0", "-t", "1", *args],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.lines, self.port, self.ready, self.ending = [], 0, False, False
+        self.grpc_port = 0
+        self.killed = False
         self.changed = threading.Condition()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -31,6 +33,8 @@ class Server:
                 self.lines.append(line.rstrip("\n"))
                 found = re.search(r"listening on https?://.*:(\d+)$", self.lines[-1])
                 self.port = int(found.group(1)) if found else self.port
+                found = re.search(r"gRPC on .*:(\d+)", self.lines[-1])
+                self.grpc_port = int(found.group(1)) if found else self.grpc_port
                 self.ready = self.ready or "serve: ready:" in line
                 self.changed.notify_all()
         with self.changed:
@@ -58,13 +62,19 @@ class Server:
             raise AssertionError("the server does not end") from None
         self.reader.join(10)
         if exc[0] is None:
-            assert code == 0, f"exit {code}: {self.lines}"
+            assert code == (-signal.SIGKILL if self.killed else 0), f"exit {code}: {self.lines}"
 
     def terminate(self):
         """Asks it to end; a second time would end it at once."""
         self.ending = True
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        """kill -9: nothing is asked of it any more."""
+        self.killed = self.ending = True
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(LIMIT)
 
     # ---- requests
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/request.h"
+#include "server/sessions_json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -29,7 +30,26 @@ static void check_request(const request *r, const request_defaults *d) {
     need(d->chat ? json_array_size(r->messages) > 0 : r->prompt != NULL);
 }
 
+/* The same bytes as bodies of the calls on sessions. */
+static void check_sessions(const char *body, size_t size) {
+    const request_defaults d = {.max_messages = 8, .max_choices = 1, .vocab = 1000};
+    request r;
+    fault f = {0};
+    sessions_how how = {.n_stop_ids = 0};
+    sessions_addition add = {0};
+    sessions_place at;
+    const bool read = request_generation(&r, body, size, &d, &f);
+    if (!read) check_fault(&f);
+    if (read && !sessions_json_how(r.root, d.vocab, &how, &f)) check_fault(&f);
+    need(how.n_stop_ids >= 0 && how.n_stop_ids <= SESSIONS_STOP_IDS);
+    if (read && !sessions_json_addition(r.root, d.vocab, 8, false, &add, &f)) check_fault(&f);
+    sessions_addition_free(&add);
+    if (read && !sessions_json_place(r.root, &at, &f)) check_fault(&f);
+    request_free(&r);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    check_sessions((const char *)data, size);
     for (int chat = 0; chat < 2; chat++) {
         const request_defaults d = {
             .chat = chat, .max_messages = 8, .max_choices = 4, .vocab = 1000};

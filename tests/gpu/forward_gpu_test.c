@@ -1,9 +1,11 @@
 /* forward_gpu_test.c - whole forwards on the GPU: fused and replayed as graphs, against the same
- * operations one by one (equal bits), against other groupings of rows (equal bits), and against
- * the CPU (near).  With `bench`, times decoding instead.
+ * operations one by one (equal bits), against other groupings of rows (equal bits), rows of several
+ * sessions against each session alone (equal bits), and against the CPU (near).  With `bench`,
+ * times decoding instead.
  *
  *   forward_gpu_test check SPEC|FOLDER [...]
  *   forward_gpu_test bits SPEC|FOLDER [...]      without the CPU
+ *   forward_gpu_test sessions SPEC|FOLDER [...]  several sessions alone
  *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...] */
 #include <math.h>
 
@@ -183,16 +185,127 @@ static int every_number_of_rows(const kk_checkpoint *ckpt, const char *spec,
     return bad;
 }
 
-static int check(const char *spec, bool against_cpu) {
+/* ---- several sessions ----------------------------------------------------------------------- */
+
+enum { SESSIONS = 16, LONG = 1100 };
+
+/* Sessions of different lengths: at, before and after borders of pages, and past the window. */
+static const int32_t lengths[SESSIONS] = {1,   63,   64,  65,  127, 500,  5,   200,
+                                          310, 1024, 640, 128, 62,  LONG, 320, 33};
+
+/* Rows of each session in one forward, 16 at most in all. */
+static const int32_t splits[][SESSIONS] = {{1, 1},
+                                           {1, 1, 1, 1, 1, 1, 1, 1},
+                                           {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+                                           {2, 1},
+                                           {5, 1, 3, 7},
+                                           {1, 13, 1, 1},
+                                           {8, 8},
+                                           {0, 4, 0, 4, 0, 4, 0, 4},
+                                           {3, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9}};
+
+typedef struct {
+    world w; /* whose cache is that of the session in hand */
+    kk_cache *cache[SESSIONS];
+    int32_t tokens[SESSIONS][LONG + 16];
+    float *want[SESSIONS]; /* [16][vocab]: logits of the next 16 rows alone */
+} crowd;
+
+/* One forward of so many rows of each session, nothing kept; logits in the order of sessions. */
+static kk_fused together(crowd *c, const int32_t *rows, float *got) {
+    kk_gemma4_group g[SESSIONS];
     kk_err err = {0};
-    kk_mem mem = {0};
-    kk_checkpoint *ckpt;
-    if (strchr(spec, '/')) {
-        const kk_checkpoint_opts how = {0};
-        must(kk_checkpoint_open(&ckpt, spec, &how, &err), &err, spec);
-    } else {
-        must(kk_checkpoint_synthetic(&ckpt, spec, &mem, &err), &err, spec);
+    int32_t n = 0, all = 0;
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        if (!rows[i]) continue;
+        must(kk_cache_reserve(c->cache[i], rows[i], &err), &err, "reserve");
+        g[n++] = (kk_gemma4_group){.cache = c->cache[i],
+                                   .layout = &c->w.layout,
+                                   .tokens = c->tokens[i] + lengths[i],
+                                   .n_rows = rows[i],
+                                   .n_logits = rows[i]};
+        all += rows[i];
     }
+    const kk_gemma4_forward_args a = {.groups = g, .n_groups = n};
+    const kk_fused before = *kk_gemma4_fused(c->w.model);
+    must(kk_gemma4_forward(c->w.model, &a, &err), &err, "forward");
+    world_logits(&c->w, all, got);
+    const kk_fused *now = kk_gemma4_fused(c->w.model);
+    return (kk_fused){
+        now->layers_fused - before.layers_fused, now->layers_by_ops - before.layers_by_ops,
+        now->heads_fused - before.heads_fused, now->heads_by_ops - before.heads_by_ops};
+}
+
+static void open_crowd(crowd *c, const kk_checkpoint *ckpt, bool plain) {
+    uint64_t z = 4711;
+    world_open(&c->w, ckpt, "cuda", plain, MAX_ROWS, MAX_LOGITS);
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        for (int32_t t = 0; t < LONG + 16; t++) {
+            z = z * 6364136223846793005u + 1442695040888963407u;
+            c->tokens[i][t] = (int32_t)((z >> 33) % (uint64_t)c->w.cfg->vocab);
+        }
+        c->w.cache = NULL;
+        world_start(&c->w, lengths[i] + 64);
+        forward(&c->w, c->tokens[i], lengths[i], 0, NULL, true);
+        c->cache[i] = c->w.cache;
+        c->want[i] = calloc((size_t)16 * (size_t)c->w.cfg->vocab, sizeof(float));
+        forward(&c->w, c->tokens[i] + lengths[i], 16, 16, c->want[i], false);
+    }
+    c->w.cache = NULL;
+}
+
+static void close_crowd(crowd *c) {
+    for (int32_t i = 0; i < SESSIONS; i++) {
+        kk_cache_free(c->cache[i]);
+        free(c->want[i]);
+    }
+    world_close(&c->w);
+}
+
+/* Rows of up to 16 sessions in one forward have the bits that each session's have alone, fused or
+ * not, every one of many times. */
+static int sessions_together(const kk_checkpoint *ckpt, const char *spec, bool plain) {
+    static crowd c;
+    open_crowd(&c, ckpt, plain);
+    const size_t vocab = (size_t)c.w.cfg->vocab;
+    float *got = calloc(16 * vocab, sizeof *got);
+    int bad = 0;
+    for (size_t k = 0; k < sizeof splits / sizeof *splits; k++) {
+        int wrong = 0, first = -1;
+        for (int time = 0; time < (plain ? 1 : 20); time++) {
+            const kk_fused f = together(&c, splits[k], got);
+            if (time == 0) bad += check_fused(ckpt, spec, &f, plain, true);
+            for (int32_t i = 0, row = 0; i < SESSIONS; row += splits[k][i++]) {
+                const size_t n =
+                    differing(got + (size_t)row * vocab, c.want[i], (size_t)splits[k][i], vocab);
+                if (n && first < 0) first = i;
+                wrong += n != 0;
+            }
+        }
+        printf("%s: sessions together%s, split %zu: %d differ from alone", spec,
+               plain ? " (plain)" : "", k, wrong);
+        printf(first >= 0 ? ", first of %d tokens\n" : "\n", first >= 0 ? lengths[first] : 0);
+        fflush(stdout);
+        bad += wrong;
+    }
+    free(got);
+    close_crowd(&c);
+    return bad;
+}
+
+static kk_checkpoint *open_checkpoint(const char *spec) {
+    static kk_mem mem;
+    kk_err err = {0};
+    kk_checkpoint *ckpt;
+    const kk_checkpoint_opts how = {0};
+    must(strchr(spec, '/') ? kk_checkpoint_open(&ckpt, spec, &how, &err)
+                           : kk_checkpoint_synthetic(&ckpt, spec, &mem, &err),
+         &err, spec);
+    return ckpt;
+}
+
+static int check(const char *spec, bool against_cpu) {
+    kk_checkpoint *ckpt = open_checkpoint(spec);
     const int32_t vocab = kk_checkpoint_config(ckpt)->vocab;
     const size_t all = (size_t)TAIL * (size_t)vocab;
     int32_t tokens[PROMPT + TAIL];
@@ -223,6 +336,8 @@ static int check(const char *spec, bool against_cpu) {
         bad += n != 0;
     }
     bad += every_number_of_rows(ckpt, spec, tokens);
+    bad += sessions_together(ckpt, spec, false);
+    bad += sessions_together(ckpt, spec, true);
     /* All in which rows are staged or listed in another way than with one fewer. */
     static const int32_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 14, 15, 16};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -297,6 +412,45 @@ static double prefill(world *w, int64_t until, int32_t chunk, bool keep, uint64_
     return kk_now() - t;
 }
 
+/* Forwards of one row of each of so many sessions, each of ctx tokens. */
+static void time_sessions(world *w, int64_t ctx, int32_t n, uint64_t *z) {
+    enum { REPS = 20 };
+    kk_cache *mine = w->cache, *cache[SESSIONS];
+    kk_gemma4_group g[SESSIONS];
+    int32_t token[SESSIONS];
+    double took[REPS];
+    kk_err err = {0};
+    for (int32_t i = 0; i < n; i++) {
+        w->cache = NULL;
+        world_start(w, ctx + 64);
+        prefill(w, ctx, MAX_ROWS, true, z);
+        cache[i] = w->cache;
+        g[i] = (kk_gemma4_group){.cache = cache[i],
+                                 .layout = &w->layout,
+                                 .tokens = &token[i],
+                                 .n_rows = 1,
+                                 .n_logits = 1};
+    }
+    w->cache = mine;
+    const kk_gemma4_forward_args a = {.groups = g, .n_groups = n};
+    for (int32_t i = -4; i < REPS; i++) {
+        for (int32_t k = 0; k < n; k++) {
+            *z = *z * 6364136223846793005u + 1442695040888963407u;
+            token[k] = (int32_t)((*z >> 33) % (uint64_t)w->cfg->vocab);
+            must(kk_cache_reserve(cache[k], 1, &err), &err, "reserve");
+        }
+        const double from = kk_now();
+        must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
+        must(w->be->instruments->sync(w->dev, &err), &err, "sync");
+        if (i >= 0) took[i] = kk_now() - from;
+    }
+    qsort(took, REPS, sizeof *took, compare_doubles);
+    printf("context %lld, %2d sessions: median %.3f ms (least %.3f, most %.3f)\n", (long long)ctx,
+           n, 1e3 * took[REPS / 2], 1e3 * took[0], 1e3 * took[REPS - 1]);
+    fflush(stdout);
+    for (int32_t i = 0; i < n; i++) kk_cache_free(cache[i]);
+}
+
 static int bench(const char *spec, int n, char **contexts) {
     kk_err err = {0};
     kk_mem mem = {0};
@@ -322,16 +476,28 @@ static int bench(const char *spec, int n, char **contexts) {
         static const int32_t rows[] = {1, 2, 4, 8, 16};
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
             time_rows(&w, ctx, rows[k], rows[k] == 1 ? 100 : 20, &z);
+        static const int32_t sessions[] = {2, 4, 8, 16};
+        for (size_t k = 0; k < sizeof sessions / sizeof *sessions; k++)
+            time_sessions(&w, ctx, sessions[k], &z);
     }
     world_close(&w);
     kk_checkpoint_close(ckpt);
     return 0;
 }
 
+static int check_sessions(const char *spec) {
+    kk_checkpoint *ckpt = open_checkpoint(spec);
+    const int bad = sessions_together(ckpt, spec, false) + sessions_together(ckpt, spec, true);
+    kk_checkpoint_close(ckpt);
+    return bad;
+}
+
 int main(int argc, char **argv) {
     int bad = 0;
+    const bool sessions = argc > 1 && strcmp(argv[1], "sessions") == 0;
     if (argc > 3 && strcmp(argv[1], "bench") == 0) return bench(argv[2], argc - 3, argv + 3);
-    for (int i = 2; i < argc; i++) bad += check(argv[i], strcmp(argv[1], "bits") != 0);
+    for (int i = 2; i < argc; i++)
+        bad += sessions ? check_sessions(argv[i]) : check(argv[i], strcmp(argv[1], "bits") != 0);
     printf("%d failures\n", bad);
     return bad != 0;
 }

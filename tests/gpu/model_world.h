@@ -1,5 +1,6 @@
 /* model_world.h - a checkpoint on a device with a session's pages and cache, for tests that run
- * forwards themselves.  A failure ends the program with the library's own sentence. */
+ * forwards themselves.  A failure ends the program with the library's own sentence.  KK_TEST_ISA
+ * names a chip whose limits the GPU keeps. */
 #ifndef KK_TESTS_MODEL_WORLD_H
 #define KK_TESTS_MODEL_WORLD_H
 
@@ -44,7 +45,10 @@ static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *d
     kk_err err = {0};
     memset(w, 0, sizeof *w);
     must(kk_backend_find(&w->be, device, &err), &err, "device");
-    const kk_dev_opts dev = {.plain = plain, .mem = &w->mem, .max_rows = max_rows};
+    const kk_dev_opts dev = {.plain = plain,
+                             .isa = strcmp(device, "cuda") == 0 ? getenv("KK_TEST_ISA") : NULL,
+                             .mem = &w->mem,
+                             .max_rows = max_rows};
     must(w->be->open(&w->dev, &dev, &err), &err, "open");
     const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, max_rows, max_logits};
     must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");

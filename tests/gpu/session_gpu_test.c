@@ -1,17 +1,19 @@
-/* session_gpu_test.c - sessions on the GPU: rounds enqueued ahead against rounds one by one, forks,
- * turns, every K/V format, sessions saved and loaded here and on the CPU, no allocation while
- * decoding, and a GPU without memory.
+/* session_gpu_test.c - sessions on the GPU: rounds enqueued ahead against rounds one by one,
+ * several sessions that share forwards against each alone, forks, turns, every K/V format, sessions
+ * saved and loaded here and on the CPU, no allocation while decoding, and a GPU without memory.
  *
  * session_gpu_test [MODEL | SYNTHETIC]...  A name with a slash is a folder.  Prints a line per
  * check; the exit status is 1 when one failed. */
 #define _GNU_SOURCE
+#include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/session.h"
 
-enum { CTX = 4096, MOST = 512 };
+enum { CTX = 4096, MOST = 512, TOGETHER = 16 };
 
 static int failed;
 static const char *model;
@@ -33,6 +35,8 @@ static kk_engine *open_on(const char *device, int32_t ahead) {
     kk_engine *e = NULL;
     kk_err err;
     kk_engine_opts o = {.device = device, .ahead = ahead};
+    if (strcmp(device, "cuda") == 0)
+        o.isa = getenv("KK_TEST_ISA"); /* a chip whose limits it keeps */
     *(strchr(model, '/') ? &o.model : &o.synthetic) = model;
     must(kk_engine_open(&e, &o, &err), &err, "opening");
     return e;
@@ -135,20 +139,152 @@ static void ahead_is_the_same(kk_engine *ahead, kk_engine *plain) {
     check(syncs <= 0.05 * rounds && enqueued > 0.9 * rounds, "ahead: no waiting");
 }
 
+/* A mask that may depend on the tokens keeps choices on the host; this one allows all. */
+static const uint32_t *on_the_host(void *user, const int32_t *tokens, int32_t n) {
+    (void)user, (void)tokens, (void)n;
+    return NULL;
+}
+
 /* What the host makes of the logits is what the GPU made of them. */
 static void digests_agree(kk_engine *e) {
     kk_session *a = session_on(e, KK_KV_BF16, 40), *b = session_on(e, KK_KV_BF16, 40);
     kk_err err;
     kk_result x = say(a, 6, NULL);
-    const kk_generate_opts tiny = {.max_tokens = 6,
-                                   .ignore_eos = true,
-                                   .sampling = {.temp = 1e-6f, .top_k = 1}}; /* on the host */
+    const kk_generate_opts tiny = {.max_tokens = 6, .ignore_eos = true, .mask_at = on_the_host};
     kk_result y;
     must(kk_generate(b, &tiny, NULL, NULL, &y, &err), &err, "generating");
     check(same(a, b) && x.logits_hash == y.logits_hash && y.spec.ahead == 0,
           "choices and digests of the GPU and of the host");
     kk_session_free(a);
     kk_session_free(b);
+}
+
+/* ---- several sessions ---------------------------------------------------------------------- */
+
+typedef struct {
+    kk_session *s;
+    kk_generate_opts how;
+    kk_result r;
+    kk_status st;
+    kk_err err;
+} speaker;
+
+static void *speak(void *arg) {
+    speaker *p = arg;
+    p->st = kk_generate(p->s, &p->how, NULL, NULL, &p->r, &p->err);
+    return NULL;
+}
+
+/* Every session has a length of its own and stops at its own time; `sampled`: every third one
+ * samples, beside greedy ones. */
+static kk_session *crowd_session(kk_engine *e, int32_t i, bool sampled, kk_generate_opts *how) {
+    *how = (kk_generate_opts){.max_tokens = 20 + 3 * i, .ignore_eos = true};
+    if (sampled && i % 3 == 0) how->sampling = (kk_sampling){.temp = 0.8f, .seed = 7 + (uint64_t)i};
+    return session_on(e, KK_KV_BF16, 1 + 29 * i);
+}
+
+static bool is_26b(const kk_engine *e) {
+    const kk_config *c = kk_engine_config(e);
+    return c->hidden == 2816 && c->n_expert == 128;
+}
+
+/* n sessions at once, each in a thread, against the same one after the other: tokens and logits are
+ * the same, forwards were shared, and all of them were fused where one session's are. */
+static void crowd_is_the_same(kk_engine *e, int32_t n, bool sampled) {
+    speaker p[TOGETHER];
+    pthread_t id[TOGETHER];
+    kk_sharing before, after;
+    kk_fused f0, f1;
+    bool same_all = true;
+    char what[120];
+    for (int32_t i = 0; i < n; i++) p[i].s = crowd_session(e, i, sampled, &p[i].how);
+    kk_engine_sharing(e, &before);
+    kk_engine_fused(e, &f0);
+    for (int32_t i = 0; i < n; i++)
+        if (pthread_create(&id[i], NULL, speak, &p[i]) != 0) exit(1);
+    for (int32_t i = 0; i < n; i++) pthread_join(id[i], NULL);
+    kk_engine_sharing(e, &after);
+    kk_engine_fused(e, &f1);
+    for (int32_t i = 0; i < n; i++) {
+        must(p[i].st, &p[i].err, "generating together");
+        speaker alone = {.s = crowd_session(e, i, sampled, &alone.how)};
+        speak(&alone);
+        must(alone.st, &alone.err, "generating alone");
+        const bool good = alone.r.logits_hash == p[i].r.logits_hash && same(alone.s, p[i].s);
+        if (!good) printf("      session %d of %d differs\n", i, n);
+        same_all = same_all && good;
+        kk_session_free(alone.s);
+        kk_session_free(p[i].s);
+    }
+    snprintf(what, sizeof what, "%d sessions together%s: tokens and logits as alone", n,
+             sampled ? ", some sampled" : "");
+    check(same_all, what);
+    printf("      %lld of %lld forwards shared, by %lld sessions at most; %lld layers fused, %lld "
+           "not\n",
+           (long long)(after.shared - before.shared), (long long)(after.rounds - before.rounds),
+           (long long)after.most, (long long)(f1.layers_fused - f0.layers_fused),
+           (long long)(f1.layers_by_ops - f0.layers_by_ops));
+    check(after.shared > before.shared + 10, "forwards were shared");
+    if (is_26b(e))
+        check(f1.layers_by_ops == f0.layers_by_ops && f1.heads_by_ops == f0.heads_by_ops,
+              "and every one of them was fused");
+}
+
+static uint64_t heard; /* log-probabilities of a generation */
+static void hear_logprobs(void *user, const kk_logprobs *of) {
+    const uint8_t *at = (const uint8_t *)of;
+    const size_t n = offsetof(kk_logprobs, best) + (size_t)of->n_best * sizeof *of->best;
+    (void)user;
+    for (size_t i = 0; i < n; i++) heard = (heard ^ at[i]) * 0x100000001b3u;
+}
+
+/* Sampled rounds on the GPU, enqueued ahead, against logits read to the host: the same tokens. */
+static void samples_agree(kk_engine *e) {
+    static const kk_logit_bias bias[] = {{7, 2}, {3, -1}, {7, 0.5f}, {100, 3}};
+    static uint32_t mask[1 << 14];
+    memset(mask, 0x5a, sizeof mask);
+    const struct {
+        const char *name;
+        kk_generate_opts how;
+    } ways[] = {
+        {"temperature", {.sampling = {.temp = 0.8f, .seed = 3}}},
+        {"top-k and top-p", {.sampling = {.temp = 1, .top_k = 40, .top_p = 0.95f, .seed = 4}}},
+        {"top-p", {.sampling = {.temp = 1.2f, .top_p = 0.9f, .seed = 5}}},
+        {"min-p", {.sampling = {.temp = 1.2f, .min_p = 0.05f, .seed = 5}}},
+        {"repeat penalty", {.sampling = {.repeat_penalty = 1.5f, .penalty_last_n = 8}}},
+        {"all penalties",
+         {.sampling = {.temp = 2,
+                       .repeat_penalty = 1.1f,
+                       .frequency_penalty = 1,
+                       .presence_penalty = 0.5f,
+                       .penalty_last_n = -1}}},
+        {"bias", {.sampling = {.temp = 5, .seed = 9}, .bias = bias, .n_bias = 4}},
+        {"mask", {.sampling = {.temp = 1, .seed = 1}, .mask = mask}},
+        {"log-probabilities",
+         {.sampling = {.temp = 1, .seed = 2}, .n_logprobs = 5, .on_logprobs = hear_logprobs}},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        kk_session *a = session_on(e, KK_KV_BF16, 60), *b = session_on(e, KK_KV_BF16, 60);
+        kk_generate_opts how = ways[i].how;
+        kk_result x, y;
+        kk_err err;
+        char what[100];
+        how.max_tokens = 60;
+        how.ignore_eos = true;
+        heard = 0;
+        must(kk_generate(a, &how, NULL, NULL, &x, &err), &err, "sampling");
+        const uint64_t here = heard;
+        heard = 0;
+        how.mask_at = on_the_host;
+        must(kk_generate(b, &how, NULL, NULL, &y, &err), &err, "sampling on the host");
+        snprintf(what, sizeof what, "sampled here and on the host: %s (%lld of %d rounds ahead)",
+                 ways[i].name, (long long)x.spec.ahead, x.rounds);
+        check(same(a, b) && x.logits_hash == y.logits_hash && here == heard && y.spec.ahead == 0 &&
+                  x.spec.ahead > 50,
+              what);
+        kk_session_free(a);
+        kk_session_free(b);
+    }
 }
 
 /* ---- caches -------------------------------------------------------------------------------- */
@@ -256,6 +392,11 @@ int main(int argc, char **argv) {
         }
         ahead_is_the_same(gpu, plain);
         digests_agree(gpu);
+        samples_agree(gpu);
+        crowd_is_the_same(gpu, 2, false);
+        crowd_is_the_same(gpu, 8, false);
+        crowd_is_the_same(gpu, TOGETHER, false);
+        crowd_is_the_same(gpu, TOGETHER, true);
         if (cpu) formats_move(gpu, cpu);
         nothing_is_allocated(gpu);
         out_of_memory_loses_nothing(gpu);

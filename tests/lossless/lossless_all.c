@@ -31,13 +31,16 @@ static const kk_engine_opts pair = {
 typedef struct {
     atomic_int next; /* prompt to be taken */
     atomic_llong cases, mismatches, single[AXES][AXIS_VALUES];
+    struct {
+        uint64_t plain, drafted;
+    } group[PROMPTS][KK_KV_FORMATS];
     atomic_int n_said;
     char said[MOST_SAID][2 * SAY];
 } tally;
 
 static tally *all;
 static lossless_prompt prompts[PROMPTS];
-static int n_prompts = PROMPTS;
+static int n_prompts = PROMPTS, step = 1;
 
 /* ---- a worker ----------------------------------------------------------------------------- */
 
@@ -58,14 +61,6 @@ static void run_case(lossless_stage *stage, const lossless_point *p) {
     atomic_fetch_add(&all->cases, 1);
 }
 
-/* Which proposer a case gets: each of them meets each value of every axis. */
-static int32_t proposer_of(const lossless_point *p, uint32_t prompt) {
-    const int32_t *v = p->value;
-    const uint32_t turn = prompt + (uint32_t)(v[AXIS_BLOCK] + 3 * v[AXIS_SAMPLING] +
-                                              5 * v[AXIS_FORMAT] + 2 * v[AXIS_THREADS]);
-    return (int32_t)(turn % PROPOSERS);
-}
-
 static void cross(lossless_stage *stage) {
     lossless_point p = {{0}};
     int32_t *v = p.value;
@@ -77,7 +72,9 @@ static void cross(lossless_stage *stage) {
         for (v[AXIS_SAMPLING] = 0; v[AXIS_SAMPLING] < SAMPLINGS; v[AXIS_SAMPLING]++)
             for (v[AXIS_BLOCK] = 0; v[AXIS_BLOCK] < MOST_BLOCK; v[AXIS_BLOCK]++) {
                 v[AXIS_ENDING] = (int32_t)lossless_ending_of(stage->seed, v[AXIS_SAMPLING]);
-                v[AXIS_PROPOSER] = proposer_of(&p, stage->seed);
+                v[AXIS_PROPOSER] =
+                    kk_lossless_proposer((int32_t)stage->seed, v[AXIS_FORMAT], v[AXIS_THREADS],
+                                         v[AXIS_SAMPLING], v[AXIS_BLOCK]);
                 run_case(stage, &p);
             }
 }
@@ -92,12 +89,14 @@ static int work(void) {
     }
     for (int i; (i = atomic_fetch_add(&all->next, 1)) < n_prompts;)
         for (int f = 0; f < KK_KV_FORMATS; f++) {
-            const lossless_policy policy = (lossless_policy)((i + f) % POLICIES);
+            const lossless_policy policy = (lossless_policy)kk_lossless_policy(i, f);
             if (lossless_stage_open(&stage, &w, &prompts[i], (uint32_t)i, (kk_kv_format)f, policy,
                                     TOKENS, why))
                 cross(&stage);
             else
                 differs("a prompt", why);
+            all->group[i][f].plain = stage.plain_hash;
+            all->group[i][f].drafted = stage.drafted_hash;
             lossless_stage_close(&stage);
             if (!lossless_world_empty(&w, why)) differs("after a prompt", why);
         }
@@ -154,6 +153,38 @@ static json_t *axes(void) {
     return o;
 }
 
+static json_t *formats_json(void) {
+    json_t *list = json_array();
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        json_array_append_new(list, json_string(kk_kv_format_name((kk_kv_format)f)));
+    return list;
+}
+
+static json_t *hash_json(uint64_t hash) {
+    char text[20];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
+    return json_string(text);
+}
+
+/* One entry for each prompt and format: chains over its cases, plain and drafted. */
+static json_t *groups_json(void) {
+    json_t *list = json_array();
+    for (int i = 0; i < n_prompts; i++)
+        for (int f = 0; f < KK_KV_FORMATS; f++) {
+            const lossless_prompt *p = &prompts[i];
+            const uint64_t ids =
+                kk_hash_bytes(KK_HASH_START, p->ids, (size_t)p->n * sizeof *p->ids);
+            json_array_append_new(
+                list, json_pack("{s:o, s:s, s:i, s:s, s:s, s:i, s:o, s:o}", "prompt",
+                                hash_json(ids), "kind", lossless_kinds[p->kind], "tokens", p->n,
+                                "format", kk_kv_format_name((kk_kv_format)f), "policy",
+                                lossless_policies[kk_lossless_policy(i, f)], "cases",
+                                KK_LOSSLESS_GROUP, "plain", hash_json(all->group[i][f].plain),
+                                "drafted", hash_json(all->group[i][f].drafted)));
+        }
+    return list;
+}
+
 static kk_status report(kk_writer *to, double seconds, int workers, const char *command,
                         kk_err *err) {
     kk_engine *e;
@@ -163,12 +194,15 @@ static kk_status report(kk_writer *to, double seconds, int workers, const char *
     int64_t rows = 0;
     for (int i = 0; i < n_prompts; i++) rows += prompts[i].n;
     json_t *body = json_pack(
-        "{s:{s:i, s:i}, s:i, s:I, s:I, s:I, s:[s,s,s,s,s,s,s], s:o, s:f, s:i}", "settings",
-        "tokens", TOKENS, "draft_most", MOST_BLOCK, "prompts", n_prompts, "prompt_tokens",
-        (json_int_t)rows, "cases", (json_int_t)atomic_load(&all->cases), "mismatches",
+        "{s:{s:i, s:i, s:i, s:i, s:i, s:o}, s:i, s:I, s:I, s:I, s:[s,s,s,s,s,s,s], s:o, s:f, s:i}",
+        "settings", "tokens", TOKENS, "draft_most", MOST_BLOCK, "step", step, "seed",
+        KK_LOSSLESS_SEED, "document_seed", KK_LOSSLESS_DOCUMENT_SEED, "formats", formats_json(),
+        "prompts", n_prompts, "prompt_tokens", (json_int_t)rows, "cases",
+        (json_int_t)atomic_load(&all->cases), "mismatches",
         (json_int_t)atomic_load(&all->mismatches), "compared", "tokens", "logits hash",
         "reason of the end", "lengths and anchor", "cache rows, byte for byte", "bytes of pages",
         "the next turn", "cases_by", axes(), "seconds", seconds, "processes", workers);
+    if (body) json_object_set_new(body, "groups", groups_json());
     return kk_report_write(to, kk_report_new("lossless", kk_report_join(run, body)), err);
 }
 
@@ -180,9 +214,10 @@ static int usage(void) {
     return 2;
 }
 
-/* Keeps every step-th prompt, so that all kinds and lengths remain. */
+/* Keeps every step-th prompt.  A step that kinds divide would leave one of them. */
 static void thin_out(int wanted) {
-    const int step = wanted > 0 && wanted < PROMPTS ? PROMPTS / wanted : 1;
+    step = wanted > 0 && wanted < PROMPTS ? PROMPTS / wanted : 1;
+    if (step > 1 && step % KINDS_OF_TEXT == 0) step--;
     n_prompts = 0;
     for (int i = 0; i < PROMPTS; i++)
         if (i % step == 0)

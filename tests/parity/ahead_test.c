@@ -11,6 +11,7 @@
 #include "backend/cpu/device.h"
 #include "core/hash.h"
 #include "model/model.h"
+#include "support/rounds.h"
 #include "support/saved_session.h"
 
 enum { TOKENS = 24 };
@@ -141,7 +142,12 @@ static void every_ending_leaves_the_same(void **state) {
     }
 }
 
-/* All rounds but the first of a generation go ahead, and none where something else chooses. */
+static const uint32_t *any_at_all(void *user, const int32_t *tokens, int32_t n) {
+    (void)user, (void)tokens, (void)n;
+    return NULL;
+}
+
+/* All rounds but the first of a generation go ahead, and none where the host chooses. */
 static void it_does_go_ahead(void **state) {
     (void)state;
     kk_engine *e = engine("tiny:f32:2", 1, 0);
@@ -154,17 +160,141 @@ static void it_does_go_ahead(void **state) {
     assert_int_equal(r.spec.ahead, 8);
     how.sampling.temp = 1;
     assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
-    assert_int_equal(r.spec.ahead, 0);
+    assert_true(r.spec.ahead >= 8);
     how.sampling = (kk_sampling){.repeat_penalty = 1.2f};
     assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
+    assert_true(r.spec.ahead >= 8);
+    how.mask_at = any_at_all; /* which may ask what was chosen before */
+    assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
     assert_int_equal(r.spec.ahead, 0);
-    how.sampling = (kk_sampling){0};
-    how.bias = &(kk_logit_bias){3, 1};
-    how.n_bias = 1;
+    how.mask_at = NULL;
+    e->rounds.samples = false; /* a device that does not sample */
     assert_ok(kk_generate(s, &how, NULL, NULL, &r, why));
     assert_int_equal(r.spec.ahead, 0);
     kk_session_free(s);
     kk_engine_close(e);
+}
+
+/* ---- sampling ----------------------------------------------------------------------------- */
+
+static uint64_t heard; /* log-probabilities of a generation */
+static void hear_logprobs(void *user, const kk_logprobs *of) {
+    uint32_t bits;
+    (void)user;
+    memcpy(&bits, &of->chosen.logprob, sizeof bits);
+    heard = kk_hash_add(heard, bits + ((uint64_t)of->chosen.id << 32));
+    for (int32_t i = 0; i < of->n_best; i++) {
+        memcpy(&bits, &of->best[i].logprob, sizeof bits);
+        heard = kk_hash_add(heard, bits + ((uint64_t)of->best[i].id << 32));
+    }
+}
+
+/* What is drawn does not depend on when the round was enqueued; penalties see the token in
+ * flight. */
+static void sampled_rounds_go_ahead_too(void **state) {
+    static const kk_logit_bias bias[] = {{7, 2}, {3, -1}, {7, 0.5f}};
+    static uint32_t mask[64];
+    kk_engine *one = engine("tiny:f32:2", 1, 0), *two = engine("tiny:f32:2", -1, 0);
+    assert_true(one->rounds.vocab <= 64 * 32);
+    for (size_t i = 0; i < sizeof mask / sizeof *mask; i++) mask[i] = 0x5a5a5a5au;
+    const kk_generate_opts ways[] = {
+        {.sampling = {.temp = 0.8f, .seed = 3}},
+        {.sampling = {.temp = 1, .top_k = 40, .top_p = 0.95f, .seed = 4}},
+        {.sampling = {.repeat_penalty = 1.5f, .penalty_last_n = 3}},
+        {.sampling = {.temp = 2, .min_p = 0.01f, .frequency_penalty = 1, .penalty_last_n = -1}},
+        {.sampling = {.temp = 5, .presence_penalty = 2, .seed = 9}, .bias = bias, .n_bias = 3},
+        {.sampling = {.temp = 1, .seed = 1}, .mask = mask},
+        {.sampling = {.temp = 1, .seed = 2}, .n_logprobs = 5, .on_logprobs = hear_logprobs},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        kk_session *a = tiny_session(one, CTX, KK_KV_BF16), *b = tiny_session(two, CTX, KK_KV_BF16);
+        kk_generate_opts how = ways[i];
+        kk_result r;
+        how.max_tokens = TOKENS;
+        how.ignore_eos = true;
+        tiny_append(a, prompt, 40);
+        tiny_append(b, prompt, 40);
+        compare(*state, a, b, &how, -1);
+        compare(*state, a, b, &how, 5);
+        heard = 0;
+        assert_ok(kk_generate(a, &how, NULL, NULL, &r, why));
+        const uint64_t first = heard;
+        assert_true(r.spec.ahead >= TOKENS - 2);
+        heard = 0;
+        assert_ok(kk_generate(b, &how, NULL, NULL, &r, why));
+        assert_true(r.spec.ahead == 0 && heard == first && (!how.on_logprobs || heard != 0));
+        kk_session_free(a);
+        kk_session_free(b);
+    }
+    kk_engine_close(one);
+    kk_engine_close(two);
+}
+
+static int32_t rows_read;
+static kk_status count_reads(kk_dev *dev, const kk_buf *b, size_t off, void *dst, size_t n,
+                             kk_err *err) {
+    rows_read++;
+    return kk_cpu_backend.read(dev, b, off, dst, n, err);
+}
+
+/* Sessions in one forward, of which some sample: the device chooses for all of them, with one place
+ * for each, but for one whose mask asks the host; every one gets what it gets alone. */
+static void sampled_rounds_of_several_sessions(void **state) {
+    (void)state;
+    enum { SESSIONS = 4, ROUNDS = 12 };
+    static const kk_sampling hows[SESSIONS] = {
+        {.temp = 0},
+        {.temp = 0.9f, .top_k = 30, .repeat_penalty = 1.3f, .penalty_last_n = -1, .seed = 5},
+        {.temp = 1, .top_p = 0.9f, .seed = 6},
+        {.temp = 1, .seed = 7}};
+    kk_engine *one = engine("tiny:f32:2", 1, 0), *two = engine("tiny:f32:2", -1, 0);
+    kk_backend counts = kk_cpu_backend;
+    kk_session *a[SESSIONS], *b[SESSIONS];
+    kk_round round[SESSIONS], *rounds[SESSIONS];
+    kk_logprobs logprobs[KK_MAX_DRAFT + 1];
+    kk_spec_stats stats = {0};
+    uint64_t together = 0;
+    counts.read = count_reads;
+    heard = 0;
+    for (int i = 0; i < SESSIONS; i++) {
+        a[i] = tiny_session(one, CTX, KK_KV_BF16);
+        b[i] = tiny_session(two, CTX, KK_KV_BF16);
+        tiny_append(a[i], prompt + 7 * i, 20 + i);
+        tiny_append(b[i], prompt + 7 * i, 20 + i);
+        round[i] = round_of(a[i], &hows[i], ROUNDS + 1, &stats);
+        rounds[i] = &round[i];
+    }
+    round[2].choose = (kk_choose_opts){.n_logprobs = 3, .logprobs = logprobs};
+    round[3].choose.mask_at = any_at_all;
+    for (int k = 0; k <= ROUNDS; k++) {
+        one->model->be = &counts;
+        rows_read = 0;
+        for (int i = 0; k == 0 && i < SESSIONS; i++) kk_round_first(&one->rounds, rounds[i]);
+        if (k > 0) assert_ok(kk_round_run(&one->rounds, rounds, SESSIONS, why));
+        assert_int_equal(rows_read, k > 0); /* of the session whose mask asks */
+        hear_logprobs(NULL, logprobs);
+        for (int i = 0; i < SESSIONS; i++) kk_round_commit(rounds[i], rounds[i]->n_out);
+    }
+    together = heard;
+    heard = 0;
+    for (int i = 0; i < SESSIONS; i++) {
+        const kk_generate_opts alone = {.max_tokens = ROUNDS + 1,
+                                        .ignore_eos = true,
+                                        .sampling = hows[i],
+                                        .n_logprobs = i == 2 ? 3 : 0,
+                                        .on_logprobs = i == 2 ? hear_logprobs : NULL};
+        assert_ok(kk_generate(b[i], &alone, NULL, NULL, NULL, why));
+        assert_int_equal(b[i]->len, rounds[i]->len);
+        assert_memory_equal(b[i]->tokens, a[i]->tokens, (size_t)b[i]->len * sizeof *b[i]->tokens);
+    }
+    assert_true(together == heard && heard != 0);
+    one->model->be = &kk_cpu_backend;
+    for (int i = 0; i < SESSIONS; i++) {
+        kk_session_free(a[i]);
+        kk_session_free(b[i]);
+    }
+    kk_engine_close(one);
+    kk_engine_close(two);
 }
 
 /* ---- sinks -------------------------------------------------------------------------------- */
@@ -379,6 +509,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_ending_leaves_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(it_does_go_ahead, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sampled_rounds_go_ahead_too, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(sampled_rounds_of_several_sessions, setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(sinks_fill_up_all_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(company_makes_no_difference, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(rounds_in_flight_cost_what_the_device_says, setup,

@@ -169,8 +169,11 @@ static void case_argmax(rig *r) {
             for (size_t k = 0; k < all; k++)
                 x[k] = i % 3 == 2 && rig_below(r, 5) == 0 ? NAN : rintf(x[k]);
             int32_t out[64];
-            const kk_argmax_args a = {out, rig_buf(r, x, all), n, dim,
-                                      i % 2 ? rig_below(r, dim) : -1};
+            const kk_argmax_args a = {.out = out,
+                                      .x = rig_buf(r, x, all),
+                                      .n_rows = n,
+                                      .dim = dim,
+                                      .banned = i % 2 ? rig_below(r, dim) : -1};
             RIG_RUN(r, argmax, &a);
             rig_record_values(r, RIG_INTS, out, (size_t)n, "largest of %d, %d rows, banned %d", dim,
                               n, a.banned);
@@ -193,7 +196,8 @@ static void case_choose(rig *r) {
                 x[k] = i % 3 == 2 && rig_below(r, 5) == 0 ? NAN : rintf(x[k]);
             kk_buf *token = rig_buf(r, zero, KK_PICK_ROWS);
             kk_buf *out = rig_random_buf(r, (size_t)n * WIDE, 1);
-            const kk_choose_args a = {token, rig_buf(r, x, all), n, dim};
+            const kk_choose_args a = {
+                .token = token, .x = rig_buf(r, x, all), .n_rows = n, .dim = dim};
             const kk_embed_args e = {out, rig_weight(r, KK_F32, dim, WIDE), NULL, n, 2, token};
             int64_t first, second;
             double seconds;

@@ -298,7 +298,8 @@ static void blocks_of_several_sessions_are_those_of_each(void **state) {
         kk_cache_commit(together[i], len[i]);
         assert_ok(kk_cache_reserve(together[i], wanted[i] + 1, why));
         assert_same_rows(&f, alone[i], together[i], len[i]);
-        blocks[i] = (kk_dflash_block){rows[i].context, f.tokens[len[i]], wanted[i], all[i]};
+        blocks[i] = (kk_dflash_block){
+            .context = rows[i].context, .anchor = f.tokens[len[i]], .n = wanted[i], .out = all[i]};
     }
     assert_ok(kk_dflash_draft(f.p.drafter, blocks, 3, why));
     read_bits(&f.p, got);
@@ -321,8 +322,9 @@ static void what_cannot_be_drafted_is_refused(void **state) {
     int32_t out[8];
     assert_ok(kk_cache_reserve(cache, 8, why));
     assert_ok(kk_cache_reserve(other, 8, why));
-    kk_dflash_block b[2] = {{pair_context(&f.p, cache), 5, 7, out},
-                            {pair_context(&f.p, other), 5, 7, out}};
+    kk_dflash_block b[2] = {
+        {.context = pair_context(&f.p, cache), .anchor = 5, .n = 7, .out = out},
+        {.context = pair_context(&f.p, other), .anchor = 5, .n = 7, .out = out}};
     kk_err err;
     b[0].n = 0;
     assert_int_equal(kk_dflash_draft(f.p.drafter, b, 1, &err), KK_EINVAL);
@@ -369,7 +371,10 @@ static void rows_out_of_sight_do_not_matter(void **state) {
     block_bits *seen[4];
     for (int i = 0; i < 4; i++) {
         seen[i] = calloc(1, sizeof *seen[i]);
-        kk_dflash_block block = {pair_context(&f.p, cache), f.tokens[LEN], 7, seen[i]->tokens};
+        kk_dflash_block block = {.context = pair_context(&f.p, cache),
+                                 .anchor = f.tokens[LEN],
+                                 .n = 7,
+                                 .out = seen[i]->tokens};
         if (i > 0) {
             block.context.full_window = NEAR;
             block.context.sink = SINK;

@@ -8,6 +8,11 @@
  * window of 64 twice and cross three page borders. */
 #include "support/tiny.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include "core/hash.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -255,7 +260,8 @@ static bool expected(const char *isa) {
         return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 #elif defined(__aarch64__)
-    return strcmp(isa, "neon") == 0 && usable(isa); /* dot products are not in all of them */
+    /* Dot products are not in all of them. */
+    return strcmp(isa, "neon") == 0 && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
     return false;
 }

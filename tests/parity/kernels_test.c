@@ -107,9 +107,44 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
     release(a);
 }
 
+/* Strips that lie apart in their matrix, unpacked in any order. */
+static void check_unpacked(const kk_kernels *k, int32_t strips, int32_t n_in, int32_t n_rows) {
+    if (!k->unpack) return;
+    size_t stride;
+    uint8_t *w = weights(KK_Q8_0, 2 * strips * KK_STRIP, n_in, &stride);
+    acts a = activations(n_rows, n_in);
+    const size_t wide = (size_t)strips * KK_STRIP, n_results = (size_t)n_rows * wide;
+    float *want = floats(n_results, 1), *got = floats(n_results, 1);
+    kk_strip s = {.dtype = KK_Q8_0,
+                  .n_out = KK_STRIP,
+                  .n_in = n_in,
+                  .n_rows = n_rows,
+                  .w_stride = stride,
+                  .x = {a.f, a.b},
+                  .out_stride = wide,
+                  .panel = buffer(kk_unpacked_bytes(strips, n_in))};
+    for (int32_t i = strips - 1; i >= 0; i--) {
+        s.w = w + (size_t)(2 * i * KK_STRIP) * stride;
+        s.out = want + i * KK_STRIP;
+        ref->strip(&s);
+        k->unpack(&s, i);
+    }
+    s.w = NULL;
+    s.n_out = strips * KK_STRIP;
+    s.out = got;
+    k->unpacked(&s);
+    CHECK_SAY(same(want, got, n_results), "%s %d unpacked strips, in %d rows %d", k->name, strips,
+              n_in, n_rows);
+    free(w), free(want), free(got), free(s.panel);
+    release(a);
+}
+
 static void check_strips(const kk_kernels *k) {
     static const kk_dtype types[] = {KK_F32,  KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0,
                                      KK_Q5_0, KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+    for (int32_t rows = 1; rows <= KK_PAGE_ROWS; rows += rows < 16 ? 1 : 7)
+        for (int32_t strips = 1; strips <= 5; strips++)
+            check_unpacked(k, strips, KK_BLOCK * (1 + below(9)), rows);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         const kk_dtype t = types[i];
         const int32_t unit = kk_dtype_get(t)->values;
@@ -249,6 +284,19 @@ static void check_quantize(const kk_kernels *k) {
         k->quantize(a.f, (size_t)n, b.b);
         CHECK_SAY(memcmp(a.b, b.b, (size_t)(n / KK_BLOCK) * sizeof *a.b) == 0, "%s quantize %d",
                   k->name, n);
+        uint16_t *half = buffer((size_t)n * sizeof *half);
+        if (n == 128) a.f[70] = INFINITY, a.f[100] = -3e38f;
+        if (n == 160) a.f[1] = NAN;
+        for (int32_t i = 0; i < n; i++)
+            half[i] = kk_f32_bf16(a.f[i]), a.f[i] = kk_bf16_f32(half[i]);
+        ref->quantize(a.f, (size_t)n, a.b);
+        if (k->quantize_bf16) k->quantize_bf16((const uint8_t *)half, (size_t)n, b.b);
+        for (int32_t i = 0; k->quantize_bf16 && i < n / KK_BLOCK; i++) {
+            const bool finite = isfinite(a.b[i].d);
+            CHECK_SAY(finite ? memcmp(&a.b[i], &b.b[i], sizeof *a.b) == 0 : isnan(b.b[i].d),
+                      "%s quantize_bf16 %d, block %d", k->name, n, i);
+        }
+        free(half);
         release(a);
         release(b);
     }
@@ -611,9 +659,39 @@ static void check_sums(const kk_kernels *k) {
     }
 }
 
+/* Keys that are scored as they are made: what keys and then dots give, one after the other. */
+static void check_scored(const kk_kernels *k, int32_t half, int32_t n_rot, bool norms) {
+    const int32_t rows = 1 + below(KK_PAGE_ROWS), n_q = below(3) ? 1 : 1 + below(5);
+    const size_t dim = 2 * (size_t)half, all = (size_t)rows * dim;
+    float *x = floats(all, 3), *other = buffer(all * 4), *w = floats(dim, 2);
+    float *cs = floats((size_t)(rows * 2 * n_rot), 1), *q = floats((size_t)n_q * dim, 1);
+    float inv[2][KK_PAGE_ROWS] = {0}, score[2][5 * KK_PAGE_ROWS] = {0};
+    memcpy(other, x, all * 4);
+    kk_keys keys = {.x = x,
+                    .inv = norms ? inv[0] : NULL,
+                    .w = w,
+                    .cs = cs,
+                    .n = rows,
+                    .dim = 2 * half,
+                    .n_rot = n_rot,
+                    .eps = 1e-6f};
+    ref->keys(&keys);
+    ref->dots(score[0], q, x, 2 * half, n_q, rows);
+    keys.x = other, keys.inv = norms ? inv[1] : NULL;
+    keys.q = q, keys.n_q = n_q, keys.score = score[1];
+    k->keys(&keys);
+    bool alike = same(inv[0], inv[1], KK_PAGE_ROWS);
+    for (int32_t p = 0; p < n_q; p++)
+        alike &= same(score[0] + p * KK_PAGE_ROWS, score[1] + p * KK_PAGE_ROWS, (size_t)rows);
+    CHECK_SAY(alike, "%s scores of %d keys of %d, %d rotated, %d queries", k->name, rows, 2 * half,
+              n_rot, n_q);
+    free(x), free(other), free(w), free(cs), free(q);
+}
+
 static void check_keys(const kk_kernels *k) {
-    for (int n = 0; n < 60; n++) {
-        const int32_t half = 1 + below(70), rows = 1 + below(20), n_rot = 1 + below(half);
+    for (int n = 0; n < 120; n++) {
+        const int32_t half = n % 2 ? 1 + below(70) : 8 * (1 + below(8)), rows = 1 + below(20),
+                      n_rot = 1 + below(half);
         const size_t dim = 2 * (size_t)half, all = (size_t)rows * dim;
         float *want = floats(all, 3), *got = buffer(all * 4), *w = floats(dim, 2);
         float *cs = floats((size_t)(rows * 2 * n_rot), 1), inv[2][20] = {0};
@@ -635,6 +713,7 @@ static void check_keys(const kk_kernels *k) {
         k->keys(&keys);
         CHECK_SAY(same(want, got, all) && same(inv[0], inv[1], 20), "%s keys %d of %d", k->name,
                   rows, 2 * half);
+        check_scored(k, half, n % 4 ? half : n_rot, n % 3);
         free(want), free(got), free(w), free(cs);
     }
 }

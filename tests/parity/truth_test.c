@@ -233,7 +233,9 @@ static void largest_values(void **state) {
     const kk_buf *b = rig_buf(&r, x, COUNT(x) * N);
     for (size_t i = 0; i < COUNT(cases); i++) {
         int32_t got[COUNT(x)];
-        RIG_RUN(&r, argmax, &(kk_argmax_args){got, b, COUNT(x), N, cases[i].banned});
+        RIG_RUN(&r, argmax,
+                &(kk_argmax_args){
+                    .out = got, .x = b, .n_rows = COUNT(x), .dim = N, .banned = cases[i].banned});
         for (size_t k = 0; k < COUNT(x); k++)
             if (got[k] != cases[i].want[k])
                 fail_msg("row %zu, banned %d: %d, want %d", k, cases[i].banned, got[k],

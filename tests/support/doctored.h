@@ -12,8 +12,7 @@
 #include "eval/reports/report.h"
 #include "support/ok.h"
 
-/* "kind": that of tests/data/reports; otherwise a path from the root of the tree. */
-static json_t *good(const char *kind) {
+static json_t *read_good(const char *kind) {
     char path[300];
     if (strchr(kind, '/'))
         snprintf(path, sizeof path, "%s/../../%s", KK_TEST_DATA, kind);
@@ -24,8 +23,23 @@ static json_t *good(const char *kind) {
     return report;
 }
 
-static kk_verdict judge(const json_t *report) {
-    char *text = json_dumps(report, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(6));
+/* "kind": that of tests/data/reports; otherwise a path from the root of the tree.  A file is read
+ * once, and stays in a static table until the program ends. */
+static inline json_t *good(const char *kind) {
+    enum { MOST = 16 };
+    static json_t *known[MOST];
+    static const char *name[MOST];
+    size_t i = 0;
+    while (i < MOST && known[i] && strcmp(name[i], kind) != 0) i++;
+    assert_true(i < MOST);
+    if (!known[i]) known[i] = read_good(kind);
+    name[i] = kind;
+    return json_deep_copy(known[i]);
+}
+
+/* With all digits: limits are tried on both sides. */
+static inline kk_verdict judge(const json_t *report) {
+    char *text = json_dumps(report, JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17));
     kk_verdict v;
     assert_ok(kk_gate_check(text, strlen(text), &v, why));
     free(text);
@@ -73,7 +87,8 @@ static void put(json_t *in, const char *path, json_t *value) {
 
 /* One edit: "path = JSON", "path = @other/path" (a copy), or "path" alone (taken away). */
 static void edit(json_t *report, const char *text, size_t len) {
-    char line[400], *value = NULL;
+    char line[800], *value = NULL;
+    assert_true(len < sizeof line);
     snprintf(line, sizeof line, "%.*s", (int)len, text);
     char *sign = strstr(line, " = ");
     if (sign) {
@@ -88,7 +103,7 @@ static void edit(json_t *report, const char *text, size_t len) {
     json_decref(v);
 }
 
-static json_t *doctored(const char *kind, const char *edits) {
+static inline json_t *doctored(const char *kind, const char *edits) {
     json_t *report = good(kind);
     while (*edits) {
         const size_t len = strcspn(edits, ";");
@@ -102,10 +117,10 @@ static json_t *doctored(const char *kind, const char *edits) {
 /* ---- judging ------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *kind, *edits, *codes; /* the codes are among those it is refused with */
+    const char *kind, *edits, *codes; /* those it is refused with, all of them */
 } lie;
 
-static bool has(const kk_verdict *v, const char *code) {
+static inline bool has(const kk_verdict *v, const char *code) {
     for (size_t i = 0; i < v->n; i++)
         if (strcmp(v->finding[i].code, code) == 0) return true;
     return false;
@@ -119,13 +134,13 @@ static inline bool listed(const char *list, const char *word) {
     return false;
 }
 
-static void print_findings(const kk_verdict *v) {
+static inline void print_findings(const kk_verdict *v) {
     for (size_t i = 0; i < v->n; i++)
         print_message("  %s: %s\n", v->finding[i].code, v->finding[i].text);
 }
 
-/* Whether it is refused with every code that stands beside it. */
-static bool is_caught(const lie *l) {
+/* Whether it is refused with every code that stands beside it, and with no other. */
+static inline bool is_caught(const lie *l) {
     json_t *report = doctored(l->kind, l->edits);
     kk_verdict v = judge(report);
     bool caught = v.violations > 0;
@@ -136,6 +151,7 @@ static bool is_caught(const lie *l) {
         caught &= has(&v, code);
         at += len;
     }
+    for (size_t i = 0; i < v.n; i++) caught &= listed(l->codes, v.finding[i].code);
     if (!caught) {
         print_message("%s: %s\n  should give: %s\n", l->kind, l->edits, l->codes);
         print_findings(&v);
@@ -145,10 +161,16 @@ static bool is_caught(const lie *l) {
     return caught;
 }
 
-static void check_lies(const lie *lies, size_t n) {
+static inline void check_lies(const lie *lies, size_t n) {
     size_t missed = 0;
-    for (size_t i = 0; i < n; i++) missed += !is_caught(&lies[i]);
-    if (missed) fail_msg("%zu of %zu doctored reports are believed", missed, n);
+    for (size_t i = 0; i < n; i++) {
+        missed += !is_caught(&lies[i]);
+#ifdef KK_MUTANTS /* one is enough, and there are many mutants */
+        if (missed) break;
+#endif
+    }
+    if (missed)
+        fail_msg("%zu of %zu doctored reports are not refused as they should be", missed, n);
 }
 
 /* A report of the tree or of the tests that is true. */

@@ -135,7 +135,8 @@ static inline void pair_extend(draft_pair *p, kk_cache *cache, const kk_buf *tap
 
 static inline void pair_draft(draft_pair *p, kk_cache *cache, int32_t anchor, int32_t n,
                               int32_t *out) {
-    const kk_dflash_block block = {pair_context(p, cache), anchor, n, out};
+    const kk_dflash_block block = {
+        .context = pair_context(p, cache), .anchor = anchor, .n = n, .out = out};
     assert_ok(kk_cache_reserve(cache, n + 1, why));
     assert_ok(kk_dflash_draft(p->drafter, &block, 1, why));
 }

@@ -14,7 +14,9 @@
 
 #include <stdio.h>
 
+#include "core/hash.h"
 #include "engine/session.h"
+#include "eval/texts/lossless_plan.h"
 #include "propose/ngram.h"
 #include "support/lossless_prompts.h"
 #include "support/rounds.h"
@@ -35,11 +37,8 @@ typedef enum {
     BY_CHANCE, /* any number of tokens, any number of them right, some outside the vocabulary */
     PROPOSERS,
 } lossless_proposer;
-static const char *const lossless_proposers[PROPOSERS] = {
-    "dflash", "controller", "ngram", "always right", "always wrong", "wrong at a depth", "chance"};
-
-static const char *const lossless_samplings[SAMPLINGS] = {
-    "greedy", "top-k top-p", "penalised, biased, masked", "cool, long memory"};
+#define lossless_proposers kk_lossless_proposers
+#define lossless_samplings kk_lossless_samplings
 enum { CONSTRAINED = 2, MOST_VOCAB = 4096, BEST = 3 }; /* which of them, and what it is given */
 static const kk_sampling lossless_sampling[SAMPLINGS] = {
     {.temp = 0},
@@ -58,14 +57,14 @@ static const kk_sampling lossless_sampling[SAMPLINGS] = {
 };
 
 typedef enum { AT_LENGTH, AT_STOP_ID, AT_CALLBACK } lossless_ending;
-static const char *const lossless_endings[ENDINGS] = {"length", "stop id", "callback"};
+#define lossless_endings kk_lossless_endings
 /* How it ends follows from the prompt and the sampling alone. */
 static inline lossless_ending lossless_ending_of(uint32_t prompt, int32_t sampling) {
-    return (lossless_ending)((prompt + (uint32_t)sampling) % ENDINGS);
+    return (lossless_ending)kk_lossless_ending((int32_t)prompt, sampling);
 }
 
 typedef enum { KEEPS_ALL, KEEPS_WINDOW, KEEPS_RESTORED, POLICIES } lossless_policy;
-static const char *const lossless_policies[POLICIES] = {"native", "window", "restored"};
+#define lossless_policies kk_lossless_policies
 
 /* What a stage keeps: by turns sliding layers, full ones or both, with windows that hold the
  * longest round, and chunks that rounds cross. */
@@ -339,6 +338,9 @@ typedef struct {
     kk_kv_format format;
     lossless_policy policy;
     lossless_oracle oracle; /* of the case at hand */
+    /* Chains of tokens and hashes of logits over the cases, of the references they were held
+     * against and of what came out. */
+    uint64_t plain_hash, drafted_hash;
 } lossless_stage;
 
 static inline bool lossless_evaluate(lossless_stage *st, kk_engine *e, kk_spec spec,
@@ -455,6 +457,11 @@ static inline void lossless_count_auto(lossless_world *w, const kk_session *s,
     for (int i = 0; i <= KK_SPEC_NGRAM; i++) w->auto_rounds[i] += run->r.spec.by[i].rounds;
 }
 
+static inline void lossless_chain(uint64_t *hash, const lossless_run *run) {
+    *hash = kk_hash_bytes(*hash, run->seen, (size_t)run->n * sizeof *run->seen);
+    *hash = kk_hash_bytes(*hash, &run->r.logits_hash, sizeof run->r.logits_hash);
+}
+
 static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossless_setting *how,
                                  char why[SAY]) {
     const lossless_reference *r = &st->ref[how->sampling];
@@ -468,6 +475,8 @@ static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossle
     if (!lossless_draft_by(s, &st->oracle, how->block, why)) return false;
     if (!lossless_generate(s, &r->how, r->stop_after, &run, why)) return false;
     lossless_count_auto(st->world, s, how, &run);
+    lossless_chain(&st->plain_hash, &r->run);
+    lossless_chain(&st->drafted_hash, &run);
     if (!lossless_same_run(&run, &r->run, why)) return false;
     if (!lossless_same_session(s, r->ended, why)) return false;
     const kk_generate_opts then = lossless_next(r);
@@ -476,6 +485,8 @@ static inline bool lossless_live(lossless_stage *st, kk_session *s, const lossle
     LOSSLESS_TRY(kk_session_append(s, st->turn, (size_t)st->n_turn, NULL, NULL, err));
     if (!lossless_generate(s, &then, 0, &next, why)) return false;
     lossless_count_auto(st->world, s, how, &next);
+    lossless_chain(&st->plain_hash, &r->next);
+    lossless_chain(&st->drafted_hash, &next);
     if (!lossless_same_run(&next, &r->next, why)) return false;
     return lossless_same_session(s, r->after, why);
 }

@@ -96,7 +96,7 @@ static inline lossless_setting lossless_setting_of(const lossless_point *p) {
 
 /* A case in words, to find it again. */
 typedef struct {
-    char text[24];
+    char text[32];
 } lossless_word;
 
 static inline lossless_word lossless_value_name(int axis, int32_t value) {

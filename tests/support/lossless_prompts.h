@@ -7,22 +7,18 @@
 #define KK_TESTS_LOSSLESS_PROMPTS_H
 
 #include "eval/texts/haystack.h"
+#include "eval/texts/lossless_plan.h"
 #include "support/tokens.h"
 
 enum lossless_kind { OF_CODE, OF_PROSE, OF_NEEDLE, OF_CHAT, OF_RANDOM, KINDS_OF_TEXT };
-static const char *const lossless_kinds[KINDS_OF_TEXT] = {"code", "prose", "needle", "chat",
-                                                          "random"};
+#define lossless_kinds kk_lossless_kinds
 /* By what a prompt's length has left behind. */
 enum lossless_length { WITHIN_A_PAGE, WITHIN_THE_WINDOW, WRAPPED_ONCE, WRAPPED_OFTEN, LENGTHS };
-static const char *const lossless_lengths[LENGTHS] = {"within a page", "within the window",
-                                                      "window wrapped", "wrapped several times"};
+#define lossless_lengths kk_lossless_lengths
 
-static const int32_t lossless_sizes[] = {1,   2,   3,   5,   8,   11,  13,  17,  20,   24,   28,
-                                         31,  33,  36,  40,  47,  50,  56,  61,  62,   63,   64,
-                                         65,  80,  100, 127, 128, 129, 150, 191, 193,  256,  300,
-                                         510, 511, 512, 513, 575, 577, 640, 960, 1024, 1100, 1600};
+#define lossless_sizes kk_lossless_sizes
 enum {
-    SIZES = sizeof lossless_sizes / sizeof *lossless_sizes,
+    SIZES = KK_LOSSLESS_SIZES,
     PROMPTS = SIZES * KINDS_OF_TEXT,
     LONGEST_PROMPT = 1600,
     BOS_ID = 2,
@@ -131,10 +127,7 @@ static inline size_t lossless_piece(lossless_source *s, enum lossless_kind kind,
 /* ---- prompts ------------------------------------------------------------------------------ */
 
 static inline enum lossless_length lossless_length_of(int32_t n) {
-    return n < 64     ? WITHIN_A_PAGE
-           : n < 512  ? WITHIN_THE_WINDOW
-           : n < 1024 ? WRAPPED_ONCE
-                      : WRAPPED_OFTEN;
+    return (enum lossless_length)kk_lossless_length(n);
 }
 
 static inline lossless_prompt lossless_prompt_make(lossless_source *s, enum lossless_kind kind,
@@ -154,9 +147,9 @@ static inline lossless_prompt lossless_prompt_make(lossless_source *s, enum loss
 /* All of them, kinds and lengths mixed; tokenizer and vocab are of the shipped model. */
 static inline void lossless_prompts_make(lossless_prompt out[PROMPTS], const char *model,
                                          int32_t vocab) {
-    lossless_source s = {.vocab = vocab, .random = 7};
+    lossless_source s = {.vocab = vocab, .random = KK_LOSSLESS_SEED};
     kk_err err;
-    kk_twister_seed(&s.twister, 11);
+    kk_twister_seed(&s.twister, KK_LOSSLESS_DOCUMENT_SEED);
     if (kk_tokenizer_open(&s.tokenizer, model, &err) != KK_OK) {
         fprintf(stderr, "%s\n", err.msg);
         abort();

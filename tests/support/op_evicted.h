@@ -210,11 +210,12 @@ static inline evicted_way evicted_reads(const evicted_shape *s, int64_t pos, int
     return s->hides ? EVICTED_UNSEEN : EVICTED_REBUILT;
 }
 
-/* One (row, head): softmax over the keys in sight, summed directly. */
-static inline void evicted_attend(evicted_world *w, int32_t session, int64_t pos, int32_t head,
-                                  const float *q, double *y) {
+/* One (row, head): softmax over the keys in sight, summed directly.  Returns the largest weight of
+ * a rebuilt row. */
+static inline double evicted_attend(evicted_world *w, int32_t session, int64_t pos, int32_t head,
+                                    const float *q, double *y) {
     const int32_t d = w->s.head_dim;
-    double p[EVICTED_KEYS], sum = 0, most = -INFINITY;
+    double p[EVICTED_KEYS], sum = 0, most = -INFINITY, heaviest = 0;
     for (int32_t i = 0; i < d; i++) y[i] = 0;
     for (int64_t j = 0; j <= pos; j++) {
         const evicted_way way = evicted_reads(&w->s, pos, j);
@@ -231,9 +232,11 @@ static inline void evicted_attend(evicted_world *w, int32_t session, int64_t pos
         evicted_rows *rows = way == EVICTED_STORED ? w->stored : w->rebuilt;
         const double *v = evicted_at(w, rows[session].v, j, head), e = exp(p[j] - most);
         sum += e;
+        if (way == EVICTED_REBUILT) heaviest = fmax(heaviest, e);
         for (int32_t i = 0; i < d; i++) y[i] += e * v[i];
     }
     for (int32_t i = 0; i < d; i++) y[i] /= sum;
+    return heaviest / sum;
 }
 
 /* ---- setting up ------------------------------------------------------------------------- */

@@ -89,7 +89,7 @@ static kk_result decode(kk_engine *e, const record *follow, int32_t draft, uint6
     assert_ok(kk_session_new(&s, e, &how, why));
     if (follow) {
         assert_ok(kk_trace_new(&t, s, &geometric, why));
-        kk_trace_follow(t, 3, follow->ids, follow->n, 1);
+        assert_ok(kk_trace_follow(t, 3, follow->ids, follow->n, 1, why));
     }
     assert_ok(kk_session_append(s, prompt, 3, NULL, NULL, why));
     assert_ok(kk_generate(s, &many, keep, out, &result, why));

@@ -282,8 +282,8 @@ static void refused(scratch *in, const char *text, const char *why) {
 
 static void test_refused(void **state) {
     refused(*state, "{\"kind\": \"compare\", \"settings\": {}}", "compares with another program");
-    refused(*state, "{\"kind\": \"soak\", \"settings\": {}}",
-            "'soak' cannot be executed again: no rules");
+    refused(*state, "{\"kind\": \"bridge\", \"settings\": {}}",
+            "'bridge' cannot be executed again: no rules");
     refused(*state, "{\"kind\": \"needle\"}", "no settings");
     refused(*state, "[1]", "no kind");
     refused(*state, "{\"kind\": ", "is not JSON at line 1");

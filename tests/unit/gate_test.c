@@ -26,13 +26,15 @@ static kk_verdict judge_text(const char *text) {
 
 static const lie lies[] = {
     /* members: taken away, of another type, not whole, not positive */
-    {"needle", "rungs/0/rows/0/generated", "MEMBER_MISSING"},
-    {"bench", "sets/0/arms/plain/rows/0/tokens = \"31\"", "MEMBER_TYPE NUMBER_AS_TEXT"},
-    {"bench", "sets/0/arms/plain/rows/0/rounds = 30.5", "NOT_WHOLE"},
-    {"bench", "sets/0/arms/plain/rows/0/seconds = -0.1", "NOT_POSITIVE"},
+    {"needle", "rungs/0/rows/0/generated", "MEMBER_MISSING RATE_RECOUNT SPREAD_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/0/tokens = \"31\"",
+     "MEMBER_TYPE NUMBER_AS_TEXT SPREAD_RECOUNT ARMS_UNPAIRED TOKENS_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/0/rounds = 30.5", "NOT_WHOLE ROUND_TIMES TOKENS_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/0/seconds = -0.1",
+     "NOT_POSITIVE RATE_RECOUNT SPREAD_RECOUNT ROUND_TIMES RUNS_RECOUNT"},
     /* what was run */
     {"needle", "command", "MISSING_ENVELOPE"},
-    {"kv", "machine = null", "MISSING_ENVELOPE"},
+    {"kv", "machine = null", "MISSING_ENVELOPE MEMBER_MISSING"},
     {"bench", "version = \"0.1.0\"", "MISSING_COMMIT"},
     {"needle", "model/fingerprint", "FINGERPRINT_MISSING"},
     {"bench", "drafter/fingerprint = \"?\"", "FINGERPRINT_MISSING"},
@@ -41,7 +43,7 @@ static const lie lies[] = {
     /* trained on one drafter, run with another */
     {"needle",
      "projection/drafter = \"bbbbbbbbbbbbbbbb\"; drafter = {\"fingerprint\": \"cccccccccccccccc\"}",
-     "FINGERPRINT_MISMATCH"},
+     "FINGERPRINT_MISMATCH MEMBER_MISSING"},
     {"needle",
      "arms/restored/projection = {\"fingerprint\": \"cccccccccccccccc\", \"model\": "
      "\"dddddddddddddddd\"}",
@@ -51,52 +53,54 @@ static const lie lies[] = {
      "projection/model = \"aaaaaaaaaaaaaaaa\"; projection/other_weights = true; "
      "projection/identity = \"bbbbbbbbbbbbbbbb\"; model/identity = \"cccccccccccccccc\"",
      "FINGERPRINT_MISMATCH"},
-    {"bench", "load_s = \"NaN\"", "NOT_FINITE"},
-    {"needle", "rungs/0/rows/0/prefill_s = null", "NOT_FINITE"},
+    {"bench", "load_s = \"NaN\"", "NOT_FINITE MEMBER_TYPE NUMBER_AS_TEXT"},
+    {"needle", "rungs/0/rows/0/prefill_s = null", "NOT_FINITE MEMBER_MISSING SPREAD_RECOUNT"},
     {"bench", "model/format = \"synthetic\"", "SYNTHETIC_UNLABELLED"},
     {"bench", "command = \"kakeya bench --synthetic tiny:f32\"", "SYNTHETIC_UNLABELLED"},
     {"bench", "settings/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
     {"bench", "arms/dflash/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
     {"bench", "command = \"kakeya bench --accept-trace geom:0.7:1\"", "TRACE_UNLABELLED"},
     {"accept", "rows = []; lossless = null; sets/*/lossless = null; all/*/lossless = null",
-     "MISSING_ROWS"},
+     "MISSING_ROWS MEMBER_MISSING LOSSLESS_UNPROVEN PLAN_COUNTS"},
     {"memory", "rows/0/answers", "MISSING_ROWS"},
 
     /* the "restored" arm ran the native model: nothing was rebuilt */
     {"needle", "rungs/*/rows/*/restored_rows = 0; rungs/*/rows/*/reach/keys_rebuilt = 0",
-     "RESTORED_NOTHING GATE_RECOUNT"},
+     "RESTORED_NOTHING GATE_RECOUNT RESTORED_COUNTS"},
     {"sweep", "rows/0/answers/*/restored_rows = 0; rows/0/answers/*/reach/keys_rebuilt = 0",
-     "RESTORED_NOTHING"},
-    {"memory", "rows/*/restored_rows = 0; rows/*/answers/*/restored_rows = 0", "RESTORED_NOTHING"},
+     "RESTORED_NOTHING RESTORED_COUNTS"},
+    {"memory", "rows/*/restored_rows = 0; rows/*/answers/*/restored_rows = 0",
+     "RESTORED_NOTHING RESTORED_COUNTS REACH_MISMATCH"},
     {"bench", "sets/0/arms/dflash/kv_full = \"restored\"", "RESTORED_NOTHING"},
     /* it only says that it restored */
     {"needle", "rungs/4/rows/0/restored_rows; rungs/4/rows/0/restoration_active = true",
-     "RESTORED_UNCOUNTED GATE_RECOUNT"},
-    {"needle", "rungs/4/bytes/kv.latents = 0", "RESTORED_NO_LATENTS"},
-    {"memory", "rows/10/bytes/kv.latents = 0", "RESTORED_NO_LATENTS"},
+     "RESTORED_UNCOUNTED GATE_RECOUNT MEMBER_MISSING RESTORED_COUNTS CONSTANT"},
+    {"needle", "rungs/4/bytes/kv.latents = 0", "RESTORED_NO_LATENTS GATE_RECOUNT"},
+    {"memory", "rows/10/bytes/kv.latents = 0", "RESTORED_NO_LATENTS GROWTH_RECOUNT"},
     {"needle", "rungs/4/rows/2/restored_rows = 0; rungs/4/rows/2/reach/keys_rebuilt = 0",
-     "MIXED_PATHS GATE_RECOUNT"},
-    {"memory", "rows/10/restored_rows = 0", "MIXED_PATHS"},
+     "MIXED_PATHS GATE_RECOUNT RESTORED_COUNTS"},
+    {"memory", "rows/10/restored_rows = 0", "MIXED_PATHS RESTORED_COUNTS"},
     {"bench", "sets/0/arms/plain/rows/1/restored_rows = 5", "MIXED_PATHS"},
     {"bench", "sets/0/arms/plain/rows/*/restored_rows = 5", "BASELINE_RESTORED"},
     /* the baseline stands in for what is under test */
-    {"needle", "arms/restored = @arms/exact", "BASELINE_AS_SUT"},
-    {"needle", "gate/checks/2/arm = \"exact\"", "BASELINE_AS_SUT"},
+    {"needle", "arms/restored = @arms/exact", "BASELINE_AS_SUT POLICY_WORDS MEMBER_MISSING"},
+    {"needle", "gate/checks/2/arm = \"exact\"", "BASELINE_AS_SUT GATE_LIMITS"},
     {"memory", "rows/5/kv_format = \"bf16\"; rows/1/kv_format = \"bf16\"", "BASELINE_AS_SUT"},
-    {"needle", "rungs/4/rows/0/reach/keys_rebuilt = 0", "REACH_MISMATCH"},
-    {"needle", "rungs/0/rows/0/reach/queries = 0", "REACH_MISMATCH"},
+    {"needle", "rungs/4/rows/0/reach/keys_rebuilt = 0", "REACH_MISMATCH RESTORED_COUNTS"},
+    {"needle", "rungs/0/rows/0/reach/queries = 0", "REACH_MISMATCH NOT_POSITIVE"},
 
     /* decoding by policy: the restored one rebuilt nothing, or stands for another */
     {"bench",
      "policies/2/arms/plain/rows/*/restored_rows = 0; "
      "policies/2/arms/plain/rows/*/reach/keys_rebuilt = 0",
-     "RESTORED_NOTHING POLICY_RECOUNT"},
-    {"bench", "policies/2/arms/plain/rows/0/restored_rows", "RESTORED_UNCOUNTED POLICY_RECOUNT"},
+     "RESTORED_NOTHING POLICY_RECOUNT RESTORED_COUNTS"},
+    {"bench", "policies/2/arms/plain/rows/0/restored_rows",
+     "RESTORED_UNCOUNTED POLICY_RECOUNT MEMBER_MISSING RESTORED_COUNTS"},
     {"bench", "policies/2/bytes/kv.latents = 0", "RESTORED_NO_LATENTS"},
     {"bench", "policies/0/arms/plain/rows/*/restored_rows = 5",
      "BASELINE_RESTORED REACH_MISMATCH POLICY_RECOUNT"},
     {"bench", "policies/1 = @policies/0", "BASELINE_AS_SUT"},
-    {"bench", "policies/0", "POLICY_RECOUNT"},
+    {"bench", "policies/0", "POLICY_RECOUNT PLAN_COUNTS RESTORED_COUNTS"},
     {"bench", "policies/2/ratio = 1.5", "POLICY_RECOUNT"},
     {"bench", "policies/2/arms/plain/token_ms/max = 99.0", "POLICY_RECOUNT"},
     {"bench", "policies/2/arms/dflash/rows_per_token = 100.0", "POLICY_RECOUNT"},
@@ -109,31 +113,35 @@ static const lie lies[] = {
     {"bench", "sessions/together/rows/0/different = 1", "SESSIONS_RECOUNT"},
     {"bench", "sessions/arrival/identical = false", "SESSIONS_RECOUNT"},
     {"bench", "sessions/n = 8", "SESSIONS_RECOUNT"},
-    {"bench", "sessions/rounds = 0", "SESSIONS_RECOUNT"},
-    {"bench", "sessions/together/rows/0/tokens = 9999", "RATE_RECOUNT"},
+    {"bench", "sessions/rounds = 0", "SESSIONS_RECOUNT NOT_POSITIVE"},
+    {"bench", "sessions/together/rows/0/tokens = 9999", "RATE_RECOUNT SPREAD_RECOUNT"},
+    /* ways to sample: another ratio, none to hold it against */
+    {"bench", "sampling/ways/1/of_greedy = 0.99", "SAMPLING_RECOUNT"},
+    {"bench", "sampling/ways/0/way = \"temp\"", "SAMPLING_RECOUNT"},
     {"bench", "policies/2/arms/dflash/speedup = 8.0", "SPEEDUP_RECOUNT"},
     {"bench", "policies/0/warm_up/0 = @policies/0/arms/plain/rows/2/prompt", "SPEEDUP_WARM_UP"},
     {"bench", "policies/2/arms/dflash/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
 
     /* recall of nothing is always perfect */
-    {"sweep", "rows/*/answers/*/expected = \"\"", "EMPTY_NEEDLE RECALL_RECOUNT"},
+    {"sweep", "rows/*/answers/*/expected = \"\"", "EMPTY_NEEDLE RECALL_RECOUNT PLAN_DOCUMENTS"},
     {"needle", "rungs/2/rows/0/hit = true", "RECALL_RECOUNT"},
     {"needle", "rungs/4/rows/0/answer = \"The code is ALPHA-55061.\"", "RECALL_RECOUNT"},
     {"needle", "rungs/2/hits = 5", "RECALL_RECOUNT"},
     {"kv", "rows/2/samples = 50", "RECALL_RECOUNT"},
     {"sweep", "rows/1/recall = 0.9", "RECALL_RECOUNT"},
-    {"needle", "settings/ladder = [20, 60, 280]", "RECALL_SCOPE"},
+    {"needle", "settings/ladder = [20, 60, 280]", "RECALL_SCOPE PLAN_COUNTS"},
     {"needle", "rungs/4/rows/0/expected = \"OAK-1000\"; rungs/4/rows/0/answer = \"OAK-1000\"",
-     "RECALL_SCOPE"},
+     "RECALL_SCOPE PLAN_DOCUMENTS"},
     /* judged by recall, which is blind to everything else */
-    {"needle", "quality = []; sums = []; gate/checks/3", "RECALL_ALONE"},
+    {"needle", "quality = []; sums = []; gate/checks/3",
+     "RECALL_ALONE GATE_RECOUNT PLAN_COUNTS GATE_LIMITS"},
 
     {"needle", "sums/1/mean_kl = 0.002", "KL_RECOUNT"},
     {"needle", "sums/1/worst_kl = 0.05", "KL_RECOUNT"},
     {"needle", "sums/0/loss_change = 0.0", "KL_RECOUNT"},
     {"sweep", "rows/0/mean_kl = 0.1", "KL_RECOUNT"},
     {"memory", "rows/10/mean_kl = 0.01", "KL_RECOUNT"},
-    {"kv", "rows/1/quality/*/rows = 9", "KL_ROWS"},
+    {"kv", "rows/1/quality/*/rows = 9", "KL_ROWS KL_RECOUNT PLAN_COUNTS"},
     {"needle", "quality/0/worst_kl = 0.0001", "KL_RANGE"},
     /* the identity changes something */
     {"kv",
@@ -143,10 +151,10 @@ static const lie lies[] = {
     /* the ratio of a training report is of something else */
     {"projection", "stages/1/layers/0/rel_mse = 0.001", "REL_MSE_RECOUNT"},
     {"projection", "stages/1/rel_mse/full = 0.001", "REL_MSE_RECOUNT"},
-    {"sweep", "rows/0/layers", "REL_MSE_RECOUNT"},
+    {"sweep", "rows/0/layers", "REL_MSE_RECOUNT MEMBER_MISSING"},
     {"kv", "rows/2/layers/1/power", "REL_MSE_RECOUNT"},
     {"kv", "rows/2/bits = 4.0", "BITS_RECOUNT"},
-    {"kv", "rows/2/stored_bytes", "BITS_RECOUNT"},
+    {"kv", "rows/2/stored_bytes", "BITS_RECOUNT MEMBER_MISSING"},
     {"sweep", "knee = 0.5", "KNEE_RECOUNT"},
     {"projection", "evaluation/seeds = [1000, 1002]", "SEEDS_OVERLAP"},
     {"projection", "train/seeds", "SEEDS_OVERLAP"},
@@ -154,42 +162,45 @@ static const lie lies[] = {
     {"projection", "curve/*/weights/cos_k = 0.0", "LOSS_RECOUNT"},
 
     /* gates that cannot fail */
-    {"needle", "gate/architectural_correctness = true", "GATE_CONSTANT"},
-    {"needle", "gate/checks = []", "GATE_CONSTANT"},
-    {"needle", "gate/checks/4/limit = 0.001", "GATE_RECOUNT"},
+    {"needle", "gate/architectural_correctness = true", "GATE_CONSTANT CONSTANT"},
+    {"needle", "gate/checks = []", "GATE_CONSTANT MEMBER_MISSING GATE_LIMITS"},
+    {"needle", "gate/checks/4/limit = 0.001", "GATE_RECOUNT GATE_LIMITS"},
     {"needle", "gate/checks/4/value = 43.9", "GATE_RECOUNT"},
     {"needle", "gate/holds = false", "GATE_RECOUNT"},
-    {"needle", "gate/checks/0/figure = \"vibes\"", "GATE_RECOUNT"},
+    {"needle", "gate/checks/0/figure = \"vibes\"", "GATE_RECOUNT GATE_LIMITS"},
 
     /* a mean of rates, with one sample that was warm */
     {"bench", "sets/0/arms/dflash/tok_s = 2600.0", "RATE_RECOUNT SPEEDUP_RECOUNT"},
-    {"bench", "sets/0/arms/plain/rows/0/seconds = 9.0", "RATE_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/0/seconds = 9.0",
+     "RATE_RECOUNT SPREAD_RECOUNT ROUND_TIMES RUNS_RECOUNT"},
     {"bench", "arms/plain/tokens = 9000", "RATE_RECOUNT"},
     {"needle", "rungs/0/decode_tok_s = 2000.0", "RATE_RECOUNT"},
-    {"bench", "sets/0/arms/dflash/tok_s_spread", "SPREAD_MISSING"},
-    {"needle", "rungs/3/prefill_tok_s_spread = {\"median\": 1.0}", "SPREAD_MISSING"},
-    {"bench", "sets/1/arms/plain/tok_s_spread/min = 99999.0", "SPREAD_ORDER"},
-    {"bench", "arms/plain/decode_tok_s/samples = [1800.0, 1801.0, 1802.0]", "SPREAD_ORDER"},
+    {"bench", "sets/0/arms/dflash/tok_s_spread", "SPREAD_MISSING MEMBER_MISSING"},
+    {"needle", "rungs/3/prefill_tok_s_spread = {\"median\": 1.0}",
+     "SPREAD_MISSING MEMBER_MISSING SPREAD_RECOUNT"},
+    {"bench", "sets/1/arms/plain/tok_s_spread/min = 99999.0", "SPREAD_ORDER SPREAD_RECOUNT"},
+    {"bench", "arms/plain/decode_tok_s/samples = [1800.0, 1801.0, 1802.0]",
+     "SPREAD_ORDER PLAN_COUNTS SPREAD_RECOUNT SHARE_RECOUNT"},
     /* the speed-up of a path that never ran */
     {"bench",
      "arms/dflash/drafted = 0; arms/dflash/accepted = 0; arms/dflash/accept_len = 1; "
      "arms/dflash/histogram",
-     "DRAFTING_NEVER_RAN SPEEDUP_SELF"},
+     "DRAFTING_NEVER_RAN SPEEDUP_SELF SPEEDUP_DRAFTS"},
     {"accept", "all/0/drafted = 0; all/0/accepted = 0; all/0/length; all/0/histogram",
-     "DRAFTING_NEVER_RAN"},
+     "DRAFTING_NEVER_RAN MEMBER_MISSING"},
     {"accept", "all/0/rate = 0.9", "ACCEPT_RECOUNT"},
     {"accept", "sets/0/histogram/0 = 99", "ACCEPT_RECOUNT"},
     /* lossless by the look of the text */
-    {"bench", "sets/0/arms/dflash/rows/0/runs/0/logits_hash", "LOSSLESS_UNPROVEN"},
-    {"accept", "rows/*/tokens_hash", "LOSSLESS_UNPROVEN"},
+    {"bench", "sets/0/arms/dflash/rows/0/runs/0/logits_hash", "LOSSLESS_UNPROVEN MEMBER_MISSING"},
+    {"accept", "rows/*/tokens_hash", "LOSSLESS_UNPROVEN MEMBER_MISSING"},
     {"lossless", "compared = [\"tokens\"]", "CASES_COMPARED"},
     {"accept", "rows/0/tokens_hash = \"0123456789abcdef\"", "LOSSLESS_CONTRADICTED"},
     {"bench", "sets/0/arms/dflash/different = 1", "LOSSLESS_CONTRADICTED"},
     {"lossless", "mismatches = 2", "CASES_DIFFER"},
-    {"lossless", "cases_by/format/bf16 = 31", "CASES_RECOUNT"},
+    {"lossless", "cases_by/format/bf16 = 31", "CASES_RECOUNT CASES_PLAN"},
 
     {"bench", "arms/dflash/speedup = 1.5", "SPEEDUP_RECOUNT"},
-    {"compare", "decode_ratio/median = 1.13", "SPEEDUP_RECOUNT"},
+    {"compare", "decode_ratio/median = 1.13", "SPEEDUP_RECOUNT SHARE_RECOUNT"},
     /* native against native: the noise of a machine */
     {"bench", "arms/plain/speedup = 2.18", "SPEEDUP_RECOUNT SPEEDUP_SELF"},
     {"bench", "arms/dflash/baseline = \"dflash\"; arms/dflash/speedup = 1.27",
@@ -198,22 +209,27 @@ static const lie lies[] = {
     {"bench",
      "sets/0/arms/fused = {\"tok_s\": 9000.0, \"tok_s_spread\": {\"median\": 9000.0, "
      "\"min\": 9000.0, \"max\": 9000.0, \"n\": 1}}",
-     "SPEEDUP_BASELINE"},
-    {"bench", "sets/0/arms/plain/rows; sets/0/arms/plain/lossless = null", "SPEEDUP_ROWS"},
-    {"compare", "decode_ratio/n = 3", "SPEEDUP_SAMPLES"},
-    {"bench", "sets/0/arms/plain/rows/5; sets/0/arms/plain/rows/4", "RATE_RECOUNT SPEEDUP_SAMPLES"},
+     "SPEEDUP_BASELINE MEMBER_MISSING LOSSLESS_UNPROVEN PLAN_COUNTS ROUND_TIMES ARMS_UNPAIRED"},
+    {"bench", "sets/0/arms/plain/rows; sets/0/arms/plain/lossless = null",
+     "SPEEDUP_ROWS MEMBER_MISSING LOSSLESS_UNPROVEN PLAN_COUNTS SPREAD_RECOUNT ARMS_UNPAIRED "
+     "TOKENS_RECOUNT"},
+    {"compare", "decode_ratio/n = 3", "SPEEDUP_SAMPLES SHARE_RECOUNT"},
+    {"bench", "sets/0/arms/plain/rows/5; sets/0/arms/plain/rows/4",
+     "RATE_RECOUNT SPEEDUP_SAMPLES LOSSLESS_UNPROVEN PLAN_COUNTS SPREAD_RECOUNT SHARE_RECOUNT "
+     "ROUND_TIMES ARMS_UNPAIRED TOKENS_RECOUNT"},
     /* half of the answers are seven tokens long */
-    {"bench", "sets/0/arms/dflash/rows/*/tokens = 7", "RATE_RECOUNT SPEEDUP_TOKENS"},
+    {"bench", "sets/0/arms/dflash/rows/*/tokens = 7",
+     "RATE_RECOUNT SPEEDUP_TOKENS SPREAD_RECOUNT ARMS_UNPAIRED TOKENS_RECOUNT"},
     {"bench", "sets/0/warm_up/0 = @sets/0/arms/plain/rows/0/prompt", "SPEEDUP_WARM_UP"},
-    {"bench", "sets/1/warm_up", "SPEEDUP_WARM_UP"},
+    {"bench", "sets/1/warm_up", "SPEEDUP_WARM_UP MEMBER_MISSING"},
     {"bench", "sets/0/arms/plain/rows/3/prefill_s = 5.0", "SPEEDUP_PREFILL"},
     {"bench", "sets/0/arms/plain/timing = \"all\"", "SPEEDUP_SCOPE"},
 
     /* bytes that leave out what is resident */
     {"needle", "rungs/0/bytes/kv.drafter", "BYTES_CATEGORY"},
     {"needle", "rungs/0/bytes/kv.mirror = 16711680", "BYTES_CATEGORY"},
-    {"bench", "bytes = 16711680", "BYTES_CATEGORY"},
-    {"kv", "rows/1/bytes/kv.full = -1", "BYTES_CATEGORY"},
+    {"bench", "bytes = 16711680", "BYTES_CATEGORY MEMBER_TYPE"},
+    {"kv", "rows/1/bytes/kv.full = -1", "BYTES_CATEGORY WEIGHTS_MISMATCH"},
     {"memory", "settings/formula = {\"kv.full\": 1024}", "FORMULA_ALONE"},
     {"memory", "rows/1/formula = {\"kv.full\": 69632}", "FORMULA_MISMATCH"},
     {"needle", "savings_vs_naive_pct = 89.8", "MEMORY_CLAIM"},
@@ -276,8 +292,8 @@ static void test_no_report(void **state) {
     refused_text("{\"kind\": 1e999}", "NOT_JSON", "line 1");
     refused_text("{\"kind\": \"kv\", \"kind\": \"kv\"}", "NOT_JSON", "kind");
     refused_text("[1]", "NOT_A_REPORT", "object");
-    refused_text("{\"vocab_size\": 3}", "NOT_A_REPORT", "kind");
-    refused_text("{\"schema\": 3, \"kind\": \"needle\"}", "FUTURE_SCHEMA", "schema 3 is newer");
+    refused_text("{\"vocab_size\": 3}", "NOT_A_REPORT", "neither its `schema` nor its `kind`");
+    refused_text("{\"schema\": 4, \"kind\": \"needle\"}", "FUTURE_SCHEMA", "schema 4 is newer");
     refused_text("{\"schema\": \"1\", \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
     refused_text("{\"schema\": 0, \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
     refused_text("{\"schema\": 1, \"kind\": \"horoscope\"}", "UNKNOWN_KIND", "horoscope");
@@ -290,46 +306,12 @@ static void test_no_report(void **state) {
     kk_verdict_release(&v);
 }
 
-/* Many faults of one rule are counted, not listed. */
-static void test_many(void **state) {
-    (void)state;
-    json_t *report = doctored("needle", "rungs/*/rows/*/hit = false");
-    kk_verdict v = judge(report);
-    size_t recounts = 0;
-    for (size_t i = 0; i < v.n; i++) recounts += strcmp(v.finding[i].code, "RECALL_RECOUNT") == 0;
-    assert_in_range(recounts, 2, 9);
-    assert_non_null(strstr(v.finding[v.n - 1].text, "more of these"));
-    kk_verdict_release(&v);
-    json_decref(report);
-}
-
-/* Any taking that fails is said, and nothing leaks. */
-static void test_no_memory(void **state) {
-    (void)state;
-    json_t *report = doctored("bench", "arms/dflash/speedup = 7.0");
-    char *text = json_dumps(report, 0);
-    const int64_t live = kk_live_bytes();
-    bool whole = false;
-    for (int64_t n = 1; !whole; n++) {
-        kk_verdict v;
-        kk_err err = {0};
-        kk_fault_after(n, true);
-        const kk_status st = kk_gate_check(text, strlen(text), &v, &err);
-        kk_fault_after(0, false);
-        whole = st == KK_OK && v.violations > 0;
-        if (st == KK_OK) kk_verdict_release(&v);
-        assert_true(st == KK_OK || st == KK_ENOMEM);
-        assert_int_equal(kk_live_bytes(), live);
-    }
-    free(text);
-    json_decref(report);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),       cmocka_unit_test(test_lies),
-        cmocka_unit_test(test_every_rule), cmocka_unit_test(test_no_report),
-        cmocka_unit_test(test_many),       cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_good),
+        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_every_rule),
+        cmocka_unit_test(test_no_report),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,6 +54,38 @@ static void check_text(const char *bytes, size_t n, const char *want) {
     json_decref(s);
 }
 
+/* What text_add_escaped writes is what jansson writes. */
+static void check_escaped(const char *bytes, size_t n) {
+    textbuf t = {0};
+    json_t *s = text_json(bytes, n);
+    char *want = json_dumps(s, JSON_ENCODE_ANY | JSON_COMPACT);
+    text_add(&t, "\"", 1);
+    text_add_escaped(&t, bytes, n);
+    text_add(&t, "\"", 1);
+    assert_string_equal(t.bytes, want);
+    free(want);
+    json_decref(s);
+    text_free(&t);
+}
+
+static void test_escaped(void **state) {
+    (void)state;
+    char bytes[64];
+    unsigned x = 7;
+    for (int i = 0; i < 20000; i++) {
+        const size_t n = (x >> 9) % sizeof bytes;
+        for (size_t k = 0; k < n; k++) {
+            x = x * 1103515245u + 12345u;
+            /* mostly ASCII and its control characters, now and then anything */
+            bytes[k] = (char)((x >> 16) % ((x >> 28) ? 128u : 256u));
+        }
+        x = x * 1103515245u + 12345u;
+        check_escaped(bytes, n);
+    }
+    check_escaped("", 0);
+    check_escaped("a\xc3\xbc\xf0\x9f\x98\x80\"\\/", 10);
+}
+
 #define FFFD "\xef\xbf\xbd"
 
 static void test_not_utf8(void **state) {
@@ -114,6 +146,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order_and_limit),
         cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_escaped),
         cmocka_unit_test(test_buffer),
         cmocka_unit_test_setup_teardown(test_keys, scratch_setup, scratch_teardown),
     };

@@ -61,7 +61,7 @@ static void test_same_conversation(void **state) {
     assert_ok(kk_session_checkpoint(f.session, why));
     tiny_append(f.session, w->b + 300, 200); /* an answer, which the next turn does not have */
     kk_session *first = f.session;
-    prefixes_keep(w->p, f.session, 300, 0);
+    prefixes_keep(w->p, &f, 300, 0);
     f = bring(w, w->a, 400);
     assert_ptr_equal(f.session, first); /* it is continued */
     assert_int_equal(f.len, 300);
@@ -85,12 +85,12 @@ static void test_other_conversation(void **state) {
     prefixes_found f = bring(w, w->a, 100);
     assert_ok(kk_session_checkpoint(f.session, why));
     tiny_append(f.session, w->a + 100, 300);
-    prefixes_keep(w->p, f.session, 400, 0);
+    prefixes_keep(w->p, &f, 400, 0);
     prefixes_found g = bring(w, w->b, 500);
     assert_int_equal(g.len, 100); /* the last checkpoint: 200 is beyond the window */
     assert_int_equal(g.parts, 200);
     assert_int_equal(prefixes_count(w->p), 1); /* the first stays */
-    prefixes_keep(w->p, g.session, 500, 0);
+    prefixes_keep(w->p, &g, 500, 0);
     /* Of the two that share 160 tokens of this, neither is taken away. */
     f = bring(w, w->a, 160);
     assert_true(f.len >= 100);
@@ -101,7 +101,7 @@ static void test_other_conversation(void **state) {
 static void test_nothing_in_common(void **state) {
     world *w = *state;
     prefixes_found f = bring(w, w->a, 100);
-    prefixes_keep(w->p, f.session, 100, 0);
+    prefixes_keep(w->p, &f, 100, 0);
     f = bring(w, w->a + 50, 100);
     assert_true(f.len == 0 && f.evaluated == 0);
     kk_session_free(f.session);
@@ -127,16 +127,16 @@ static void test_stand_in(void **state) {
         assert_int_equal(prefixes_count(w->p), 1);
     }
     tiny_append(f.session, w->b + 300, 50);
-    prefixes_keep(w->p, f.session, 300, number);
+    prefixes_keep(w->p, &f, 300, number);
     assert_int_equal(prefixes_count(w->p), 1);
-    prefixes_keep(w->p, NULL, 0, 0);
+    prefixes_keep(w->p, &(prefixes_found){.session = NULL}, 0, 0);
 }
 
 static void test_oldest_goes(void **state) {
     world *w = *state;
     for (int i = 0; i < 4; i++) {
         prefixes_found f = bring(w, w->b + 220 + 60 * i, 60);
-        prefixes_keep(w->p, f.session, 60, 0);
+        prefixes_keep(w->p, &f, 60, 0);
         if (i < 2) continue;
         f = bring(w, w->b + 220, 30); /* used again: not the oldest any more */
         assert_int_equal(f.len, 29);
@@ -153,7 +153,7 @@ static void test_oldest_goes(void **state) {
 static void test_no_memory(void **state) {
     world *w = *state;
     prefixes_found f = bring(w, w->a, 300);
-    prefixes_keep(w->p, f.session, 300, 0);
+    prefixes_keep(w->p, &f, 300, 0);
     for (int64_t n = 1; n < 40; n++) {
         kk_err err;
         kk_fault_after(n, false);

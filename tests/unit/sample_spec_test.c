@@ -10,9 +10,9 @@
 
 #include <cmocka.h>
 
+#include "backend/sample.h"
+#include "backend/weigh.h"
 #include "core/mathf.h"
-#include "decode/sample.h"
-#include "decode/weigh.h"
 
 __extension__ typedef unsigned __int128 wide;
 

@@ -1,6 +1,6 @@
 /* sample_test.c - the sampler draws from the distribution it says, keeps exactly the candidates
  * a plain sort would keep, and depends on nothing but row, options, history and position. */
-#include "decode/sample.h"
+#include "backend/sample.h"
 
 #include <math.h>
 #include <setjmp.h>

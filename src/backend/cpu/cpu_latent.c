@@ -26,6 +26,7 @@ enum {
     MOST_ROWS = 64,        /* most rows of a pass */
     TASK_PAIRS = 64,       /* most pairs of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
+    ANGLES = 16,           /* pages of the widest head, all of it rotated, whose angles are kept */
 };
 
 /* ---- scratch ---------------------------------------------------------------------------- */
@@ -42,12 +43,15 @@ typedef struct {
     size_t bytes;
 } page_layout;
 
+/* Of a row's latents as quantised activations. */
+static size_t rounded_bytes(int32_t rank) { return (size_t)rank / KK_BLOCK * sizeof(kk_act_block); }
+
 /* floats: latents are wanted as such; half 0: keys are kept elsewhere. */
 static page_layout page_layout_for(int32_t n_kv, int32_t rank, bool floats, int32_t half,
                                    int32_t n_rot) {
     const size_t rows = KK_PAGE_ROWS, f = sizeof(float);
     page_layout r = {.acts = floats ? whole_lines(rows * (size_t)rank * f) : 0};
-    r.angles = r.acts + whole_lines(rows * ((size_t)rank / KK_BLOCK) * sizeof(kk_act_block));
+    r.angles = r.acts + whole_lines(rows * rounded_bytes(rank));
     r.keys = r.angles + whole_lines(rows * 2 * (size_t)n_rot * f);
     r.factors = r.keys + whole_lines((size_t)n_kv * rows * 2 * (size_t)half * f);
     r.bytes = r.factors + whole_lines(2 * (size_t)n_kv * rows * f);
@@ -84,10 +88,14 @@ static size_t panel_bytes(int32_t rank) {
     return whole_lines(((size_t)rank / KK_BLOCK + 1) * KK_PANEL_BYTES);
 }
 
-/* Bytes of a thread's scratch where it takes a head through pages: the panel of a strip, a page's
- * keys, scores. */
+/* Bytes of a thread's scratch where it takes a head through pages: the panel of a strip or, of
+ * types that are unpacked ahead, of the head; a page's keys; scores. */
+static size_t head_panel(int32_t rank, int32_t d) {
+    const size_t one = panel_bytes(rank), all = kk_unpacked_bytes(d / KK_STRIP, rank);
+    return one > all ? one : all;
+}
 static size_t head_scores(int32_t rank, int32_t d) {
-    return panel_bytes(rank) + whole_lines(KK_PAGE_ROWS * (size_t)d * sizeof(float));
+    return head_panel(rank, d) + whole_lines(KK_PAGE_ROWS * (size_t)d * sizeof(float));
 }
 
 int32_t kk_cpu_latent_rows(int32_t n_head, int32_t rank) {
@@ -106,8 +114,10 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->pairs,
                               pair_layout_for(pairs, rank, d).floats * sizeof(float), err));
     memset(dev->angle_pages, 0, sizeof dev->angle_pages);
-    KK_TRY(kk_cpu_scratch_fit(dev, &dev->angles, KK_ANGLE_PAGES * page * (size_t)d * sizeof(float),
-                              err));
+    memset(dev->rounded_pages, 0, sizeof dev->rounded_pages);
+    KK_TRY(
+        kk_cpu_scratch_fit(dev, &dev->rounded, KK_ROUNDED_PAGES * page * rounded_bytes(rank), err));
+    KK_TRY(kk_cpu_scratch_fit(dev, &dev->angles, ANGLES * page * (size_t)d * sizeof(float), err));
     KK_TRY(kk_cpu_fit_threads(dev, head_scores(rank, d) + scores * sizeof(float), err));
     const size_t weights = rows * (size_t)(n_head / slot->n_kv_head) * page;
     KK_TRY(kk_cpu_fit_threads(dev, (slice + weights + pairs) * sizeof(float), err));
@@ -133,9 +143,10 @@ typedef struct {
     pair_layout pair;
     int64_t first; /* page of the batch */
     int32_t n_pages, task_pairs;
-    bool keeps_angles;
+    int64_t visible;   /* pages of the pass */
     bool begins, ends; /* first, last batch of the pass; used with by_head */
     bool by_head;      /* a task is a K/V head, and not a page's keys or some pairs */
+    bool unpacked;     /* by_head, and what rebuilds its keys is unpacked for a batch */
     bool in_place;     /* latents are read in place, as bf16, and not as floats */
     float freq[KK_MAX_HEAD_DIM / 2];
 } pass;
@@ -144,8 +155,15 @@ static float *page_floats(const pass *s, int32_t i, size_t at) {
     return (float *)(void *)((uint8_t *)s->dev->batch.data + (size_t)i * s->page.bytes + at);
 }
 static float *page_z(const pass *s, int32_t i) { return page_floats(s, i, s->page.z); }
+/* Latents are rounded once for all layers of a forward where all pages of a pass fit. */
+static bool keeps_rounded(const pass *s) {
+    return s->in_place && s->e->forward && s->visible <= KK_ROUNDED_PAGES;
+}
 static kk_act_block *page_acts(const pass *s, int32_t i) {
-    return (kk_act_block *)(void *)page_floats(s, i, s->page.acts);
+    if (!keeps_rounded(s)) return (kk_act_block *)(void *)page_floats(s, i, s->page.acts);
+    const size_t bytes = KK_PAGE_ROWS * rounded_bytes(s->rank);
+    return (kk_act_block *)(void *)((uint8_t *)s->dev->rounded.data +
+                                    (size_t)((s->first + i) % KK_ROUNDED_PAGES) * bytes);
 }
 static float *page_keys(const pass *s, int32_t i, int32_t head) {
     return page_floats(s, i, s->page.keys) + (size_t)(head * KK_PAGE_ROWS * 2 * s->half);
@@ -259,12 +277,38 @@ static void start_pairs(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 /* ---- rows ------------------------------------------------------------------------------- */
 
-/* Angles depend on nothing but positions.  Where all visible pages fit, layers of the same kind
- * reuse those of the layer before. */
+/* Angles depend on nothing but positions, so they are kept from layer to layer and from token to
+ * token.  Pages of layers with a window take turns in a part of the memory that is as large as they
+ * need; of other layers the first pages are kept, as many as fit the rest. */
+static size_t angle_bytes(const pass *s) {
+    return KK_PAGE_ROWS * 2 * (size_t)s->a->n_rot * sizeof(float);
+}
+static void share_angles(const pass *s) {
+    kk_dev *dev = s->dev;
+    const size_t pages = (size_t)s->a->window / KK_PAGE_ROWS + 2, bytes = pages * angle_bytes(s);
+    if (!s->a->window || bytes <= dev->window_angles || bytes > dev->angles.bytes) return;
+    dev->window_angles = bytes;
+    memset(dev->angle_pages, 0, sizeof dev->angle_pages);
+}
+
+/* Where page i's are kept, counted in pages; -1: nowhere. */
+static int64_t place_of_angles(const pass *s, int32_t i) {
+    const kk_dev *dev = s->dev;
+    if (!s->a->n_rot) return -1;
+    const size_t bytes = s->a->window ? dev->window_angles : dev->angles.bytes - dev->window_angles;
+    const size_t fit = bytes / angle_bytes(s);
+    const int64_t most = fit < KK_ANGLE_PAGES ? (int64_t)fit : KK_ANGLE_PAGES;
+    const int64_t page = s->first + i;
+    if (s->a->window) return s->visible <= most ? page % most : -1;
+    return page < most ? page : -1;
+}
+
 static float *page_angles(const pass *s, int32_t i) {
-    if (!s->keeps_angles) return page_floats(s, i, s->page.angles);
-    const size_t slot = s->dev->angles.bytes / KK_ANGLE_PAGES / sizeof(float);
-    return (float *)s->dev->angles.data + (size_t)((s->first + i) % KK_ANGLE_PAGES) * slot;
+    const int64_t at = place_of_angles(s, i);
+    if (at < 0) return page_floats(s, i, s->page.angles);
+    const size_t first = s->a->window ? 0 : s->dev->window_angles;
+    uint8_t *bytes = (uint8_t *)s->dev->angles.data + first + (size_t)at * angle_bytes(s);
+    return (float *)(void *)bytes;
 }
 
 static bool same_rope(const kk_rope *a, const kk_rope *b) {
@@ -274,37 +318,54 @@ static bool same_rope(const kk_rope *a, const kk_rope *b) {
 }
 
 static void fill_angles(const pass *s, int32_t i, page_rows rows) {
-    const int64_t page = s->first + i, n = page % KK_ANGLE_PAGES;
+    const int64_t page = s->first + i, at = place_of_angles(s, i);
     const kk_rope *rope = &s->e->rope;
-    if (s->keeps_angles) {
-        if (s->dev->angle_pages[n].page == page && same_rope(&s->dev->angle_pages[n].rope, rope))
-            return;
-        s->dev->angle_pages[n].page = page;
-        s->dev->angle_pages[n].rope = *rope;
+    if (at >= 0) {
+        struct kk_angle_page *kept = &s->dev->angle_pages[!s->a->window][at];
+        if (kept->page == page && same_rope(&kept->rope, rope)) return;
+        *kept = (struct kk_angle_page){*rope, page};
         rows = (page_rows){0, KK_PAGE_ROWS};
     }
+    float *to = page_angles(s, i);
     for (int32_t j = rows.lo; j < rows.hi; j++)
-        s->dev->k->angles(page_angles(s, i) + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
+        s->dev->k->angles(to + (size_t)(j * 2 * s->a->n_rot), s->freq, s->a->n_rot,
                           page * KK_PAGE_ROWS + j);
 }
 
-/* Rows of latents as floats, if they are wanted, and rounded, if decoders are. */
-static void ready_latents(const pass *s, int32_t i, page_rows gone, int32_t thread) {
+/* Rows of latents as floats, and rounded, if decoders are. */
+static void widen_latents(const pass *s, int32_t i, page_rows gone) {
     const kk_evicted *e = s->e;
-    const uint8_t *from = s->rows->g->latents[s->first + i] + e->latent.v_off;
     const size_t lo = (size_t)gone.lo, n = (size_t)(gone.hi - gone.lo), rank = (size_t)s->rank;
-    kk_act_block *acts = page_acts(s, i) + lo * (rank / KK_BLOCK);
-    if (!s->in_place) {
-        float *z = page_z(s, i) + lo * rank;
-        s->dev->k->widen(z, e->latent.format, s->rank, from, gone.lo, (int32_t)n);
-        if (kk_dtype_is_quant(e->v->m.dtype)) s->dev->k->quantize(z, n * rank, acts);
+    float *z = page_z(s, i) + lo * rank;
+    s->dev->k->widen(z, e->latent.format, s->rank,
+                     s->rows->g->latents[s->first + i] + e->latent.v_off, gone.lo, (int32_t)n);
+    if (kk_dtype_is_quant(e->v->m.dtype))
+        s->dev->k->quantize(z, n * rank, page_acts(s, i) + lo * (rank / KK_BLOCK));
+}
+
+/* Rows of latents rounded, straight from bf16, unless another layer's pass has done it. */
+static void round_latents(const pass *s, int32_t i, page_rows gone, int32_t thread) {
+    const kk_kernels *k = s->dev->k;
+    const uint8_t *from = s->rows->g->latents[s->first + i] + s->e->latent.v_off;
+    const size_t rank = (size_t)s->rank;
+    if (keeps_rounded(s)) {
+        struct kk_rounded_page *kept = &s->dev->rounded_pages[(s->first + i) % KK_ROUNDED_PAGES];
+        if (kept->latents == from && kept->forward == s->e->forward && kept->lo <= gone.lo &&
+            kept->hi >= gone.hi)
+            return;
+        *kept = (struct kk_rounded_page){from, s->e->forward, gone.lo, gone.hi};
+    }
+    kk_act_block *acts = page_acts(s, i) + (size_t)gone.lo * (rank / KK_BLOCK);
+    if (k->quantize_bf16) {
+        k->quantize_bf16(from + (size_t)gone.lo * rank * sizeof(uint16_t),
+                         (size_t)(gone.hi - gone.lo) * rank, acts);
         return;
     }
     float *z = kk_thread_scratch(s->dev, thread); /* a few rows at a time stay near */
     for (int32_t j = gone.lo, some; j < gone.hi; j += some) {
         some = gone.hi - j < 8 ? gone.hi - j : 8;
-        s->dev->k->widen(z, e->latent.format, s->rank, from, j, some);
-        s->dev->k->quantize(z, (size_t)some * rank, acts);
+        k->widen(z, s->e->latent.format, s->rank, from, j, some);
+        k->quantize(z, (size_t)some * rank, acts);
         acts += (size_t)some * (rank / KK_BLOCK);
     }
 }
@@ -317,7 +378,10 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
         const int64_t page = s->first + i;
         const page_rows gone = gone_of_page(s, 0, page);
         const uint8_t *scales = s->rows->g->latents[page] + e->scales.v_off;
-        ready_latents(s, i, gone, thread);
+        if (s->in_place)
+            round_latents(s, i, gone, thread);
+        else
+            widen_latents(s, i, gone);
         fill_angles(s, i, gone);
         for (int32_t j = gone.lo; j < gone.hi; j++) {
             const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
@@ -330,10 +394,26 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     }
 }
 
-/* Rebuilds the keys of one head of page i, from its first evicted row on, into x. */
-static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void *panel) {
+static const kk_weight *key_decoder(const pass *s) { return s->a->slot.k_eq_v ? s->e->v : s->e->k; }
+
+/* Unpacks what rebuilds the keys of a head, once for all pages of the batch. */
+static void unpack_head(const pass *s, int32_t head, void *panel) {
+    const kk_weight *w = key_decoder(s);
+    kk_strip strip = {
+        .dtype = w->m.dtype, .n_in = s->rank, .w_stride = w->row_bytes, .panel = panel};
+    for (int32_t o = 0; o < 2 * s->half; o += KK_STRIP) {
+        const int32_t row = o < s->half ? o : o - s->half + s->d / 2;
+        strip.w = kk_weight_row(w, 0, (int64_t)head * s->d + row);
+        s->dev->k->unpack(&strip, o / KK_STRIP);
+    }
+}
+
+/* Rebuilds the keys of one head of page i, from its first evicted row on, into x; with `score`,
+ * they are scored at once, by all pairs of the head. */
+static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void *panel,
+                         float *score) {
     const bool k_eq_v = s->a->slot.k_eq_v;
-    const kk_weight *w = k_eq_v ? s->e->v : s->e->k;
+    const kk_weight *w = key_decoder(s);
     const page_rows gone = gone_of_page(s, 0, s->first + i);
     const size_t wide = 2 * (size_t)s->half, lo = (size_t)gone.lo, rank = (size_t)s->rank;
     kk_strip strip = {.dtype = w->m.dtype,
@@ -344,7 +424,12 @@ static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void 
                             .b = page_acts(s, i) + lo * (rank / KK_BLOCK)},
                       .out_stride = wide,
                       .panel = panel};
-    for (int32_t part = 0; part < 2; part++) {
+    if (s->unpacked) {
+        strip.n_out = (int32_t)wide;
+        strip.out = x;
+        s->dev->k->unpacked(&strip);
+    }
+    for (int32_t part = 0; part < 2 && !s->unpacked; part++) {
         for (int32_t o = 0; o < s->half; o += KK_STRIP) {
             strip.n_out = s->half - o < KK_STRIP ? s->half - o : KK_STRIP;
             strip.w = kk_weight_row(w, 0, (int64_t)head * s->d + part * (s->d / 2) + o);
@@ -359,7 +444,10 @@ static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void 
                           .n = gone.hi - gone.lo,
                           .dim = 2 * s->half,
                           .n_rot = s->a->n_rot,
-                          .eps = s->e->eps};
+                          .eps = s->e->eps,
+                          .q = pair_at(s, s->pair.q, head * s->per_kv, (int32_t)wide),
+                          .score = score ? score + lo : NULL,
+                          .n_q = score ? s->per_kv : 0};
     s->dev->k->keys(&keys);
 }
 
@@ -370,7 +458,7 @@ static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) 
         const int32_t head = (int32_t)(t % s->n_kv), i = (int32_t)(t / s->n_kv);
         const size_t lo = (size_t)gone_of_page(s, 0, s->first + i).lo;
         rebuild_page(s, i, head, page_keys(s, i, head) + lo * 2 * (size_t)s->half,
-                     kk_thread_scratch(s->dev, thread));
+                     kk_thread_scratch(s->dev, thread), NULL);
     }
 }
 
@@ -381,6 +469,7 @@ typedef struct {
     const pass *s;
     int32_t from, to, page;
     const float *keys; /* keys of the head, from row 0 on; NULL: the batch has them */
+    bool scored;       /* score has the products with keys already */
     float *score, *more, *c;
     int32_t lo[TASK_PAIRS]; /* what each pair sees begins here */
     int32_t hi;
@@ -396,7 +485,7 @@ static void score_pairs(const tile *m, page_rows rows) {
     const pass *s = m->s;
     const size_t wide = 2 * (size_t)s->half, lo = (size_t)rows.lo;
     const int32_t n = rows.hi - rows.lo;
-    for (int32_t p = m->from, next; p < m->to; p = next) {
+    for (int32_t p = m->from, next; p < m->to && !m->scored; p = next) {
         const int32_t kv = p / s->per_kv, end = (kv + 1) * s->per_kv;
         next = end < m->to ? end : m->to;
         const float *keys = m->keys ? m->keys : page_keys(s, m->page, kv);
@@ -539,15 +628,18 @@ static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
 static void attend_heads(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
     uint8_t *scratch = kk_thread_scratch(s->dev, thread);
-    float *keys = (float *)(void *)(scratch + panel_bytes(s->rank));
+    float *keys = (float *)(void *)(scratch + head_panel(s->rank, s->d));
     tile m = open_tile(s, (float *)(void *)(scratch + head_scores(s->rank, s->d)));
     m.keys = keys;
+    m.scored = s->per_kv == 1;
     for (int32_t kv = (int32_t)begin; kv < (int32_t)end; kv++) {
         const int32_t first = kv * s->per_kv, last = first + s->per_kv;
         for (int32_t at = 0; s->begins && at < s->rank; at += SLICE) start_slice(s, kv, at, thread);
+        if (s->unpacked) unpack_head(s, kv, scratch);
         for (m.page = 0; m.page < s->n_pages; m.page++) {
             const size_t lo = (size_t)gone_of_page(s, 0, s->first + m.page).lo;
-            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, scratch);
+            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, scratch,
+                         m.scored ? m.score : NULL);
             for (int32_t p = first; p < last; p += TASK_PAIRS)
                 attend_page(&m, p, p + TASK_PAIRS < last ? p + TASK_PAIRS : last);
         }
@@ -596,6 +688,8 @@ static pass open_pass(const kk_latent_rows *rows) {
     const int32_t even = (s.pairs + threads - 1) / threads;
     s.by_head = s.n_kv % threads == 0 || s.n_kv >= 4 * threads;
     s.in_place = s.by_head && reads_latents(&s);
+    s.unpacked = s.by_head && s.dev->k->unpack && kk_unpacks(key_decoder(&s)->m.dtype) &&
+                 s.half % KK_STRIP == 0;
     s.page = page_layout_for(s.n_kv, s.rank, !s.in_place, s.by_head ? 0 : s.half, a->n_rot);
     s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;
     kk_cpu_frequencies(&a->evicted->rope, s.freq);
@@ -621,7 +715,8 @@ void kk_cpu_attend_latents(const kk_latent_rows *rows) {
     const int64_t end = (rows->stored + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
     const size_t fit = s.dev->batch.bytes / s.page.bytes;
     const int64_t most = fit < MOST_PAGES ? (int64_t)fit : MOST_PAGES;
-    s.keeps_angles = end - first <= KK_ANGLE_PAGES;
+    s.visible = end - first;
+    share_angles(&s);
     s.dev->latents[s.in_place]++;
     if (!s.by_head) kk_threads_loop(threads, (int64_t)s.n_kv * s.slices, 1, start_pairs, &s);
     for (s.first = first; s.first < end; s.first += s.n_pages) {

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 
 #include "backend/cpu/device.h"
+#include "backend/sample.h"
 #include "core/digest.h"
 
 typedef struct {
@@ -190,8 +191,28 @@ static void argmax_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
 
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     (void)err;
-    rows_job j = {dev, a};
+    kk_argmax_args here = *a;
+    rows_job j = {dev, &here};
+    if (a->ids) here.out = (int32_t *)a->ids->data + a->ids_at;
     kk_threads_loop(dev->threads, a->n_rows, 1, argmax_rows, &j);
+    return KK_OK;
+}
+
+kk_status kk_cpu_ids(kk_dev *dev, const kk_ids_args *a, kk_err *err) {
+    (void)dev, (void)err;
+    memcpy(a->out->data, a->id, (size_t)a->n * sizeof *a->id);
+    return KK_OK;
+}
+
+kk_status kk_cpu_replay(kk_dev *dev, const kk_replay_args *a, kk_err *err) {
+    (void)dev, (void)err;
+    const int32_t *record = a->record->data;
+    const int32_t at = a->at + (a->shift ? *(const int32_t *)a->shift->data : 0);
+    int32_t *ids = (int32_t *)a->ids->data + a->ids_at;
+    for (int32_t i = 0; i < a->n && i <= a->right; i++) {
+        if (at + i < 0 || at + i >= a->n_record) break;
+        ids[i] = i < a->right ? record[at + i] : (record[at + i] + 1) % a->vocab;
+    }
     return KK_OK;
 }
 
@@ -236,20 +257,68 @@ static void digest_pieces(void *arg, int64_t begin, int64_t end, int32_t thread)
     }
 }
 
+/* The sampler's scratch is taken by the first choice that needs it: few devices ever do. */
+static kk_status sampler_for(kk_dev *dev, int32_t vocab, kk_err *err) {
+    if (dev->sampler && dev->sampler_vocab == vocab) return KK_OK;
+    kk_sampler_free(dev->sampler);
+    dev->sampler = NULL;
+    dev->sampler_vocab = vocab;
+    return kk_sampler_new(&dev->sampler, dev->mem, vocab, err);
+}
+
+/* Rows that are not greedy; the largest logit of each is chosen before. */
+static kk_status sample_rows(kk_dev *dev, const kk_choose_args *a, kk_pick *pick, kk_err *err) {
+    for (int32_t r = 0; r < a->n_rows; r++) {
+        const kk_choose_row *w = &a->row[r];
+        const float *x = kk_buf_f(a->x) + (size_t)r * (size_t)a->dim;
+        if (kk_choose_is_greedy(w)) continue;
+        KK_TRY(sampler_for(dev, a->dim, err));
+        const kk_sample_row row = {
+            .logits = x,
+            .history = w->history,
+            .n = w->n_history + w->n_pending,
+            .pending = a->pending ? (const int32_t *)a->pending->data + w->pending : NULL,
+            .n_pending = w->n_pending,
+            .bias = w->bias,
+            .n_bias = w->n_bias,
+            .mask = w->mask};
+        pick[r].token = kk_sample(dev->sampler, &w->how, &row);
+        if (w->logprobs && !pick[r].broken)
+            kk_sample_logprobs(dev->sampler, x, pick[r].token, w->n_best, &pick[r].logprobs);
+    }
+    return KK_OK;
+}
+
+/* How much of the draft is what was chosen, and what the next one begins with. */
+static void match_draft(const kk_choose_args *a, kk_pick *pick) {
+    const int32_t *draft = a->draft->data, n = a->n_rows - 1;
+    int32_t right = 0;
+    for (int32_t r = 0; r < n; r++) pick[r].drafted = draft[r + 1];
+    while (right < n && pick[right].drafted == pick[right].token) right++;
+    *(int32_t *)a->right->data = right;
+    for (int i = 0; i < 2; i++)
+        if (a->next[i]) *(int32_t *)a->next[i]->data = pick[right].token;
+}
+
 kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
     if (a->n_rows < 1 || a->n_rows > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "choices of %d rows at once: 1 to %d", a->n_rows,
                        KK_PICK_ROWS);
     kk_pick *pick = dev->picks[dev->tickets % KK_PICKS];
-    int32_t *token = a->token->data;
-    const kk_argmax_args largest = {token, a->x, a->n_rows, a->dim, -1};
+    int32_t token[KK_PICK_ROWS];
+    const kk_argmax_args largest = {
+        .out = token, .x = a->x, .n_rows = a->n_rows, .dim = a->dim, .banned = -1};
     KK_TRY(kk_cpu_argmax(dev, &largest, err));
     choose_job j = {.args = a, .pieces = (a->dim - 1) / (PIECE * KK_DIGEST_WORDS) + 1};
     kk_threads_loop(dev->threads, a->n_rows * j.pieces, 1, digest_pieces, &j);
     for (int32_t r = 0; r < a->n_rows; r++)
         pick[r] = (kk_pick){.token = token[r],
                             .broken = atomic_load(&j.broken[r]),
-                            .digest = kk_digest_end(atomic_load(&j.sum[r]), (uint64_t)a->dim)};
+                            .digest = kk_digest_end(atomic_load(&j.sum[r]), (uint64_t)a->dim),
+                            .drafted = -1};
+    if (a->row) KK_TRY(sample_rows(dev, a, pick, err));
+    for (int32_t r = 0; r < a->n_rows; r++) ((int32_t *)a->token->data)[r] = pick[r].token;
+    if (a->draft) match_draft(a, pick);
     *ticket = dev->tickets++;
     return KK_OK;
 }

@@ -6,6 +6,8 @@
 
 #include <stdio.h>
 
+#include "backend/sample.h"
+
 enum { SLOT_OUT_MOST = 3 << 19 }; /* floats, 6 MB */
 
 /* ---- device ----------------------------------------------------------------------------- */
@@ -37,6 +39,8 @@ static void cpu_close(kk_dev *dev) {
     scratch_free(dev, &dev->batch);
     scratch_free(dev, &dev->pairs);
     scratch_free(dev, &dev->angles);
+    kk_sampler_free(dev->sampler);
+    scratch_free(dev, &dev->rounded);
     kk_threads_free(dev->threads);
     kk_free(dev);
 }
@@ -214,11 +218,13 @@ static void cpu_counts(const kk_dev *dev, kk_dev_counts *out) {
 }
 
 static const kk_latent_ops cpu_latents = {kk_cpu_keep, kk_cpu_keep_scales};
-static const kk_instruments cpu_instruments = {.sync = cpu_sync, .counts = cpu_counts};
+static const kk_instruments cpu_instruments = {
+    .sync = cpu_sync, .counts = cpu_counts, .replay = kk_cpu_replay};
 
 const kk_backend kk_cpu_backend = {
     .name = "cpu",
     .rows = 128,
+    .sample_vocab = KK_SAMPLE_VOCAB,
     .latents = &cpu_latents,
     .instruments = &cpu_instruments,
     .open = cpu_open,
@@ -247,6 +253,7 @@ const kk_backend kk_cpu_backend = {
     .gather = kk_cpu_gather,
     .softcap = kk_cpu_softcap,
     .argmax = kk_cpu_argmax,
+    .ids = kk_cpu_ids,
     .choose = kk_cpu_choose,
     .picked = kk_cpu_picked,
 };

@@ -20,7 +20,7 @@ struct kk_weight {
     size_t row_bytes;
 };
 
-enum { KK_ANGLE_PAGES = 16 };
+enum { KK_ANGLE_PAGES = 128, KK_ROUNDED_PAGES = 16 };
 
 /* Memory that only grows, while being prepared. */
 typedef struct {
@@ -46,15 +46,24 @@ struct kk_dev {
     kk_scratch attend_state; /* running softmax of all rows and query heads of an attention */
     kk_scratch batch;        /* pages put together by attention; see evicted.h */
     kk_scratch pairs;        /* attention's rows and query heads in latent space */
-    kk_scratch angles;       /* angles of some pages, kept from layer to layer: */
-    struct {
+    kk_scratch angles;       /* of pages, kept until others take their place */
+    size_t window_angles;    /* bytes of them for layers with a window; the rest is for others */
+    struct kk_angle_page {
         kk_rope rope;
         int64_t page;
-    } angle_pages[KK_ANGLE_PAGES]; /* which; rope.n_rot 0: none */
+    } angle_pages[2][KK_ANGLE_PAGES]; /* with a window, without; rope.n_rot 0: none */
+    kk_scratch rounded; /* latents of pages as rounded activations, kept within a forward: */
+    struct kk_rounded_page {
+        const uint8_t *latents;
+        int64_t forward; /* 0: none */
+        int32_t lo, hi;  /* rows */
+    } rounded_pages[KK_ROUNDED_PAGES];
     kk_attend_counts attends;
     int64_t latents[2]; /* passes over latents: as floats; where they lie */
     kk_pick picks[KK_PICKS][KK_PICK_ROWS];
-    int64_t tickets; /* choices made */
+    int64_t tickets;            /* choices made */
+    struct kk_sampler *sampler; /* for sampled choices, from the first of them on; else NULL */
+    int32_t sampler_vocab;
 };
 
 extern const kk_backend kk_cpu_backend;
@@ -106,6 +115,8 @@ kk_status kk_cpu_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cpu_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cpu_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cpu_ids(kk_dev *dev, const kk_ids_args *a, kk_err *err);
+kk_status kk_cpu_replay(kk_dev *dev, const kk_replay_args *a, kk_err *err);
 kk_status kk_cpu_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_cpu_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                         kk_err *err);

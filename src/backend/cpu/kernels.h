@@ -79,6 +79,12 @@ typedef struct {
     void *panel; /* KK_PANEL_BYTES * n_in / 32 bytes, 64-byte aligned */
 } kk_strip;
 
+/* Whether strips of a type can be unpacked ahead, and the bytes of n of them. */
+static inline bool kk_unpacks(kk_dtype t) { return t == KK_Q8_0; }
+static inline size_t kk_unpacked_bytes(int32_t strips, int32_t n_in) {
+    return (size_t)(strips + strips % 2) * ((size_t)n_in / KK_BLOCK) * KK_PANEL_BYTES;
+}
+
 /* All query heads of one K/V head, for n_rows consecutive positions of one session.
  *
  * For each (row, head), pages in order, keys j of the page that the row sees (kk_sees):
@@ -181,12 +187,15 @@ typedef struct {
 
 /* Rows of keys [n][dim] as they come out of a decoder, in place: times w, then pairs
  * (i, i + dim / 2), i < n_rot, rotated by cs: [n][2][n_rot].  inv: 1 / rms of each row as it was.
- * */
+ * With queries, score[p][j] = q[p] . x[j] of what they become, and x itself is undefined after. */
 typedef struct {
     float *x, *inv; /* inv NULL: not wanted */
     const float *w, *cs;
     int32_t n, dim, n_rot;
     float eps;
+    const float *q; /* [n_q][dim] */
+    float *score;   /* [n_q][KK_PAGE_ROWS] */
+    int32_t n_q;
 } kk_keys;
 
 /* The lanes of a sum, added as a tree. */
@@ -201,7 +210,15 @@ typedef struct {
     const char *name;
     /* n a multiple of 32 */
     void (*quantize)(const float *x, size_t n, kk_act_block *b);
+    /* The same of bf16; NULL: by quantize alone. */
+    void (*quantize_bf16)(const uint8_t *x, size_t n, kk_act_block *b);
     void (*strip)(const kk_strip *s);
+    /* Strips of weights that many rows meet again and again, one call after another: unpack puts
+     * one into `panel` as its strip number `at`, and unpacked is `strip` for those that were put
+     * there, n_out of them from the first on, a multiple of KK_STRIP; w is not read.  For types
+     * with kk_unpacks; NULL: for none. */
+    void (*unpack)(const kk_strip *s, int32_t at);
+    void (*unpacked)(const kk_strip *s);
     /* Whether so many rows are done sooner with KK_WIDE outputs at a time than with KK_STRIP. */
     bool (*wide)(kk_dtype t, int32_t n_rows);
     void (*attend)(const kk_attend_tile *t);

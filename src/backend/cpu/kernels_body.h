@@ -155,23 +155,48 @@ static void rotate(float *x, const float *cs, int32_t n, int32_t n_rot) {
     });
 }
 
+/* inv: 127 / amax; d: amax / 127. */
+INLINE void quantize_block(vf lo, vf hi, float amax, float inv, float d, kk_act_block *b) {
+    if (!(amax >= KK_ACT_LEAST)) {
+        kk_act_empty(b, amax);
+        return;
+    }
+    const vi qlo = vi_from_f(vf_mul(lo, vf_set1(inv))), qhi = vi_from_f(vf_mul(hi, vf_set1(inv)));
+    vi_store8(b->q, qlo);
+    vi_store8(b->q + KK_LANES, qhi);
+    b->d = d;
+    b->minus_low = -bytes_sum(b->q);
+    b->minus = b->minus_low - bytes_sum(b->q + KK_LANES);
+}
+
 static void quantize(const float *x, size_t n, kk_act_block *b) {
     for (size_t k = 0; k < n / KK_BLOCK; k++, x += KK_BLOCK, b++) {
         const vf lo = vf_load(x), hi = vf_load(x + KK_LANES);
         const float amax = vf_finite(lo, hi) ? vf_hmax(vf_max(vf_abs(lo), vf_abs(hi))) : (float)NAN;
-        if (!(amax >= KK_ACT_LEAST)) {
-            kk_act_empty(b, amax);
-            continue;
-        }
-        const vf inv = vf_set1(127.0f / amax);
-        const vi qlo = vi_from_f(vf_mul(lo, inv)), qhi = vi_from_f(vf_mul(hi, inv));
-        vi_store8(b->q, qlo);
-        vi_store8(b->q + KK_LANES, qhi);
-        b->d = amax / 127.0f;
-        b->minus_low = -bytes_sum(b->q);
-        b->minus = b->minus_low - bytes_sum(b->q + KK_LANES);
+        quantize_block(lo, hi, amax, 127.0f / amax, amax / 127.0f, b);
     }
 }
+
+#ifdef KK_BF16_LARGEST
+/* Divisions take longest, and are done for several blocks side by side. */
+static void quantize_bf16(const uint8_t *x, size_t n, kk_act_block *b) {
+    enum { SOME = 64 };
+    float amax[SOME], inv[SOME], d[SOME];
+    for (size_t left = n / KK_BLOCK, some; left; left -= some) {
+        some = left < SOME ? left : SOME;
+        for (size_t i = 0; i < some; i++) {
+            const uint16_t most = bf16_largest(x + 2 * KK_BLOCK * i);
+            amax[i] = most < 0x7f80 ? kk_bf16_f32(most) : (float)NAN;
+        }
+        for (size_t i = 0; i < some; i++) inv[i] = 127.0f / amax[i], d[i] = amax[i] / 127.0f;
+        for (size_t i = 0; i < some; i++, x += 2 * KK_BLOCK) {
+            vf v[2];
+            vf_load_bf16_pair(x, v);
+            quantize_block(v[0], v[1], amax[i], inv[i], d[i], b++);
+        }
+    }
+}
+#endif
 
 /* A strip's rows are read side by side, which hardware prefetchers do not recognise; so while one
  * strip is worked on, another is fetched from end to end.  Into the second-level cache: the first
@@ -551,6 +576,64 @@ QUANT_STRIP(q4_k, 144, 8, INT_MIN_SCALE, false, 0)
 QUANT_STRIP(q5_k, 176, 8, INT_MIN_SCALE, false, 0)
 QUANT_STRIP(q6_k, 210, 8, HALF_SCALES, false, 5)
 
+/* ---- weights unpacked ahead --------------------------------------------------------------- */
+
+/* Strips lie in pairs, block by block, so that two of them share the activations they meet. */
+INLINE block *unpacked_at(const kk_strip *s, int32_t strip) {
+    return (block *)s->panel + (size_t)(strip / 2 * 2) * ((size_t)s->n_in / KK_BLOCK) + strip % 2;
+}
+
+static const quant_type unpacked_type = {unpack_q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO_LOG};
+
+static void unpack(const kk_strip *s, int32_t at) {
+    assert(kk_unpacks(s->dtype));
+    block *to = unpacked_at(s, at);
+    const uint8_t *w = s->w;
+    for (int32_t i = s->n_in / KK_BLOCK; i > 0; i--, to += 2, w += unpacked_type.bytes)
+        unpacked_type.unpack(to, w, s->w_stride);
+}
+
+/* n rows from `first` on against one strip or, with KK_WIDE_STRIPS, two; b: their blocks. */
+INLINE void rows_unpacked(const kk_strip *s, const block *b, int32_t out, int32_t first, int32_t n,
+                          int32_t strips) {
+    const kk_act_block *x[KK_UNPACKED_ROWS];
+    vf sums[KK_UNPACKED_ROWS][2];
+    for (int32_t r = 0; r < n; r++) {
+        x[r] = row_of(s, first + r);
+        sums[r][0] = sums[r][1] = vf_set1(0);
+    }
+    for (int32_t i = s->n_in / KK_BLOCK; i > 0; i--, b += 2) {
+#ifdef KK_WIDE_STRIPS
+        if (strips == 2) add_blocks(sums, b, x, n, &unpacked_type);
+#endif
+        for (int32_t r = 0; r < n; r++) {
+            if (strips == 1)
+                sums[r][0] = add_block(sums[r][0], b, x[r], ZERO_POINT, true, KK_Q8_ZERO_LOG);
+            x[r]++;
+        }
+    }
+    for (int32_t r = 0; r < n; r++)
+        for (int32_t k = 0; k < strips; k++)
+            vf_store(out_of(s, first + r) + out + KK_STRIP * k, sums[r][k]);
+}
+
+INLINE void all_rows_unpacked(const kk_strip *s, int32_t at, int32_t strips) {
+    const block *b = unpacked_at(s, at);
+    int32_t r = 0;
+    for (; r + KK_UNPACKED_ROWS <= s->n_rows; r += KK_UNPACKED_ROWS)
+        rows_unpacked(s, b, at * KK_STRIP, r, KK_UNPACKED_ROWS, strips);
+    for (; r + 2 <= s->n_rows; r += 2) rows_unpacked(s, b, at * KK_STRIP, r, 2, strips);
+    if (r < s->n_rows) rows_unpacked(s, b, at * KK_STRIP, r, 1, strips);
+}
+
+static void unpacked(const kk_strip *s) {
+    int32_t at = 0;
+#ifdef KK_WIDE_STRIPS
+    for (; (at + 2) * KK_STRIP <= s->n_out; at += 2) all_rows_unpacked(s, at, 2);
+#endif
+    for (; at * KK_STRIP < s->n_out; at++) all_rows_unpacked(s, at, 1);
+}
+
 /* ---- float weights ---------------------------------------------------------------------- */
 
 INLINE vf load_weights(const uint8_t *w, size_t i, kk_dtype t) {
@@ -686,7 +769,12 @@ static void strip(const kk_strip *s) {
 const kk_kernels KK_KERNELS = {
     .name = KK_KERNELS_NAME,
     .quantize = quantize,
+#ifdef KK_BF16_LARGEST
+    .quantize_bf16 = quantize_bf16,
+#endif
     .strip = strip,
+    .unpack = unpack,
+    .unpacked = unpacked,
     .wide = wide,
     .attend = attend,
     .in_place = KK_HEAD_TILE,

@@ -94,12 +94,102 @@ INLINE void rotate_key(float *x, const float *w, const float *cs, int32_t half, 
     });
 }
 
-static void keys(const kk_keys *k) {
-    float *x = k->x;
-    for (int32_t j = 0; j < k->n; j++, x += k->dim) {
-        if (k->inv) k->inv[j] = 1.0f / sqrtf(dot_lanes(x, x, k->dim) / (float)k->dim + k->eps);
-        rotate_key(x, k->w, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim / 2, k->n_rot);
+/* 1 / rms of `rows` rows side by side, so that their sums are finished together. */
+INLINE void inv_of_rows(const kk_keys *k, int32_t first, int32_t rows) {
+    const float *x = k->x + (size_t)first * (size_t)k->dim;
+    vf acc[KK_CHAINS];
+    float sums[KK_CHAINS];
+    UNROLL
+    for (int32_t j = 0; j < KK_CHAINS; j++) acc[j] = vf_set1(0);
+    for (int32_t i = 0; i < k->dim; i += KK_LANES) {
+        UNROLL
+        for (int32_t j = 0; j < rows; j++) {
+            const vf v = vf_load(x + (size_t)j * (size_t)k->dim + i);
+            acc[j] = vf_fma(v, v, acc[j]);
+        }
     }
+    finish_sums(sums, acc, 1);
+    for (int32_t j = 0; j < rows; j++)
+        k->inv[first + j] = 1.0f / sqrtf(sums[j] / (float)k->dim + k->eps);
+}
+
+enum { KEY_PARTS = 2 }; /* registers of half a key */
+
+/* One row of keys in registers: its own norm's lanes, and those of its product with a query.  The
+ * halves of a row are rotated together, and its second half is added after all of the first. */
+INLINE void score_key(const kk_keys *k, const float *x, const float *cs, int32_t parts, vf *norm,
+                      vf *score) {
+    const int32_t half = parts * KK_LANES;
+    vf lo[KEY_PARTS], hi[KEY_PARTS], n = vf_set1(0), s = vf_set1(0);
+    UNROLL
+    for (int32_t i = 0; i < parts; i++) {
+        lo[i] = vf_load(x + i * KK_LANES);
+        hi[i] = vf_load(x + half + i * KK_LANES);
+    }
+    if (k->inv) {
+        UNROLL
+        for (int32_t i = 0; i < parts; i++) n = vf_fma(lo[i], lo[i], n);
+        UNROLL
+        for (int32_t i = 0; i < parts; i++) n = vf_fma(hi[i], hi[i], n);
+    }
+    UNROLL
+    for (int32_t i = 0; i < parts; i++) {
+        const int32_t at = i * KK_LANES;
+        const vf a = vf_mul(lo[i], vf_load(k->w + at)),
+                 b = vf_mul(hi[i], vf_load(k->w + half + at));
+        const vf c = vf_load(cs + at), sn = vf_load(cs + half + at);
+        s = vf_fma(vf_load(k->q + at), vf_fnma(b, sn, vf_mul(a, c)), s);
+        hi[i] = vf_fma(a, sn, vf_mul(b, c));
+    }
+    UNROLL
+    for (int32_t i = 0; i < parts; i++) s = vf_fma(vf_load(k->q + half + i * KK_LANES), hi[i], s);
+    *norm = n;
+    *score = s;
+}
+
+/* All keys, of heads that are rotated whole, against one query. */
+INLINE int32_t score_keys(const kk_keys *k, int32_t parts) {
+    const size_t dim = (size_t)k->dim;
+    int32_t j = 0;
+    for (; j + KK_CHAINS <= k->n; j += KK_CHAINS) {
+        vf norm[KK_CHAINS], score[KK_CHAINS];
+        float sums[KK_CHAINS];
+        for (int32_t i = 0; i < KK_CHAINS; i++)
+            score_key(k, k->x + (size_t)(j + i) * dim, k->cs + (size_t)(j + i) * dim, parts,
+                      &norm[i], &score[i]);
+        finish_sums(k->score + j, score, 1);
+        if (!k->inv) continue;
+        finish_sums(sums, norm, 1);
+        for (int32_t i = 0; i < KK_CHAINS; i++)
+            k->inv[j + i] = 1.0f / sqrtf(sums[i] / (float)k->dim + k->eps);
+    }
+    return j;
+}
+
+static void rotate_keys(const kk_keys *k) {
+    float *x = k->x;
+    int32_t j = 0;
+    for (; k->inv && k->dim % KK_LANES == 0 && j + KK_CHAINS <= k->n; j += KK_CHAINS)
+        inv_of_rows(k, j, KK_CHAINS);
+    for (; k->inv && j < k->n; j++)
+        k->inv[j] = inv_rms(x + (size_t)j * (size_t)k->dim, k->dim, k->eps);
+    for (j = 0; j < k->n; j++, x += k->dim)
+        rotate_key(x, k->w, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim / 2, k->n_rot);
+}
+
+static void keys(const kk_keys *k) {
+    kk_keys rest = *k;
+    int32_t done = 0;
+    if (k->n_q == 1 && 2 * k->n_rot == k->dim) {
+        if (k->dim == 2 * KK_LANES) done = score_keys(k, 1);
+        if (k->dim == 4 * KK_LANES) done = score_keys(k, 2);
+    }
+    rest.n -= done;
+    rest.x += (size_t)done * (size_t)k->dim;
+    rest.cs += (size_t)done * 2 * (size_t)k->n_rot;
+    if (k->inv) rest.inv += done;
+    rotate_keys(&rest);
+    if (k->n_q && rest.n) dots(k->score + done, k->q, rest.x, k->dim, k->n_q, rest.n);
 }
 
 static void floats(kk_dtype t, const uint8_t *src, float *dst, size_t n) {

@@ -337,6 +337,7 @@ static void keys(const kk_keys *k) {
         for (int32_t i = 0; i < k->dim; i++) x[i] *= k->w[i];
         rotate(x, k->cs + (size_t)j * 2 * (size_t)k->n_rot, k->dim, k->n_rot);
     }
+    if (k->n_q) dots(k->score, k->q, k->x, k->dim, k->n_q, k->n);
 }
 
 static void floats(kk_dtype t, const uint8_t *src, float *dst, size_t n) {

@@ -9,7 +9,8 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 8
-#define KK_FLOAT_ROWS 5 /* rows a tile of floats takes at most */
+#define KK_UNPACKED_ROWS 6 /* rows that meet unpacked strips at a time */
+#define KK_FLOAT_ROWS 5    /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 4
 #define KK_CHAINS 16     /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 7 /* vpdpbusd wants unsigned weights: q + 128 */
@@ -128,6 +129,17 @@ static inline void vf_store_any(float *p, const vf v[2]) {
     const __m512i hi = _mm512_add_epi32(lo, _mm512_set1_epi32(8));
     _mm512_storeu_ps(p, _mm512_permutex2var_ps(v[0], lo, v[1]));
     _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(v[0], hi, v[1]));
+}
+/* The largest magnitude of 32 values, as bits; what is not finite is larger than all that is.
+ * Without their signs they are compared as integers, of which one instruction finds the least of
+ * eight. */
+#define KK_BF16_LARGEST 1
+static inline uint16_t bf16_largest(const uint8_t *p) {
+    const __m512i x = _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7fff));
+    const __m256i h = _mm256_max_epu16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    const __m128i q = _mm_max_epu16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(q, _mm_set1_epi16(-1)));
+    return (uint16_t)~_mm_cvtsi128_si32(least);
 }
 static inline vf vf_load_f16(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));

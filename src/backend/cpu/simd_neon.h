@@ -9,7 +9,8 @@
 #include "core/span.h"
 
 #define KK_ROW_TILE 4
-#define KK_FLOAT_ROWS 4 /* rows a tile of floats takes at most */
+#define KK_UNPACKED_ROWS 4 /* rows that meet unpacked strips at a time */
+#define KK_FLOAT_ROWS 4    /* rows a tile of floats takes at most */
 #define KK_HEAD_TILE 1
 #define KK_CHAINS 4      /* sums a tile of floats carries side by side */
 #define KK_Q8_ZERO_LOG 0 /* sdot takes signed weights, and 0..63 are signed too */

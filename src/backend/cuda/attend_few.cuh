@@ -1,13 +1,13 @@
-/* attend_few.cuh - attention inside the persistent kernel (mega.cuh): 1 to 16 rows of one session,
- * K/V stored as bf16, in the head shapes of 26B-A4B: 16 query heads of 256 with 8 K/V heads, or of
- * 512 with 2 K/V heads where K = V.
+/* attend_few.cuh - attention inside the persistent kernel (mega.cuh): 1 to 16 rows of one session
+ * or of several (MANY), K/V stored as bf16, in the head shapes of 26B-A4B: 16 query heads of 256
+ * with 8 K/V heads, or of 512 with 2 K/V heads where K = V.
  *
  * The arithmetic is attend.cuh's, to the bit, in as little code and as few registers as possible:
  * the kernel runs through all its code in every layer, and instruction-cache misses cost more than
  * the computation.
  *
  *    team: 8 warps (heads of 256, two teams per block, bar 1 and 2) or 16 (heads of 512, bar 0)
- *    unit: one page of 64 keys, one K/V head, one tile of 8 or 16 queries
+ *    unit: one page of 64 keys, one K/V head, one tile of 8 or 16 queries of one session
  *      heads:    norm and rotate queries -> smem; the rows' new K, V -> the page       -- sync
  *      keys:     global -> registers, K rebuilt from V where K = V
  *      scores:   8 keys per warp, tile x 64, -> smem                                   -- sync
@@ -40,19 +40,27 @@ template <int D> struct kk_team {
     }
 };
 
-/* The session's rows, and the range of pages that they see. */
+/* One session's rows in the forward. */
+struct kk_few_group {
+    int pos, rows; /* position of the first row, and how many consecutive ones there are */
+    int row;       /* the first row's index in the forward */
+    int table;     /* index of the session's page table in kk_cu_rows.pages */
+};
+
+/* A session's rows, and the range of pages that they see. */
 struct kk_few {
-    int pos, rows, from; /* from: first position that the first row sees */
+    int pos, rows, row, table;
     int page, pages;
 };
 
-__device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, int pos, int rows) {
-    kk_few f;
-    f.pos = pos;
-    f.rows = rows;
-    f.from = t.window && pos >= t.window ? pos - t.window + 1 : 0;
-    f.page = f.from / KK_PAGE;
-    f.pages = (pos + rows - 1) / KK_PAGE + 1 - f.page;
+/* The first position that a row at position `at` sees. */
+__device__ __forceinline__ int kk_few_from(const kk_cu_attend &t, int at) {
+    return t.window && at >= t.window ? at - t.window + 1 : 0;
+}
+
+__device__ __forceinline__ kk_few kk_few_of(const kk_cu_attend &t, const kk_few_group &g) {
+    kk_few f = {g.pos, g.rows, g.row, g.table, kk_few_from(t, g.pos) / KK_PAGE, 0};
+    f.pages = (g.pos + g.rows - 1) / KK_PAGE + 1 - f.page;
     return f;
 }
 
@@ -110,7 +118,7 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
     for (int i = kk_team<D>::warp(); i < n + fresh * (EQ ? 1 : 2); i += kk_team<D>::WARPS) {
         const int k = EQ ? i - n : (i - n) / 2;
         const bool query = i < n, value = !query && (EQ || (i - n) % 2);
-        const int row = query ? (q0 + i) / GROUP : base + key + k - f.pos;
+        const int row = f.row + (query ? (q0 + i) / GROUP : base + key + k - f.pos);
         const float *x =
             query ? s.q + (size_t)(row * kk_team<D>::HEADS + kv * GROUP + (q0 + i) % GROUP) * D
                   : (value && s.v ? s.v : s.k) + (size_t)(row * KV + kv) * D;
@@ -210,8 +218,8 @@ __device__ __forceinline__ void kk_few_sums(float (&o)[2][4], const uint32_t (&v
     }
 }
 
-/* Stores those sums to the parts of queries q0 + g and q0 + g + 8; of row `only` alone where it is
- * not negative.  column: the first column of lane 0. */
+/* Stores those sums to the parts of queries q0 + g and q0 + g + 8; of the session's row `only`
+ * alone where it is not negative.  column: the first column of lane 0. */
 template <int D>
 __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_attend &t,
                                             const kk_few &f, int kv, int page, int q0, int n,
@@ -221,9 +229,9 @@ __device__ __forceinline__ void kk_few_keep(const float (&o)[2][4], const kk_cu_
     for (int half = 0; half < kk_team<D>::TILE / 8; half++) {
         const int i = lane / 4 + 8 * half, row = (q0 + i) / kk_team<D>::GROUP;
         if (i >= n || (only >= 0 && row != only)) continue;
-        float *to =
-            kk_few_part(t, D, row, kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) +
-            4 + column + 2 * kk_cut<D>::NT * (lane % 4);
+        float *to = kk_few_part(t, D, f.row + row,
+                                kv * kk_team<D>::GROUP + (q0 + i) % kk_team<D>::GROUP, page) +
+                    4 + column + 2 * kk_cut<D>::NT * (lane % 4);
         *(float2 *)to = make_float2(o[0][2 * half], o[1][2 * half]);
         *(float2 *)(to + kk_cut<D>::NT) = make_float2(o[0][2 * half + 1], o[1][2 * half + 1]);
     }
@@ -317,85 +325,144 @@ template <int D> __device__ __forceinline__ int kk_few_tiles(int rows) {
     return (rows * kk_team<D>::GROUP + kk_team<D>::TILE - 1) / kk_team<D>::TILE;
 }
 
-/* Prefetches the pages that this block will read to L2, before q, k and v are complete. */
-__device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, int pos, int rows) {
-    const kk_few f = kk_few_of(t, pos, rows);
-    const bool wide = t.slot.head_dim == 512;
-    const int tid = kk_tid(), tiles = wide ? kk_few_tiles<512>(rows) : kk_few_tiles<256>(rows);
-    const int u = kk_bid() + tid / 2 * (int)gridDim.x, i = u / tiles;
-    const int shift = wide ? 1 : 3; /* log2 of the K/V heads: two or eight */
-    static_assert(kk_team<512>::KV == 2 && kk_team<256>::KV == 8, "heads of a page");
-    if (tid >= 4 || u % tiles || i >= f.pages << shift || (tid % 2 && wide)) return;
-    const uint8_t *head = t.rows.pages[f.page + (i >> shift)] +
-                          (size_t)(i & ((1 << shift) - 1)) * t.slot.head_bytes +
-                          (tid % 2 ? t.slot.k_off : t.slot.v_off);
+/* A walk over the units of all sessions, in ascending order. */
+template <int D, bool MANY> struct kk_few_walk {
+    kk_few f;           /* the session of the current unit */
+    int g, first, last; /* its index; its units are [first, last) */
+
+    static __device__ __forceinline__ int units(const kk_few &f) {
+        return f.pages * kk_team<D>::KV * kk_few_tiles<D>(f.rows);
+    }
+    __device__ __forceinline__ kk_few_walk(const kk_cu_attend &t, const kk_few_group *groups) {
+        f = kk_few_of(t, groups[0]);
+        g = first = 0;
+        last = units(f);
+    }
+    /* Goes on to the session of unit i; false: there is none. */
+    __device__ __forceinline__ bool seek(const kk_cu_attend &t, const kk_few_group *groups, int i) {
+#pragma unroll 1
+        while (MANY && i >= last && ++g < t.rows.tiles) {
+            f = kk_few_of(t, groups[g]);
+            first = last;
+            last += units(f);
+        }
+        return i < last;
+    }
+};
+
+/* Prefetches V (which: 0) or K (which: 1, not where K = V) of unit i of the walk to L2, by one
+ * thread; once per page, where several tiles of queries read it. */
+template <int D, bool MANY>
+__device__ __forceinline__ void kk_prefetch_unit(const kk_cu_attend &t,
+                                                 const kk_few_walk<D, MANY> &w, int i, int which) {
+    const int tiles = kk_few_tiles<D>(w.f.rows), at = (i - w.first) / tiles;
+    if ((i - w.first) % tiles || (which && D == 512)) return;
+    const uint8_t *head = t.rows.pages[w.f.table + w.f.page + at / kk_team<D>::KV] +
+                          (size_t)(at % kk_team<D>::KV) * t.slot.head_bytes +
+                          (which ? t.slot.k_off : t.slot.v_off);
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
                  "r"((uint32_t)t.slot.head_bytes)
                  : "memory");
+#else
+    (void)head;
 #endif
+}
+
+template <int D, bool MANY>
+__device__ __forceinline__ void kk_prefetch_first(const kk_cu_attend &t,
+                                                  const kk_few_group *groups) {
+    const int i = kk_bid() + kk_tid() / 2 * (int)gridDim.x;
+    kk_few_walk<D, MANY> w(t, groups);
+    if (w.seek(t, groups, i)) kk_prefetch_unit(t, w, i, kk_tid() % 2);
+}
+
+/* Prefetches this block's first two units to L2, before q, k and v are complete. */
+template <bool MANY>
+__device__ __forceinline__ void kk_prefetch_few(const kk_cu_attend &t, const kk_few_group *groups) {
+    if (kk_tid() >= 4) return;
+    if (t.slot.head_dim == 512)
+        kk_prefetch_first<512, MANY>(t, groups);
+    else
+        kk_prefetch_first<256, MANY>(t, groups);
 }
 
 /* The first key of the page that a row at position `at` sees. */
 __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int base) {
-    return max((t.window && at >= t.window ? at - t.window + 1 : 0) - base, 0);
+    return max(kk_few_from(t, at) - base, 0);
+}
+
+/* One unit: a page, a K/V head and the tile of queries from q0 on.  index: of the page among those
+ * that the session sees. */
+template <int D, bool EQ>
+__device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_attend &t,
+                                            const kk_few &f, int index, int kv, int q0,
+                                            char *smem) {
+    using cut = kk_cut<D>;
+    using team = kk_team<D>;
+    enum { GROUP = team::GROUP };
+    float *score = (float *)(smem + team::TILE * cut::PITCH);
+    const int base = (f.page + index) * KK_PAGE;
+    uint8_t *head = t.rows.pages[f.table + f.page + index] + (size_t)kv * t.slot.head_bytes;
+    const int end =
+        min(f.pos + f.rows - base, (int)KK_PAGE); /* end of the keys that some row sees */
+    const int n = min((int)team::TILE, f.rows * GROUP - q0);
+    const int key = max(f.pos - base, 0), fresh = max(end - key, 0);
+    kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
+    team::sync();
+    uint4 k[8];
+    kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+    if (EQ) kk_few_rebuild<D>(k, t, base);
+    kk_few_scores<D>(score, k, smem, t.scale);
+    uint32_t v[16];
+    kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* issued before the softmax */
+    const int warp = team::warp(), row = (q0 + warp) / GROUP;
+    if (warp < n)
+        kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, f.pos + row, base),
+                       min(f.pos + row + 1 - base, (int)KK_PAGE),
+                       kk_few_part(t, D, f.row + row, kv * GROUP + (q0 + warp) % GROUP, index));
+    team::sync();
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+        const int column = kk_few_column<D>(pass);
+        if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
+        /* Where a value is not finite, rows are computed one at a time. */
+        const bool careful = f.rows > 1 && kk_few_odd(v);
+        const int last = careful ? (q0 + n - 1) / GROUP : 0;
+#pragma unroll 1
+        for (int r = careful ? q0 / GROUP : 0; r <= last; r++) {
+            float o[2][4];
+            const int lo = kk_few_sees(t, f.pos + r, base);
+            kk_few_sums<(team::TILE > 8)>(o, v, (const char *)score, lo,
+                                          careful ? max(lo, min(f.pos + r + 1 - base, (int)KK_PAGE))
+                                                  : end);
+            kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
+        }
+    }
+    team::sync(); /* q and scores may be overwritten */
 }
 
 /* Computes this block's units; results go to the parts.  A page is read again for every tile of
  * queries, because registers are scarcer than bandwidth, and every tile stores the new rows
- * redundantly, so that none waits for another. */
-template <int D, bool EQ>
-__device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t, int pos,
-                                              int rows, char *smem) {
-    using cut = kk_cut<D>;
+ * redundantly, so that none waits for another.  Several sessions have more units than a block
+ * prefetched: each prefetches the one after the next. */
+template <int D, bool EQ, bool MANY>
+__device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t,
+                                              const kk_few_group *groups, char *smem) {
     using team = kk_team<D>;
-    const kk_few f = kk_few_of(t, pos, rows);
-    enum { GROUP = team::GROUP, KV = team::KV };
-    const int queries = rows * GROUP, teams = 16 / team::WARPS, tiles = kk_few_tiles<D>(rows);
+    const int stride = 16 / team::WARPS * (int)gridDim.x;
+    kk_few_walk<D, MANY> w(t, groups);
     smem += team::team() * team::SMEM;
-    float *score = (float *)(smem + team::TILE * cut::PITCH);
 #pragma unroll 1
-    for (int i = kk_bid() + team::team() * (int)gridDim.x; i < f.pages * KV * tiles;
-         i += teams * (int)gridDim.x) {
-        const int index = i / tiles / KV, kv = i / tiles % KV, base = (f.page + index) * KK_PAGE;
-        uint8_t *head = t.rows.pages[f.page + index] + (size_t)kv * t.slot.head_bytes;
-        const int end =
-            min(pos + rows - base, (int)KK_PAGE); /* end of the keys that some row sees */
-        const int q0 = i % tiles * team::TILE, n = min((int)team::TILE, queries - q0);
-        const int key = max(pos - base, 0), fresh = max(end - key, 0);
-        kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
-        team::sync();
-        uint4 k[8];
-        kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
-        if (EQ) kk_few_rebuild<D>(k, t, base);
-        kk_few_scores<D>(score, k, smem, t.scale);
-        uint32_t v[16];
-        kk_few_values<D>(v, head + t.slot.v_off,
-                         kk_few_column<D>(0)); /* issued before the softmax */
-        const int warp = team::warp(), row = (q0 + warp) / GROUP;
-        if (warp < n)
-            kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, pos + row, base),
-                           min(pos + row + 1 - base, (int)KK_PAGE),
-                           kk_few_part(t, D, row, kv * GROUP + (q0 + warp) % GROUP, index));
-        team::sync();
-#pragma unroll 1
-        for (int pass = 0; pass < 2; pass++) {
-            const int column = kk_few_column<D>(pass);
-            if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
-            /* Where a value is not finite, rows are computed one at a time. */
-            const bool careful = rows > 1 && kk_few_odd(v);
-            const int last = careful ? (q0 + n - 1) / GROUP : 0;
-#pragma unroll 1
-            for (int r = careful ? q0 / GROUP : 0; r <= last; r++) {
-                float o[2][4];
-                const int lo = kk_few_sees(t, pos + r, base);
-                kk_few_sums<(team::TILE > 8)>(
-                    o, v, (const char *)score, lo,
-                    careful ? max(lo, min(pos + r + 1 - base, (int)KK_PAGE)) : end);
-                kk_few_keep<D>(o, t, f, kv, index, q0, n, careful ? r : -1, column);
-            }
+    for (int i = kk_bid() + team::team() * (int)gridDim.x; w.seek(t, groups, i); i += stride) {
+        if (MANY && kk_tid() % (team::WARPS * 32) < 2) {
+            const int later = i + 2 / (16 / team::WARPS) * stride;
+            kk_few_walk<D, MANY> next = w;
+            if (next.seek(t, groups, later)) kk_prefetch_unit(t, next, later, kk_tid() % 2);
         }
-        team::sync(); /* q and scores may be overwritten */
+        const int tiles = kk_few_tiles<D>(w.f.rows), at = (i - w.first) / tiles;
+        kk_few_unit<D, EQ>(s, t, w.f, at / team::KV, at % team::KV,
+                           ((i - w.first) - at * tiles) * team::TILE, smem);
     }
 }
 
@@ -436,25 +503,29 @@ __device__ __forceinline__ void kk_few_put(const kk_cu_attend &t, int row, int c
 }
 
 /* Merges the pages of all rows and heads, one warp per 32 columns.  One instantiation serves both
- * head sizes, to fit the instruction cache. */
-__device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, int rows) {
-    const kk_few f = kk_few_of(t, pos, rows);
+ * head sizes, to fit the instruction cache.  group_of: the session of a row, where there are
+ * several. */
+template <bool MANY>
+__device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, const kk_few_group *groups,
+                                               const uint8_t *group_of, int rows) {
     const int dim = t.slot.head_dim;
     const int lane = kk_tid() % 32, chunks = dim / 32, per = chunks * KK_CU_26B_HEADS;
 #pragma unroll 1
     for (int i = (int)(kk_tid() / 32) * (int)gridDim.x + kk_bid(); i < rows * per;
          i += KK_ATTEND_WARPS * (int)gridDim.x) {
-        const int row = i / per, chunk = i - row * per, head = chunk / chunks, at = pos + row;
+        const int row = i / per, chunk = i - row * per, head = chunk / chunks;
+        const kk_few_group &g = groups[MANY ? group_of[row] : 0];
+        const int at = g.pos + row - g.row;
         /* The window moves with the row. */
-        const int first = (t.window && at >= t.window ? at - t.window + 1 : 0) / KK_PAGE;
-        const int end = at / KK_PAGE + 1;
+        const int first = kk_few_from(t, at) / KK_PAGE, end = at / KK_PAGE + 1;
+        const int page0 = kk_few_from(t, g.pos) / KK_PAGE;
         const float *part = kk_few_part(t, dim, row, head, 0);
         const int column = (chunk - head * chunks) * 32 + lane;
         kk_fold all = {-INFINITY, 0, 0};
 #pragma unroll 1
         for (int span = first / KK_SPAN * KK_SPAN; span < end; span += KK_SPAN) {
             const kk_fold one =
-                kk_few_span(part, (size_t)(dim + 4), column, span, first, end, f.page);
+                kk_few_span(part, (size_t)(dim + 4), column, span, first, end, page0);
             all.add(one.m, one.l, one.o);
         }
         kk_few_put(t, row, chunk * 32 + lane, all);
@@ -463,8 +534,10 @@ __device__ __forceinline__ void kk_combine_few(const kk_cu_attend &t, int pos, i
 
 /* kk_combine_few for a single row, where latency counts: eight warps per 32 columns, one span each.
  * smem: 6 KB. */
-__device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, int pos, float *smem) {
-    const kk_few f = kk_few_of(t, pos, 1);
+__device__ __forceinline__ void kk_combine_one(const kk_cu_attend &t, const kk_few_group &g,
+                                               float *smem) {
+    const kk_few f = kk_few_of(t, g);
+    const int pos = g.pos;
     const int dim = t.slot.head_dim;
     const int lane = kk_tid() % 32, warp = kk_tid() / 32 % 8, team = kk_tid() / 256;
     const int end = pos / KK_PAGE + 1, chunks = dim / 32;

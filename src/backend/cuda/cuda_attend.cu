@@ -222,7 +222,7 @@ static cudaError_t run_any(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
     if (floats < (size_t)PAGE * (size_t)d) floats = (size_t)PAGE * (size_t)d;
     const size_t shared = ((size_t)BATCH * (size_t)d + floats) * sizeof(float);
     const cudaError_t e = cudaFuncSetAttribute(
-        (const void *)attend_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 160 * 1024);
+        (const void *)attend_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (e != cudaSuccess) return e;
     return kk_launch(at, attend_any_kernel, *a, grid, THREADS, shared);
 }

@@ -550,7 +550,15 @@ static unsigned blocks_of(const kk_cu_attend *a) { /* blocks of a tile and K/V h
     return (unsigned)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
 }
 
-bool kk_cu_attend_tiles(int32_t head_dim) { return kk_attend_knows(head_dim); }
+bool kk_cu_attend_tiles(int32_t shared, int32_t head_dim) {
+    switch (head_dim) {
+    case 64: return shared >= (int)tile_cut<64>::SHARED;
+    case 128: return shared >= (int)tile_cut<128>::SHARED;
+    case 256: return shared >= (int)tile_cut<256>::SHARED;
+    case 512: return shared >= (int)tile_cut<512>::SHARED;
+    default: return false;
+    }
+}
 
 size_t kk_cu_attend_tile_bytes(const kk_cu_attend *a) {
     const int d = a->slot.head_dim;

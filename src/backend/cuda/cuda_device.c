@@ -97,11 +97,16 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->barrier.data, dev->barrier.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->control, KK_CUDA_CONTROL);
     give(dev, KK_MEM_WORKSPACE, dev->choose_scratch, sizeof *dev->choose_scratch);
+    give(dev, KK_MEM_WORKSPACE, dev->top_scratch, sizeof *dev->top_scratch);
+    give(dev, KK_MEM_WORKSPACE, dev->sample_scratch, sizeof *dev->sample_scratch);
     kk_cuda_drop_stage(dev);
     if (dev->picks) cudaFreeHost(dev->picks);
+    if (dev->pick_logprobs) cudaFreeHost(dev->pick_logprobs);
     for (int i = 0; i < KK_PICKS; i++) {
         if (dev->pick_from[i]) cudaEventDestroy(dev->pick_from[i]);
         if (dev->pick_done[i]) cudaEventDestroy(dev->pick_done[i]);
+        for (int end = 0; end < 2; end++)
+            if (dev->lap[i][end]) cudaEventDestroy(dev->lap[i][end]);
     }
     for (int i = 0; i < KK_CUDA_CONTROLS; i++) {
         if (dev->control_host[i]) cudaFreeHost(dev->control_host[i]);
@@ -119,13 +124,26 @@ static kk_status open_picks(kk_dev *dev, kk_err *err) {
     KK_CUDA_TRY(cudaMallocHost(&p, sizeof(kk_cu_pick) * KK_PICKS * KK_CU_CHOOSE_ROWS),
                 "taking pinned memory", err);
     dev->picks = p;
+    KK_CUDA_TRY(cudaMallocHost(&p, sizeof(kk_cu_logprobs) * KK_PICKS * KK_CU_CHOOSE_ROWS),
+                "taking pinned memory", err);
+    memset(p, 0, sizeof(kk_cu_logprobs) * KK_PICKS * KK_CU_CHOOSE_ROWS);
+    dev->pick_logprobs = p;
     for (int i = 0; i < KK_PICKS; i++)
-        for (int end = 0; end < 2; end++)
+        for (int end = 0; end < 2; end++) {
             KK_CUDA_TRY(cudaEventCreate(end ? &dev->pick_done[i] : &dev->pick_from[i]),
                         "making an event", err);
+            KK_CUDA_TRY(cudaEventCreate(&dev->lap[i][end]), "making an event", err);
+        }
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->top_scratch, &p, err));
+    dev->top_scratch = p;
+    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->top_scratch, dev->stream), "clearing", err);
     KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->choose_scratch, &p, err));
     dev->choose_scratch = p;
     KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->choose_scratch, dev->stream), "clearing", err);
+    KK_TRY(take(dev, KK_MEM_WORKSPACE, sizeof *dev->sample_scratch, &p, err));
+    dev->sample_scratch = p;
+    KK_CUDA_TRY(cudaMemsetAsync(p, 0, sizeof *dev->sample_scratch, dev->stream), "clearing", err);
+    KK_CUDA_TRY(kk_cu_setup_sample(dev->sms, dev->sample_blocks), "preparing to sample", err);
     return KK_OK;
 }
 
@@ -138,11 +156,16 @@ static kk_status cuda_fits(kk_err *err) {
                 "querying its compute capability", err);
     KK_CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
                 "querying its shared memory", err);
-    if (shared >= KK_CU_SHARED) return KK_OK;
+    if (major < 8)
+        return kk_fail(err, KK_EDEVICE,
+                       "this GPU is sm_%d%d, and the kernels are for sm_80 and later: use `device` "
+                       "cpu",
+                       major, minor);
+    if (shared >= KK_CU_SHARED_LEAST) return KK_OK;
     return kk_fail(err, KK_EDEVICE,
                    "this GPU (sm_%d%d) has %d bytes of shared memory for a block, and the kernels "
                    "take %d: use `device` cpu",
-                   major, minor, shared, KK_CU_SHARED);
+                   major, minor, shared, KK_CU_SHARED_LEAST);
 }
 
 static kk_status cuda_usable(kk_err *err) {
@@ -154,28 +177,54 @@ static kk_status cuda_usable(kk_err *err) {
                    e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
 }
 
-/* The persistent kernel needs bulk copies (sm_90), a cooperative launch, and a block for every
- * row. */
-static kk_status check_mega(kk_dev *dev, int major, kk_err *err) {
+/* The persistent kernel needs a cooperative launch, and a block for every row. */
+static kk_status check_mega(kk_dev *dev, kk_err *err) {
     int together = 0;
     KK_CUDA_TRY(cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, 0),
                 "querying its properties", err);
-    if (major >= 9 && together && dev->sms >= KK_CU_ROWS) return KK_OK;
+    if (together && dev->sms >= KK_CU_ROWS) return KK_OK;
     kk_free(dev->mega);
     dev->mega = NULL;
     return KK_OK;
 }
 
-static kk_status open_gpu(kk_dev *dev, kk_err *err) {
+/* What a smaller chip has, for tests on a larger one. */
+static const struct {
+    const char *isa;
+    int32_t shared_kb, sms;
+} chips[] = {{"sm_80", 163, 108}, {"sm_86", 99, 82}, {"sm_89", 99, 128}, {"sm_120", 99, 170}};
+
+/* isa: NULL, or the chip whose limits are kept. */
+static kk_status set_limits(kk_dev *dev, const struct cudaDeviceProp *prop, const char *isa,
+                            kk_err *err) {
+    dev->sms = prop->multiProcessorCount;
+    dev->shared = (int32_t)prop->sharedMemPerBlockOptin;
+    if (!isa) return KK_OK;
+    for (size_t i = 0; i < sizeof chips / sizeof *chips; i++) {
+        if (strcmp(chips[i].isa, isa) != 0) continue;
+        if (chips[i].shared_kb * 1024 < dev->shared) dev->shared = chips[i].shared_kb * 1024;
+        if (chips[i].sms < dev->sms) dev->sms = chips[i].sms;
+        return KK_OK;
+    }
+    return kk_fail(err, KK_EDEVICE,
+                   "`isa` is '%.20s': of `device` cuda it is sm_80, sm_86, sm_89 or sm_120, whose "
+                   "limits a larger GPU then keeps",
+                   isa);
+}
+
+static kk_status open_gpu(kk_dev *dev, const char *isa, kk_err *err) {
     struct cudaDeviceProp prop;
     KK_TRY(cuda_usable(err));
     KK_CUDA_TRY(cudaSetDevice(0), "choosing a device", err);
     KK_CUDA_TRY(cudaGetDeviceProperties(&prop, 0), "querying its properties", err);
     snprintf(dev->name, sizeof dev->name, "%.50s sm_%d%d", prop.name, prop.major, prop.minor);
-    dev->sms = prop.multiProcessorCount;
-    KK_TRY(check_mega(dev, prop.major, err));
-    KK_CUDA_TRY(kk_cu_setup(), "loading kernels", err);
+    KK_TRY(set_limits(dev, &prop, isa, err));
+    KK_TRY(check_mega(dev, err));
+    KK_CUDA_TRY(kk_cu_setup(dev->shared), "loading kernels", err);
     KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
+    int32_t built_for = 0;
+    KK_CUDA_TRY(kk_cu_built_for(&built_for), "loading kernels", err);
+    dev->early = dev->early && built_for >= 90; /* older code does not wait for the kernel before */
     size_t left = 0, all = 0;
     KK_CUDA_TRY(cudaMemGetInfo(&left, &all), "querying its memory", err);
     dev->free_at_open = (int64_t)left;
@@ -200,8 +249,6 @@ static kk_status open_gpu(kk_dev *dev, kk_err *err) {
 
 static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     *out = NULL;
-    if (opts->isa)
-        return kk_fail(err, KK_EDEVICE, "`isa` is '%.20s': that is for `device` cpu", opts->isa);
     kk_dev *dev = kk_zalloc(sizeof *dev);
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
@@ -220,7 +267,7 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     kk_status st = KK_OK;
     if (!dev->q.ops || !dev->q.views || !dev->graph_ops || !dev->graph_views || !dev->mega)
         st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
-    if (st == KK_OK) st = open_gpu(dev, err);
+    if (st == KK_OK) st = open_gpu(dev, opts->isa, err);
     if (st != KK_OK) {
         cuda_close(dev);
         return st;
@@ -436,7 +483,8 @@ static kk_status skim(kk_dev *dev, void *data, size_t bytes, cudaEvent_t from, c
     KK_CUDA_TRY(cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing", err);
     for (int i = 0; i < 6; i++) {
         cudaEventRecord(from, dev->stream);
-        KK_CUDA_TRY(kk_cu_run_skim((kk_cu_at){dev->stream, dev->sms, false}, &a), "reading", err);
+        KK_CUDA_TRY(kk_cu_run_skim((kk_cu_at){.stream = dev->stream, .sms = dev->sms}, &a),
+                    "reading", err);
         cudaEventRecord(to, dev->stream);
         KK_TRY(kk_cuda_sync(dev, err));
         KK_CUDA_TRY(cudaEventElapsedTime(&ms, from, to), "timing", err);
@@ -469,12 +517,14 @@ static const kk_page_ops cuda_pages = {cuda_pages_take, cuda_pages_give, cuda_pa
 static const kk_instruments cuda_instruments = {.sync = kk_cuda_sync,
                                                 .counts = cuda_counts,
                                                 .read_rate = cuda_read_rate,
-                                                .fault_after = kk_fault_after};
+                                                .fault_after = kk_fault_after,
+                                                .replay = kk_cuda_replay};
 
 static const kk_backend cuda_backend = {
     .name = "cuda",
     .rows = 2048,
     .queues = true,
+    .sample_vocab = KK_CU_SAMPLE_VOCAB,
     .own_memory = true,
     .pages = &cuda_pages,
     .instruments = &cuda_instruments,
@@ -506,10 +556,13 @@ static const kk_backend cuda_backend = {
     .gather = kk_cuda_gather,
     .softcap = kk_cuda_softcap,
     .argmax = kk_cuda_argmax,
+    .ids = kk_cuda_ids,
     .layer = kk_cuda_layer,
     .head = kk_cuda_head,
     .choose = kk_cuda_choose,
     .picked = kk_cuda_picked,
+    .lap = kk_cuda_lap,
+    .lap_s = kk_cuda_lap_s,
 };
 
 /* The module's only symbol.  `bytes` is the caller's sizeof(kk_backend): another value is another

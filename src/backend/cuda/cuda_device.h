@@ -7,11 +7,11 @@
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
-#include "backend/cuda/cuda_ops.h"
+#include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
 
 enum {
-    KK_CUDA_GRAPHS = 16,       /* graphs kept */
+    KK_CUDA_GRAPHS = 48,       /* graphs kept */
     KK_CUDA_GRAPH_OPS = 1024,  /* most operations of a graph */
     KK_CUDA_GRAPH_ROWS = 64,   /* longer chunks of a prompt seldom repeat, and are not captured */
     KK_CUDA_CONTROLS = 4,      /* control blocks in flight */
@@ -26,6 +26,7 @@ enum {
         128 << 10, /* bytes beyond it: attention reads the angles of a page to its end */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* scratch of attention's pages */
     KK_CUDA_EXPERT_ROWS = 2048,      /* rows whose experts are computed in one launch */
+    KK_CUDA_ROWS_AT = 16,            /* bytes of the slot before the rows of a sampled choice */
 };
 
 struct kk_buf {
@@ -56,6 +57,9 @@ typedef enum {
     KK_CUDA_SOFTCAP,
     KK_CUDA_ARGMAX,
     KK_CUDA_CHOOSE,
+    KK_CUDA_IDS,
+    KK_CUDA_REPLAY,
+    KK_CUDA_SAMPLE, /* a choice that is not greedy in all rows; its arguments are `choose` */
     KK_CUDA_LAYER,
     KK_CUDA_HEAD, /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
@@ -82,6 +86,8 @@ typedef struct {
         kk_softcap_args softcap;
         kk_argmax_args argmax;
         kk_choose_args choose;
+        kk_ids_args ids;
+        kk_replay_args replay;
         kk_layer_args layer; /* its rows, evicted and observer are NULL */
         kk_head_args head;
     } a;
@@ -91,6 +97,7 @@ typedef struct {
 typedef struct {
     int32_t n_rows, n_groups, tiles, tile_most, page_cap;
     size_t pos, table, groups, tile, pages; /* offsets in the control block */
+    const kk_buf *shift; /* what is added to its positions on the device; NULL: nothing */
 } kk_cuda_view;
 
 typedef struct {
@@ -111,6 +118,7 @@ typedef struct {
 struct kk_dev {
     kk_mem *mem;
     int32_t max_rows, sms;
+    int32_t shared; /* bytes of shared memory that a block may take */
     char name[64];
     cudaStream_t stream;
     kk_cuda_queue q;
@@ -127,12 +135,20 @@ struct kk_dev {
     kk_dev_counts counts;
     int64_t free_at_open, weights; /* bytes */
     /* greedy choices of the last KK_PICKS tickets */
-    kk_cu_pick *picks; /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
+    kk_cu_pick *picks;             /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
+    kk_cu_logprobs *pick_logprobs; /* as picks */
     cudaEvent_t pick_from[KK_PICKS],
         pick_done[KK_PICKS];      /* events before and after the work of a ticket */
     int64_t pick_flush[KK_PICKS]; /* dev->clock of the flush that computes them */
+    bool pick_drafts[KK_PICKS];   /* they were compared with a draft */
+    cudaEvent_t lap[KK_PICKS]
+                   [2]; /* begin and end of the work before a choice that is timed apart */
+    bool lapped[KK_PICKS];
+    kk_cu_top_scratch *top_scratch;
     int64_t tickets;
     kk_cu_choose_scratch *choose_scratch;
+    kk_cu_sample_scratch *sample_scratch;
+    int32_t sample_blocks[2]; /* blocks that run at once: sample_ops.h */
     bool fuse, early;
     struct kk_cuda_stage *stage; /* staging buffers, while weights are being loaded */
     /* scratch that operations share; they run in stream order */
@@ -142,6 +158,13 @@ struct kk_dev {
     } x, act, logits, parts, z, each, lists, barrier;
     kk_cu_mega *mega; /* the persistent kernel's parameter, as it is being filled */
 };
+
+/* Reserves bytes in the control block, which the caller writes; NULL if they do not fit. */
+void *kk_cuda_reserve(kk_dev *dev, size_t bytes, size_t *off);
+/* What the rows of a sampled choice ask for, in the control block. */
+kk_status kk_cuda_put_rows(kk_dev *dev, const kk_choose_args *a, int32_t slot, size_t *off,
+                           kk_err *err);
+bool kk_cuda_is_sampled(const kk_choose_args *a);
 
 kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what);
 /* Launches what is queued.  Errors of the work itself show at the next synchronisation. */
@@ -155,7 +178,7 @@ void kk_cuda_forget(kk_dev *dev, const void *p);
 
 /* Launches recorded operations. */
 kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
-                       kk_err *err);
+                       int32_t n_views, kk_err *err);
 /* Whether a fused kernel supports this layer with the rows of v; and the head after such a
  * layer. */
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v);
@@ -186,7 +209,8 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
 kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
-/* Fills t, except its outputs.  True if the kernel of few rows can do it, all tiles at once. */
+/* Fills t, except its outputs.  True if the persistent kernel can do it: parts by row, all at once.
+ * */
 bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                          kk_cu_attend *t);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
@@ -205,6 +229,10 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err);
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err);
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err);
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err);
+kk_status kk_cuda_ids(kk_dev *dev, const kk_ids_args *a, kk_err *err);
+kk_status kk_cuda_replay(kk_dev *dev, const kk_replay_args *a, kk_err *err);
+kk_status kk_cuda_lap(kk_dev *dev, bool ends, kk_err *err);
+double kk_cuda_lap_s(kk_dev *dev, int64_t ticket);
 kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err);
 kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *err);
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);

@@ -1,6 +1,6 @@
-/* cuda_layer.c - 26B-A4B's layers of mixed experts, up to 16 rows, and the head after them:
- * consecutive layers of the queue go as one launch to the persistent kernel of mega.cuh, with the
- * same bits as the small operations.
+/* cuda_layer.c - 26B-A4B's layers of mixed experts, up to 16 rows of one session or of several, and
+ * the head after them: consecutive layers of the queue go as one launch to the persistent kernel of
+ * mega.cuh, with the same bits as the small operations.
  *
  * Rows between its stages lie in scratch of the device, as bf16 where a matrix follows.  The
  * model's own buffers for them (z, gate, up and so on) are not written, which the contract of a
@@ -83,15 +83,20 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->expert = a->scratch.expert->data;
     m->weight = kk_cuda_f(a->scratch.expert_weight);
     m->barrier = dev->barrier.data;
+    m->tap = NULL;
+    m->tap_stride = 0;
     m->head = NULL;
     m->vocab = 0;
     m->trace = NULL;
 }
 
-/* Whether a layer can join the launch; one that differs begins another. */
-static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, int32_t n_rows) {
+/* Whether a layer can join the launch; one that differs begins another.  Sessions and their rows
+ * are those of the first layer; page tables have memory of their own, with the same offsets. */
+static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, const kk_cuda_view *v) {
     const kk_cu_weight *router = &a->w.router->w;
-    return n_rows == m->n_rows && a->hidden == m->hidden && a->eps == m->eps &&
+    const kk_cu_rows *first = m->n_layer ? &m->layer[0].store.rows : NULL;
+    if (first && (v->tiles != first->tiles || v->page_cap != first->most_pages)) return false;
+    return v->n_rows == m->n_rows && a->hidden == m->hidden && a->eps == m->eps &&
            kk_cuda_f(a->scratch.x) == m->x && a->w.down->w.n_in == m->ffn &&
            a->expert_ffn == m->expert_ffn && a->n_used == m->n_used &&
            router->n_out == m->n_expert && router->wrap * router->planes == m->router_steps &&
@@ -146,6 +151,20 @@ static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
     m->head_out = kk_cuda_f(h->logits);
 }
 
+/* Whether an operation copies a layer's output to the taps; the kernel does that itself. */
+static bool add_tap(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *l,
+                    const kk_cuda_op *op) {
+    const kk_gather_args *g = &op->a.gather;
+    const bool taps = op->kind == KK_CUDA_GATHER && g->x == l->scratch.x && g->first == 0 &&
+                      g->n == m->n_rows && g->dim == m->hidden && g->out_stride > 0;
+    if (!taps || (m->tap && (m->tap != kk_cuda_f(g->out) || m->tap_stride != g->out_stride)))
+        return false;
+    m->tap = kk_cuda_f(g->out);
+    m->tap_stride = g->out_stride;
+    m->layer[m->n_layer - 1].tap_at = (const void *)(dev->control + op->control);
+    return true;
+}
+
 /* ---- recording and launching ---------------------------------------------------------------- */
 
 /* The recorded arguments of a layer, with a kk_rows of which only the number of rows is known. */
@@ -190,8 +209,9 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
     for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
         const kk_cuda_view *v = &views[ops[*used].view];
         a = args_of(&ops[*used], v, &rows);
-        if (!same_shape(m, &a, v->n_rows) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
+        if (!same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
         m->n_layer++;
+        if (*used + 1 < n && add_tap(dev, m, &a, &ops[*used + 1])) ++*used;
     }
     if (!m->n_layer) return kk_fail(err, KK_EDEVICE, "a layer was queued that no kernel takes");
     if (*used < n && ops[*used].kind == KK_CUDA_HEAD) add_head(dev, m, &ops[(*used)++]);

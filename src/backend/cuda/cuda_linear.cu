@@ -3,7 +3,9 @@
 #include "decode.cuh"
 #include "launch.cuh"
 
-enum { SHARED_MOST = 220 * 1024 };
+/* Blocks of less shared memory than this have small rings.  STATIC_MOST: bytes that the
+ * kernels here take beside their dynamic memory. */
+enum { SMALL_BELOW = 160 * 1024, STATIC_MOST = 7 * 1024 };
 static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "cuda_plan.c divides rows by KK_CU_BLOCK");
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
@@ -11,20 +13,44 @@ static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte 
     return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
 }
 
-static size_t linear_shared(int rows, int n_in) {
-    return KK_RINGS_BYTES + (size_t)kk_part_floats(rows > 8) * sizeof(float) +
+static bool is_small(int shared) { return shared < SMALL_BELOW; }
+static size_t most_of(int shared) { return (size_t)(shared - STATIC_MOST); }
+
+static size_t rings_of(int shared) {
+    return is_small(shared) ? (size_t)kk_ring_cut<true>::ALL : (size_t)kk_ring_cut<false>::ALL;
+}
+
+static size_t linear_shared(int shared, int rows, int n_in) {
+    return rings_of(shared) + (size_t)kk_part_floats(rows > 8) * sizeof(float) +
            (size_t)rows * (size_t)kk_stage_stride(n_in);
 }
 
-int32_t kk_cu_linear_rows(int32_t n_in) {
+int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     int32_t rows = KK_CU_ROWS;
-    while (rows > 1 && linear_shared(rows, n_in) > SHARED_MOST) rows /= 2;
+    while (rows > 1 && linear_shared(shared, rows, n_in) > most_of(shared)) rows /= 2;
     return rows;
 }
 
+/* kk_linear_kernel by rows above 8, strips of a unit, and small rings. */
+typedef void (*linear_fn)(kk_linear_job_args);
+static const linear_fn linear_kernels[2][2][2] = {
+    {{kk_linear_kernel<false, 1, false>, kk_linear_kernel<false, 1, true>},
+     {kk_linear_kernel<false, 2, false>, kk_linear_kernel<false, 2, true>}},
+    {{kk_linear_kernel<true, 1, false>, kk_linear_kernel<true, 1, true>},
+     {kk_linear_kernel<true, 2, false>, kk_linear_kernel<true, 2, true>}}};
+/* The experts' kernels, by rows above 8 and small rings. */
+typedef void (*gate_fn)(kk_gate_args);
+typedef void (*down_fn)(kk_down_args);
+static const gate_fn gate_kernels[2][2] = {
+    {kk_gate_kernel<false, false>, kk_gate_kernel<false, true>},
+    {kk_gate_kernel<true, false>, kk_gate_kernel<true, true>}};
+static const down_fn down_kernels[2][2] = {
+    {kk_down_kernel<false, false>, kk_down_kernel<false, true>},
+    {kk_down_kernel<true, false>, kk_down_kernel<true, true>}};
+
 cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
-    const size_t shared = linear_shared(a->n_rows, a->n_in);
-    if (shared > SHARED_MOST) return cudaErrorInvalidValue;
+    const size_t shared = linear_shared(at.shared, a->n_rows, a->n_in);
+    if (shared > most_of(at.shared)) return cudaErrorInvalidValue;
     kk_linear_job_args j = {};
     bool pair = false;
     int strips = 0;
@@ -52,12 +78,8 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
     j.silu = a->silu;
     j.early = true;
     const unsigned grid = (unsigned)(j.units < at.sms ? j.units : at.sms);
-    void (*k)(kk_linear_job_args);
-    if (a->n_rows > 8)
-        k = two ? kk_linear_kernel<true, 2> : kk_linear_kernel<true, 1>;
-    else
-        k = two ? kk_linear_kernel<false, 2> : kk_linear_kernel<false, 1>;
-    return kk_launch(at, k, j, grid, KK_BLOCK_THREADS, shared);
+    return kk_launch(at, linear_kernels[a->n_rows > 8][two][is_small(at.shared)], j, grid,
+                     KK_BLOCK_THREADS, shared);
 }
 
 static kk_choice_args choice_of(const kk_cu_choice *c) {
@@ -165,11 +187,11 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
     g.act_pitch = a->act_pitch;
     g.x = a->x;
     g.n_in = a->gate.wrap * KK_STEP;
-    const size_t shared = linear_shared(rows, g.n_in);
+    const size_t shared = linear_shared(at.shared, rows, g.n_in);
     const int most = a->choice.logits ? KK_MAX_EXPERTS : KK_MOST_EXPERTS;
-    if (shared > SHARED_MOST || !choice_fits(&a->choice, most)) return cudaErrorInvalidValue;
-    return kk_launch(at, rows > 8 ? kk_gate_kernel<true> : kk_gate_kernel<false>, g,
-                     (unsigned)at.sms, KK_BLOCK_THREADS, shared);
+    if (shared > most_of(at.shared) || !choice_fits(&a->choice, most)) return cudaErrorInvalidValue;
+    return kk_launch(at, gate_kernels[rows > 8][is_small(at.shared)], g, (unsigned)at.sms,
+                     KK_BLOCK_THREADS, shared);
 }
 
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
@@ -186,25 +208,35 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     d.n_out = (int)a->down.n_out;
     const size_t pairs = (size_t)rows * (size_t)d.choice.n_used;
     const size_t acts = pairs * (size_t)kk_stage_stride(a->act_pitch);
-    size_t shared = KK_RINGS_BYTES + 2 * pairs * 8 * sizeof(float);
-    d.staged = shared + acts <= SHARED_MOST;
+    size_t shared = rings_of(at.shared) + 2 * pairs * 8 * sizeof(float);
+    d.staged = shared + acts <= most_of(at.shared);
     if (d.staged) shared += acts;
     const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
-    return kk_launch(at, rows > 8 ? kk_down_kernel<true> : kk_down_kernel<false>, d, grid,
-                     KK_BLOCK_THREADS, shared);
+    return kk_launch(at, down_kernels[rows > 8][is_small(at.shared)], d, grid, KK_BLOCK_THREADS,
+                     shared);
 }
 
-cudaError_t kk_cu_setup(void) {
-    const void *kernels[] = {
-        (const void *)kk_linear_kernel<false, 1>, (const void *)kk_linear_kernel<false, 2>,
-        (const void *)kk_linear_kernel<true, 1>,  (const void *)kk_linear_kernel<true, 2>,
-        (const void *)kk_gate_kernel<false>,      (const void *)kk_gate_kernel<true>,
-        (const void *)kk_down_kernel<false>,      (const void *)kk_down_kernel<true>};
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        const cudaError_t e = cudaFuncSetAttribute(
-            kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-        if (e != cudaSuccess) return e;
+cudaError_t kk_cu_setup(int32_t shared) {
+    const int small = is_small(shared);
+    for (int high = 0; high < 2; high++) {
+        const void *kernels[] = {(const void *)linear_kernels[high][0][small],
+                                 (const void *)linear_kernels[high][1][small],
+                                 (const void *)gate_kernels[high][small],
+                                 (const void *)down_kernels[high][small]};
+        for (const void *k : kernels) {
+            const cudaError_t e = cudaFuncSetAttribute(
+                k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_of(shared));
+            if (e != cudaSuccess) return e;
+        }
     }
-    const cudaError_t e = kk_cu_setup_rows();
-    return e == cudaSuccess ? kk_cu_setup_mega() : e;
+    cudaError_t e = kk_cu_setup_rows();
+    if (e == cudaSuccess) e = kk_cu_setup_rounds();
+    return e == cudaSuccess ? kk_cu_setup_mega(shared) : e;
+}
+
+cudaError_t kk_cu_built_for(int32_t *capability) {
+    cudaFuncAttributes fa;
+    const cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)choose_kernel<KK_MAX_EXPERTS>);
+    *capability = e == cudaSuccess ? fa.ptxVersion : 0;
+    return e;
 }

@@ -1,6 +1,6 @@
 /* cuda_mega.cu - the persistent kernel of mega.cuh and its launch: the sequence of stages of a
- * layer, for a single row and for 2 to 16 rows.  mega.cuh has the sketch of warps, barriers and
- * shared memory.
+ * layer, for a single row and for 2 to 16 rows of one session or of several.  mega.cuh has the
+ * sketch of warps, barriers and shared memory.
  *
  *    one row, 7 grid barriers (|) a layer:
  *      QKV | attention | merge | OUT | norms (every block), GATE | DENSE, EXPERTS | DOWN | tail
@@ -14,7 +14,6 @@
 #include "mega.cuh"
 
 static_assert(KK_WORKING_THREADS == KK_MEGA_THREADS, "what kk_sync counts");
-enum { SHARED_MOST = KK_CU_SHARED };
 
 /* Dynamic shared memory is weight rings, then partial sums, then staged rows or attention's
  * buffers.  The addresses are computed from the parameter at each use, because a value kept through
@@ -29,27 +28,30 @@ __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) {
 __device__ __forceinline__ kk_router_smem &router_of(const kk_cu_mega &a) {
     return *(kk_router_smem *)(kk_mega_memory + a.shared - sizeof(kk_router_smem));
 }
-/* Loads of a slot's four steps may read past the end of the last staged row. */
-__device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
-    return (char *)&router_of(a) - KK_MEGA_CHUNK * 64;
+/* Loads of a slot's steps may read past the end of the last staged row. */
+template <class S> __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
+    return (char *)&router_of(a) - S::CHUNK * 64;
 }
 
-/* Attention: from q, k, v to the output projection's input rows in a.att. */
+/* Attention: from q, k, v to the output projection's input rows in a.att.  What is known of a
+ * single row when the kernel is compiled takes no register.  */
 template <class S>
 __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s, int layer) {
     const kk_cu_mega_layer &l = s.layer[layer & 1];
+    const kk_few_group only = {s.group[0].pos, 1, 0, 0};
+    const kk_few_group *groups = S::ONE ? &only : s.group;
     kk_grid_arrive(a, s);
-    kk_prefetch_few(l.attend, s.pos, S::rows(a));
+    kk_prefetch_few<S::MANY>(l.attend, groups);
     kk_grid_wait(a, s);
     if (l.attend.slot.head_dim == 256)
-        kk_attend_few<256, false>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
+        kk_attend_few<256, false, S::MANY>(l.store, l.attend, groups, stage_of(a));
     else
-        kk_attend_few<512, true>(l.store, l.attend, s.pos, S::rows(a), stage_of(a));
+        kk_attend_few<512, true, S::MANY>(l.store, l.attend, groups, stage_of(a));
     kk_grid_sync(a, s);
     if (S::ONE)
-        kk_combine_one(l.attend, s.pos, (float *)stage_of(a));
+        kk_combine_one(l.attend, groups[0], (float *)stage_of(a));
     else
-        kk_combine_few(l.attend, s.pos, S::rows(a));
+        kk_combine_few<S::MANY>(l.attend, groups, s.group_of, S::rows(a));
     kk_grid_sync(a, s);
 }
 
@@ -241,7 +243,7 @@ __device__ __forceinline__ void head_norm(const kk_cu_mega &a, kk_mega_shared &s
 template <class S>
 __device__ __forceinline__ kk_acts_at few_stage(const kk_cu_mega &a, kk_mega_shared &s,
                                                 const uint16_t *from, int rows, int width) {
-    const kk_acts_at x = kk_stage_at<S>(stage_of(a), stage_end(a), from, rows, width);
+    const kk_acts_at x = kk_stage_at<S>(stage_of(a), stage_end<S>(a), from, rows, width);
     kk_stage_rows<S>(x, from, rows, width);
     kk_sync();
     kk_grid_mark(a, s);
@@ -255,7 +257,7 @@ template <class S>
 __device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_shared &s,
                                                  kk_consumer &f, int layer) {
     char *beside = stage_of(a) + (a.n_rows * kk_stage_stride(S::HIDDEN) + 127) / 128 * 128;
-    const kk_acts_at x = kk_stage_at<S>(beside, stage_end(a), a.z2, a.n_rows, S::HIDDEN);
+    const kk_acts_at x = kk_stage_at<S>(beside, stage_end<S>(a), a.z2, a.n_rows, S::HIDDEN);
     kk_grid_arrive(a, s);
     if (kk_mega_group() == 0) {
         kk_grid_pass();
@@ -266,7 +268,8 @@ __device__ __forceinline__ kk_acts_at few_choice(const kk_cu_mega &a, kk_mega_sh
         prefetch_tail<S>(a, s.layer[layer & 1],
                          layer + 1 < a.n_layer ? s.layer[(layer + 1) & 1].norm_in : NULL);
     } else {
-        const kk_acts_at act = kk_stage_at<S>(stage_of(a), stage_end(a), a.act, a.n_rows, S::FFN);
+        const kk_acts_at act =
+            kk_stage_at<S>(stage_of(a), stage_end<S>(a), a.act, a.n_rows, S::FFN);
         kk_stage_rows<S>(x, a.z2, a.n_rows, S::HIDDEN, KK_SLICES);
         kk_barrier_staged<false>();
         kk_grid_wait(a, s);
@@ -341,12 +344,18 @@ template <class S> struct grid_barriers {
 /* Initialises the block's shared state, by the poller warp. */
 template <class S>
 __device__ __forceinline__ void open_block(const kk_cu_mega &a, kk_mega_shared &s) {
+    const kk_cu_rows &rows = a.layer[0].attend.rows;
+    const int lane = (int)threadIdx.x % KK_WARP;
     kk_mega_copy_layer(a, s, 0);
-    if (threadIdx.x % KK_WARP) return;
+    if (lane < (S::MANY ? rows.tiles : 1)) {
+        const kk_cu_tile t = rows.tile[lane];
+        s.group[lane] = {(int)t.pos, t.rows, t.row, t.pages};
+        for (int i = 0; S::MANY && i < t.rows; i++) s.group_of[t.row + i] = (uint8_t)lane;
+    }
+    if (lane) return;
     s.choice.n_active = 0;
     s.marks = 0;
     s.until = MEGA_OUT;
-    s.pos = (int)a.layer[0].attend.rows.tile[0].pos;
     kk_rings_open<S>();
 }
 
@@ -360,10 +369,10 @@ template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #endif
 }
 
-template <int ROWS>
+template <int ROWS, bool SESSIONS, int SIZE>
 __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    using S = kk_mega_of<ROWS>;
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE>;
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
@@ -375,7 +384,7 @@ __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
             kk_grid_poll<S>(a, s, barriers::all(a), barriers::PER, barriers::BEFORE);
         else if (warp == KK_MEGA_ROUTER)
             route_all<S>(a, s);
-        else if (threadIdx.x % KK_WARP < KK_SLICES)
+        else if (threadIdx.x % KK_WARP < KK_SLICES * KK_PART_LANES)
             kk_produce<S>(a, s, warp - KK_MEGA_PRODUCER);
         return;
     }
@@ -404,8 +413,8 @@ bool kk_cu_mega_takes(const kk_cu_mega_layer *l) {
     const int width = KK_CU_26B_HEADS * s->head_dim;
     return s->format == KK_CU_BF16 && s->head_dim == (s->k_eq_v ? 512 : 256) &&
            s->n_kv_head == (s->k_eq_v ? 2 : 8) && t->n_head == KK_CU_26B_HEADS && !t->sink &&
-           !t->block && t->rows.tiles == 1 && t->n_rot && t->n_rot % 4 == 0 && !l->store.v_raw &&
-           l->store.k && l->att_width == width && l->q_strips * 8 == width &&
+           !t->block && t->rows.tile_most <= KK_CU_ROWS && t->n_rot && t->n_rot % 4 == 0 &&
+           !l->store.v_raw && l->store.k && l->att_width == width && l->q_strips * 8 == width &&
            l->kv_strips * 8 == s->n_kv_head * s->head_dim;
 }
 
@@ -429,35 +438,65 @@ static void set_shifts(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* The kernels by number of rows, and the shared memory that each needs beside rings and sums. */
+/* The kernels by shared memory, then by sessions and number of rows, and the shared memory that
+ * each needs beside its sums: for its rings, and for rows or attention. */
 enum {
     ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
     FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
+    KINDS = 5,
 };
-static const struct {
+struct mega_kind {
     mega_fn fn;
-    int rows, slots, smem;
-} kernels[] = {
-    {mega_kernel<1>, 1, kk_mega_of<1>::SLOTS, ONE_SMEM},
-    {mega_kernel<8>, 8, kk_mega_of<8>::SLOTS, FEW_SMEM},
-    {mega_kernel<16>, 16, kk_mega_of<16>::SLOTS, FEW_SMEM},
+    bool many;
+    int rows, rings, smem;
 };
+template <int ROWS, bool SESSIONS, int SIZE> constexpr mega_kind kind_of() {
+    return {mega_kernel<ROWS, SESSIONS, SIZE>, SESSIONS, ROWS,
+            kk_mega_ring_bytes<kk_mega_of<ROWS, SESSIONS, SIZE>>(),
+            ROWS == 1 ? ONE_SMEM : FEW_SMEM};
+}
+#define KINDS_OF(size)                                                                             \
+    {                                                                                              \
+        kind_of<1, false, size>(), kind_of<8, false, size>(), kind_of<16, false, size>(),          \
+            kind_of<8, true, size>(), kind_of<16, true, size>()                                    \
+    }
+static const mega_kind kernels[KK_SMEM_SIZES][KINDS] = {
+    KINDS_OF(KK_SMEM_227), KINDS_OF(KK_SMEM_163), KINDS_OF(KK_SMEM_99)};
 
-cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
-    /* The kernel of a single row needs a block for every piece of the router. */
-    int i = at.sms >= KK_ROUTER_PIECES ? 0 : 1;
-    while (kernels[i].rows < a->n_rows) i++;
-    const mega_fn kernel = kernels[i].fn;
+/* Where everything lies in the block's shared memory; false: it does not fit. */
+static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *e) {
     cudaFuncAttributes fa;
-    cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)kernel);
-    if (e != cudaSuccess) return e;
+    *e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
+    if (*e != cudaSuccess) return false;
     const int parts = kk_mega_part_bytes(a->n_rows, a->n_used);
     a->part_pitch = kk_mega_pitch(a->n_rows);
     a->part_floats = parts / (KK_MEGA_GROUPS * 2 * 4);
-    a->parts_at = kk_mega_ring_bytes(kernels[i].slots);
+    a->parts_at = k.rings;
     a->stage_at = a->parts_at + parts;
-    a->shared = SHARED_MOST - (int)fa.sharedSizeBytes;
-    if (a->stage_at + kernels[i].smem > a->shared) return cudaErrorInvalidValue;
+    a->shared = shared - (int)fa.sharedSizeBytes;
+    return a->stage_at + k.smem <= a->shared;
+}
+
+/* The kernel with the largest rings that fit, NULL if none does. */
+static const mega_kind *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_t *e) {
+    const bool many = a->layer[0].attend.rows.tiles > 1;
+    *e = cudaErrorInvalidValue;
+    for (const auto &size : kernels)
+        for (const mega_kind &k : size) {
+            /* The kernel of a single row needs a block for every piece of the router. */
+            if (k.rows < a->n_rows || k.many != many || (k.rows == 1 && at.sms < KK_ROUTER_PIECES))
+                continue;
+            if (lay_out(a, k, at.shared, e)) return &k;
+            if (*e != cudaSuccess) return NULL;
+            break;
+        }
+    return NULL;
+}
+
+cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
+    cudaError_t e;
+    const mega_kind *kind = find_kernel(at, a, &e);
+    if (!kind) return e == cudaSuccess ? cudaErrorInvalidValue : e;
     for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
     set_shifts(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
@@ -470,18 +509,19 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     together[0].val.cooperative = 1;
     c.attrs = together;
     c.numAttrs = 1;
-    return cudaLaunchKernelEx(&c, kernel, *a);
+    return cudaLaunchKernelEx(&c, kind->fn, *a);
 }
 
-cudaError_t kk_cu_setup_mega(void) {
-    for (const auto &k : kernels) {
-        cudaFuncAttributes fa;
-        cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
-        if (e == cudaSuccess)
-            e = cudaFuncSetAttribute((const void *)k.fn,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     SHARED_MOST - (int)fa.sharedSizeBytes);
-        if (e != cudaSuccess) return e;
-    }
+cudaError_t kk_cu_setup_mega(int32_t shared) {
+    for (const auto &size : kernels)
+        for (const mega_kind &k : size) {
+            cudaFuncAttributes fa;
+            cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
+            if (e == cudaSuccess)
+                e = cudaFuncSetAttribute((const void *)k.fn,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         shared - (int)fa.sharedSizeBytes);
+            if (e != cudaSuccess) return e;
+        }
     return cudaSuccess;
 }

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-enum { KK_CU_SHARED = 227 * 1024 }; /* bytes of shared memory that a block needs */
+enum { KK_CU_SHARED_LEAST = 99 * 1024 }; /* bytes of shared memory that a block must have */
 
 /* A weight as the kernels read it: n_mat matrices [n_out][n_in] in strips of 8 outputs
  * (stream.cuh), n_out padded to 16 and n_in to whole steps of 32, as one to three bf16 planes whose
@@ -31,6 +31,7 @@ typedef struct {
     cudaStream_t stream;
     int32_t sms;
     bool early;
+    int32_t shared; /* bytes of shared memory that a block may take */
 } kk_cu_at;
 
 /* ---- rows -------------------------------------------------------------------------------- */
@@ -109,7 +110,8 @@ typedef struct {
     const float *x;
     const int32_t *row; /* device; NULL: first, first + 1, ... */
     int32_t n, dim, first;
-    size_t out_at, out_stride;
+    const size_t *out_at; /* device */
+    size_t out_stride;
 } kk_cu_gather;
 cudaError_t kk_cu_run_gather(kk_cu_at at, const kk_cu_gather *a);
 
@@ -134,6 +136,8 @@ typedef struct {
     int32_t token;
     int32_t broken;
     uint64_t digest;
+    int32_t drafted; /* written where a draft is compared alone */
+    int32_t unused;
 } kk_cu_pick; /* the fields of kk_pick */
 typedef struct {
     struct {
@@ -152,6 +156,57 @@ typedef struct {
     kk_cu_choose_scratch *scratch;
 } kk_cu_choose;
 cudaError_t kk_cu_run_choose_rows(kk_cu_at at, const kk_cu_choose *a);
+
+/* ---- drafted rounds (cuda_rounds.cu): operations of backend.h ------------------------------- */
+
+typedef struct {
+    unsigned long long best[KK_CU_CHOOSE_ROWS];
+    uint32_t done[KK_CU_CHOOSE_ROWS];
+} kk_cu_top_scratch; /* zero between launches */
+typedef struct {
+    int32_t *out; /* [n_rows] */
+    const float *x;
+    int32_t n_rows, dim, banned;
+    kk_cu_top_scratch *scratch;
+} kk_cu_top;
+cudaError_t kk_cu_run_top(kk_cu_at at, const kk_cu_top *a);
+
+typedef struct {
+    int32_t *out;
+    const int32_t *id; /* device memory */
+    int32_t n;
+} kk_cu_ids;
+cudaError_t kk_cu_run_ids(kk_cu_at at, const kk_cu_ids *a);
+
+typedef struct {
+    const int32_t *draft, *token; /* [n_rows] */
+    int32_t *right, *next[2];
+    kk_cu_pick *ring;
+    const int32_t *slot; /* as in kk_cu_choose */
+    int32_t n_rows;
+} kk_cu_match;
+cudaError_t kk_cu_run_match(kk_cu_at at, const kk_cu_match *a);
+
+/* at[i * stride + k] += *by, i < rows, k < each, of every range. */
+enum { KK_CU_SHIFTS = 24 };
+typedef struct {
+    const int32_t *by;
+    struct {
+        int64_t *at;
+        int32_t rows, each, stride;
+    } of[KK_CU_SHIFTS];
+    int32_t n;
+} kk_cu_shift;
+cudaError_t kk_cu_run_shift(kk_cu_at at, const kk_cu_shift *a);
+
+typedef struct {
+    int32_t *ids;
+    const int32_t *record, *shift; /* shift NULL: none */
+    const int32_t *how;            /* device memory: at, right */
+    int32_t n, n_record, vocab;
+} kk_cu_replay;
+cudaError_t kk_cu_run_replay(kk_cu_at at, const kk_cu_replay *a);
+cudaError_t kk_cu_setup_rounds(void);
 
 /* Copies a few kilobytes from pinned host memory, in 16-byte words. */
 typedef struct {
@@ -200,8 +255,8 @@ typedef struct {
     int32_t silu;
 } kk_cu_linear;
 cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a);
-/* The most rows of one launch at this width, by shared memory. */
-int32_t kk_cu_linear_rows(int32_t n_in);
+/* The most rows of one launch at this width, where a block has so much shared memory. */
+int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in);
 
 /* The router's top-k, from logits, or as expert and weight hold it already. */
 typedef struct {
@@ -330,8 +385,9 @@ typedef struct {
 size_t kk_cu_attend_row_bytes(int32_t n_head, int32_t head_dim, int32_t pages);
 cudaError_t kk_cu_run_attend(kk_cu_at at, const kk_cu_attend *a);
 /* More rows: all rows of each tile in one block, the same bits.  kk_cu_attend_tiles: whether it
- * supports a head size; kk_cu_attend_tile_bytes: bytes of parts per tile. */
-bool kk_cu_attend_tiles(int32_t head_dim);
+ * supports a head size in so much shared memory; kk_cu_attend_tile_bytes: bytes of parts per
+ * tile. */
+bool kk_cu_attend_tiles(int32_t shared, int32_t head_dim);
 size_t kk_cu_attend_tile_bytes(const kk_cu_attend *a);
 cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a);
 
@@ -361,7 +417,8 @@ typedef struct {
     const float *norm_dense, *norm_moe, *norm_out, *expert_scale;
     float scale;
     int32_t q_strips, kv_strips, att_width;
-    int32_t qkv_units; /* set by the launcher */
+    int32_t qkv_units;    /* set by the launcher */
+    const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
 
 /* Layers of mixed experts with the sizes above over one session's rows, K/V in bf16; then
@@ -371,7 +428,9 @@ typedef struct {
     /* Checked by kk_cu_mega_fits, not read by the kernel; strips of one expert's matrices. */
     int32_t hidden, ffn, expert_ffn, n_expert, n_used, router_steps, expert_strips, down_strips;
     float eps;
-    float *x;               /* [n_rows][hidden], replaced by the last layer's output */
+    float *x;   /* [n_rows][hidden], replaced by the last layer's output */
+    float *tap; /* outputs of tapped layers, rows tap_stride floats apart */
+    size_t tap_stride;
     float *y, *dense, *moe; /* [n_rows][hidden], scratch */
     float *logits;          /* [8][n_rows][n_expert], scratch */
     uint16_t *z1, *z2, *z3; /* [n_rows][hidden], scratch */
@@ -398,9 +457,13 @@ bool kk_cu_mega_fits(const kk_cu_mega *a);
 bool kk_cu_mega_takes(const kk_cu_mega_layer *l);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
 
-cudaError_t kk_cu_setup_mega(void);
+cudaError_t kk_cu_setup_mega(int32_t shared);
 cudaError_t kk_cu_setup_rows(void);
-cudaError_t kk_cu_setup(void); /* raises the shared-memory limits of all kernels, once per device */
+/* Raises the shared-memory limits of all kernels to what a block may take, once per device. */
+cudaError_t kk_cu_setup(int32_t shared);
+/* The chip that the kernels in use were compiled for, 80 for sm_80: less than the device's own
+ * where the driver translated intermediate code. */
+cudaError_t kk_cu_built_for(int32_t *capability);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,9 @@
 
 #include "backend/cuda/cuda_device.h"
 
-kk_cu_at kk_cuda_at(const kk_dev *dev) { return (kk_cu_at){dev->stream, dev->sms, dev->early}; }
+kk_cu_at kk_cuda_at(const kk_dev *dev) {
+    return (kk_cu_at){dev->stream, dev->sms, dev->early, dev->shared};
+}
 
 /* The kernels' name of a K/V format; -1: this device has none. */
 static int32_t kernels_of(kk_kv_format f) {
@@ -57,8 +59,8 @@ kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim
 }
 
 /* Rows of one launch: all of them where products are tiled. */
-static int32_t rows_at_once(int32_t n_rows, int32_t pitch) {
-    return n_rows > KK_CU_ROWS ? n_rows : kk_cu_linear_rows(pitch);
+static int32_t rows_at_once(const kk_dev *dev, int32_t n_rows, int32_t pitch) {
+    return n_rows > KK_CU_ROWS ? n_rows : kk_cu_linear_rows(dev->shared, pitch);
 }
 static cudaError_t run_linear(const kk_dev *dev, const kk_cu_linear *l) {
     return l->n_rows > KK_CU_ROWS ? kk_cu_run_gemm(kk_cuda_at(dev), l)
@@ -67,7 +69,7 @@ static cudaError_t run_linear(const kk_dev *dev, const kk_cu_linear *l) {
 
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
     const kk_cu_weight *w0 = &a->w[0]->w;
-    const int32_t pitch = w0->wrap * 32, most = rows_at_once(a->n_rows, pitch);
+    const int32_t pitch = w0->wrap * 32, most = rows_at_once(dev, a->n_rows, pitch);
     KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch,
                          a->n_rows > KK_CU_ROWS, err));
     for (int32_t r = 0; r < a->n_rows; r += most) {
@@ -89,7 +91,7 @@ kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) 
 kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err) {
     const kk_cu_weight *w = &a->proj->w;
     const int32_t pitch = w->wrap * 32, n_expert = (int32_t)w->n_out;
-    const int32_t most = kk_cu_linear_rows(pitch);
+    const int32_t most = kk_cu_linear_rows(dev->shared, pitch);
     kk_cu_linear l = {.n_parts = 1, .x = x, .n_rows = a->n_rows, .n_in = pitch};
     l.part[0].w = *w;
     l.part[0].out = dev->logits.data;
@@ -175,7 +177,7 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
                               kk_err *err) {
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
     const bool tiled = experts_tiled(a);
-    int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(pitch);
+    int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(dev->shared, pitch);
     /* A block has a thread for each (row, expert) pair, and one more that counts them. */
     while (!tiled && most > 1 && most * a->n_used >= KK_CU_BLOCK) most /= 2;
     if (most > KK_CUDA_EXPERT_ROWS) most = KK_CUDA_EXPERT_ROWS;
@@ -272,8 +274,7 @@ bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cu
                          kk_cu_attend *t) {
     *t = attend_args(dev, a, v);
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t->rows.most_pages);
-    return v->tile_most <= KK_CU_ROWS && kk_cu_attend_tiles(a->slot.head_dim) &&
-           (size_t)v->tiles * (size_t)v->tile_most * row <= dev->parts.bytes;
+    return v->tile_most <= KK_CU_ROWS && (size_t)v->n_rows * row <= dev->parts.bytes;
 }
 
 /* Launches as many tiles at a time as fit the scratch of parts; tile: bytes of one. */
@@ -300,7 +301,7 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
     /* Up to 16 rows are split over pages, unless one row's pages exceed the scratch: many heads and
      * a long context. */
-    if (kk_cu_attend_tiles(a->slot.head_dim) &&
+    if (kk_cu_attend_tiles(dev->shared, a->slot.head_dim) &&
         (v->tile_most > KK_CU_ROWS || row > dev->parts.bytes))
         return attend_tiles(dev, t, v->tiles, kk_cu_attend_tile_bytes(&t), kk_cu_run_attend_tiles,
                             err);
@@ -346,14 +347,15 @@ static cudaError_t run_ple(const kk_dev *dev, const kk_cuda_op *op) {
 
 static cudaError_t run_gather(const kk_dev *dev, const kk_cuda_op *op) {
     const kk_gather_args *a = &op->a.gather;
-    const kk_cu_gather e = {kk_cuda_f(a->out),
-                            kk_cuda_f(a->x),
-                            a->first < 0 ? control_of(dev, op) : NULL,
-                            a->n,
-                            a->dim,
-                            a->first,
-                            a->out_at,
-                            a->out_stride};
+    const kk_cu_gather e = {
+        kk_cuda_f(a->out),
+        kk_cuda_f(a->x),
+        a->first < 0 ? (const void *)(dev->control + op->control + sizeof(size_t)) : NULL,
+        a->n,
+        a->dim,
+        a->first,
+        (const void *)(dev->control + op->control),
+        a->out_stride};
     return kk_cu_run_gather(kk_cuda_at(dev), &e);
 }
 
@@ -382,16 +384,75 @@ static cudaError_t run_softcap(const kk_dev *dev, const kk_softcap_args *a) {
 
 static cudaError_t run_argmax(const kk_dev *dev, const kk_cuda_op *op) {
     const kk_argmax_args *a = &op->a.argmax;
+    if (a->ids && a->n_rows <= KK_CU_CHOOSE_ROWS) {
+        const kk_cu_top t = {(int32_t *)a->ids->data + a->ids_at,
+                             kk_cuda_f(a->x),
+                             a->n_rows,
+                             a->dim,
+                             a->banned,
+                             dev->top_scratch};
+        return kk_cu_run_top(kk_cuda_at(dev), &t);
+    }
     const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
                             a->n_rows, a->dim, a->banned};
     return kk_cu_run_argmax(kk_cuda_at(dev), &e);
+}
+
+/* Compares what was chosen with the draft, where there is one. */
+static cudaError_t run_match(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_choose_args *a = &op->a.choose;
+    if (!a->draft) return cudaSuccess;
+    const kk_cu_match m = {
+        .draft = a->draft->data,
+        .token = a->token->data,
+        .right = a->right->data,
+        .next = {a->next[0] ? a->next[0]->data : NULL, a->next[1] ? a->next[1]->data : NULL},
+        .ring = dev->picks,
+        .slot = control_of(dev, op),
+        .n_rows = a->n_rows};
+    return kk_cu_run_match(kk_cuda_at(dev), &m);
 }
 
 static cudaError_t run_choose(const kk_dev *dev, const kk_cuda_op *op) {
     const kk_choose_args *a = &op->a.choose;
     const kk_cu_choose e = {a->token->data, dev->picks, control_of(dev, op), kk_cuda_f(a->x),
                             a->n_rows,      a->dim,     dev->choose_scratch};
-    return kk_cu_run_choose_rows(kk_cuda_at(dev), &e);
+    const cudaError_t st = kk_cu_run_choose_rows(kk_cuda_at(dev), &e);
+    return st == cudaSuccess ? run_match(dev, op) : st;
+}
+
+static cudaError_t run_sample(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_choose_args *a = &op->a.choose;
+    const kk_cu_sample e = {.token = a->token->data,
+                            .ring = dev->picks,
+                            .logprobs = dev->pick_logprobs,
+                            .slot = control_of(dev, op),
+                            .x = kk_cuda_f(a->x),
+                            .n_rows = a->n_rows,
+                            .dim = a->dim,
+                            .pending = a->pending ? a->pending->data : NULL,
+                            .rows = (const void *)(dev->control + op->control + KK_CUDA_ROWS_AT),
+                            .data = dev->control,
+                            .scratch = dev->sample_scratch};
+    const cudaError_t st = kk_cu_run_sample(kk_cuda_at(dev), &e, dev->sample_blocks);
+    return st == cudaSuccess ? run_match(dev, op) : st;
+}
+
+static cudaError_t run_ids(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_cu_ids e = {op->a.ids.out->data, control_of(dev, op), op->a.ids.n};
+    return kk_cu_run_ids(kk_cuda_at(dev), &e);
+}
+
+static cudaError_t run_replay(const kk_dev *dev, const kk_cuda_op *op) {
+    const kk_replay_args *a = &op->a.replay;
+    const kk_cu_replay e = {.ids = (int32_t *)a->ids->data + a->ids_at,
+                            .record = a->record->data,
+                            .shift = a->shift ? a->shift->data : NULL,
+                            .how = control_of(dev, op),
+                            .n = a->n,
+                            .n_record = a->n_record,
+                            .vocab = a->vocab};
+    return kk_cu_run_replay(kk_cuda_at(dev), &e);
 }
 
 static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
@@ -405,6 +466,9 @@ static cudaError_t run_rows_op(const kk_dev *dev, const kk_cuda_op *op) {
     case KK_CUDA_SOFTCAP: return run_softcap(dev, &op->a.softcap);
     case KK_CUDA_ARGMAX: return run_argmax(dev, op);
     case KK_CUDA_CHOOSE: return run_choose(dev, op);
+    case KK_CUDA_IDS: return run_ids(dev, op);
+    case KK_CUDA_REPLAY: return run_replay(dev, op);
+    case KK_CUDA_SAMPLE: return run_sample(dev, op);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -440,8 +504,41 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     }
 }
 
+/* One more range of positions in the control block. */
+static bool add_shift(const kk_dev *dev, kk_cu_shift *s, const kk_buf *by, size_t off, int32_t rows,
+                      int32_t each, int32_t stride) {
+    if (!by) return true;
+    if (s->n == KK_CU_SHIFTS || (s->by && s->by != by->data)) return false;
+    s->by = by->data;
+    s->of[s->n].at = (int64_t *)(void *)(dev->control + off);
+    s->of[s->n].rows = rows;
+    s->of[s->n].each = each;
+    s->of[s->n++].stride = stride;
+    return true;
+}
+
+/* Positions that only the device knows, before anything reads them. */
+static kk_status shift_positions(const kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                                 const kk_cuda_view *views, int32_t n_views, kk_err *err) {
+    kk_cu_shift s = {0};
+    bool fits = true;
+    for (int32_t i = 0; i < n_views; i++) {
+        const kk_cuda_view *v = &views[i];
+        fits = fits && add_shift(dev, &s, v->shift, v->pos, v->n_rows, 1, 1) &&
+               add_shift(dev, &s, v->shift, v->tile, v->tiles, 3, sizeof(kk_cu_tile) / 8);
+    }
+    for (int32_t i = 0; i < n; i++)
+        if (ops[i].kind == KK_CUDA_ROPE)
+            fits = fits && add_shift(dev, &s, ops[i].a.rope.shift, ops[i].control + 8,
+                                     (int32_t)ops[i].a.rope.n, 1, 1);
+    if (!fits) return kk_fail(err, KK_EINVAL, "positions of too many kinds follow a draft");
+    if (s.n) KK_CUDA_TRY(kk_cu_run_shift(kk_cuda_at(dev), &s), "positions", err);
+    return KK_OK;
+}
+
 kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_cuda_view *views,
-                       kk_err *err) {
+                       int32_t n_views, kk_err *err) {
+    KK_TRY(shift_positions(dev, ops, n, views, n_views, err));
     for (int32_t i = 0; i < n;) {
         int32_t used = 0;
         if (ops[i].kind == KK_CUDA_LAYER) {

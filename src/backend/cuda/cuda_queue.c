@@ -10,8 +10,7 @@ enum { ALIGN = 16, LEAST_PAGES = 32 };
 
 static uint8_t *control(kk_dev *dev) { return dev->control_host[dev->control_at]; }
 
-/* Reserves bytes in the control block, which the caller writes; NULL if they do not fit. */
-static void *reserve(kk_dev *dev, size_t bytes, size_t *off) {
+void *kk_cuda_reserve(kk_dev *dev, size_t bytes, size_t *off) {
     const size_t at = (dev->q.control + ALIGN - 1) / ALIGN * ALIGN;
     if (bytes > KK_CUDA_CONTROL || at > KK_CUDA_CONTROL - bytes) return NULL;
     dev->q.control = at + bytes;
@@ -20,7 +19,7 @@ static void *reserve(kk_dev *dev, size_t bytes, size_t *off) {
 }
 
 static kk_status put(kk_dev *dev, const void *src, size_t bytes, size_t *off, kk_err *err) {
-    void *to = reserve(dev, bytes, off);
+    void *to = kk_cuda_reserve(dev, bytes, off);
     if (!to)
         return kk_fail(err, KK_EINVAL, "a forward's ids and page tables pass %d bytes",
                        KK_CUDA_CONTROL);
@@ -66,7 +65,8 @@ static kk_status capture(kk_dev *dev, kk_cuda_graph *g, kk_err *err) {
     cudaGraph_t graph = NULL;
     KK_CUDA_TRY(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal),
                 "capturing a graph", err);
-    const kk_status st = kk_cuda_plan(dev, dev->q.ops, dev->q.n_ops, dev->q.views, err);
+    const kk_status st =
+        kk_cuda_plan(dev, dev->q.ops, dev->q.n_ops, dev->q.views, dev->q.n_views, err);
     const cudaError_t e = cudaStreamEndCapture(dev->stream, &graph);
     if (st != KK_OK) {
         if (graph) cudaGraphDestroy(graph);
@@ -101,7 +101,7 @@ static kk_status run_queue(kk_dev *dev, kk_err *err) {
     if (!g) {
         if (worth_keeping(q)) remember(dev);
         dev->runs++;
-        return kk_cuda_plan(dev, q->ops, q->n_ops, q->views, err);
+        return kk_cuda_plan(dev, q->ops, q->n_ops, q->views, q->n_views, err);
     }
     g->used = dev->clock;
     if (!g->exec) KK_TRY(capture(dev, g, err));
@@ -163,9 +163,9 @@ static int32_t page_capacity(int32_t pages) {
     return cap;
 }
 
-/* Pages that hold the group's positions up to its last row. */
+/* Pages that hold the group's positions up to the last that its last row can have. */
 static int32_t group_pages(const kk_group *g) {
-    return (int32_t)((g->pos + g->n_rows - 1) / KK_PAGE_ROWS + 1);
+    return (int32_t)((g->pos + g->most_shift + g->n_rows - 1) / KK_PAGE_ROWS + 1);
 }
 
 typedef struct {
@@ -212,6 +212,7 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
     int32_t pages = 1;
     v.n_rows = rows->n_rows;
     v.n_groups = rows->n_groups;
+    v.shift = rows->group[0].shift;
     for (int32_t i = 0; i < rows->n_groups; i++)
         if (group_pages(&rows->group[i]) > pages) pages = group_pages(&rows->group[i]);
     v.page_cap = page_capacity(pages);
@@ -220,11 +221,11 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
         v.tiles += (rows->group[i].n_rows + v.tile_most - 1) / v.tile_most;
     const size_t n = (size_t)v.n_rows, g = (size_t)v.n_groups, t = (size_t)v.tiles;
     view_data d;
-    d.pos = reserve(dev, n * 8, &v.pos);
-    d.table = reserve(dev, n * 4, &v.table);
-    d.groups = reserve(dev, g * sizeof *d.groups, &v.groups);
-    d.tile = reserve(dev, t * sizeof *d.tile, &v.tile);
-    d.pages = reserve(dev, g * (size_t)v.page_cap * sizeof *d.pages, &v.pages);
+    d.pos = kk_cuda_reserve(dev, n * 8, &v.pos);
+    d.table = kk_cuda_reserve(dev, n * 4, &v.table);
+    d.groups = kk_cuda_reserve(dev, g * sizeof *d.groups, &v.groups);
+    d.tile = kk_cuda_reserve(dev, t * sizeof *d.tile, &v.tile);
+    d.pages = kk_cuda_reserve(dev, g * (size_t)v.page_cap * sizeof *d.pages, &v.pages);
     if (!d.pages)
         return kk_fail(err, KK_EINVAL, "page tables of %d sessions pass %d bytes", v.n_groups,
                        KK_CUDA_CONTROL);
@@ -236,14 +237,17 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
 
 /* Whether a recorded view has these very rows and pages. */
 static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
-    if (v->n_rows != rows->n_rows || v->n_groups != rows->n_groups) return false;
+    if (v->n_rows != rows->n_rows || v->n_groups != rows->n_groups ||
+        v->shift != rows->group[0].shift)
+        return false;
     const uint8_t *base = control(dev);
     for (int32_t i = 0; i < rows->n_groups; i++) {
         const kk_group *g = &rows->group[i];
         kk_group was;
         memcpy(&was, base + v->groups + (size_t)i * sizeof was, sizeof was);
         const uint8_t *pages = base + v->pages + (size_t)i * (size_t)v->page_cap * sizeof g->pages;
-        if (was.pos != g->pos || was.row != g->row || was.n_rows != g->n_rows ||
+        if (was.pos != g->pos || was.most_shift != g->most_shift || was.row != g->row ||
+            was.n_rows != g->n_rows ||
             memcmp(pages, g->pages, (size_t)group_pages(g) * sizeof *g->pages) != 0)
             return false;
     }
@@ -308,6 +312,7 @@ static void copy_rope(kk_rope_args *to, const kk_rope_args *a) {
     to->rope.factor = a->rope.factor;
     to->rope.n_rot = a->rope.n_rot;
     to->rope.head_dim = a->rope.head_dim;
+    to->shift = a->shift;
 }
 
 static void copy_store(kk_store_args *to, const kk_store_args *a) {
@@ -404,7 +409,6 @@ static void copy_gather(kk_gather_args *to, const kk_gather_args *a) {
     to->n = a->n;
     to->dim = a->dim;
     to->first = a->first;
-    to->out_at = a->out_at;
     to->out_stride = a->out_stride;
 }
 
@@ -420,6 +424,26 @@ static void copy_choose(kk_choose_args *to, const kk_choose_args *a) {
     to->x = a->x;
     to->n_rows = a->n_rows;
     to->dim = a->dim;
+    to->pending = a->pending;
+    to->draft = a->draft;
+    to->right = a->right;
+    to->next[0] = a->next[0];
+    to->next[1] = a->next[1];
+}
+
+static void copy_ids(kk_ids_args *to, const kk_ids_args *a) {
+    to->out = a->out;
+    to->n = a->n;
+}
+
+static void copy_replay(kk_replay_args *to, const kk_replay_args *a) {
+    to->ids = a->ids;
+    to->record = a->record;
+    to->ids_at = a->ids_at;
+    to->n = a->n;
+    to->n_record = a->n_record;
+    to->vocab = a->vocab;
+    to->shift = a->shift;
 }
 
 static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
@@ -427,6 +451,8 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     to->n_rows = a->n_rows;
     to->dim = a->dim;
     to->banned = a->banned;
+    to->ids = a->ids;
+    to->ids_at = a->ids_at;
 }
 
 /* Weights and scratch of a layer are structs of pointers alone, without padding. */
@@ -496,7 +522,7 @@ kk_status kk_cuda_rope(kk_dev *dev, const kk_rope_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_ROPE, rope, a, op, err);
     /* The table's first row goes to the control block with the positions: as an argument it would
      * make every step another operation. */
-    int64_t *to = reserve(dev, ((size_t)a->n + 1) * 8, &op->control);
+    int64_t *to = kk_cuda_reserve(dev, ((size_t)a->n + 1) * 8, &op->control);
     if (!to) {
         dev->q.n_ops--;
         return kk_fail(err, KK_EINVAL, "angles of %lld positions at once", (long long)a->n);
@@ -550,11 +576,21 @@ kk_status kk_cuda_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
     return unrecord(dev, put(dev, a->token, (size_t)a->n_rows * 4, &op->control, err));
 }
 
+/* The control block has out_at, which changes with a queue of taps, and the row numbers behind it,
+ * where first is -1. */
 kk_status kk_cuda_gather(kk_dev *dev, const kk_gather_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_GATHER, gather, a, op, err);
+    const size_t rows = a->row ? (size_t)a->n * 4 : 0;
+    uint8_t *to = kk_cuda_reserve(dev, sizeof a->out_at + rows, &op->control);
+    if (!to) {
+        dev->q.n_ops--;
+        return kk_fail(err, KK_EINVAL, "%d rows gathered at once", a->n);
+    }
+    memcpy(to, &a->out_at, sizeof a->out_at);
     if (!a->row) return KK_OK;
-    op->a.gather.first = -1; /* the row numbers lie in the control block */
-    return unrecord(dev, put(dev, a->row, (size_t)a->n * 4, &op->control, err));
+    memcpy(to + sizeof a->out_at, a->row, rows);
+    op->a.gather.first = -1;
+    return KK_OK;
 }
 
 kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
@@ -588,9 +624,10 @@ kk_status kk_cuda_head(kk_dev *dev, const kk_head_args *a, bool *taken, kk_err *
 /* Results are copied back from the device's control block. */
 kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     RECORD(dev, KK_CUDA_ARGMAX, argmax, a, op, err);
+    if (a->ids) return KK_OK;
     const size_t bytes = (size_t)a->n_rows * 4;
     size_t off;
-    if (!reserve(dev, bytes, &off)) {
+    if (!kk_cuda_reserve(dev, bytes, &off)) {
         dev->q.n_ops--;
         return kk_fail(err, KK_EINVAL, "choices of %d rows at once", a->n_rows);
     }
@@ -602,6 +639,35 @@ kk_status kk_cuda_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     return kk_cuda_sync(dev, err);
 }
 
+kk_status kk_cuda_ids(kk_dev *dev, const kk_ids_args *a, kk_err *err) {
+    RECORD(dev, KK_CUDA_IDS, ids, a, op, err);
+    return unrecord(dev, put(dev, a->id, (size_t)a->n * 4, &op->control, err));
+}
+
+/* What differs from draft to draft goes through the control block. */
+kk_status kk_cuda_replay(kk_dev *dev, const kk_replay_args *a, kk_err *err) {
+    const int32_t how[2] = {a->at, a->right};
+    RECORD(dev, KK_CUDA_REPLAY, replay, a, op, err);
+    return unrecord(dev, put(dev, how, sizeof how, &op->control, err));
+}
+
+kk_status kk_cuda_lap(kk_dev *dev, bool ends, kk_err *err) {
+    const int64_t slot = dev->tickets % KK_PICKS;
+    KK_TRY(kk_cuda_flush(dev, err));
+    KK_CUDA_TRY(cudaEventRecord(dev->lap[slot][ends], dev->stream), "recording an event", err);
+    dev->lapped[slot] = ends;
+    return KK_OK;
+}
+
+double kk_cuda_lap_s(kk_dev *dev, int64_t ticket) {
+    const int64_t slot = ticket % KK_PICKS;
+    float ms = 0;
+    if (!dev->lapped[slot] ||
+        cudaEventElapsedTime(&ms, dev->lap[slot][0], dev->lap[slot][1]) != cudaSuccess)
+        return 0;
+    return 1e-3 * (double)ms;
+}
+
 /* The ticket's slot in the ring of picks goes through the control block, so that every round is the
  * same graph. */
 kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err) {
@@ -609,13 +675,20 @@ kk_status kk_cuda_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, 
         return kk_fail(err, KK_EINVAL, "choices of %d rows at once: 1 to %d", a->n_rows,
                        KK_PICK_ROWS);
     const int32_t slot = (int32_t)(dev->tickets % KK_PICKS);
-    RECORD(dev, KK_CUDA_CHOOSE, choose, a, op, err);
-    KK_TRY(unrecord(dev, put(dev, &slot, sizeof slot, &op->control, err)));
+    const bool sampled = kk_cuda_is_sampled(a);
+    if (sampled && a->dim > KK_CU_SAMPLE_VOCAB)
+        return kk_fail(err, KK_EINVAL, "the GPU samples from up to %d logits, not %d",
+                       KK_CU_SAMPLE_VOCAB, a->dim);
+    RECORD(dev, sampled ? KK_CUDA_SAMPLE : KK_CUDA_CHOOSE, choose, a, op, err);
+    KK_TRY(unrecord(dev, sampled ? kk_cuda_put_rows(dev, a, slot, &op->control, err)
+                                 : put(dev, &slot, sizeof slot, &op->control, err)));
     /* This event fires when the device has finished what was queued before. */
     KK_CUDA_TRY(cudaEventRecord(dev->pick_from[slot], dev->stream), "recording an event", err);
     KK_TRY(kk_cuda_flush(dev, err));
     KK_CUDA_TRY(cudaEventRecord(dev->pick_done[slot], dev->stream), "recording an event", err);
     dev->pick_flush[slot] = dev->clock;
+    dev->pick_drafts[slot] = a->draft;
+    dev->lapped[(slot + 1) % KK_PICKS] = false;
     *ticket = dev->tickets++;
     return KK_OK;
 }
@@ -637,7 +710,15 @@ kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, d
     *seconds = 1e-3 * (double)ms;
     for (int32_t i = 0; i < n; i++) {
         const kk_cu_pick *p = &dev->picks[slot * KK_CU_CHOOSE_ROWS + i];
-        out[i] = (kk_pick){.token = p->token, .broken = p->broken != 0, .digest = p->digest};
+        out[i] = (kk_pick){.token = p->token,
+                           .broken = p->broken != 0,
+                           .digest = p->digest,
+                           .drafted = dev->pick_drafts[slot] ? p->drafted : -1};
+        const kk_cu_logprobs *l = &dev->pick_logprobs[slot * KK_CU_CHOOSE_ROWS + i];
+        out[i].logprobs.chosen = (kk_logprob){l->chosen.id, l->chosen.logprob};
+        out[i].logprobs.n_best = l->n_best;
+        for (int32_t k = 0; k < l->n_best; k++)
+            out[i].logprobs.best[k] = (kk_logprob){l->best[k].id, l->best[k].logprob};
     }
     return KK_OK;
 }

@@ -216,7 +216,7 @@ __global__ void gather_kernel(const __grid_constant__ kk_cu_gather a) {
     EACH(i, (size_t)a.n * dim) {
         const size_t r = i / dim, c = i % dim;
         const size_t from = (size_t)(a.row ? a.row[r] : a.first + (int)r);
-        a.out[a.out_at + r * stride + c] = a.x[from * dim + c];
+        a.out[*a.out_at + r * stride + c] = a.x[from * dim + c];
     }
 }
 cudaError_t kk_cu_run_gather(kk_cu_at at, const kk_cu_gather *a) {

@@ -121,8 +121,8 @@ static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, i
                 "copying weights", err);
     const kk_cu_lay lay = {
         (void *)(uintptr_t)w->w.data, w->w, s->half[at].device, bf16, mat, row, n};
-    KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){dev->stream, dev->sms, false}, &lay), "laying out weights",
-                err);
+    KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){.stream = dev->stream, .sms = dev->sms}, &lay),
+                "laying out weights", err);
     KK_CUDA_TRY(cudaEventRecord(s->half[at].free, dev->stream), "recording an event", err);
     s->at = (at + 1) % HALVES;
     return KK_OK;

@@ -1,7 +1,8 @@
 /* decode.cuh - the weight-streaming kernels for 1 to 16 rows: plain products, gated products, and
  * the experts' two products.
  *
- *    every kernel: 256 threads, one block per multiprocessor, stream.cuh's warp rings (96 KB)
+ *    every kernel: 256 threads, one block per multiprocessor, stream.cuh's warp rings (96 KB, or
+ *    32 KB where blocks have less shared memory: SMALL)
  *      1  fetch the first weights                           (before griddepcontrol.wait)
  *      2  kk_wait: the kernel before has finished; kk_next: the next may start
  *      3  stage activations [rows][n_in] bf16 in shared memory; experts: top-k from the logits
@@ -104,15 +105,15 @@ template <bool HIGH, int NS> struct kk_linear_job {
     }
 };
 
-template <bool HIGH, int NS>
+template <bool HIGH, int NS, bool SMALL>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
     extern __shared__ __align__(128) char smem[];
-    kk_ring ring;
+    kk_ring<SMALL> ring;
     ring.open(smem);
-    float *part = (float *)(smem + KK_RINGS_BYTES);
+    float *part = (float *)(smem + kk_ring_cut<SMALL>::ALL);
     kk_linear_job<HIGH, NS> job(a, (char *)(part + kk_part_floats(HIGH)));
-    kk_stream<HIGH, NS>(job, part, ring);
+    kk_stream<HIGH, NS, SMALL>(job, part, ring);
 }
 
 /* ---- experts ------------------------------------------------------------------------------ */
@@ -188,19 +189,19 @@ template <bool HIGH> struct kk_gate_job {
     }
 };
 
-template <bool HIGH>
+template <bool HIGH, bool SMALL>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
-    kk_ring ring;
+    kk_ring<SMALL> ring;
     ring.open(smem);
-    float *part = (float *)(smem + KK_RINGS_BYTES);
+    float *part = (float *)(smem + kk_ring_cut<SMALL>::ALL);
     if (threadIdx.x == 0)
         choice.n_active = 1; /* until the experts are known: first() must not be the end */
     __syncthreads();
     kk_gate_job<HIGH> job(a, &choice, (char *)(part + kk_part_floats(HIGH)));
-    kk_stream<HIGH, 2>(job, part, ring);
+    kk_stream<HIGH, 2, SMALL>(job, part, ring);
 }
 
 /* out[r] = sum over the row's expert slots, in order, of weight * (down_e act). A block computes a
@@ -232,21 +233,21 @@ __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choi
     }
 }
 
-template <bool HIGH>
+template <bool HIGH, bool SMALL>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
-    kk_ring ring;
+    kk_ring<SMALL> ring;
     ring.open(smem);
-    float *result = (float *)(smem + KK_RINGS_BYTES); /* [2][pairs][8] */
+    float *result = (float *)(smem + kk_ring_cut<SMALL>::ALL); /* [2][pairs][8] */
     const int pairs = a.choice.n_rows * a.choice.n_used;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     /* The kernel before called kk_next after its own wait, so the router's logits are complete. */
     kk_make_choice<KK_BLOCK_THREADS>(&choice, a.choice, false);
     const int b = (int)blockIdx.x, grid = (int)gridDim.x;
     const int slices = kk_slices(a.steps);
-    enum { STEPS = kk_acts<1>::STEPS };
+    enum { STEPS = kk_acts<1, SMALL>::STEPS };
     int strip_in = b, k_in = warp, slice_in = 0, left = 0; /* the next copy */
     const uint4 *one = 0;
     bool more = b < a.strips && warp < choice.n_active;
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
         one += n * KK_WARP;
         left -= n;
     };
-    for (int u = 0; u < KK_SLOTS; u++) refill();
+    for (int u = 0; u < kk_ring_cut<SMALL>::SLOTS; u++) refill();
     kk_wait();
     kk_next();
     const uint16_t *act = a.act;
@@ -295,8 +296,8 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
             int step = 0;
             /* Activations of 9 to 16 rows may lie in global memory: they are loaded one chunk
              * ahead. */
-            kk_acts<1> x, later;
-            auto bring = [&](kk_acts<1> &v, int from_step) {
+            kk_acts<1, SMALL> x, later;
+            auto bring = [&](kk_acts<1, SMALL> &v, int from_step) {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     const int at = from_step + i < a.wrap ? from_step + i : from_step + i - a.wrap;
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
                     step += min((int)STEPS, n);
                     if (step >= a.wrap) step -= a.wrap;
                     if (HIGH) bring(later, step);
-                    kk_chunk<HIGH, 1>(c, ring.wait(), n, x);
+                    kk_chunk<HIGH, 1, SMALL>(c, ring.wait(), n, x);
                     ring.release();
                     refill();
                     if (HIGH) x = later;

@@ -17,7 +17,7 @@
  *    bar 0: the 512 consumers    1, 2: one team of attention    7: the choosing warps
  *    bar 8 staged, 9 listed, 11 passed: group 0 with group 1    10: group 1 alone
  *
- *    shared memory, 227 KB in all (16 rows of 26B-A4B in brackets):
+ *    shared memory, 227 KB in all (16 rows of 26B-A4B in brackets; less where a chip has less):
  *      weight rings 2 x SLOTS x 32 KB [128 KB] | mbarriers 2 x 128 B
  *      partial sums [2 groups][2 buffers][8 slices][16 outputs][rows] f32 [32 KB]
  *      staged activations, or attention's queries and scores [the rest] | the router's piece
@@ -290,7 +290,7 @@ template <class S>
 __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consumer &f,
                                                 const char *lo, const char *hi, int n, bool in_smem,
                                                 bool both) {
-    constexpr int CHUNK = KK_MEGA_CHUNK;
+    constexpr int CHUNK = S::CHUNK;
     const uint32_t lane = ((uint32_t)kk_tid() % KK_WARP) * 16;
 #pragma unroll 1
     for (; n > 0; n -= CHUNK) {
@@ -429,6 +429,7 @@ __device__ __forceinline__ void kk_mega_tail(const kk_cu_mega &a, const kk_cu_me
         kk_mega_load(next ? next : l.norm_out, dim); /* loads behind a branch would be serialised */
     kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, sums);
     kk_row_store(a.x + at, x, dim);
+    if (l.tap_at) kk_row_store(a.tap + *l.tap_at + (size_t)kk_bid() * a.tap_stride, x, dim);
     if (next) kk_mega_put(a.z1 + at, x, kk_inv_rms(x, dim, a.eps, sums[3]), w1, 1.0f, dim);
 }
 
@@ -481,6 +482,7 @@ __device__ __forceinline__ void kk_one_tail(const kk_cu_mega &a, kk_mega_shared 
     kk_mega_row x = kk_mega_load((const float *)a.z1, dim);
     kk_tail_row(y, b, x, wa, wb, w, l.scale, dim, a.eps, s.sums);
     if (kk_bid() == 0) kk_row_store(a.x, x, dim);
+    if (kk_bid() == 0 && l.tap_at) kk_row_store(a.tap + *l.tap_at, x, dim);
     const float inv = kk_inv_rms(x, dim, a.eps, s.sums[3]);
     kk_mega_put((uint16_t *)(smem + KK_ONE_ROW), x, inv, w1, 1.0f, dim);
 }
@@ -648,7 +650,7 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const kk_mega_rows r = kk_mega_rows_of<S, KIND>(a, s, expert, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
     kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.in_smem, r.n > 8);
-    kk_consumer_skip<S>(f, kk_mega_slots(steps, false) - (n + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK);
+    kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + S::CHUNK - 1) / S::CHUNK);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
         *(float2 *)at = make_float2(c[0], c[1]);
@@ -668,7 +670,7 @@ __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_m
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
         if (e >= s.choice.n_active) {
-            kk_consumer_skip<S>(f, kk_mega_slots(steps, true));
+            kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, true));
             break;
         }
         const kk_mega_rows r = kk_mega_rows_of<S, KK_KIND_DOWN>(a, s, e, x);

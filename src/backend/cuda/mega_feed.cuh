@@ -3,7 +3,7 @@
  *
  * Each of the two groups of eight consumer warps has one ring buffer and one producer warp:
  *
- *    producer warp (lanes 0..7, lane i fills part i)          consumer warps 0..7 of the group
+ *    producer warp (a lane per part; four before sm_90)        consumer warps 0..7 of the group
  *      wait EMPTY[slot]                                          wait FULL[slot][half]
  *      arrive.expect_tx FULL[slot][half], 2 bulk copies          16-byte loads of part i, then mma
  *      next slot                                                 arrive EMPTY[slot]
@@ -12,6 +12,8 @@
  *    part, 4 KB:    strip one, 4 steps of 512 B | strip two, 4 steps of 512 B
  *    half:          parts 0..3 and parts 4..7 have a FULL mbarrier each
  *    slots:         3 for one row, 2 for more rows (whose activations need the shared memory)
+ *    Chips with less shared memory have slots of fewer steps (kk_mega_of).  Before sm_90 there is
+ *    no bulk copy: lanes copy 16 bytes at a time (cp.async), and those copies arrive at FULL.
  *    SUMMED:        one more mbarrier of the eight consumer warps, after each unit's products
  *
  * A strip is 8 outputs of a weight matrix and a step is 32 of its inputs, 512 bytes of bf16
@@ -30,6 +32,7 @@
 #ifndef KK_CUDA_MEGA_FEED_CUH
 #define KK_CUDA_MEGA_FEED_CUH
 
+#include "attend_few.cuh"
 #include "choose.cuh"
 #include "cuda_ops.h"
 #include "stream.cuh"
@@ -63,20 +66,31 @@ typedef enum {
  * that are needed only after a grid barrier, and for others. */
 enum { KK_MEGA_CUTS = 2, KK_IN_FLIGHT_EARLY = 1, KK_IN_FLIGHT = 2 * KK_MEGA_CUTS };
 
-/* K steps of a slot (each for two strips), bytes of one warp's part of a slot, bytes of a slot. */
-enum {
-    KK_MEGA_CHUNK = 4,
-    KK_MEGA_PART = 2 * 512 * KK_MEGA_CHUNK,
-    KK_MEGA_SLOT = KK_SLICES * KK_MEGA_PART,
-};
+/* Lanes of a producer warp that fill one part of a slot. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+enum { KK_PART_LANES = 1 };
+#else
+enum { KK_PART_LANES = 4 };
+#endif
 
 /* ---- sizes -------------------------------------------------------------------------------- */
 
-/* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16): those of 26B-A4B. */
-template <int ROWS> struct kk_mega_of {
-    static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8;
-    static constexpr int SLOTS =
-        ONE ? 3 : 2; /* the activations of several rows need the shared memory */
+/* How much shared memory a block has: 227 KB (sm_90, sm_100), 163 KB (sm_80), 99 KB (sm_86, sm_89,
+ * sm_120). */
+typedef enum { KK_SMEM_227, KK_SMEM_163, KK_SMEM_99, KK_SMEM_SIZES } kk_smem_size;
+
+/* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16) of one session, or of several
+ * (SESSIONS), in a block with so much shared memory: those of 26B-A4B. */
+template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227> struct kk_mega_of {
+    static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8, MANY = SESSIONS;
+    /* K steps of a slot, each for two strips.  The activations and sums of several rows need the
+     * shared memory, so their rings are smaller. */
+    static constexpr int CHUNK = SIZE == KK_SMEM_227   ? 4
+                                 : SIZE == KK_SMEM_163 ? (ONE ? 4 : 2)
+                                                       : (ONE ? 2 : 1);
+    static constexpr int SLOTS = SIZE == KK_SMEM_227 ? (ONE ? 3 : 2) : ONE || HIGH ? 2 : 3;
+    static constexpr int PART = 2 * 512 * CHUNK;  /* bytes of one warp's part of a slot */
+    static constexpr int SLOT = KK_SLICES * PART; /* bytes of a slot */
     static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
     static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
     static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
@@ -97,10 +111,11 @@ template <int ROWS> struct kk_mega_of {
 /* State that all warps of a block share, beside the dynamic shared memory. */
 struct kk_mega_shared {
     kk_choice choice;
-    kk_cu_mega_layer layer[2]; /* this layer's and the next one's pointers, at layer % 2 */
-    int pos;           /* position of the first row; rows are consecutive tokens of one session */
-    float sums[4][16]; /* partial sums of squares of up to four norms, one per warp */
-    int until;         /* KK_MEGA_PHASES * layer + phase: producers stop before this phase */
+    kk_cu_mega_layer layer[2];      /* this layer's and the next one's pointers, at layer % 2 */
+    kk_few_group group[KK_CU_ROWS]; /* the sessions: [0] alone where there is one */
+    uint8_t group_of[KK_CU_ROWS];   /* the session of each row */
+    float sums[4][16];              /* partial sums of squares of up to four norms, one per warp */
+    int until; /* KK_MEGA_PHASES * layer + phase: producers stop before this phase */
     int marks;
 };
 
@@ -207,8 +222,8 @@ template <class S> struct kk_bars {
 };
 
 /* Bytes of both groups' ring buffers: all slots, then all mbarriers. */
-__host__ __device__ __forceinline__ int kk_mega_ring_bytes(int slots) {
-    return KK_MEGA_GROUPS * (slots * KK_MEGA_SLOT + 128);
+template <class S> constexpr int kk_mega_ring_bytes() {
+    return KK_MEGA_GROUPS * (S::SLOTS * S::SLOT + 128);
 }
 
 /* Shared-memory addresses of a group's slots and of its mbarriers. */
@@ -219,8 +234,8 @@ struct kk_ring_at {
 template <class S> __device__ __forceinline__ kk_ring_at kk_ring_of(int group) {
     const uint32_t rings = kk_shared(kk_mega_memory);
     kk_ring_at r;
-    r.slots = rings + group * S::SLOTS * KK_MEGA_SLOT;
-    r.bars = rings + KK_MEGA_GROUPS * S::SLOTS * KK_MEGA_SLOT + group * kk_bars<S>::BYTES;
+    r.slots = rings + group * S::SLOTS * S::SLOT;
+    r.bars = rings + KK_MEGA_GROUPS * S::SLOTS * S::SLOT + group * kk_bars<S>::BYTES;
     return r;
 }
 
@@ -237,6 +252,16 @@ __device__ __forceinline__ void kk_bar_wait(uint32_t bar, uint32_t parity) {
                  "@p bra done%=;\n bra again%=;\n done%=:\n}" ::"r"(bar),
                  "r"(parity)
                  : "memory");
+#else
+    uint32_t done;
+    do
+        asm volatile("{\n .reg .pred p;\n"
+                     "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    while (!done);
 #endif
 }
 
@@ -248,7 +273,8 @@ template <class S> __device__ __forceinline__ void kk_rings_open() {
         const uint32_t at = kk_ring_of<S>(g).bars;
         for (int i = 0; i < S::SLOTS; i++) {
             for (int c = 0; c < KK_MEGA_CUTS; c++)
-                kk_bar_open(at + bars::FULL + (i * KK_MEGA_CUTS + c) * 8, KK_SLICES / KK_MEGA_CUTS);
+                kk_bar_open(at + bars::FULL + (i * KK_MEGA_CUTS + c) * 8,
+                            KK_SLICES / KK_MEGA_CUTS * KK_PART_LANES);
             kk_bar_open(at + bars::EMPTY + i * 8, KK_SLICES);
         }
         kk_bar_open(at + bars::SUMMED, KK_SLICES);
@@ -272,7 +298,7 @@ struct kk_consumer {
  * registers from attention. */
 template <class S> __device__ __forceinline__ void kk_consumer_open(kk_consumer &f) {
     f.ring = kk_ring_of<S>(kk_mega_group());
-    f.ring.slots += kk_mega_slice() * KK_MEGA_PART;
+    f.ring.slots += kk_mega_slice() * S::PART;
 }
 
 /* Waits until the oldest slot's half is full, and returns the shared address of this warp's
@@ -280,7 +306,7 @@ template <class S> __device__ __forceinline__ void kk_consumer_open(kk_consumer 
 template <class S> __device__ __forceinline__ uint32_t kk_consumer_wait(const kk_consumer &f) {
     const int cut = kk_mega_slice() / (KK_SLICES / KK_MEGA_CUTS);
     kk_bar_wait(f.ring.bars + kk_bars<S>::FULL + (f.get * KK_MEGA_CUTS + cut) * 8, f.parity & 1);
-    return f.ring.slots + f.get * KK_MEGA_SLOT;
+    return f.ring.slots + f.get * S::SLOT;
 }
 
 /* Hands the slot back to the producer.  The caller has used what it loaded from the slot in
@@ -312,9 +338,9 @@ __device__ __forceinline__ void kk_producer_until(kk_mega_shared &s, int layer, 
 }
 
 /* Slots that a unit takes: as many for every warp of the group as the one with most steps needs. */
-__device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
+template <class S> __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
     const int most = down || steps < KK_SHORT_STEPS ? steps : (steps + KK_SLICES - 1) / KK_SLICES;
-    return (most + KK_MEGA_CHUNK - 1) / KK_MEGA_CHUNK;
+    return (most + S::CHUNK - 1) / S::CHUNK;
 }
 
 /* Passes over slots in which this warp has no steps. */
@@ -328,11 +354,22 @@ template <class S> __device__ __forceinline__ void kk_consumer_skip(kk_consumer 
 
 /* ---- producing ---------------------------------------------------------------------------- */
 
-/* Starts the bulk copies of n steps of two strips into one warp's part of a slot.  Weights are read
- * once per forward, so the L2 policy evicts them first and keeps what is used again. */
-__device__ __forceinline__ void kk_bulk_copy(uint32_t to, uint32_t bar, const uint4 *one,
+/* The part of every slot that this producer lane fills, and its place among the lanes of it. */
+__device__ __forceinline__ int kk_producer_part() {
+    return (int)threadIdx.x % KK_WARP / KK_PART_LANES;
+}
+__device__ __forceinline__ void kk_producers_sync() {
+    __syncwarp(0xffffffffu >> (KK_WARP - KK_SLICES * KK_PART_LANES));
+}
+
+/* Starts the copies of n steps (possibly none) of two strips into one warp's part of a slot; the
+ * mbarrier completes a phase when all of them have arrived.  Weights are read once per forward, so
+ * the L2 policy evicts them first and keeps what is used again. */
+template <class S>
+__device__ __forceinline__ void kk_copy_part(uint32_t to, uint32_t bar, const uint4 *one,
                                              const uint4 *two, int n, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
+    if (n <= 0) return kk_bar_arrive(bar);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -340,13 +377,32 @@ __device__ __forceinline__ void kk_bulk_copy(uint32_t to, uint32_t bar, const ui
                  "l"(one), "r"(n * 512), "r"(bar), "l"(policy)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(to + (int)KK_MEGA_CHUNK * 512),
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to + S::CHUNK * 512),
                  "l"(two), "r"(n * 512), "r"(bar), "l"(policy)
                  : "memory");
+#else
+    const int lane = (int)threadIdx.x % KK_PART_LANES;
+#pragma unroll
+    for (int i = 0; i < S::CHUNK; i++) {
+        if (i >= n) break;
+#pragma unroll
+        for (int k = 0; k < KK_WARP; k += KK_PART_LANES) {
+            const uint32_t at = to + i * 512 + (k + lane) * 16;
+            const int from = i * KK_WARP + k + lane;
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(at),
+                         "l"(one + from), "l"(policy)
+                         : "memory");
+            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                             at + S::CHUNK * 512),
+                         "l"(two + from), "l"(policy)
+                         : "memory");
+        }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
 
-/* A producer lane's write position; lane i fills warp i's part of every slot. */
+/* A producer lane's write position. */
 struct kk_producer {
     kk_ring_at ring;
     int put;
@@ -362,8 +418,8 @@ struct kk_producer {
 template <class S>
 __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strips_at &w, int at,
                                              int n) {
-    const int part = (int)threadIdx.x % KK_WARP;
-    const uint32_t to = k.ring.slots + k.put * KK_MEGA_SLOT + part * KK_MEGA_PART;
+    const int part = kk_producer_part();
+    const uint32_t to = k.ring.slots + k.put * S::SLOT + part * S::PART;
     kk_bar_wait(k.ring.bars + kk_bars<S>::EMPTY + k.put * 8, k.parity);
     const int pace = k.ahead > 0 ? KK_IN_FLIGHT_EARLY : KK_IN_FLIGHT;
 #pragma unroll
@@ -377,12 +433,9 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
         }
         if (part / (KK_SLICES / KK_MEGA_CUTS) == cut) {
             const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + (k.put * KK_MEGA_CUTS + cut) * 8;
-            if (n > 0)
-                kk_bulk_copy(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
-            else
-                kk_bar_arrive(bar);
+            kk_copy_part<S>(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
         }
-        __syncwarp((1 << KK_SLICES) - 1);
+        kk_producers_sync();
         k.issued++;
     }
     k.ahead--;
@@ -396,12 +449,12 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
 template <class S>
 __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_strips_at &w,
                                                int steps) {
-    const int part = (int)threadIdx.x % KK_WARP, slots = kk_mega_slots(steps, false);
+    const int part = kk_producer_part(), slots = kk_mega_slots<S>(steps, false);
     const int from = kk_slice(steps, part), end = kk_slice(steps, part + 1);
 #pragma unroll 1
     for (int j = 0; j < slots; j++) {
-        const int at = from + j * KK_MEGA_CHUNK;
-        kk_fill_slot<S>(k, w, at, min((int)KK_MEGA_CHUNK, end - at));
+        const int at = from + j * S::CHUNK;
+        kk_fill_slot<S>(k, w, at, min((int)S::CHUNK, end - at));
     }
 }
 
@@ -409,23 +462,22 @@ __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_str
 template <class S>
 __device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega &a,
                                                 const kk_mega_shared &s, int layer, int unit) {
-    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots(steps, true);
+    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots<S>(steps, true);
 #pragma unroll 1
-    for (int e = (int)threadIdx.x % KK_WARP, i = 0; i < s.choice.n_active;
-         e += KK_SLICES, i += KK_SLICES) {
+    for (int e = kk_producer_part(), i = 0; i < s.choice.n_active; e += KK_SLICES, i += KK_SLICES) {
         const bool some = e < s.choice.n_active;
         const kk_mega_strips_at w =
             kk_mega_find<S>(a, s, layer, MEGA_DOWN, unit, some ? e : 0, steps);
 #pragma unroll 1
         for (int j = 0; j < slots; j++) {
-            const int at = j * KK_MEGA_CHUNK;
-            kk_fill_slot<S>(k, w, at, some ? min((int)KK_MEGA_CHUNK, steps - at) : 0);
+            const int at = j * S::CHUNK;
+            kk_fill_slot<S>(k, w, at, some ? min((int)S::CHUNK, steps - at) : 0);
         }
     }
 }
 
-/* The producer warp's whole work: every weight that a group will use, in that order; by eight
- * lanes. */
+/* The producer warp's whole work: every weight that a group will use, in that order; by the
+ * lanes that fill parts. */
 template <class S>
 __device__ __forceinline__ void kk_produce(const kk_cu_mega &a, kk_mega_shared &s, int group) {
     const int end = a.n_layer * KK_MEGA_PHASES + (a.head ? MEGA_HEAD + 1 : 0);

@@ -9,7 +9,8 @@
  *      lane 0:  mbarrier.arrive.expect_tx, cp.async.bulk -> slot `put`   (up to 3 slots ahead)
  *      warp:    wait slot `get` (phase bit), 16-byte loads, mma; __syncwarp; refill the slot
  *    ring of a warp:  3 slots x 4 KB; a slot is 4 steps of two strips, or 8 steps of one
- *    shared memory: rings 8 warps x 12 KB | mbarriers 8 x 3 x 8 B
+ *                     (SMALL, where a block has 99 KB: 2 slots x 2 KB)
+ *    shared memory: rings 8 warps x 12 KB (SMALL: 4 KB) | mbarriers 8 x 3 x 8 B
  *      | partial sums [2][strips][8 slices][8 or 16 rows][8 outputs] f32 (8 or 16 KB)
  *      | staged activations [rows][n_in] bf16, padded against bank conflicts
  *    before sm_90 the ring is filled by cp.async of all lanes, with commit groups for mbarriers
@@ -27,12 +28,15 @@
 #define KK_RING_SLOTS 3
 #endif
 
-enum {
-    KK_CHUNK = KK_RING_CHUNK, /* K steps of a slot with two strips; with one strip, twice as many */
-    KK_SLOTS = KK_RING_SLOTS,
-    KK_SLOT_BYTES = 2 * KK_CHUNK * 512,
-    KK_RING_BYTES = KK_SLOTS * KK_SLOT_BYTES, /* bytes of one warp's ring */
-    KK_RINGS_BYTES = KK_BLOCK_WARPS * (KK_RING_BYTES + KK_SLOTS * 8),
+/* The sizes of a warp's ring.  They change no bit of a sum, whose steps stay in one order. */
+template <bool SMALL> struct kk_ring_cut {
+    enum {
+        CHUNK = SMALL ? 2 : KK_RING_CHUNK, /* K steps of a slot with two strips; twice with one */
+        SLOTS = SMALL ? 2 : KK_RING_SLOTS,
+        SLOT_BYTES = 2 * CHUNK * 512,
+        BYTES = SLOTS * SLOT_BYTES,
+        ALL = KK_BLOCK_WARPS * (BYTES + SLOTS * 8), /* bytes of all warps' rings */
+    };
 };
 
 __device__ __forceinline__ uint32_t kk_shared(const void *p) {
@@ -40,22 +44,23 @@ __device__ __forceinline__ uint32_t kk_shared(const void *p) {
 }
 
 /* One warp's ring buffer.  Slots are filled and used in the same order. */
-struct kk_ring {
+template <bool SMALL> struct kk_ring {
+    using cut = kk_ring_cut<SMALL>;
     char *data;
     uint32_t bars; /* shared address of the slots' mbarriers */
     int put, get;
     uint32_t phase;
 
-    /* smem: KK_RINGS_BYTES of shared memory, 128-byte aligned, for all warps of the block */
+    /* smem: cut::ALL bytes of shared memory, 128-byte aligned, for all warps of the block */
     __device__ __forceinline__ void open(char *smem) {
         const int warp = threadIdx.x / KK_WARP;
-        data = smem + warp * KK_RING_BYTES;
-        bars = kk_shared(smem + KK_BLOCK_WARPS * KK_RING_BYTES) + warp * KK_SLOTS * 8;
+        data = smem + warp * cut::BYTES;
+        bars = kk_shared(smem + KK_BLOCK_WARPS * cut::BYTES) + warp * cut::SLOTS * 8;
         put = get = 0;
         phase = 0;
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x % KK_WARP == 0) {
-            for (int i = 0; i < KK_SLOTS; i++)
+            for (int i = 0; i < cut::SLOTS; i++)
                 asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bars + i * 8));
             asm volatile("fence.mbarrier_init.release.cluster;");
             asm volatile("fence.proxy.async.shared::cta;");
@@ -65,7 +70,7 @@ struct kk_ring {
     }
     /* Starts the copy of n steps of one strip, or of two, into the next slot. */
     __device__ __forceinline__ void fetch(const uint4 *one, const uint4 *two, int n) {
-        char *to = data + put * KK_SLOT_BYTES;
+        char *to = data + put * cut::SLOT_BYTES;
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x % KK_WARP == 0) {
             const uint32_t bar = bars + put * 8;
@@ -73,17 +78,17 @@ struct kk_ring {
                          "r"(n * (two ? 1024 : 512))
                          : "memory");
             copy(to, one, n, bar);
-            if (two) copy(to + KK_CHUNK * 512, two, n, bar);
+            if (two) copy(to + cut::CHUNK * 512, two, n, bar);
         }
 #else
         const int lane = threadIdx.x % KK_WARP;
         for (int i = 0; i < n; i++) {
             copy(to + i * 512 + lane * 16, one + i * KK_WARP + lane);
-            if (two) copy(to + (KK_CHUNK + i) * 512 + lane * 16, two + i * KK_WARP + lane);
+            if (two) copy(to + (cut::CHUNK + i) * 512 + lane * 16, two + i * KK_WARP + lane);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
-        put = put + 1 == KK_SLOTS ? 0 : put + 1;
+        put = put + 1 == cut::SLOTS ? 0 : put + 1;
     }
 #if __CUDA_ARCH__ >= 900
     static __device__ __forceinline__ void copy(char *to, const uint4 *from, int n, uint32_t bar) {
@@ -116,15 +121,15 @@ struct kk_ring {
                      "r"(phase)
                      : "memory");
 #else
-        asm volatile("cp.async.wait_group %0;" ::"n"(KK_SLOTS - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"((int)cut::SLOTS - 1) : "memory");
         __syncwarp();
 #endif
-        return (const uint4 *)(data + get * KK_SLOT_BYTES) + threadIdx.x % KK_WARP;
+        return (const uint4 *)(data + get * cut::SLOT_BYTES) + threadIdx.x % KK_WARP;
     }
     /* All lanes have loaded what they need from the oldest slot. */
     __device__ __forceinline__ void release() {
         __syncwarp();
-        if (++get == KK_SLOTS) {
+        if (++get == cut::SLOTS) {
             get = 0;
             phase ^= 1;
         }
@@ -171,21 +176,21 @@ __device__ __forceinline__ void kk_stage(char *to, const uint16_t *x, int n_rows
 /* All steps of a slot, of which the first n are real and the rest multiply zeros.  Straight-line
  * code, so that all loads are issued before the first product.  a, b: activations of rows g and g +
  * 8. */
-template <int NS> struct kk_acts {
-    enum { STEPS = NS > 1 ? KK_CHUNK : 2 * KK_CHUNK };
+template <int NS, bool SMALL> struct kk_acts {
+    enum { STEPS = (NS > 1 ? 1 : 2) * kk_ring_cut<SMALL>::CHUNK };
     uint4 a[STEPS], b[STEPS];
 };
 
-template <bool HIGH, int NS>
+template <bool HIGH, int NS, bool SMALL>
 __device__ __forceinline__ void kk_chunk(float c[NS][4], const uint4 *slot, int n,
-                                         const kk_acts<NS> &x) {
-    constexpr int STEPS = kk_acts<NS>::STEPS;
+                                         const kk_acts<NS, SMALL> &x) {
+    constexpr int STEPS = kk_acts<NS, SMALL>::STEPS, CHUNK = kk_ring_cut<SMALL>::CHUNK;
     uint4 w[NS][STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
 #pragma unroll
         for (int s = 0; s < NS; s++) {
-            w[s][i] = slot[(s * KK_CHUNK + i) * KK_WARP];
+            w[s][i] = slot[(s * CHUNK + i) * KK_WARP];
             if (i > 0 && i >= n) w[s][i] = make_uint4(0, 0, 0, 0);
         }
     }
@@ -210,9 +215,10 @@ __host__ __device__ constexpr int kk_part_floats(bool high) {
  *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
  *   void ready();                             waits for the kernel before, stages activations
  *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; by one warp */
-template <bool HIGH, int NS, class Job>
-__device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) {
-    constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS>::STEPS;
+template <bool HIGH, int NS, bool SMALL, class Job>
+__device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring<SMALL> &ring) {
+    constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS, SMALL>::STEPS;
+    constexpr int SLOTS = kk_ring_cut<SMALL>::SLOTS;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     auto in = job.first(); /* position of the next copy */
     const uint4 *one = 0, *two = 0;
@@ -236,7 +242,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
         if (left == 0) job.next(in);
     };
     int issued = 0;
-    for (; issued < KK_SLOTS; issued++) {
+    for (; issued < SLOTS; issued++) {
         if (left == 0) {
             if (!job.known(in)) break;
             seek();
@@ -250,7 +256,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
         if (left == 0) return ring.skip();
         fetch();
     };
-    for (; issued < KK_SLOTS; issued++) refill();
+    for (; issued < SLOTS; issued++) refill();
     int nth = 0;
     for (auto at = job.first(); !job.done(at); job.next(at), nth++) {
         float c[NS][4] = {};
@@ -261,14 +267,14 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring &ring) 
         int step = from;
         while (step >= acts.wrap) step -= acts.wrap;
         for (int n = kk_slice(steps, warp + 1) - from; n > 0; n -= STEPS) {
-            kk_acts<NS> x;
+            kk_acts<NS, SMALL> x;
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
                 const int k = step + i < acts.wrap ? step + i : step + i - acts.wrap;
                 x.a[i] = *(const uint4 *)(lo + k * 64);
                 if (HIGH) x.b[i] = *(const uint4 *)(hi + k * 64);
             }
-            kk_chunk<HIGH, NS>(c, ring.wait(), n, x);
+            kk_chunk<HIGH, NS, SMALL>(c, ring.wait(), n, x);
             ring.release();
             refill();
             step += STEPS;

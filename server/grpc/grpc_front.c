@@ -1,0 +1,84 @@
+/* grpc_front.c - see grpc_front.h. */
+#include "server/grpc/grpc_front.h"
+
+#include <string.h>
+
+#include "server/http.h"
+#include "server/server.h"
+
+/* ---- what the module asks of the server -------------------------------------------------- */
+
+static sessions *ready(void *user, fault *f) {
+    server *s = user;
+    const int state = atomic_load(&s->state);
+    if (state == SERVER_READY) return s->sessions;
+    fault_set(f, 503, NULL,
+              state == SERVER_LOADING ? "Loading model" : "the server is shutting down");
+    return NULL;
+}
+
+static bool accepts(void *user, const char *authorization) {
+    const server *s = user;
+    return keys_accept(&s->keys, authorization);
+}
+
+static kk_grpc_service service_of(server *s) {
+    return (kk_grpc_service){.server = s,
+                             .ready = ready,
+                             .accepts = accepts,
+                             .code = fault_grpc,
+                             .standard = sessions_standard,
+                             .create = sessions_create,
+                             .append = sessions_append,
+                             .append_text = sessions_append_text,
+                             .append_messages = sessions_append_messages,
+                             .generate = sessions_generate,
+                             .fork = sessions_fork,
+                             .describe = sessions_describe,
+                             .list = sessions_list,
+                             .remove = sessions_delete,
+                             .tokens = sessions_tokens};
+}
+
+/* ---- its life ---------------------------------------------------------------------------- */
+
+kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
+    const kk_serve_opts *o = s->opts;
+    int port = 0;
+    *g = (grpc_front){NULL, NULL};
+    if (o->grpc_port == 0) return KK_OK;
+    kk_status st = kk_grpc_load(&g->api, err);
+    if (st != KK_OK) return st;
+    const kk_grpc_opts opts = {.service = service_of(s),
+                               .host = o->host,
+                               .port = o->grpc_port < 0 ? 0 : o->grpc_port,
+                               .tls_cert = o->tls_cert,
+                               .tls_key = o->tls_key,
+                               .parallel = o->parallel,
+                               .queue = o->queue,
+                               .max_message = o->max_body,
+                               .stream_buffer = o->stream_buffer,
+                               .request_s = o->request_s,
+                               .idle_s = o->idle_s};
+    /* gRPC does not tell why it cannot listen. */
+    st = http_try_port(opts.host, opts.port, err);
+    if (st == KK_OK) st = g->api->start(&g->grpc, &opts, &port, err);
+    if (st != KK_OK) return st;
+    const bool v6 = strchr(o->host, ':') != NULL;
+    server_say(s, "gRPC on %s%s%s:%d%s", v6 ? "[" : "", o->host, v6 ? "]" : "", port,
+               o->tls_cert ? ", with TLS" : "");
+    return KK_OK;
+}
+
+void grpc_front_ready(grpc_front *g) {
+    if (g->grpc) g->api->serving(g->grpc, true);
+}
+
+void grpc_front_drain(grpc_front *g, double seconds) {
+    if (g->grpc) g->api->drain(g->grpc, seconds);
+}
+
+void grpc_front_stop(grpc_front *g) {
+    if (g->grpc) g->api->stop(g->grpc);
+    *g = (grpc_front){NULL, NULL};
+}

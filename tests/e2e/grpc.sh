@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# grpc.sh - `kakeya serve --grpc-port`: serve_grpc.py with Google's own client and stubs generated from
+# the public .proto (scripts/setup clients).
+. "$(dirname "$0")/lib.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
+if [ -z "${KK_GRPC_MODULE:-}" ]; then
+    exits 1 serve --port 0 --grpc-port 0
+    has "$err" "no module libkakeya_grpc" "libgrpc++-dev"
+    finish
+fi
+command -v python3 >/dev/null || exit 77
+
+# ---- the command line
+exits 2 serve --grpc-port 65536
+has "$err" "--grpc-port"
+exits 1 serve --port 0 --host 256.1.1.1 --grpc-port 0
+has "$err" "is no address to listen on"
+
+# A program without the module says what is missing.
+mkdir "$work/without"
+cp "$KAKEYA" "$KK_SERVE_MODULE" "$work/without"
+"$work/without/kakeya" serve -m "$model" --port 0 --grpc-port 0 >"$work/out" 2>"$work/err"
+same $? 1 "a program without the module"
+has "$(cat "$work/err")" "no module libkakeya_grpc" "libgrpc++-dev"
+
+export PYTHONPATH=$here/../../.cache/clients PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=upb
+if ! python3 -c 'import grpc, grpc_tools, grpc_health, grpc_reflection' 2>/dev/null; then
+    echo "not run: grpcio is not installed (scripts/setup clients)"
+    [ "$failures" -eq 0 ] && exit 77
+    finish
+fi
+python3 -B "$here/serve_grpc.py" "$KAKEYA" "$work" "$here/../../proto" || fail "serve_grpc.py"
+finish

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# serving.sh - short forms of the commands that measure a server from outside; that limits of speed
+# hold is not asked of a machine that runs other tests.
+. "$(dirname "$0")/lib.sh"
+[ -n "${KK_SERVING:-}" ] && [ -n "${KK_SERVE_MODULE:-}" ] || exit 77
+
+# holds REPORT FIGURE ARM - the check of that figure holds in the report.
+holds() {
+    python3 - "$@" <<'PY' || fail "$2 of $3 does not hold in $1"
+import json, sys
+report, figure, arm = sys.argv[1:]
+checks = json.load(open(report))["gate"]["checks"]
+sys.exit(not [c for c in checks if (c["figure"], c["arm"]) == (figure, arm) and c["holds"]])
+PY
+}
+command -v python3 >/dev/null || exit 77
+
+# ---- load: every stream is what it is alone, and forwards were shared
+"$KK_SERVING" load --kakeya "$KAKEYA" --clients 4 --ctx 48 --predict 48 --turns 1 --requests 8 --arrivals 1 \
+    --report "$work/load.json" >"$work/said" 2>&1
+[ -f "$work/load.json" ] || fail "no report: $(cat "$work/said")"
+exits 0 report check "$work/load.json"
+holds "$work/load.json" different streams
+python3 - "$work/load.json" <<'PY' || fail "no forward was shared"
+import json, sys
+rows = json.load(open(sys.argv[1]))["identity"]
+sys.exit(sum(r["sessions_in_passes"] for r in rows) <= sum(r["passes"] for r in rows))
+PY
+holds "$work/load.json" failed requests
+
+# ---- soak: buckets are filled, and known answers stay as they are
+"$KK_SERVING" soak --kakeya "$KAKEYA" --clients 4 --seconds 12 --bucket 1 --report "$work/soak.json" \
+    >"$work/said" 2>&1
+[ -f "$work/soak.json" ] || fail "no report: $(cat "$work/said")"
+exits 0 report check "$work/soak.json"
+holds "$work/soak.json" failed turns
+holds "$work/soak.json" different turns
+
+# ---- chaos: a few kills and faults
+"$KK_SERVING" chaos --kakeya "$KAKEYA" --clients 3 --kills 4 --requests 500 \
+    --report "$work/chaos.json" >"$work/said" 2>&1
+[ -f "$work/chaos.json" ] || fail "no report: $(cat "$work/said")"
+exits 0 report check "$work/chaos.json"
+for figure in lost different; do holds "$work/chaos.json" $figure kills; done
+for figure in crashes hangs; do holds "$work/chaos.json" $figure malformed; done
+for fault in "full disk" "slow clients" "vanishing clients" "corrupt state"; do
+    holds "$work/chaos.json" wrong "$fault"
+done
+
+"$KK_SERVING" load --no-such-option >/dev/null 2>&1
+same $? 2 "usage"
+finish

@@ -1,0 +1,13 @@
+/* malformed.h - requests that no server should stumble over. */
+#ifndef KK_SERVING_MALFORMED_H
+#define KK_SERVING_MALFORMED_H
+
+#include <jansson.h>
+
+#include "serving/target.h"
+
+/* Sends n of them, several at a time, and says how they were answered: {requests, unfinished,
+ * statuses {status: count}, crashes, hangs, resident_before, resident_after}. */
+json_t *malformed_run(target *t, size_t n, uint64_t seed);
+
+#endif

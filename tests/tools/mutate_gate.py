@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""mutate_gate.py - breaks the gate of reports in one place at a time and sees that a test fails.
+
+A mutant is one statement of eval/reports that is left out (a finding, a call that leads to one, a
+group of rules of a kind), or one limit of gate_rules.h and gate.h that
+is a step higher or lower in its last digit.  All of them are compiled into one set of test
+programs, and the variable KK_MUTANT says which is at work, so that a mutant costs a run and no
+build.  Programs that never come to the place of a mutant are not run for it.  Members that a kind
+needs are no mutants: tests/unit/gate_members_test.c takes every member of every report away.
+
+  mutate_gate.py BUILD [--draw N] [--seed S] [--only WORD] [--jobs N] [--list]
+
+BUILD is a build folder with libkakeya_eval.a and libkakeya.a.  Exit status 1 when a mutant
+survives that tests/tools/mutants.txt does not argue for, or when one listed there is found out.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RULES = ROOT / "eval" / "reports"
+TESTS = ["gate_test", "gate_doctored_test", "gate_rounds_test", "gate_steps_test",
+         "gate_limits_test", "gate_alone_test"]
+ALLOWED = ROOT / "tests" / "tools" / "mutants.txt"
+
+HEAD = """#ifndef KK_MUTANT_H
+#define KK_MUTANT_H
+#include <stdbool.h>
+#include <stddef.h>
+bool kk_mutant_at(int n);
+int kk_mutant_kind(const char *name);
+#endif
+"""
+BODY = """#include "mutant.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static unsigned char reached[%(n)d];
+static void tell(void) {
+    const char *path = getenv("KK_MUTANTS_REACHED");
+    FILE *f = path ? fopen(path, "w") : NULL;
+    for (int i = 0; f && i < %(n)d; i++)
+        if (reached[i]) fprintf(f, "%%d\\n", i);
+    if (f) fclose(f);
+}
+bool kk_mutant_at(int n) {
+    static int chosen = -2;
+    if (chosen == -2) {
+        const char *s = getenv("KK_MUTANT");
+        chosen = s ? atoi(s) : -1;
+        atexit(tell);
+    }
+    reached[n] = 1;
+    return n == chosen;
+}
+int kk_mutant_kind(const char *name) {
+    static const char *const names[] = {%(kinds)s};
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(names[i], name) == 0) return i;
+    return -1;
+}
+"""
+
+
+class Mutants:
+    """Numbers mutants, each with words that stay the same when lines move."""
+
+    def __init__(self):
+        self.words = []
+
+    def new(self, words):
+        same = sum(w == words or w.startswith(words + " #") for w in self.words)
+        self.words.append(words + (f" #{same + 1}" if same else ""))
+        return len(self.words) - 1
+
+
+def functions(text):
+    """Names of functions without a result that are given the gate."""
+    return set(re.findall(r"^(?:static )?void (\w+)\((?:kk_gate \*g|const search \*s)\b", text,
+                          re.M))
+
+
+def shorten(text):
+    return re.sub(r"\s+", " ", text).strip()[:70]
+
+
+def mutate_calls(name, text, known, mutants):
+    """Puts a question before every call of a function that may find something."""
+    out, at, inside = [], 0, "?"
+    pattern = re.compile(r"(?<![\w>.])(" + "|".join(sorted(known)) + r")\((?=g[,)]|s[,)]|s->gate)")
+    for line in text.splitlines(keepends=True):
+        define = re.match(r"(?:static |const |void |bool |kk_)[\w *]*?(\w+)\(", line)
+        if define and not line.rstrip().endswith(";"):
+            inside = define.group(1)
+            # The body may stand on the same line.
+            brace = line.find("{")
+            head, tail = (line[:brace], line[brace:]) if brace >= 0 else (line, "")
+        elif define:
+            head, tail = line, ""
+        else:
+            head, tail = "", line
+        def ask(m):
+            n = mutants.new(f"{name} {inside}: {shorten(tail[m.start():])}")
+            return f"kk_mutant_at({n}) ? (void)0 : {m.group(0)}"
+        out.append(head + pattern.sub(ask, tail))
+        at += len(line)
+    text = "".join(out)
+    if name == "gate.c":
+        text = re.sub(r"return refuse\(", lambda m: "return kk_mutant_at(%d) ? true : refuse("
+                      % mutants.new("gate.c: a refusal before the rules"), text)
+    return text
+
+
+def mutate_tables(name, text, kinds, mutants):
+    """Groups of a kind, left out where the table is read."""
+    if name == "gate.c":
+        base = len(mutants.words)
+        for kind, groups in kinds:
+            for i in range(16):
+                mutants.new(f"kind {kind}: group {groups[i] if i < len(groups) else '-'}")
+        old = "for (size_t i = 0; i < g->kind->n_groups; i++) "
+        assert old in text
+        text = text.replace(old, old + f"if (kk_mutant_kind(g->kind->name) < 0 || !kk_mutant_at("
+                            f"{base} + 16 * kk_mutant_kind(g->kind->name) + (int)i)) ")
+    return text
+
+
+def step(number, up):
+    """The number with its last digit one more or one less."""
+    digits = re.match(r"(\d+(?:\.\d+)?)(e-?\d+)?$", number)
+    mantissa, exponent = digits.group(1), digits.group(2) or ""
+    places = len(mantissa.split(".")[1]) if "." in mantissa else 0
+    value = float(mantissa) + (1 if up else -1) * 10.0 ** -places
+    return f"{value:.{places}f}{exponent}"
+
+
+def mutate_limits(name, text, mutants):
+    """A limit becomes a question with three answers."""
+    def ask(limit, number):
+        up = mutants.new(f"{limit} {number} up")
+        down = mutants.new(f"{limit} {number} down")
+        return (f"(kk_mutant_at({up}) ? {step(number, True)} : kk_mutant_at({down}) ? "
+                f"{step(number, False)} : {number})")
+    text = re.sub(r"#define (KK_GATE_\w+) ([\d.e-]+)$",
+                  lambda m: f"#define {m.group(1)} {ask(m.group(1), m.group(2))}", text,
+                  flags=re.M)
+    added = []
+    def from_enum(m):
+        number = m.group(2).strip()
+        if "<<" in number:
+            a, b = (int(x) for x in number.split("<<"))
+            number = str(a << b)
+        added.append(f"#define {m.group(1)} {ask(m.group(1), number)}")
+        return ""
+    text = re.sub(r"(KK_GATE_\w+) = ([\d <]+),", from_enum, text)
+    text = re.sub(r"enum \{(?:\s|/\*.*?\*/)*\};", lambda m: "\n".join(added), text, flags=re.S)
+    return '#include "mutant.h"\n' + text
+
+
+def read_kinds():
+    """Every kind with the names of its groups, in the order of gate_kinds.h."""
+    kinds = []
+    for kind in re.findall(r"KIND\((\w+)\)", (RULES / "gate_kinds.h").read_text()):
+        if kind == "KIND":
+            continue
+        text = (RULES / f"kind_{kind}.c").read_text()
+        groups = re.search(r"groups\[\] = \{(.*?)\};", text, re.S).group(1)
+        kinds.append((kind, re.findall(r"&(\w+)", groups)))
+    return kinds
+
+
+def write_sources(folder):
+    mutants, kinds = Mutants(), read_kinds()
+    sources = sorted(RULES.glob("gate*.c")) + sorted(RULES.glob("kind_*.c"))
+    target = folder / "eval" / "reports"
+    target.mkdir(parents=True)
+    (folder / "mutant.h").write_text(HEAD)
+    for path in RULES.glob("*.h"):
+        text = path.read_text()
+        if path.name in ("gate_rules.h", "gate.h"):
+            text = mutate_limits(path.name, text, mutants)
+        (target / path.name).write_text(text)
+    for path in sources:
+        text = path.read_text()
+        known = functions(text) | {"kk_gate_say", "kk_gate_walk"}
+        text = mutate_calls(path.name, text, known, mutants)
+        text = mutate_tables(path.name, text, kinds, mutants)
+        (target / path.name).write_text('#include "mutant.h"\n' + text)
+    (folder / "mutant.c").write_text(BODY % {
+        "n": len(mutants.words), "kinds": ", ".join(f'"{k[0]}"' for k in kinds)})
+    return mutants.words, [target / p.name for p in sources] + [folder / "mutant.c"]
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def build(folder, sources, build_folder, jobs):
+    cc = os.environ.get("CC", "cc")
+    flags = ["-std=c11", "-O1", "-w", "-DKK_MUTANTS", f"-I{folder}", f"-I{ROOT / 'src'}",
+             f"-I{ROOT}", f"-I{ROOT / 'include'}", f"-I{ROOT / 'tests'}",
+             f"-DKK_TEST_DATA=\"{ROOT / 'tests' / 'data'}\"",
+             f"-DKK_MODELS=\"{ROOT / 'models'}\""]
+    def compile_one(path):
+        out = folder / (path.stem + ".o")
+        run([cc, *flags, "-c", path, "-o", out])
+        return out
+    tests = [ROOT / "tests" / "unit" / f"{t}.c" for t in TESTS]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(compile_one, sources + tests))
+    own, mains = objects[:len(sources)], objects[len(sources):]
+    programs = []
+    for main in mains:
+        program = folder / main.stem
+        run([cc, main, *own, build_folder / "libkakeya_eval.a", build_folder / "libkakeya.a",
+             "-o", program, "-lcmocka", "-ljansson", "-lpthread", "-lm", "-ldl"])
+        programs.append(program)
+    return programs
+
+
+def passes(program, mutant, reached=None):
+    env = dict(os.environ, KK_MUTANT=str(mutant))
+    if reached:
+        env["KK_MUTANTS_REACHED"] = str(reached)
+    try:
+        done = subprocess.run([program], env=env, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, timeout=60)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def reach(programs, folder):
+    """Which mutants each program comes to."""
+    found = {}
+    for program in programs:
+        listing = folder / (program.name + ".reached")
+        if not passes(program, -1, listing):
+            sys.exit(f"{program.name} fails without a mutant")
+        found[program] = set(map(int, listing.read_text().split()))
+    return found
+
+
+def allowed():
+    """Mutants that may survive: words, then a line that argues for it."""
+    if not ALLOWED.exists():
+        return set()
+    lines = ALLOWED.read_text().splitlines()
+    return {l for l in lines if l and not l.startswith((" ", "#"))}
+
+
+def main():
+    ask = argparse.ArgumentParser()
+    ask.add_argument("build", type=pathlib.Path)
+    ask.add_argument("--draw", type=int, default=0, help="so many of them; 0: all")
+    ask.add_argument("--seed", type=int, default=1)
+    ask.add_argument("--only", default="", help="those whose words hold this one")
+    ask.add_argument("--jobs", type=int, default=2)
+    ask.add_argument("--list", action="store_true")
+    args = ask.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="kakeya-mutants-"))
+    try:
+        words, sources = write_sources(folder)
+        numbers = [i for i, w in enumerate(words) if not re.search(r" -( #\d+)?$", w)
+                   and args.only in w]
+        if args.draw:
+            numbers = random.Random(args.seed).sample(numbers, min(args.draw, len(numbers)))
+        if args.list:
+            print("\n".join(words[i] for i in numbers))
+            return 0
+        programs = build(folder, sources, args.build.resolve(), args.jobs)
+        reached = reach(programs, folder)
+        def survives(n):
+            return all(passes(p, n) for p in programs if n in reached[p])
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            alive = {words[n] for n, s in zip(numbers, pool.map(survives, numbers)) if s}
+        nowhere = {words[n] for n in numbers if not any(n in r for r in reached.values())}
+        fine, looked_at = allowed(), {words[n] for n in numbers}
+        for w in sorted(alive - fine):
+            print(f"survives{' (no test comes there)' if w in nowhere else ''}: {w}")
+        for w in sorted((fine & looked_at) - alive):
+            print(f"listed in {ALLOWED.name}, and found out: {w}")
+        print(f"{len(numbers)} mutants, {len(alive)} survive, {len(alive & fine)} of them argued for")
+        return 1 if alive - fine or (fine & looked_at) - alive else 0
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
