@@ -110,8 +110,9 @@ static bool wake_stored(sessions *t, sessions_entry *e, const sessions_watch *wa
     *evaluated = (int64_t)(l.journal.len - there) + l.evaluated;
     e->session = l.session;
     sessions_bind(&e->binding, e->id, e->session);
-    const bool good = adopt(e, &l.journal, f) && sessions_evaluate(t, e, l.journal.tokens + there,
-                                                                   l.journal.len - there, watch, f);
+    const size_t rest = l.journal.len - there; /* newer than the K/V file */
+    const bool good = adopt(e, &l.journal, f) &&
+                      (!rest || sessions_evaluate(t, e, l.journal.tokens + there, rest, watch, f));
     journal_free(&l.journal);
     if (!good) drop_session(e);
     return good;

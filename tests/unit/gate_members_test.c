@@ -82,8 +82,11 @@ static size_t check_kind(const char *kind, const char *list) {
     collect(report, "", "");
     json_decref(report);
     for (size_t i = 0; i < n_paths; i++) {
-        if (slow() && i % 8) continue;
         if (below_free(i)) continue;
+        if (slow() && i % 8) { /* not tried: what the list says of it holds for what lies within */
+            paths[i].free = is_free(list, kind, paths[i].pattern);
+            continue;
+        }
         const bool missed = is_missed(kind, paths[i].first);
         paths[i].free = !missed;
         if (missed != is_free(list, kind, paths[i].pattern)) continue;
