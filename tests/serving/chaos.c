@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "serving/drawn.h"
 #include "serving/malformed.h"
 #include "serving/scene.h"
 
@@ -42,13 +43,10 @@ typedef struct {
     client clients[SCENE_MOST_CLIENTS];
     uint64_t state;
     size_t turns, lost, different, refused; /* since they were set to 0 */
-    json_t *kills, *faults, *malformed, *envelope;
+    json_t *kills, *faults, *malformed, *malformed_grpc, *envelope;
 } chaos;
 
-static uint64_t draw(chaos *k) {
-    k->state = k->state * 6364136223846793005u + 1442695040888963407u;
-    return k->state >> 33;
-}
+static uint64_t draw(chaos *k) { return drawn(&k->state); }
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
@@ -387,17 +385,28 @@ static bool prepare(chaos *k) {
     return good && restart(k);
 }
 
-/* On a server of its own: a request of which only the limit of its tokens was destroyed runs until
+/* On servers of their own: a request of which only the limit of its tokens was destroyed runs until
  * the context is full, which is to be soon. */
-static bool malformed_requests(chaos *k) {
+static bool small_server(chaos *k, const char *const *more) {
     target *t = &k->server;
     size_t n = k->s->n_model_args;
-    if (!target_stop(t, 40)) return false;
     const char *const args[] = {"-c", "128", "--sessions", "8", NULL};
+    if (!target_stop(t, 40)) return false;
     memcpy(t->args + n, args, sizeof args);
-    if (!restart(k)) return false;
-    k->malformed = malformed_run(t, (size_t)k->s->requests, k->s->seed);
-    return k->malformed != NULL;
+    for (n += 4; *more; n++, more++) t->args[n] = *more;
+    t->args[n] = NULL;
+    return restart(k);
+}
+
+static bool malformed_requests(chaos *k) {
+    static const char *const http[] = {NULL};
+    static const char *const grpc[] = {"--grpc-port", "0", "--max-sessions", "64", NULL};
+    const size_t n = (size_t)k->s->requests;
+    if (!small_server(k, http)) return false;
+    k->malformed = malformed_run(&k->server, n, k->s->seed);
+    if (!k->malformed || !small_server(k, grpc)) return false;
+    k->malformed_grpc = malformed_grpc_run(&k->server, n, k->s->seed);
+    return k->malformed_grpc != NULL;
 }
 
 static bool measure(chaos *k) {
@@ -424,8 +433,9 @@ int measure_chaos(const scene *s) {
     *k = (chaos){.s = s, .state = s->seed, .kills = json_array(), .faults = json_array()};
     const bool good = measure(k);
     json_t *body =
-        json_pack("{s:o, s:o, s:o, s:o}", "settings", settings_of(s), "kills", k->kills, "faults",
-                  k->faults, "malformed", k->malformed ? k->malformed : json_object());
+        json_pack("{s:o, s:o, s:o, s:o, s:o}", "settings", settings_of(s), "kills", k->kills,
+                  "faults", k->faults, "malformed", k->malformed ? k->malformed : json_object(),
+                  "malformed_grpc", k->malformed_grpc ? k->malformed_grpc : json_object());
     const int code = scene_write(s, "chaos", k->envelope, body);
     for (size_t i = 0; i < PROMPTS; i++) spoken_free(&k->said[i]);
     free(k);

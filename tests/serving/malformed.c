@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "serving/drawn.h"
 
 enum { AT_ONCE = 16, WARM_UP = 2 /* half of them warms up memory */ };
 static const double most_s = 20;     /* until an answer that must come */
@@ -26,10 +27,7 @@ typedef struct {
     size_t statuses[600], unfinished, hangs, crashes;
 } storm;
 
-static uint64_t draw(storm *s) {
-    s->state = s->state * 6364136223846793005u + 1442695040888963407u;
-    return s->state >> 33;
-}
+static uint64_t draw(storm *s) { return drawn(&s->state); }
 
 static const char *const paths[] = {"/v1/chat/completions",
                                     "/v1/completions",
@@ -51,24 +49,6 @@ static const char *const bodies[] = {
     "{\"prompt\":1e999,\"max_tokens\":-1}",
     "{\"prompt\":\"a\",\"max_tokens\":1,\"n\":99999999999999999999}",
 };
-
-/* Some bytes are changed, doubled or taken away. */
-static void mutate(storm *s, growing *g) {
-    for (uint64_t n = draw(s) % 4; n > 0 && g->len > 1; n--) {
-        const size_t at = draw(s) % g->len;
-        switch (draw(s) % 3) {
-        case 0: g->text[at] = (char)draw(s); break;
-        case 1:
-            memmove(g->text + at, g->text + at + 1, g->len - at);
-            g->len--;
-            break;
-        default: {
-            const char byte = g->text[at];
-            growing_add(g, &byte, 1);
-        }
-        }
-    }
-}
 
 static void right_head(storm *s, growing *out, const growing *body) {
     growing_printf(out,
@@ -96,14 +76,7 @@ static void wrong_head(storm *s, growing *out, const growing *body) {
     const char *head = heads[draw(s) % (sizeof heads / sizeof *heads)];
     growing_add(out, head, strlen(head));
     growing_add(out, body->text, body->len);
-    mutate(s, out);
-}
-
-static void noise(storm *s, growing *out) {
-    for (uint64_t n = 1 + draw(s) % 300; n > 0; n--) {
-        const char byte = (char)draw(s);
-        growing_add(out, &byte, 1);
-    }
+    drawn_damage(&s->state, out, 0);
 }
 
 static bool send_one(storm *s, size_t i) {
@@ -111,14 +84,14 @@ static bool send_one(storm *s, size_t i) {
     const char *text = bodies[draw(s) % (sizeof bodies / sizeof *bodies)];
     const uint64_t way = draw(s) % 10;
     growing_add(&body, text, strlen(text));
-    mutate(s, &body);
+    drawn_damage(&s->state, &body, 0);
     s->must[i] = way < 7;
     if (way < 7)
         right_head(s, &all, &body);
     else if (way < 9)
         wrong_head(s, &all, &body);
     else
-        noise(s, &all);
+        drawn_noise(&s->state, &all, 1 + draw(s) % 300);
     const bool sent = client_send_raw(&s->clients[i], s->server->port, all.text, all.len);
     growing_free(&body);
     growing_free(&all);

@@ -9,5 +9,8 @@
 /* Sends n of them, several at a time, and says how they were answered: {requests, unfinished,
  * statuses {status: count}, crashes, hangs, resident_before, resident_after}. */
 json_t *malformed_run(target *t, size_t n, uint64_t seed);
+/* The same over gRPC, on raw sockets: {requests, connections, ways {way: requests}, trailers, resets,
+ * refused (calls by how they ended), crashes, hangs, resident_before, resident_after}. */
+json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed);
 
 #endif

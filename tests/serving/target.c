@@ -73,6 +73,11 @@ static bool wait_for_words(target *t, const char *words, char *behind, size_t ca
     return false;
 }
 
+static int port_in(const char *address) {
+    const char *colon = strrchr(address, ':');
+    return colon ? atoi(colon + 1) : 0;
+}
+
 bool target_listen(target *t, double seconds) {
     char behind[200];
     const double from = kk_now();
@@ -82,8 +87,7 @@ bool target_listen(target *t, double seconds) {
     if (t->pid <= 0) return false;
     if (!wait_for_words(t, "listening on http://", behind, sizeof behind, from + seconds))
         return false;
-    const char *colon = strrchr(behind, ':');
-    t->port = colon ? atoi(colon + 1) : 0;
+    t->port = port_in(behind);
     return t->port > 0;
 }
 
@@ -91,6 +95,7 @@ bool target_ready(target *t, double seconds) {
     char behind[200];
     const bool ready = wait_for_words(t, "ready: ", behind, sizeof behind, kk_now() + seconds);
     t->ready_s += kk_now();
+    t->grpc_port = ready && has_said(t, "gRPC on ", behind, sizeof behind) ? port_in(behind) : 0;
     return ready;
 }
 

@@ -14,6 +14,7 @@ typedef struct {
     char log[300];                      /* what it says goes here */
     pid_t pid;                          /* 0: it does not run */
     int port;
+    int grpc_port;  /* 0: it has none */
     double ready_s; /* from its start until it was ready */
 } target;
 
