@@ -1,10 +1,21 @@
 /* metrics.c - see metrics.h.  Names follow those of other servers, with our prefix. */
 #include "server/metrics.h"
 
+#include <string.h>
+
 static const double bounds[METRICS_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                                0.25,  0.5,    1,     2.5,  5,     10,   60};
 static const char *const finishes[FINISH_KINDS] = {
     "stop", "length", "tool_calls", "cancelled", "slow_client", "timeout", "error"};
+
+static const char *const grpc_calls[METRICS_GRPC_CALLS] = {
+    "CreateSession",  "AppendTokens", "AppendText", "Generate",    "CloseSession",
+    "GetSessionInfo", "ForkSession",  "GetHistory", "ListSessions"};
+static const char *const grpc_codes[METRICS_GRPC_CODES] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
 
 void metrics_open(metrics *m) {
     *m = (metrics){0};
@@ -25,6 +36,36 @@ void metrics_response(metrics *m, int status) {
     pthread_mutex_lock(&m->lock);
     if (class >= 1 && class <= 5) m->responses[class]++;
     pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_grpc(metrics *m, const char *call, int code) {
+    int i = 0;
+    while (i < METRICS_GRPC_CALLS && strcmp(grpc_calls[i], call) != 0) i++;
+    if (i == METRICS_GRPC_CALLS || code < 0 || code >= METRICS_GRPC_CODES) return;
+    pthread_mutex_lock(&m->lock);
+    m->grpc[i][code]++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+metrics_generation metrics_of_session(const sessions_generated *g) {
+    static const metrics_finish of_stop[] = {[SESSIONS_MAX_TOKENS] = FINISH_LENGTH,
+                                             [SESSIONS_EOS] = FINISH_STOP,
+                                             [SESSIONS_STOP_TEXT] = FINISH_STOP,
+                                             [SESSIONS_CANCELLED] = FINISH_CANCELLED,
+                                             [SESSIONS_CONTEXT] = FINISH_LENGTH};
+    return (metrics_generation){.finish = of_stop[g->stop],
+                                .tokens = g->generated,
+                                .rounds = g->rounds,
+                                .drafted = g->drafted,
+                                .accepted = g->accepted};
+}
+
+metrics_finish metrics_finish_of_grpc(int code) {
+    enum { CANCELLED = 1, DEADLINE_EXCEEDED = 4, RESOURCE_EXHAUSTED = 8 };
+    return code == CANCELLED            ? FINISH_CANCELLED
+           : code == DEADLINE_EXCEEDED  ? FINISH_TIMEOUT
+           : code == RESOURCE_EXHAUSTED ? FINISH_SLOW
+                                        : FINISH_ERROR;
 }
 
 void metrics_prompt(metrics *m, int64_t tokens, int64_t cached) {
@@ -77,6 +118,16 @@ static void spread(textbuf *out, const char *name, const char *help, const histo
     text_printf(out, "kakeya_%s_bucket{le=\"+Inf\"} %lld\n", name, (long long)sum);
     text_printf(out, "kakeya_%s_sum %.9g\nkakeya_%s_count %lld\n", name, h->sum, name,
                 (long long)sum);
+}
+
+/* Of each call those codes that it ended with, and OK, which is there from the start. */
+static void write_grpc(textbuf *out, const metrics *m) {
+    head(out, "grpc_calls_total", "counter", "Calls of RuntimeService by how they ended.");
+    for (int i = 0; i < METRICS_GRPC_CALLS; i++)
+        for (int code = 0; code < METRICS_GRPC_CODES; code++)
+            if (code == 0 || m->grpc[i][code])
+                text_printf(out, "kakeya_grpc_calls_total{call=\"%s\",code=\"%s\"} %lld\n",
+                            grpc_calls[i], grpc_codes[code], (long long)m->grpc[i][code]);
 }
 
 static void write_labelled(textbuf *out, const metrics *m, const metrics_now *now) {
@@ -153,6 +204,7 @@ void metrics_text(metrics *m, const metrics_now *now, textbuf *out) {
     pthread_mutex_unlock(&m->lock);
     write_counters(out, &copy);
     write_labelled(out, &copy, now);
+    write_grpc(out, &copy);
     write_now(out, now);
     write_store(out, &now->store);
     spread(out, "time_to_first_token_seconds", "From the request's first byte to its first token.",

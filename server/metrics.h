@@ -10,7 +10,7 @@
 #include "server/store.h"
 #include "server/text.h"
 
-enum { METRICS_BUCKETS = 14 };
+enum { METRICS_BUCKETS = 14, METRICS_GRPC_CALLS = 9, METRICS_GRPC_CODES = 17 };
 typedef struct {
     int64_t count[METRICS_BUCKETS + 1]; /* the last: above all bounds */
     double sum;
@@ -30,6 +30,7 @@ typedef enum {
 typedef struct {
     pthread_mutex_t lock;
     int64_t responses[6]; /* by hundreds of their status */
+    int64_t grpc[METRICS_GRPC_CALLS][METRICS_GRPC_CODES];
     int64_t prompt_tokens, cached_tokens, generated_tokens;
     int64_t prefix_queries, prefix_hits, prefix_dropped;
     int64_t finished[FINISH_KINDS];
@@ -40,6 +41,8 @@ typedef struct {
 void metrics_open(metrics *m);
 void metrics_close(metrics *m);
 void metrics_response(metrics *m, int status);
+/* A call of RuntimeService, by its name there, ended with that code. */
+void metrics_grpc(metrics *m, const char *call, int code);
 /* A prompt was brought into a session: so many tokens, of which so many were there. */
 void metrics_prompt(metrics *m, int64_t tokens, int64_t cached);
 void metrics_dropped(metrics *m, int64_t n); /* kept sessions, for want of place */
@@ -52,6 +55,9 @@ typedef struct {
     int64_t rounds, drafted, accepted;
 } metrics_generation;
 void metrics_generated(metrics *m, const metrics_generation *g);
+/* The counts of a generation in a session that ended well; times are the caller's. */
+metrics_generation metrics_of_session(const sessions_generated *g);
+metrics_finish metrics_finish_of_grpc(int code); /* of one that did not */
 
 /* What is asked of others when the text is written. */
 typedef struct {

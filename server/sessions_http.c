@@ -217,22 +217,13 @@ static bool on_piece(void *user, const sessions_piece *piece) {
 }
 
 static void count(call *c, bool done, const sessions_generated *g) {
-    static const metrics_finish finishes[] = {[SESSIONS_MAX_TOKENS] = FINISH_LENGTH,
-                                              [SESSIONS_EOS] = FINISH_STOP,
-                                              [SESSIONS_STOP_TEXT] = FINISH_STOP,
-                                              [SESSIONS_CANCELLED] = FINISH_CANCELLED,
-                                              [SESSIONS_CONTEXT] = FINISH_LENGTH};
     const double now = text_now();
-    const metrics_generation m = {.finish = c->given_up != FINISH_KINDS ? c->given_up
-                                            : done                      ? finishes[g->stop]
-                                                                        : FINISH_ERROR,
-                                  .tokens = g->generated,
-                                  .first_s = c->first > 0 ? c->first - c->x->started : -1,
-                                  .decode_s = c->first > 0 ? now - c->first : 0,
-                                  .whole_s = now - c->x->started,
-                                  .rounds = g->rounds,
-                                  .drafted = g->drafted,
-                                  .accepted = g->accepted};
+    metrics_generation m = metrics_of_session(g);
+    if (c->given_up != FINISH_KINDS || !done)
+        m.finish = c->given_up != FINISH_KINDS ? c->given_up : FINISH_ERROR;
+    m.first_s = c->first > 0 ? c->first - c->x->started : -1;
+    m.decode_s = c->first > 0 ? now - c->first : 0;
+    m.whole_s = now - c->x->started;
     metrics_generated(&c->x->server->metrics, &m);
 }
 

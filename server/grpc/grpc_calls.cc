@@ -294,6 +294,12 @@ bool create_session(const Context &c, const v1::CreateSessionRequest &in,
     return true;
 }
 
+static void note(const Context &c, const sessions_appended &done) {
+    if (!c.ended) return;
+    c.ended->appends = true;
+    c.ended->appended = done;
+}
+
 bool append_tokens(const Context &c, const v1::AppendTokensRequest &in,
                    v1::AppendTokensResponse *out, fault *f) {
     sessions_appended done;
@@ -302,6 +308,7 @@ bool append_tokens(const Context &c, const v1::AppendTokensRequest &in,
         !c.service->append(c.table, in.session_id().c_str(), ids.data(), ids.size(), &c.watch,
                            &done, f))
         return false;
+    note(c, done);
     out->set_history_length(static_cast<uint64_t>(done.history));
     return true;
 }
@@ -324,6 +331,7 @@ bool append_text(const Context &c, const v1::AppendTextRequest &in, v1::AppendTe
     default: return refuse(f, "input", "neither text nor chat_json is set");
     }
     if (!appended) return false;
+    note(c, done);
     out->set_history_length(static_cast<uint64_t>(done.history));
     out->set_added_tokens(static_cast<uint64_t>(done.added));
     return true;
@@ -332,7 +340,7 @@ bool append_text(const Context &c, const v1::AppendTextRequest &in, v1::AppendTe
 bool generate(const Context &c, const v1::GenerateRequest &in, Sink *sink, fault *f) {
     sessions_generation how = {};
     sessions_how standard;
-    sessions_generated done;
+    sessions_generated done = {};
     kk_sampling sampling = {};
     std::vector<const char *> stops;
     Stream stream = {sink, in.with_text(), {}, false};
@@ -351,7 +359,10 @@ bool generate(const Context &c, const v1::GenerateRequest &in, Sink *sink, fault
     how.watch = c.watch;
     how.user = &stream;
     if (!tell_truncated(c, in.session_id(), sink, f)) return false;
-    if (!c.service->generate(c.table, in.session_id().c_str(), &how, &done, f)) return false;
+    const bool good = c.service->generate(c.table, in.session_id().c_str(), &how, &done, f);
+    if (c.ended) c.ended->generates = true;
+    if (c.ended) c.ended->generated = done;
+    if (!good) return false;
     if (stream.failed) throw std::bad_alloc();
     v1::GenerateResponse message;
     tell_done(done, message.mutable_done());

@@ -18,6 +18,7 @@ struct Context {
     const kk_grpc_service *service;
     sessions *table;
     sessions_watch watch; /* goes_on: false once the client has left or the time is over */
+    kk_grpc_ended *ended; /* what the call has done is noted here; NULL: nowhere */
 };
 
 /* Where the messages of a stream go. */

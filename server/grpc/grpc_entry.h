@@ -18,6 +18,17 @@
 extern "C" {
 #endif
 
+/* A call that has ended, for those who count. */
+typedef struct {
+    const char *call;        /* as the protocol names it, "Generate" */
+    int code;                /* gRPC's number of how it ended */
+    double whole_s;          /* since it came */
+    double first_s;          /* until its first token; < 0: none came */
+    bool appends, generates; /* which of the next two is filled */
+    sessions_appended appended;
+    sessions_generated generated; /* as far as it came */
+} kk_grpc_ended;
+
 /* The functions of service.h and fault.h, and what else the server knows. */
 typedef struct {
     void *server;
@@ -25,7 +36,8 @@ typedef struct {
     sessions *(*ready)(void *server, fault *f);
     /* Whether the value of the metadata `authorization`, or NULL, may pass. */
     bool (*accepts)(void *server, const char *authorization);
-    int (*code)(const fault *f); /* gRPC's number for a fault */
+    void (*ended)(void *server, const kk_grpc_ended *call); /* NULL: nobody counts */
+    int (*code)(const fault *f);                            /* gRPC's number for a fault */
 
     void (*standard)(sessions *t, sessions_how *out);
     bool (*create)(sessions *t, const sessions_how *how, char id[SESSIONS_ID], fault *f);
@@ -76,14 +88,14 @@ typedef struct {
 typedef struct {
     const char *version; /* KK_VERSION */
     /* Bytes of the structures. */
-    size_t api, opts, how, generation, generated, info, fault, err;
+    size_t api, opts, how, generation, generated, info, ended, fault, err;
 } kk_grpc_build;
 
 #define KK_GRPC_BUILD                                                                              \
     {                                                                                              \
         KK_VERSION, sizeof(kk_grpc_api), sizeof(kk_grpc_opts), sizeof(sessions_how),               \
             sizeof(sessions_generation), sizeof(sessions_generated), sizeof(sessions_info),        \
-            sizeof(fault), sizeof(kk_err)                                                          \
+            sizeof(kk_grpc_ended), sizeof(fault), sizeof(kk_err)                                   \
     }
 
 /* In the server: loads the module, which stays loaded. */

@@ -22,11 +22,22 @@ static bool accepts(void *user, const char *authorization) {
     return keys_accept(&s->keys, authorization);
 }
 
-static kk_grpc_service service_of(server *s) {
-    return (kk_grpc_service){.server = s,
-                             .ready = ready,
-                             .accepts = accepts,
-                             .code = fault_grpc,
+static void ended(void *user, const kk_grpc_ended *call) {
+    server *s = user;
+    const sessions_appended *a = &call->appended;
+    metrics_grpc(&s->metrics, call->call, call->code);
+    if (call->appends) metrics_prompt(&s->metrics, a->history, a->history - a->evaluated);
+    if (!call->generates) return;
+    metrics_generation m = metrics_of_session(&call->generated);
+    if (call->code != 0) m.finish = metrics_finish_of_grpc(call->code);
+    m.first_s = call->first_s;
+    m.decode_s = call->first_s >= 0 ? call->whole_s - call->first_s : 0;
+    m.whole_s = call->whole_s;
+    metrics_generated(&s->metrics, &m);
+}
+
+kk_grpc_service grpc_front_table(void) {
+    return (kk_grpc_service){.code = fault_grpc,
                              .standard = sessions_standard,
                              .create = sessions_create,
                              .append = sessions_append,
@@ -38,6 +49,15 @@ static kk_grpc_service service_of(server *s) {
                              .list = sessions_list,
                              .remove = sessions_delete,
                              .tokens = sessions_tokens};
+}
+
+static kk_grpc_service service_of(server *s) {
+    kk_grpc_service all = grpc_front_table();
+    all.server = s;
+    all.ready = ready;
+    all.accepts = accepts;
+    all.ended = ended;
+    return all;
 }
 
 /* ---- its life ---------------------------------------------------------------------------- */

@@ -11,6 +11,9 @@ typedef struct {
     kk_grpc *grpc;
 } grpc_front;
 
+/* The table of service.h and fault.h; what else the module asks is left to the caller. */
+kk_grpc_service grpc_front_table(void);
+
 /* Loads the module and listens, where the options have a port for it.  Calls are refused until the
  * server is ready. */
 kk_status grpc_front_start(grpc_front *g, struct server *s, kk_err *err);

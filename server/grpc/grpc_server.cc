@@ -44,20 +44,31 @@ struct Shared {
 
 /* One call, as the thread that works for it and the callbacks see it. */
 struct Call {
-    explicit Call(const Shared &all)
-        : left(std::make_shared<std::atomic<bool>>(false)),
-          until(Clock::now() + seconds(all.opts.request_s)), shared(all) {
+    Call(const Shared &all, const char *name)
+        : left(std::make_shared<std::atomic<bool>>(false)), began(Clock::now()),
+          until(began + seconds(all.opts.request_s)), shared(all) {
         shared.calls++;
+        done.call = name;
+        done.first_s = -1;
     }
     ~Call() { shared.calls--; }
     Call(const Call &) = delete;
     Call &operator=(const Call &) = delete;
 
     std::shared_ptr<std::atomic<bool>> left;
-    Clock::time_point until;
+    Clock::time_point began, until;
     const Shared &shared;
+    kk_grpc_ended done = {};
 
     bool late() const { return Clock::now() >= until; }
+    double age() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
+    /* Called once, with the status that the client is about to be told. */
+    void count(const grpc::Status &status) {
+        const kk_grpc_service &service = shared.opts.service;
+        done.code = status.error_code();
+        done.whole_s = age();
+        if (service.ended) service.ended(service.server, &done);
+    }
     bool goes_on() const { return !left->load() && !late(); }
 };
 
@@ -80,7 +91,7 @@ template <class Work> grpc::Status attempt(const Shared &shared, Call *call, con
         const kk_grpc_service &service = shared.opts.service;
         if (!call->goes_on()) return status_of(shared, *call, f);
         sessions *table = service.ready(service.server, &f);
-        const Context context = {&service, table, {goes_on, call}};
+        const Context context = {&service, table, {goes_on, call}, &call->done};
         if (!table || !work(context, &f)) return status_of(shared, *call, f);
         return grpc::Status::OK;
     } catch (const std::bad_alloc &) {
@@ -112,7 +123,11 @@ const grpc::Status &full() {
 
 class Unary final : public grpc::ServerUnaryReactor {
   public:
-    explicit Unary(const Shared &shared) : call_(std::make_shared<Call>(shared)) {}
+    Unary(const Shared &shared, const char *name) : call_(std::make_shared<Call>(shared, name)) {}
+    void end(const grpc::Status &status) {
+        call_->count(status);
+        Finish(status);
+    }
     void OnCancel() override { call_->left->store(true); }
     void OnDone() override { delete this; }
     const std::shared_ptr<Call> &call() { return call_; }
@@ -125,10 +140,10 @@ template <class In, class Out>
 using Function = bool (*)(const Context &, const In &, Out *, fault *);
 
 template <class In, class Out>
-grpc::ServerUnaryReactor *answer(const Shared &shared, Pool *pool,
+grpc::ServerUnaryReactor *answer(const Shared &shared, Pool *pool, const char *name,
                                  const grpc::CallbackServerContext *context, const In *in, Out *out,
                                  Function<In, Out> function) {
-    Unary *reactor = new Unary(shared);
+    Unary *reactor = new Unary(shared, name);
     grpc::Status status = admit(shared, context);
     bool taken = false;
     if (status.ok()) {
@@ -137,7 +152,7 @@ grpc::ServerUnaryReactor *answer(const Shared &shared, Pool *pool,
             /* The request and the response live until the reactor is done. */
             taken = pool->submit(
                 {[&shared, call, reactor, in, out, function] {
-                     reactor->Finish(attempt(shared, call.get(), [&](const Context &c, fault *f) {
+                     reactor->end(attempt(shared, call.get(), [&](const Context &c, fault *f) {
                          return function(c, *in, out, f);
                      }));
                  },
@@ -146,7 +161,7 @@ grpc::ServerUnaryReactor *answer(const Shared &shared, Pool *pool,
         }
         if (!taken) status = full();
     }
-    if (!taken) reactor->Finish(status);
+    if (!taken) reactor->end(status);
     return reactor;
 }
 
@@ -157,7 +172,7 @@ grpc::ServerUnaryReactor *answer(const Shared &shared, Pool *pool,
 class Generation final : public grpc::ServerWriteReactor<v1::GenerateResponse>, public Sink {
   public:
     Generation(const Shared &shared, grpc::CallbackServerContext *context)
-        : shared_(shared), context_(context), call_(std::make_shared<Call>(shared)) {}
+        : shared_(shared), context_(context), call_(std::make_shared<Call>(shared, "Generate")) {}
 
     void start(std::shared_ptr<Generation> self, const v1::GenerateRequest *in) {
         self_ = self;
@@ -178,6 +193,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateResponse>, 
     bool send(v1::GenerateResponse &&message) override {
         {
             const std::lock_guard<std::mutex> hold(lock_);
+            if (call_->done.first_s < 0) call_->done.first_s = call_->age();
             bytes_ += message.ByteSizeLong() + sizeof message;
             if (bytes_ > static_cast<size_t>(shared_.opts.stream_buffer)) slow_ = true;
             if (slow_) return false;
@@ -214,6 +230,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateResponse>, 
 
     void end(const grpc::Status &status) {
         bool stuck;
+        call_->count(status);
         {
             const std::lock_guard<std::mutex> hold(lock_);
             ended_ = true;
@@ -277,35 +294,35 @@ class Service final : public v1::RuntimeService::CallbackService {
 
     Reactor *CreateSession(Context *c, const v1::CreateSessionRequest *in,
                            v1::CreateSessionResponse *out) override {
-        return answer(shared_, shared_.quick.get(), c, in, out, create_session);
+        return answer(shared_, shared_.quick.get(), "CreateSession", c, in, out, create_session);
     }
     Reactor *AppendTokens(Context *c, const v1::AppendTokensRequest *in,
                           v1::AppendTokensResponse *out) override {
-        return answer(shared_, shared_.working.get(), c, in, out, append_tokens);
+        return answer(shared_, shared_.working.get(), "AppendTokens", c, in, out, append_tokens);
     }
     Reactor *AppendText(Context *c, const v1::AppendTextRequest *in,
                         v1::AppendTextResponse *out) override {
-        return answer(shared_, shared_.working.get(), c, in, out, append_text);
+        return answer(shared_, shared_.working.get(), "AppendText", c, in, out, append_text);
     }
     Reactor *CloseSession(Context *c, const v1::CloseSessionRequest *in,
                           v1::CloseSessionResponse *out) override {
-        return answer(shared_, shared_.quick.get(), c, in, out, close_session);
+        return answer(shared_, shared_.quick.get(), "CloseSession", c, in, out, close_session);
     }
     Reactor *GetSessionInfo(Context *c, const v1::GetSessionInfoRequest *in,
                             v1::GetSessionInfoResponse *out) override {
-        return answer(shared_, shared_.quick.get(), c, in, out, session_info);
+        return answer(shared_, shared_.quick.get(), "GetSessionInfo", c, in, out, session_info);
     }
     Reactor *ForkSession(Context *c, const v1::ForkSessionRequest *in,
                          v1::ForkSessionResponse *out) override {
-        return answer(shared_, shared_.working.get(), c, in, out, fork_session);
+        return answer(shared_, shared_.working.get(), "ForkSession", c, in, out, fork_session);
     }
     Reactor *GetHistory(Context *c, const v1::GetHistoryRequest *in,
                         v1::GetHistoryResponse *out) override {
-        return answer(shared_, shared_.quick.get(), c, in, out, get_history);
+        return answer(shared_, shared_.quick.get(), "GetHistory", c, in, out, get_history);
     }
     Reactor *ListSessions(Context *c, const v1::ListSessionsRequest *in,
                           v1::ListSessionsResponse *out) override {
-        return answer(shared_, shared_.quick.get(), c, in, out, list_sessions);
+        return answer(shared_, shared_.quick.get(), "ListSessions", c, in, out, list_sessions);
     }
     grpc::ServerWriteReactor<v1::GenerateResponse> *
     Generate(Context *c, const v1::GenerateRequest *in) override {
@@ -474,7 +491,7 @@ const kk_grpc_api *kk_grpc_module(const kk_grpc_build *caller) {
     const bool same = strcmp(caller->version, own.version) == 0 && caller->api == own.api &&
                       caller->opts == own.opts && caller->how == own.how &&
                       caller->generation == own.generation && caller->generated == own.generated &&
-                      caller->info == own.info && caller->fault == own.fault &&
-                      caller->err == own.err;
+                      caller->info == own.info && caller->ended == own.ended &&
+                      caller->fault == own.fault && caller->err == own.err;
     return same ? &api : nullptr;
 }

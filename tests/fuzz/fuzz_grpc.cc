@@ -140,9 +140,9 @@ bool tokens_of(sessions *, const char *id, int32_t **out, size_t *n, fault *) {
 
 bool goes_on(void *) { return true; }
 
-const kk_grpc_service service = {nullptr, nullptr,  nullptr,      nullptr,      standard,
-                                 create,  append,   append_bytes, append_bytes, run,
-                                 fork_at, describe, list,         remove_one,   tokens_of};
+const kk_grpc_service service = {nullptr,  nullptr, nullptr,      nullptr,      nullptr, standard,
+                                 create,   append,  append_bytes, append_bytes, run,     fork_at,
+                                 describe, list,    remove_one,   tokens_of};
 
 /* What is sent is UTF-8: protobuf's own parser says so. */
 template <class Message> void check_message(const Message &m) {
@@ -193,7 +193,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) return 0;
     const int which = data[0] % 9;
     World w = {++data, --size};
-    const Context c = {&service, as_table(&w), {goes_on, nullptr}};
+    kk_grpc_ended ended = {};
+    const Context c = {&service, as_table(&w), {goes_on, nullptr}, &ended};
     switch (which) {
     case 0: check_call(c, data, size, create_session); break;
     case 1: check_call(c, data, size, append_tokens); break;

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "server/grpc/grpc_entry.h"
+#include "server/grpc/grpc_front.h"
+#include "server/metrics.h"
 #include "server/sessions_table.h"
 #include "support/grpc_client.h"
 #include "support/tiny.h"
@@ -37,6 +39,8 @@ typedef struct {
     int port;
     int32_t a[LEN];
     atomic_bool closed; /* sessions cannot be used */
+    metrics counted;
+    atomic_int generated; /* tokens of calls that ended well */
 } world;
 
 static sessions *ready(void *user, fault *f) {
@@ -51,22 +55,21 @@ static bool accepts(void *user, const char *authorization) {
     return !authorization;
 }
 
+static void ended(void *user, const kk_grpc_ended *call) {
+    world *w = user;
+    metrics_grpc(&w->counted, call->call, call->code);
+    if (call->generates && call->code == OK)
+        atomic_fetch_add(&w->generated, (int)call->generated.generated);
+    if (call->first_s > call->whole_s) atomic_fetch_add(&w->generated, 1000000);
+}
+
 static kk_grpc_opts options(world *w) {
-    return (kk_grpc_opts){.service = {.server = w,
-                                      .ready = ready,
-                                      .accepts = accepts,
-                                      .code = fault_grpc,
-                                      .standard = sessions_standard,
-                                      .create = sessions_create,
-                                      .append = sessions_append,
-                                      .append_text = sessions_append_text,
-                                      .append_messages = sessions_append_messages,
-                                      .generate = sessions_generate,
-                                      .fork = sessions_fork,
-                                      .describe = sessions_describe,
-                                      .list = sessions_list,
-                                      .remove = sessions_delete,
-                                      .tokens = sessions_tokens},
+    kk_grpc_service service = grpc_front_table();
+    service.server = w;
+    service.ready = ready;
+    service.accepts = accepts;
+    service.ended = ended;
+    return (kk_grpc_opts){.service = service,
                           .host = "127.0.0.1",
                           .parallel = CLIENTS,
                           .queue = 8,
@@ -84,6 +87,7 @@ static int setup(void **state) {
     kk_engine_info(w->e, &opts.info);
     assert_ok(sessions_open(&w->t, w->e, &opts, why));
     tiny_prompt(w->a, LEN, 1);
+    metrics_open(&w->counted);
     w->api = kk_grpc_module(&build);
     assert_non_null(w->api);
     const kk_grpc_opts grpc = options(w);
@@ -98,6 +102,7 @@ static int teardown(void **state) {
     w->api->stop(w->grpc);
     sessions_close(w->t);
     kk_engine_close(w->e);
+    metrics_close(&w->counted);
     free(w);
     return 0;
 }
@@ -244,6 +249,35 @@ static void test_clients(void **state) {
     assert_int_equal(left, 0);
 }
 
+static void expect_counted(world *w, const char *call, const char *code, int n) {
+    const metrics_now now = {0};
+    char line[120];
+    textbuf text = {0};
+    metrics_text(&w->counted, &now, &text);
+    snprintf(line, sizeof line, "kakeya_grpc_calls_total{call=\"%s\",code=\"%s\"} %d\n", call, code,
+             n);
+    if (!strstr(text.bytes, line)) fail_msg("not in the metrics: %s", line);
+    text_free(&text);
+}
+
+/* Every call is counted once, by what its client was told. */
+static void test_counted(void **state) {
+    world *w = *state;
+    client one = {.w = w};
+    visit(&one);
+    assert_int_equal(one.wrong, 0);
+    /* A call is counted before its end is sent, so all are by now. */
+    expect_counted(w, "CreateSession", "OK", TURNS);
+    expect_counted(w, "AppendTokens", "OK", TURNS);
+    expect_counted(w, "ForkSession", "OK", TURNS);
+    expect_counted(w, "CloseSession", "OK", 2 * TURNS);
+    expect_counted(w, "Generate", "OK", TURNS);
+    expect_counted(w, "GetHistory", "OK", 0);
+    assert_int_equal(atomic_load(&w->generated), TURNS * NEW);
+    assert_int_equal(grpc_client_remove(w->c, "sess-none"), NOT_FOUND);
+    expect_counted(w, "CloseSession", "NOT_FOUND", 1);
+}
+
 /* A stream that runs when the server drains has its time; then it is cancelled. */
 static void *stream_on(void *arg) {
     client *me = arg;
@@ -281,6 +315,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_violations, setup, teardown),
         cmocka_unit_test_setup_teardown(test_states, setup, teardown),
         cmocka_unit_test_setup_teardown(test_clients, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_drain, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
