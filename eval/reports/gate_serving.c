@@ -268,28 +268,35 @@ static bool fault_value(const json_t *report, const char *figure, const char *na
     return false;
 }
 
+/* Of malformed requests over one protocol.  A leak is what memory grew by, in bytes a request. */
+static bool malformed_value(const json_t *m, const char *figure, double *out) {
+    double before, after, requests;
+    if (strcmp(figure, "leak") != 0) return kk_gate_number(m, figure, out);
+    if (!kk_gate_number(m, "resident_before", &before) ||
+        !kk_gate_number(m, "resident_after", &after) || !kk_gate_number(m, "requests", &requests) ||
+        before <= 0 || requests <= 0)
+        return false;
+    *out = (after - before) / requests;
+    return true;
+}
+
 static bool chaos_value(const json_t *report, const char *figure, const char *arm, double *out) {
     const json_t *kills = json_object_get(report, "kills");
-    const json_t *malformed = json_object_get(report, "malformed");
-    double before, after;
     if (strcmp(arm, "kills") == 0) {
         if (strcmp(figure, "ready_s") == 0) return most_rows(kills, "ready_s", out);
         if (strcmp(figure, "count") != 0) return sum_rows(kills, figure, out);
         *out = (double)json_array_size(kills);
         return true;
     }
-    if (strcmp(arm, "malformed") != 0) return fault_value(report, figure, arm, out);
-    if (strcmp(figure, "growth") != 0) return kk_gate_number(malformed, figure, out);
-    if (!kk_gate_number(malformed, "resident_before", &before) ||
-        !kk_gate_number(malformed, "resident_after", &after) || before <= 0)
-        return false;
-    *out = after / before - 1;
-    return true;
+    if (strncmp(arm, "malformed", 9) == 0)
+        return malformed_value(json_object_get(report, arm), figure, out);
+    return fault_value(report, figure, arm, out);
 }
 
 static size_t chaos_limits(const json_t *report, kk_serving_limit *out) {
     static const char *const faults[] = {"full disk", "slow clients", "vanishing clients",
                                          "corrupt state"};
+    static const char *const protocols[] = {"malformed", "malformed_grpc"};
     size_t n = 0;
     const kk_serving_limit kills[] = {
         {"count", "kills", setting(report, "kills"), true},
@@ -297,13 +304,21 @@ static size_t chaos_limits(const json_t *report, kk_serving_limit *out) {
         {"lost", "kills", 0, false},
         {"different", "kills", 0, false},
         {"ready_s", "kills", setting(report, "max_ready_s"), false},
-        {"requests", "malformed", setting(report, "requests"), true},
-        {"crashes", "malformed", 0, false},
-        {"hangs", "malformed", 0, false},
-        {"growth", "malformed", setting(report, "max_growth"), false},
     };
     memcpy(out, kills, sizeof kills);
     n = sizeof kills / sizeof *kills;
+    for (size_t i = 0; i < sizeof protocols / sizeof *protocols; i++) {
+        const kk_serving_limit malformed[] = {
+            {"requests", "", setting(report, "requests"), true},
+            {"crashes", "", 0, false},
+            {"hangs", "", 0, false},
+            {"leak", "", setting(report, "max_leak"), false},
+        };
+        for (size_t k = 0; k < sizeof malformed / sizeof *malformed; k++, n++) {
+            out[n] = malformed[k];
+            snprintf(out[n].arm, sizeof out[n].arm, "%s", protocols[i]);
+        }
+    }
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         out[n] = (kk_serving_limit){.figure = "injected", .limit = 1, .at_least = true};
         snprintf(out[n++].arm, sizeof out[n].arm, "%s", faults[i]);

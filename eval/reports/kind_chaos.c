@@ -6,7 +6,7 @@ static const kk_gate_member members[] = {
     {"settings/kills", KK_MEMBER_SIZE},
     {"settings/requests", KK_MEMBER_SIZE},
     {"settings/max_ready_s", KK_MEMBER_NUMBER},
-    {"settings/max_growth", KK_MEMBER_NUMBER},
+    {"settings/max_leak", KK_MEMBER_NUMBER},
     {"kills", KK_MEMBER_LIST},
     {"kills/*/after_s", KK_MEMBER_NUMBER},
     {"kills/*/ready_s", KK_MEMBER_TIME},
@@ -23,6 +23,12 @@ static const kk_gate_member members[] = {
     {"malformed/resident_before", KK_MEMBER_SIZE},
     {"malformed/resident_after", KK_MEMBER_SIZE},
     {"malformed/statuses", KK_MEMBER_OBJECT},
+    {"malformed_grpc/requests", KK_MEMBER_SIZE},
+    {"malformed_grpc/crashes", KK_MEMBER_COUNT},
+    {"malformed_grpc/hangs", KK_MEMBER_COUNT},
+    {"malformed_grpc/resident_before", KK_MEMBER_SIZE},
+    {"malformed_grpc/resident_after", KK_MEMBER_SIZE},
+    {"malformed_grpc/ways", KK_MEMBER_OBJECT},
     {"gate/checks", KK_MEMBER_LIST},
 };
 

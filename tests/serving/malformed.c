@@ -15,7 +15,7 @@
 #include "core/clock.h"
 #include "serving/drawn.h"
 
-enum { AT_ONCE = 16, WARM_UP = 2 /* half of them warms up memory */ };
+enum { AT_ONCE = 16 };
 static const double most_s = 20;     /* until an answer that must come */
 static const double patience = 0.02; /* with one that need not come */
 
@@ -119,7 +119,7 @@ static void look(storm *s) {
     }
 }
 
-static json_t *result(const storm *s, size_t n, int64_t before) {
+static json_t *result(const storm *s, size_t warm_up, size_t n, int64_t before) {
     json_t *statuses = json_object();
     for (size_t i = 0; i < 600; i++) {
         char name[8];
@@ -127,10 +127,11 @@ static json_t *result(const storm *s, size_t n, int64_t before) {
         snprintf(name, sizeof name, "%zu", i);
         json_object_set_new(statuses, name, json_integer((json_int_t)s->statuses[i]));
     }
-    return json_pack("{s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "requests", (json_int_t)n, "unfinished",
-                     (json_int_t)s->unfinished, "statuses", statuses, "crashes",
-                     (json_int_t)s->crashes, "hangs", (json_int_t)s->hangs, "resident_before",
-                     (json_int_t)before, "resident_after", (json_int_t)target_resident(s->server));
+    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "warm_up", (json_int_t)warm_up,
+                     "requests", (json_int_t)n, "unfinished", (json_int_t)s->unfinished, "statuses",
+                     statuses, "crashes", (json_int_t)s->crashes, "hangs", (json_int_t)s->hangs,
+                     "resident_before", (json_int_t)before, "resident_after",
+                     (json_int_t)target_resident(s->server));
 }
 
 static bool busy(const storm *s) {
@@ -146,21 +147,22 @@ json_t *malformed_run(target *t, size_t n, uint64_t seed) {
     if (!s) return NULL;
     s->server = t;
     s->state = seed;
-    while (sent < n && s->crashes == 0) {
-        for (size_t i = 0; i < AT_ONCE && sent < n; i++) {
+    while (sent < 2 * n && s->crashes == 0) {
+        for (size_t i = 0; i < AT_ONCE && sent < 2 * n; i++) {
             if (s->clients[i].state != CLIENT_IDLE) continue;
             if (send_one(s, i))
                 sent++;
             else
                 s->crashes += !target_runs(t);
-            if (sent == n / WARM_UP) before = target_resident(t);
+            if (sent == n && !before) before = target_resident(t);
             if (sent % 10000 == 9999) printf("%zu malformed requests\n", sent + 1);
         }
         look(s);
     }
     while (busy(s)) look(s);
     s->crashes += !target_runs(t) || !client_ask(t->port, "/health", NULL, NULL, most_s);
-    json_t *o = result(s, sent, before);
+    const size_t warm_up = sent < n ? sent : n;
+    json_t *o = result(s, warm_up, sent - warm_up, before);
     free(s);
     return o;
 }

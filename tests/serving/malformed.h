@@ -6,10 +6,11 @@
 
 #include "serving/target.h"
 
-/* Sends n of them, several at a time, and says how they were answered: {requests, unfinished,
- * statuses {status: count}, crashes, hangs, resident_before, resident_after}. */
+/* Sends n of them, several at a time, so that memory is warm, then n that count, and says how all
+ * were answered: {warm_up, requests, unfinished, statuses {status: count}, crashes, hangs,
+ * resident_before, resident_after (the second n)}. */
 json_t *malformed_run(target *t, size_t n, uint64_t seed);
-/* The same over gRPC, on raw sockets: {requests, connections, ways {way: requests}, trailers, resets,
+/* The same over gRPC, on raw sockets: {warm_up, requests, connections, ways {way: requests}, trailers, resets,
  * refused (calls by how they ended), crashes, hangs, resident_before, resident_after}. */
 json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed);
 

@@ -466,14 +466,15 @@ static bool renew_sessions(storm *s) {
 
 /* ---- all of it ----------------------------------------------------------------------------- */
 
-static json_t *result(const storm *s, int64_t before) {
+static json_t *result(const storm *s, size_t warm_up, int64_t before) {
     json_t *ways = json_object();
     for (int w = 0; w < WAYS; w++)
         json_object_set_new(ways, way_names[w], json_integer((json_int_t)s->ways[w]));
-    return json_pack("{s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "requests",
-                     (json_int_t)s->requests, "connections", (json_int_t)s->connections, "ways",
-                     ways, "trailers", (json_int_t)s->trailers, "resets", (json_int_t)s->resets,
-                     "refused", (json_int_t)s->refused, "crashes", (json_int_t)s->crashes, "hangs",
+    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "warm_up",
+                     (json_int_t)warm_up, "requests", (json_int_t)(s->requests - warm_up),
+                     "connections", (json_int_t)s->connections, "ways", ways, "trailers",
+                     (json_int_t)s->trailers, "resets", (json_int_t)s->resets, "refused",
+                     (json_int_t)s->refused, "crashes", (json_int_t)s->crashes, "hangs",
                      (json_int_t)s->hangs, "resident_before", (json_int_t)before, "resident_after",
                      (json_int_t)target_resident(s->server));
 }
@@ -489,25 +490,28 @@ static bool start_links(storm *s, size_t n) {
 json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed) {
     storm *s = calloc(1, sizeof *s);
     int64_t before = 0;
-    size_t renewed = 0, said = 10000;
+    size_t renewed = 0, said = 10000, warm_up = n;
     if (!s) return NULL;
     s->server = t;
     s->state = seed;
     for (size_t i = 0; i < AT_ONCE; i++) s->links[i].fd = -1;
     bool runs = renew_sessions(s);
-    while (runs && s->requests < n) {
+    while (runs && s->requests < warm_up + n) {
         const bool due = s->requests >= renewed + RENEW;
-        runs = due || start_links(s, n);
+        runs = due || start_links(s, warm_up + n);
         if (look(s) == 0 && due) {
             runs = renew_sessions(s);
             renewed = s->requests;
         }
-        if (!before && s->requests >= n / 2) before = target_resident(t);
+        if (!before && s->requests >= n) {
+            before = target_resident(t);
+            warm_up = s->requests;
+        }
         for (; s->requests >= said; said += 10000) printf("%zu malformed calls\n", said);
     }
     while (look(s) > 0) continue;
     s->crashes += !runs || !target_runs(t) || !renew_sessions(s);
-    json_t *o = result(s, before);
+    json_t *o = result(s, before ? warm_up : s->requests, before);
     free(s);
     return o;
 }

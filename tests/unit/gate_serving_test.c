@@ -61,6 +61,12 @@ static const lie long_lies[] = {
     {"chaos", "malformed/hangs = 7", "GATE_RECOUNT"},
     {"chaos", "malformed/resident_after = 900000000000", "GATE_RECOUNT"},
     {"chaos", "malformed/requests = 3", "GATE_RECOUNT"},
+    {"chaos", "malformed_grpc", "GATE_RECOUNT MEMBER_MISSING"},
+    {"chaos", "malformed_grpc/requests = 3", "GATE_RECOUNT"},
+    {"chaos", "malformed_grpc/crashes = 1", "GATE_RECOUNT"},
+    {"chaos", "malformed_grpc/hangs = 1", "GATE_RECOUNT"},
+    {"chaos", "malformed_grpc/resident_after = 900000000000", "GATE_RECOUNT"},
+    {"chaos", "settings/max_leak = 1e9", "SERVING_LIMITS"},
     {"chaos", "settings/max_ready_s = 60.0", "SERVING_LIMITS"},
     {"chaos", "gate/checks/2", "SERVING_LIMITS"},
 };
@@ -158,17 +164,21 @@ static void test_soak_figures(void **state) {
 
 static void test_chaos_figures(void **state) {
     (void)state;
-    json_t *r = report_of("{'kind':'chaos','kills':[{'ready_s':0.5,'lost':0,'turns':3},"
-                          "{'ready_s':0.7,'lost':2,'turns':4}],"
-                          "'faults':[{'fault':'full disk','injected':5,'wrong':1}],"
-                          "'malformed':{'requests':9,'resident_before':100,'resident_after':125}}");
+    json_t *r = report_of(
+        "{'kind':'chaos','kills':[{'ready_s':0.5,'lost':0,'turns':3},"
+        "{'ready_s':0.7,'lost':2,'turns':4}],"
+        "'faults':[{'fault':'full disk','injected':5,'wrong':1}],"
+        "'malformed':{'requests':10,'resident_before':100,'resident_after':125},"
+        "'malformed_grpc':{'requests':5,'hangs':3,'resident_before':100,'resident_after':105}}");
     assert_near(value(r, "count", "kills"), 2);
     assert_near(value(r, "lost", "kills"), 2);
     assert_near(value(r, "turns", "kills"), 7);
     assert_near(value(r, "ready_s", "kills"), 0.7);
     assert_near(value(r, "wrong", "full disk"), 1);
-    assert_near(value(r, "growth", "malformed"), 0.25);
-    assert_near(value(r, "requests", "malformed"), 9);
+    assert_near(value(r, "leak", "malformed"), 2.5);
+    assert_near(value(r, "leak", "malformed_grpc"), 1);
+    assert_near(value(r, "hangs", "malformed_grpc"), 3);
+    assert_near(value(r, "requests", "malformed"), 10);
     json_decref(r);
 }
 
