@@ -7,6 +7,8 @@ static void rule_sampling_recount(kk_gate *g) {
     const json_t *s = kk_gate_get(g->report, "sampling");
     const json_t *first = kk_gate_item(s, "ways", 0);
     const double greedy = kk_gate_number_or(kk_gate_get(first, "decode_tok_s"), "median", 0);
+    if (!s && strstr(kk_gate_text(g->report, "command"), " --sampling"))
+        kk_gate_say(g, "sampling: the command asks for ways to sample, and the report has none");
     if (!s) return;
     if (strcmp(kk_gate_text(first, "way"), "greedy") != 0 || greedy <= 0) {
         kk_gate_say(g, "sampling: the first way is not greedy decoding, with its rate");

@@ -112,7 +112,10 @@ static const kk_gate_member members[] = {
     {"policies?/*/arms/*/rows/*/logits_hash", KK_MEMBER_HASH},
     /* Ways to sample, greedy decoding first. */
     {"sampling?/ctx", KK_MEMBER_SIZE},
+    {"sampling?/predict", KK_MEMBER_SIZE},
     {"sampling?/ways", KK_MEMBER_LIST},
+    {"sampling?/ways/*/options", KK_MEMBER_OBJECT},
+    {"sampling?/ways/*/ahead_per_token", KK_MEMBER_NUMBER},
     {"sampling?/ways/*/decode_tok_s", KK_MEMBER_SPREAD},
     {"sampling?/ways/*/decode_tok_s/samples", KK_MEMBER_LIST},
     {"sampling?/ways/*/of_greedy", KK_MEMBER_RATE},
