@@ -180,6 +180,16 @@ void kk_reader_close(kk_reader *r) {
     kk_free(r);
 }
 
+/* Only advice: nothing is wrong where it is not taken. */
+void kk_reader_expect(const kk_reader *r) {
+#ifdef POSIX_FADV_WILLNEED
+    (void)posix_fadvise(r->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    (void)posix_fadvise(r->fd, 0, 0, POSIX_FADV_WILLNEED);
+#else
+    (void)r;
+#endif
+}
+
 uint64_t kk_reader_size(const kk_reader *r) { return r->size; }
 const char *kk_reader_path(const kk_reader *r) { return r->path; }
 

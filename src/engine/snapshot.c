@@ -622,6 +622,7 @@ kk_status kk_session_load(kk_session **out, kk_engine *e, const char *path,
     *out = NULL;
     if (exact) *exact = false;
     KK_TRY(kk_reader_open(&r, path, err));
+    kk_reader_expect(r);
     kk_status st = kk_saved_read(&h, r, err);
     if (st == KK_OK) st = load_from(out, e, r, &h, opts, err);
     kk_reader_close(r);

@@ -141,28 +141,29 @@ static bool busy(const storm *s) {
 }
 
 json_t *malformed_run(target *t, size_t n, uint64_t seed) {
+    const size_t warm_up = MALFORMED_WARM_UPS * n;
     storm *s = calloc(1, sizeof *s);
     int64_t before = 0;
     size_t sent = 0;
     if (!s) return NULL;
     s->server = t;
     s->state = seed;
-    while (sent < 2 * n && s->crashes == 0) {
-        for (size_t i = 0; i < AT_ONCE && sent < 2 * n; i++) {
+    while (sent < warm_up + n && s->crashes == 0) {
+        for (size_t i = 0; i < AT_ONCE && sent < warm_up + n; i++) {
             if (s->clients[i].state != CLIENT_IDLE) continue;
             if (send_one(s, i))
                 sent++;
             else
                 s->crashes += !target_runs(t);
-            if (sent == n && !before) before = target_resident(t);
+            if (sent == warm_up && !before) before = target_resident(t);
             if (sent % 10000 == 9999) printf("%zu malformed requests\n", sent + 1);
         }
         look(s);
     }
     while (busy(s)) look(s);
     s->crashes += !target_runs(t) || !client_ask(t->port, "/health", NULL, NULL, most_s);
-    const size_t warm_up = sent < n ? sent : n;
-    json_t *o = result(s, warm_up, sent - warm_up, before);
+    json_t *o =
+        result(s, sent < warm_up ? sent : warm_up, sent < warm_up ? 0 : sent - warm_up, before);
     free(s);
     return o;
 }

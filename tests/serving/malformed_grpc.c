@@ -490,7 +490,7 @@ static bool start_links(storm *s, size_t n) {
 json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed) {
     storm *s = calloc(1, sizeof *s);
     int64_t before = 0;
-    size_t renewed = 0, said = 10000, warm_up = n;
+    size_t renewed = 0, said = 10000, warm_up = MALFORMED_WARM_UPS * n;
     if (!s) return NULL;
     s->server = t;
     s->state = seed;
@@ -503,7 +503,7 @@ json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed) {
             runs = renew_sessions(s);
             renewed = s->requests;
         }
-        if (!before && s->requests >= n) {
+        if (!before && s->requests >= warm_up) {
             before = target_resident(t);
             warm_up = s->requests;
         }
