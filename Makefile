@@ -94,7 +94,7 @@ help:
 	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
 	@echo 'make load       speed of the server with 8 clients (a minute): LOAD="$(LOAD)"'
 	@echo 'make soak       8 clients for MINUTES=$(MINUTES), or HOURS=4: memory, K/V and latency stay'
-	@echo 'make chaos      200 kills, faults, 100,000 malformed requests (about 8 minutes)'
+	@echo 'make chaos      200 kills, faults, 100,000 malformed requests each over HTTP and gRPC (about 8 minutes)'
 	@echo 'make signals    1,000 each of INT, TERM and KILL to what writes files (about 10 minutes)'
 	@echo 'make cuda       the same with the CUDA device, for which a compiler is fetched if need be'
 	@echo 'make test-gpu   the tests that need a GPU, transformers beside it (5 minutes)'

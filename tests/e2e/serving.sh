@@ -36,13 +36,16 @@ exits 0 report check "$work/soak.json"
 holds "$work/soak.json" failed turns
 holds "$work/soak.json" different turns
 
-# ---- chaos: a few kills and faults
+# ---- chaos: a few kills and faults; malformed traffic goes over gRPC too
+[ -n "${KK_GRPC_MODULE:-}" ] || finish
 "$KK_SERVING" chaos --kakeya "$KAKEYA" --clients 3 --kills 4 --requests 500 \
     --report "$work/chaos.json" >"$work/said" 2>&1
 [ -f "$work/chaos.json" ] || fail "no report: $(cat "$work/said")"
 exits 0 report check "$work/chaos.json"
 for figure in lost different; do holds "$work/chaos.json" $figure kills; done
-for figure in crashes hangs; do holds "$work/chaos.json" $figure malformed; done
+for figure in requests crashes hangs; do
+    for protocol in malformed malformed_grpc; do holds "$work/chaos.json" $figure $protocol; done
+done
 for fault in "full disk" "slow clients" "vanishing clients" "corrupt state"; do
     holds "$work/chaos.json" wrong "$fault"
 done
