@@ -23,7 +23,7 @@ kk_status kk_file_read(const char *path, size_t max, char **text, size_t *len, k
  * any other. */
 typedef struct kk_reader kk_reader;
 kk_status kk_reader_open(kk_reader **out, const char *path, kk_err *err);
-void kk_reader_close(kk_reader *r);             /* NULL is fine */
+void kk_reader_close(kk_reader *r); /* NULL is fine */
 /* All of it will be read soon: the system may fetch it ahead, in large blocks. */
 void kk_reader_expect(const kk_reader *r);
 uint64_t kk_reader_size(const kk_reader *r);    /* when it was opened */

@@ -14,8 +14,9 @@ enum { MALFORMED_WARM_UPS = 2 };
  * were answered: {warm_up, requests, unfinished, statuses {status: count}, crashes, hangs,
  * resident_before, resident_after (of the n)}. */
 json_t *malformed_run(target *t, size_t n, uint64_t seed);
-/* The same over gRPC, on raw sockets: {warm_up, requests, connections, ways {way: requests}, trailers, resets,
- * refused (calls by how they ended), crashes, hangs, resident_before, resident_after}. */
+/* The same over gRPC, on raw sockets: {warm_up, requests, connections, ways {way: requests},
+ * trailers, resets, refused (calls by how they ended), crashes, hangs, resident_before,
+ * resident_after}. */
 json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed);
 
 #endif
