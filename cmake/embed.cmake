@@ -4,7 +4,7 @@
 
 set(page_folder "${CMAKE_CURRENT_SOURCE_DIR}/eval/reports/page")
 # Scripts in the order in which they are joined: each uses those before it.
-set(page_scripts text.js plot.js speed.js quality.js main.js)
+set(page_scripts text.js plot.js speed.js quality.js serving.js main.js)
 set(page_files ${page_scripts} page.html page.css)
 list(TRANSFORM page_files PREPEND "${page_folder}/")
 add_custom_command(

@@ -3,7 +3,8 @@
  *
  * The program embeds {version, reports: [{path, kind, verdict, failure, findings, report}]}. */
 
-const KINDS = { bench, accept, lossless, compare, needle, steps, sweep, kv, memory, projection };
+const KINDS = { bench, accept, lossless, compare, needle, steps, sweep, kv, memory, projection, load, soak,
+                chaos };
 
 const fileName = path => path.split('/').filter(Boolean).pop() || path;
 
