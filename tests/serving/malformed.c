@@ -148,7 +148,7 @@ json_t *malformed_run(target *t, size_t n, uint64_t seed) {
     if (!s) return NULL;
     s->server = t;
     s->state = seed;
-    while (sent < warm_up + n && s->crashes == 0) {
+    while (sent < warm_up + n && s->crashes == 0 && s->hangs < AT_ONCE) {
         for (size_t i = 0; i < AT_ONCE && sent < warm_up + n; i++) {
             if (s->clients[i].state != CLIENT_IDLE) continue;
             if (send_one(s, i))

@@ -496,7 +496,7 @@ json_t *malformed_grpc_run(target *t, size_t n, uint64_t seed) {
     s->state = seed;
     for (size_t i = 0; i < AT_ONCE; i++) s->links[i].fd = -1;
     bool runs = renew_sessions(s);
-    while (runs && s->requests < warm_up + n) {
+    while (runs && s->requests < warm_up + n && s->hangs < AT_ONCE) {
         const bool due = s->requests >= renewed + RENEW;
         runs = due || start_links(s, warm_up + n);
         if (look(s) == 0 && due) {
