@@ -41,6 +41,7 @@ class SocketStream:
         self._transport = transport
         self._sock = sock
         self._cancelled = False
+        self._closed = False
         self.response = Response()
 
     def send(self, data: bytes) -> None:
@@ -77,7 +78,10 @@ class SocketStream:
             pass
 
     def close(self) -> None:
-        """Gives the connection back, or ends it where the answer is not over."""
+        """Gives the connection back, or ends it where the answer is not over; once."""
+        if self._closed:
+            return
+        self._closed = True
         if self.response.reusable and not self._cancelled:
             self._transport.keep(self._sock)
         else:

@@ -22,6 +22,7 @@ class AsyncStream:
     def __init__(self, transport: AsyncTransport, pair: Pair) -> None:
         self._transport = transport
         self._reader, self._writer = pair
+        self._closed = False
         self.response = Response()
 
     async def send(self, data: bytes) -> None:
@@ -54,7 +55,10 @@ class AsyncStream:
         return self.response.take()
 
     def close(self) -> None:
-        """Gives the connection back, or ends it where the answer is not over."""
+        """Gives the connection back, or ends it where the answer is not over; once."""
+        if self._closed:
+            return
+        self._closed = True
         if self.response.reusable:
             self._transport.keep((self._reader, self._writer))
         else:

@@ -12,6 +12,7 @@ that is cancelled while it waits ends its work on the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from types import TracebackType
@@ -126,6 +127,7 @@ class AsyncGeneration(Generic[T], AsyncIterator[T]):
                  choose: Choice[T]) -> None:
         self._session = session
         self._start = start
+        self._started = time.monotonic()
         self._choose = choose
         self._stream: AsyncStream | None = None
         self._reading = _calls.Reading()
@@ -162,6 +164,11 @@ class AsyncGeneration(Generic[T], AsyncIterator[T]):
                         trace: TracebackType | None) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:  # of a loop that was left: the server should not go on
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and the connection too
+            if not getattr(self, "_over", True):
+                self._finish()
+
     async def _fill(self) -> None:
         try:
             if self._stream is None:
@@ -172,6 +179,15 @@ class AsyncGeneration(Generic[T], AsyncIterator[T]):
                 self._waiting = self._reading.feed(data)[::-1]
                 return
             self._reading.ended()
+        except errors.SessionBusyError as why:  # said in the stream, before anything else
+            if not self._session._again(why, time.monotonic() - self._started):
+                self._finish()
+                raise
+            if self._stream is not None:
+                self._stream.close()
+            self._stream = None
+            await asyncio.sleep(BUSY_PAUSE_S)
+            return
         except BaseException:
             self._finish()
             raise
@@ -267,8 +283,7 @@ class AsyncSession(SessionState):
                   choose: Choice[T]) -> AsyncGeneration[T]:
         self._open()
         request = _calls.generate(self._id, max_tokens, check(options, GenerateOptions))
-        return AsyncGeneration(
-            self, lambda: self._patiently(lambda: self._client._stream(request)), choose)
+        return AsyncGeneration(self, lambda: self._client._stream(request), choose)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         start = time.monotonic()

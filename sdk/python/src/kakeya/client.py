@@ -128,9 +128,12 @@ class Generation(Generic[T], Iterator[T]):
     then is part of the history.
     """
 
-    def __init__(self, session: Session, stream: SocketStream, choose: Choice[T]) -> None:
+    def __init__(self, session: Session, start: Callable[[], SocketStream], choose: Choice[T]) -> None:
+        self._over = True  # until there is a stream
         self._session = session
-        self._stream = stream
+        self._start = start
+        self._started = time.monotonic()
+        self._stream = start()
         self._choose = choose
         self._reading = _calls.Reading()
         self._waiting: list[Piece] = []  # those that came, the next one last
@@ -182,6 +185,14 @@ class Generation(Generic[T], Iterator[T]):
                 self._waiting = self._reading.feed(data)[::-1]
                 return
             self._reading.ended()
+        except errors.SessionBusyError as why:  # said in the stream, before anything else
+            if not self._session._again(why, time.monotonic() - self._started):
+                self._finish()
+                raise
+            self._stream.close()
+            time.sleep(BUSY_PAUSE_S)
+            self._stream = self._start()
+            return
         except BaseException:
             self._finish()
             raise
@@ -220,7 +231,10 @@ class Session(SessionState):
                                                    add_generation_prompt))
 
     def generate(self, max_tokens: int, **options: Unpack[GenerateOptions]) -> Generation[int]:
-        """Continues the history; yields token ids."""
+        """Continues the history; yields token ids.
+
+        A wrong option is refused here; what is wrong with the session, by the first `next`.
+        """
         return self._generate(max_tokens, options, token_of)
 
     def generate_text(self, max_tokens: int, **options: Unpack[GenerateOptions]) -> Generation[str]:
@@ -276,7 +290,7 @@ class Session(SessionState):
         self._open()
         request = _calls.generate(self._id, max_tokens, check(options, GenerateOptions))
         self._begin()
-        return Generation(self, self._patiently(lambda: self._client._stream(request)), choose)
+        return Generation(self, lambda: self._client._stream(request), choose)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         start = time.monotonic()

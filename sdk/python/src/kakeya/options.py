@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence, TypedDict
 
-__all__ = ["GenerateOptions", "SamplingOptions", "SessionOptions"]
+__all__ = ["CacheOptions", "GenerateOptions", "SamplingOptions", "SessionOptions"]
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -34,8 +34,8 @@ class GenerateOptions(SamplingOptions, total=False):
     ignore_eos: bool | None  #: no id ends it
 
 
-class SessionOptions(SamplingOptions, total=False):
-    """Of a session, from its beginning."""
+class CacheOptions(TypedDict, total=False):
+    """What a session keeps, and who drafts for it."""
 
     context: int | None  #: most tokens of the history
     kv_format: str | None  #: how K/V rows are stored: bf16, f32, q8, q4, s8
@@ -46,6 +46,10 @@ class SessionOptions(SamplingOptions, total=False):
     chunk: int | None  #: rows evicted at a time
     spec: str | None  #: who drafts: auto, none, dflash, ngram
     draft_max: int | None  #: most tokens drafted in a round; 0: what pays
+
+
+class SessionOptions(SamplingOptions, CacheOptions, total=False):
+    """Of a session, from its beginning."""
 
 
 def check(given: Mapping[str, Any], known: type) -> Mapping[str, Any]:
