@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
 __all__ = ["Appended", "GenerateResult", "Piece", "SessionInfo", "StopReason"]
 
@@ -30,8 +30,7 @@ STOP_WORDS: Mapping[str, StopReason] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A token as it comes, with the text that is certain by it: whole characters, perhaps none.
 
     The last piece may have no token: it is text that was held back as the start of a stop text.
