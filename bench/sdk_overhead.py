@@ -5,10 +5,10 @@ What the SDKs add to reading the same stream without them.  A server with the sh
 the same tokens again and again, from forks of one session; the arms take turns, and the first of
 them changes from turn to turn:
 
-    raw     http.client, or node's fetch: the bytes of the stream are read and thrown away
-    sync    kakeya.Client, generate_pieces
-    async   kakeya.AsyncClient, the same
-    node    @kakeya/runtime, generatePieces, against node's fetch; with --typescript
+    raw     the bytes of the stream are read and thrown away: with http.client, asyncio's streams, fetch
+    sync    kakeya.Client, generate_pieces, against http.client
+    async   kakeya.AsyncClient, the same, against asyncio's streams: what asyncio itself costs is in both
+    node    @kakeya/runtime, generatePieces, against fetch; with --typescript
 
 Two figures for each.  `wall`: the median over the turns of its seconds over those of the raw arm;
 the server's speed is in both, so this is noisy on a machine that does other work: repeat it.
@@ -47,6 +47,18 @@ def read_raw(server, session, tokens):
     return n
 
 
+async def read_raw_async(server, session, tokens):
+    body = json.dumps(dict(HOW, max_tokens=tokens, stream=True)).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/sessions/%s/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                 b"Content-Length: %d\r\n\r\n%s" % (session.encode(), len(body), body))
+    n = 0
+    while data := await reader.read(65536):
+        n += data.count(b'"token"')
+    writer.close()
+    return n
+
+
 def read_sync(client, session, tokens):
     return sum(1 for p in client.session(session).generate_pieces(tokens, **HOW) if p.token is not None)
 
@@ -70,6 +82,7 @@ class Arms:
         self.prompt.append_text("def main():")
         self.run = {
             "raw": lambda s: read_raw(server, s, tokens),
+            "raw_async": lambda s: self.loop.run_until_complete(read_raw_async(server, s, tokens)),
             "sync": lambda s: read_sync(self.client, s, tokens),
             "async": lambda s: self.loop.run_until_complete(read_async(self.async_client, s, tokens)),
         }
@@ -126,8 +139,9 @@ def main():
     o = parser.parse_args()
     with Server(o.kakeya, "-c", str(o.tokens + 64), "--max-sessions", "8") as server:
         arms = Arms(server, o.tokens)
-        got = turns(arms.measure, ["raw", "sync", "async"], o.pairs)
-        found = [compare(got, "raw", name, o.tokens, o.rate) for name in ("sync", "async")]
+        got = turns(arms.measure, ["raw", "sync", "raw_async", "async"], o.pairs)
+        found = [compare(got, raw, name, o.tokens, o.rate)
+                 for raw, name in (("raw", "sync"), ("raw_async", "async"))]
         if o.typescript:
             node = node_turns(server, arms.prompt.session_id, o.tokens, o.pairs, o.typescript)
             found.append(compare(node, "fetch", "node", o.tokens, o.rate))
