@@ -283,6 +283,69 @@ class Async(unittest.IsolatedAsyncioTestCase):
             self.assertIsNotNone(caught.exception.retry_after)
 
 
+class OneAnswer:
+    """A server that answers every connection once, says that it may be kept, and closes it."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    body = b'{"tokens": [1]}'
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" %
+                                       (len(body), body))
+
+    def stop(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join(10)
+
+
+class Connections(unittest.IsolatedAsyncioTestCase):
+    async def test_closed_while_idle(self):
+        """A connection that the server has closed is not used again."""
+        once = OneAnswer()
+        self.addCleanup(once.stop)
+        with Client(once.address) as client:
+            for _ in range(3):
+                self.assertEqual(client.tokenize("x"), [1])
+                time.sleep(0.05)
+        async with AsyncClient(once.address) as client:
+            for _ in range(3):
+                self.assertEqual(await client.tokenize("x"), [1])
+                await asyncio.sleep(0.05)
+
+    async def test_silence(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            client = AsyncClient(f"127.0.0.1:{silent.getsockname()[1]}", timeout=0.1)
+            with self.assertRaises(DeadlineExceededError):
+                await asyncio.wait_for(client.tokenize("x"), 30)
+
+    async def test_slow_reader(self):
+        """What is not taken is not read from the network either, and nothing of it is lost."""
+        from kakeya import _streams
+        self.addCleanup(setattr, _streams, "HIGH", _streams.HIGH)
+        _streams.HIGH = 500
+        async with AsyncClient(server.address) as client, await client.create_session() as s:
+            await s.append_text(TEXT)
+            pieces, paused = s.generate(400, **GREEDY), 0
+            tokens = []
+            async for token in pieces:
+                tokens.append(token)
+                await asyncio.sleep(0.0005)
+                paused += pieces._stream._link._paused
+            self.assertEqual((len(tokens), s.last_stop_reason), (400, StopReason.MAX_TOKENS))
+            self.assertEqual((await s.tokens())[-400:], tokens)
+            self.assertGreater(paused, 0)
+
+
 class Secured(unittest.TestCase):
     """Keys and TLS, with a certificate made here."""
 
