@@ -24,6 +24,7 @@ awk -v folder="$work" '/^```ts$/ { n++; on = 1; next } /^```$/ { on = 0 } on { p
 [ -f "$work/example2.mts" ] || fail "README.md has no examples"
 "$KAKEYA" serve --port 0 -t 1 2>"$work/server" &
 server=$!
+trap 'kill $server 2>/dev/null; rm -rf "$work"' EXIT
 for _ in $(seq 600); do grep -q "serve: ready:" "$work/server" && break; sleep 0.1; done
 address=127.0.0.1:$(sed -n 's/.*listening on http:.*:\([0-9]*\)$/\1/p' "$work/server")
 cd "$work" || exit 1

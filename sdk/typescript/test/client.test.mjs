@@ -198,6 +198,28 @@ test("sessions at the same time", async () => {
   assert.deepEqual(streams.slice(0, 2), alone);
 });
 
+test("what is sent, and answers that are none", async () => {
+  const sent = [];
+  let answer = () => new Response('{"id": "sess-1"}');
+  const client = new Client("https://a.example/kakeya/", {
+    apiKey: "secret",
+    fetch: async (url, init) => { sent.push([url, init]); return answer(); },
+  });
+  const s = await client.createSession({ clientLabel: "me", seed: "18446744073709551615", topK: 3 });
+  const [url, init] = sent[0];
+  assert.equal(url, "https://a.example/kakeya/v1/sessions");
+  assert.equal(init.headers.Authorization, "Bearer secret");
+  assert.equal(init.body, '{"seed":-1,"top_k":3,"label":"me"}');
+  answer = () => new Response("<html>");
+  await assert.rejects(() => s.tokens(), sdk.UnavailableError);
+  answer = () => new Response("busy", { status: 429, headers: { "Retry-After": "3" } });
+  await assert.rejects(() => s.tokens(), { name: "ResourceExhaustedError", retryAfter: 3 });
+  answer = () => new Response("data: {\n\n");
+  await assert.rejects(() => all(s.generate({ maxTokens: 1 })), sdk.InternalError);
+  answer = () => new Response('data: {"token": 5, "text": "x"}\n\n'); // cut off
+  await assert.rejects(() => all(s.generate({ maxTokens: 1 })), sdk.UnavailableError);
+});
+
 test("events, wherever they are cut", () => {
   const stream = 'data: {"a": "\u00e9"}\n\n: ping\n\nevent: x\ndata: two\ndata:lines\n\ndata: [DONE]\n\n';
   for (const form of [stream, stream.replaceAll("\n", "\r\n")]) {
