@@ -17,7 +17,8 @@ cd "$work" || exit 1
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INDEX=1
 PYTHONPATH=$tools python3 -m pip wheel -q --no-deps --no-build-isolation -w wheels ./sdk >said 2>&1 ||
     fail "no wheel: $(cat said)"
-[ "$(ls wheels)" = kakeya-0.1.0-py3-none-any.whl ] || fail "other wheels: $(ls wheels)"
+version=$("$KAKEYA" --version | sed -n 's/^kakeya \([0-9.]*[0-9]\).*/\1/p;q')
+same "$(ls wheels)" "kakeya-$version-py3-none-any.whl" "the wheel"
 
 python3 -m venv --without-pip clean && python3 -m pip --python clean/bin/python install -q wheels/*.whl >said 2>&1 ||
     fail "not installed: $(cat said)"

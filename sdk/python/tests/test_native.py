@@ -237,6 +237,7 @@ class Engines(unittest.TestCase):
             with s.fork() as fork, s.fork(50) as short:
                 self.assertEqual((len(fork), len(short)), (100, 50))
                 whole = fork.generate(16, ignore_eos=True)
+                self.assertEqual(whole.result.history_truncated_dropped, 64 - 32 - 4)
             path = os.path.join(folder, "saved")
             s.save(path)
             with self.engine.load(path) as loaded:

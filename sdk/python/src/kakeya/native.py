@@ -692,9 +692,10 @@ class _Generation:
         self._texts: list[str] = []
         self._answer: _Answer | None = None
         self._masks: list[Any] = []  # kept while C may read them
+        self._dropped = 0
 
     def run(self, session: int, max_tokens: int) -> Completion:
-        result = _abi.kk_result()
+        result, self._dropped = _abi.kk_result(), self._dropped_tokens(session)
         tok = self._library.kk_engine_tokenizer(self._engine._handle.acquire())
         try:
             if tok:
@@ -714,6 +715,16 @@ class _Generation:
             if self._answer:
                 self._answer.free()
             self._engine._handle.release()
+
+    def _dropped_tokens(self, session: int) -> int:
+        """Tokens that full layers under a window see no more, as the server counts them."""
+        opts = _abi.kk_session_opts()
+        self._library.kk_session_options(session, ctypes.byref(opts))
+        if opts.kv_full != _abi.KK_KEEP_WINDOW or opts.chunk < 1:
+            return 0
+        length = self._library.kk_session_len(session)
+        kept = max(opts.window, 0) + max(opts.sink, 0)
+        return max(int(length) // int(opts.chunk) * int(opts.chunk) - int(kept), 0)
 
     def _on_token(self, _: Any, token: int) -> object:
         self._tokens.append(token)
@@ -738,7 +749,8 @@ class _Generation:
         length = self._library.kk_session_len(session)
         return Completion(self._tokens, "".join(self._texts), GenerateResult(
             stop_reason=stop, generated_token_count=r.n_tokens, prefill_duration_seconds=0.0,
-            total_duration_seconds=r.decode_s, history_truncated_dropped=0, history_length=length,
+            total_duration_seconds=r.decode_s, history_truncated_dropped=self._dropped,
+            history_length=length,
             rounds=r.rounds, drafted_tokens=r.spec.drafted, accepted_tokens=r.spec.accepted,
             cached_tokens=length - r.n_tokens, evaluated_tokens=0,
             logits_hash=f"{r.logits_hash:016x}"))
