@@ -15,18 +15,16 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
-import ctypes.util
 import functools
 import json
 import os
-import threading
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence, TypedDict
 
 from . import _abi, errors
-from ._version import __version__
+from ._library import Handle, Path, call, encoded, ids_array, load_library, plain
 from .options import CacheOptions, SamplingOptions, check
 from .types import GenerateResult, StopReason
 
@@ -35,120 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Completion", "Engine", "EngineOptions", "LogProbs", "NativeGenerateOptions", "Session",
            "Span", "Tokenizer", "load_library", "render_chat"]
-
-Path = str | os.PathLike[str]
-
-# ---- the library --------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=None)
-def _load(path: str) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(path)
-        _abi.declare(library)
-    except (OSError, AttributeError) as why:
-        raise errors.make("UNAVAILABLE", f"cannot load libkakeya: {why}") from why
-    found = library.kk_version().decode()
-    if found.split("-")[0].split("+")[0].split(" ")[0] != __version__:
-        raise errors.make("UNIMPLEMENTED", f"{path} is libkakeya {found}: this package is made for "
-                          f"{__version__}, and the structs of another may differ")
-    return library
-
-
-def load_library(path: Path | None = None) -> ctypes.CDLL:
-    """libkakeya: of this path, else of the variable KAKEYA_LIBRARY, else where the system finds it."""
-    named = os.fspath(path) if path is not None else os.environ.get("KAKEYA_LIBRARY")
-    return _load(named or ctypes.util.find_library("kakeya") or "libkakeya.so.0")
-
-
-_CODES = {
-    _abi.KK_EINVAL: "INVALID_ARGUMENT", _abi.KK_EIO: "INVALID_ARGUMENT",
-    _abi.KK_EFORMAT: "INVALID_ARGUMENT", _abi.KK_ENOMEM: "RESOURCE_EXHAUSTED",
-    _abi.KK_ECONTEXT: "INVALID_ARGUMENT", _abi.KK_EDEVICE: "INTERNAL",
-    _abi.KK_ESTOPPED: "CANCELLED", _abi.KK_EEXIST: "INVALID_ARGUMENT",
-    _abi.KK_EBUSY: "INVALID_ARGUMENT", _abi.KK_ENUMERIC: "INTERNAL",
-}
-
-
-def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
-    """Calls a function whose last argument is a kk_err; raises what it says."""
-    err = _abi.kk_err()
-    status = getattr(library, name)(*arguments, ctypes.byref(err))
-    if status != _abi.KK_OK:
-        raise errors.make(_CODES.get(status, "INTERNAL"), err.msg.decode("utf-8", "replace"),
-                          code=library.kk_status_name(status).decode())
-
-
-class _Handle:
-    """A pointer of the library, which is freed once, and only when nobody uses it."""
-
-    def __init__(self, what: str, pointer: int, free: Callable[[int], None]) -> None:
-        self._what = what
-        self._pointer: int | None = pointer
-        self._free = free
-        self._users = 0
-        self._lock = threading.Lock()
-
-    @property
-    def closed(self) -> bool:
-        return self._pointer is None
-
-    def acquire(self, alone: bool = False) -> int:
-        with self._lock:
-            if self._pointer is None:
-                raise errors.SessionClosedError(f"the {self._what} is closed")
-            if alone and self._users:
-                raise errors.make("ABORTED", f"the {self._what} is in use by another call")
-            self._users += 1
-            return self._pointer
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-
-    @contextlib.contextmanager
-    def use(self, alone: bool = False) -> Iterator[int]:
-        pointer = self.acquire(alone)
-        try:
-            yield pointer
-        finally:
-            self.release()
-
-    def close(self) -> bool:
-        """Frees it; false: it was freed before."""
-        with self._lock:
-            if self._pointer is None:
-                return False
-            if self._users:
-                raise errors.make("ABORTED", f"the {self._what} is in use and cannot be closed")
-            pointer, self._pointer = self._pointer, None
-        self._free(pointer)
-        return True
-
-
-def _encoded(value: Any) -> Any:
-    return os.fsencode(value) if isinstance(value, (str, os.PathLike)) else value
-
-
-def _ids_array(tokens: Sequence[int]) -> Any:
-    for token in tokens:
-        if not 0 <= token < 1 << 31:
-            raise errors.make("INVALID_ARGUMENT", f"{token!r} is no token id", param="tokens")
-    return (ctypes.c_int32 * len(tokens))(*tokens)
-
-
-def _plain(struct: ctypes.Structure) -> dict[str, Any]:
-    """A struct of numbers and texts as a dictionary."""
-    out: dict[str, Any] = {}
-    for name, *_ in struct._fields_:
-        value = getattr(struct, name)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        elif isinstance(value, ctypes.Array):
-            value = list(value)
-        out[name] = value
-    return out
-
 
 # ---- tokenizer and chat -------------------------------------------------------------------------
 
@@ -160,8 +44,8 @@ class Tokenizer:
         """path: a folder with tokenizer.json, a tokenizer.json, or a GGUF file."""
         self._library = load_library(library)
         out = ctypes.c_void_p()
-        _call(self._library, "kk_tokenizer_open", ctypes.byref(out), os.fsencode(path))
-        self._handle = _Handle("tokenizer", out.value or 0, self._library.kk_tokenizer_close)
+        call(self._library, "kk_tokenizer_open", ctypes.byref(out), os.fsencode(path))
+        self._handle = Handle("tokenizer", out.value or 0, self._library.kk_tokenizer_close)
         self._owner: Engine | None = None
 
     @classmethod
@@ -204,7 +88,7 @@ class Tokenizer:
         ids = list(tokens)
         text, n = ctypes.c_void_p(), ctypes.c_size_t()
         with self._use() as tok:
-            _call(self._library, "kk_decode", tok, _ids_array(ids), len(ids), special,
+            call(self._library, "kk_decode", tok, ids_array(ids), len(ids), special,
                   ctypes.byref(text), ctypes.byref(n))
         return _taken(self._library, text, n)
 
@@ -230,7 +114,7 @@ class Tokenizer:
 
     def _ids(self, name: str, *arguments: Any) -> list[int]:
         ids, n = ctypes.POINTER(ctypes.c_int32)(), ctypes.c_size_t()
-        _call(self._library, name, *arguments, ctypes.byref(ids), ctypes.byref(n))
+        call(self._library, name, *arguments, ctypes.byref(ids), ctypes.byref(n))
         try:
             return ids[: n.value]
         finally:
@@ -257,7 +141,7 @@ def render_chat(messages: Sequence[Mapping[str, Any]], *, library: Path | None =
     """
     lib, data = load_library(library), _chat_json(messages, more)
     text, n = ctypes.c_void_p(), ctypes.c_size_t()
-    _call(lib, "kk_chat_render", data, len(data), ctypes.byref(text), ctypes.byref(n))
+    call(lib, "kk_chat_render", data, len(data), ctypes.byref(text), ctypes.byref(n))
     return _taken(lib, text, n).decode()
 
 
@@ -282,7 +166,7 @@ class _Answer:
         self._stops = (ctypes.c_char_p * len(stops))(*[s.encode() for s in stops])
         opts = _abi.kk_answer_opts(tok=tokenizer, raw=raw, stops=self._stops, n_stops=len(stops))
         out = ctypes.c_void_p()
-        _call(library, "kk_answer_new", ctypes.byref(out), ctypes.byref(opts))
+        call(library, "kk_answer_new", ctypes.byref(out), ctypes.byref(opts))
         self._pointer = out
 
     def push(self, token: int) -> list[Span]:
@@ -300,7 +184,7 @@ class _Answer:
 
     def _spans(self, name: str, *arguments: Any) -> list[Span]:
         spans, n = ctypes.POINTER(_abi.kk_answer_span)(), ctypes.c_size_t()
-        _call(self._library, name, self._pointer, *arguments, ctypes.byref(spans), ctypes.byref(n))
+        call(self._library, name, self._pointer, *arguments, ctypes.byref(spans), ctypes.byref(n))
         return [self._span(spans[i]) for i in range(n.value)]
 
     def _span(self, s: _abi.kk_answer_span) -> Span:
@@ -342,11 +226,11 @@ class Engine:
                  **options: Unpack[EngineOptions]) -> None:
         """model: a Hugging Face folder or a GGUF file."""
         self._library = load_library(library)
-        given = {name: _encoded(v) for name, v in check(options, EngineOptions).items()}
-        opts = _abi.kk_engine_opts(model=_encoded(model), **given)
+        given = {name: encoded(v) for name, v in check(options, EngineOptions).items()}
+        opts = _abi.kk_engine_opts(model=encoded(model), **given)
         out = ctypes.c_void_p()
-        _call(self._library, "kk_engine_open", ctypes.byref(out), ctypes.byref(opts))
-        self._handle = _Handle("engine", out.value or 0, self._library.kk_engine_close)
+        call(self._library, "kk_engine_open", ctypes.byref(out), ctypes.byref(opts))
+        self._handle = Handle("engine", out.value or 0, self._library.kk_engine_close)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
@@ -406,7 +290,7 @@ class Engine:
         opts = self._session_opts(options)
         out = ctypes.c_void_p()
         with self._handle.use() as engine:
-            _call(self._library, "kk_session_new", ctypes.byref(out), engine, ctypes.byref(opts))
+            call(self._library, "kk_session_new", ctypes.byref(out), engine, ctypes.byref(opts))
             return Session._made(self, out.value or 0)
 
     def load(self, path: Path, **options: Unpack[CacheOptions]) -> Session:
@@ -414,7 +298,7 @@ class Engine:
         opts = self._session_opts(options)
         out, exact = ctypes.c_void_p(), ctypes.c_bool()
         with self._handle.use() as engine:
-            _call(self._library, "kk_session_load", ctypes.byref(out), engine, os.fsencode(path),
+            call(self._library, "kk_session_load", ctypes.byref(out), engine, os.fsencode(path),
                   ctypes.byref(opts), ctypes.byref(exact))
             return Session._made(self, out.value or 0, exact.value)
 
@@ -438,12 +322,12 @@ class Engine:
     def _told(self, name: str, struct: ctypes.Structure) -> dict[str, Any]:
         with self._handle.use() as engine:
             getattr(self._library, name)(engine, ctypes.byref(struct))
-        return _plain(struct)
+        return plain(struct)
 
     def _told_if(self, name: str, struct: ctypes.Structure) -> dict[str, Any] | None:
         with self._handle.use() as engine:
             there = getattr(self._library, name)(engine, ctypes.byref(struct))
-        return _plain(struct) if there else None
+        return plain(struct) if there else None
 
     def _session_opts(self, options: Mapping[str, Any]) -> _abi.kk_session_opts:
         given = {n: v for n, v in check(options, CacheOptions).items() if v is not None}
@@ -523,7 +407,7 @@ class Session:
         self._engine = engine
         self._exact = exact
         engine._handle.acquire()  # until it is freed, so that the engine outlives it
-        self._handle = _Handle("session", pointer, functools.partial(_free_session, engine))
+        self._handle = Handle("session", pointer, functools.partial(_free_session, engine))
         engine._sessions.add(self)
         return self
 
@@ -531,7 +415,7 @@ class Session:
     _library: ctypes.CDLL
     _engine: Engine
     _exact: bool
-    _handle: _Handle
+    _handle: Handle
 
     @property
     def closed(self) -> bool:
@@ -570,7 +454,7 @@ class Session:
         watch = _abi.kk_progress(calls.guard_bool(
             lambda _, done, total: progress(done, total) if progress else True))
         with self._handle.use(alone=True) as s, calls:
-            _call(self._library, "kk_session_append", s, _ids_array(ids), len(ids),
+            call(self._library, "kk_session_append", s, ids_array(ids), len(ids),
                   watch if progress else _abi.kk_progress(), None)
             return int(self._library.kk_session_len(s))
 
@@ -592,28 +476,28 @@ class Session:
         out = ctypes.c_void_p()
         with self._handle.use(alone=True) as s, self._engine._handle.use():
             if at is None:
-                _call(self._library, "kk_session_fork", ctypes.byref(out), s)
+                call(self._library, "kk_session_fork", ctypes.byref(out), s)
             else:
-                _call(self._library, "kk_session_fork_at", ctypes.byref(out), s, at, None)
+                call(self._library, "kk_session_fork_at", ctypes.byref(out), s, at, None)
             return Session._made(self._engine, out.value or 0)
 
     def rewind(self, length: int) -> int:
         """Takes the history back to so many tokens; how many had to be evaluated again."""
         evaluated = ctypes.c_int32()
         with self._handle.use(alone=True) as s:
-            _call(self._library, "kk_session_rewind", s, length, ctypes.byref(evaluated))
+            call(self._library, "kk_session_rewind", s, length, ctypes.byref(evaluated))
         return evaluated.value
 
     def checkpoint(self) -> None:
         """Marks this point, so that a later rewind or fork to it is free."""
         with self._handle.use(alone=True) as s:
-            _call(self._library, "kk_session_checkpoint", s)
+            call(self._library, "kk_session_checkpoint", s)
 
     def logits(self) -> array.array[float]:
         """Of the last token, after the soft-cap: one float for each id of the vocabulary."""
         out = ctypes.POINTER(ctypes.c_float)()
         with self._handle.use(alone=True) as s:
-            _call(self._library, "kk_session_logits", s, ctypes.byref(out))
+            call(self._library, "kk_session_logits", s, ctypes.byref(out))
             size = self._engine.info()["vocab"] * ctypes.sizeof(ctypes.c_float)
             return array.array("f", ctypes.string_at(out, size))
 
@@ -627,7 +511,7 @@ class Session:
     def save(self, path: Path) -> None:
         """Writes history and caches to a file that `Engine.load` reads; replaces one that is there."""
         with self._handle.use(alone=True) as s:
-            _call(self._library, "kk_session_save", s, os.fsencode(path))
+            call(self._library, "kk_session_save", s, os.fsencode(path))
 
     def close(self) -> None:
         """Frees it; a second time this does nothing."""
@@ -706,7 +590,7 @@ class _Generation:
             opts = self._options(max_tokens)
             on_token = _abi.kk_on_token(self._calls.guard_bool(self._on_token))
             with self._calls:
-                _call(self._library, "kk_generate", session, ctypes.byref(opts), on_token, None,
+                call(self._library, "kk_generate", session, ctypes.byref(opts), on_token, None,
                       ctypes.byref(result))
                 if self._answer:
                     self._say(self._answer.finish())
@@ -760,7 +644,7 @@ class _Generation:
         opts = _abi.kk_generate_opts(max_tokens=max_tokens, sampling=self._sampling(),
                                      ignore_eos=bool(g.get("ignore_eos", False)))
         stop_ids = list(g.get("stop_token_ids", ()))
-        opts.stop_ids, opts.n_stop_ids = _ids_array(stop_ids), len(stop_ids)
+        opts.stop_ids, opts.n_stop_ids = ids_array(stop_ids), len(stop_ids)
         bias = list(g.get("logit_bias", {}).items())
         opts.bias, opts.n_bias = (_abi.kk_logit_bias * len(bias))(*bias), len(bias)
         if "allowed" in g:
