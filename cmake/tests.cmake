@@ -3,7 +3,7 @@
 #   fuzz                tests/fuzz/fuzz_NAME.c or .cc replayed over tests/fuzz/corpus/NAME
 #   e2e                 tests/e2e/NAME.sh with KAKEYA, KK_TEST_DATA and, where they are built,
 #                       KK_CUDA_MODULE, KK_TRAIN_MODULE, KK_SERVE_MODULE and KK_GRPC_MODULE in its
-#                       environment
+#                       environment, and KK_LIBRARY, libkakeya.so, where it has no instruments
 #   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
 #                       of tests/signals (`make signals` sends them all)
 #   release             a draw of rows of the stored reports executed again
@@ -176,6 +176,9 @@ if(TARGET kakeya_cli)
   set(modules)
   if(TARGET serving)
     list(APPEND modules "KK_SERVING=$<TARGET_FILE:serving>")
+  endif()
+  if(TARGET kakeya_shared AND NOT KK_INSTRUMENTS) # one that any program can load
+    list(APPEND modules "KK_LIBRARY=$<TARGET_FILE:kakeya_shared>")
   endif()
   if(TARGET kakeya_cuda)
     list(APPEND modules "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")

@@ -132,6 +132,7 @@ typedef struct {
     int32_t turns;
     int64_t kv_bytes;  /* in memory, shared pages included; 0: not in memory */
     int64_t kv_tokens; /* tokens whose K/V is in memory */
+    int64_t dropped;   /* tokens that full layers under a window see no more; kk_keep */
     bool busy, resident, stored;
     int64_t violations[SESSIONS_INVARIANTS]; /* of INV-1, 2, 3 */
     double idle_s;

@@ -276,6 +276,7 @@ static void generate(call *c) {
     if (c->given_up != FINISH_KINDS) explain(c);
     if (c->failed.status) done = false;
     json_t *result = done ? sessions_generated_json(&out) : NULL;
+    if (result) json_object_set_new(result, "dropped_tokens", json_integer(info.dropped));
     if (c->x->answer == EXCHANGE_STREAM)
         end_stream(c, done, result);
     else

@@ -153,8 +153,16 @@ bool sessions_holds(sessions *t, sessions_entry *e, fault *f) {
 
 /* ---- reading ----------------------------------------------------------------------------- */
 
+static int64_t dropped_tokens(const kk_session_opts *o, int64_t len) {
+    if (o->kv_full != KK_KEEP_WINDOW || o->chunk < 1) return 0;
+    const int64_t sink = o->sink > 0 ? o->sink : 0, window = o->window > 0 ? o->window : 0;
+    const int64_t dropped = len / o->chunk * o->chunk - window - sink;
+    return dropped > 0 ? dropped : 0;
+}
+
 static sessions_info info_of(const sessions_entry *e) {
     sessions_info i = e->shown;
+    i.dropped = dropped_tokens(&i.session, i.history);
     i.busy = e->busy;
     i.idle_s = e->busy ? 0 : text_now() - e->used;
     return i;

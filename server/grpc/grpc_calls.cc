@@ -189,16 +189,6 @@ bool take_stops(const v1::GenerateRequest &in, std::vector<const char *> *to, fa
     return true;
 }
 
-/* Tokens that full layers under a window do not see from the next position on: DESIGN.md, and
- * kk_keep of kakeya.h. */
-int64_t dropped_tokens(const sessions_info &s) {
-    const kk_session_opts &o = s.session;
-    if (o.kv_full != KK_KEEP_WINDOW || o.chunk < 1) return 0;
-    const int64_t sink = o.sink > 0 ? o.sink : 0, window = o.window > 0 ? o.window : 0;
-    const int64_t dropped = s.history / o.chunk * o.chunk - window - sink;
-    return dropped > 0 ? dropped : 0;
-}
-
 struct Stream {
     Sink *sink;
     bool with_text;
@@ -252,10 +242,9 @@ void tell_done(const sessions_generated &g, v1::GenerateDone *out) {
 bool tell_truncated(const Context &c, const std::string &id, Sink *sink, fault *f) {
     sessions_info info;
     if (!c.service->describe(c.table, id.c_str(), &info, f)) return false;
-    const int64_t dropped = dropped_tokens(info);
-    if (dropped == 0) return true;
+    if (info.dropped == 0) return true;
     v1::GenerateResponse message;
-    message.mutable_truncated()->set_dropped_token_count(static_cast<uint64_t>(dropped));
+    message.mutable_truncated()->set_dropped_token_count(static_cast<uint64_t>(info.dropped));
     sink->send(std::move(message)); /* whether anybody reads it, the tokens will tell */
     return true;
 }
