@@ -41,7 +41,7 @@ static kk_status load(const kk_drafter *d, int32_t i, const char *part, float **
     const size_t n = (size_t)kk_tensor_values(t);
     *out = kk_calloc(n, sizeof **out);
     if (!*out) return kk_fail(err, KK_ENOMEM, "no memory for '%s'", name);
-    kk_dequantize(t->dtype, t->data.base, *out, n);
+    kk_tensor_floats(t, 0, *out, n);
     return KK_OK;
 }
 
@@ -129,15 +129,14 @@ void kk_prototype_free(kk_prototype *p) {
 static kk_status embed(kk_prototype *p, const int32_t *tokens, int32_t n, kk_err *err) {
     const kk_tensor *t = kk_checkpoint_find(p->engine->checkpoint, "embed_tokens.weight");
     const size_t dim = (size_t)p->cfg.hidden;
-    size_t bytes;
-    if (!t || t->n_dims != 2 || !kk_dtype_bytes(t->dtype, dim, &bytes))
+    if (!t || t->n_dims != 2)
         return kk_fail(err, KK_EFORMAT, "the model has no token table to read");
     for (int32_t r = 0; r < n; r++) {
         if (tokens[r] < 0 || tokens[r] >= t->dims[0])
             return kk_fail(err, KK_EINVAL, "token id %d is outside the vocabulary of %lld",
                            tokens[r], (long long)t->dims[0]);
         float *x = p->x + (size_t)r * dim;
-        kk_dequantize(t->dtype, t->data.base + (size_t)tokens[r] * bytes, x, dim);
+        kk_tensor_floats(t, (int64_t)tokens[r] * t->dims[1], x, dim);
         for (size_t i = 0; i < dim; i++) x[i] *= p->scale;
     }
     return KK_OK;

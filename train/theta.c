@@ -147,7 +147,7 @@ static kk_status read_tensor(const kk_checkpoint *c, const char *name, int32_t r
     const int64_t dims[2] = {rows, cols};
     const kk_tensor *t;
     KK_TRY(kk_checkpoint_need(c, name, 2, dims, &t, err));
-    kk_dequantize(t->dtype, t->data.base, to, (size_t)kk_tensor_values(t));
+    kk_tensor_floats(t, 0, to, (size_t)kk_tensor_values(t));
     return KK_OK;
 }
 

@@ -22,7 +22,7 @@ static kk_status load(kk_training *t, int32_t layer, const char *part, size_t sl
     const size_t n = (size_t)kk_tensor_values(w);
     float *to = t->weights[slot] = kk_calloc(n, sizeof *to);
     if (!to) return kk_fail(err, KK_ENOMEM, "no memory for '%s'", name);
-    kk_dequantize(w->dtype, w->data.base, to, n);
+    kk_tensor_floats(w, 0, to, n);
     *out = to;
     return KK_OK;
 }

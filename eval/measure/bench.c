@@ -292,8 +292,11 @@ static kk_status dense_open(dense *d, const bench *b, int32_t max_rows, kk_err *
     fill_blocks(d->data, d->bytes);
     for (int l = 0; l < DENSE_LAYERS; l++)
         for (int i = 0; i < DENSE_MATS; i++) {
-            kk_matrix m = {KK_Q4_0, 1, DENSE_OUT, DENSE_IN,
-                           d->data + one * (size_t)(l * DENSE_MATS + i)};
+            kk_matrix m = {.dtype = KK_Q4_0,
+                           .n_mat = 1,
+                           .n_out = DENSE_OUT,
+                           .n_in = DENSE_IN,
+                           .data = d->data + one * (size_t)(l * DENSE_MATS + i)};
             KK_TRY(d->be->weight_new(d->dev, &m, &d->weight[l][i], err));
             KK_TRY(
                 d->be->prepare(d->dev, &(kk_prepare_args){.w = d->weight[l][i], .n_used = 1}, err));

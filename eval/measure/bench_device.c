@@ -122,7 +122,7 @@ static int64_t expert_bytes(const kk_engine *e) {
     int64_t all = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const kk_tensor *t = kk_checkpoint_find(e->checkpoint, names[i]);
-        if (t) all += (int64_t)t->data.size;
+        if (t) all += (int64_t)kk_tensor_bytes(t);
     }
     return all / kk_engine_config(e)->n_expert;
 }

@@ -37,6 +37,7 @@ typedef struct {
     kk_dtype dtype;
     int64_t n_mat, n_out, n_in;
     const void *data;
+    kk_planes planes; /* affine types: scales and biases, [n_mat, n_out, n_in / group] */
 } kk_matrix;
 
 /* Where one layer's K/V lie inside a page: head after head, each a block of KK_PAGE_ROWS rows as

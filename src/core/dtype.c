@@ -1,6 +1,6 @@
 /* dtype.c - the stored number formats: their sizes, and the exact value of every stored bit.
  *
- * The block layouts are those of GGUF.  All arithmetic is in float,
+ * The block layouts are those of GGUF, the affine ones those of MLX.  All arithmetic is in float,
  * one rounding per operation in the order the format defines (scale times integer, then minus or
  * plus the offset), so that another reader of the same file gets the same floats.  Kernels are
  * checked against these loops, so they stay plain. */
@@ -16,12 +16,15 @@ enum { QK = 32 };
 
 const kk_dtype_info *kk_dtype_get(kk_dtype t) {
     static const kk_dtype_info table[KK_DTYPES] = {
-        [KK_F32] = {"f32", 1, 4},       [KK_F16] = {"f16", 1, 2},
-        [KK_BF16] = {"bf16", 1, 2},     [KK_Q8_0] = {"q8_0", 32, 34},
-        [KK_Q4_0] = {"q4_0", 32, 18},   [KK_Q5_0] = {"q5_0", 32, 22},
-        [KK_Q5_1] = {"q5_1", 32, 24},   [KK_Q4_K] = {"q4_k", 256, 144},
-        [KK_Q5_K] = {"q5_k", 256, 176}, [KK_Q6_K] = {"q6_k", 256, 210},
-        [KK_I32] = {"i32", 1, 4},       [KK_I64] = {"i64", 1, 8},
+        [KK_F32] = {"f32", 1, 4},           [KK_F16] = {"f16", 1, 2},
+        [KK_BF16] = {"bf16", 1, 2},         [KK_Q8_0] = {"q8_0", 32, 34},
+        [KK_Q4_0] = {"q4_0", 32, 18},       [KK_Q5_0] = {"q5_0", 32, 22},
+        [KK_Q5_1] = {"q5_1", 32, 24},       [KK_Q4_K] = {"q4_k", 256, 144},
+        [KK_Q5_K] = {"q5_k", 256, 176},     [KK_Q6_K] = {"q6_k", 256, 210},
+        [KK_I32] = {"i32", 1, 4},           [KK_I64] = {"i64", 1, 8},
+        [KK_U32] = {"u32", 1, 4},           [KK_MLX4_32] = {"mlx4_32", 32, 16},
+        [KK_MLX4_64] = {"mlx4_64", 64, 32}, [KK_MLX8_32] = {"mlx8_32", 32, 32},
+        [KK_MLX8_64] = {"mlx8_64", 64, 64},
     };
     return &table[t];
 }
@@ -40,6 +43,14 @@ bool kk_dtype_bytes(kk_dtype t, uint64_t n, size_t *out) {
     const kk_dtype_info *info = kk_dtype_get(t);
     const uint64_t per = (uint64_t)info->values;
     return n % per == 0 && kk_mul((size_t)(n / per), (size_t)info->bytes, out);
+}
+
+bool kk_affine_type(int64_t bits, int64_t group, kk_dtype *out) {
+    for (int t = KK_MLX4_32; t <= KK_MLX8_64; t++) {
+        *out = (kk_dtype)t;
+        if (kk_affine_bits(*out) == bits && kk_dtype_get(*out)->values == group) return true;
+    }
+    return false;
 }
 
 /* ---- 16-bit floats ---------------------------------------------------------------------- */
@@ -183,6 +194,9 @@ static void dequantize_plain(kk_dtype t, const uint8_t *src, float *dst, size_t 
     case KK_I32:
         for (size_t i = 0; i < n; i++) dst[i] = (float)(int32_t)kk_le32(src + 4 * i);
         break;
+    case KK_U32:
+        for (size_t i = 0; i < n; i++) dst[i] = (float)kk_le32(src + 4 * i);
+        break;
     default:
         for (size_t i = 0; i < n; i++) dst[i] = (float)(int64_t)kk_le64(src + 8 * i);
         break;
@@ -197,13 +211,37 @@ void kk_dequantize(kk_dtype t, const void *src, float *dst, size_t n) {
     };
     const kk_dtype_info *info = kk_dtype_get(t);
     const size_t per = (size_t)info->values;
-    assert(n % per == 0);
+    assert(n % per == 0 && !kk_dtype_is_affine(t));
     if (!block[t]) {
         dequantize_plain(t, src, dst, n);
         return;
     }
     const uint8_t *p = src;
     for (size_t i = 0; i < n; i += per, p += info->bytes) block[t](p, dst + i);
+}
+
+kk_planes kk_planes_at(kk_planes p, size_t groups) {
+    const size_t bytes = groups * (size_t)kk_dtype_get(p.type)->bytes;
+    return (kk_planes){p.scales + bytes, p.biases + bytes, p.type};
+}
+
+/* Words of 32 bits hold codes from their lowest bits up, and are little-endian: so bytes hold them
+ * in the same order. */
+void kk_dequantize_affine(kk_dtype t, const void *codes, kk_planes planes, float *dst, size_t n) {
+    const uint8_t *q = codes;
+    const size_t group = (size_t)kk_dtype_get(t)->values;
+    const bool nibbles = kk_affine_bits(t) == 4;
+    assert(n % group == 0 && kk_dtype_is_affine(t));
+    for (size_t i = 0; i < n; i += group, planes = kk_planes_at(planes, 1)) {
+        float scale, bias;
+        dequantize_plain(planes.type, planes.scales, &scale, 1);
+        dequantize_plain(planes.type, planes.biases, &bias, 1);
+        for (size_t k = i; k < i + group; k++) {
+            const int code = nibbles ? (q[k / 2] >> (k % 2 * 4)) & 15 : q[k];
+            const float scaled = scale * (float)code;
+            dst[k] = scaled + bias;
+        }
+    }
 }
 
 /* ---- from float to stored --------------------------------------------------------------- */

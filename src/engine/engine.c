@@ -47,7 +47,7 @@ static kk_status open_weights(kk_engine *e, const kk_engine_opts *o, kk_err *err
     const kk_checkpoint_opts how = {.mlock = o->mlock, .huge_pages = o->huge_pages};
     KK_TRY(kk_checkpoint_open(&e->checkpoint, o->model, &how, err));
     for (size_t i = 0; i < kk_checkpoint_count(e->checkpoint); i++)
-        e->mapped += (int64_t)kk_checkpoint_at(e->checkpoint, i)->data.size;
+        e->mapped += (int64_t)kk_tensor_bytes(kk_checkpoint_at(e->checkpoint, i));
     kk_mem_count(&e->mem, KK_MEM_WEIGHTS_VERIFIER, e->mapped);
     return KK_OK;
 }
@@ -161,7 +161,7 @@ static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_er
         KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));
     e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
-        e->mapped_drafter += (int64_t)kk_drafter_at(e->drafter, i)->data.size;
+        e->mapped_drafter += (int64_t)kk_tensor_bytes(kk_drafter_at(e->drafter, i));
     kk_mem_count(&e->mem, KK_MEM_WEIGHTS_DRAFTER, e->mapped_drafter);
     return KK_OK;
 }
@@ -391,7 +391,7 @@ bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
         int64_t values = 1;
         for (int32_t d = 0; d < t->n_dims; d++) values *= t->dims[d];
         out->params += values;
-        out->weight_bytes += (int64_t)t->data.size;
+        out->weight_bytes += (int64_t)kk_tensor_bytes(t);
     }
     return true;
 }

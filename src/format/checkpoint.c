@@ -41,7 +41,7 @@ kk_status kk_checkpoint_need(const kk_checkpoint *c, const char *name, int32_t n
     *out = NULL;
     if (!t)
         return kk_fail(err, KK_EFORMAT, "tensor '%.100s' is missing from '%.80s'", name, c->path);
-    if (t->dtype == KK_I32 || t->dtype == KK_I64)
+    if (kk_dtype_is_integer(t->dtype))
         return kk_fail(err, KK_EFORMAT, "tensor '%.100s' holds integers (%s)", name,
                        kk_dtype_get(t->dtype)->name);
     if (!same_shape(t, n_dims, dims)) {

@@ -24,7 +24,7 @@ typedef struct {
 static void add_tensor(tally *t, const kk_config *c, const kk_inventory_item *item,
                        const kk_tensor *tensor) {
     if (!tensor) return;
-    const int64_t bytes = (int64_t)tensor->data.size;
+    const int64_t bytes = (int64_t)kk_tensor_bytes(tensor);
     t->by_type[tensor->dtype] += bytes;
     t->info->weight_bytes += bytes;
     t->info->token_bytes += share(c, item, bytes);
@@ -105,15 +105,24 @@ static int64_t count_stride(kk_span d, size_t offset, size_t stride, uint16_t ex
     return n;
 }
 
-/* Values of the plain types, scales of the quantised ones: integers are always finite. */
-static int64_t count_bad(const kk_tensor *t) {
-    enum { F16_EXPONENT = 0x7c00, BF16_EXPONENT = 0x7f80 };
-    const kk_span d = t->data;
-    const size_t block = (size_t)kk_dtype_get(t->dtype)->bytes;
-    switch (t->dtype) {
+enum { F16_EXPONENT = 0x7c00, BF16_EXPONENT = 0x7f80 };
+
+static int64_t count_plain(kk_dtype t, kk_span d) {
+    switch (t) {
     case KK_F32: return count_stride(d, 2, 4, BF16_EXPONENT); /* the upper half is a bf16 */
     case KK_BF16: return count_stride(d, 0, 2, BF16_EXPONENT);
     case KK_F16: return count_stride(d, 0, 2, F16_EXPONENT);
+    default: return 0;
+    }
+}
+
+/* Values of the plain types, scales of the quantised ones: integers are always finite. */
+static int64_t count_bad(const kk_tensor *t) {
+    const kk_span d = t->data;
+    const size_t block = (size_t)kk_dtype_get(t->dtype)->bytes;
+    if (kk_dtype_is_affine(t->dtype))
+        return count_plain(t->plane, t->scales) + count_plain(t->plane, t->biases);
+    switch (t->dtype) {
     case KK_Q8_0:
     case KK_Q4_0:
     case KK_Q5_0: return count_stride(d, 0, block, F16_EXPONENT);
@@ -122,7 +131,7 @@ static int64_t count_bad(const kk_tensor *t) {
     case KK_Q5_K:
         return count_stride(d, 0, block, F16_EXPONENT) + count_stride(d, 2, block, F16_EXPONENT);
     case KK_Q6_K: return count_stride(d, 208, block, F16_EXPONENT);
-    default: return 0;
+    default: return count_plain(t->dtype, d);
     }
 }
 

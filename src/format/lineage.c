@@ -50,6 +50,10 @@ static void add_tensors(uint64_t *h, const kk_checkpoint *c) {
         add_int(h, t->dtype);
         for (int32_t d = 0; d < t->n_dims; d++) add_int(h, t->dims[d]);
         add_data(h, t->data);
+        if (!kk_dtype_is_affine(t->dtype)) continue;
+        add_int(h, t->plane);
+        add_data(h, t->scales);
+        add_data(h, t->biases);
     }
 }
 

@@ -34,8 +34,8 @@ static bool dtype_of(const char *word, kk_dtype *out) {
     static const struct {
         const char *word;
         kk_dtype type;
-    } known[] = {
-        {"F32", KK_F32}, {"F16", KK_F16}, {"BF16", KK_BF16}, {"I32", KK_I32}, {"I64", KK_I64}};
+    } known[] = {{"F32", KK_F32}, {"F16", KK_F16}, {"BF16", KK_BF16},
+                 {"I32", KK_I32}, {"I64", KK_I64}, {"U32", KK_U32}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].word, word) == 0) {
             *out = known[i].type;
@@ -211,6 +211,7 @@ static const char *word_of(kk_dtype t) {
     case KK_BF16: return "BF16";
     case KK_I32: return "I32";
     case KK_I64: return "I64";
+    case KK_U32: return "U32";
     default: return NULL;
     }
 }

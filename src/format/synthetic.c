@@ -294,7 +294,7 @@ static void calm_norms(kk_checkpoint *c) {
 }
 
 kk_status kk_weight_type(const char *name, kk_dtype *out, kk_err *err) {
-    if (kk_dtype_named(name, out) && *out != KK_I32 && *out != KK_I64) return KK_OK;
+    if (kk_dtype_named(name, out) && !kk_dtype_is_integer(*out)) return KK_OK;
     return kk_fail(err, KK_EINVAL, "no weight type named '%.20s'", name);
 }
 

@@ -28,7 +28,12 @@ static kk_status load_layer(const kk_loader *l, const kk_drafter_config *c, kk_d
 
 static kk_status load_head(kk_dflash *m, const kk_tensor *t, kk_err *err) {
     if (!t) return KK_OK;
-    const kk_matrix head = {t->dtype, 1, t->dims[0], t->dims[1], t->data.base};
+    const kk_matrix head = {.dtype = t->dtype,
+                            .n_mat = 1,
+                            .n_out = t->dims[0],
+                            .n_in = t->dims[1],
+                            .data = t->data.base,
+                            .planes = kk_tensor_planes(t)};
     KK_TRY(m->be->weight_new(m->dev, &head, &m->head, err));
     return m->be->prepare(m->dev, &(kk_prepare_args){.w = m->head, .n_used = 1}, err);
 }

@@ -24,7 +24,7 @@ kk_status kk_load_vector(const kk_loader *l, const char *name, int64_t n, kk_buf
     KK_TRY(kk_checkpoint_need(l->ckpt, full, 1, &n, &t, err));
     float *f = kk_calloc((size_t)n, sizeof *f);
     if (!f) return kk_fail(err, KK_ENOMEM, "no memory for tensor '%s'", full);
-    kk_dequantize(t->dtype, t->data.base, f, (size_t)n);
+    kk_tensor_floats(t, 0, f, (size_t)n);
     const size_t bytes = (size_t)n * sizeof *f;
     kk_status st = l->be->buf_new(l->dev, l->category, bytes, out, err);
     if (st == KK_OK) st = l->be->write(l->dev, *out, 0, f, bytes, err);
@@ -40,8 +40,12 @@ kk_status kk_load_matrix(const kk_loader *l, const char *name, const kk_load_sha
     const bool stacked = shape->n_mat > 0;
     full_name(l, name, full);
     KK_TRY(kk_checkpoint_need(l->ckpt, full, stacked ? 3 : 2, stacked ? dims : dims + 1, &t, err));
-    const kk_matrix m = {t->dtype, stacked ? shape->n_mat : 1, shape->n_out, shape->n_in,
-                         t->data.base};
+    const kk_matrix m = {.dtype = t->dtype,
+                         .n_mat = stacked ? shape->n_mat : 1,
+                         .n_out = shape->n_out,
+                         .n_in = shape->n_in,
+                         .data = t->data.base,
+                         .planes = kk_tensor_planes(t)};
     KK_TRY(l->be->weight_new(l->dev, &m, out, err));
     return l->be->prepare(l->dev, &(kk_prepare_args){.w = *out, .n_used = shape->n_used}, err);
 }

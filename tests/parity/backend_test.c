@@ -28,8 +28,9 @@ static const rig_device devices[] = {
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static const int32_t row_counts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33};
-static const kk_dtype weight_types[] = {KK_F32,  KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0,
-                                        KK_Q5_0, KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+static const kk_dtype weight_types[] = {KK_F32,     KK_F16,     KK_BF16,    KK_Q8_0,   KK_Q4_0,
+                                        KK_Q5_0,    KK_Q5_1,    KK_Q4_K,    KK_Q5_K,   KK_Q6_K,
+                                        KK_MLX4_32, KK_MLX4_64, KK_MLX8_32, KK_MLX8_64};
 static const float eps = 1e-6f;
 
 /* Row lengths that a type can store: whole blocks, or any for the plain types. */
@@ -294,10 +295,13 @@ static void case_linear_large(rig *r) {
 
 /* Up to four matrices of any types on the same rows; a block of zeros among them. */
 static void case_linear_together(rig *r) {
-    static const kk_dtype together[][KK_LINEAR_MAX] = {{KK_Q4_0, KK_Q6_K, KK_F32, KK_BF16},
-                                                       {KK_BF16, KK_Q8_0, KK_F16, KK_Q5_1},
-                                                       {KK_F32, KK_F32, KK_F32, KK_F32},
-                                                       {KK_Q5_K, KK_Q4_K, KK_Q5_0, KK_Q4_K}};
+    static const kk_dtype together[][KK_LINEAR_MAX] = {
+        {KK_Q4_0, KK_Q6_K, KK_F32, KK_BF16},
+        {KK_BF16, KK_Q8_0, KK_F16, KK_Q5_1},
+        {KK_F32, KK_F32, KK_F32, KK_F32},
+        {KK_Q5_K, KK_Q4_K, KK_Q5_0, KK_Q4_K},
+        {KK_MLX4_64, KK_MLX8_32, KK_BF16, KK_MLX4_32},
+        {KK_F32, KK_MLX8_64, KK_MLX4_64, KK_Q4_0}};
     static const int32_t outs[KK_LINEAR_MAX] = {48, 17, 1, 31};
     enum { IN = 256 };
     for (size_t i = 0; i < COUNT(row_counts); i++) {
@@ -421,6 +425,8 @@ static void case_experts_mixed(rig *r) {
     static const experts_shape shapes[] = {
         {KK_Q4_0, KK_F32, KK_Q8_0, false, 4, 4, 96, 32, 9},
         {KK_F32, KK_Q5_1, KK_BF16, false, 5, 2, 64, 33, 17},
+        {KK_MLX4_64, KK_MLX4_64, KK_MLX8_64, false, 5, 2, 128, 64, 9},
+        {KK_MLX8_32, KK_MLX4_32, KK_MLX4_32, false, 6, 3, 64, 96, 17},
         {KK_BF16, KK_BF16, KK_Q5_0, true, 3, 1, 50, 64, 33},
         {KK_Q4_K, KK_Q4_K, KK_Q8_0, true, 9, 2, 256, 96, 16},
         {KK_F32, KK_F32, KK_F32, true, 64, 8, 790, 16, 256},
@@ -914,13 +920,13 @@ static void weights_fill_blocks(void **state) {
         kk_weight *w = (kk_weight *)&r;
         for (size_t t = 0; t < COUNT(weight_types); t++) {
             const kk_dtype_info *info = kk_dtype_get(weight_types[t]);
-            const kk_matrix m = {weight_types[t], 1, 1, info->values + 1, data};
+            const kk_matrix m = rig_stored(weight_types[t], 1, 1, info->values + 1, data);
             if (info->values == 1) continue;
             assert_refused(r.be->weight_new(r.dev, &m, &w, why), info->name);
             assert_null(w);
         }
         w = (kk_weight *)&r;
-        const kk_matrix endless = {KK_F32, 1, 1, INT64_MAX, data};
+        const kk_matrix endless = rig_stored(KK_F32, 1, 1, INT64_MAX, data);
         assert_refused(r.be->weight_new(r.dev, &endless, &w, why), "f32");
         assert_null(w);
         r.be->weight_free(r.dev, NULL);

@@ -52,6 +52,8 @@ static uint8_t *weights(kk_dtype t, int32_t n_out, int32_t n_in, size_t *stride)
         const float f = uniform() * 0.1f;
         if (t == KK_F32)
             memcpy(p, &f, 4);
+        else if (kk_dtype_is_affine(t))
+            continue; /* any byte is a code */
         else if (t == KK_BF16)
             p[0] = (uint8_t)kk_f32_bf16(f), p[1] = (uint8_t)(kk_f32_bf16(f) >> 8);
         else
@@ -59,6 +61,32 @@ static uint8_t *weights(kk_dtype t, int32_t n_out, int32_t n_in, size_t *stride)
         if (t == KK_Q5_1 || t == KK_Q4_K || t == KK_Q5_K) put_f16(p + 2, uniform() * 0.1f);
     }
     return w;
+}
+
+/* Scales or biases of so many groups. */
+static uint8_t *plane(kk_dtype t, size_t groups) {
+    const size_t width = (size_t)kk_dtype_get(t)->bytes;
+    uint8_t *p = buffer(groups * width);
+    for (size_t i = 0; i < groups; i++) {
+        const float f = uniform() * 0.1f;
+        kk_quantize_row(t, &f, p + i * width, 1);
+    }
+    return p;
+}
+
+/* Gives a strip scales and biases, where its type has them apart. */
+static void add_planes(kk_strip *s) {
+    static const kk_dtype types[] = {KK_BF16, KK_F16, KK_F32};
+    if (!kk_dtype_is_affine(s->dtype)) return;
+    const size_t groups = (size_t)(s->n_in / kk_dtype_get(s->dtype)->values);
+    const kk_dtype t = types[below(3)];
+    s->planes =
+        (kk_planes){plane(t, groups * (size_t)s->n_out), plane(t, groups * (size_t)s->n_out), t};
+    s->plane_stride = groups * (size_t)kk_dtype_get(t)->bytes;
+}
+static void drop_planes(const kk_strip *s) {
+    free((void *)(uintptr_t)s->planes.scales);
+    free((void *)(uintptr_t)s->planes.biases);
 }
 
 typedef struct {
@@ -98,9 +126,11 @@ static void check_strip(const kk_kernels *k, kk_dtype t, int32_t n_out, int32_t 
                   .out = want,
                   .out_stride = STRIDE,
                   .panel = buffer((size_t)(n_in / 32 + 1) * KK_PANEL_BYTES)};
+    add_planes(&s);
     ref->strip(&s);
     s.out = got;
     k->strip(&s);
+    drop_planes(&s);
     CHECK_SAY(same(want, got, n_results), "%s strip %s out %d in %d rows %d", k->name,
               kk_dtype_get(t)->name, n_out, n_in, n_rows);
     free(w), free(want), free(got), free(in), free(out), free(s.panel);
@@ -140,8 +170,9 @@ static void check_unpacked(const kk_kernels *k, int32_t strips, int32_t n_in, in
 }
 
 static void check_strips(const kk_kernels *k) {
-    static const kk_dtype types[] = {KK_F32,  KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0,
-                                     KK_Q5_0, KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+    static const kk_dtype types[] = {KK_F32,     KK_F16,     KK_BF16,    KK_Q8_0,   KK_Q4_0,
+                                     KK_Q5_0,    KK_Q5_1,    KK_Q4_K,    KK_Q5_K,   KK_Q6_K,
+                                     KK_MLX4_32, KK_MLX4_64, KK_MLX8_32, KK_MLX8_64};
     for (int32_t rows = 1; rows <= KK_PAGE_ROWS; rows += rows < 16 ? 1 : 7)
         for (int32_t strips = 1; strips <= 5; strips++)
             check_unpacked(k, strips, KK_BLOCK * (1 + below(9)), rows);
@@ -196,10 +227,43 @@ static void check_largest_sums(const kk_kernels *k) {
             }
 }
 
+/* The same of affine codes, and sums of bytes, whose products are the largest. */
+static void check_largest_affine_sums(const kk_kernels *k) {
+    enum { N = 64, ROWS = 3 };
+    static const uint8_t codes[] = {0x00, 0xff, 0x0f, 0xf0, 0x80, 0x7f};
+    for (int t = KK_MLX4_32; t <= KK_MLX8_64; t++)
+        for (size_t c = 0; c < sizeof codes; c++)
+            for (int sign = -1; sign <= 1; sign += 2) {
+                uint8_t w[KK_STRIP * N];
+                kk_act_block x[ROWS * N / KK_BLOCK];
+                float f[ROWS * N], want[ROWS * KK_STRIP], got[ROWS * KK_STRIP];
+                memset(w, codes[c], sizeof w);
+                for (int i = 0; i < ROWS * N; i++) f[i] = (float)sign * 127.0f;
+                ref->quantize(f, (size_t)(ROWS * N), x);
+                kk_strip s = {.dtype = (kk_dtype)t,
+                              .n_out = KK_STRIP,
+                              .n_in = N,
+                              .n_rows = 1 + (int32_t)c % ROWS,
+                              .w = w,
+                              .w_stride = (size_t)(N * kk_affine_bits((kk_dtype)t) / 8),
+                              .x = {f, x},
+                              .out = want,
+                              .out_stride = KK_STRIP};
+                add_planes(&s);
+                ref->strip(&s);
+                s.out = got;
+                k->strip(&s);
+                drop_planes(&s);
+                CHECK_SAY(same(want, got, (size_t)(s.n_rows * KK_STRIP)), "%s %s sums of %02x",
+                          k->name, kk_dtype_get(s.dtype)->name, codes[c]);
+            }
+}
+
 /* The reference itself, against plain dequantised arithmetic in double. */
 static void check_reference_meaning(void) {
-    static const kk_dtype types[] = {KK_F16,  KK_BF16, KK_Q8_0, KK_Q4_0, KK_Q5_0,
-                                     KK_Q5_1, KK_Q4_K, KK_Q5_K, KK_Q6_K};
+    static const kk_dtype types[] = {KK_F16,     KK_BF16,    KK_Q8_0,   KK_Q4_0, KK_Q5_0,
+                                     KK_Q5_1,    KK_Q4_K,    KK_Q5_K,   KK_Q6_K, KK_MLX4_32,
+                                     KK_MLX4_64, KK_MLX8_32, KK_MLX8_64};
     enum { N = 512 };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         size_t stride;
@@ -215,8 +279,13 @@ static void check_reference_meaning(void) {
                       .x = {a.f, a.b},
                       .out = &out,
                       .out_stride = 1};
+        add_planes(&s);
         ref->strip(&s);
-        kk_dequantize(types[i], stored, w, N);
+        if (kk_dtype_is_affine(types[i]))
+            kk_dequantize_affine(types[i], stored, s.planes, w, N);
+        else
+            kk_dequantize(types[i], stored, w, N);
+        drop_planes(&s);
         double want = 0, size = 0;
         for (int j = 0; j < N; j++) {
             const double x = kk_dtype_is_quant(types[i])
@@ -750,6 +819,7 @@ int main(void) {
         if (!k) continue;
         check_strips(k);
         check_largest_sums(k);
+        check_largest_affine_sums(k);
         check_rows(k);
         check_largest(k);
         check_quantize(k);

@@ -163,7 +163,25 @@ static inline void rig_settle_block(rig *r, kk_dtype t, uint8_t *at) {
     if (t == KK_Q5_1 || t == KK_Q4_K || t == KK_Q5_K) rig_put_f16(at + 2, rig_float(r, 0.1f));
 }
 
-/* Random matrices that begin at any byte, as they may in a file. */
+/* A matrix whose values, or codes, lie at data. */
+static inline kk_matrix rig_stored(kk_dtype t, int64_t n_mat, int64_t n_out, int64_t n_in,
+                                   const void *data) {
+    return (kk_matrix){.dtype = t, .n_mat = n_mat, .n_out = n_out, .n_in = n_in, .data = data};
+}
+
+/* n random scales or biases, beginning at any byte. */
+static inline const uint8_t *rig_plane(rig *r, kk_dtype t, size_t n) {
+    const size_t width = (size_t)kk_dtype_get(t)->bytes, shift = (size_t)rig_below(r, 4);
+    uint8_t *p = (uint8_t *)rig_memory(r, shift + n * width) + shift;
+    for (size_t i = 0; i < n; i++) {
+        const float f = rig_float(r, 0.1f);
+        kk_quantize_row(t, &f, p + i * width, 1);
+    }
+    return p;
+}
+
+/* Random matrices that begin at any byte, as they may in a file.  Scales and biases of affine types
+ * are drawn of every type that they may have. */
 static inline kk_matrix rig_matrix(rig *r, kk_dtype t, int64_t n_mat, int64_t n_out, int64_t n_in) {
     const kk_dtype_info *info = kk_dtype_get(t);
     size_t bytes;
@@ -171,8 +189,17 @@ static inline kk_matrix rig_matrix(rig *r, kk_dtype t, int64_t n_mat, int64_t n_
     const size_t shift = (size_t)rig_below(r, 4);
     uint8_t *w = (uint8_t *)rig_memory(r, shift + bytes) + shift;
     for (size_t i = 0; i < bytes; i++) w[i] = (uint8_t)rig_bits(r);
+    kk_matrix m = rig_stored(t, n_mat, n_out, n_in, w);
+    if (kk_dtype_is_affine(t)) {
+        static const kk_dtype planes[] = {KK_BF16, KK_F16, KK_F32};
+        const size_t groups = (size_t)(n_mat * n_out * n_in / info->values);
+        m.planes.type = planes[rig_below(r, 3)];
+        m.planes.scales = rig_plane(r, m.planes.type, groups);
+        m.planes.biases = rig_plane(r, m.planes.type, groups);
+        return m;
+    }
     for (size_t i = 0; i < bytes; i += (size_t)info->bytes) rig_settle_block(r, t, w + i);
-    return (kk_matrix){t, n_mat, n_out, n_in, w};
+    return m;
 }
 
 /* n_used: slots of a row that read it (1 but for experts' second matrix). */
@@ -221,21 +248,30 @@ rig_record_values(rig *r, rig_kind kind, const void *data, size_t n, const char 
         free(words_);                                                                              \
     } while (0)
 
+/* A row of a stack of matrices as floats. */
+static inline void rig_row_floats(const kk_matrix *m, int64_t row, float *w) {
+    const size_t n = (size_t)m->n_in;
+    const size_t blocks = (size_t)row * (n / (size_t)kk_dtype_get(m->dtype)->values);
+    const uint8_t *at = (const uint8_t *)m->data + blocks * (size_t)kk_dtype_get(m->dtype)->bytes;
+    if (kk_dtype_is_affine(m->dtype))
+        kk_dequantize_affine(m->dtype, at, kk_planes_at(m->planes, blocks), w, n);
+    else
+        kk_dequantize(m->dtype, at, w, n);
+}
+
 /* Gives the last record the sums of rows [n_rows, n_in] with a matrix. */
 static inline void rig_record_sums(rig *r, const kk_matrix *m, const float *x, size_t n_rows) {
     if (!r->with_sums) return;
     const size_t n_out = (size_t)m->n_out, n_in = (size_t)m->n_in;
     float *w = rig_memory(r, n_in * sizeof *w);
     rig_sums *to = &r->out->items[r->out->n - 1].sums;
-    size_t row_bytes;
-    assert_true(kk_dtype_bytes(m->dtype, n_in, &row_bytes));
     to->n_rows = n_rows;
     to->width = n_out;
     to->sum = malloc(n_rows * n_out * sizeof *to->sum);
     to->size = malloc(n_rows * n_out * sizeof *to->size);
     assert_true(to->sum && to->size);
     for (size_t o = 0; o < n_out; o++) {
-        kk_dequantize(m->dtype, (const uint8_t *)m->data + o * row_bytes, w, n_in);
+        rig_row_floats(m, (int64_t)o, w);
         for (size_t k = 0; k < n_rows; k++) {
             double sum = 0, squares = 0;
             for (size_t i = 0; i < n_in; i++) {

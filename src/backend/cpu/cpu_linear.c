@@ -61,10 +61,36 @@ static int64_t strips_in(int64_t n_out, int32_t wide) { return (n_out + wide - 1
  * in an order that gets little out of memory. */
 static int64_t strips_ahead(size_t strip_bytes) { return (int64_t)((32u << 10) / strip_bytes) + 1; }
 
+/* Which rows of which matrix a strip holds. */
+typedef struct {
+    const kk_weight *w;
+    int64_t mat, row;
+} strip_place;
+
+/* Points s at its weights. */
+static void strip_weights(kk_strip *s, strip_place at) {
+    s->dtype = at.w->m.dtype;
+    s->n_in = (int32_t)at.w->m.n_in;
+    s->w = kk_weight_row(at.w, at.mat, at.row);
+    s->w_stride = at.w->row_bytes;
+    s->planes = kk_weight_planes(at.w, at.mat, at.row);
+    s->plane_stride = kk_weight_plane_stride(at.w);
+}
+
+/* Fetches the scales and biases of n rows, where they lie apart from the codes; gives the codes. */
+static const uint8_t *fetch_planes(strip_place at, int64_t n) {
+    const int64_t left = at.w->m.n_out - at.row;
+    const size_t bytes = (size_t)(left < n ? left : n) * kk_weight_plane_stride(at.w);
+    const kk_planes p = kk_weight_planes(at.w, at.mat, at.row);
+    kk_fetch(p.scales, bytes);
+    kk_fetch(p.biases, bytes);
+    return kk_weight_row(at.w, at.mat, at.row);
+}
+
 /* Strip t of all matrices; i: the matrix it belongs to, from any before it on. */
-static const uint8_t *linear_strip(const linear_job *j, int64_t t, int32_t *i) {
+static strip_place linear_strip(const linear_job *j, int64_t t, int32_t *i) {
     while (t >= j->first_strip[*i + 1]) ++*i;
-    return kk_weight_row(j->a->w[*i], 0, (t - j->first_strip[*i]) * j->wide);
+    return (strip_place){j->a->w[*i], 0, (t - j->first_strip[*i]) * j->wide};
 }
 
 static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
@@ -74,18 +100,15 @@ static void linear_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     const int64_t ahead = strips_ahead(strip_bytes), all = j->first_strip[j->a->n];
     int32_t i = 0, next = 0;
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
-        kk_fetch(linear_strip(j, t, &next), strip_bytes);
+        kk_fetch(fetch_planes(linear_strip(j, t, &next), j->wide), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
-        s.w = linear_strip(j, t, &i);
-        s.ahead = t + ahead < all ? linear_strip(j, t + ahead, &next) : NULL;
-        const kk_weight *w = j->a->w[i];
-        const int64_t o = (t - j->first_strip[i]) * j->wide, left = w->m.n_out - o;
-        s.dtype = w->m.dtype;
-        s.n_in = (int32_t)w->m.n_in;
+        const strip_place at = linear_strip(j, t, &i);
+        strip_weights(&s, at);
+        s.ahead = t + ahead < all ? fetch_planes(linear_strip(j, t + ahead, &next), j->wide) : NULL;
+        const int64_t left = at.w->m.n_out - at.row;
         s.n_out = left < j->wide ? (int32_t)left : j->wide;
-        s.w_stride = w->row_bytes;
-        s.out = kk_buf_f(j->a->out[i]) + o;
-        s.out_stride = (size_t)w->m.n_out;
+        s.out = kk_buf_f(j->a->out[i]) + at.row;
+        s.out_stride = (size_t)at.w->m.n_out;
         j->dev->k->strip(&s);
     }
 }
@@ -228,9 +251,9 @@ static void list_rows(experts_job *j) {
     j->first[j->n_active] = at;
 }
 
-static const uint8_t *expert_strip(const experts_job *j, int64_t t) {
+static strip_place expert_strip(const experts_job *j, int64_t t) {
     const int64_t per_expert = strips_in(j->n_out, j->wide);
-    return kk_weight_row(j->w, j->active[t / per_expert], j->first_out + t % per_expert * j->wide);
+    return (strip_place){j->w, j->active[t / per_expert], j->first_out + t % per_expert * j->wide};
 }
 
 static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread) {
@@ -239,22 +262,18 @@ static void expert_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
     const size_t strip_bytes = (size_t)j->wide * w->row_bytes;
     const int64_t per_expert = strips_in(j->n_out, j->wide), all = j->n_active * per_expert;
     const int64_t ahead = strips_ahead(strip_bytes);
-    kk_strip s = {.dtype = w->m.dtype,
-                  .n_in = (int32_t)w->m.n_in,
-                  .w_stride = w->row_bytes,
-                  .x = j->x,
-                  .out_stride = j->out_stride,
-                  .panel = kk_thread_scratch(j->dev, thread)};
+    kk_strip s = {
+        .x = j->x, .out_stride = j->out_stride, .panel = kk_thread_scratch(j->dev, thread)};
     for (int64_t t = begin; t < end && t < begin + ahead; t++)
-        kk_fetch(expert_strip(j, t), strip_bytes);
+        kk_fetch(fetch_planes(expert_strip(j, t), j->wide), strip_bytes);
     for (int64_t t = begin; t < end; t++) {
         const int64_t i = t / per_expert, o = t % per_expert * j->wide, left = j->n_out - o;
         s.n_out = left < j->wide ? (int32_t)left : j->wide;
         s.n_rows = j->first[i + 1] - j->first[i];
         s.in_row = j->in_row + j->first[i];
         s.out_row = j->slot + j->first[i];
-        s.w = expert_strip(j, t);
-        s.ahead = t + ahead < all ? expert_strip(j, t + ahead) : NULL;
+        strip_weights(&s, expert_strip(j, t));
+        s.ahead = t + ahead < all ? fetch_planes(expert_strip(j, t + ahead), j->wide) : NULL;
         s.out = j->out + o;
         j->dev->k->strip(&s);
     }

@@ -26,8 +26,7 @@ static void embed_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const size_t n = (size_t)a->table->m.n_in;
     for (int64_t r = begin; r < end; r++) {
         float *y = kk_buf_f(a->out) + (size_t)r * n;
-        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, id_of(a->token, a->chosen, r)),
-                      y, n);
+        kk_weight_floats(a->table, id_of(a->token, a->chosen, r), y);
         for (size_t i = 0; i < n; i++) y[i] *= a->scale;
     }
 }
@@ -126,8 +125,7 @@ static void ple_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     for (int64_t r = begin; r < end; r++) {
         float *y = kk_buf_f(a->out) + (size_t)r * n;
         const float *c = kk_buf_f(a->proj) + (size_t)r * n;
-        kk_dequantize(a->table->m.dtype, kk_weight_row(a->table, 0, id_of(a->token, a->chosen, r)),
-                      y, n);
+        kk_weight_floats(a->table, id_of(a->token, a->chosen, r), y);
         for (int32_t l = 0; l < a->n_layer; l++, y += a->dim, c += a->dim) {
             float scaled[KK_MAX_HEAD_DIM];
             for (int32_t i = 0; i < a->dim; i++) scaled[i] = c[i] * a->proj_scale;

@@ -159,8 +159,19 @@ static kk_status cpu_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out
         return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
                        (long long)m->n_in, kk_dtype_get(m->dtype)->name);
     }
+    if (kk_dtype_is_affine(m->dtype))
+        w->row_groups = (size_t)(m->n_in / kk_dtype_get(m->dtype)->values);
     *out = w;
     return KK_OK;
+}
+
+void kk_weight_floats(const kk_weight *w, int64_t row, float *y) {
+    const size_t n = (size_t)w->m.n_in;
+    const uint8_t *from = kk_weight_row(w, 0, row);
+    if (w->row_groups)
+        kk_dequantize_affine(w->m.dtype, from, kk_weight_planes(w, 0, row), y, n);
+    else
+        kk_dequantize(w->m.dtype, from, y, n);
 }
 
 static void cpu_weight_free(kk_dev *dev, kk_weight *w) {

@@ -18,6 +18,7 @@ struct kk_buf {
 struct kk_weight {
     kk_matrix m;
     size_t row_bytes;
+    size_t row_groups; /* affine types: groups of a row; else 0 */
 };
 
 enum { KK_ANGLE_PAGES = 128, KK_ROUNDED_PAGES = 16 };
@@ -75,6 +76,18 @@ static inline void *kk_thread_scratch(const kk_dev *dev, int32_t thread) {
 static inline const uint8_t *kk_weight_row(const kk_weight *w, int64_t mat, int64_t row) {
     return (const uint8_t *)w->m.data + (size_t)(mat * w->m.n_out + row) * w->row_bytes;
 }
+
+/* Scales and biases of a row of an affine type; else nothing. */
+static inline kk_planes kk_weight_planes(const kk_weight *w, int64_t mat, int64_t row) {
+    if (!w->row_groups) return (kk_planes){0};
+    return kk_planes_at(w->m.planes, (size_t)(mat * w->m.n_out + row) * w->row_groups);
+}
+/* Bytes from a row's scales, or biases, to the next row's; 0: there are none. */
+static inline size_t kk_weight_plane_stride(const kk_weight *w) {
+    return w->row_groups * (size_t)kk_dtype_get(w->m.planes.type)->bytes;
+}
+/* Row `row` of the first matrix as floats. */
+void kk_weight_floats(const kk_weight *w, int64_t row, float *y);
 
 /* Rows of so many values that a thread takes at a time: to share out less than a microsecond's work
  * would take longer than to do it. */

@@ -7,7 +7,8 @@
  *     each with one fused multiply-add; then lanes are added as a tree (8 apart, 4, 2, 1);
  *   - a dot product with quantised weights first rounds the activations to int8 in blocks of
  *     32; a block's products are summed as integers, exactly, and enter one float chain per
- *     output in block order, each with one fused multiply-add;
+ *     output in block order, each with one fused multiply-add, and where the type has minima or
+ *     biases a second one with the sum of the activations;
  *   - attention goes page by page with a running maximum, over rows that were converted to
  *     floats as their format defines; see kk_attend_tile and kvformat.h;
  *   - exp is a fixed polynomial (mathf.h), never the C library's.
@@ -69,7 +70,9 @@ typedef struct {
     kk_dtype dtype;
     int32_t n_out, n_in, n_rows;
     const uint8_t *w;
-    size_t w_stride; /* bytes from one output's weights to the next */
+    size_t w_stride;     /* bytes from one output's weights to the next */
+    kk_planes planes;    /* affine types: scales and biases of the first output's first group */
+    size_t plane_stride; /* bytes from one output's scales, or biases, to the next */
     /* Weights to fetch meanwhile, as many bytes as w; NULL: none. */
     const uint8_t *ahead;
     kk_acts x;

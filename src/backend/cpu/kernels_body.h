@@ -206,7 +206,7 @@ INLINE const uint8_t *ahead_of(const kk_strip *s) { return s->ahead ? s->ahead :
 /* ---- quantised weights ------------------------------------------------------------------ */
 
 /* How a block's integer sum becomes a float. */
-typedef enum { ZERO_POINT, FLOAT_MIN, INT_MIN_SCALE, HALF_SCALES } block_kind;
+typedef enum { ZERO_POINT, FLOAT_MIN, INT_MIN_SCALE, HALF_SCALES, AFFINE } block_kind;
 
 /* A block of 32 weights of 16 outputs.  Unused members are never touched. */
 typedef struct {
@@ -262,6 +262,52 @@ INLINE void unpack_q8_0(block *b, const uint8_t *p, size_t stride) {
     load_transposed(p + 2, stride, b->q);
     load_transposed(p + 18, stride, b->q + 4);
     for (int g = 0; g < 8; g++) b->q[g] = q8_weights(b->q[g]);
+}
+
+/* The scale, or bias, at p of each of 16 outputs. */
+INLINE vf strided_plane(const uint8_t *p, size_t stride, kk_dtype t) {
+    if (t == KK_BF16) return vf_strided_bf16(p, stride);
+    if (t == KK_F16) return vf_strided_f16(p, stride);
+    float v[KK_STRIP];
+    for (size_t i = 0; i < KK_STRIP; i++) v[i] = kk_bits_f32(kk_le32(p + i * stride));
+    return vf_load(v);
+}
+
+/* The scales and biases of group `unit`, for its n blocks. */
+INLINE void affine_scales(block *b, const kk_strip *s, size_t unit, size_t n) {
+    const size_t at = unit * (s->planes.type == KK_F32 ? 4 : 2);
+    const vf d = strided_plane(s->planes.scales + at, s->plane_stride, s->planes.type);
+    const vf m = strided_plane(s->planes.biases + at, s->plane_stride, s->planes.type);
+    for (size_t i = 0; i < n; i++) b[i].d = d, b[i].m = m;
+}
+
+/* A byte holds two codes that follow each other, where those of GGUF lie 16 apart: the block gets
+ * the even ones, then the odd ones, and so do the activations it meets (in_pairs). */
+INLINE void unpack_mlx4(block *b, const uint8_t *p, size_t stride, size_t n) {
+    for (size_t i = 0; i < n; i++) unpack_nibbles(b + i, p + 16 * i, stride);
+}
+INLINE void unpack_mlx4_32(block *b, const uint8_t *p, size_t stride) {
+    unpack_mlx4(b, p, stride, 1);
+}
+INLINE void unpack_mlx4_64(block *b, const uint8_t *p, size_t stride) {
+    unpack_mlx4(b, p, stride, 2);
+}
+
+/* Codes of 8 bits become signed, less 128, which is what q8_0 has: the sum of the activations makes
+ * up for it. */
+INLINE void unpack_mlx8(block *b, const uint8_t *p, size_t stride, size_t n) {
+    const vi top = vi_set1((int32_t)0x80808080u);
+    for (size_t i = 0; i < n; i++) {
+        load_transposed(p + 32 * i, stride, b[i].q);
+        load_transposed(p + 32 * i + 16, stride, b[i].q + 4);
+        for (int g = 0; g < 8; g++) b[i].q[g] = q8_weights(vi_xor(b[i].q[g], top));
+    }
+}
+INLINE void unpack_mlx8_32(block *b, const uint8_t *p, size_t stride) {
+    unpack_mlx8(b, p, stride, 1);
+}
+INLINE void unpack_mlx8_64(block *b, const uint8_t *p, size_t stride) {
+    unpack_mlx8(b, p, stride, 2);
 }
 
 /* Eight sub-blocks of a Q4_K or Q5_K super-block. */
@@ -346,13 +392,18 @@ INLINE int32_t four(const int8_t *q, int g) { return (int32_t)kk_le32(q + 4 * g)
 INLINE vf add_block(vf acc, const block *b, const kk_act_block *x, block_kind kind, bool q8,
                     int32_t zero_log) {
     vi lo = vi_set1(0), hi = vi_set1(0);
+    int8_t in_pairs[KK_BLOCK];
+    const bool paired = kind == AFFINE && !q8;
+    const int8_t *q = paired ? in_pairs : x->q;
+    if (paired) evens_odds(in_pairs, x->q);
+    if (kind == AFFINE && q8) lo = vi_set1(x->minus * ((zero_log ? 1 << zero_log : 0) - 128));
     if (kind == ZERO_POINT && zero_log) lo = vi_shl_var(vi_set1(x->minus), zero_log);
     if (kind == HALF_SCALES) {
         lo = vi_shl_var(vi_set1(x->minus_low), zero_log);
         hi = vi_shl_var(vi_set1(x->minus - x->minus_low), zero_log);
     }
     for (int g = 0; g < 4; g++) {
-        const int32_t a = four(x->q, g), c = four(x->q, g + 4);
+        const int32_t a = four(q, g), c = four(q, g + 4);
         lo = q8 ? dot4_q8(lo, b->q[g], a) : dot4(lo, b->q[g], a);
         hi = q8 ? dot4_q8(hi, b->q[g + 4], c) : dot4(hi, b->q[g + 4], c);
     }
@@ -362,7 +413,7 @@ INLINE vf add_block(vf acc, const block *b, const kk_act_block *x, block_kind ki
     const vi sum = vi_add(lo, hi);
     if (kind == ZERO_POINT) return vf_fma(vf_from_i(sum), d, acc);
     const vf m = vf_mul(b->m, xd);
-    if (kind == FLOAT_MIN) {
+    if (kind == FLOAT_MIN || kind == AFFINE) {
         acc = vf_fma(vf_from_i(sum), d, acc);
         return vf_fma(vf_set1((float)-x->minus), m, acc);
     }
@@ -386,6 +437,11 @@ typedef struct {
     int32_t zero_log; /* the zero point is 2^zero_log; 0: none */
 } quant_type;
 
+INLINE void load_unit(block *b, const kk_strip *s, const quant_type *t, size_t u) {
+    t->unpack(b, s->w + u * t->bytes, s->w_stride);
+    if (t->kind == AFFINE) affine_scales(b, s, u, t->blocks);
+}
+
 /* n <= KK_ROW_TILE rows straight from the weights. */
 INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     const kk_act_block *x[KK_ROW_TILE];
@@ -398,7 +454,7 @@ INLINE void rows_direct(const kk_strip *s, const quant_type *t, int32_t n) {
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
         block b[8];
-        t->unpack(b, s->w + u * t->bytes, s->w_stride);
+        load_unit(b, s, t, u);
         kk_fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
         for (size_t i = 0; i < t->blocks; i++)
             for (int32_t r = 0; r < n; r++)
@@ -544,7 +600,7 @@ INLINE void strip_quantized(const kk_strip *s, const quant_type *t) {
     const uint8_t *ahead = ahead_of(s);
     const size_t units = (size_t)s->n_in / (t->blocks * KK_BLOCK);
     for (size_t u = 0; u < units; u++) {
-        t->unpack(panel + u * t->blocks, s->w + u * t->bytes, s->w_stride);
+        load_unit(panel + u * t->blocks, s, t, u);
         kk_fetch(ahead + u * KK_STRIP * t->bytes, KK_STRIP * t->bytes);
     }
     for (int32_t r = 0; r < s->n_rows; r += KK_ROW_TILE) {
@@ -575,6 +631,10 @@ QUANT_STRIP(q8_0, 34, 1, ZERO_POINT, true, KK_Q8_ZERO_LOG)
 QUANT_STRIP(q4_k, 144, 8, INT_MIN_SCALE, false, 0)
 QUANT_STRIP(q5_k, 176, 8, INT_MIN_SCALE, false, 0)
 QUANT_STRIP(q6_k, 210, 8, HALF_SCALES, false, 5)
+QUANT_STRIP(mlx4_32, 16, 1, AFFINE, false, 0)
+QUANT_STRIP(mlx4_64, 32, 2, AFFINE, false, 0)
+QUANT_STRIP(mlx8_32, 32, 1, AFFINE, true, KK_Q8_ZERO_LOG)
+QUANT_STRIP(mlx8_64, 64, 2, AFFINE, true, KK_Q8_ZERO_LOG)
 
 /* ---- weights unpacked ahead --------------------------------------------------------------- */
 
@@ -742,16 +802,21 @@ static void strip_halves(const kk_strip *s) {
     half.n_out = s->n_out - KK_STRIP;
     half.w += KK_STRIP * s->w_stride;
     if (half.ahead) half.ahead += KK_STRIP * s->w_stride;
+    if (half.planes.scales) {
+        half.planes.scales += KK_STRIP * s->plane_stride;
+        half.planes.biases += KK_STRIP * s->plane_stride;
+    }
     half.out += KK_STRIP;
     strip(&half);
 }
 
 static void strip(const kk_strip *s) {
     static void (*const by_type[KK_DTYPES])(const kk_strip *) = {
-        [KK_F32] = strip_f32,   [KK_F16] = strip_f16,   [KK_BF16] = strip_bf16,
-        [KK_Q8_0] = strip_q8_0, [KK_Q4_0] = strip_q4_0, [KK_Q5_0] = strip_q5_0,
-        [KK_Q5_1] = strip_q5_1, [KK_Q4_K] = strip_q4_k, [KK_Q5_K] = strip_q5_k,
-        [KK_Q6_K] = strip_q6_k,
+        [KK_F32] = strip_f32,         [KK_F16] = strip_f16,         [KK_BF16] = strip_bf16,
+        [KK_Q8_0] = strip_q8_0,       [KK_Q4_0] = strip_q4_0,       [KK_Q5_0] = strip_q5_0,
+        [KK_Q5_1] = strip_q5_1,       [KK_Q4_K] = strip_q4_k,       [KK_Q5_K] = strip_q5_k,
+        [KK_Q6_K] = strip_q6_k,       [KK_MLX4_32] = strip_mlx4_32, [KK_MLX4_64] = strip_mlx4_64,
+        [KK_MLX8_32] = strip_mlx8_32, [KK_MLX8_64] = strip_mlx8_64,
     };
     if (s->n_out > KK_STRIP && (s->n_out < KK_WIDE || !wide(s->dtype, s->n_rows)))
         strip_halves(s);

@@ -117,14 +117,32 @@ static void unpack(int_block *b, kk_dtype t, const uint8_t *w, int32_t i) {
     }
 }
 
-static float dot_quantized(const kk_strip *s, const uint8_t *w, size_t row) {
+/* Block i of output o of a strip of affine codes. */
+static void unpack_affine(int_block *b, const kk_strip *s, int32_t o, size_t i) {
+    const size_t group = i * KK_BLOCK / (size_t)kk_dtype_get(s->dtype)->values;
+    const size_t width = (size_t)kk_dtype_get(s->planes.type)->bytes;
+    const size_t at = (size_t)o * s->plane_stride + group * width;
+    const int32_t bits = kk_affine_bits(s->dtype);
+    const uint8_t *q = s->w + (size_t)o * s->w_stride + i * KK_BLOCK * (size_t)bits / 8;
+    kk_dequantize(s->planes.type, s->planes.scales + at, &b->d, 1);
+    kk_dequantize(s->planes.type, s->planes.biases + at, &b->m, 1);
+    b->scale[0] = b->scale[1] = b->min = 1;
+    for (int k = 0; k < KK_BLOCK; k++) b->q[k] = bits == 4 ? (q[k / 2] >> (k % 2 * 4)) & 15 : q[k];
+}
+
+static float dot_quantized(const kk_strip *s, int32_t o, size_t row) {
     const size_t nb = (size_t)s->n_in / KK_BLOCK;
     const kk_act_block *x = s->x.b + row * nb;
-    const bool has_min = s->dtype == KK_Q5_1 || s->dtype == KK_Q4_K || s->dtype == KK_Q5_K;
+    const bool affine = kk_dtype_is_affine(s->dtype);
+    const bool has_min =
+        affine || s->dtype == KK_Q5_1 || s->dtype == KK_Q4_K || s->dtype == KK_Q5_K;
     float acc = 0;
     for (size_t i = 0; i < nb; i++, x++) {
         int_block b;
-        unpack(&b, s->dtype, w, (int32_t)i);
+        if (affine)
+            unpack_affine(&b, s, o, i);
+        else
+            unpack(&b, s->dtype, s->w + (size_t)o * s->w_stride, (int32_t)i);
         int32_t half[2] = {0, 0};
         for (int k = 0; k < KK_BLOCK; k++) half[k / 16] += b.q[k] * x->q[k];
         const int32_t sum = half[0] * b.scale[0] + half[1] * b.scale[1];
@@ -158,7 +176,7 @@ static void strip(const kk_strip *s) {
         for (int32_t o = 0; o < s->n_out; o++) {
             const uint8_t *w = s->w + (size_t)o * s->w_stride;
             out[o] =
-                quant ? dot_quantized(s, w, in) : dot_stored(s, w, s->x.f + in * (size_t)s->n_in);
+                quant ? dot_quantized(s, o, in) : dot_stored(s, w, s->x.f + in * (size_t)s->n_in);
         }
     }
 }

@@ -231,5 +231,18 @@ static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
     return (vf){_mm256_cvtph_ps(strided_8(p, stride)),
                 _mm256_cvtph_ps(strided_8(p + 8 * stride, stride))};
 }
+static inline vf vf_strided_bf16(const uint8_t *p, size_t stride) {
+    const __m128i h[2] = {strided_8(p, stride), strided_8(p + 8 * stride, stride)};
+    return (vf){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h[0]), 16)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h[1]), 16))};
+}
+/* 32 bytes of q: those at even places, then those at odd ones. */
+static inline void evens_odds(int8_t *to, const int8_t *q) {
+    const __m256i pick = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    const __m256i v =
+        _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(const void *)q), pick);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_permute4x64_epi64(v, 0xd8));
+}
 
 #endif

@@ -263,6 +263,20 @@ static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
     return _mm512_cvtph_ps(_mm256_inserti128_si256(lo, load_8_halves(p + 8 * stride, stride), 1));
 }
 
+static inline vf vf_strided_bf16(const uint8_t *p, size_t stride) {
+    const __m256i lo = _mm256_castsi128_si256(load_8_halves(p, stride));
+    const __m256i h = _mm256_inserti128_si256(lo, load_8_halves(p + 8 * stride, stride), 1);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+/* 32 bytes of q: those at even places, then those at odd ones. */
+static inline void evens_odds(int8_t *to, const int8_t *q) {
+    const __m256i pick = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    const __m256i v =
+        _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(const void *)q), pick);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_permute4x64_epi64(v, 0xd8));
+}
+
 /* For one row of activations against nibbles it takes fewer operations to leave the weights as they
  * were loaded, and to add up sums of four that lie side by side, than to transpose them.
  *

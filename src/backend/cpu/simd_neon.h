@@ -234,5 +234,16 @@ static inline vf vf_strided_f16(const uint8_t *p, size_t stride) {
     for (size_t i = 0; i < 16; i++) h[i] = kk_le16(p + i * stride);
     return vf_load_f16((const uint8_t *)h);
 }
+static inline vf vf_strided_bf16(const uint8_t *p, size_t stride) {
+    uint16_t h[16];
+    for (size_t i = 0; i < 16; i++) h[i] = kk_le16(p + i * stride);
+    return vf_load_bf16((const uint8_t *)h);
+}
+/* 32 bytes of q: those at even places, then those at odd ones. */
+static inline void evens_odds(int8_t *to, const int8_t *q) {
+    const int8x16x2_t v = vld2q_s8(q);
+    vst1q_s8(to, v.val[0]);
+    vst1q_s8(to + 16, v.val[1]);
+}
 
 #endif

@@ -177,6 +177,10 @@ static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
     *out = NULL;
     size_t row_bytes;
+    if (kk_dtype_is_affine(m->dtype))
+        return kk_fail(err, KK_EINVAL,
+                       "the CUDA device does not read MLX's quantised weights (%s); the CPU does",
+                       kk_dtype_get(m->dtype)->name);
     if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes))
         return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
                        (long long)m->n_in, kk_dtype_get(m->dtype)->name);
