@@ -69,9 +69,10 @@ static kk_status need_split_experts(const kk_checkpoint *c, const kk_inventory_i
 static kk_status need_item(const kk_checkpoint *c, const kk_inventory_item *item, kk_err *err) {
     const kk_tensor *t;
     char gate[KK_MAX_NAME];
-    const bool gguf = strcmp(c->format, "gguf") == 0; /* only an older converter split them */
-    if (gguf && !kk_checkpoint_find(c, item->name) && kk_inventory_split(item, "gate_proj", gate) &&
-        kk_checkpoint_find(c, gate))
+    /* GGUF's converter split them once, and MLX's do. */
+    const bool may_split = strcmp(c->format, "safetensors") != 0;
+    if (may_split && !kk_checkpoint_find(c, item->name) &&
+        kk_inventory_split(item, "gate_proj", gate) && kk_checkpoint_find(c, gate))
         return need_split_experts(c, item, err);
     KK_TRY(kk_checkpoint_need(c, item->name, item->n_dims, item->dims, &t, err));
     if (item->role == KK_ROLE_VECTOR && kk_dtype_is_quant(t->dtype))
@@ -80,13 +81,18 @@ static kk_status need_item(const kk_checkpoint *c, const kk_inventory_item *item
     return KK_OK;
 }
 
-kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
+kk_status kk_checkpoint_sort(kk_checkpoint *c, kk_err *err) {
     if (c->n_tensors) qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {
         if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
             return kk_fail(err, KK_EFORMAT, "tensor '%.100s' appears twice in '%.80s'",
                            c->tensors[i].name, c->path);
     }
+    return KK_OK;
+}
+
+kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err) {
+    KK_TRY(kk_checkpoint_sort(c, err));
     if (!c->inventory.n) KK_TRY(kk_inventory_make(&c->inventory, &c->config, err));
     for (size_t i = 0; i < c->inventory.n; i++) KK_TRY(need_item(c, &c->inventory.items[i], err));
     return KK_OK;
@@ -141,8 +147,9 @@ void kk_checkpoint_close(kk_checkpoint *c) {
     if (!c) return;
     for (size_t i = 0; c->mem && i < c->n_tensors; i++) {
         const kk_span d = c->tensors[i].data;
-        if (!lies_in(c->packed, d))
-            kk_mem_give(c->mem, c->category, (void *)(uintptr_t)d.base, d.size);
+        if (!lies_in(c->packed, d)) /* scales and biases follow their codes */
+            kk_mem_give(c->mem, c->category, (void *)(uintptr_t)d.base,
+                        kk_tensor_bytes(&c->tensors[i]));
     }
     if (c->packed.size)
         kk_mem_give(c->packed_mem, c->category, (void *)(uintptr_t)c->packed.base, c->packed.size);

@@ -3,7 +3,8 @@
  *
  * "embed_tokens.weight", "layers.3.self_attn.q_proj.weight", "layers.3.experts.gate_up_proj".
  * GGUF names are translated (model.md D.1).  Old GGUF files with separate expert gate and up
- * list "layers.N.experts.gate_proj" and "...up_proj" instead.  Files stay mapped, not copied. */
+ * list "layers.N.experts.gate_proj" and "...up_proj" instead, and so do MLX's folders.  Files stay
+ * mapped, not copied. */
 #ifndef KK_FORMAT_CHECKPOINT_H
 #define KK_FORMAT_CHECKPOINT_H
 
@@ -28,7 +29,8 @@ kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem 
 void kk_checkpoint_close(kk_checkpoint *c); /* NULL is fine */
 
 const kk_config *kk_checkpoint_config(const kk_checkpoint *c);
-const char *kk_checkpoint_format(const kk_checkpoint *c); /* "safetensors", "gguf", "synthetic" */
+const char *
+kk_checkpoint_format(const kk_checkpoint *c); /* "safetensors", "mlx", "gguf", "synthetic" */
 const char *kk_checkpoint_path(const kk_checkpoint *c);
 size_t kk_checkpoint_count(const kk_checkpoint *c);
 const kk_tensor *kk_checkpoint_at(const kk_checkpoint *c, size_t i);

@@ -106,7 +106,15 @@ kk_status kk_hf_text(const char *dir, const char *name, char **text, size_t *len
 kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err);
 kk_status kk_hf_file(kk_checkpoint *c, const char *dir, const char *name, kk_err *err);
 kk_status kk_hf_list(kk_checkpoint *c, const char *prefix, kk_err *err);
-/* Sorts the tensors and refuses a name used twice, then checks them against the inventory. */
+/* Whether the listed tensors are of one of MLX's converters; and, where they are, makes of them
+ * what the model knows: one tensor of codes, scales and biases, and experts by their usual names.
+ * prefix: what was taken off their names; config: the text of config.json. */
+bool kk_mlx_written(const kk_checkpoint *c);
+kk_status kk_mlx_arrange(kk_checkpoint *c, const char *prefix, const char *config, size_t len,
+                         kk_err *err);
+/* Sorts the tensors and refuses a name used twice. */
+kk_status kk_checkpoint_sort(kk_checkpoint *c, kk_err *err);
+/* The same, then checks them against the inventory. */
 kk_status kk_checkpoint_settle(kk_checkpoint *c, kk_err *err);
 /* Refuses a tensor that the inventory does not have, as a sign of another architecture; what: "a
  * drafter". */

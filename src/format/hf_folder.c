@@ -1,9 +1,10 @@
 /* hf_folder.c - opens a Hugging Face folder: config.json, generation_config.json, and one
  * model.safetensors or the shards that model.safetensors.index.json names.
  *
- * A multimodal checkpoint keeps its text model under "model.language_model.", a text-only one
- * under "model."; the prefix that leads to the embedding is taken, and what does not carry it
- * (vision and audio towers) is left out of the list.  The index is used for the names of the
+ * A multimodal checkpoint keeps its text model under "model.language_model.", one that MLX's
+ * converters wrote under "language_model.model." (mlx_folder.c), a text-only one under "model.";
+ * the prefix that leads to the embedding is taken, and what does not carry it (vision and audio
+ * towers) is left out of the list.  The index is used for the names of the
  * shards only: what a shard holds is read from the shard. */
 #include <jansson.h>
 
@@ -140,7 +141,8 @@ kk_status kk_hf_files(kk_checkpoint *c, const char *dir, kk_err *err) {
 
 /* Length of the prefix before "embed_tokens.weight" in some file's list. */
 static kk_status find_prefix(const kk_checkpoint *c, const char **prefix, kk_err *err) {
-    static const char *const known[] = {"model.language_model.", "model.", ""};
+    static const char *const known[] = {"model.language_model.", "language_model.model.", "model.",
+                                        ""};
     for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
         const size_t len = strlen(known[k]);
         for (size_t f = 0; f < c->n_files; f++) {
@@ -174,11 +176,22 @@ kk_status kk_hf_list(kk_checkpoint *c, const char *prefix, kk_err *err) {
     return KK_OK;
 }
 
+static kk_status arrange(kk_checkpoint *c, const char *dir, const char *prefix, kk_err *err) {
+    char *text;
+    size_t len;
+    if (!kk_mlx_written(c)) return KK_OK;
+    KK_TRY(kk_hf_text(dir, "config.json", &text, &len, err));
+    const kk_status st = kk_mlx_arrange(c, prefix, text, len, err);
+    kk_free(text);
+    return st;
+}
+
 kk_status kk_hf_open(kk_checkpoint *c, const char *dir, kk_err *err) {
     KK_TRY(read_config(c, dir, err));
     KK_TRY(read_generation_config(c, dir, err));
     const char *prefix = "";
     KK_TRY(kk_hf_files(c, dir, err));
     KK_TRY(find_prefix(c, &prefix, err));
-    return kk_hf_list(c, prefix, err);
+    KK_TRY(kk_hf_list(c, prefix, err));
+    return arrange(c, dir, prefix, err);
 }

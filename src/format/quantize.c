@@ -170,6 +170,16 @@ typedef struct {
     kk_drafter *drafter;
 } source;
 
+/* What is rounded already would be rounded twice, and experts kept apart have no place in a file
+ * that this writes. */
+static kk_status refuse_mlx(const kk_checkpoint *c, kk_err *err) {
+    if (!c || strcmp(c->format, "mlx") != 0) return KK_OK;
+    return kk_fail(err, KK_EINVAL,
+                   "'%.120s' was written by MLX's converter: quantize reads the folder that it was "
+                   "made from",
+                   c->path);
+}
+
 static kk_status open_source(source *s, const char *dir, kk_err *err) {
     bool drafter;
     if (!kk_dir_exists(dir))
@@ -186,10 +196,15 @@ kk_status kk_quantize_to(const char *in, kk_writer *to, const char *type, kk_pro
     job j = {.progress = progress, .user = user};
     KK_TRY(target_type(type, &j.type, err));
     KK_TRY(open_source(&s, in, err));
+    kk_status st = refuse_mlx(s.model, err);
+    if (st != KK_OK) {
+        kk_checkpoint_close(s.model);
+        return st;
+    }
     j.in = s.drafter ? kk_drafter_tensors(s.drafter) : s.model;
     j.drafter = s.drafter ? kk_drafter_config_of(s.drafter) : NULL;
     j.source = s.drafter ? kk_lineage_drafter(s.drafter) : kk_lineage_weights(s.model);
-    const kk_status st = run(&j, to, err);
+    st = run(&j, to, err);
     kk_gguf_writer_abort(j.out);
     kk_threads_free(j.threads);
     kk_free(j.values);

@@ -114,7 +114,24 @@ static void lay(const tile *t, uint64_t seed, uint8_t *to, size_t size) {
     }
 }
 
+/* Scales and biases of an affine type: alike in all groups, codes being random. */
+static void lay_planes(const kk_tensor *t) {
+    const float steps = kk_affine_bits(t->dtype) == 4 ? 16 : 256;
+    const float scale = 0.02f * 3.4641016f / steps, bias = scale * (1 - steps) / 2;
+    uint16_t *scales = (uint16_t *)(uintptr_t)t->scales.base;
+    uint16_t *biases = (uint16_t *)(uintptr_t)t->biases.base;
+    for (size_t i = 0; i < t->scales.size / sizeof *scales; i++) {
+        scales[i] = kk_f32_bf16(scale);
+        biases[i] = kk_f32_bf16(bias);
+    }
+}
+
 /* ---- tensors ---------------------------------------------------------------------------- */
+
+/* Bytes of the scales, and of the biases, of n values: bf16, as in released files. */
+static size_t plane_bytes(kk_dtype t, int64_t n) {
+    return kk_dtype_is_affine(t) ? (size_t)(n / kk_dtype_get(t)->values) * sizeof(uint16_t) : 0;
+}
 
 typedef struct {
     kk_checkpoint *c;
@@ -129,6 +146,8 @@ static kk_dtype fallback_of(kk_dtype t) {
     case KK_Q4_K: return KK_Q5_0;
     case KK_Q5_K: return KK_Q5_1;
     case KK_Q6_K: return KK_Q8_0;
+    case KK_MLX4_64: return KK_MLX4_32;
+    case KK_MLX8_64: return KK_MLX8_32;
     default: return t;
     }
 }
@@ -159,8 +178,9 @@ static kk_status plan(maker *m, size_t *total, kk_err *err) {
         if (item->dims[item->n_dims - 1] % kk_dtype_get(type)->values != 0)
             return kk_fail(err, KK_EINVAL, "rows of '%.100s' do not fill blocks of %s", item->name,
                            kk_dtype_get(type)->name);
-        if (!kk_dtype_bytes(type, (uint64_t)kk_inventory_values(item), &bytes) ||
-            !kk_add(*total, bytes, total))
+        const int64_t values = kk_inventory_values(item);
+        if (!kk_dtype_bytes(type, (uint64_t)values, &bytes) || !kk_add(*total, bytes, total) ||
+            !kk_add(*total, 2 * plane_bytes(type, values), total))
             return kk_fail(err, KK_EINVAL, "'%.100s' is too large", item->name);
     }
     return KK_OK;
@@ -172,15 +192,21 @@ static kk_status make_tensor(maker *m, const kk_inventory_item *item, char *name
     const tile *from = tile_for(m, item, &t.dtype);
     memcpy(t.dims, item->dims, sizeof item->dims);
     kk_dtype_bytes(t.dtype, (uint64_t)kk_inventory_values(item), &t.data.size);
-    uint8_t *bytes = c->mem ? kk_mem_take(c->mem, c->category, t.data.size) : NULL;
+    t.scales.size = t.biases.size = plane_bytes(t.dtype, kk_inventory_values(item));
+    const size_t all = kk_tensor_bytes(&t);
+    uint8_t *bytes = c->mem ? kk_mem_take(c->mem, c->category, all) : NULL;
     if (!bytes && c->mem)
-        return kk_fail(err, KK_ENOMEM, "no memory for the %zu bytes of '%.100s'", t.data.size,
-                       item->name);
+        return kk_fail(err, KK_ENOMEM, "no memory for the %zu bytes of '%.100s'", all, item->name);
 #ifdef MADV_HUGEPAGE
-    if (bytes && t.data.size >= (size_t)2 << 20) madvise(bytes, t.data.size, MADV_HUGEPAGE);
+    if (bytes && all >= (size_t)2 << 20) madvise(bytes, all, MADV_HUGEPAGE);
 #endif
     m->from[c->n_tensors] = from;
     t.data.base = bytes;
+    t.plane = KK_BF16;
+    if (bytes && t.scales.size) {
+        t.scales.base = bytes + t.data.size;
+        t.biases.base = t.scales.base + t.scales.size;
+    }
     c->tensors[c->n_tensors++] = t;
     return KK_OK;
 }
@@ -208,6 +234,7 @@ static void lay_tensors(void *arg, int64_t begin, int64_t end, int32_t thread) {
     for (int64_t i = begin; i < end; i++) {
         const kk_span d = m->c->tensors[i].data;
         lay(m->from[i], (uint64_t)i + 1, (uint8_t *)(uintptr_t)d.base, d.size);
+        if (kk_dtype_is_affine(m->c->tensors[i].dtype)) lay_planes(&m->c->tensors[i]);
     }
 }
 
