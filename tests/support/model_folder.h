@@ -111,10 +111,11 @@ static inline int config_fields(char *out, size_t cap, const kk_config *c) {
 }
 
 /* Random tensors of the inventory, to be changed by a test before they are written. */
+enum { MODEL_MOST = 320 };
 typedef struct {
     kk_config config;
-    kk_tensor tensors[256];
-    char names[256][KK_MAX_NAME];
+    kk_tensor tensors[MODEL_MOST];
+    char names[MODEL_MOST][KK_MAX_NAME];
     size_t n;
 } model_tensors;
 
@@ -133,7 +134,7 @@ static inline void model_fill(kk_tensor *t, bool vector, uint64_t seed) {
 /* Every tensor of a list, of random numbers. */
 static inline void model_add(model_tensors *m, const kk_inventory *list, const char *prefix,
                              kk_dtype type) {
-    if (m->n + list->n > 256) abort();
+    if (m->n + list->n > MODEL_MOST) abort();
     for (size_t i = 0; i < list->n; i++) {
         const kk_inventory_item *item = &list->items[i];
         kk_tensor *t = &m->tensors[m->n];
