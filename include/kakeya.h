@@ -164,7 +164,7 @@ KK_API const int32_t *kk_engine_stop_ids(const kk_engine *e, size_t *n);
 typedef struct {
     char name[64];        /* "26B-A4B", "31B", "E2B", "E4B" or "custom" */
     char weight_type[16]; /* the type that holds most bytes, as in "q4_0" */
-    char format[16];      /* "safetensors", "gguf" or "synthetic" */
+    char format[16];      /* "safetensors", "mlx", "gguf" or "synthetic" */
     int32_t layers, sliding_layers, full_layers, vocab, hidden, heads, window, context;
     int32_t experts, experts_used; /* 0: dense */
     bool k_eq_v;

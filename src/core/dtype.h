@@ -36,7 +36,7 @@ typedef enum {
     KK_DTYPES,
 } kk_dtype;
 
-/* A block is `values` numbers in `bytes` bytes (1 value for the plain types).  Of the affine types a
+/* A block is `values` numbers in `bytes` bytes (1 value for the plain types).  Of affine types a
  * block is a group, and the bytes are those of its codes alone. */
 typedef struct {
     const char *name; /* lower case, as in "q4_0" */

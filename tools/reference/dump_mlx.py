@@ -12,7 +12,7 @@ import sys
 
 import mlx.core as mx
 
-ROWS, WIDTH = 3, 192
+ROWS, WIDTH = 2, 64
 TYPES = {"bf16": mx.bfloat16, "f16": mx.float16, "f32": mx.float32}
 
 
@@ -20,8 +20,8 @@ def main(path):
     mx.set_default_device(mx.cpu)
     mx.random.seed(7)
     weights = mx.random.normal((ROWS, WIDTH)) * 0.05
-    weights[1, :64] = 0.25  # a group of equal values
-    weights[2, 64:128] = mx.abs(weights[2, 64:128])  # a group of one sign
+    weights[1, :32] = 0.25  # a group of equal values
+    weights[1, 32:] = mx.abs(weights[1, 32:])  # one of a single sign
     out = {"x": mx.random.normal((2, WIDTH))}
     for bits in (4, 8):
         for group in (32, 64):
