@@ -397,7 +397,11 @@ enum { HEAD_ROWS = 70, HEAD_WIDTH = 64 }; /* more rows than a thread packs at a 
 static kk_tensor some_table(kk_dtype type, const void *data, int64_t width) {
     size_t bytes = 0;
     assert_true(kk_dtype_bytes(type, (uint64_t)(HEAD_ROWS * width), &bytes));
-    return (kk_tensor){"embed_tokens.weight", type, 2, {HEAD_ROWS, width}, {data, bytes}};
+    return (kk_tensor){.name = "embed_tokens.weight",
+                       .dtype = type,
+                       .n_dims = 2,
+                       .dims = {HEAD_ROWS, width},
+                       .data = {data, bytes}};
 }
 
 /* The copy is the table within the rounding of its type, and counted until the drafter closes. */
