@@ -409,10 +409,10 @@ static kk_checkpoint *synthetic(const char *spec, kk_mem *mem) {
 /* Every matrix spreads like a trained one and every vector lies near one. */
 static void random_weights_are_sane(void **state) {
     (void)state;
-    static const char *const specs[] = {"tiny:q4_0",   "tiny:q4_k:7",   "tiny:q5_k:1",
-                                        "tiny:q6_k:2", "tiny:q5_0:2",   "tiny:q5_1:2",
-                                        "tiny:q8_0:2", "tiny:f16:2",    "tiny:f32:2",
-                                        "tiny",        "tiny-ple:q4_0", "tiny-ple:bf16:3"};
+    static const char *const specs[] = {
+        "tiny:q4_0",     "tiny:q4_k:7",     "tiny:q5_k:1",    "tiny:q6_k:2",   "tiny:q5_0:2",
+        "tiny:q5_1:2",   "tiny:q8_0:2",     "tiny:f16:2",     "tiny:f32:2",    "tiny",
+        "tiny-ple:q4_0", "tiny-ple:bf16:3", "tiny:mlx4_64:2", "tiny:mlx8_32:2"};
     float *y = malloc(sizeof *y << 22);
     for (size_t k = 0; k < sizeof specs / sizeof *specs; k++) {
         kk_mem mem = {0};
@@ -424,9 +424,9 @@ static void random_weights_are_sane(void **state) {
             const size_t n = (size_t)kk_tensor_values(t) & ~(size_t)255;
             const bool near_one = t->n_dims == 1;
             double sum = 0, squares = 0;
-            bytes += (int64_t)t->data.size;
+            bytes += (int64_t)kk_tensor_bytes(t);
             assert_true(n <= (size_t)1 << 22);
-            kk_dequantize(t->dtype, t->data.base, y, n);
+            kk_tensor_floats(t, 0, y, n);
             for (size_t v = 0; v < n; v++) {
                 assert_true(isfinite(y[v]));
                 sum += (double)y[v];
