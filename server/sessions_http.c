@@ -232,8 +232,14 @@ static void count(call *c, bool done, const sessions_generated *g) {
                                   .whole_s = now - c->x->started,
                                   .rounds = g->rounds,
                                   .drafted = g->drafted,
-                                  .accepted = g->accepted};
+                                  .accepted = g->accepted,
+                                  .histogram = g->histogram};
     metrics_generated(&c->x->server->metrics, &m);
+    const exchange_usage told = {.prompt = g->history - g->generated,
+                                 .cached = g->cached,
+                                 .completion = g->generated,
+                                 .accepted = g->accepted};
+    exchange_count(c->x, &told);
 }
 
 static void end_stream(call *c, bool done, json_t *result) {
