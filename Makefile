@@ -21,7 +21,7 @@ endif
 
 soak_seconds := $(if $(HOURS),$(shell expr 3600 \* $(HOURS)),$(shell expr 60 \* $(MINUTES)))
 
-.PHONY: all setup demo test check lint format install uninstall coverage fuzz asan tsan valgrind bench \
+.PHONY: all setup demo test check lint format install uninstall deb coverage fuzz asan tsan valgrind bench \
         lossless-all serving load soak chaos signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
@@ -51,6 +51,11 @@ valgrind: ; @scripts/test valgrind
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+deb: all
+	@cpack -G DEB --config $(BUILD)/CPackConfig.cmake -B $(BUILD)/package
+	@mv $(BUILD)/package/kakeya.deb $(BUILD)/kakeya.deb
+	@echo 'sudo apt install ./$(BUILD)/kakeya.deb'
 
 uninstall: all
 	@scripts/uninstall "$(BUILD)" "$(PREFIX)" "$(DESTDIR)"
@@ -87,6 +92,7 @@ help:
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make uninstall  removes what that has put there'
+	@echo 'make deb        a package for Debian and its kin: $(BUILD)/kakeya.deb'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
 	@echo 'make asan       that part of make check alone; also tsan, and valgrind (slow)'
