@@ -22,8 +22,8 @@ set(CPACK_PACKAGE_VENDOR "Kakeya")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
     "Runs Gemma-4-class models on a CPU or a GPU, with drafted decoding that changes no token, K/V
- caches of bounded size, and sessions that survive a restart.  With a command line, a server for
- OpenAI's clients, a library in C, and a small model to try all of it with.")
+caches of bounded size, and sessions that survive a restart.  With a command line, a server for
+OpenAI's clients, a library in C, and a small model to try all of it with.")
 set(CPACK_PACKAGE_CONTACT "The Kakeya developers <kakeya@localhost>")
 set(CPACK_PACKAGE_FILE_NAME kakeya)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
