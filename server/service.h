@@ -16,7 +16,7 @@
 
 #include "kakeya.h"
 #include "server/fault.h"
-#include "server/rows.h"
+#include "server/kv_rows.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 
 #include "server/history.h"
-#include "server/rows.h"
+#include "server/kv_rows.h"
 #include "server/service.h"
 #include "server/sessions_check.h"
 #include "server/store.h"

@@ -1,7 +1,7 @@
-/* rows.c - see rows.h.
+/* kv_rows.c - see kv_rows.h.
  *
  * Which rows are evicted depends on positions alone (kk_keep), so their number needs no counter. */
-#include "server/rows.h"
+#include "server/kv_rows.h"
 
 /* An option of kk_session_opts: 0 stands for the default, -1 for none. */
 static int64_t filled(int32_t value, int32_t standard) {

@@ -1,7 +1,7 @@
-/* rows.h - K/V rows that sessions evicted and rebuilt, for the metrics: what a session has by now,
+/* kv_rows.h - K/V rows that sessions evicted and rebuilt, for the metrics: what a session has by now,
  * so that a piece of work is the difference of after and before. */
-#ifndef KK_SERVER_ROWS_H
-#define KK_SERVER_ROWS_H
+#ifndef KK_SERVER_KV_ROWS_H
+#define KK_SERVER_KV_ROWS_H
 
 #include "kakeya.h"
 
