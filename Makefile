@@ -21,11 +21,14 @@ endif
 
 soak_seconds := $(if $(HOURS),$(shell expr 3600 \* $(HOURS)),$(shell expr 60 \* $(MINUTES)))
 
-.PHONY: all setup demo test check lint format install uninstall deb coverage fuzz asan tsan valgrind bench \
+.PHONY: all server setup demo test check lint format install uninstall deb coverage fuzz asan tsan valgrind bench \
         lossless-all serving load soak chaos signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
+
+server: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target kakeya_cli kakeya_serve_module
 
 $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
@@ -85,6 +88,7 @@ clean:
 
 help:
 	@echo 'make            build the library and the command line in build/'
+	@echo 'make server     the command line and `kakeya serve` alone, without gRPC and training'
 	@echo 'make demo       set up, build, and show the engine at work'
 	@echo 'make test       set up, build, and run every test once (under 10 minutes on two cores)'
 	@echo 'make check      what CI adds: ASan+UBSan with the fuzz corpora, TSan, arm64, CUDA, lint'

@@ -62,13 +62,12 @@ fi
 "$work/root/usr/bin/kakeya" serve --config "$work/root/etc/kakeya/serve.conf" \
     --state "$work/state" --log json --port 0 2>"$work/said" &
 server=$!
-port=
-for _ in $(seq 600); do
-    port=$(sed -n 's/.*listening on http:[^ ]*:\([0-9]*\)".*/\1/p' "$work/said")
+for _ in $(seq 1200); do
     if grep -q '"ready: ' "$work/said"; then break; fi
     kill -0 "$server" 2>/dev/null || wrong "the server ended: $(cat "$work/said")"
     sleep 0.1
 done
+port=$(sed -n 's/.*listening on http:[^ ]*:\([0-9]*\)".*/\1/p' "$work/said")
 answer=$(curl -sS "localhost:$port/v1/completions" -d '{"prompt": "import os", "max_tokens": 4}')
 case $answer in *'"text"'*) ;; *) wrong "answer: $answer" ;; esac
 kill "$server"
