@@ -71,8 +71,7 @@ def test_config():
         props = s.get("/props")
         assert (props["model_alias"], props["total_slots"], props["n_ctx"]) == \
             ("from the file", 3, 512), props
-        s.until(lambda m: True)
-        assert any("GET /props: 200" in line for line in s.lines), s.lines
+        until(lambda: any("GET /props: 200" in line for line in s.lines))
     with Server(KAKEYA, f"--config={path}", "-a", "given", "-np", "2") as s:
         props = s.get("/props")
         assert (props["model_alias"], props["total_slots"]) == ("given", 2), props
