@@ -1,5 +1,5 @@
-/* kv_rows.h - K/V rows that sessions evicted and rebuilt, for the metrics: what a session has by now,
- * so that a piece of work is the difference of after and before. */
+/* kv_rows.h - K/V rows that sessions evicted and rebuilt, for the metrics: what a session has by
+ * now, so that a piece of work is the difference of after and before. */
 #ifndef KK_SERVER_KV_ROWS_H
 #define KK_SERVER_KV_ROWS_H
 
