@@ -21,11 +21,14 @@ endif
 
 soak_seconds := $(if $(HOURS),$(shell expr 3600 \* $(HOURS)),$(shell expr 60 \* $(MINUTES)))
 
-.PHONY: all setup demo test check lint format install uninstall coverage fuzz asan tsan valgrind bench \
+.PHONY: all server setup demo test check lint format install uninstall deb coverage fuzz asan tsan valgrind bench \
         lossless-all serving load soak chaos signals cuda test-gpu bench-gpu clean help
 
 all: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target kakeya_static kakeya_shared kakeya_cli kakeya_modules
+
+server: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target kakeya_cli kakeya_serve_module
 
 $(BUILD)/build.ninja:
 	@command -v cmake ninja >/dev/null || echo 'tools are missing: make setup' >&2
@@ -51,6 +54,11 @@ valgrind: ; @scripts/test valgrind
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+deb: all
+	@cpack -G DEB --config $(BUILD)/CPackConfig.cmake -B $(BUILD)/package
+	@mv $(BUILD)/package/kakeya.deb $(BUILD)/kakeya.deb
+	@echo 'sudo apt install ./$(BUILD)/kakeya.deb'
 
 uninstall: all
 	@scripts/uninstall "$(BUILD)" "$(PREFIX)" "$(DESTDIR)"
@@ -80,6 +88,7 @@ clean:
 
 help:
 	@echo 'make            build the library and the command line in build/'
+	@echo 'make server     the command line and `kakeya serve` alone, without gRPC and training'
 	@echo 'make demo       set up, build, and show the engine at work'
 	@echo 'make test       set up, build, and run every test once (under 10 minutes on two cores)'
 	@echo 'make check      what CI adds: ASan+UBSan with the fuzz corpora, TSan, arm64, CUDA, lint'
@@ -87,6 +96,7 @@ help:
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make uninstall  removes what that has put there'
+	@echo 'make deb        a package for Debian and its kin: $(BUILD)/kakeya.deb'
 	@echo 'make coverage   line coverage of src/, refused under 85 %'
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
 	@echo 'make asan       that part of make check alone; also tsan, and valgrind (slow)'

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/config_file.h"
 #include "cli/loader.h"
+#include "cli/notify.h"
 #include "cli/output.h"
 #include "cli/sampling.h"
 #include "cli/term.h"
@@ -19,10 +21,14 @@ typedef struct {
     loader_cache_args cache;
     kk_sampling sampling;
     const char *http, *host, *alias, *key_file, *tls_cert, *tls_key, *cors_origin, *state;
+    const char *config, *log;
     int32_t port, grpc_port, parallel, queue, connections, kept, sessions, kv_memory, max_body,
         stream_buffer;
     int32_t max_messages, max_choices, timeout, idle, ping, drain, idle_time, state_limit;
-    bool think, quiet, verbose;
+    bool think, quiet, verbose, log_content;
+    notify_link notify;
+    char file_host[256], given_host[256]; /* of --http, in the config file and beside it */
+    int code;                             /* to exit with, where options are wrong */
 } serve_args;
 
 #define AT(field) offsetof(serve_args, field)
@@ -30,6 +36,10 @@ static const option serve_options[] = {
     LOADER_MODEL_OPTIONS(serve_args, load),
     OPTION_STRING("a", "alias", "NAME", AT(alias),
                   "what clients call the model (default: its file or folder)"),
+    OPTION_STRING(
+        NULL, "config", "FILE", AT(config),
+        "options in a file, a line 'name = value' each, with the long names of this list; "
+        "those of the command line win"),
     OPTION_HEADING("Network"),
     OPTION_STRING(NULL, "http", "HOST:PORT", AT(http), "both of the next two at once"),
     OPTION_STRING(NULL, "host", "HOST", AT(host),
@@ -38,8 +48,9 @@ static const option serve_options[] = {
     OPTION_INT(NULL, "grpc-port", "N", AT(grpc_port), 0, 65535,
                "serve sessions over gRPC too; 0: a port that is free (default: no gRPC)"),
     OPTION_STRING(NULL, "api-key-file", "FILE", AT(key_file),
-                  "a key on each line; requests must bring one of them"),
-    OPTION_STRING(NULL, "tls-cert", "FILE", AT(tls_cert), "PEM certificate: serve HTTPS"),
+                  "a key on each line; requests must bring one of them.  SIGHUP reads it again"),
+    OPTION_STRING(NULL, "tls-cert", "FILE", AT(tls_cert),
+                  "PEM certificate: serve HTTPS.  SIGHUP reads it again"),
     OPTION_STRING(NULL, "tls-key", "FILE", AT(tls_key), "its private key"),
     OPTION_STRING(NULL, "cors-origin", "ORIGIN", AT(cors_origin),
                   "web pages of this origin may call; *: of any (default: of none)"),
@@ -85,22 +96,50 @@ static const option serve_options[] = {
                "for running requests, after SIGTERM or Ctrl-C (default: 30)"),
     OPTION_FLAG(NULL, "think", AT(think),
                 "let the model think where a request does not say (reasoning_effort)"),
+    OPTION_HEADING("Log, on stderr"),
+    OPTION_CHOICE("log", "FORMAT", AT(log), "text json", NULL,
+                  "text, or json: one object on each line (default: text)"),
     OPTION_FLAG("q", "quiet", AT(quiet), "say nothing but failures"),
     OPTION_FLAG("v", "verbose", AT(verbose),
-                "a line for each request: path, status and time, never what was said"),
+                "a line for each request: its id, path, status and time, never what was said"),
+    OPTION_FLAG(NULL, "log-content", AT(log_content),
+                "with --log json and -v: what requests and answers said too"),
     SAMPLING_OPTIONS(serve_args, sampling, "1", "64", "0.95", "-1"),
     LOADER_CACHE_OPTIONS(serve_args, cache),
     LOADER_DEVICE_OPTIONS(serve_args, load),
 };
 
+static bool is_json(const serve_args *a) { return strcmp(a->log, "json") == 0; }
+
 static void say(void *user, const char *line) {
     const serve_args *a = user;
-    if (!a->quiet) fprintf(stderr, "kakeya serve: %s\n", line);
+    if (a->quiet) return;
+    if (is_json(a))
+        fprintf(stderr, "%s\n", line);
+    else
+        fprintf(stderr, "kakeya serve: %s\n", line);
 }
 
+/* Asked by the thread that also takes idle sessions out of memory: where that hangs, the service
+ * manager is no longer told that the server is alive. */
 static bool stop(void *user) {
-    (void)user;
+    serve_args *a = user;
+    notify_alive(&a->notify);
     return term_signal() != 0;
+}
+
+static bool reload(void *user) {
+    (void)user;
+    return term_reload();
+}
+
+static void enter(void *user, kk_serve_phase phase) {
+    const serve_args *a = user;
+    switch (phase) {
+    case KK_SERVE_READY: notify_ready(&a->notify); break;
+    case KK_SERVE_RELOADING: notify_reloading(&a->notify); break;
+    case KK_SERVE_STOPPING: notify_stopping(&a->notify); break;
+    }
 }
 
 /* HOST:PORT, [V6]:PORT, or :PORT for this machine only. */
@@ -120,6 +159,7 @@ static bool split_http(serve_args *a, char *host, size_t cap, int *code) {
     snprintf(host, cap, "%.*s", (int)n, from);
     if (n > 0) a->host = host;
     a->port = (int32_t)port;
+    a->http = NULL; /* --host and --port that come later win */
     return true;
 }
 
@@ -178,19 +218,22 @@ static kk_serve_opts server_options(serve_args *a) {
                            .ping_s = a->ping,
                            .drain_s = a->drain,
                            .verbose = a->verbose,
+                           .log_json = is_json(a),
+                           .log_content = a->log_content,
                            .stop = stop,
+                           .reload = reload,
+                           .phase = enter,
                            .say = say,
                            .user = a};
 }
 
 static int serve(serve_args *a) {
-    char host[256], name[256];
+    char name[256];
     loader_path path;
     const kk_serve_api *api;
     kk_engine_opts engine;
     kk_err err;
     int code = EXIT_FAILED;
-    if (!split_http(a, host, sizeof host, &code)) return code;
     if (!loader_options(&verb_serve, &a->load, &path, &engine, &code)) return code;
     if (kk_serve_load(&api, &err) != KK_OK)
         return output_failed(err.msg, "It is built where libmicrohttpd and SQLite are (Debian: "
@@ -201,12 +244,36 @@ static int serve(serve_args *a) {
     opts.name = name;
     signal(SIGPIPE, SIG_IGN); /* a client that left is an error of its connection alone */
     term_on_signal(TERM_ASK);
+    term_catch_reload();
     return api->run(&opts, &err) == KK_OK ? EXIT_DONE : output_error(&err);
+}
+
+/* What the config file says, then what the command line does.  False: a->code is set. */
+static bool configure(serve_args *a, char **text, int argc, char **argv) {
+    const char *file = config_file_asked(argc, argv);
+    if (file && !config_file_read(&verb_serve, file, a, text, &a->code)) return false;
+    if (!split_http(a, a->file_host, sizeof a->file_host, &a->code) ||
+        !options_parse(&verb_serve, argc, argv, a, NULL, &a->code) ||
+        !split_http(a, a->given_host, sizeof a->given_host, &a->code))
+        return false;
+    if (!a->tls_cert != !a->tls_key) {
+        a->code = options_wrong(&verb_serve, "--tls-cert and --tls-key go together");
+        return false;
+    }
+    if (a->log_content && !(is_json(a) && a->verbose)) {
+        a->code = options_wrong(&verb_serve, "--log-content goes with --log json and -v");
+        return false;
+    }
+    loader_expect(&a->load, &a->cache);
+    notify_open(&a->notify);
+    return true;
 }
 
 static int run(int argc, char **argv) {
     serve_args args = {.sampling = {.temp = 1, .top_k = 64, .top_p = 0.95f, .seed = SAMPLING_DRAW},
                        .cache = LOADER_CACHE_DEFAULTS,
+                       .log = "text",
+                       .notify = {.fd = -1},
                        .host = "127.0.0.1",
                        .port = 8080,
                        .grpc_port = -1,
@@ -226,12 +293,11 @@ static int run(int argc, char **argv) {
                        .idle = 60,
                        .ping = 10,
                        .drain = 30};
-    int code;
-    if (!options_parse(&verb_serve, argc, argv, &args, NULL, &code)) return code;
-    if (!args.tls_cert != !args.tls_key)
-        return options_wrong(&verb_serve, "--tls-cert and --tls-key go together");
-    loader_expect(&args.load, &args.cache);
-    return serve(&args);
+    char *text = NULL; /* of the config file; options point into it */
+    const int code = configure(&args, &text, argc, argv) ? serve(&args) : args.code;
+    notify_close(&args.notify);
+    free(text);
+    return code;
 }
 
 const verb verb_serve = {
@@ -245,12 +311,21 @@ const verb verb_serve = {
         "usage.prompt_tokens_details.cached_tokens says how much was.\n"
         "Requests at the same time share passes over the weights.  It listens on this machine\n"
         "only unless told otherwise, and ends after SIGTERM when what runs is done.\n"
-        "With --grpc-port, sessions are served over gRPC too (kakeya.v1.RuntimeService).",
+        "With --grpc-port, sessions are served over gRPC too (kakeya.v1.RuntimeService).\n\n"
+        "Signals: SIGTERM and SIGINT end it when what runs is done, within --drain-timeout; a\n"
+        "second one at once.  SIGHUP reads the key file and the certificate again; what cannot be\n"
+        "read is said, and what was there stays.  Under systemd (Type=notify) it says when it is\n"
+        "ready, reloading and stopping, and feeds the watchdog.\n\n"
+        "To watch: /health answers 503 until the model is loaded and while it ends; /metrics is\n"
+        "Prometheus text; every answer has an X-Request-Id, the client's own or one that was\n"
+        "drawn, which -v writes to the log.  Exit codes: 0 ended as asked, 1 failed, 2 wrong "
+        "usage.",
     .examples =
         "  kakeya serve -m gemma-4-26b-a4b-q4_0.gguf -c 32768\n"
         "  kakeya serve --state ~/.local/state/kakeya --idle-time 600\n"
         "  kakeya serve --host 0.0.0.0 --port 8000 --api-key-file keys.txt\n"
         "  kakeya serve --tls-cert cert.pem --tls-key key.pem --http 0.0.0.0:8443\n"
+        "  kakeya serve --config /etc/kakeya/serve.conf --log json -v\n"
         "  curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\",\n"
         "      \"content\": \"Name three seas.\"}]}'\n",
     .options = serve_options,

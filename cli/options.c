@@ -57,7 +57,7 @@ const char *options_name(const option *o, size_t i) {
     return NULL;
 }
 
-static const option *named(const verb *v, const char *text, size_t len) {
+const option *options_named(const verb *v, const char *text, size_t len) {
     for (size_t i = 0; i < v->n_options; i++)
         if (names_it(&v->options[i], text, len)) return &v->options[i];
     return NULL;
@@ -101,17 +101,22 @@ const char *options_nearest(const char *word, const char *const *words, size_t n
     return best;
 }
 
-static int unknown_option(const verb *v, const char *given) {
-    const char *names[160], *near = NULL;
+const char *options_near(const verb *v, const char *name) {
+    const char *names[160];
     size_t n = 0;
     for (size_t i = 0; i < v->n_options && n + 2 < OPTION_COUNT(names); i++) {
         if (v->options[i].kind == OPT_HEADING) continue;
         names[n++] = v->options[i].name;
         if (v->options[i].alias) names[n++] = v->options[i].alias;
     }
+    return options_nearest(name, names, n);
+}
+
+static int unknown_option(const verb *v, const char *given) {
+    const char *near = NULL;
     if (given[1] == '-')
-        near = options_nearest(given + 2, names, n);
-    else if (named(v, given + 1, strlen(given + 1)))
+        near = options_near(v, given + 2);
+    else if (options_named(v, given + 1, strlen(given + 1)))
         near = given + 1; /* -model */
     if (near) return options_wrong(v, "unknown option %s; did you mean --%s?", given, near);
     return options_wrong(v, "unknown option %s", given);
@@ -176,50 +181,63 @@ option_text options_choices(const option *o) {
     return list;
 }
 
-static bool wrong_choice(const verb *v, const option *o, const char *value) {
+/* Says in *why what a value is not; false. */
+static bool refuse(option_text *why, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static bool refuse(option_text *why, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why->text, sizeof why->text, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+static bool wrong_choice(const option *o, const char *value, option_text *why) {
     if (has_word(o->later, value))
-        options_wrong(v, "--%s %s is not part of this build yet; it takes: %s", o->name, value,
+        return refuse(why, "--%s %s is not part of this build yet; it takes: %s", o->name, value,
                       options_choices(o).text);
-    else
-        options_wrong(v, "--%s takes %s, not '%s'", o->name, options_choices(o).text, value);
-    return false;
+    return refuse(why, "--%s takes %s, not '%s'", o->name, options_choices(o).text, value);
 }
 
-static bool wrong_number(const verb *v, const option *o, const char *value, const char *kind) {
-    options_wrong(v, "--%s takes %s from %.10g to %.10g, not '%s'%s%s", o->name, kind, o->min,
+static bool wrong_number(const option *o, const char *value, const char *kind, option_text *why) {
+    return refuse(why, "--%s takes %s from %.10g to %.10g, not '%s'%s%s", o->name, kind, o->min,
                   o->max, value, o->hint ? "; " : "", o->hint ? o->hint : "");
-    return false;
 }
 
-static bool add_word(const verb *v, const option *o, const char *value, option_words *to) {
-    if (to->n == (int)OPTION_COUNT(to->word)) {
-        options_wrong(v, "--%s can be given %zu times, no more", o->name, OPTION_COUNT(to->word));
-        return false;
-    }
+static bool add_word(const option *o, const char *value, option_words *to, option_text *why) {
+    if (to->n == (int)OPTION_COUNT(to->word))
+        return refuse(why, "--%s can be given %zu times, no more", o->name, OPTION_COUNT(to->word));
     to->word[to->n++] = value;
     return true;
 }
 
-static bool store(const verb *v, const option *o, char *value, void *args) {
+bool options_store(const option *o, char *value, void *args, option_text *why) {
     void *to = (char *)args + o->offset;
     switch (o->kind) {
     case OPT_FLAG: *(bool *)to = true; return true;
     case OPT_STRING: *(const char **)to = value; return true;
     case OPT_INT:
-        return whole(value, o->min, o->max, to) || wrong_number(v, o, value, "a whole number");
-    case OPT_REAL: return real(value, o->min, o->max, to) || wrong_number(v, o, value, "a number");
+        return whole(value, o->min, o->max, to) || wrong_number(o, value, "a whole number", why);
+    case OPT_REAL:
+        return real(value, o->min, o->max, to) || wrong_number(o, value, "a number", why);
     case OPT_SEED:
-        if (seed(value, to) || any_seed(o, value, to)) return true;
-        options_wrong(v, "--%s takes a whole number of at most 64 bits, not '%s'", o->name, value);
-        return false;
+        return seed(value, to) || any_seed(o, value, to) ||
+               refuse(why, "--%s takes a whole number of at most 64 bits, not '%s'", o->name,
+                      value);
     case OPT_CHOICE:
-        if (!has_word(options_choices(o).text, value)) return wrong_choice(v, o, value);
+        if (!has_word(options_choices(o).text, value)) return wrong_choice(o, value, why);
         lower(value);
         *(const char **)to = value;
         return true;
-    case OPT_WORDS: return add_word(v, o, value, to);
+    case OPT_WORDS: return add_word(o, value, to, why);
     case OPT_HEADING: break;
     }
+    return false;
+}
+
+static bool store(const verb *v, const option *o, char *value, void *args) {
+    option_text why = {""};
+    if (options_store(o, value, args, &why)) return true;
+    options_wrong(v, "%s", why.text);
     return false;
 }
 
@@ -227,7 +245,7 @@ static bool store(const verb *v, const option *o, char *value, void *args) {
 
 /* text: an argument that starts with '-'; len: without its "=value". */
 static const option *find(const verb *v, const char *text, size_t len) {
-    if (text[1] == '-') return named(v, text + 2, len - 2);
+    if (text[1] == '-') return options_named(v, text + 2, len - 2);
     for (size_t i = 0; i < v->n_options; i++)
         if (v->options[i].kind != OPT_HEADING && is(v->options[i].brief, text + 1, len - 1))
             return &v->options[i];
@@ -238,7 +256,7 @@ static const option *find(const verb *v, const char *text, size_t len) {
 static const option *find_attached(const verb *v, char *text, char **value) {
     const option *best = NULL;
     size_t longest = 0;
-    if (text[1] == '-' || named(v, text + 1, strcspn(text + 1, "="))) return NULL;
+    if (text[1] == '-' || options_named(v, text + 1, strcspn(text + 1, "="))) return NULL;
     for (size_t i = 0; i < v->n_options; i++) {
         const option *o = &v->options[i];
         const size_t n = o->kind != OPT_HEADING && o->brief ? strlen(o->brief) : 0;

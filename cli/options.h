@@ -70,6 +70,13 @@ typedef struct {
 bool options_parse(const verb *v, int argc, char **argv, void *args, option_words *words,
                    int *code);
 void options_help(const verb *v);
+
+/* The option of a long name, or NULL; and the nearest long name to one that is none, or NULL. */
+const option *options_named(const verb *v, const char *name, size_t len);
+const char *options_near(const verb *v, const char *name);
+/* Sets it in args, where the value's text is borrowed and, of a choice, written to in lower case.
+ * False: why says what is wrong with the value. */
+bool options_store(const option *o, char *value, void *args, option_text *why);
 /* Runs the kind that argv (without the verb) begins with, and explains what the kinds are when it
  * begins with none. */
 int options_run_kind(const verb *v, int argc, char **argv);

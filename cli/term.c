@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
 static struct {
     bool out_controls, err_controls, colour;
-    volatile sig_atomic_t mode, signal, removes;
+    volatile sig_atomic_t mode, signal, removes, reload;
+    bool terminal[3]; /* whether stdin, stdout and stderr were one when reloads were asked for */
     char removed[4096 + 32]; /* while removes is set, and the file it named then */
     struct stat file;
 } term;
@@ -82,6 +84,35 @@ void term_remove(const char *path) {
 int term_signal(void) { return term.signal; }
 void term_clear(void) { term.signal = 0; }
 int term_exit_code(void) { return 128 + term.signal; }
+
+static void handle_reload(int signum) {
+    (void)signum;
+    term.reload = 1;
+}
+
+void term_catch_reload(void) {
+    struct sigaction sa = {.sa_handler = handle_reload}, old;
+    sigemptyset(&sa.sa_mask);
+    for (int fd = 0; fd < 3; fd++) term.terminal[fd] = isatty(fd);
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &sa, NULL);
+}
+
+/* A terminal whose other side is gone answers nothing any more. */
+static bool terminal_closed(void) {
+    struct termios t;
+    for (int fd = 0; fd < 3; fd++)
+        if (term.terminal[fd] && tcgetattr(fd, &t) != 0) return true;
+    return false;
+}
+
+bool term_reload(void) {
+    if (!term.reload) return false;
+    term.reload = 0;
+    if (!terminal_closed()) return true;
+    term.signal = SIGHUP;
+    return false;
+}
 
 double term_now(void) {
     struct timespec t;

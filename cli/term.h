@@ -32,6 +32,11 @@ void term_remove(const char *path);
 int term_signal(void);    /* the signal that arrived since the last clear; 0: none */
 void term_clear(void);    /* forgets it */
 int term_exit_code(void); /* 128 + that signal */
+/* From now on SIGHUP asks to read files again, as daemons have it, unless the parent ignored it. */
+void term_catch_reload(void);
+/* Whether it came since the last call.  Where it came because the terminal was closed, that is a
+ * signal to end instead, for term_signal. */
+bool term_reload(void);
 
 /* One line on stderr that redraws itself; nothing at all when stderr is not a terminal, when
  * quiet, or when it is over before anyone could read it. */

@@ -234,6 +234,12 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
            COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
   set_tests_properties(package.install PROPERTIES LABELS package TIMEOUT 300
                        ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
+  if(TARGET kakeya_serve_module)
+    add_test(NAME package.deb
+             COMMAND bash "${root}/tests/package/deb_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
+    set_tests_properties(package.deb PROPERTIES LABELS package TIMEOUT 300 SKIP_RETURN_CODE 77)
+    set_tests_properties(package.install package.deb PROPERTIES RESOURCE_LOCK install)
+  endif()
   add_test(NAME lint.figures COMMAND bash "${root}/tests/lint/figures_test.sh")
   set_tests_properties(lint.figures PROPERTIES LABELS lint TIMEOUT 120)
   add_test(NAME lint.checks COMMAND bash "${root}/tests/lint/checks_test.sh")

@@ -220,13 +220,19 @@ static void count_generation(completion *c, const generation *g, const kk_result
                                   .whole_s = now - c->x->started,
                                   .rounds = r->spec.rounds,
                                   .drafted = r->spec.drafted,
-                                  .accepted = r->spec.accepted};
+                                  .accepted = r->spec.accepted,
+                                  .histogram = r->spec.histogram};
     metrics_generated(&c->server->metrics, &m);
     c->usage.completion += g->n_tokens;
     c->usage.reasoning += g->reasoning;
     c->usage.accepted += r->spec.accepted;
     c->usage.rejected += r->spec.drafted - r->spec.accepted;
     c->usage.decode_s += r->decode_s;
+    const exchange_usage told = {.prompt = c->usage.prompt,
+                                 .cached = c->usage.cached,
+                                 .completion = c->usage.completion,
+                                 .accepted = c->usage.accepted};
+    exchange_count(c->x, &told);
 }
 
 static bool echo(completion *c, generation *g, const prompt *p) {
@@ -256,8 +262,10 @@ static bool greet(completion *c, const generation *g) {
 
 static bool write_choice(completion *c, generation *g, const prompt *p, kk_session *s) {
     kk_result r = {0};
+    const kv_rows before = rows_of(s);
     const bool written = echo(c, g, p) && generation_run(g, s, &r);
     count_generation(c, g, &r);
+    metrics_rows(&c->server->metrics, before, rows_of(s));
     if (!written) c->failed = g->failed;
     if (written && !c->wire.stream) json_array_append_new(c->choices, generation_choice(g));
     return written;
@@ -303,11 +311,13 @@ static bool read_prompt(completion *c, prompt *p, prefixes_found *found, uint64_
         return fault_from(&c->failed, &err);
     const double start = text_now();
     const int64_t cached = found->len - found->evaluated;
+    const kv_rows before = rows_of(found->session);
     const bool read = read_into(c, &g, found, p, stand_in);
     c->usage.prompt_s += text_now() - start;
     c->usage.prompt += (int64_t)p->n;
     c->usage.cached += cached;
     metrics_prompt(&c->server->metrics, (int64_t)p->n, cached);
+    metrics_rows(&c->server->metrics, before, rows_of(found->session));
     if (read) return true;
     const metrics_generation m = {
         .finish = g.finish, .first_s = -1, .whole_s = text_now() - c->x->started};

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/log.h"
 #include "server/server.h"
 
 exchange *exchange_new(server *s, struct MHD_Connection *c, int fd) {
@@ -31,6 +32,7 @@ void exchange_release(exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) != 1) return;
     text_free(&x->body);
     text_free(&x->reply);
+    text_free(&x->said);
     outbox_free(&x->out);
     pthread_mutex_destroy(&x->lock);
     free(x);
@@ -60,12 +62,26 @@ bool exchange_left(exchange *x) {
     return left;
 }
 
+/* The caller holds the lock. */
+static void remember(exchange *x, const char *bytes, size_t n) {
+    if (!x->server->opts->log_content || x->said.len >= LOG_CONTENT) return;
+    text_add(&x->said, bytes, n);
+}
+
+void exchange_count(exchange *x, const exchange_usage *usage) {
+    pthread_mutex_lock(&x->lock);
+    x->usage = *usage;
+    x->usage.known = true;
+    pthread_mutex_unlock(&x->lock);
+}
+
 void exchange_reply(exchange *x, int status, textbuf *body) {
     pthread_mutex_lock(&x->lock);
     if (x->answer == EXCHANGE_OPEN) {
         x->answer = EXCHANGE_BODY;
         x->status = status;
         x->reply = *body;
+        remember(x, body->bytes ? body->bytes : "", body->len);
         *body = (textbuf){0};
     }
     wake(x);
@@ -101,6 +117,7 @@ void exchange_stream(exchange *x) {
 bool exchange_add(exchange *x, const char *bytes, size_t n) {
     pthread_mutex_lock(&x->lock);
     if (!x->gone && !outbox_put(&x->out, bytes, n)) x->gone = x->slow = true;
+    remember(x, bytes, n);
     x->last_write = text_now();
     wake(x);
     const bool there = !x->gone;

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 
 #include "server/fault.h"
 #include "server/outbox.h"
@@ -21,6 +22,14 @@
 
 struct MHD_Connection;
 struct server;
+
+enum { EXCHANGE_ID = 129 }; /* bytes of a request's id, with its end */
+
+/* Tokens of a request, for the log; known is false where none were counted. */
+typedef struct {
+    bool known;
+    int64_t prompt, cached, completion, accepted;
+} exchange_usage;
 
 typedef enum { EXCHANGE_OPEN, EXCHANGE_BODY, EXCHANGE_STREAM } exchange_answer;
 
@@ -30,6 +39,7 @@ typedef struct exchange {
     double started;            /* text_now() of its first byte */
     const struct route *route; /* NULL: it is refused */
     char rest[96];             /* of the path, behind the route's own */
+    char id[EXCHANGE_ID];      /* the client's X-Request-Id, or one that was drawn */
     const char *type;          /* of the body of the answer; NULL: JSON */
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
@@ -47,6 +57,8 @@ typedef struct exchange {
     textbuf reply;     /* of EXCHANGE_BODY */
     outbox out;        /* of EXCHANGE_STREAM */
     double last_write; /* text_now() of the last byte that went into the stream */
+    exchange_usage usage;
+    textbuf said; /* of the answer, where it is logged */
 } exchange;
 
 /* Held once, by the connection; NULL without memory. */
@@ -67,6 +79,7 @@ void exchange_refuse(exchange *x, const fault *f);
 void exchange_stream(exchange *x);
 bool exchange_add(exchange *x, const char *bytes, size_t n);
 void exchange_end(exchange *x);
+void exchange_count(exchange *x, const exchange_usage *usage);
 /* Sends a comment when nothing else went out for `after` seconds. */
 bool exchange_ping(exchange *x, double after);
 

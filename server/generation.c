@@ -247,6 +247,7 @@ static void add_result(kk_result *sum, const kk_result *r) {
     sum->spec.rounds += r->spec.rounds;
     sum->spec.drafted += r->spec.drafted;
     sum->spec.accepted += r->spec.accepted;
+    for (int i = 0; i <= KK_MAX_DRAFT; i++) sum->spec.histogram[i] += r->spec.histogram[i];
 }
 
 /* Where memory ends, kept sessions give way one by one, and the session goes on where it is. */

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "server/exchange.h"
+#include "server/log.h"
 #include "server/route.h"
 #include "server/server.h"
 
@@ -40,6 +41,9 @@ struct http {
     struct MHD_Daemon *daemon;
     int listening;
     char *cert, *key;
+    /* With the certificate before, while it has connections; or NULL. */
+    struct MHD_Daemon *before;
+    char *cert_before, *key_before;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     peer *peers;
@@ -72,8 +76,19 @@ static bool origin_allowed(const server *s, const char *origin) {
     return !origin || (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0));
 }
 
+/* The client's id where it is one that a log can take as it is, or one that nobody has. */
+static void identify(exchange *x, const char *given) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "-_.:/+=";
+    const size_t n = given ? strlen(given) : 0;
+    if (n > 0 && n < sizeof x->id && strspn(given, letters) == n)
+        memcpy(x->id, given, n + 1);
+    else
+        text_random_name(x->id, sizeof x->id, "req-");
+}
+
 static bool admit_head(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
-    const server *s = x->server;
+    server *s = x->server;
     const int state = atomic_load(&s->state);
     fault *f = &x->refused;
     if (!origin_allowed(s, header(c, "Origin")))
@@ -124,10 +139,13 @@ static void add_headers(struct MHD_Response *r, const exchange *x) {
                                                     : "application/json";
     MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "Cache-Control", "no-store");
+    MHD_add_response_header(r, "X-Request-Id", x->id);
     if (x->answer == EXCHANGE_STREAM) MHD_add_response_header(r, "X-Accel-Buffering", "no");
     if (x->status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
-    if (s->opts->cors_origin)
+    if (s->opts->cors_origin) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
+        MHD_add_response_header(r, "Access-Control-Expose-Headers", "X-Request-Id");
+    }
     if (x->retry_s > 0) {
         snprintf(seconds, sizeof seconds, "%d", x->retry_s);
         MHD_add_response_header(r, "Retry-After", seconds);
@@ -172,7 +190,8 @@ static enum MHD_Result preflight(server *s, struct MHD_Connection *c) {
     if (allowed) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
         MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
-        MHD_add_response_header(r, "Access-Control-Allow-Headers", "Authorization, Content-Type");
+        MHD_add_response_header(r, "Access-Control-Allow-Headers",
+                                "Authorization, Content-Type, X-Request-Id");
     }
     const enum MHD_Result queued = MHD_queue_response(c, allowed ? 204 : 403, r);
     metrics_response(&s->metrics, allowed ? 204 : 403);
@@ -196,6 +215,7 @@ static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url,
     exchange *x = info ? exchange_new(h->server, c, info->connect_fd) : NULL;
     if (!x) return MHD_NO;
     *slot = x;
+    identify(x, header(c, "X-Request-Id"));
     set_busy(h, c, true);
     if (admit(x, c, url, method)) return MHD_YES;
     /* A body that is not much too long is read and thrown away, so that the client hears why; it
@@ -250,11 +270,21 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *c, const ch
     return x->dispatched ? respond(x, c) : dispatch(x, c);
 }
 
-static void say_done(const exchange *x) {
-    const kk_serve_opts *o = x->server->opts;
-    if (!o->verbose) return;
-    server_say(x->server, "%s %s: %d in %.0f ms", x->route ? x->route->method : "-",
-               x->route ? x->route->path : "-", x->status, 1e3 * (text_now() - x->started));
+/* The address of the other side, "" where there is none. */
+static void address(struct MHD_Connection *c, char *out, size_t cap) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *a = info ? info->client_addr : NULL;
+    const socklen_t n = a && a->sa_family == AF_INET6 ? (socklen_t)sizeof(struct sockaddr_in6)
+                                                      : (socklen_t)sizeof(struct sockaddr_in);
+    if (!a || getnameinfo(a, n, out, (socklen_t)cap, NULL, 0, NI_NUMERICHOST) != 0) *out = '\0';
+}
+
+static void tell(exchange *x, struct MHD_Connection *c) {
+    char client[64];
+    if (!x->server->opts->verbose) return;
+    address(c, client, sizeof client);
+    log_request(x, client);
 }
 
 static void on_completed(void *user, struct MHD_Connection *c, void **slot,
@@ -263,7 +293,7 @@ static void on_completed(void *user, struct MHD_Connection *c, void **slot,
     (void)code;
     if (!x) return;
     *slot = NULL;
-    say_done(x);
+    tell(x, c);
     exchange_closed(x);
     set_busy(user, c, false);
 }
@@ -295,6 +325,8 @@ static void on_connection(void *user, struct MHD_Connection *c, void **slot,
     pthread_mutex_unlock(&h->lock);
 }
 
+static void end_before(http *h, bool wait);
+
 /* libmicrohttpd's own limit starts anew with each byte, so that a head that trickles in would hold
  * its connection without an end.  A socket is closed only after on_connection has heard of it. */
 void http_sweep(http *h) {
@@ -303,6 +335,7 @@ void http_sweep(http *h) {
     for (const peer *p = h->peers; p; p = p->next)
         if (!p->busy && now - p->since > most) shutdown(p->fd, SHUT_RDWR);
     pthread_mutex_unlock(&h->lock);
+    end_before(h, false);
 }
 
 void http_flush(http *h, double seconds) {
@@ -388,10 +421,11 @@ static void no_log(void *user, const char *fmt, va_list ap) {
     (void)ap;
 }
 
-static kk_status start_daemon(http *h, kk_err *err) {
+/* listening: a socket that the daemon closes. */
+static kk_status start_daemon(http *h, int listening, struct MHD_Daemon **out, kk_err *err) {
     const kk_serve_opts *o = h->server->opts;
     const struct MHD_OptionItem options[] = {
-        {MHD_OPTION_LISTEN_SOCKET, h->listening, NULL},
+        {MHD_OPTION_LISTEN_SOCKET, listening, NULL},
         {MHD_OPTION_CONNECTION_LIMIT, o->connections, NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
         {MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, NULL},
@@ -404,11 +438,25 @@ static kk_status start_daemon(http *h, kk_err *err) {
     };
     unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (h->cert) flags |= MHD_USE_TLS;
-    h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
-                                 no_log, NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
-    if (h->daemon) return KK_OK;
+    *out = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER, no_log,
+                            NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
+    if (*out) return KK_OK;
     return server_fail(err, KK_EIO, "the HTTP server does not start%s",
                        h->cert ? ": check the certificate and its key" : "");
+}
+
+static void forget_pem(char **pem) {
+    if (*pem) explicit_bzero(*pem, strlen(*pem));
+    free(*pem);
+    *pem = NULL;
+}
+
+static kk_status read_pems(http *h, kk_err *err) {
+    const kk_serve_opts *o = h->server->opts;
+    kk_status st = KK_OK;
+    if (o->tls_cert) st = read_pem(o->tls_cert, &h->cert, err);
+    if (st == KK_OK && o->tls_key) st = read_pem(o->tls_key, &h->key, err);
+    return st;
 }
 
 kk_status http_start(http **out, server *s, int *port, kk_err *err) {
@@ -418,11 +466,9 @@ kk_status http_start(http **out, server *s, int *port, kk_err *err) {
     h->listening = -1;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->changed, NULL);
-    kk_status st = KK_OK;
-    if (s->opts->tls_cert) st = read_pem(s->opts->tls_cert, &h->cert, err);
-    if (st == KK_OK && s->opts->tls_key) st = read_pem(s->opts->tls_key, &h->key, err);
+    kk_status st = read_pems(h, err);
     if (st == KK_OK) st = listen_on(s->opts->host, s->opts->port, &h->listening, err);
-    if (st == KK_OK) st = start_daemon(h, err);
+    if (st == KK_OK) st = start_daemon(h, h->listening, &h->daemon, err);
     if (st == KK_OK) {
         *port = port_of(h->listening);
         return KK_OK;
@@ -438,12 +484,53 @@ void http_stop_listening(http *h) {
     if (fd >= 0) close(fd);
 }
 
+/* The daemon before is done once nobody is connected to it. */
+static void end_before(http *h, bool wait) {
+    const union MHD_DaemonInfo *info =
+        h->before ? MHD_get_daemon_info(h->before, MHD_DAEMON_INFO_CURRENT_CONNECTIONS) : NULL;
+    if (!h->before || (!wait && info && info->num_connections > 0)) return;
+    MHD_stop_daemon(h->before);
+    h->before = NULL;
+    forget_pem(&h->key_before);
+    forget_pem(&h->cert_before);
+}
+
+/* libmicrohttpd has no call that exchanges a certificate: a second daemon with the new one takes
+ * over the listening socket, and the first goes on with the connections it has. */
+kk_status http_renew(http *h, kk_err *err) {
+    struct MHD_Daemon *fresh = NULL;
+    char *cert = h->cert, *key = h->key;
+    end_before(h, false);
+    if (h->before)
+        return server_fail(err, KK_EBUSY, "connections from before the last exchange are open");
+    h->cert = h->key = NULL;
+    const int listening = dup(h->listening);
+    kk_status st = listening >= 0 ? read_pems(h, err) : server_fail(err, KK_EIO, "no descriptor");
+    if (st == KK_OK) st = start_daemon(h, listening, &fresh, err);
+    if (st != KK_OK) {
+        if (listening >= 0) close(listening);
+        forget_pem(&h->cert);
+        forget_pem(&h->key);
+        h->cert = cert;
+        h->key = key;
+        return st;
+    }
+    const int old = MHD_quiesce_daemon(h->daemon);
+    if (old >= 0) close(old);
+    h->before = h->daemon;
+    h->daemon = fresh;
+    h->listening = listening;
+    h->cert_before = cert;
+    h->key_before = key;
+    return KK_OK;
+}
+
 void http_stop(http *h) {
     if (!h) return;
+    end_before(h, true);
     if (h->daemon) MHD_stop_daemon(h->daemon);
-    if (h->key) explicit_bzero(h->key, strlen(h->key));
-    free(h->key);
-    free(h->cert);
+    forget_pem(&h->key);
+    forget_pem(&h->cert);
     pthread_cond_destroy(&h->changed);
     pthread_mutex_destroy(&h->lock);
     free(h);

@@ -15,6 +15,9 @@ kk_status http_try_port(const char *host, int port, kk_err *err);
 /* Closes connections that take too long to send the head of a request; to be called about once a
  * second. */
 void http_sweep(http *h);
+/* Reads the certificate and its key again, for connections that come from now on; after a failure
+ * those that were there stay. */
+kk_status http_renew(http *h, kk_err *err);
 void http_stop_listening(http *h);
 /* Waits until every answer was sent, or so many seconds. */
 void http_flush(http *h, double seconds);

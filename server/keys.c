@@ -20,7 +20,13 @@ static char *key_of(char *line) {
     return n > 0 && line[0] != '#' ? line : NULL;
 }
 
-static kk_status add(keys *k, const char *key, int line, kk_err *err) {
+static void forget(key_list *k) {
+    if (k->key) explicit_bzero(k->key, k->n * sizeof *k->key);
+    free(k->key);
+    *k = (key_list){NULL, 0};
+}
+
+static kk_status add(key_list *k, const char *key, int line, kk_err *err) {
     const size_t n = strlen(key);
     if (n >= KEYS_LONGEST)
         return server_fail(err, KK_EFORMAT, "the key in line %d is longer than %d bytes", line,
@@ -34,8 +40,7 @@ static kk_status add(keys *k, const char *key, int line, kk_err *err) {
     return KK_OK;
 }
 
-kk_status keys_open(keys *k, const char *path, kk_err *err) {
-    *k = (keys){NULL, 0};
+static kk_status read_list(key_list *k, const char *path, kk_err *err) {
     FILE *f = fopen(path, "re");
     if (!f)
         return server_fail(err, KK_EIO, "cannot open the key file '%s': %s", path, strerror(errno));
@@ -52,17 +57,34 @@ kk_status keys_open(keys *k, const char *path, kk_err *err) {
     if (line) explicit_bzero(line, cap);
     free(line);
     fclose(f);
-    if (st != KK_OK) keys_close(k);
+    return st;
+}
+
+void keys_init(keys *k) {
+    k->list = (key_list){NULL, 0};
+    pthread_mutex_init(&k->lock, NULL);
+}
+
+kk_status keys_read(keys *k, const char *path, kk_err *err) {
+    key_list fresh = {NULL, 0};
+    const kk_status st = read_list(&fresh, path, err);
+    if (st == KK_OK) {
+        pthread_mutex_lock(&k->lock);
+        const key_list before = k->list;
+        k->list = fresh;
+        fresh = before;
+        pthread_mutex_unlock(&k->lock);
+    }
+    forget(&fresh);
     return st;
 }
 
 void keys_close(keys *k) {
-    if (k->key) explicit_bzero(k->key, k->n * sizeof *k->key);
-    free(k->key);
-    *k = (keys){NULL, 0};
+    forget(&k->list);
+    pthread_mutex_destroy(&k->lock);
 }
 
-bool keys_accept(const keys *k, const char *authorization) {
+static bool accepted(const key_list *k, const char *authorization) {
     static const char scheme[] = "Bearer ";
     char given[KEYS_LONGEST] = {0};
     if (k->n == 0) return true;
@@ -80,4 +102,11 @@ bool keys_accept(const keys *k, const char *authorization) {
         any |= (differ - 1u) >> 31; /* 1 where differ is 0 */
     }
     return any != 0 && n > 0;
+}
+
+bool keys_accept(keys *k, const char *authorization) {
+    pthread_mutex_lock(&k->lock);
+    const bool passes = accepted(&k->list, authorization);
+    pthread_mutex_unlock(&k->lock);
+    return passes;
 }

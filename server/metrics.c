@@ -57,7 +57,8 @@ metrics_generation metrics_of_session(const sessions_generated *g) {
                                 .tokens = g->generated,
                                 .rounds = g->rounds,
                                 .drafted = g->drafted,
-                                .accepted = g->accepted};
+                                .accepted = g->accepted,
+                                .histogram = g->histogram};
 }
 
 metrics_finish metrics_finish_of_grpc(int code) {
@@ -83,6 +84,27 @@ void metrics_dropped(metrics *m, int64_t n) {
     pthread_mutex_unlock(&m->lock);
 }
 
+void metrics_rows(metrics *m, kv_rows before, kv_rows after) {
+    pthread_mutex_lock(&m->lock);
+    rows_add(&m->rows, before, after);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_reloaded(metrics *m, bool good) {
+    pthread_mutex_lock(&m->lock);
+    m->reloads[good]++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* A round that accepted n tokens accepted those at the positions 0 to n - 1. */
+static void count_positions(metrics *m, const int64_t *by_accepted) {
+    int64_t rounds = 0;
+    for (int i = KK_MAX_DRAFT; i > 0; i--) {
+        rounds += by_accepted[i];
+        m->accepted_at[i - 1] += rounds;
+    }
+}
+
 void metrics_generated(metrics *m, const metrics_generation *g) {
     pthread_mutex_lock(&m->lock);
     m->finished[g->finish]++;
@@ -90,6 +112,7 @@ void metrics_generated(metrics *m, const metrics_generation *g) {
     m->rounds += g->rounds;
     m->drafted += g->drafted;
     m->accepted += g->accepted;
+    if (g->histogram) count_positions(m, g->histogram);
     if (g->first_s >= 0) observe(&m->first_token, g->first_s, 1);
     if (g->tokens > 1)
         observe(&m->between_tokens, g->decode_s / (double)(g->tokens - 1), g->tokens - 1);
@@ -131,6 +154,8 @@ static void write_grpc(textbuf *out, const metrics *m) {
 }
 
 static void write_labelled(textbuf *out, const metrics *m, const metrics_now *now) {
+    head(out, "build_info", "gauge", "1, with the version of the program.");
+    text_printf(out, "kakeya_build_info{version=\"%s\"} 1\n", KK_VERSION);
     head(out, "http_responses_total", "counter", "HTTP responses by class of status.");
     for (int i = 2; i <= 5; i++)
         text_printf(out, "kakeya_http_responses_total{class=\"%dxx\"} %lld\n", i,
@@ -145,6 +170,38 @@ static void write_labelled(textbuf *out, const metrics *m, const metrics_now *no
                     kk_mem_category_name((kk_mem_category)c), (long long)now->memory[c]);
 }
 
+static int64_t kv_bytes(const metrics_now *now) {
+    return now->memory[KK_MEM_KV_SLIDING] + now->memory[KK_MEM_KV_FULL] +
+           now->memory[KK_MEM_KV_DRAFTER] + now->memory[KK_MEM_KV_LATENTS];
+}
+
+static void write_kv(textbuf *out, const metrics *m, const metrics_now *now) {
+    const double limit = (double)now->kv_limit;
+    one(out, "session_kv_bytes", "gauge", "K/V of all sessions and conversations in memory.",
+        kv_bytes(now));
+    head(out, "kv_cache_usage_perc", "gauge", "The same as a share of --kv-memory, from 0 to 1.");
+    text_printf(out, "kakeya_kv_cache_usage_perc %.6g\n",
+                limit > 0 ? (double)kv_bytes(now) / limit : 0);
+    one(out, "kv_evicted_tokens_total", "counter",
+        "Tokens whose K/V rows the policies window and restored evicted.",
+        m->rows.evicted + now->sessions.rows.evicted);
+    one(out, "kv_restored_tokens_total", "counter",
+        "Evicted K/V rows rebuilt from latents, counted by layer and token.",
+        m->rows.rebuilt + now->sessions.rows.rebuilt);
+}
+
+static void write_drafting(textbuf *out, const metrics *m) {
+    one(out, "spec_decode_num_drafts_total", "counter", "Rounds of decoding.", m->rounds);
+    one(out, "spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", m->drafted);
+    one(out, "spec_decode_num_accepted_tokens_total", "counter", "Of them accepted.", m->accepted);
+    head(out, "spec_decode_num_accepted_tokens_per_pos_total", "counter",
+         "Accepted tokens by their position in the draft.");
+    for (int i = 0; i < KK_MAX_DRAFT; i++)
+        text_printf(out,
+                    "kakeya_spec_decode_num_accepted_tokens_per_pos_total{position=\"%d\"} %lld\n",
+                    i, (long long)m->accepted_at[i]);
+}
+
 static void write_counters(textbuf *out, const metrics *m) {
     one(out, "prompt_tokens_total", "counter", "Tokens of prompts.", m->prompt_tokens);
     one(out, "prompt_tokens_cached_total", "counter",
@@ -155,9 +212,10 @@ static void write_counters(textbuf *out, const metrics *m) {
         m->prefix_hits);
     one(out, "prefix_cache_dropped_total", "counter", "Kept sessions dropped for want of place.",
         m->prefix_dropped);
-    one(out, "spec_decode_num_drafts_total", "counter", "Rounds of decoding.", m->rounds);
-    one(out, "spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", m->drafted);
-    one(out, "spec_decode_num_accepted_tokens_total", "counter", "Of them accepted.", m->accepted);
+    head(out, "reloads_total", "counter", "Keys and certificates read again, after SIGHUP.");
+    for (int i = 0; i < 2; i++)
+        text_printf(out, "kakeya_reloads_total{result=\"%s\"} %lld\n", i ? "done" : "failed",
+                    (long long)m->reloads[i]);
 }
 
 static void write_now(textbuf *out, const metrics_now *now) {
@@ -203,6 +261,8 @@ void metrics_text(metrics *m, const metrics_now *now, textbuf *out) {
     const metrics copy = *m;
     pthread_mutex_unlock(&m->lock);
     write_counters(out, &copy);
+    write_drafting(out, &copy);
+    write_kv(out, &copy, now);
     write_labelled(out, &copy, now);
     write_grpc(out, &copy);
     write_now(out, now);

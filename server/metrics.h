@@ -35,6 +35,9 @@ typedef struct {
     int64_t prefix_queries, prefix_hits, prefix_dropped;
     int64_t finished[FINISH_KINDS];
     int64_t rounds, drafted, accepted;
+    int64_t accepted_at[KK_MAX_DRAFT];            /* by position in the draft */
+    int64_t reloads[2];                           /* of keys and certificates: failed, done */
+    kv_rows rows;                                 /* of conversations; sessions count their own */
     histogram first_token, between_tokens, whole; /* seconds */
 } metrics;
 
@@ -45,6 +48,9 @@ void metrics_response(metrics *m, int status);
 void metrics_grpc(metrics *m, const char *call, int code);
 /* A prompt was brought into a session: so many tokens, of which so many were there. */
 void metrics_prompt(metrics *m, int64_t tokens, int64_t cached);
+/* A piece of work in a session evicted and rebuilt rows. */
+void metrics_rows(metrics *m, kv_rows before, kv_rows after);
+void metrics_reloaded(metrics *m, bool good);
 void metrics_dropped(metrics *m, int64_t n); /* kept sessions, for want of place */
 
 /* One generation. */
@@ -53,6 +59,7 @@ typedef struct {
     int64_t tokens;
     double first_s, decode_s, whole_s; /* first_s < 0: no token came */
     int64_t rounds, drafted, accepted;
+    const int64_t *histogram; /* rounds by tokens accepted, KK_MAX_DRAFT + 1; NULL: not known */
 } metrics_generation;
 void metrics_generated(metrics *m, const metrics_generation *g);
 /* The counts of a generation in a session that ended well; times are the caller's. */
@@ -64,6 +71,7 @@ typedef struct {
     int waiting, running, kept;
     bool ready;
     int64_t memory[KK_MEM_CATEGORIES];
+    int64_t kv_limit; /* bytes of K/V above which sessions leave memory; 0: none */
     kk_sharing sharing;
     sessions_totals sessions; /* that clients hold */
     store_counts store;

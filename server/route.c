@@ -84,6 +84,7 @@ static void show_metrics(exchange *x, const char *rest) {
         sessions_count(s->sessions, &now.sessions);
         if (s->store) store_count(s->store, &now.store);
         kk_engine_memory(s->engine, now.memory);
+        now.kv_limit = s->opts->kv_bytes;
         kk_engine_sharing(s->engine, &now.sharing);
     }
     metrics_text(&s->metrics, &now, &out);

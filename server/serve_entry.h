@@ -9,6 +9,12 @@
 
 #include "kakeya.h"
 
+typedef enum {
+    KK_SERVE_READY,     /* the model is loaded, and requests are served */
+    KK_SERVE_RELOADING, /* files are read again; READY follows */
+    KK_SERVE_STOPPING,  /* no more requests are taken */
+} kk_serve_phase;
+
 /* All of it is set by the caller and borrowed while the server runs. */
 typedef struct {
     kk_engine_opts engine;
@@ -42,8 +48,14 @@ typedef struct {
     double ping_s;    /* of silence in a stream, before a comment is sent */
     double drain_s;   /* for requests that run when the server is asked to end */
     bool verbose;     /* a line for each request: never what was said in it */
+    bool log_json;    /* lines are JSON objects */
+    bool log_content; /* with what was said in requests and answers; JSON only */
 
     bool (*stop)(void *user); /* whether to end; asked a few times a second */
+    /* Whether to read the key file and the certificate again; asked as often.  NULL: never. */
+    bool (*reload)(void *user);
+    /* It has come to this; called from the thread that serves.  NULL: nobody wants to know. */
+    void (*phase)(void *user, kk_serve_phase phase);
     void (*say)(void *user, const char *line);
     void *user;
 } kk_serve_opts;

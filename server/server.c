@@ -14,15 +14,6 @@
 #include "server/residence.h"
 #include "server/route.h"
 
-void server_say(const server *s, const char *fmt, ...) {
-    char line[512];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(line, sizeof line, fmt, ap);
-    va_end(ap);
-    if (s->opts->say) s->opts->say(s->opts->user, line);
-}
-
 kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
     if (!err) return code;
     va_list ap;
@@ -49,10 +40,10 @@ static kk_status probe_session(server *s, kk_err *err) {
 
 static bool make_place(void *user) { return residence_make_place(user); }
 
-static void say_line(void *user, const char *line) { server_say(user, "%s", line); }
+static void say_line(void *user, const char *line) { server_warn(user, "%s", line); }
 
 static void on_violation(void *user, const char *id, int inv, const char *why) {
-    server_say(user, "session %s: INV-%d does not hold: %s", id, inv, why);
+    server_warn(user, "session %s: INV-%d does not hold: %s", id, inv, why);
 }
 
 static kk_status open_sessions(server *s, kk_err *err) {
@@ -104,10 +95,41 @@ static kk_status load(server *s, kk_err *err) {
 
 static bool asked_to_stop(const server *s) { return s->opts->stop && s->opts->stop(s->opts->user); }
 
+static void enter(const server *s, kk_serve_phase phase) {
+    if (s->opts->phase) s->opts->phase(s->opts->user, phase);
+}
+
+/* Reads the key file and the certificate again.  What cannot be read is said, and what was there
+ * stays: a slip in a file must neither open a server nor end it. */
+static void reload(server *s, http *h) {
+    const kk_serve_opts *o = s->opts;
+    kk_err err;
+    bool good = true;
+    enter(s, KK_SERVE_RELOADING);
+    if (o->key_file && keys_read(&s->keys, o->key_file, &err) != KK_OK) {
+        server_warn(s, "the keys stay as they were: %s", err.msg);
+        good = false;
+    }
+    if (o->tls_cert && http_renew(h, &err) != KK_OK) {
+        server_warn(s, "the certificate stays as it was: %s", err.msg);
+        good = false;
+    }
+    metrics_reloaded(&s->metrics, good);
+    if (good)
+        server_say(s, "read again:%s%s", o->key_file ? " keys" : " nothing",
+                   o->tls_cert ? ", certificate" : "");
+    enter(s, KK_SERVE_READY);
+}
+
+static bool asked_to_reload(const server *s) {
+    return s->opts->reload && s->opts->reload(s->opts->user);
+}
+
 static void serve(server *s, http *h) {
     const struct timespec nap = {.tv_nsec = 50 * 1000 * 1000};
     for (int i = 1; !asked_to_stop(s); i++) {
         nanosleep(&nap, NULL);
+        if (asked_to_reload(s)) reload(s, h);
         if (i % 20 == 0) http_sweep(h);
         if (i % 20 == 0) residence_sweep(s);
     }
@@ -118,12 +140,13 @@ static void drain(server *s, http *h) {
     int waiting, running;
     const double from = text_now();
     atomic_store(&s->state, SERVER_DRAINING);
+    enter(s, KK_SERVE_STOPPING);
     http_stop_listening(h);
     workers_count(&s->workers, &waiting, &running);
     if (waiting + running > 0) server_say(s, "finishing %d requests", waiting + running);
     grpc_front_drain(&s->grpc, s->opts->drain_s);
     if (!workers_drain(&s->workers, s->opts->drain_s - (text_now() - from))) {
-        server_say(s, "giving up what still runs after %g seconds", s->opts->drain_s);
+        server_warn(s, "giving up what still runs after %g seconds", s->opts->drain_s);
         atomic_store(&s->cancelled, true);
     }
     workers_stop(&s->workers);
@@ -147,6 +170,7 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
         grpc_front_ready(&s->grpc);
         server_say(s, "ready: %s on %s, %d tokens of context, drafting: %s", s->opts->name,
                    device.device, s->session.ctx, kk_spec_name(s->session.spec));
+        enter(s, KK_SERVE_READY);
         serve(s, h);
     }
     drain(s, h);
@@ -157,8 +181,12 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
 
 kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
     server s = {.opts = opts, .created = (int64_t)time(NULL)};
-    kk_status st = opts->key_file ? keys_open(&s.keys, opts->key_file, err) : KK_OK;
-    if (st != KK_OK) return st;
+    keys_init(&s.keys);
+    kk_status st = opts->key_file ? keys_read(&s.keys, opts->key_file, err) : KK_OK;
+    if (st != KK_OK) {
+        keys_close(&s.keys);
+        return st;
+    }
     metrics_open(&s.metrics);
     st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);

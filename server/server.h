@@ -10,6 +10,7 @@
 
 #include "server/grpc/grpc_front.h"
 #include "server/keys.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/prefixes.h"
 #include "server/serve_entry.h"
@@ -40,8 +41,6 @@ typedef struct server {
 } server;
 
 kk_status server_run(const kk_serve_opts *opts, kk_err *err);
-/* One line for whoever runs the server. */
-void server_say(const server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -271,6 +271,7 @@ static void add_result(sessions_generated *out, const kk_result *r) {
     out->rounds += r->spec.rounds;
     out->drafted += r->spec.drafted;
     out->accepted += r->spec.accepted;
+    for (int i = 0; i <= KK_MAX_DRAFT; i++) out->histogram[i] += r->spec.histogram[i];
     out->logits_hash = r->logits_hash;
 }
 

@@ -16,6 +16,7 @@
 
 #include "kakeya.h"
 #include "server/fault.h"
+#include "server/kv_rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -109,6 +110,7 @@ typedef struct {
     int64_t cached, evaluated; /* as of an append: what had to be read again before */
     double prefill_s, decode_s;
     int64_t rounds, drafted, accepted;
+    int64_t histogram[KK_MAX_DRAFT + 1]; /* rounds by tokens accepted */
     uint64_t logits_hash;
 } sessions_generated;
 
@@ -167,6 +169,7 @@ void sessions_close(sessions *t); /* NULL is fine; nothing may run */
 typedef struct {
     int64_t count, resident, kv_bytes;
     int64_t violations[SESSIONS_INVARIANTS];
+    kv_rows rows;
 } sessions_totals;
 void sessions_count(sessions *t, sessions_totals *out);
 /* Takes the K/V of the one that was not used for longest out of memory: to the store, or, without

@@ -225,6 +225,11 @@ static void count(call *c, bool done, const sessions_generated *g) {
     m.decode_s = c->first > 0 ? now - c->first : 0;
     m.whole_s = now - c->x->started;
     metrics_generated(&c->x->server->metrics, &m);
+    const exchange_usage told = {.prompt = g->history - g->generated,
+                                 .cached = g->cached,
+                                 .completion = g->generated,
+                                 .accepted = g->accepted};
+    exchange_count(c->x, &told);
 }
 
 static void end_stream(call *c, bool done, json_t *result) {

@@ -112,12 +112,22 @@ sessions_entry *sessions_acquire(sessions *t, const char *id, fault *f) {
     return e && !busy && !broken ? e : NULL;
 }
 
+/* What a fork begins with was counted where it was made.  The caller holds the lock. */
+static void count_rows(sessions *t, sessions_entry *e) {
+    const kv_rows now =
+        e->session ? rows_of(e->session) : rows_evicted(&e->how.session, e->history.len);
+    if (e->counted && e->session) rows_add(&t->rows, e->rows, now);
+    e->rows = now;
+    e->counted = true;
+}
+
 void sessions_release(sessions *t, sessions_entry *e) { sessions_release_at(t, e, text_now()); }
 
 void sessions_release_at(sessions *t, sessions_entry *e, double used) {
     pthread_mutex_lock(&t->lock);
     e->used = used;
     e->busy = e->leaving = false;
+    count_rows(t, e);
     show(e);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
@@ -194,6 +204,7 @@ void sessions_count(sessions *t, sessions_totals *out) {
         out->resident += e->shown.resident;
         out->kv_bytes += e->shown.kv_bytes;
     }
+    out->rows = t->rows;
     memcpy(out->violations, t->violations, sizeof out->violations);
     pthread_mutex_unlock(&t->lock);
 }

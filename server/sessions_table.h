@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "server/history.h"
+#include "server/kv_rows.h"
 #include "server/service.h"
 #include "server/sessions_check.h"
 #include "server/store.h"
@@ -31,6 +32,8 @@ typedef struct sessions_entry {
     atomic_bool cancelled; /* it is being deleted */
     double used;           /* text_now() of the last call */
     sessions_info shown;
+    kv_rows rows; /* that are in the table's sum already */
+    bool counted; /* whether `rows` is set */
 } sessions_entry;
 
 struct sessions {
@@ -41,6 +44,7 @@ struct sessions {
     sessions_entry *first; /* the newest */
     int64_t count;
     int64_t violations[SESSIONS_INVARIANTS];
+    kv_rows rows;
 };
 
 /* The entry of an id, which is the caller's until sessions_release; NULL: *f says why. */

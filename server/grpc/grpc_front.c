@@ -18,7 +18,7 @@ static sessions *ready(void *user, fault *f) {
 }
 
 static bool accepts(void *user, const char *authorization) {
-    const server *s = user;
+    server *s = user;
     return keys_accept(&s->keys, authorization);
 }
 

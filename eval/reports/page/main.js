@@ -53,6 +53,37 @@ function index(entries, version) {
             el('tbody', null, entries.map(indexRow)))))];
 }
 
+/* ---- over all reports ---- */
+
+const machineName = r => (text(r, 'machine', 'device') === 'cpu' ? text(r, 'machine', 'cpu').split(' ').slice(0, 2).join(' ')
+    : text(r, 'machine', 'device'));
+const seriesName = r => joined(
+    `${truth(r, 'model', 'synthetic') ? text(r, 'model', 'name') : fileName(text(r, 'model', 'source'))} ${text(r, 'model', 'weight_type')}`,
+    `${figure(num(r, 'model', 'layers'))} layers`, machineName(r), ...labelsOf(r));
+
+/* Plain decoding at each context that any report has, by model and machine; of several reports of
+ * one context the newest counts.  Reports that the gate refuses are left out. */
+function contextSeries(all) {
+    const series = new Map(), held = all.filter(e => text(e, 'verdict') === 'holds' && text(e, 'kind') === 'bench');
+    held.sort((a, b) => (text(a.report, 'date') < text(b.report, 'date') ? -1 : 1));
+    for (const { report } of held) {
+        const name = seriesName(report), points = series.get(name) || new Map();
+        for (const c of objects(report, 'contexts')) {
+            const rate = object(c, 'decode_tok_s');
+            points.set(num(c, 'ctx'), { x: num(c, 'ctx'), y: num(rate, 'median'), low: num(rate, 'min'), high: num(rate, 'max') });
+        }
+        series.set(name, points);
+    }
+    return [...series].map(([name, points]) => ({ name, points: [...points.values()].sort((a, b) => a.x - b.x) }))
+        .filter(s => s.points.length > 1);
+}
+
+function overview(all) {
+    const drawn = figures(lines('Plain decoding by context: median (dot), slowest to fastest turn (line)',
+        contextSeries(all), { x: 'tokens of context', y: 'tok/s', logX: true, logY: true }));
+    return drawn ? el('section', { id: 'overview' }, el('h2', null, 'Over all reports'), drawn) : null;
+}
+
 /* ---- one report ---- */
 
 function verdictParts(entry) {
@@ -115,7 +146,7 @@ function draw() {
     const data = JSON.parse(document.getElementById('reports').textContent);
     const all = objects(data, 'reports'), page = document.getElementById('page');
     page.replaceChildren();
-    fill(page, [index(all, text(data, 'version'))]);
+    fill(page, [index(all, text(data, 'version')), overview(all)]);
     const holder = el('div', { id: 'first' });
     page.append(holder);
     all.forEach((entry, i) => holder.append(section(entry, i)));

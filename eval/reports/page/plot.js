@@ -155,7 +155,7 @@ function bars(title, rows, names, how) {
 /* ---- lines ---- */
 
 /* series: {name, points: [{x, y, low, high}]}.
- * how: {x, y (names of the axes, with units), logX, logY, showY}. */
+ * how: {x, y (names of the axes, with units), logX, logY, showY, fromZero (of y)}. */
 function lines(title, series, how) {
     const usable = p => Number.isFinite(p.x) && Number.isFinite(p.y) && (!how.logY || p.y > 0) &&
         (!how.logX || p.x > 0);
@@ -166,7 +166,7 @@ function lines(title, series, how) {
     const points = series.flatMap(s => s.points);
     if (points.length < 2) return null;
     const left = 70, top = 8, bottom = 196, right = WIDTH - RIGHT;
-    const xs = points.map(p => p.x), ys = finite(points.flatMap(p => [p.y, p.low, p.high]));
+    const xs = points.map(p => p.x), ys = finite([how.fromZero ? 0 : NaN, ...points.flatMap(p => [p.y, p.low, p.high])]);
     const sx = how.logX ? logScale(xs, left, right) : linearScale(xs, left, right, 6);
     const sy = how.logY ? logScale(ys, bottom, top) : linearScale(ys, bottom, top);
     const show = how.showY || figure;

@@ -69,6 +69,12 @@ function armParts(r) {
             rows)];
 }
 
+/* Of the drafts that had a token at a position, the share whose tokens up to there were accepted. */
+function acceptedByPosition(a) {
+    const atLeast = (key, n) => list(a, key).slice(n).reduce((sum, x) => sum + (typeof x === 'number' ? x : NaN), 0);
+    return list(a, 'drafts').slice(1).map((_, i) => ({ x: i + 1, y: atLeast('histogram', i + 1) / atLeast('drafts', i + 1) }));
+}
+
 function armPlots(r) {
     const sets = objects(r, 'sets'), names = unique(sets.flatMap(s => armsOf(s).map(([name]) => name)));
     const each = sets.flatMap(s => armsOf(s).map(([name, a]) => [`${text(s, 'set')}, ${name}`, name, a]));
@@ -80,10 +86,13 @@ function armPlots(r) {
         ranges('Speed-up over plain decoding of the same prompts; withheld ones are not drawn',
             each.map(([label, name, a]) => ({ label, colour: names.indexOf(name), mid: num(a, 'speedup') })),
             { name: 'times plain decoding', mark: 1 }),
-        bars('Time per round, by what it went to',
+        bars('A round from its beginning (left) to its end: mean time of each part',
             entries(r, 'arms').filter(([, a]) => isObject(a.parts) && num(a, 'rounds') > 0).map(([label, a]) =>
                 ({ label, parts: parts.map(p => 1e3 * num(a, 'parts', `${p}_s`) / num(a, 'rounds')) })),
             parts, { name: 'ms per round' }),
+        lines('Acceptance by position: of drafts that long, those accepted up to there', entries(r, 'arms')
+            .filter(([, a]) => list(a, 'drafts').length > 1).map(([name, a]) => ({ name, points: acceptedByPosition(a) })),
+            { x: 'position in the draft', y: 'share of drafts', showY: percent, fromZero: true }),
         lines('Rounds by the tokens they accepted', entries(r, 'arms')
             .filter(([, a]) => list(a, 'histogram').length > 1).map(([name, a]) =>
                 ({ name, points: list(a, 'histogram').map((n, x) => ({ x, y: typeof n === 'number' ? n : NaN })) })),
