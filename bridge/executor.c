@@ -91,7 +91,7 @@ static void note_failure(work *w, const char *what, const kk_process_result *r) 
     w->exit_code = 1;
     w->stopped |= r->end == KK_ENDED_STOPPED;
     if (w->reason[0]) return;
-    kk_process_last_line(&r->out, line, sizeof line);
+    kk_process_complaint(&r->out, "kakeya", line, sizeof line);
     snprintf(w->reason, sizeof w->reason, "%s: %s%s%s", what, kk_process_describe(r).text,
              line[0] ? ": " : "", line);
 }

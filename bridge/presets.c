@@ -150,7 +150,7 @@ static const kk_preset presets[] = {
      .summary = "drafted tokens accepted",
      .commands = {"eval accept --device {device} ?model ?drafter --set {set} --samples "
                   "{n_samples} -n {max_new_tokens} --draft-max {block_size} " REPORT},
-     .params = {DEVICE, SET, SAMPLES(8), TOKENS(1, 64), BLOCK(8)},
+     .params = {DEVICE, SET, SAMPLES(8), TOKENS(1, 64), BLOCK(4)},
      .minutes = 120},
     {.name = "eval-kv",
      .summary = "formats of stored K/V rows compared",

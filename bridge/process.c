@@ -303,14 +303,35 @@ kk_process_text kk_process_describe(const kk_process_result *r) {
     return t;
 }
 
-void kk_process_last_line(const kk_bytes *b, char *out, size_t cap) {
-    size_t end = b->n, start;
+/* The bytes [*start, end) are the last line before end that is not empty. */
+static size_t last_line(const kk_bytes *b, size_t end, size_t *start) {
     while (end > 0 && (unsigned char)b->data[end - 1] <= ' ') end--;
-    for (start = end; start > 0 && b->data[start - 1] != '\n'; start--) continue;
+    for (*start = end; *start > 0 && b->data[*start - 1] != '\n'; --*start) continue;
+    return end;
+}
+
+static void copy_plain(const kk_bytes *b, size_t start, size_t end, char *out, size_t cap) {
     size_t n = 0;
     for (size_t i = start; i < end && n + 1 < cap; i++) {
         const unsigned char c = (unsigned char)b->data[i];
         out[n++] = c >= ' ' && c < 127 ? (char)c : '?';
     }
     out[n] = 0;
+}
+
+void kk_process_last_line(const kk_bytes *b, char *out, size_t cap) {
+    size_t start;
+    const size_t end = last_line(b, b->n, &start);
+    copy_plain(b, start, end, out, cap);
+}
+
+void kk_process_complaint(const kk_bytes *b, const char *word, char *out, size_t cap) {
+    size_t start, end;
+    for (end = last_line(b, b->n, &start); end > start; end = last_line(b, start, &start)) {
+        if (end - start < strlen(word) || memcmp(b->data + start, word, strlen(word)) != 0)
+            continue;
+        copy_plain(b, start, end, out, cap);
+        return;
+    }
+    kk_process_last_line(b, out, cap);
 }

@@ -56,5 +56,7 @@ typedef struct {
 kk_process_text kk_process_describe(const kk_process_result *r);
 /* The last line of a text that is not empty, without what a terminal would obey, cut to fit. */
 void kk_process_last_line(const kk_bytes *b, char *out, size_t cap);
+/* The last line that begins with this word, or the last. */
+void kk_process_complaint(const kk_bytes *b, const char *word, char *out, size_t cap);
 
 #endif

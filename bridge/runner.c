@@ -59,6 +59,8 @@ static bool asked_to_stop(const kk_runner *r) {
     return r->opts.stop.asked && r->opts.stop.asked(r->opts.stop.user);
 }
 
+static void recall_finished(kk_runner *r);
+
 /* ---- opening ------------------------------------------------------------------------------- */
 
 /* A path in the state folder. */
@@ -137,6 +139,7 @@ kk_status kk_runner_open(kk_runner **out, const kk_runner_opts *opts, kk_err *er
     r->lock = -1;
     if (opts->config->program[0]) r->opts.program = opts->config->program;
     const kk_status st = prepare(r, err);
+    if (st == KK_OK) recall_finished(r);
     if (st == KK_OK)
         *out = r;
     else
@@ -160,11 +163,33 @@ static bool is_finished(const kk_runner *r, const char *tip) {
     return false;
 }
 
-static void remember_finished(kk_runner *r, const char *tip) {
-    if (r->n_finished == MOST_KNOWN) r->n_finished = 0; /* they are looked at once more */
+static void learn_finished(kk_runner *r, const char *tip) {
+    if (r->n_finished == MOST_KNOWN) return; /* those are looked at in every pass */
     if (!kk_grow((void **)&r->finished, &r->finished_cap, r->n_finished + 1, sizeof *r->finished))
         return;
     snprintf(r->finished[r->n_finished++].tip, sizeof r->finished->tip, "%s", tip);
+}
+
+static void remember_finished(kk_runner *r, const char *tip) {
+    FILE *f = is_finished(r, tip) ? NULL : fopen(path_in(r, "finished").text, "a");
+    if (f) fprintf(f, "%s\tfinished\n", tip);
+    if (f) fclose(f);
+    learn_finished(r, tip);
+}
+
+/* What was known when the runner last ended; without it branches are looked at again. */
+static void recall_finished(kk_runner *r) {
+    char *text;
+    size_t n;
+    kk_git_refs tips = {.n = 0};
+    if (kk_file_read(path_in(r, "finished").text, MOST_KNOWN * 80, &text, &n, NULL) != KK_OK) {
+        unlink(path_in(r, "finished").text); /* it has grown over its limit, or there is none */
+        return;
+    }
+    kk_git_parse_refs(&tips, text, n, NULL);
+    for (size_t i = 0; i < tips.n; i++) learn_finished(r, tips.ref[i].id);
+    kk_git_refs_free(&tips);
+    kk_free(text);
 }
 
 /* Whether this runner has seen the nonce in another request; else it has now seen it in this. */
@@ -355,6 +380,20 @@ static kk_status gather(const char *folder, const char *under, kk_git_file **fil
     return st;
 }
 
+/* What is too large is left out; that it was is said, unless worse has happened. */
+static void tell_left_out(kk_execution *run, int64_t left, const kk_err *why) {
+    char text[400];
+    snprintf(text, sizeof text, "results are left out, with %lld bytes left for them: %s",
+             (long long)left, why->msg);
+    if (!run->exit_code) {
+        json_object_set_new(run->summary, "state", json_string("failed"));
+        json_object_set_new(run->summary, "exit_code", json_integer(1));
+        json_object_set_new(run->summary, "reason", json_string(text));
+    }
+    json_object_set_new(run->summary, "left_out", json_string(text));
+    run->exit_code = 1;
+}
+
 static kk_status report_run(kk_runner *r, const kk_bus_entry *e, const char *claim,
                             const char *folder, kk_execution *run, kk_runner_counts *counts,
                             kk_err *err) {
@@ -366,13 +405,7 @@ static kk_status report_run(kk_runner *r, const kk_bus_entry *e, const char *cla
     kk_status st = KK_ENOMEM;
     if (logs && results) st = gather(logs, KK_BUS_LOGS, &file, &n, &cap, &left, &why);
     if (st == KK_OK) st = gather(results, KK_BUS_RESULTS, &file, &n, &cap, &left, &why);
-    if (st != KK_OK) {
-        /* What is too large is left out; that it was is said. */
-        json_object_set_new(run->summary, "state", json_string("failed"));
-        json_object_set_new(run->summary, "exit_code", json_integer(1));
-        json_object_set_new(run->summary, "reason", json_string(why.msg));
-        run->exit_code = 1;
-    }
+    if (st != KK_OK) tell_left_out(run, left, &why);
     st = report(r, e->branch, claim, run->summary, file, n, counts, err);
     for (size_t i = 0; i < n; i++) kk_bytes_free(&file[i].data);
     kk_free(file);
@@ -406,8 +439,8 @@ static kk_status carry_out(kk_runner *r, const kk_bus_entry *e, const kk_manifes
         st = run.summary ? KK_OK : kk_no_memory(err, "a summary");
     }
     if (st == KK_OK) {
-        count_run(r, e, &run, counts);
         st = report_run(r, e, claim, folder, &run, counts, err);
+        count_run(r, e, &run, counts);
     }
     kk_execution_release(&run);
     const kk_status removed = kk_folder_remove(folder, err);

@@ -182,8 +182,10 @@ static kk_status try_it(const kk_setup_opts *o, kk_err *err) {
     kk_selftest t;
     if (o->no_selftest) return KK_OK;
     KK_TRY(kk_selftest_run(&t, o->program, o->state, "mlx-env-probe", o->env, o->stop, err));
-    say(o, "self-test   a request came back in %.2f s: %.2f s in the command, %.3f s around it",
-        t.seconds, t.running_s, t.overhead_s);
+    say(o,
+        "self-test   a request came back in %.2f s: %.2f s in the command, %.4f s in "
+        "the executor, %.2f s in git and ssh-keygen",
+        t.seconds, t.running_s, t.overhead_s, t.seconds - t.running_s - t.overhead_s);
     return KK_OK;
 }
 
