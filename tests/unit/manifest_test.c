@@ -104,9 +104,17 @@ static void parameters_as_typed(void **state) {
     assert_int_equal(kk_manifest_set(&m, "n_samples=50", NULL), KK_OK);
     assert_int_equal(kk_manifest_set(&m, "arms=exact,restored", NULL), KK_OK);
     assert_int_equal(m.value[1], 1);
-    static const char *const wrong[] = {"n_samples=51", "n_samples=0",     "n_samples=", "n_samples",
-                                        "n_samples=1 ", "n_samples=1e1",   "zzz=1",      "=1",
-                                        "arms=exac",    "arms=exact exact", ""};
+    static const char *const wrong[] = {"n_samples=51",
+                                        "n_samples=0",
+                                        "n_samples=",
+                                        "n_samples",
+                                        "n_samples=1 ",
+                                        "n_samples=1e1",
+                                        "zzz=1",
+                                        "=1",
+                                        "arms=exac",
+                                        "arms=exact exact",
+                                        ""};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         if (kk_manifest_set(&m, wrong[i], NULL) != KK_EINVAL) fail_msg("took '%s'", wrong[i]);
     assert_int_equal(m.value[3], 50); /* a value that is refused changes nothing */
@@ -175,10 +183,11 @@ static void plans(void **state) {
     kk_manifest_defaults(&m, kk_presets_find("eval-accept"));
     assert_int_equal(kk_plan_make(&plan, m.preset, m.value, "/bin/kakeya", &paths, "abcd", &err),
                      KK_OK);
-    static const char *const want[] = {"/bin/kakeya", "eval", "accept", "--device", "cpu", "-m",
-                                       "/models/v", "-md", "/models/d", "--set", "code",
-                                       "--samples", "8", "-n", "64", "--draft-max", "4", "-q",
-                                       "--report", "results/eval-accept-abcd.json"};
+    static const char *const want[] = {
+        "/bin/kakeya", "eval",      "accept", "--device",  "cpu",
+        "-m",          "/models/v", "-md",    "/models/d", "--set",
+        "code",        "--samples", "8",      "-n",        "64",
+        "--draft-max", "4",         "-q",     "--report",  "results/eval-accept-abcd.json"};
     assert_int_equal(plan.command[0].n, sizeof want / sizeof *want);
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         assert_string_equal(plan.command[0].word[i], want[i]);
@@ -211,9 +220,9 @@ static uint64_t next(uint64_t *x) {
 
 /* Bytes changed, removed, doubled; and tokens that mean something put where they do not belong. */
 static size_t mutate(char *text, size_t n, size_t cap, uint64_t *x) {
-    static const char *const tokens[] = {"\"",   "{",    "}",    "[",        "null", "-1",  "1e99",
-                                         "../",  "\\u0000", "; id", "$(id)", "true", "2.5", "\xff",
-                                         "\"params\"", "--help", "99999999999"};
+    static const char *const tokens[] = {
+        "\"",   "{",     "}",    "[",   "null", "-1",         "1e99",   "../",        "\\u0000",
+        "; id", "$(id)", "true", "2.5", "\xff", "\"params\"", "--help", "99999999999"};
     for (uint64_t i = 1 + next(x) % 4; i-- && n > 2;) {
         const size_t at = next(x) % n, len = 1 + next(x) % 8;
         switch (next(x) % 4) {
@@ -247,8 +256,8 @@ static void check_taken(const kk_manifest *m) {
         assert_true(p->words ? kk_param_word(p, m->value[k], &len) != NULL
                              : m->value[k] >= p->min && m->value[k] <= p->max);
     }
-    assert_int_equal(kk_plan_make(&plan, m->preset, m->value, "/bin/kakeya", &paths, m->nonce, NULL),
-                     KK_OK);
+    assert_int_equal(
+        kk_plan_make(&plan, m->preset, m->value, "/bin/kakeya", &paths, m->nonce, NULL), KK_OK);
     check_plan(m, &plan);
     kk_plan_free(&plan);
 }
@@ -272,9 +281,12 @@ static void mutations(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_what_is_whole), cmocka_unit_test(refuses_by_name),
-        cmocka_unit_test(parameters_as_typed), cmocka_unit_test(branches),
-        cmocka_unit_test(plans),               cmocka_unit_test(mutations),
+        cmocka_unit_test(takes_what_is_whole),
+        cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(parameters_as_typed),
+        cmocka_unit_test(branches),
+        cmocka_unit_test(plans),
+        cmocka_unit_test(mutations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
