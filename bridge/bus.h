@@ -12,8 +12,8 @@
  * Invariants:
  *   (1) a branch moves from request to claim to result, or from request to result, a commit each;
  *   (2) every push names what the branch is before it, so of two that push one fails;
- *   (3) with the claim the reference refs/kakeya-bridge/nonces/NONCE is made, in the same push, which
- *       fails when it is there: a nonce is used once;
+ *   (3) with the claim the reference refs/kakeya-bridge/nonces/NONCE is made, in the same push,
+ *       which fails when it is there: a nonce is used once;
  *   (4) a branch that was deleted is not made again.
  * Nothing here depends on a clock: times in files are for people. */
 #ifndef KK_BRIDGE_BUS_H

@@ -1,4 +1,5 @@
-/* folder.h - the folders that a runner works in: how much they hold, how they go, and their files. */
+/* folder.h - the folders that a runner works in: how much they hold, how they go, and their files.
+ * */
 #ifndef KK_BRIDGE_FOLDER_H
 #define KK_BRIDGE_FOLDER_H
 

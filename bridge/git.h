@@ -1,7 +1,8 @@
 /* git.h - a bare repository of our own, and what is done with it and a remote, by the program git.
  *
- * git is run with an argv, the user's own configuration, ssh and credential helpers, and no terminal
- * to ask at.  What it prints about a remote is as hostile as the remote, and is checked. */
+ * git is run with an argv, the user's own configuration, ssh and credential helpers, and no
+ * terminal to ask at.  What it prints about a remote is as hostile as the remote, and is checked.
+ * */
 #ifndef KK_BRIDGE_GIT_H
 #define KK_BRIDGE_GIT_H
 
@@ -34,7 +35,8 @@ typedef struct {
     size_t n, cap;
 } kk_git_refs;
 
-/* References of a remote that match one of the patterns (which end with NULL), by their full names. */
+/* References of a remote that match one of the patterns (which end with NULL), by their full
+ * names. */
 kk_status kk_git_list(const kk_git *g, const char *remote, const char *const *patterns,
                       kk_git_refs *out, kk_err *err);
 void kk_git_refs_free(kk_git_refs *refs);
@@ -52,7 +54,8 @@ typedef struct {
     const char *name;   /* in full */
     const char *before; /* what it must be now; "": it must not be there */
 } kk_git_change;
-/* All or none.  KK_EEXIST: a reference was not what it must be; KK_EIO: the remote was not reached. */
+/* All or none.  KK_EEXIST: a reference was not what it must be; KK_EIO: the remote was not
+ * reached. */
 kk_status kk_git_push(const kk_git *g, const char *remote, const kk_git_change *change, size_t n,
                       kk_err *err);
 

@@ -1,8 +1,8 @@
 /* manifest.h - what a request says, read and checked.
  *
  * A manifest is a JSON object of at most KK_MANIFEST_BYTES.  Version 1 is that of the original;
- * version 2 adds `runner` and `created`.  Everything in it is checked before anything of it is used,
- * and what is not known is refused. */
+ * version 2 adds `runner` and `created`.  Everything in it is checked before anything of it is
+ * used, and what is not known is refused. */
 #ifndef KK_BRIDGE_MANIFEST_H
 #define KK_BRIDGE_MANIFEST_H
 

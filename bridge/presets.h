@@ -51,8 +51,8 @@ typedef struct {
     size_t n;
 } kk_plan;
 
-/* value [KK_PRESET_PARAMS]: within the bounds; tag: the end of the names of reports.  KK_EINVAL when
- * the machine lacks a path.  *plan is to be released also after a failure. */
+/* value [KK_PRESET_PARAMS]: within the bounds; tag: the end of the names of reports.  KK_EINVAL
+ * when the machine lacks a path.  *plan is to be released also after a failure. */
 kk_status kk_plan_make(kk_plan *plan, const kk_preset *p, const int64_t *value, const char *program,
                        const kk_preset_paths *paths, const char *tag, kk_err *err);
 void kk_plan_free(kk_plan *plan);

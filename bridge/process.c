@@ -91,7 +91,7 @@ static void restore_signals(void) {
 
 /* In the child: becomes the program, or says on `told` which error kept it from that. */
 static void become(const kk_process *p, int in, int out, int err, int told) {
-    setsid(); /* a group of its own, and no terminal to ask at: a question fails instead of waiting */
+    setsid(); /* a group of its own, and no terminal: a question fails instead of waiting */
     restore_signals();
     if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0) goto fail;
     if (p->most_disk > 0) {

@@ -102,7 +102,8 @@ static kk_status find_id(kk_runner *r, kk_err *err) {
     return kk_folder_put(path.text, r->id, strlen(r->id), err);
 }
 
-/* The repository is a cache: one that has grown is made anew, unless it holds results to be sent. */
+/* The repository is a cache: one that has grown is made anew, unless it holds results to be sent.
+ * */
 static kk_status trim_repository(const kk_runner *r, kk_err *err) {
     char unsent[MOST_PATH + 32];
     snprintf(unsent, sizeof unsent, "%s/refs/unsent", r->folder);

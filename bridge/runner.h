@@ -1,8 +1,8 @@
 /* runner.h - looks for requests on a bus, decides about each, carries out and reports.
  *
- * One request at a time, and one runner per state folder.  A runner keeps in its folder: a repository,
- * the nonces it has seen, since when it has seen claims of others, and results that could not be
- * pushed yet. */
+ * One request at a time, and one runner per state folder.  A runner keeps in its folder: a
+ * repository, the nonces it has seen, since when it has seen claims of others, and results that
+ * could not be pushed yet. */
 #ifndef KK_BRIDGE_RUNNER_H
 #define KK_BRIDGE_RUNNER_H
 

@@ -1,4 +1,5 @@
-/* runner_config.h - a runner's own file: who may ask, what for, and where things lie on the machine.
+/* runner_config.h - a runner's own file: who may ask, what for, and where things lie on the
+ * machine.
  *
  * docs/bridge.md has the schema.  Paths are absolute, and come from nowhere else. */
 #ifndef KK_BRIDGE_RUNNER_CONFIG_H

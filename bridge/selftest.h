@@ -1,5 +1,6 @@
-/* selftest.h - a whole request on this machine: asked, signed, carried out, gated and fetched through
- * a repository in a temporary folder.  It shows that the parts work together, and times them. */
+/* selftest.h - a whole request on this machine: asked, signed, carried out, gated and fetched
+ * through a repository in a temporary folder.  It shows that the parts work together, and times
+ * them. */
 #ifndef KK_BRIDGE_SELFTEST_H
 #define KK_BRIDGE_SELFTEST_H
 

@@ -12,8 +12,8 @@ enum { KK_SSHSIG_BYTES = 16384 };
  * to use a key with a passphrase, as there is no terminal to ask at. */
 kk_status kk_sshsig_sign(const char *key, const char *const *env, const kk_bytes *message,
                          kk_bytes *signature, kk_err *err);
-/* KK_EINVAL when the signature is not that of a key which the file of allowed signers (ssh-keygen(1),
- * ALLOWED SIGNERS) has for this name.  scratch: a folder to write in. */
+/* KK_EINVAL when the signature is not that of a key which the file of allowed signers
+ * (ssh-keygen(1), ALLOWED SIGNERS) has for this name.  scratch: a folder to write in. */
 kk_status kk_sshsig_verify(const char *allowed, const char *name, const char *const *env,
                            const char *scratch, const kk_bytes *message, const kk_bytes *signature,
                            kk_err *err);

@@ -1,5 +1,6 @@
 /* cmd_bridge.c - `kakeya bridge`: requests to machines that share nothing with this one but a git
- * remote.  The kinds of who asks are in bridge_client.c, those of who answers in bridge_runner.c. */
+ * remote.  The kinds of who asks are in bridge_client.c, those of who answers in bridge_runner.c.
+ * */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

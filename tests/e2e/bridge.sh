@@ -8,14 +8,15 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 exits 0 bridge setup --name m4 --remote "$bus" --signer "ann=$work/ann.pub" \
     --case "$KK_TEST_DATA/parity/dense" --case "$KK_TEST_DATA/parity/moe"
 has "$out" "self-test" "in the executor" "is written" "1 added"
-# The figures of a whole request: under 10 s, and under 0.2 s around the command.
+# The figures of a whole request: under 10 s without the command, which other tests may slow down, and
+# under 0.2 s in the executor.
 python3 - "$out" <<'PY' || fail "a request took too long: $out"
 import re, sys
 whole, command, executor, rest = map(float, re.search(
     r"came back in ([\d.]+) s: ([\d.]+) s in the command, ([\d.]+) s in the executor, ([\d.]+) s",
     sys.argv[1]).groups())
 print("request to results %.2f s, executor %.4f s" % (whole, executor), file=sys.stderr)
-sys.exit(not (0 < whole < 10 and executor < 0.2))
+sys.exit(not (0 < command < whole < command + 10 and executor < 0.2))
 PY
 cp "$work/config/kakeya/bridge.json" "$work/before"
 cp "$work/config/kakeya/bridge.json.signers" "$work/before.signers"

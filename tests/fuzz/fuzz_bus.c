@@ -1,5 +1,5 @@
-/* fuzz_bus.c - any bytes as what git says of a remote and of a commit: entries that are kept have ids
- * of hexadecimal digits and names that can stand in an argv and in a path. */
+/* fuzz_bus.c - any bytes as what git says of a remote and of a commit: entries that are kept have
+ * ids of hexadecimal digits and names that can stand in an argv and in a path. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* bridge_test.c - the parts of the bridge below a request: programs that are run and ended, folders,
- * what git prints, configurations. */
+/* bridge_test.c - the parts of the bridge below a request: programs that are run and ended,
+ * folders, what git prints, configurations. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <signal.h>
