@@ -26,7 +26,9 @@
 #include "core/clock.h"
 #include "core/error.h"
 
+#ifdef __APPLE__       /* glibc declares it */
 extern char **environ; /* replaced in the child alone */
+#endif
 
 enum {
     GRACE_MS = 2000,  /* between SIGTERM and SIGKILL */
@@ -114,11 +116,9 @@ static void watch(int leash, pid_t group) {
     signal(SIGINT, SIG_IGN), signal(SIGTERM, SIG_IGN), signal(SIGHUP, SIG_IGN);
     for (int fd = 0; fd < GUARD_FDS; fd++)
         if (fd != leash) close(fd);
-    char byte;
-    ssize_t n;
-    do n = read(leash, &byte, 1);
-    while (n < 0 && errno == EINTR);
-    if (n == 0) kill(-group, SIGKILL);
+    char byte; /* none is ever written */
+    while (read(leash, &byte, 1) < 0 && errno == EINTR) continue;
+    kill(-group, SIGKILL);
     _exit(0);
 }
 
@@ -135,12 +135,13 @@ static void start_guard(running *g) {
     if (g->guard < 0) shut(&g->leash);
 }
 
+/* It is killed before it can see the end of its pipe. */
 static void end_guard(running *g) {
-    if (g->guard <= 0) return;
-    const ssize_t ignored = write(g->leash, "", 1);
-    (void)ignored;
+    if (g->guard > 0) {
+        kill(g->guard, SIGKILL);
+        while (waitpid(g->guard, NULL, 0) < 0 && errno == EINTR) continue;
+    }
     shut(&g->leash);
-    while (waitpid(g->guard, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
 /* Forks with the pipes; *told: the read end on which the child says why it could not start. */
@@ -224,19 +225,19 @@ static bool over(const running *g, int tick, kk_process_end *why) {
     return true;
 }
 
-/* Whether the leader has ended, *status then being its own. */
-static bool ended(const running *g, int *status) {
-    pid_t n;
-    do n = waitpid(g->pid, status, WNOHANG);
-    while (n < 0 && errno == EINTR);
-    return n != 0;
+/* Whether the leader has ended.  It is not waited for yet: while it is not, its group has its
+ * number, and what is left of the group can be killed. */
+static bool ended(const running *g) {
+    siginfo_t info = {.si_pid = 0};
+    return waitid(P_PID, (id_t)g->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ? errno != EINTR
+                                                                                : info.si_pid != 0;
 }
 
 /* Asks the group to end, then makes it.  A program that was told to end may say so. */
-static void end_group(running *g, int *status) {
+static void end_group(running *g) {
     const double asked = kk_now();
     kill(-g->pid, SIGTERM);
-    while (!ended(g, status)) {
+    while (!ended(g)) {
         if (kk_now() - asked > GRACE_MS / 1000.0) kill(-g->pid, SIGKILL);
         wait_output(g, 10);
         if (g->p->most_output && g->r->out.n + g->r->err.n > g->p->most_output)
@@ -250,9 +251,9 @@ static void follow(running *g) {
     kk_process_end why = KK_ENDED_EXIT;
     fcntl(g->out, F_SETFL, O_NONBLOCK);
     if (g->err >= 0) fcntl(g->err, F_SETFL, O_NONBLOCK);
-    for (int ms = 1; !ended(g, &status); tick++) {
+    for (int ms = 1; !ended(g); tick++) {
         if (over(g, tick, &why)) {
-            end_group(g, &status);
+            end_group(g);
             break;
         }
         wait_output(g, g->out < 0 && g->err < 0 ? 1 : ms);
@@ -260,6 +261,7 @@ static void follow(running *g) {
         ms = ms < TICK_MS ? ms * 2 : TICK_MS;
     }
     kill(-g->pid, SIGKILL); /* what it left behind */
+    while (waitpid(g->pid, &status, 0) < 0 && errno == EINTR) continue;
     take_all(g);
     if (g->p->most_output && g->r->out.n + g->r->err.n > g->p->most_output) why = KK_ENDED_OUTPUT;
     if (why == KK_ENDED_EXIT && WIFSIGNALED(status)) {

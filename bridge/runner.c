@@ -288,7 +288,7 @@ static kk_status publish(kk_runner *r, const char *branch, const char *parent, c
     kk_err err;
     kk_status st = KK_EIO;
     for (int i = 0; i < PUSH_TRIES && st == KK_EIO; i++) {
-        if (i) usleep(250000u << i);
+        if (i) usleep(200000u << i);
         st = kk_bus_publish(&r->bus, branch, parent, id, &err);
     }
     if (st == KK_OK) {

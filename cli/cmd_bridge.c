@@ -13,7 +13,9 @@
 #include "cli/term.h"
 #include "cli/verbs.h"
 
+#ifdef __APPLE__ /* glibc declares it */
 extern char **environ;
+#endif
 
 static bool signalled(void *user) {
     (void)user;

@@ -78,6 +78,12 @@ rm -f "$SPOOR"; runner m5; same "$code" 2 "another runner"; [ ! -f "$SPOOR" ] ||
 git -C "$bus" update-ref -d "refs/kakeya-bridge/nonces/$nonce"
 send "${prefix}mlx-env-probe-$nonce-third"; refused "was used before"
 
+# A runner that was killed before its claim takes the same commit again, and no other.
+manifest; send; git -C "$bus" rev-parse "refs/heads/$branch" | tr -d '\n' >"$work/state-m4/nonces/$nonce"
+runner m4; fetched 0 done
+manifest; send; git -C "$bus" rev-parse "refs/heads/$branch^{tree}" | tr -d '\n' >"$work/state-m4/nonces/$nonce"
+refused "was used before"
+
 # ---- a request for one runner is left to it
 manifest 'm["runner"] = "m5"'; send
 rm -f "$SPOOR"; runner m4; same "$code" 0; [ ! -f "$SPOOR" ] || fail "m4 took what is for m5"
