@@ -109,8 +109,14 @@ exits 2 bridge run --manifest "$work/one.json"
 exits 1 bridge run --manifest "$work/nowhere" --dry-run
 
 # ---- several for real, on the shipped models: asked, carried out, gated, fetched
+python3 - "$work/config/kakeya/bridge.json" "$root/bench/results" <<'PY'
+import json, sys
+config = json.load(open(sys.argv[1]))
+config["paths"]["reports"] = sys.argv[2]
+json.dump(config, open(sys.argv[1], "w"))
+PY
 for preset in "eval-needle --param n_samples=1 --param max_new_tokens=8 --param lines=20" \
-    "eval-accept --param n_samples=1 --param max_new_tokens=16" "parity" "integration-tests" "mlx-env-probe"; do
+    "eval-accept --param n_samples=1 --param max_new_tokens=16" "parity" "k3-evidence-gate" "integration-tests" "mlx-env-probe"; do
     # shellcheck disable=SC2086  # words of a command line
     ask $preset
     exits 0 bridge run -q
