@@ -43,7 +43,8 @@ static value_kind value_of(const verb *v, const option *o) {
 
 /* Words of a verb that are not options: "sessions", "files", or "" for none. */
 static const char *words_kind(const verb *v) {
-    if (v->max_words == 0 || v == &verb_completion) return "";
+    if (v->max_words == 0 || v == &verb_completion || strncmp(v->name, "bridge ", 7) == 0)
+        return "";
     return strncmp(v->name, "session ", 8) == 0 ? "sessions" : "files";
 }
 

@@ -10,7 +10,7 @@
 #include "cli/verbs.h"
 
 /* Verbs of the documented command line that this build does not have. */
-static const char *const later_verbs[] = {"bridge", "pull"};
+static const char *const later_verbs[] = {"pull"};
 
 static void print_help(FILE *to) {
     fprintf(to, "usage: kakeya VERB [options]\n\n"

@@ -13,8 +13,7 @@
 #include "cli/output.h"
 #include "cli/term.h"
 
-/* Folder of the running program, without the slash; false when the system does not say. */
-static bool program_folder(char *out, size_t cap) {
+bool loader_program(char *out, size_t cap) {
 #ifdef __APPLE__
     uint32_t size = (uint32_t)cap;
     if (_NSGetExecutablePath(out, &size) != 0) return false;
@@ -23,10 +22,14 @@ static bool program_folder(char *out, size_t cap) {
     if (n <= 0) return false;
     out[n] = 0;
 #endif
-    char *slash = strrchr(out, '/');
-    if (!slash) return false;
-    *slash = 0;
     return true;
+}
+
+/* Folder of the running program, without the slash; false when the system does not say. */
+static bool program_folder(char *out, size_t cap) {
+    char *slash = loader_program(out, cap) ? strrchr(out, '/') : NULL;
+    if (slash) *slash = 0;
+    return slash != NULL;
 }
 
 /* What ships with the program lies beside the source tree (the program in build/) or in the

@@ -31,6 +31,8 @@ typedef struct {
 } loader_path;
 /* The model alone.  False after saying what is missing, with the exit code in *code. */
 bool loader_find(const verb *v, const loader_args *a, loader_path *out, int *code);
+/* The path of the running program; false when the system does not say. */
+bool loader_program(char *out, size_t cap);
 /* A file or folder beside the shipped model, such as "prompts"; false when it is not there. */
 bool loader_shipped(const char *name, char *out, size_t cap);
 

@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-static const verb *const verbs[] = {&verb_run,      &verb_chat,     &verb_info,      &verb_bench,
-                                    &verb_eval,     &verb_train,    &verb_report,    &verb_parity,
-                                    &verb_tokenize, &verb_quantize, &verb_session,   &verb_doctor,
-                                    &verb_version,  &verb_serve,    &verb_completion};
+static const verb *const verbs[] = {
+    &verb_run,     &verb_chat,   &verb_info,     &verb_bench,     &verb_eval,    &verb_train,
+    &verb_report,  &verb_parity, &verb_tokenize, &verb_quantize,  &verb_session, &verb_doctor,
+    &verb_version, &verb_serve,  &verb_bridge,   &verb_completion};
 
 const verb *verbs_at(size_t i) { return i < OPTION_COUNT(verbs) ? verbs[i] : NULL; }
 

@@ -6,7 +6,7 @@
 
 extern const verb verb_run, verb_chat, verb_info, verb_bench, verb_eval, verb_train, verb_report,
     verb_parity, verb_tokenize, verb_quantize, verb_session, verb_doctor, verb_version, verb_serve,
-    verb_completion;
+    verb_bridge, verb_completion;
 
 /* All of them, in the order in which they are listed; NULL after the last. */
 const verb *verbs_at(size_t i);

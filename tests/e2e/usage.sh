@@ -26,6 +26,7 @@ check_help eval needle
 check_help eval accept
 check_help report check
 check_help report html
+for kind in request fetch status run doctor setup; do check_help bridge $kind; done
 
 # Verbs and flags that are slips of the finger, or not there yet.
 exits 2 rnu
@@ -33,13 +34,13 @@ has "$err" "did you mean 'run'"
 exits 2 zzzzzz
 lacks "$err" "did you mean"
 has "$err" "kakeya help"
-for verb in bridge pull; do
+for verb in pull; do
     exits 2 $verb
     has "$err" "'$verb' is not part of this build yet"
     kakeya help
     lacks "$out" "  $verb "
 done
-exits 2 help bridge
+exits 2 help pull
 exits 2 run --thread 2
 has "$err" "--threads"
 exits 2 run --zzzzzz
