@@ -31,6 +31,7 @@ typedef struct exchange {
     const struct route *route; /* NULL: it is refused */
     char rest[96];             /* of the path, behind the route's own */
     const char *type;          /* of the body of the answer; NULL: JSON */
+    const char *policy;        /* its Content-Security-Policy; NULL: that of data */
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */
