@@ -12,7 +12,7 @@ if (shading) CSS.highlights.set("drafted", shading);
 class Part {
   constructor(kind) {
     this.kind = kind;
-    this.view = new MarkdownView();
+    this.view = new MarkdownView(kind === "plain");
     this.drafted = []; /* [from, to) of the source, rising, apart from each other */
     this.ranges = []; /* {at, range} */
     this.root = kind === "thought" ? this.fold("Thinking") : this.view.root;
@@ -54,7 +54,9 @@ class Part {
 }
 
 class Answer {
-  constructor() {
+  /* plain: it goes on a text, and is shown as it stands. */
+  constructor(plain) {
+    this.textKind = plain ? "plain" : "text";
     this.parts = [];
     this.tokens = []; /* {text, drafted, round, rejected} */
     this.body = el("div", { class: "body" });
@@ -75,8 +77,12 @@ class Answer {
   take(event) {
     if (event.token != null) this.tokens.push(event);
     if (event.kind === "call") this.addCall(event);
-    else if (event.text) this.part(event.kind || "text").append(event.text, event.drafted);
+    else if (event.text) this.part(this.kindOf(event)).append(event.text, event.drafted);
     this.dirty = true;
+  }
+
+  kindOf(event) {
+    return event.kind === "thought" ? "thought" : this.textKind;
   }
 
   addCall(call) {
@@ -104,7 +110,7 @@ class Answer {
 
   /* All that was said as an answer, without thoughts. */
   text() {
-    return this.parts.filter((part) => part.kind === "text")
+    return this.parts.filter((part) => part.kind === "text" || part.kind === "plain")
       .map((part) => part.view.source).join("\n\n");
   }
 
@@ -131,7 +137,7 @@ class Answer {
     for (const token of this.tokens) {
       for (const wrong of token.rejected || [])
         view.append(el("del", { title: `round ${token.round}: drafted and rejected` },
-                       visible(wrong.text)));
+                       visible(wrong.text).replace(/\n/g, "")));
       const attributes = { title: token.drafted ? `round ${token.round}: drafted and accepted`
                                                 : `round ${token.round}: chosen by the model` };
       if (token.round !== round) attributes.class = "first";

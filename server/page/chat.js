@@ -22,7 +22,7 @@ function addMessage(role, text) {
   entry.tools = el("div", { class: "tools" });
   entry.note = el("p", { class: "note" });
   if (role === "assistant") {
-    entry.answer = new Answer();
+    entry.answer = new Answer(setting("mode") === "text");
     body.append(entry.answer.body);
   } else if (role === "system") {
     body.append(el("details", { class: "fold" }, el("summary", {}, "System prompt"),

@@ -17,15 +17,18 @@ const QUOTE = /^ {0,3}> ?/;
 const DIVIDER = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
 class MarkdownView {
-  constructor() {
-    this.root = el("div", { class: "markdown" });
+  /* plain: no Markdown, one text that grows. */
+  constructor(plain) {
+    this.root = el(plain ? "p" : "div", { class: plain ? "plain mono" : "markdown" });
     this.source = "";
     this.shown = 0; /* how much of the source was rendered */
     this.settled = 0;
     this.settledNodes = 0; /* children of root, and pieces, that are final */
     this.settledPieces = 0;
     this.pieces = []; /* {node, at, length} */
-    this.code = null; /* the open block of code: {node, fence} */
+    this.open = false; /* the last piece is code, or plain text, that grows */
+    this.plain = plain;
+    if (plain) this.put(this.root, 0, 0, true);
   }
 
   append(text) {
@@ -35,11 +38,12 @@ class MarkdownView {
   /* Shows all of the source; returns the place from which on nodes are new. */
   render() {
     if (this.shown === this.source.length) return this.shown;
-    if (this.code && this.growCode()) return this.shown;
+    const before = this.shown;
+    if ((this.plain || this.open) && this.grow()) return before;
     const from = this.settled;
     while (this.root.childNodes.length > this.settledNodes) this.root.lastChild.remove();
     this.pieces.length = this.settledPieces;
-    this.code = null;
+    this.open = false;
     const lines = this.linesFrom(from);
     for (let i = 0; i < lines.length;) {
       this.settled = lines[i].from;
@@ -51,9 +55,10 @@ class MarkdownView {
     return from;
   }
 
-  growCode() {
+  grow() {
     const start = this.source.lastIndexOf("\n", this.shown - 1) + 1;
-    if (/^ {0,3}[`~]/m.test(this.source.slice(start))) return false; /* perhaps its end */
+    const ends = /^ {0,3}[`~]/m.test(this.source.slice(start)); /* perhaps the end of the code */
+    if (ends && !this.plain) return false;
     const piece = this.pieces[this.pieces.length - 1];
     piece.node.appendData(this.source.slice(piece.at + piece.length));
     piece.length = this.source.length - piece.at;
@@ -108,8 +113,8 @@ class MarkdownView {
                               () => navigator.clipboard?.writeText(code.textContent));
     parent.append(el("figure", { class: "code" },
                      el("figcaption", {}, language || "code", button), el("pre", {}, code)));
-    this.put(code, from, to);
-    if (!closed && parent === this.root) this.code = { node: code, fence };
+    this.put(code, from, to, true);
+    this.open = !closed && parent === this.root;
     return closed ? end + 1 : end;
   }
 
@@ -229,8 +234,9 @@ class MarkdownView {
 
   /* ---- inside a line ------------------------------------------------------------------------- */
 
-  put(parent, from, to) {
-    if (from >= to && parent.tagName !== "CODE") return;
+  /* grows: the node is wanted while it has no text, too. */
+  put(parent, from, to, grows = false) {
+    if (from >= to && !grows) return;
     const node = document.createTextNode(this.source.slice(from, to));
     this.pieces.push({ node, at: from, length: to - from });
     parent.append(node);

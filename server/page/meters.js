@@ -61,7 +61,8 @@ function drawRounds() {
   if (canvas.width !== Math.round(width * scale)) canvas.width = Math.round(width * scale);
   if (canvas.height !== Math.round(height * scale)) canvas.height = Math.round(height * scale);
   const pen = canvas.getContext("2d");
-  const style = getComputedStyle(canvas);
+  const colors = ["own", "yes", "no"].map((name) =>
+    getComputedStyle(document.querySelector(`.legend .${name}`)).backgroundColor);
   const step = 7, shown = meters.rounds.slice(-Math.floor(width / step));
   const most = Math.max(4, ...shown.map((round) => 1 + round.accepted + round.rejected));
   const unit = (height - 2) / most;
@@ -72,9 +73,9 @@ function drawRounds() {
       pen.fillStyle = color;
       if (n > 0) pen.fillRect(x, height - (from + n) * unit, step - 2, n * unit - 1);
     };
-    draw(0, 1, style.getPropertyValue("--own"));
-    draw(1, round.accepted, style.getPropertyValue("--draft"));
-    draw(1 + round.accepted, round.rejected, style.getPropertyValue("--reject-soft"));
+    draw(0, 1, colors[0]);
+    draw(1, round.accepted, colors[1]);
+    draw(1 + round.accepted, round.rejected, colors[2]);
   });
   canvas.setAttribute("aria-label", `Rounds: ${count(meters.rounds.length)}; tokens accepted ` +
     `from drafts: ${count(meters.accepted)}; rejected: ${count(meters.rejected)}`);
