@@ -6,8 +6,8 @@
  * Invariants of a view between calls of render():
  *   (1) blocks before `settled` (a place in the source) are final: their nodes are never touched;
  *   (2) `pieces` lists every text node that shows source, by rising place;
- *   (3) only the last block is made again when text is added, and of an open block of code not even
- *       that: its text grows. */
+ *   (3) only the last two blocks are made again when text is added, and of an open block of code not
+ *       even that: its text grows. */
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})[ \t]+/;
@@ -43,16 +43,27 @@ class MarkdownView {
     const from = this.settled;
     while (this.root.childNodes.length > this.settledNodes) this.root.lastChild.remove();
     this.pieces.length = this.settledPieces;
+    this.before = null;
+    this.closed = true;
     this.open = false;
     const lines = this.linesFrom(from);
     for (let i = 0; i < lines.length;) {
-      this.settled = lines[i].from;
-      this.settledNodes = this.root.childNodes.length;
-      this.settledPieces = this.pieces.length;
+      const text = this.text(lines[i]);
+      if (text.trim()) this.settle(lines[i].from, text);
       i = this.block(this.root, lines, i);
     }
     this.shown = this.source.length;
     return from;
+  }
+
+  /* A block begins at `at`: all before it is final, but for the block just before it where its last
+   * line may still turn out to be the next of a list, a table or a paragraph. */
+  settle(at, text) {
+    const here = [at, this.root.childNodes.length, this.pieces.length];
+    const last = this.closed || this.before === null ? here : this.before;
+    if (last[0] >= this.settled) [this.settled, this.settledNodes, this.settledPieces] = last;
+    this.before = here;
+    this.closed = FENCE.test(text) || HEADING.test(text) || RULE.test(text);
   }
 
   grow() {
