@@ -28,7 +28,7 @@ function addMessage(role, text) {
     body.append(el("details", { class: "fold" }, el("summary", {}, "System prompt"),
                    el("p", { class: "plain" }, text)));
   } else {
-    body.append(el("p", { class: "plain" }, text));
+    body.append(el("p", { class: "plain" }, text.replace(/^\n+|\n+$/g, "")));
   }
   entry.body = body;
   entry.node = el("article", { class: `message ${role}`, "aria-label": name },

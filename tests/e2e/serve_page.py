@@ -458,10 +458,15 @@ def test_key():
 
 def take_pictures():
     with Server(KAKEYA, "-c", "8192") as s:
+        for label, format in (("What is 626 + 449?", "bf16"), ("A log of the harbour", "q4"),
+                              ("Rename the parser's options", "q8")):
+            made = s.post("/v1/sessions", {"label": label, "kv_format": format})
+            s.post(f"/v1/sessions/{made['id']}/append", {"text": CODE * len(label)})
+
         def picture(name, theme, width, height, tokens=False, **more):
             with Page(BROWSER_OBJECT, s, viewport={"width": width, "height": height},
                       color_scheme=theme, **more) as v:
-                v.ready().set(temperature=0, max_tokens=150, mode="text")
+                v.ready().set(temperature=0, max_tokens=150, mode="text", kv_format="q8")
                 v.say(CODE)
                 v.set(max_tokens=110)
                 v.say("\n\nif __name__ == \"__main__\":\n")
@@ -471,6 +476,8 @@ def take_pictures():
                 time.sleep(0.5)
                 v.page.screenshot(path=os.path.join(PICTURES, f"page-{name}.png"))
                 v.js("localStorage.clear()")
+                s.ask("DELETE", f"/v1/sessions/{v.js('current.id')}")
+
         picture("light", "light", 1240, 760)
         picture("dark", "dark", 1240, 760, tokens=True)
         picture("narrow", "dark", 380, 720, has_touch=True)
