@@ -295,10 +295,19 @@ async function fork(entry) {
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
+/* A session whose generation was just stopped is in use until the round it was in has ended. */
+async function whenFree() {
+  for (;;) {
+    const info = await call("GET", path());
+    if (!info.busy) return info;
+    await new Promise((done) => setTimeout(done, 30));
+  }
+}
+
 /* What the server has of the conversation: places of messages, and the list of sessions. */
 async function sync() {
   if (current) {
-    current = await callWhenFree("GET", path());
+    current = await whenFree();
     const { messages } = await callWhenFree("GET", path("/messages"));
     if (setting("mode") === "chat") toldMessages(messages).forEach((message, i) => {
       if (shown[i]) Object.assign(shown[i], { start: message.start, end: message.end });
