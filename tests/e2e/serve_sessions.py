@@ -181,6 +181,7 @@ def test_drafting_is_told():
     """What a stream says of drafts adds up to what the engine counted, and changes no token."""
     with start("-c", "4096") as s:
         text = "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n"
+        total = 0
         for spec in ("none", "ngram", "dflash", "auto"):
             a, b = (create(s, spec=spec, seed=5) for _ in range(2))
             for session in (a, b):
@@ -198,12 +199,14 @@ def test_drafting_is_told():
             assert accepted == done["accepted_tokens"], (accepted, done)
             assert accepted + len(rejected) == done["drafted_tokens"], (len(rejected), done)
             assert rounds == sorted(rounds) and max(rounds) == done["rounds"], rounds
-            assert (accepted > 20) == (spec != "none"), (spec, accepted)
+            total += accepted
+            assert spec != "none" or done["drafted_tokens"] == 0, done
             for e in told:  # a token is not one that it stands in place of
                 assert not e.get("rejected") or e["rejected"][0]["token"] != e["token"], e
                 assert not (e.get("rejected") and e.get("drafted")), e
             for r in rejected[:20]:
                 assert s.post("/detokenize", {"tokens": [r["token"]]})["content"] == r["text"]
+        assert total > 20, total
 
 
 def test_chat_and_messages():
