@@ -19,7 +19,9 @@ list(FILTER serve_sources EXCLUDE REGEX "/serve_load\\.c$") # the program's side
 add_library(kakeya_serve STATIC ${serve_sources})
 kk_flags(kakeya_serve)
 set_target_properties(kakeya_serve PROPERTIES POSITION_INDEPENDENT_CODE ON)
-target_include_directories(kakeya_serve PRIVATE src PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+target_include_directories(kakeya_serve PRIVATE src "${KK_GENERATED}"
+                           PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+add_dependencies(kakeya_serve kakeya_embedded)
 target_link_libraries(kakeya_serve PUBLIC kakeya_static PkgConfig::JANSSON PkgConfig::MICROHTTPD
                       PkgConfig::SQLITE Threads::Threads m)
 

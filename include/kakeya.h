@@ -122,8 +122,7 @@ KK_API bool kk_answer_stopped(const kk_answer *a);
 /* ---- engine ----------------------------------------------------------------------------- */
 
 typedef struct kk_engine kk_engine;
-/* How K/V rows are stored.  q8, q4 and s8: 8.5, 4.5 and 8.25 bits per value.  "cuda" has no s8.
- * The last is how many there are. */
+/* How K/V rows are stored.  q8, q4, s8: 8.5, 4.5, 8.25 bits per value; "cuda" has no s8. */
 typedef enum { KK_KV_BF16, KK_KV_F32, KK_KV_Q8, KK_KV_Q4, KK_KV_S8, KK_KV_FORMATS } kk_kv_format;
 KK_API const char *kk_kv_format_name(kk_kv_format f); /* "bf16", ...; NULL: there is none */
 KK_API bool kk_kv_format_named(const char *name, kk_kv_format *out); /* false: there is none */
@@ -148,8 +147,7 @@ typedef struct {
     bool mlock;                    /* lock the weights in memory */
     bool huge_pages;               /* ask for huge pages where the system has them */
     uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
-    int32_t ahead; /* enqueue plain rounds before their token is known: 1, -1: never, 0: where the
-                    * device gains by it.  Tokens and logits are the same. */
+    int32_t ahead; /* enqueue rounds before their token is known: 1; -1: never; 0: where it gains */
 } kk_engine_opts;
 /* A file of weights that is shortened while it is in use raises SIGBUS in the thread that reads it.
  * The library installs no handler; a program may have one, as cli/truncated.c. */
@@ -246,8 +244,7 @@ typedef struct {
     int64_t retried;            /* shared ones that failed and were run again one by one */
     int64_t chunks, chunk_rows; /* passes that evaluated appended tokens, and these */
     int64_t cut;                /* chunks made shorter because other sessions were decoding */
-    int64_t ahead; /* of `sessions`, those whose thread was not waited for: it still had earlier
-                    * tokens to hand out */
+    int64_t ahead; /* of `sessions`, those whose thread was still handing out earlier tokens */
 } kk_sharing;
 KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
 
@@ -297,8 +294,7 @@ KK_API int32_t kk_session_ctx(const kk_session *s);
 KK_API kk_spec kk_session_spec(const kk_session *s); /* KK_SPEC_AUTO: both proposers */
 KK_API void kk_session_options(const kk_session *s, kk_session_opts *out); /* defaults filled */
 
-/* What attention read since the session began, over all layers; a row that is rebuilt for several
- * queries of a pass counts once. */
+/* What attention read, over all layers; a row rebuilt for several queries of a pass counts once. */
 typedef struct {
     int64_t queries;                   /* (layer, position) */
     int64_t keys_stored, keys_rebuilt; /* (layer, query, key) */
@@ -311,8 +307,7 @@ typedef struct {
     int64_t rows, kv_bytes;
 } kk_cache_use;
 KK_API void kk_session_cache(const kk_session *s, kk_cache_use *out);
-/* Called after each chunk of a long append.  Return false to stop: the append then fails with
- * KK_ESTOPPED and the session is as it was. */
+/* Called after each chunk of a long append.  False: it fails with KK_ESTOPPED, nothing changed. */
 typedef bool (*kk_progress)(void *user, int64_t done, int64_t total);
 /* Appends tokens and evaluates them; only the new ones cost anything. */
 KK_API kk_status kk_session_append(kk_session *s, const int32_t *tokens, size_t n,
@@ -365,6 +360,10 @@ typedef struct {
 } kk_logprobs;
 typedef void (*kk_on_logprobs)(void *user, const kk_logprobs *of); /* just before on_token */
 
+/* A round, before its tokens: what was drafted for it.  The first n_right of these are its first
+ * tokens; the others are wrong, or stand behind a stop id. */
+typedef void (*kk_on_round)(void *user, const int32_t *draft, int32_t n_draft, int32_t n_right);
+
 typedef enum { KK_STOP_LENGTH, KK_STOP_EOS, KK_STOP_CALLBACK, KK_STOP_CONTEXT } kk_stop_reason;
 
 typedef struct {
@@ -381,6 +380,7 @@ typedef struct {
     kk_mask_at mask_at;   /* the same by position; NULL: none.  Called with user */
     int32_t n_logprobs;   /* the best so many are handed to on_logprobs, at most KK_MAX_LOGPROBS */
     kk_on_logprobs on_logprobs; /* NULL: none.  Called with user */
+    kk_on_round on_round;       /* NULL: none.  Called with user, in the thread of on_token */
 } kk_generate_opts;
 /* Called for each token as it is chosen, stop ids included.  Return false to stop. */
 typedef bool (*kk_on_token)(void *user, int32_t id);

@@ -41,6 +41,7 @@ typedef struct exchange {
     char rest[96];             /* of the path, behind the route's own */
     char id[EXCHANGE_ID];      /* the client's X-Request-Id, or one that was drawn */
     const char *type;          /* of the body of the answer; NULL: JSON */
+    const char *policy;        /* its Content-Security-Policy; NULL: that of data */
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */

@@ -6,24 +6,12 @@
 
 #include "server/residence.h"
 #include "server/server.h"
+#include "server/thought.h"
 
 static const char *const finish_words[FINISH_KINDS] = {
     [FINISH_STOP] = "stop", [FINISH_LENGTH] = "length", [FINISH_CALLS] = "tool_calls"};
 
 /* ---- opening ----------------------------------------------------------------------------- */
-
-/* Where a thought that the prompt leaves open begins; n: it leaves none open. */
-static size_t open_thought(const kk_tokenizer *tok, const int32_t *prompt, size_t n) {
-    const int32_t opens = kk_tokenizer_special(tok, "<|channel>");
-    const int32_t shuts = kk_tokenizer_special(tok, "<channel|>");
-    const int32_t ends = kk_tokenizer_special(tok, "<turn|>");
-    if (opens < 0) return n;
-    for (size_t i = n; i > 0; i--) {
-        if (prompt[i - 1] == shuts || prompt[i - 1] == ends) return n;
-        if (prompt[i - 1] == opens) return i - 1;
-    }
-    return n;
-}
 
 kk_status generation_open(generation *g, const int32_t *prompt, size_t n, kk_err *err) {
     const kk_tokenizer *tok = g->server->tok;
@@ -35,13 +23,10 @@ kk_status generation_open(generation *g, const int32_t *prompt, size_t n, kk_err
     if (g->request->logprobs >= 0) g->pending = json_array();
     if (g->request->logprobs >= 0 && !g->wire->stream) g->logprobs = json_array();
     g->calls = json_array();
-    if (!g->wire->chat || !tok) return st;
-    for (size_t i = open_thought(tok, prompt, n); i < n && st == KK_OK; i++) {
-        const kk_answer_span *spans;
-        size_t n_spans;
-        st = kk_answer_push(g->answer, prompt[i], &spans, &n_spans, err);
-        g->inside = KK_ANSWER_THOUGHT;
-    }
+    if (!g->wire->chat || !tok || st != KK_OK) return st;
+    bool inside;
+    st = thought_resume(g->answer, tok, prompt, n, &inside, err);
+    if (inside) g->inside = KK_ANSWER_THOUGHT;
     return st;
 }
 

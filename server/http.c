@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "server/http.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
@@ -70,10 +71,31 @@ static const char *header(struct MHD_Connection *c, const char *name) {
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
 }
 
+/* Whether a Host header names this machine in a way that no other site's name can resolve to it: a
+ * page of evil.example whose name is made to point here would send its own name. */
+static bool names_itself(const server *s, const char *host) {
+    const size_t n = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    char name[256];
+    struct in_addr v4;
+    if (s->opts->key_file || host[0] == '[') return true; /* a key is not the browser's to send */
+    if (n >= sizeof name) return false;
+    memcpy(name, host, n);
+    name[n] = 0;
+    return strcmp(name, "localhost") == 0 || strcmp(name, s->opts->host) == 0 ||
+           inet_pton(AF_INET, name, &v4) == 1;
+}
+
+/* The server's own page: its origin is the host that was asked. */
+static bool is_own_origin(const server *s, const char *origin, const char *host) {
+    const char *name = strstr(origin, "://");
+    return host && name && strcmp(name + 3, host) == 0 && names_itself(s, host);
+}
+
 /* Pages of other sites may call only where they were allowed to: browsers send the origin. */
-static bool origin_allowed(const server *s, const char *origin) {
+static bool origin_allowed(const server *s, const char *origin, const char *host) {
     const char *allowed = s->opts->cors_origin;
-    return !origin || (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0));
+    if (!origin || is_own_origin(s, origin, host)) return true;
+    return allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, origin) == 0);
 }
 
 /* The client's id where it is one that a log can take as it is, or one that nobody has. */
@@ -91,7 +113,7 @@ static bool admit_head(exchange *x, struct MHD_Connection *c, const char *url, c
     server *s = x->server;
     const int state = atomic_load(&s->state);
     fault *f = &x->refused;
-    if (!origin_allowed(s, header(c, "Origin")))
+    if (!origin_allowed(s, header(c, "Origin"), header(c, "Host")))
         return fault_set(f, 403, NULL, "pages of other origins may not call this server");
     const char *rest;
     x->route = route_find(method, url, &rest, f);
@@ -140,6 +162,10 @@ static void add_headers(struct MHD_Response *r, const exchange *x) {
     MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "Cache-Control", "no-store");
     MHD_add_response_header(r, "X-Request-Id", x->id);
+    MHD_add_response_header(r, "Content-Security-Policy",
+                            x->policy ? x->policy : "default-src 'none'; frame-ancestors 'none'");
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
     if (x->answer == EXCHANGE_STREAM) MHD_add_response_header(r, "X-Accel-Buffering", "no");
     if (x->status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (s->opts->cors_origin) {
@@ -186,7 +212,8 @@ static enum MHD_Result preflight(server *s, struct MHD_Connection *c) {
     struct MHD_Response *r =
         MHD_create_response_from_buffer(0, (void *)none, MHD_RESPMEM_PERSISTENT);
     if (!r) return MHD_NO;
-    const bool allowed = s->opts->cors_origin && origin_allowed(s, header(c, "Origin"));
+    const bool allowed =
+        s->opts->cors_origin && origin_allowed(s, header(c, "Origin"), header(c, "Host"));
     if (allowed) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", s->opts->cors_origin);
         MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/chat_page.h"
 #include "server/completion.h"
 #include "server/request.h"
 #include "server/server.h"
 #include "server/sessions_http.h"
+#include "server/stats.h"
 
 /* ---- what the server is ------------------------------------------------------------------ */
 
@@ -54,6 +56,26 @@ static const char *keep_name(kk_keep k, const char *all) {
     return k == KK_KEEP_WINDOW ? "window" : k == KK_KEEP_RESTORED ? "restored" : all;
 }
 
+/* What the K/V of a token takes, from which a client can say what a policy would save. */
+static json_t *kv_costs(const server *s) {
+    kk_projection_info p;
+    json_t *formats = json_array();
+    for (int i = 0; i < KK_KV_FORMATS; i++)
+        json_array_append_new(formats, json_string(kk_kv_format_name((kk_kv_format)i)));
+    const bool restores = kk_engine_projection(s->engine, &p);
+    return json_pack("{s:I, s:I, s:i, s:i, s:o}", "full_bytes_per_token",
+                     (json_int_t)s->info.kv_full_per_token, "sliding_bytes_most",
+                     (json_int_t)s->info.kv_sliding_max, "sliding_window", (int)s->info.window,
+                     "latent_rank", restores ? (int)p.rank : 0, "formats", formats);
+}
+
+static json_t *sampling_defaults(const server *s) {
+    const kk_sampling *d = &s->opts->sampling;
+    return json_pack("{s:f, s:i, s:f, s:f, s:f}", "temperature", (double)d->temp, "top_k",
+                     (int)d->top_k, "top_p", (double)d->top_p, "min_p", (double)d->min_p,
+                     "repeat_penalty", (double)d->repeat_penalty);
+}
+
 /* Which path is active is said, so that a fall back is never silent. */
 static void props(exchange *x, const char *rest) {
     const server *s = x->server;
@@ -70,23 +92,41 @@ static void props(exchange *x, const char *rest) {
         "drafter", kk_engine_drafter(s->engine, &drafter), "kv", "sliding",
         keep_name(s->session.kv_sliding, "native"), "full", keep_name(s->session.kv_full, "exact"),
         "format", kk_kv_format_name(s->session.kv_format), "build_info", kk_version());
+    json_object_set_new(o, "kv_costs", kv_costs(s));
+    json_object_set_new(o, "sampling", sampling_defaults(s));
+    json_object_set_new(o, "thinking", json_boolean(s->opts->think));
+    json_object_set_new(o, "chat", json_boolean(s->tok != NULL));
+    exchange_reply_json(x, o ? 200 : 500, o);
+}
+
+static metrics_now gather(server *s) {
+    metrics_now now = {.ready = atomic_load(&s->state) != SERVER_LOADING && s->sessions};
+    workers_count(&s->workers, &now.waiting, &now.running);
+    if (!now.ready) return now;
+    now.kept = prefixes_count(s->prefixes);
+    sessions_count(s->sessions, &now.sessions);
+    if (s->store) store_count(s->store, &now.store);
+    kk_engine_memory(s->engine, now.memory);
+    now.kv_limit = s->opts->kv_bytes;
+    kk_engine_sharing(s->engine, &now.sharing);
+    return now;
+}
+
+static void show_stats(exchange *x, const char *rest) {
+    server *s = x->server;
+    const metrics_now now = gather(s);
+    (void)rest;
+    json_t *o = stats_json(&s->metrics, &now);
+    json_object_set_new(o, "parallel", json_integer(s->opts->parallel));
+    json_object_set_new(o, "queue", json_integer(s->opts->queue));
     exchange_reply_json(x, o ? 200 : 500, o);
 }
 
 static void show_metrics(exchange *x, const char *rest) {
     server *s = x->server;
-    metrics_now now = {.ready = atomic_load(&s->state) != SERVER_LOADING && s->sessions};
+    const metrics_now now = gather(s);
     textbuf out = {0};
     (void)rest;
-    workers_count(&s->workers, &now.waiting, &now.running);
-    if (now.ready) {
-        now.kept = prefixes_count(s->prefixes);
-        sessions_count(s->sessions, &now.sessions);
-        if (s->store) store_count(s->store, &now.store);
-        kk_engine_memory(s->engine, now.memory);
-        now.kv_limit = s->opts->kv_bytes;
-        kk_engine_sharing(s->engine, &now.sharing);
-    }
     metrics_text(&s->metrics, &now, &out);
     x->type = "text/plain; version=0.0.4; charset=utf-8";
     exchange_reply(x, out.failed ? 500 : 200, &out);
@@ -188,6 +228,8 @@ static void not_yet(exchange *x, const char *rest) {
 }
 
 static const route routes[] = {
+    {.method = "GET", .path = "/", .whole = true, .open = true, .early = true, .run = chat_page},
+    {.method = "GET", .path = "/stats", .early = true, .run = show_stats},
     {.method = "GET", .path = "/health", .open = true, .early = true, .run = health},
     {.method = "GET", .path = "/healthz", .open = true, .early = true, .run = health},
     {.method = "GET", .path = "/metrics", .early = true, .run = show_metrics},
@@ -215,7 +257,7 @@ static const route routes[] = {
 static bool serves(const route *r, const char *path, const char **rest) {
     const size_t n = strlen(r->path);
     *rest = "";
-    if (r->path[n - 1] != '/') return strcmp(r->path, path) == 0;
+    if (r->whole || r->path[n - 1] != '/') return strcmp(r->path, path) == 0;
     if (strncmp(r->path, path, n) != 0 || !path[n]) return false;
     *rest = path + n;
     return true;

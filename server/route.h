@@ -5,7 +5,8 @@
 #include "server/exchange.h"
 
 typedef struct route {
-    const char *method, *path; /* a path that ends in / has a name behind it */
+    const char *method, *path; /* a path that ends in / has a name behind it, */
+    bool whole;                /* but not this one */
     bool open;                 /* needs no key */
     bool early;                /* answers while the model loads */
     bool works;                /* in a worker; else in the connection's thread, at once */

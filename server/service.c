@@ -9,6 +9,7 @@
 #include "server/server.h"
 #include "server/sessions_table.h"
 #include "server/text.h"
+#include "server/thought.h"
 
 kk_status sessions_open(sessions **out, kk_engine *e, const sessions_opts *opts, kk_err *err) {
     sessions *t = *out = calloc(1, sizeof *t);
@@ -209,15 +210,55 @@ typedef struct {
     const sessions_generation *how;
     kk_answer *answer; /* NULL: the model has no tokenizer */
     int64_t n;
+    int32_t round, n_draft, n_right; /* of the round whose tokens come */
+    int32_t draft[KK_MAX_DRAFT];
+    int32_t in_round; /* tokens of it that have come */
     bool cancelled;
     kk_status failed;
     kk_err err;
 } running;
 
+static void on_round(void *user, const int32_t *draft, int32_t n_draft, int32_t n_right) {
+    running *r = user;
+    r->round++;
+    r->n_draft = n_draft;
+    r->n_right = n_right;
+    r->in_round = 0;
+    memcpy(r->draft, draft, (size_t)n_draft * sizeof *draft);
+}
+
+/* What drafting did for the token that comes now. */
+static sessions_piece next_piece(running *r, int32_t id) {
+    sessions_piece piece = {.id = id, .text = "", .round = r->round};
+    if (id < 0) return piece;
+    const int32_t i = r->in_round++;
+    piece.drafted = i < r->n_right;
+    if (i != r->n_right) return piece;
+    piece.rejected = r->draft + r->n_right;
+    piece.n_rejected = r->n_draft - r->n_right;
+    return piece;
+}
+
+/* Of a chat: each part by itself. */
+static bool give_parts(running *r, sessions_piece piece, const kk_answer_span *spans, size_t n) {
+    bool on = n > 0 || r->how->on_piece(r->how->user, &piece);
+    for (size_t i = 0; i < n && on; i++) {
+        piece.kind = spans[i].kind;
+        piece.text = spans[i].text;
+        piece.len = spans[i].len;
+        piece.name = spans[i].name;
+        piece.arguments = spans[i].arguments;
+        on = r->how->on_piece(r->how->user, &piece);
+        piece = (sessions_piece){.id = -1, .round = piece.round};
+    }
+    return on;
+}
+
 static bool give(running *r, int32_t id, const kk_answer_span *spans, size_t n_spans) {
-    sessions_piece piece = {.id = id, .text = ""};
+    sessions_piece piece = next_piece(r, id);
     textbuf joined = {0};
     if (!r->how->on_piece) return true;
+    if (r->how->chat) return give_parts(r, piece, spans, n_spans);
     if (n_spans == 1) {
         piece.text = spans[0].text;
         piece.len = spans[0].len;
@@ -248,21 +289,34 @@ static bool on_token(void *user, int32_t id) {
 static bool open_answer(running *r, fault *f) {
     const kk_tokenizer *tok = kk_engine_tokenizer(r->table->engine);
     const kk_answer_opts opts = {
-        .tok = tok, .raw = true, .stops = r->how->stops, .n_stops = r->how->n_stops};
+        .tok = tok, .raw = !r->how->chat, .stops = r->how->stops, .n_stops = r->how->n_stops};
+    bool inside;
     if (!tok && r->how->n_stops)
         return fault_set(f, 501, "stop", "the model has no tokenizer: use stop ids");
-    return !tok || kk_answer_new(&r->answer, &opts, &r->err) == KK_OK || fault_from(f, &r->err);
+    if (!tok && r->how->chat)
+        return fault_set(f, 501, "chat", "the model has no tokenizer: it has no chat");
+    kk_status st = tok ? kk_answer_new(&r->answer, &opts, &r->err) : KK_OK;
+    if (st == KK_OK && r->how->chat)
+        st = thought_resume(r->answer, tok, kk_session_tokens(r->e->session),
+                            (size_t)r->e->history.len, &inside, &r->err);
+    return st == KK_OK || fault_from(f, &r->err);
 }
 
-/* Ids that end it: those of the session and those of the call. */
-static bool join_stops(const sessions_entry *e, const sessions_generation *how, int32_t **out,
-                       size_t *n, fault *f) {
-    const size_t own = (size_t)e->how.n_stop_ids;
+/* Ids that end it: those of the session, those of the call, and those of a chat. */
+static bool join_stops(const running *r, int32_t **out, size_t *n, fault *f) {
+    static const char *const marks[] = {"<turn|>", "<|tool_response>"};
+    const sessions_generation *how = r->how;
+    const kk_tokenizer *tok = kk_engine_tokenizer(r->table->engine);
+    const size_t own = (size_t)r->e->how.n_stop_ids;
     *n = own + how->n_stop_ids;
-    *out = calloc(*n + 1, sizeof **out);
+    *out = calloc(*n + 3, sizeof **out);
     if (!*out) return fault_set(f, 503, NULL, "out of memory");
-    memcpy(*out, e->how.stop_ids, own * sizeof **out);
+    memcpy(*out, r->e->how.stop_ids, own * sizeof **out);
     if (how->n_stop_ids) memcpy(*out + own, how->stop_ids, how->n_stop_ids * sizeof **out);
+    for (size_t i = 0; how->chat && i < sizeof marks / sizeof *marks; i++) {
+        const int32_t id = kk_tokenizer_special(tok, marks[i]);
+        if (id >= 0) (*out)[(*n)++] = id; /* a tokenizer without the mark */
+    }
     return true;
 }
 
@@ -290,10 +344,11 @@ static bool decode(running *r, sessions_generated *out, fault *f) {
                              .sampling = how->sampling ? *how->sampling : r->e->how.sampling,
                              .ignore_eos = how->ignore_eos,
                              .bias = how->bias,
-                             .n_bias = how->n_bias};
+                             .n_bias = how->n_bias,
+                             .on_round = on_round};
     int32_t *stops;
     kk_result result = {0};
-    if (!join_stops(r->e, how, &stops, &opts.n_stop_ids, f)) return false;
+    if (!join_stops(r, &stops, &opts.n_stop_ids, f)) return false;
     opts.stop_ids = stops;
     kk_status st;
     do {

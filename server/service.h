@@ -72,11 +72,18 @@ bool sessions_append_messages(sessions *t, const char *id, const char *json, siz
                               const sessions_watch *watch, sessions_appended *out, fault *f);
 
 /* A token as it comes, with the text that is certain by it: whole characters, perhaps none.  The
- * last piece may have no token (id -1): what was held back for a stop text that did not come. */
+ * last piece may have no token (id -1): what was held back for a stop text that did not come.  Of a
+ * chat a token may come to several pieces, of which the first has its id. */
 typedef struct {
     int32_t id;
     const char *text;
     size_t len;
+    int32_t round;           /* 1, 2, ...; 0: chosen after the prompt, without a pass */
+    bool drafted;            /* it was in the round's draft */
+    const int32_t *rejected; /* [n_rejected] of the draft that it stands in place of */
+    int32_t n_rejected;
+    kk_answer_kind kind;          /* of a chat; else KK_ANSWER_TEXT */
+    const char *name, *arguments; /* of a call, as kk_answer_span has them */
 } sessions_piece;
 
 typedef struct {
@@ -89,6 +96,7 @@ typedef struct {
     const kk_logit_bias *bias;
     size_t n_bias;
     bool ignore_eos;
+    bool chat; /* take the answer apart: it ends with its turn, or where a tool is to answer */
     /* Called in the order of tokens; false: stop.  NULL: nobody wants them. */
     bool (*on_piece)(void *user, const sessions_piece *piece);
     sessions_watch watch;

@@ -7,6 +7,7 @@
 
 #include "server/server.h"
 #include "server/sessions_json.h"
+#include "server/transcript.h"
 #include "server/wire.h"
 
 /* A call while it runs. */
@@ -18,7 +19,8 @@ typedef struct {
     metrics_finish given_up; /* FINISH_KINDS: it was not */
     json_t *tokens;          /* of a generation that is not streamed */
     textbuf text;
-    double first; /* text_now() of the first token */
+    double first;      /* text_now() of the first token */
+    bool chat, drafts; /* what a stream says of each token beside its text */
 } call;
 
 static void reply(call *c, bool done, json_t *body) {
@@ -110,6 +112,23 @@ static json_t *tokens_json(call *c) {
     return json_pack("{s:s, s:o}", "id", c->id, "tokens", list);
 }
 
+static json_t *messages_json(call *c) {
+    const server *s = c->x->server;
+    int32_t *tokens;
+    size_t n;
+    kk_err err;
+    if (!sessions_tokens(s->sessions, c->id, &tokens, &n, &c->failed)) return NULL;
+    json_t *messages = NULL;
+    if (!s->tok)
+        fault_set(&c->failed, 501, NULL, "the model has no tokenizer");
+    else if (!(messages = transcript_json(s->tok, tokens, n, &err)))
+        fault_from(&c->failed, &err);
+    free(tokens);
+    return messages ? json_pack("{s:s, s:I, s:o}", "id", c->id, "history_length", (json_int_t)n,
+                                "messages", messages)
+                    : NULL;
+}
+
 /* Splits ID and what is behind it; an id that is too long is one that there is not. */
 static const char *split(call *c, const char *rest) {
     const char *slash = strchr(rest, '/');
@@ -131,6 +150,8 @@ void sessions_get_one(exchange *x, const char *rest) {
         body = described(&c);
     } else if (strcmp(verb, "tokens") == 0) {
         body = tokens_json(&c);
+    } else if (strcmp(verb, "messages") == 0) {
+        body = messages_json(&c);
     } else {
         nothing_here(&c, verb);
         return;
@@ -203,6 +224,38 @@ static bool send_event(call *c, json_t *event) {
     return sent;
 }
 
+/* A token of a draft that was not chosen. */
+static json_t *rejected_json(const server *s, const sessions_piece *piece) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < piece->n_rejected; i++) {
+        char *text = NULL;
+        size_t len = 0;
+        if (s->tok) kk_decode(s->tok, &piece->rejected[i], 1, true, &text, &len, NULL);
+        json_array_append_new(list, json_pack("{s:i, s:o}", "token", (int)piece->rejected[i],
+                                              "text", text_json(text ? text : "", len)));
+        kk_free(text);
+    }
+    return list;
+}
+
+static void add_drafting(const call *c, json_t *event, const sessions_piece *piece) {
+    if (!c->drafts || piece->id < 0) return;
+    json_object_set_new(event, "round", json_integer(piece->round));
+    if (piece->drafted) json_object_set_new(event, "drafted", json_true());
+    if (piece->n_rejected > 0)
+        json_object_set_new(event, "rejected", rejected_json(c->x->server, piece));
+}
+
+static void add_kind(const call *c, json_t *event, const sessions_piece *piece) {
+    static const char *const kinds[] = {
+        [KK_ANSWER_TEXT] = "text", [KK_ANSWER_THOUGHT] = "thought", [KK_ANSWER_CALL] = "call"};
+    if (!c->chat) return;
+    json_object_set_new(event, "kind", json_string(kinds[piece->kind]));
+    if (!piece->name) return;
+    json_object_set_new(event, "name", text_json(piece->name, strlen(piece->name)));
+    json_object_set_new(event, "arguments", text_json(piece->arguments, strlen(piece->arguments)));
+}
+
 static bool on_piece(void *user, const sessions_piece *piece) {
     call *c = user;
     if (c->first == 0) c->first = text_now();
@@ -213,6 +266,8 @@ static bool on_piece(void *user, const sessions_piece *piece) {
     }
     json_t *event = json_pack("{s:o}", "text", text_json(piece->text, piece->len));
     if (piece->id >= 0) json_object_set_new(event, "token", json_integer(piece->id));
+    add_drafting(c, event, piece);
+    add_kind(c, event, piece);
     return send_event(c, event) || give_up(c, FINISH_SLOW);
 }
 
@@ -256,6 +311,7 @@ static bool run_generation(call *c, int32_t *stop_ids, size_t n_stop_ids, sessio
                                      .bias = r->bias,
                                      .n_bias = r->n_bias,
                                      .ignore_eos = r->ignore_eos,
+                                     .chat = c->chat,
                                      .on_piece = on_piece,
                                      .watch = {goes_on, c},
                                      .user = c};
@@ -273,6 +329,8 @@ static void generate(call *c) {
                 sessions_json_ids(c->request.root, "stop_token_ids", s->info.vocab, 64, &stop_ids,
                                   &n_stop_ids, &c->failed);
     if (done) {
+        c->chat = json_is_true(json_object_get(c->request.root, "chat"));
+        c->drafts = json_is_true(json_object_get(c->request.root, "drafts"));
         if (c->request.stream) exchange_stream(c->x);
         done = run_generation(c, stop_ids, n_stop_ids, &out);
         count(c, done, &out);

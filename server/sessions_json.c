@@ -214,10 +214,11 @@ bool sessions_json_place(const json_t *body, sessions_place *out, fault *f) {
 
 json_t *sessions_info_json(const sessions_info *i) {
     const kk_session_opts *o = &i->session;
-    json_t *kv =
-        json_pack("{s:s, s:s, s:s, s:I, s:I}", "format", kk_kv_format_name(o->kv_format), "sliding",
-                  keep_name(o->kv_sliding, "native"), "full", keep_name(o->kv_full, "exact"),
-                  "bytes", (json_int_t)i->kv_bytes, "tokens", (json_int_t)i->kv_tokens);
+    json_t *kv = json_pack(
+        "{s:s, s:s, s:s, s:i, s:i, s:i, s:I, s:I}", "format", kk_kv_format_name(o->kv_format),
+        "sliding", keep_name(o->kv_sliding, "native"), "full", keep_name(o->kv_full, "exact"),
+        "sink", (int)o->sink, "window", (int)o->window, "chunk", (int)o->chunk, "bytes",
+        (json_int_t)i->kv_bytes, "tokens", (json_int_t)i->kv_tokens);
     return json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:b, s:b, s:b, s:f, s:o, s:o, "
                      "s:[I,I,I]}",
                      "id", i->id, "object", "session", "label", i->label, "created",

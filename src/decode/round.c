@@ -601,13 +601,19 @@ static kk_status read_logits(step *s, kk_round *r, int32_t row, kk_err *err) {
     return KK_OK;
 }
 
+/* The draft lies on the timeline, where what is chosen replaces it, or with the device's picks. */
+static void note_draft(kk_round *r, const kk_pick *picked) {
+    const bool on_device = picked && r->flight[0].queued;
+    for (int32_t i = 0; i < r->n_draft; i++)
+        r->draft[i] = on_device ? picked[i].drafted : r->tokens[r->len + i];
+}
+
 /* Rows are taken one after the other as long as the draft holds.  first: this session's first row
  * of the forward; picked: what was chosen for all rows of it, NULL if nothing was yet. */
 static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picked, kk_err *err) {
+    note_draft(r, picked);
     for (int32_t i = 0; i <= r->n_draft; i++) {
-        const bool drafts = i < r->n_draft, on_device = picked && r->flight[0].queued;
-        const int32_t host = drafts && !on_device ? r->tokens[r->len + i] : -1;
-        const int32_t drafted = drafts && on_device ? picked[i].drafted : host;
+        const int32_t drafted = i < r->n_draft ? r->draft[i] : -1;
         if (!picked) KK_TRY(read_logits(s, r, first + i, err));
         kk_pick pick;
         if (picked) {

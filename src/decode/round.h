@@ -93,11 +93,12 @@ typedef struct kk_round {
     kk_flight flight[2]; /* this round's and the next one's */
     int32_t unsettled;   /* tokens on the timeline that caches do not follow yet */
 
-    int32_t n_draft, n_right; /* drafted, and of them right */
-    int32_t n_out;            /* tokens[len .. len + n_out) are chosen */
-    bool stopped;             /* the last of them is a stop id */
-    bool refused;             /* there is none: the mask allows no id */
-    bool broken;              /* there is none: the logits are not finite */
+    int32_t n_draft, n_right;    /* drafted, and of them right */
+    int32_t draft[KK_MAX_DRAFT]; /* [n_draft] */
+    int32_t n_out;               /* tokens[len .. len + n_out) are chosen */
+    bool stopped;                /* the last of them is a stop id */
+    bool refused;                /* there is none: the mask allows no id */
+    bool broken;                 /* there is none: the logits are not finite */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
     int32_t at_hand[KK_MAX_DRAFT]; /* scratch: a draft that was made before the choice */
 } kk_round;

@@ -81,6 +81,7 @@ typedef struct {
     kk_outcome last; /* the last outcome, n_given tokens of which were handed out */
     int32_t n_given;
     bool any;
+    bool forwarded; /* the last outcome is a round's, not the choice after a prompt */
 } generation;
 
 /* The first token after a prompt needs no forward: its logits are known. */
@@ -98,7 +99,8 @@ static void note_time(kk_round_times *t, double seconds) {
 }
 
 static kk_status step(generation *g, kk_err *err) {
-    if (!g->any && kk_session_settled(g->s)) {
+    g->forwarded = g->any || !kk_session_settled(g->s);
+    if (!g->forwarded) {
         choose_first(g);
     } else {
         kk_outcome next;
@@ -129,6 +131,8 @@ static bool emit(generation *g, kk_on_token on_token, void *user) {
     const kk_outcome *o = &g->last;
     kk_result *result = g->result;
     bool wanted = true;
+    if (g->forwarded && g->opts->on_round)
+        g->opts->on_round(user, o->draft, o->n_draft, o->n_right);
     while (g->n_given < o->n && wanted) {
         if (g->opts->on_logprobs)
             g->opts->on_logprobs(user, &g->round->choose.logprobs[g->n_given]);

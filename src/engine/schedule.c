@@ -45,7 +45,10 @@ void kk_outcome_of(const kk_round *r, kk_outcome *out) {
                         .n = r->n_out,
                         .stopped = r->stopped,
                         .refused = r->refused,
-                        .broken = r->broken};
+                        .broken = r->broken,
+                        .n_draft = r->n_draft,
+                        .n_right = r->n_right};
+    memcpy(out->draft, r->draft, (size_t)r->n_draft * sizeof *out->draft);
     memcpy(out->hash_after, r->hash_after, (size_t)r->n_out * sizeof *out->hash_after);
 }
 

@@ -43,11 +43,13 @@ typedef enum {
 
 /* What a round came to, for the thread that hands it out. */
 typedef struct {
-    int32_t at, n; /* the tokens are [at, at + n) of the session's */
-    bool stopped;  /* the last of them is a stop id */
-    bool refused;  /* there are none: the mask allows no id */
-    bool broken;   /* there are none: the logits are not finite */
-    bool kept;     /* the session went on with all of them already */
+    int32_t at, n;            /* the tokens are [at, at + n) of the session's */
+    bool stopped;             /* the last of them is a stop id */
+    bool refused;             /* there are none: the mask allows no id */
+    bool broken;              /* there are none: the logits are not finite */
+    bool kept;                /* the session went on with all of them already */
+    int32_t n_draft, n_right; /* drafted for it, and of them right */
+    int32_t draft[KK_MAX_DRAFT];
     uint64_t hash_after[KK_MAX_DRAFT + 1];
     kk_status st;
     kk_err err;

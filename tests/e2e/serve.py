@@ -399,6 +399,13 @@ def test_origins():
     with start() as s:
         assert s.ask("GET", "/v1/models", headers={"Origin": "http://evil.example"})[0] == 403
         assert s.ask("OPTIONS", CHAT, headers={"Origin": "http://evil.example"})[0] == 403
+        # The server's own page; and one of a name that was made to point here.
+        for host, status in ((f"127.0.0.1:{s.port}", 200), (f"localhost:{s.port}", 200),
+                             (f"evil.example:{s.port}", 403), (f"[::1]:{s.port}", 200)):
+            own = {"Origin": f"http://{host}", "Host": host}
+            assert s.ask("GET", "/v1/models", headers=own)[0] == status, host
+        own = {"Origin": f"http://127.0.0.1:{s.port + 1}", "Host": f"127.0.0.1:{s.port}"}
+        assert s.ask("GET", "/v1/models", headers=own)[0] == 403
     with start("--cors-origin", "http://app.example") as s:
         status, headers, _ = s.ask("OPTIONS", CHAT, headers={"Origin": "http://app.example"})
         assert status == 204 and headers["Access-Control-Allow-Origin"] == "http://app.example"

@@ -177,4 +177,100 @@ def test_busy_and_left():
         assert results == ["cancelled"], results
 
 
+def test_drafting_is_told():
+    """What a stream says of drafts adds up to what the engine counted, and changes no token."""
+    with start("-c", "4096") as s:
+        text = "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n"
+        total = 0
+        for spec in ("none", "ngram", "dflash", "auto"):
+            a, b = (create(s, spec=spec, seed=5) for _ in range(2))
+            for session in (a, b):
+                append(s, session, text=text)
+            how = dict(max_tokens=200, ignore_eos=True, temperature=0)
+            plain = s.stream(f"{ALL}/{a}/generate", how)
+            *told, last = s.stream(f"{ALL}/{b}/generate", dict(how, drafts=True))
+            done = last["done"]
+            assert all(set(e) == {"text", "token"} for e in plain[:-1]), plain[:2]
+            assert [e["token"] for e in told] == [e["token"] for e in plain[:-1]]
+            assert [e["text"] for e in told] == [e["text"] for e in plain[:-1]]
+            accepted = sum(e.get("drafted", False) for e in told)
+            rejected = [r for e in told for r in e.get("rejected", [])]
+            rounds = [e["round"] for e in told]
+            assert accepted == done["accepted_tokens"], (accepted, done)
+            assert accepted + len(rejected) == done["drafted_tokens"], (len(rejected), done)
+            assert rounds == sorted(rounds) and max(rounds) == done["rounds"], rounds
+            total += accepted
+            assert spec != "none" or done["drafted_tokens"] == 0, done
+            for e in told:  # a token is not one that it stands in place of
+                assert not e.get("rejected") or e["rejected"][0]["token"] != e["token"], e
+                assert not (e.get("rejected") and e.get("drafted")), e
+            for r in rejected[:20]:
+                assert s.post("/detokenize", {"tokens": [r["token"]]})["content"] == r["text"]
+        assert total > 20, total
+
+
+def test_chat_and_messages():
+    """An answer comes in parts, ends with its turn, and is read back as the messages it was."""
+    tools = [{"type": "function", "function": {"name": "look", "description": "Looks",
+                                               "parameters": {"type": "object", "properties": {}}}}]
+    said = "\n\nSay <|turn>model and <turn|> and **bold**.\n  x"
+    with start("-c", "4096") as s:
+        a = create(s)
+        append(s, a, tools=tools, messages=[{"role": "system", "content": "Be short."},
+                                            {"role": "user", "content": said}])
+        *pieces, last = s.stream(f"{ALL}/{a}/generate",
+                                 dict(temperature=0, max_tokens=60, chat=True))
+        assert {e["kind"] for e in pieces} <= {"text", "thought", "call"}, pieces
+        assert last["done"]["stop_reason"] in ("eos", "max_tokens"), last
+        got = s.get(f"{ALL}/{a}/messages")
+        roles = [m["role"] for m in got["messages"]]
+        assert roles == ["system", "user", "assistant"], got
+        system, user, answer = got["messages"]
+        assert system["parts"][0] == {"kind": "text", "text": "Be short."}, system
+        assert system["parts"][1]["kind"] == "tool" and "look" in system["parts"][1]["text"]
+        assert user["parts"] == [{"kind": "text", "text": said.strip()}], user
+        told = "".join(e["text"] for e in pieces if e["kind"] == "text")
+        assert "".join(p["text"] for p in answer["parts"] if p["kind"] == "text") == told, answer
+        assert answer["end"] == got["history_length"] == last["done"]["history_length"]
+        # Fork before the user's turn: only that is evaluated, and the same answer comes.
+        fork = s.post(f"{ALL}/{a}/fork", {"at": user["start"]})
+        again = append(s, fork["id"], messages=[{"role": "user", "content": said}])
+        assert again["cached_tokens"] == user["start"], again
+        *twice, _ = s.stream(f"{ALL}/{fork['id']}/generate",
+                             dict(temperature=0, max_tokens=60, chat=True))
+        assert [e["token"] for e in twice] == [e["token"] for e in pieces]
+        # Calls, thoughts and answers of tools, as a client wrote them.
+        b = create(s)
+        append(s, b, messages=[{"role": "user", "content": "Look."}])
+        append(s, b, text="<|channel>thought\nI look.\n<channel|>Now. "
+               "<|tool_call>call:look{x:<|\"|>y<|\"|>}<tool_call|><|tool_response>")
+        waiting = s.get(f"{ALL}/{b}/messages")["messages"][-1]
+        assert waiting["awaits_tool"] and waiting["open"], waiting
+        append(s, b, text="response:look{value:<|\"|>z<|\"|>}<tool_response|>It is z.<turn|>\n")
+        parts = s.get(f"{ALL}/{b}/messages")["messages"][-1]["parts"]
+        kinds = [p["kind"] for p in parts]
+        assert kinds == ["thought", "text", "call", "response", "text"], parts
+        assert parts[2]["name"] == "look" and json.loads(parts[2]["arguments"]) == {"x": "y"}, parts
+        assert parts[4]["text"].strip() == "It is z.", parts
+        c = create(s)
+        append(s, c, text="no chat at all")
+        assert [m["role"] for m in s.get(f"{ALL}/{c}/messages")["messages"]] == ["text"]
+        assert s.get(f"{ALL}/{create(s)}/messages")["messages"] == []
+        assert s.ask("GET", f"{ALL}/sess-0/messages")[0] == 404
+
+
+def test_stats():
+    with start("-c", "2048") as s:
+        a = create(s)
+        append(s, a, text="def add(a, b):")
+        made = generate(s, a)
+        s.until(lambda m: m["num_requests_running"] == 0)
+        stats = s.get("/stats")
+        assert stats["ready"] and stats["running"] == stats["waiting"] == 0, stats
+        assert stats["tokens"]["generated"] == 24 and stats["spec"]["rounds"] == made["rounds"]
+        assert stats["sessions"]["held"] == stats["sessions"]["resident"] == 1, stats
+        kv = stats["memory"]["kv.full"] + stats["memory"]["kv.sliding"]
+        assert kv == stats["sessions"]["kv_bytes"] == s.get(f"{ALL}/{a}")["kv"]["bytes"], stats
+
+
 run_tests([f for name, f in list(globals().items()) if name.startswith("test_")])

@@ -89,12 +89,16 @@ bool run(sessions *t, const char *id, const sessions_generation *how, sessions_g
     *out = {};
     for (size_t at = 0; at < w->size && out->generated < 64; at += 3, out->generated++) {
         const size_t n = std::min<size_t>(3, w->size - at);
-        const sessions_piece piece = {static_cast<int32_t>(w->data[at]),
-                                      reinterpret_cast<const char *>(w->data) + at, n};
+        sessions_piece piece = {};
+        piece.id = static_cast<int32_t>(w->data[at]);
+        piece.text = reinterpret_cast<const char *>(w->data) + at;
+        piece.len = n;
         need(how->on_piece(how->user, &piece));
     }
-    const sessions_piece last = {-1, reinterpret_cast<const char *>(w->data),
-                                 std::min<size_t>(w->size, 7)};
+    sessions_piece last = {};
+    last.id = -1;
+    last.text = reinterpret_cast<const char *>(w->data);
+    last.len = std::min<size_t>(w->size, 7);
     need(how->on_piece(how->user, &last));
     out->stop = static_cast<sessions_stop>(w->size % 5);
     return true;

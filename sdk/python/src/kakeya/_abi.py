@@ -143,6 +143,7 @@ kk_progress = CFUNCTYPE(c_bool, c_void_p, c_int64, c_int64)
 # A callback that returns a pointer may only return an integer to ctypes.
 kk_mask_at = CFUNCTYPE(c_void_p, c_void_p, POINTER(c_int32), c_int32)
 kk_on_logprobs = CFUNCTYPE(None, c_void_p, POINTER(kk_logprobs))
+kk_on_round = CFUNCTYPE(None, c_void_p, POINTER(c_int32), c_int32, c_int32)
 kk_on_token = CFUNCTYPE(c_bool, c_void_p, c_int32)
 on_bad_tensor = CFUNCTYPE(None, c_void_p, c_char_p, c_int64)
 
@@ -153,6 +154,7 @@ class kk_generate_opts(Structure):
         ("n_stop_ids", c_size_t), ("ignore_eos", c_bool), ("bias", POINTER(kk_logit_bias)),
         ("n_bias", c_size_t), ("mask", POINTER(c_uint32)), ("mask_at", kk_mask_at),
         ("n_logprobs", c_int32), ("on_logprobs", kk_on_logprobs),
+        ("on_round", kk_on_round),
     ]
 
 
