@@ -88,8 +88,8 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_CHOICE("projection-type", "TYPE", offsetof(T, m.projection_type), "q8_0 file",      \
                       NULL, "its decoders in memory: q8_0 (default), or as in its file")
 
-#define LOADER_DEVICES "cpu cuda"
-#define LOADER_DEVICES_TO_COME "mlx"
+#define LOADER_DEVICES "cpu cuda mlx"
+#define LOADER_DEVICES_TO_COME NULL
 
 #define LOADER_DEVICE_OPTIONS(T, m)                                                                \
     OPTION_HEADING("Device"),                                                                      \

@@ -9,7 +9,13 @@
 #ifndef KK_CORE_ALLOC_H
 #define KK_CORE_ALLOC_H
 
+#ifdef __cplusplus
+/* Modules in C++ count through the functions below, which are C. */
+#define KK_ATOMIC_INT64 int64_t
+#else
 #include <stdatomic.h>
+#define KK_ATOMIC_INT64 _Atomic int64_t
+#endif
 
 #include "core/error.h"
 
@@ -39,7 +45,7 @@ bool kk_fault_point(void);
 
 /* An engine's account. */
 typedef struct {
-    _Atomic int64_t bytes[KK_MEM_CATEGORIES];
+    KK_ATOMIC_INT64 bytes[KK_MEM_CATEGORIES];
     int64_t limit; /* on everything but weights; 0: none */
 } kk_mem;
 

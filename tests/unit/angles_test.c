@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/cpu/angles.h"
+#include "backend/angles.h"
 #include "core/dtype.h"
 
 /* Half a unit in the last place of x, and what a result that lies between two floats may add. */

@@ -1,6 +1,7 @@
 /* cpu_rows.c - operations that touch each row on its own: embedding, norms, activations. */
 #include <stdatomic.h>
 
+#include "backend/angles.h"
 #include "backend/cpu/device.h"
 #include "backend/sample.h"
 #include "core/digest.h"
@@ -54,8 +55,7 @@ kk_status kk_cpu_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err) {
 }
 
 void kk_cpu_frequencies(const kk_rope *p, float *freq) {
-    for (int32_t i = 0; i < p->n_rot; i++)
-        freq[i] = (float)pow((double)p->theta, -2.0 * i / p->head_dim) / p->factor;
+    kk_frequencies(freq, p->theta, p->factor, p->n_rot, p->head_dim);
 }
 
 static void rope_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {

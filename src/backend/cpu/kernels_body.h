@@ -11,7 +11,7 @@
  * four activations in all lanes.  One row (decode) and many (prefill) give the same bits. */
 #include <assert.h>
 
-#include "backend/cpu/angles.h"
+#include "backend/angles.h"
 #include "backend/cpu/kernels.h"
 #include "core/mathf.h"
 

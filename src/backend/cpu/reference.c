@@ -2,7 +2,7 @@
  *
  * Nothing here is tuned.  The vector kernels are tested against these functions for equality of
  * bits, and fall back to them for shapes off their tiles, which changes no result. */
-#include "backend/cpu/angles.h"
+#include "backend/angles.h"
 #include "backend/cpu/kernels.h"
 #include "core/mathf.h"
 #include "core/span.h"

@@ -5,9 +5,10 @@
  * steps below are plain double arithmetic without fused operations, eight lanes at a time, which
  * every compiler and vector width carries out alike.  Errors stay under 1e-15, far below half a
  * unit of the floats the results are rounded to. */
-#ifndef KK_CPU_ANGLES_H
-#define KK_CPU_ANGLES_H
+#ifndef KK_BACKEND_ANGLES_H
+#define KK_BACKEND_ANGLES_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -72,6 +73,13 @@ static inline void kk_angles_row(float *row, const float *freq, int32_t n, int64
         memcpy(row + i, c, (size_t)m * sizeof *c);
         memcpy(row + n + i, s, (size_t)m * sizeof *s);
     }
+}
+
+/* Frequencies of kk_rope's fields, [n_rot]. */
+static inline void kk_frequencies(float *freq, float theta, float factor, int32_t n_rot,
+                                  int32_t head_dim) {
+    for (int32_t i = 0; i < n_rot; i++)
+        freq[i] = (float)pow((double)theta, -2.0 * i / head_dim) / factor;
 }
 
 #endif
