@@ -179,29 +179,56 @@ static void rotate_row(float *x, const float *cs, int32_t d, int32_t n_rot) {
     }
 }
 
+/* Angles of rows whose K is computed from V: of each in turn, or a table by position. */
+struct row_angles {
+    std::vector<float> own;
+    std::shared_ptr<uint8_t> table; /* held on to, should the buffer grow */
+    const float *at(size_t i, int64_t pos, int32_t n_rot) const {
+        const size_t row = 2 * (size_t)n_rot;
+        if (!own.empty()) return own.data() + i * row;
+        return reinterpret_cast<const float *>(table.get()) + (size_t)pos * row;
+    }
+};
+
+static void angles_of(float *cs, const kk_rope &rope, const std::vector<int64_t> &pos) {
+    std::vector<float> freq((size_t)rope.n_rot + 1);
+    kk_frequencies(freq.data(), rope.theta, rope.factor, rope.n_rot, rope.head_dim);
+    for (size_t i = 0; i < pos.size(); i++)
+        kk_angles_row(cs + i * 2 * (size_t)rope.n_rot, freq.data(), rope.n_rot, pos[i]);
+}
+
+/* Where rows are evicted there is no table: it would grow with the context. */
+static row_angles angles_for(kk_dev *dev, const kk_attend_args *a,
+                             const std::vector<int64_t> &pos) {
+    row_angles angles;
+    if (!a->slot.k_eq_v) return angles;
+    if (a->evicted) {
+        angles.own.resize(pos.size() * 2 * (size_t)a->n_rot + 1);
+        angles_of(angles.own.data(), a->evicted->rope, pos);
+        return angles;
+    }
+    kk_err err;
+    if (kk_mlx_settle(dev, const_cast<kk_buf *>(a->rope_pos), &err) != KK_OK)
+        throw std::runtime_error(err.msg);
+    angles.table = a->rope_pos->host;
+    return angles;
+}
+
 /* K and V of stored rows, [n_kv_head, n, d] each. */
 static std::vector<mx::array> stored_rows(kk_dev *dev, const kk_attend_args *a, const kk_group *g,
-                                          const std::vector<int64_t> &pos, kk_err *err) {
+                                          const std::vector<int64_t> &pos) {
     const kk_kv_slot slot = a->slot;
     const int32_t n_rot = a->n_rot, n = (int32_t)pos.size(), d = slot.head_dim;
     std::vector<source> from;
     std::vector<mx::array> in;
-    std::shared_ptr<uint8_t> angles;
     for (int64_t p : pos) from.push_back(source_of(a, g, p));
-    if (slot.k_eq_v) {
-        in.push_back(kk_mlx_get(dev, a->k_norm, (size_t)d));
-        /* Known when the forward began; the step holds on to the memory. */
-        if (kk_mlx_settle(dev, const_cast<kk_buf *>(a->rope_pos), err) != KK_OK)
-            throw std::runtime_error("the angles are lost");
-        angles = a->rope_pos->host;
-    }
+    if (slot.k_eq_v) in.push_back(kk_mlx_get(dev, a->k_norm, (size_t)d));
     const kk_mlx_out out = {{slot.n_kv_head, n, d}, mx::float32};
     return kk_mlx_on_pages(
         dev, in, {out, out},
-        [slot, n_rot, n, d, pos, from = std::move(from), angles](
+        [slot, n_rot, n, d, pos, from = std::move(from), angles = angles_for(dev, a, pos)](
             const std::vector<const void *> &at, const std::vector<void *> &to) {
             float *k = static_cast<float *>(to[0]), *v = static_cast<float *>(to[1]);
-            const float *table = reinterpret_cast<const float *>(angles.get());
             for (int32_t h = 0; h < slot.n_kv_head; h++)
                 for (size_t i = 0; i < (size_t)n; i++, k += d, v += d) {
                     unpack_row(v, slot, from[i], slot.v_off, h);
@@ -211,7 +238,7 @@ static std::vector<mx::array> stored_rows(kk_dev *dev, const kk_attend_args *a, 
                     }
                     const float *norm = static_cast<const float *>(at[0]);
                     for (int32_t j = 0; j < d; j++) k[j] = v[j] * norm[j];
-                    rotate_row(k, table + (size_t)pos[i] * 2 * (size_t)n_rot, d, n_rot);
+                    rotate_row(k, angles.at(i, pos[i], n_rot), d, n_rot);
                 }
         });
 }
@@ -252,11 +279,10 @@ static mx::array decoded(kk_dev *dev, const mx::array &z, const kk_weight *w, in
 }
 
 static mx::array angles_at(const kk_rope &rope, int64_t from, int64_t to) {
-    const size_t row = 2 * (size_t)rope.n_rot;
-    std::vector<float> freq((size_t)rope.n_rot + 1), cs((size_t)(to - from) * row + 1);
-    kk_frequencies(freq.data(), rope.theta, rope.factor, rope.n_rot, rope.head_dim);
-    for (int64_t p = from; p < to; p++)
-        kk_angles_row(cs.data() + (size_t)(p - from) * row, freq.data(), rope.n_rot, p);
+    std::vector<int64_t> pos;
+    for (int64_t p = from; p < to; p++) pos.push_back(p);
+    std::vector<float> cs(pos.size() * 2 * (size_t)rope.n_rot + 1);
+    angles_of(cs.data(), rope, pos);
     return mx::array(cs.data(), {kk_mlx_int(to - from), 2, rope.n_rot});
 }
 
@@ -465,7 +491,7 @@ static int64_t index_of(const tile &t, int64_t pos) {
 }
 
 /* K and V of all keys of a tile, [1, n_kv_head, keys, d]. */
-static std::vector<mx::array> keys_of(kk_dev *dev, const tile &t, kk_err *err) {
+static std::vector<mx::array> keys_of(kk_dev *dev, const tile &t) {
     const kk_attend_args *a = t.a;
     const mx::Stream s = dev->stream;
     const bool rebuilds = a->evicted && a->evicted->rebuilds;
@@ -485,7 +511,7 @@ static std::vector<mx::array> keys_of(kk_dev *dev, const tile &t, kk_err *err) {
             gone_to = p + 1;
         }
     std::vector<mx::array> kv;
-    if (!stored.empty()) kv = stored_rows(dev, a, t.g, stored, err);
+    if (!stored.empty()) kv = stored_rows(dev, a, t.g, stored);
     if (gone_to) {
         const int64_t page = gone_from / KK_PAGE_ROWS * KK_PAGE_ROWS;
         const auto rebuilt = rebuilt_rows(dev, a, t.g, page, gone_to);
@@ -560,9 +586,9 @@ static mx::array mask_of(const tile &t) {
                      mx::bool_);
 }
 
-static mx::array attend_tile(kk_dev *dev, tile &t, const mx::array &q, bool alone, kk_err *err) {
+static mx::array attend_tile(kk_dev *dev, tile &t, const mx::array &q, bool alone) {
     find_keys(t);
-    const std::vector<mx::array> kv = keys_of(dev, t, err);
+    const std::vector<mx::array> kv = keys_of(dev, t);
     if (!alone) return weighted(dev, t.a, q, kv[0], kv[1], mask_of(t));
     std::vector<mx::array> rows;
     for (int32_t r = 0; r < t.n; r++) {
@@ -600,7 +626,7 @@ kk_status kk_mlx_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
                 const int first = g->row + row;
                 const mx::array rows = mx::slice(
                     q, {first, 0, 0}, {first + n, q.shape(1), q.shape(2)}, dev->stream);
-                parts.push_back(attend_tile(dev, t, rows, alone, err));
+                parts.push_back(attend_tile(dev, t, rows, alone));
             }
         }
         kk_mlx_put(dev, a->out,
