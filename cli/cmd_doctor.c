@@ -8,7 +8,9 @@
 #include <gnu/libc-version.h>
 #endif
 
+#include "cli/exactness.h"
 #include "cli/flags.h"
+#include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
 #include "cli/verbs.h"
@@ -17,6 +19,7 @@
 
 typedef struct {
     int32_t threads;
+    const char *device, *keep;
     bool json;
 } doctor_args;
 
@@ -25,6 +28,12 @@ static const option doctor_options[] = {
     OPTION_HEADING("Options"),
     OPTION_INT("t", "threads", "N", AT(threads), 0, 1024,
                "threads that read memory (default: one for every core)"),
+    OPTION_CHOICE("device", "NAME", AT(device), LOADER_DEVICES, NULL,
+                  "look at this device alone: measure how fast it reads memory and, of mlx, how many "
+                  "rows of a round have the same bits alone, which later runs draft within"),
+    OPTION_STRING(NULL, "keep", "FILE", AT(keep),
+                  "with --device: where the measurement is kept; none: nowhere (default: "
+                  "~/.local/state/kakeya/exact-NAME.json, which other commands read)"),
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
 };
 
@@ -133,10 +142,54 @@ static bool print_json(const findings *f) {
                   json_pack("[f, f]", estimate(f, share_low), estimate(f, share_high))));
 }
 
+/* ---- one device ---------------------------------------------------------------------------- */
+
+static void print_device(const char *name, const kk_device_exactness *e, const char *kept) {
+    printf("%-11s %s\n", name, e->isa);
+    if (e->bandwidth > 0)
+        printf("bandwidth   %.1f GB/s read by the device (measured)\n", e->bandwidth / 1e9);
+    if (!e->measured)
+        printf("exact       any number of rows, by the way its kernels are made\n");
+    else
+        printf("exact       %d row%s of a round have the bits they have alone (measured)\n",
+               e->exact_rows, e->exact_rows == 1 ? "" : "s");
+    if (e->measured && e->exact_rows == 1)
+        printf("            so it does not draft; --exact-rows -1 drafts, not proven bit-exact\n");
+    if (e->measured) printf("memory      shared with the CPU: weights and K/V are not copied twice\n");
+    if (kept) printf("kept in     %s\n", kept);
+}
+
+static bool print_device_json(const char *name, const kk_device_exactness *e, const char *kept) {
+    return output_json(json_pack("{s:s, s:s, s:o, s:b, s:o, s:s?}", "device", name, "isa", e->isa,
+                                 "bandwidth",
+                                 e->bandwidth > 0 ? output_real(e->bandwidth) : json_null(),
+                                 "measured", e->measured, "exact_rows",
+                                 e->measured ? json_integer(e->exact_rows) : json_null(), "kept",
+                                 kept));
+}
+
+static int look_at_device(const doctor_args *a) {
+    kk_device_exactness e;
+    kk_err err;
+    char path[4096] = "";
+    if (kk_device_measure(a->device, &e, &err) != KK_OK) return output_error(&err);
+    const bool nowhere = !e.measured || (a->keep && strcmp(a->keep, "none") == 0);
+    if (a->keep && !nowhere) snprintf(path, sizeof path, "%s", a->keep);
+    if (!a->keep && !nowhere) exactness_path(a->device, path, sizeof path);
+    if (path[0] && !exactness_keep(path, a->device, &e)) return EXIT_FAILED;
+    if (!a->json)
+        print_device(a->device, &e, path[0] ? path : NULL);
+    else if (!print_device_json(a->device, &e, path[0] ? path : NULL))
+        return output_failed("out of memory for the output", NULL);
+    return EXIT_DONE;
+}
+
 static int run(int argc, char **argv) {
     doctor_args args = {0};
     int code;
     if (!options_parse(&verb_doctor, argc, argv, &args, NULL, &code)) return code;
+    if (args.keep && !args.device) return options_wrong(&verb_doctor, "--keep goes with --device");
+    if (args.device) return look_at_device(&args);
     findings f = {0};
     look(&f, &args);
     if (!args.json)
@@ -151,8 +204,12 @@ const verb verb_doctor = {
     .summary = "show what this machine can run, and how fast it reads memory",
     .usage = "[options]",
     .about = "Shows the processor, the memory and its measured read bandwidth, which backends are\n"
-             "built and usable, and what speed that lets you expect.  Takes about a second.",
-    .examples = "  kakeya doctor\n",
+             "built and usable, and what speed that lets you expect.  Takes about a second.\n\n"
+             "With --device mlx it measures how many rows of a product have the bits they have\n"
+             "alone on this chip with this MLX, and keeps the number: until then mlx drafts nothing,\n"
+             "since what it drafts could not be promised to be plain decoding's text.",
+    .examples = "  kakeya doctor\n"
+                "  kakeya doctor --device mlx\n",
     .options = doctor_options,
     .n_options = OPTION_COUNT(doctor_options),
     .run = run,

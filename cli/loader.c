@@ -10,6 +10,7 @@
 #include <mach-o/dyld.h>
 #endif
 
+#include "cli/exactness.h"
 #include "cli/output.h"
 #include "cli/term.h"
 
@@ -171,7 +172,10 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .isa = a->isa,
                             .threads = a->threads,
                             .mlock = a->mlock,
-                            .huge_pages = a->huge_pages};
+                            .huge_pages = a->huge_pages,
+                            .exact_rows = a->exact_rows};
+    if (a->device && strcmp(a->device, "mlx") == 0 && a->exact_rows == 0)
+        out->exact_rows = exactness_known(a->device);
     return true;
 }
 

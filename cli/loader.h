@@ -8,7 +8,7 @@
 typedef struct {
     const char *model, *drafter, *synthetic, *device, *isa, *draft_type, *draft_embed_scale;
     const char *projection, *projection_type;
-    int32_t threads;
+    int32_t threads, exact_rows;
     bool mlock, huge_pages;
     bool restores;  /* rows are to be restored: the shipped model brings its projection */
     bool keeps_few; /* sessions keep not all rows: the CPU, unless a device is named */
@@ -97,7 +97,12 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                    "threads (default: one for every core)"),                                       \
         OPTION_CHOICE("device", "NAME", offsetof(T, m.device), LOADER_DEVICES,                     \
                       LOADER_DEVICES_TO_COME,                                                      \
-                      "cpu, or cuda: an NVIDIA GPU (default: the fastest here that can do it)"),   \
+                      "cpu; cuda: an NVIDIA GPU; mlx: Apple's MLX (default: the fastest of cpu "   \
+                      "and cuda here that can do it)"),                                            \
+        OPTION_INT(NULL, "exact-rows", "N", offsetof(T, m.exact_rows), -1, 32,                     \
+                   "of mlx: rows of a round that have the same bits alone, within which it "       \
+                   "drafts (default: what 'kakeya doctor --device mlx' measured here, else 1); "   \
+                   "-1: no limit, and drafted text is not proven to be plain text's"),             \
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
                       "for diagnosis: avx512, avx2, neon or reference (default: the best); of "    \
                       "cuda: sm_80 or sm_86, to keep to the limits of such a chip"),               \

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/exactness.h"
 #include "cli/loader.h"
 #include "cli/notices.h"
 #include "cli/term.h"
@@ -194,6 +195,10 @@ static bool print_json(const stream *s, json_t *more) {
     if (all)
         json_object_set_new(all, "other_weights",
                             json_boolean(notices_other_weights(s->engine, s->session)));
+    kk_device_info device;
+    kk_engine_device(s->engine, &device);
+    if (all) json_object_set_new(all, "device", json_string(device.device));
+    if (all) json_object_set_new(all, "exact", json_string(exactness_say(&device).text));
     if (all) json_object_set_new(all, "seed", json_integer((json_int_t)s->seed));
     if (all && s->chat) {
         json_object_set_new(all, "thought", kept_text(&s->reply.thought));

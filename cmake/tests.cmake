@@ -83,6 +83,9 @@ function(kk_c_tests folder)
       set(more tests/support/grpc_client.cc)
     endif()
     kk_test_executable(${name} ${file} ${more})
+    if(name MATCHES "^mlx_" AND TARGET kakeya_mlx) # else they say that they were skipped
+      add_dependencies(${name} kakeya_mlx_beside_tests)
+    endif()
     if(trains)
       target_link_libraries(${name} PRIVATE kakeya_train)
     endif()
@@ -139,6 +142,13 @@ foreach(file IN LISTS fuzzers)
 endforeach()
 
 add_custom_target(threads_tests)
+if(TARGET kakeya_mlx) # a program finds modules beside itself
+  add_custom_target(kakeya_mlx_beside_tests
+    COMMAND "${CMAKE_COMMAND}" -E make_directory "${CMAKE_BINARY_DIR}/tests"
+    COMMAND "${CMAKE_COMMAND}" -E create_symlink "$<TARGET_FILE:kakeya_mlx>"
+            "${CMAKE_BINARY_DIR}/tests/$<TARGET_FILE_NAME:kakeya_mlx>"
+    DEPENDS kakeya_mlx)
+endif()
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 if(CMOCKA_FOUND)
   kk_c_tests(unit)
@@ -187,6 +197,9 @@ if(TARGET kakeya_cli)
   endif()
   if(TARGET kakeya_cuda)
     list(APPEND modules "KK_CUDA_MODULE=$<TARGET_FILE:kakeya_cuda>")
+  endif()
+  if(TARGET kakeya_mlx)
+    list(APPEND modules "KK_MLX_MODULE=$<TARGET_FILE:kakeya_mlx>")
   endif()
   if(TARGET kakeya_train_module)
     list(APPEND modules "KK_TRAIN_MODULE=$<TARGET_FILE:kakeya_train_module>")

@@ -39,9 +39,14 @@ json_t *kk_report_text(const char *text, size_t len) {
 }
 
 json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d) {
-    return json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:i}", "cpu", m->name, "features", m->features,
-                     "cores", m->cores, "memory", (json_int_t)m->memory, "device", d->device, "isa",
-                     d->isa, "threads", d->threads);
+    json_t *all = json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:i}", "cpu", m->name, "features",
+                            m->features, "cores", m->cores, "memory", (json_int_t)m->memory,
+                            "device", d->device, "isa", d->isa, "threads", d->threads);
+    if (all && d->exact_rows < 0)
+        json_object_set_new(all, "exact", json_string("not proven bit-exact on this device"));
+    if (all && d->exact_rows > 0)
+        json_object_set_new(all, "exact_rows", json_integer(d->exact_rows));
+    return all;
 }
 
 json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m) {

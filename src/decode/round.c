@@ -163,7 +163,10 @@ static void fix_length(kk_choice *c, int32_t most) {
 
 /* The controller has the rows that drafts of a fixed length leave. */
 static void choose_lengths(step *s) {
-    const int32_t most = least(s->all->max_rows, s->all->max_logits), share = most / s->n;
+    const int32_t fit = least(s->all->max_rows, s->all->max_logits), exact = s->all->exact_rows;
+    /* Every session has its own row, whatever the device promises. */
+    const int32_t most = exact && exact < fit ? (exact > s->n ? exact : s->n) : fit;
+    const int32_t share = most / s->n;
     int32_t left = most;
     bool asks = false;
     for (int32_t i = 0; i < s->n; i++) {

@@ -36,6 +36,9 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
                            sizes[i].name, sizes[i].value, MOST_ROWS);
     if (o->ahead < -1 || o->ahead > 1)
         return kk_fail(err, KK_EINVAL, "ahead is %d: 1, 0 or -1", o->ahead);
+    if (o->exact_rows < -1 || o->exact_rows > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "exact_rows is %d: up to %d, 0 or -1", o->exact_rows,
+                       KK_PICK_ROWS);
     if (o->memory_limit > INT64_MAX)
         return kk_fail(err, KK_EINVAL, "a memory limit of %llu bytes is beyond any machine",
                        (unsigned long long)o->memory_limit);
@@ -83,8 +86,13 @@ static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err)
                              .pin = !o->no_pin,
                              .isa = o->isa,
                              .mem = &e->mem,
-                             .max_rows = e->rounds.max_rows};
-    return e->backend->open(&e->dev, &how, err);
+                             .max_rows = e->rounds.max_rows,
+                             .exact_rows = o->exact_rows};
+    kk_dev_facts facts;
+    KK_TRY(e->backend->open(&e->dev, &how, err));
+    e->backend->describe(e->dev, &facts);
+    e->rounds.exact_rows = facts.exact_rows > 0 ? facts.exact_rows : 0;
+    return KK_OK;
 }
 
 static kk_status open_model(kk_engine *e, kk_err *err) {
@@ -421,7 +429,7 @@ bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
 void kk_engine_device(const kk_engine *e, kk_device_info *out) {
     kk_dev_facts facts;
     e->backend->describe(e->dev, &facts);
-    *out = (kk_device_info){.threads = facts.threads};
+    *out = (kk_device_info){.threads = facts.threads, .exact_rows = facts.exact_rows};
     snprintf(out->device, sizeof out->device, "%s", e->backend->name);
     snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
     snprintf(out->why, sizeof out->why, "%s", e->why_device);

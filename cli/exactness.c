@@ -1,0 +1,71 @@
+/* exactness.c - see exactness.h. */
+#include "cli/exactness.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/output.h"
+#include "cli/state.h"
+
+bool exactness_path(const char *device, char *out, size_t cap) {
+    char name[64];
+    snprintf(name, sizeof name, "exact-%.15s.json", device);
+    return state_path(name, out, cap);
+}
+
+/* Written beside its name and renamed, so that a reader finds all of it or none. */
+static bool write_whole(const char *path, const json_t *what) {
+    char beside[4200];
+    const int n = snprintf(beside, sizeof beside, "%s.new", path);
+    if (n < 0 || (size_t)n >= sizeof beside || json_dump_file(what, beside, JSON_INDENT(1)) != 0)
+        return false;
+    return rename(beside, path) == 0;
+}
+
+bool exactness_keep(const char *path, const char *device, const kk_device_exactness *e) {
+    char parents[4200];
+    snprintf(parents, sizeof parents, "%s", path);
+    state_make_parents(parents);
+    json_t *all = json_pack("{s:s, s:s, s:i}", "device", device, "isa", e->isa, "exact_rows",
+                            e->exact_rows);
+    const bool kept = all && write_whole(path, all);
+    json_decref(all);
+    if (!kept) output_failed("the measurement could not be written", path);
+    return kept;
+}
+
+/* The device's name for itself, with the chip and the version. */
+static bool name_of(const char *device, kk_device_state *out) {
+    for (size_t i = 0; i < KK_DEVICE_KINDS; i++) {
+        if (strcmp(kk_device_kind_name(i), device) != 0) continue;
+        kk_device_probe(i, out);
+        return out->usable;
+    }
+    return false;
+}
+
+int32_t exactness_known(const char *device) {
+    char path[4096];
+    kk_device_state now;
+    if (!exactness_path(device, path, sizeof path)) return 0;
+    json_t *all = json_load_file(path, 0, NULL);
+    const char *isa = json_string_value(json_object_get(all, "isa"));
+    const json_int_t rows = json_integer_value(json_object_get(all, "exact_rows"));
+    const bool holds = isa && rows >= 1 && rows <= 32 && name_of(device, &now) &&
+                       strcmp(isa, now.isa) == 0;
+    json_decref(all);
+    return holds ? (int32_t)rows : 0;
+}
+
+exactness_words exactness_say(const kk_device_info *d) {
+    exactness_words w;
+    if (d->exact_rows == 0)
+        snprintf(w.text, sizeof w.text, "any number of rows");
+    else if (d->exact_rows < 0)
+        snprintf(w.text, sizeof w.text, "not proven bit-exact on this device");
+    else
+        snprintf(w.text, sizeof w.text, "up to %d rows of a round%s", d->exact_rows,
+                 d->exact_rows > 1 ? " (measured)" : "");
+    return w;
+}
