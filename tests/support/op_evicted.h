@@ -279,6 +279,7 @@ static inline void evicted_keep_scales(evicted_world *w) {
                                  .rows = &rows,
                                  .eps = evicted_eps};
     RIG_RUN(w->r, latents->keep_scales, &keep);
+    rig_sync(w->r);
 }
 
 /* Latents and, behind them, their scales, among those of other layers, or the true rows. */

@@ -286,6 +286,32 @@ static mx::array angles_at(const kk_rope &rope, int64_t from, int64_t to) {
     return mx::array(cs.data(), {kk_mlx_int(to - from), 2, rope.n_rot});
 }
 
+/* What was kept of 1 / rms(D_v z) of each head, [n, heads, 1]; 0 beyond `known`. */
+static mx::array scales_at(kk_dev *dev, const kk_attend_args *a, const kk_group *g, int64_t from,
+                           int64_t to, int64_t known) {
+    const kk_kv_slot slot = a->evicted->scales;
+    const int32_t heads = a->slot.n_kv_head, first = a->evicted->scale_at;
+    std::vector<const uint8_t *> page;
+    for (int64_t p = from; p < to; p += KK_PAGE_ROWS) page.push_back(g->latents[p / KK_PAGE_ROWS]);
+    const int64_t n = known - from, all = to - from;
+    return kk_mlx_on_pages(
+        dev, {}, {{{kk_mlx_int(all), heads, 1}, mx::float32}},
+        [slot, page = std::move(page), n, all, heads, first](const std::vector<const void *> &,
+                                                             const std::vector<void *> &out) {
+            float *y = static_cast<float *>(out[0]);
+            memset(y, 0, (size_t)(all * heads) * sizeof *y);
+            for (int64_t i = 0; i < n; i++)
+                for (int32_t h = 0; h < heads; h++) {
+                    uint16_t bits;
+                    memcpy(&bits,
+                           page[(size_t)(i / KK_PAGE_ROWS)] + slot.v_off +
+                               2 * (size_t)(i % KK_PAGE_ROWS * slot.head_dim + first + h),
+                           sizeof bits);
+                    *y++ = kk_bf16_f32(bits);
+                }
+        })[0];
+}
+
 /* Under diagnosis: the rows as they were projected, in part. */
 static mx::array mixed(kk_dev *dev, const kk_attend_args *a, const kk_group *g, bool keys,
                        const mx::array &raw, int64_t from, int64_t known) {
@@ -348,8 +374,12 @@ static std::pair<mx::array, mx::array> rebuild(kk_dev *dev, const kk_attend_args
     const auto rounded = [&](const mx::array &x) {
         return e->diagnosis ? as_stored(dev, slot, x) : x;
     };
+    /* By the factor that was kept of a row, as on the CPU; true rows that are mixed in have none. */
+    const mx::array decoded_v = raw(e->v, false);
     const mx::array v =
-        rounded(kk_mlx_norm_of(dev, raw(e->v, false), nullptr, slot.head_dim, e->eps));
+        e->diagnosis
+            ? rounded(kk_mlx_norm_of(dev, decoded_v, nullptr, slot.head_dim, e->eps))
+            : mx::multiply(decoded_v, scales_at(dev, a, g, from, end, to), s);
     const mx::array angles = angles_at(e->rope, from, end);
     const mx::array k =
         slot.k_eq_v
@@ -381,7 +411,7 @@ static std::pair<mx::array, mx::array> rebuilt_rows(kk_dev *dev, const kk_attend
     return made;
 }
 
-/* A bf16 factor for each head of a row, as the CPU reads sums of latents; here they are not read. */
+/* A bf16 factor for each head of a row. */
 kk_status kk_mlx_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
     KK_TRY(check_groups(a->rows, err));
     return kk_mlx_try(err, "keeping scales", [&] {

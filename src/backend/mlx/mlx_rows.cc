@@ -58,13 +58,13 @@ kk_status kk_mlx_residual(kk_dev *dev, const kk_residual_args *a, kk_err *err) {
     });
 }
 
-/* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
+/* x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3), as x * sigmoid(2 u): a sum with
+ * tanh near -1 would lose what is left of it. */
 mx::array kk_mlx_gelu(kk_dev *dev, const mx::array &x) {
     const mx::Stream s = dev->stream;
     const mx::array cube = mx::multiply(mx::multiply(x, x, s), x, s);
     const mx::array inner = mx::add(x, scaled(dev, cube, 0.044715f), s);
-    const mx::array t = mx::tanh(scaled(dev, inner, 0.7978845608028654f), s);
-    return mx::multiply(scaled(dev, x, 0.5f), mx::add(t, mx::array(1.0f), s), s);
+    return mx::multiply(x, mx::sigmoid(scaled(dev, inner, 2 * 0.7978845608028654f), s), s);
 }
 
 static mx::array activate(kk_dev *dev, const mx::array &x, kk_activation act) {

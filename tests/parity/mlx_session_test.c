@@ -1,0 +1,213 @@
+/* mlx_session_test.c - the engine on the MLX device: goldens of transformers, drafted against plain
+ * decoding in drawn cases, one wait a round, drafts within what was measured, and sessions that are
+ * saved here and go on elsewhere.
+ *
+ * Says so and is skipped where the module was not built. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "eval/measure/devices.h"
+#include "eval/tasks/parity.h"
+#include "support/lossless_axes.h"
+#include "support/ok.h"
+#include "support/projection_folder.h"
+#include "support/scratch.h"
+
+#define TINY KK_MODELS "/tiny"
+
+enum { CASES = 200, CASES_OF_A_PROMPT = 4, TOKENS = 8, LONGEST = 70, EXACT = 16 };
+
+static void need_mlx(void) {
+    if (kk_backend_named("mlx")) return;
+    print_message("skipped: the module of MLX is not built here (scripts/setup mlx)\n");
+    skip();
+}
+
+/* ---- goldens ------------------------------------------------------------------------------- */
+
+static void goldens_hold(void **state) {
+    (void)state;
+    static const char *const names[] = {"dense", "layout", "moe", "perlayer", "scale", "shared"};
+    need_mlx();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char folder[512];
+        kk_parity_report r;
+        const kk_parity_opts how = {.tol_logits = 5e-4, .device = "mlx"};
+        snprintf(folder, sizeof folder, KK_TEST_DATA "/parity/%s", names[i]);
+        assert_ok(kk_parity_run(folder, &how, &r, why));
+        print_message("%s: logits within %.2e, hidden states within %.2e\n", names[i],
+                      r.way[0].logits.max, r.way[0].hidden.max);
+        if (!r.ok) fail_msg("%s does not agree on mlx", names[i]);
+    }
+}
+
+/* ---- drafting ------------------------------------------------------------------------------ */
+
+static lossless_counts counts;
+
+static int try_prompt(lossless_world *w, const lossless_prompt *p, uint32_t index,
+                      uint64_t *random) {
+    char why[SAY], name[SAY];
+    lossless_stage stage;
+    const kk_kv_format format = (kk_kv_format)(index % KK_KV_FORMATS);
+    const lossless_policy policy = (lossless_policy)(index / 2 % POLICIES);
+    if (!lossless_stage_open(&stage, w, p, index, format, policy, TOKENS, why))
+        fail_msg("prompt %u: %s", index, why);
+    for (int i = 0; i < CASES_OF_A_PROMPT; i++) {
+        const lossless_point point = lossless_draw(&counts, &stage, 1, random);
+        const lossless_setting how = lossless_setting_of(&point);
+        lossless_name(&point, index, name, sizeof name);
+        if (!lossless_case(&stage, &how, why)) fail_msg("%s: %s", name, why);
+        lossless_count(&counts, &point);
+    }
+    lossless_stage_close(&stage);
+    if (!lossless_world_empty(w, why)) fail_msg("prompt %u: %s", index, why);
+    return CASES_OF_A_PROMPT;
+}
+
+/* Only short prompts: the BLAS behind MLX's CPU device is slow. */
+static void drafting_changes_nothing(void **state) {
+    static lossless_prompt prompts[PROMPTS];
+    uint64_t random = 4;
+    int cases = 0;
+    lossless_world w;
+    char why[SAY];
+    need_mlx();
+    const kk_engine_opts pair = {.model = TINY "/verifier",
+                                 .drafter = TINY "/drafter",
+                                 .projection = scratch_path(*state, "projection"),
+                                 .device = "mlx",
+                                 .exact_rows = EXACT};
+    {
+        kk_err err = {0};
+        if (projection_unlearned(pair.projection, pair.model, &err) != KK_OK)
+            fail_msg("%s", err.msg);
+    }
+    if (!lossless_world_open(&w, &pair, why)) fail_msg("%s", why);
+    lossless_prompts_make(prompts, TINY "/verifier", w.plain->rounds.vocab);
+    for (uint32_t i = 0; i < PROMPTS && cases < CASES; i++)
+        if (prompts[i].n <= LONGEST) cases += try_prompt(&w, &prompts[i], i, &random);
+    print_message("%d cases\n", cases);
+    assert_true(cases >= CASES);
+    lossless_prompts_free(prompts);
+    lossless_world_close(&w);
+}
+
+/* ---- rounds -------------------------------------------------------------------------------- */
+
+static kk_engine *open_on(const char *device, int32_t exact_rows) {
+    kk_engine *e = NULL;
+    const kk_engine_opts o = {.model = TINY "/verifier",
+                              .drafter = TINY "/drafter",
+                              .device = device,
+                              .exact_rows = exact_rows};
+    assert_ok(kk_engine_open(&e, &o, why));
+    return e;
+}
+
+static kk_session *session_on(kk_engine *e, kk_spec spec, kk_kv_format f) {
+    static const int32_t prompt[] = {2, 300, 7, 12, 300, 7, 12, 300, 7, 99, 41, 300, 7, 12};
+    kk_session *s = NULL;
+    const kk_session_opts o = {.ctx = 256, .spec = spec, .kv_format = f};
+    assert_ok(kk_session_new(&s, e, &o, why));
+    assert_ok(kk_session_append(s, prompt, sizeof prompt / sizeof *prompt, NULL, NULL, why));
+    return s;
+}
+
+static kk_result say(kk_session *s, int32_t n, kk_sampling how) {
+    kk_result r;
+    const kk_generate_opts o = {.max_tokens = n, .ignore_eos = true, .sampling = how};
+    assert_ok(kk_generate(s, &o, NULL, NULL, &r, why));
+    return r;
+}
+
+/* A plain round computes everything in one graph and waits for it once, greedy or sampled. */
+static void a_round_waits_once(void **state) {
+    (void)state;
+    need_mlx();
+    kk_engine *e = open_on("mlx", 0);
+    const kk_sampling ways[] = {{0}, {.temp = 0.8f, .seed = 3}};
+    for (size_t i = 0; i < 2; i++) {
+        kk_session *s = session_on(e, KK_SPEC_NONE, KK_KV_BF16);
+        say(s, 1, ways[i]);
+        const kk_result r = say(s, 30, ways[i]);
+        print_message("%d rounds, %lld waits\n", r.rounds, (long long)r.syncs);
+        assert_true(r.rounds >= 29 && r.syncs == r.rounds);
+        kk_session_free(s);
+    }
+    kk_engine_close(e);
+}
+
+/* Until it was measured that rows are alike nothing is drafted; after that, as many as were. */
+static void drafts_keep_to_what_was_measured(void **state) {
+    (void)state;
+    kk_device_exactness measured;
+    need_mlx();
+    assert_ok(kk_device_measure("mlx", &measured, why));
+    assert_true(measured.measured && measured.exact_rows >= 1 && measured.exact_rows <= 32);
+    print_message("%s: %d rows are alike\n", measured.isa, measured.exact_rows);
+    for (int32_t exact = 0; exact <= 3; exact += 3) {
+        kk_engine *e = open_on("mlx", exact);
+        kk_device_info d;
+        kk_engine_device(e, &d);
+        assert_int_equal(d.exact_rows, exact ? exact : 1);
+        kk_session *s = session_on(e, KK_SPEC_NGRAM, KK_KV_BF16);
+        const kk_result r = say(s, 40, (kk_sampling){0});
+        assert_true(exact ? r.spec.drafted > 0 : r.spec.drafted == 0);
+        assert_true(r.spec.rows <= (exact ? exact : 1) * r.spec.rounds);
+        kk_session_free(s);
+        kk_engine_close(e);
+    }
+    kk_engine *e = open_on("mlx", -1);
+    kk_device_info d;
+    kk_engine_device(e, &d);
+    assert_int_equal(d.exact_rows, -1);
+    kk_engine_close(e);
+}
+
+/* ---- saved sessions ------------------------------------------------------------------------ */
+
+static void sessions_cross_devices(void **state) {
+    need_mlx();
+    kk_engine *mlx = open_on("mlx", EXACT), *cpu = open_on("cpu", 0);
+    const char *path = scratch_path(*state, "session");
+    for (int f = 0; f < KK_KV_FORMATS; f++) {
+        kk_session *a = session_on(mlx, KK_SPEC_NONE, (kk_kv_format)f), *b, *c;
+        bool here = false, there = true;
+        say(a, 9, (kk_sampling){0});
+        assert_ok(kk_session_save(a, path, why));
+        assert_ok(kk_session_load(&b, mlx, path, NULL, &here, why));
+        assert_ok(kk_session_load(&c, cpu, path, NULL, &there, why));
+        assert_true(here && !there);
+        const kk_result x = say(a, 12, (kk_sampling){0}), y = say(b, 12, (kk_sampling){0});
+        assert_true(x.logits_hash == y.logits_hash);
+        say(c, 12, (kk_sampling){0});
+        kk_session_free(a);
+        kk_session_free(b);
+        assert_ok(kk_session_save(c, path, why));
+        assert_ok(kk_session_load(&a, mlx, path, NULL, &here, why)); /* and back */
+        assert_false(here);
+        say(a, 5, (kk_sampling){0});
+        kk_session_free(a);
+        kk_session_free(c);
+        remove(path);
+    }
+    kk_engine_close(cpu);
+    kk_engine_close(mlx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(goldens_hold),
+        cmocka_unit_test(a_round_waits_once),
+        cmocka_unit_test(drafts_keep_to_what_was_measured),
+        cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),
+    };
+    return cmocka_run_group_tests_name("mlx_session", tests, NULL, NULL);
+}
