@@ -6,11 +6,12 @@
 #include "cli/output.h"
 #include "cli/verbs.h"
 #include "eval/tasks/parity.h"
+#include "eval/tasks/parity_devices.h"
 
 typedef struct {
     float tol, tol_hidden, tol_rms;
     int32_t threads;
-    const char *isa, *device;
+    const char *isa, *device, *against;
     bool json;
 } parity_args;
 
@@ -27,6 +28,9 @@ static const option parity_options[] = {
     OPTION_STRING(NULL, "isa", "NAME", AT(isa),
                   "for diagnosis: avx512, avx2, neon or reference (default: the best)"),
     OPTION_CHOICE("device", "NAME", AT(device), LOADER_DEVICES, LOADER_DEVICES_TO_COME, "cpu"),
+    OPTION_CHOICE("against", "NAME", AT(against), LOADER_DEVICES, NULL,
+                  "compare --device with this device instead of the dump: choices after the same "
+                  "tokens, and how much of the drafts is accepted; CASE may be any model"),
     OPTION_FLAG(NULL, "json", AT(json), "print one JSON object"),
 };
 
@@ -124,11 +128,49 @@ static bool print_json(const char *folder, const kk_parity_report *r) {
                   "drafter_compared", r->drafter.present, "drafter", drafter_json(&r->drafter)));
 }
 
+/* ---- two devices --------------------------------------------------------------------------- */
+
+static void print_pair(const parity_args *a, const kk_parity_devices_report *r) {
+    printf("%s against %s: %d of %d choices equal, %d near ties, logits differ by %.2e at most\n",
+           a->device ? a->device : "cpu", a->against, r->equal, r->n, r->near, r->most);
+    if (r->drafts)
+        printf("drafts: %lld tokens, %lld accepted against %lld, text %s\n", (long long)r->drafted,
+               (long long)r->accepted[0], (long long)r->accepted[1],
+               r->text_equal ? "equal" : "DIFFERS");
+    printf("%s\n", r->ok ? "agrees" : "DOES NOT AGREE");
+}
+
+static bool print_pair_json(const parity_args *a, const kk_parity_devices_report *r) {
+    json_t *drafts =
+        r->drafts ? json_pack("{s:I, s:[I, I], s:b}", "drafted", (json_int_t)r->drafted, "accepted",
+                              (json_int_t)r->accepted[0], (json_int_t)r->accepted[1], "text_equal",
+                              r->text_equal)
+                  : json_null();
+    return output_json(json_pack("{s:s, s:s, s:b, s:i, s:i, s:i, s:o, s:o}", "device",
+                                 a->device ? a->device : "cpu", "against", a->against, "ok", r->ok,
+                                 "choices", r->n, "equal", r->equal, "near_ties", r->near,
+                                 "logits", output_real(r->most), "drafts", drafts));
+}
+
+static int run_against(const parity_args *a, const char *model) {
+    const kk_parity_devices_opts how = {.device = a->device ? a->device : "cpu",
+                                        .against = a->against};
+    kk_parity_devices_report r;
+    kk_err err;
+    if (kk_parity_devices(model, &how, &r, &err) != KK_OK) return output_error(&err);
+    if (!a->json)
+        print_pair(a, &r);
+    else if (!print_pair_json(a, &r))
+        return output_failed("out of memory for the output", NULL);
+    return r.ok ? EXIT_DONE : EXIT_FAILED;
+}
+
 static int run(int argc, char **argv) {
     parity_args a = {0};
     option_words words;
     int code;
     if (!options_parse(&verb_parity, argc, argv, &a, &words, &code)) return code;
+    if (a.against) return run_against(&a, words.word[0]);
     kk_parity_opts opts = {.tol_logits = (double)a.tol,
                            .tol_hidden = (double)a.tol_hidden,
                            .tol_rms = (double)a.tol_rms,
@@ -162,7 +204,8 @@ const verb verb_parity = {
         "their root mean square, and of tokens nearer than the tolerance either will do.",
     .examples = "  kakeya parity tests/data/parity/moe\n"
                 "  kakeya parity tests/data/parity/dense --isa reference --json\n"
-                "  kakeya parity tests/data/parity/moe --device cuda\n",
+                "  kakeya parity tests/data/parity/moe --device cuda\n"
+                "  kakeya parity tests/data/parity/moe --device mlx --against cpu\n",
     .options = parity_options,
     .n_options = OPTION_COUNT(parity_options),
     .min_words = 1,

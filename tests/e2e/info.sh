@@ -58,7 +58,7 @@ exits 1 info -m "$work/empty.gguf"
 [ -n "$err" ] || fail "nothing said of an empty file"
 
 exits 0 doctor
-has "$out" "cpu " "cores " "memory " "GB/s read (measured)" "cpu: usable" "cuda: " "mlx: not in this build" \
+has "$out" "cpu " "cores " "memory " "GB/s read (measured)" "cpu: usable" "cuda: " "mlx: " \
     "estimate" "not measured" "jansson" "libedit"
 exits 0 doctor --json
 json "$out" cpu features best_isa cores memory memory_free bandwidth backends libraries

@@ -28,7 +28,7 @@ exits 1 parity "$cases/dense" --tol-rms 1e-8
 has "$out" "DOES NOT AGREE"
 exits 0 parity "$cases/dense" --tol-rms 1e-3 --json
 json "$out" tol_rms logits_rms hidden_rms greedy_near
-exits 2 parity "$cases/dense" --device mlx
+exits 2 parity "$cases/dense" --device abacus
 
 # A tolerance nobody can meet, and files that are not a case.
 exits 1 parity "$cases/dense" --tol 1e-9

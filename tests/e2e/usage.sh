@@ -68,7 +68,9 @@ exits 2 run --kv-format '?'
 has "$err" "--kv-format takes bf16 f32 q8 q4"
 exits 2 run -p x --kv-format e8
 has "$err" "not part of this build yet" "q4"
-exits 2 run --device mlx
+exits 2 run --device abacus
+has "$err" "--device takes cpu cuda mlx"
+exits 2 run --device mlx --exact-rows 33 -p x
 
 # Who drafts, how much, and with what.
 exits 2 run --spec wrong

@@ -30,7 +30,7 @@ done
 # The manual page and the completions are those of this program.
 "$prefix/bin/kakeya" help --man | cmp - "$prefix/share/man/man1/kakeya.1"
 "$prefix/bin/kakeya" completion bash | cmp - "$prefix/share/bash-completion/completions/kakeya"
-for module in cuda train; do
+for module in cuda mlx train; do
     if [ -e "$build/libkakeya_$module.so" ] && [ ! -e "$libdir/kakeya/libkakeya_$module.so" ]; then
         echo "not installed: libkakeya_$module.so"
         exit 1
