@@ -28,9 +28,10 @@ static const option doctor_options[] = {
     OPTION_HEADING("Options"),
     OPTION_INT("t", "threads", "N", AT(threads), 0, 1024,
                "threads that read memory (default: one for every core)"),
-    OPTION_CHOICE("device", "NAME", AT(device), LOADER_DEVICES, NULL,
-                  "look at this device alone: measure how fast it reads memory and, of mlx, how many "
-                  "rows of a round have the same bits alone, which later runs draft within"),
+    OPTION_CHOICE(
+        "device", "NAME", AT(device), LOADER_DEVICES, NULL,
+        "look at this device alone: measure how fast it reads memory and, of mlx, how many "
+        "rows of a round have the same bits alone, which later runs draft within"),
     OPTION_STRING(NULL, "keep", "FILE", AT(keep),
                   "with --device: where the measurement is kept; none: nowhere (default: "
                   "~/.local/state/kakeya/exact-NAME.json, which other commands read)"),
@@ -155,17 +156,16 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
                e->exact_rows, e->exact_rows == 1 ? "" : "s");
     if (e->measured && e->exact_rows == 1)
         printf("            so it does not draft; --exact-rows -1 drafts, not proven bit-exact\n");
-    if (e->measured) printf("memory      shared with the CPU: weights and K/V are not copied twice\n");
+    if (e->measured)
+        printf("memory      shared with the CPU: weights and K/V are not copied twice\n");
     if (kept) printf("kept in     %s\n", kept);
 }
 
 static bool print_device_json(const char *name, const kk_device_exactness *e, const char *kept) {
-    return output_json(json_pack("{s:s, s:s, s:o, s:b, s:o, s:s?}", "device", name, "isa", e->isa,
-                                 "bandwidth",
-                                 e->bandwidth > 0 ? output_real(e->bandwidth) : json_null(),
-                                 "measured", e->measured, "exact_rows",
-                                 e->measured ? json_integer(e->exact_rows) : json_null(), "kept",
-                                 kept));
+    return output_json(json_pack(
+        "{s:s, s:s, s:o, s:b, s:o, s:s?}", "device", name, "isa", e->isa, "bandwidth",
+        e->bandwidth > 0 ? output_real(e->bandwidth) : json_null(), "measured", e->measured,
+        "exact_rows", e->measured ? json_integer(e->exact_rows) : json_null(), "kept", kept));
 }
 
 static int look_at_device(const doctor_args *a) {
@@ -203,11 +203,12 @@ const verb verb_doctor = {
     .name = "doctor",
     .summary = "show what this machine can run, and how fast it reads memory",
     .usage = "[options]",
-    .about = "Shows the processor, the memory and its measured read bandwidth, which backends are\n"
-             "built and usable, and what speed that lets you expect.  Takes about a second.\n\n"
-             "With --device mlx it measures how many rows of a product have the bits they have\n"
-             "alone on this chip with this MLX, and keeps the number: until then mlx drafts nothing,\n"
-             "since what it drafts could not be promised to be plain decoding's text.",
+    .about =
+        "Shows the processor, the memory and its measured read bandwidth, which backends are\n"
+        "built and usable, and what speed that lets you expect.  Takes about a second.\n\n"
+        "With --device mlx it measures how many rows of a product have the bits they have\n"
+        "alone on this chip with this MLX, and keeps the number: until then mlx drafts nothing,\n"
+        "since what it drafts could not be promised to be plain decoding's text.",
     .examples = "  kakeya doctor\n"
                 "  kakeya doctor --device mlx\n",
     .options = doctor_options,

@@ -141,15 +141,15 @@ static void print_pair(const parity_args *a, const kk_parity_devices_report *r) 
 }
 
 static bool print_pair_json(const parity_args *a, const kk_parity_devices_report *r) {
-    json_t *drafts =
-        r->drafts ? json_pack("{s:I, s:[I, I], s:b}", "drafted", (json_int_t)r->drafted, "accepted",
-                              (json_int_t)r->accepted[0], (json_int_t)r->accepted[1], "text_equal",
-                              r->text_equal)
-                  : json_null();
+    json_t *drafts = r->drafts
+                         ? json_pack("{s:I, s:[I, I], s:b}", "drafted", (json_int_t)r->drafted,
+                                     "accepted", (json_int_t)r->accepted[0],
+                                     (json_int_t)r->accepted[1], "text_equal", r->text_equal)
+                         : json_null();
     return output_json(json_pack("{s:s, s:s, s:b, s:i, s:i, s:i, s:o, s:o}", "device",
                                  a->device ? a->device : "cpu", "against", a->against, "ok", r->ok,
-                                 "choices", r->n, "equal", r->equal, "near_ties", r->near,
-                                 "logits", output_real(r->most), "drafts", drafts));
+                                 "choices", r->n, "equal", r->equal, "near_ties", r->near, "logits",
+                                 output_real(r->most), "drafts", drafts));
 }
 
 static int run_against(const parity_args *a, const char *model) {

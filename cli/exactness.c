@@ -27,8 +27,8 @@ bool exactness_keep(const char *path, const char *device, const kk_device_exactn
     char parents[4200];
     snprintf(parents, sizeof parents, "%s", path);
     state_make_parents(parents);
-    json_t *all = json_pack("{s:s, s:s, s:i}", "device", device, "isa", e->isa, "exact_rows",
-                            e->exact_rows);
+    json_t *all =
+        json_pack("{s:s, s:s, s:i}", "device", device, "isa", e->isa, "exact_rows", e->exact_rows);
     const bool kept = all && write_whole(path, all);
     json_decref(all);
     if (!kept) output_failed("the measurement could not be written", path);
@@ -52,8 +52,8 @@ int32_t exactness_known(const char *device) {
     json_t *all = json_load_file(path, 0, NULL);
     const char *isa = json_string_value(json_object_get(all, "isa"));
     const json_int_t rows = json_integer_value(json_object_get(all, "exact_rows"));
-    const bool holds = isa && rows >= 1 && rows <= 32 && name_of(device, &now) &&
-                       strcmp(isa, now.isa) == 0;
+    const bool holds =
+        isa && rows >= 1 && rows <= 32 && name_of(device, &now) && strcmp(isa, now.isa) == 0;
     json_decref(all);
     return holds ? (int32_t)rows : 0;
 }

@@ -138,7 +138,7 @@ typedef struct {
     const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
                                     * "synthetic:RANK" beside a synthetic model */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
-    const char *device;            /* "cpu", "cuda", "mlx"; NULL: the fastest here that can do all this */
+    const char *device;            /* "cpu", "cuda", "mlx"; NULL: the fastest of the first two */
     const char *isa;               /* "avx512", "avx2", "neon", "reference"; a GPU's: "sm_86" */
     int32_t threads;               /* 0: all cores this process may run on */
     int32_t max_rows;              /* rows of one forward pass; 0: 128, 2048 on a GPU */
@@ -211,10 +211,8 @@ KK_API kk_status kk_model_check(const char *model,
 /* The device as the engine sees it. */
 typedef struct {
     char device[16], isa[64];
-    int32_t threads;
-    char why[256]; /* why it is this one */
-    int32_t exact_rows; /* rows of a round that are proven to have the bits of plain decoding: 0:
-                         * any number; -1: not proven bit-exact on this device */
+    int32_t threads, exact_rows; /* rows of a round proven to be exact; 0: any; -1: not proven */
+    char why[256];               /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
 /* Layers and heads that the device has run as one operation of its own, and as small ones. */

@@ -52,8 +52,7 @@ static kk_status session_of(const pair *p, int side, kk_spec spec, kk_session **
     const kk_session_opts how = {
         .spec = spec, .kv_format = KK_KV_F32, .draft_fixed = spec == KK_SPEC_DFLASH};
     KK_TRY(kk_session_new(out, p->engine[side], &how, err));
-    const kk_status st =
-        kk_session_append(*out, p->prompt, (size_t)p->n_prompt, NULL, NULL, err);
+    const kk_status st = kk_session_append(*out, p->prompt, (size_t)p->n_prompt, NULL, NULL, err);
     if (st == KK_OK) return KK_OK;
     kk_session_free(*out);
     *out = NULL;

@@ -37,7 +37,7 @@ typedef struct {
     kk_gemma4 *model;
     kk_sampler *sampler;
     int32_t vocab, max_rows, max_logits;
-    int32_t exact_rows; /* drafts keep a round within so many rows; 0: they need not */
+    int32_t exact_rows;    /* drafts keep a round within so many rows; 0: they need not */
     const int32_t *tapped; /* layers whose outputs proposers want */
     int32_t n_tapped;
     kk_restorer *restorer;      /* NULL: no session keeps latents */

@@ -1,6 +1,6 @@
-/* mlx_evicted_test.c - the shapes of evicted_test.c on the MLX device: rows that are gone from their
- * pages, rebuilt or not seen, against the plain formula in double arithmetic; and the same bits for
- * a row of a round that comes alone.
+/* mlx_evicted_test.c - the shapes of evicted_test.c on the MLX device: rows that are gone from
+ * their pages, rebuilt or not seen, against the plain formula in double arithmetic; and the same
+ * bits for a row of a round that comes alone.
  *
  * Says so and is skipped where the module was not built. */
 #define main cpu_main

@@ -78,8 +78,7 @@ static void judge_router(const rig_record *w, const rig_record *g, const rig_rec
                 fail_msg("mlx: %s: row %zu leaves expert %zu", w->label, r, e);
         for (size_t s = 0; s < used; s++) all += exp(logit[taken[s]] - most);
         for (size_t s = 0; s < used; s++) {
-            const double want =
-                exp(logit[taken[s]] - most) / all * (double)w->sums.by[taken[s]];
+            const double want = exp(logit[taken[s]] - most) / all * (double)w->sums.by[taken[s]];
             const double got = rig_value(weights, r * used + s);
             if (!(fabs(got - want) <= 1e-4 * (1 + fabs(want))))
                 fail_msg("mlx: %s: weight %zu of row %zu is %g, want %g", w->label, s, r, got,
@@ -91,7 +90,7 @@ static void judge_router(const rig_record *w, const rig_record *g, const rig_rec
 static void judge(const rig_record *w, const rig_record *g) {
     assert_string_equal(w->label, g->label);
     assert_int_equal(w->n, g->n);
-    if (strstr(w->label, "hard")) return; /* the case itself looks at these */
+    if (strstr(w->label, "hard")) return;             /* the case itself looks at these */
     if (strncmp(w->label, "weights", 7) == 0) return; /* with the choice before them */
     if (w->sums.by) {
         judge_router(w, g, g + 1);

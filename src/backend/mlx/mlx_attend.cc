@@ -3,8 +3,8 @@
  * Rows are packed into pages and unpacked from them in C, in every format that kvformat.h has; what
  * lies between is MLX's: norms and rotations before, softmax(q K^T) V after.  The keys that rows of
  * a tile see are gathered once, head by head, in the order of their positions.  In a round every
- * row has attention of its own over the ranges that it sees, so shapes, and with them kernels, depend
- * on its position alone; rows of a prompt share products under a mask.
+ * row has attention of its own over the ranges that it sees, so shapes, and with them kernels,
+ * depend on its position alone; rows of a prompt share products under a mask.
  *
  * Evicted rows are rebuilt a page at a time, so that these products too have one shape. */
 #include <algorithm>
@@ -32,7 +32,7 @@ static kk_status check_groups(const kk_rows *rows, kk_err *err) {
     return KK_OK;
 }
 
-/* x [n, heads, d] turned by rows of angles cs [n, 2, n_rot]. */
+/* x [n, heads, d] rotated by rows of angles cs [n, 2, n_rot]. */
 static mx::array rotated(kk_dev *dev, const mx::array &x, const mx::array &cs, int32_t n_rot) {
     if (n_rot == 0) return x;
     const mx::Stream s = dev->stream;
@@ -41,13 +41,12 @@ static mx::array rotated(kk_dev *dev, const mx::array &x, const mx::array &cs, i
     const mx::array sn = mx::slice(cs, {0, 1, 0}, {n, 2, n_rot}, s);
     const mx::array a = kk_mlx_columns(dev, x, 0, n_rot);
     const mx::array b = kk_mlx_columns(dev, x, half, half + n_rot);
-    const mx::array left =
-        mx::subtract(mx::multiply(a, c, s), mx::multiply(b, sn, s), s);
+    const mx::array left = mx::subtract(mx::multiply(a, c, s), mx::multiply(b, sn, s), s);
     const mx::array right = mx::add(mx::multiply(b, c, s), mx::multiply(a, sn, s), s);
     if (n_rot == half) return mx::concatenate({left, right}, 2, s);
-    return mx::concatenate({left, kk_mlx_columns(dev, x, n_rot, half), right,
-                            kk_mlx_columns(dev, x, half + n_rot, d)},
-                           2, s);
+    return mx::concatenate(
+        {left, kk_mlx_columns(dev, x, n_rot, half), right, kk_mlx_columns(dev, x, half + n_rot, d)},
+        2, s);
 }
 
 static mx::array heads_of(kk_dev *dev, const kk_buf *b, int32_t n, int32_t heads, int32_t d) {
@@ -110,8 +109,8 @@ static void store_kv(kk_dev *dev, const kk_store_args *a, const mx::array &angle
         pack_rows(dev, s, targets_of(a->rows, false), {v}, {s.v_off});
         return;
     }
-    const mx::array key = rotated(
-        dev, kk_mlx_norm_of(dev, k, a->k_norm, s.head_dim, a->eps), angles, a->n_rot);
+    const mx::array key =
+        rotated(dev, kk_mlx_norm_of(dev, k, a->k_norm, s.head_dim, a->eps), angles, a->n_rot);
     pack_rows(dev, s, targets_of(a->rows, false), {key, v}, {s.k_off, s.v_off});
 }
 
@@ -121,15 +120,14 @@ kk_status kk_mlx_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
     return kk_mlx_try(err, "storing rows", [&] {
         const int32_t n = a->rows->n_rows, d = a->slot.head_dim;
         const size_t words = (size_t)n * 2 * (size_t)a->n_rot;
-        const mx::array angles =
-            a->n_rot ? mx::reshape(kk_mlx_get(dev, a->rope_rows, words), {n, 2, a->n_rot},
-                                   dev->stream)
-                     : mx::array(0.0f);
+        const mx::array angles = a->n_rot ? mx::reshape(kk_mlx_get(dev, a->rope_rows, words),
+                                                        {n, 2, a->n_rot}, dev->stream)
+                                          : mx::array(0.0f);
         if (a->q) {
             const mx::array q = heads_of(dev, a->q, n, a->n_head, d);
-            kk_mlx_put(dev, a->q,
-                       rotated(dev, kk_mlx_norm_of(dev, q, a->q_norm, d, a->eps), angles,
-                               a->n_rot));
+            kk_mlx_put(
+                dev, a->q,
+                rotated(dev, kk_mlx_norm_of(dev, q, a->q_norm, d, a->eps), angles, a->n_rot));
         }
         if (a->k) store_kv(dev, a, angles);
         return KK_OK;
@@ -155,7 +153,8 @@ struct source {
     int32_t row, block_rows;
 };
 
-static void unpack_row(float *y, const kk_kv_slot &s, const source &from, size_t off, int32_t head) {
+static void unpack_row(float *y, const kk_kv_slot &s, const source &from, size_t off,
+                       int32_t head) {
     const size_t bytes = (size_t)from.block_rows * kk_kv_row_bytes(s.format, s.head_dim);
     /* A sink has fewer rows than a page: what lies before the head is shorter in proportion. */
     const size_t at = off / KK_PAGE_ROWS * (size_t)from.block_rows + (size_t)head * bytes;
@@ -252,18 +251,17 @@ static mx::array latents_at(kk_dev *dev, const kk_kv_slot &slot, uint8_t *const 
     for (int64_t p = from; p < to; p += KK_PAGE_ROWS) page.push_back(pages[p / KK_PAGE_ROWS]);
     const int32_t rank = slot.head_dim;
     const int64_t n = known - from;
-    return kk_mlx_on_pages(
-        dev, {}, {{{kk_mlx_int(to - from), rank}, mx::float32}},
-        [slot, page = std::move(page), n, rank](const std::vector<const void *> &,
-                                                const std::vector<void *> &out) {
-            float *z = static_cast<float *>(out[0]);
-            memset(z, 0, page.size() * KK_PAGE_ROWS * (size_t)rank * sizeof *z);
-            for (int64_t i = 0; i < n; i++, z += rank)
-                unpack_row(z, slot,
-                           {page[(size_t)(i / KK_PAGE_ROWS)], (int32_t)(i % KK_PAGE_ROWS),
-                            KK_PAGE_ROWS},
-                           slot.v_off, 0);
-        })[0];
+    return kk_mlx_on_pages(dev, {}, {{{kk_mlx_int(to - from), rank}, mx::float32}},
+                           [slot, page = std::move(page), n, rank](
+                               const std::vector<const void *> &, const std::vector<void *> &out) {
+                               float *z = static_cast<float *>(out[0]);
+                               memset(z, 0, page.size() * KK_PAGE_ROWS * (size_t)rank * sizeof *z);
+                               for (int64_t i = 0; i < n; i++, z += rank)
+                                   unpack_row(z, slot,
+                                              {page[(size_t)(i / KK_PAGE_ROWS)],
+                                               (int32_t)(i % KK_PAGE_ROWS), KK_PAGE_ROWS},
+                                              slot.v_off, 0);
+                           })[0];
 }
 
 /* z w^T by pages: [n, heads, d]. */
@@ -272,8 +270,7 @@ static mx::array decoded(kk_dev *dev, const mx::array &z, const kk_weight *w, in
     const mx::array wt = mx::transpose(*w->w, s);
     std::vector<mx::array> parts;
     for (int r = 0; r < z.shape(0); r += KK_PAGE_ROWS)
-        parts.push_back(
-            mx::matmul(mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s), wt, s));
+        parts.push_back(mx::matmul(mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s), wt, s));
     const mx::array all = parts.size() > 1 ? mx::concatenate(parts, 0, s) : parts[0];
     return mx::reshape(all, {z.shape(0), heads, kk_mlx_int(w->n_out) / heads}, s);
 }
@@ -323,19 +320,19 @@ static mx::array mixed(kk_dev *dev, const kk_attend_args *a, const kk_group *g, 
         page.push_back(g->latents[p / KK_PAGE_ROWS]);
     const int64_t n = known - from;
     const size_t off = keys ? slot.k_off : slot.v_off;
-    const mx::array truth = kk_mlx_on_pages(
-        dev, {}, {{raw.shape(), mx::float32}},
-        [slot, page = std::move(page), n, off, all = raw.size()](
-            const std::vector<const void *> &, const std::vector<void *> &out) {
-            float *y = static_cast<float *>(out[0]);
-            memset(y, 0, all * sizeof *y);
-            for (int64_t i = 0; i < n; i++)
-                for (int32_t h = 0; h < slot.n_kv_head; h++, y += slot.head_dim)
-                    unpack_row(y, slot,
-                               {page[(size_t)(i / KK_PAGE_ROWS)], (int32_t)(i % KK_PAGE_ROWS),
-                                KK_PAGE_ROWS},
-                               off, h);
-        })[0];
+    const mx::array truth =
+        kk_mlx_on_pages(dev, {}, {{raw.shape(), mx::float32}},
+                        [slot, page = std::move(page), n, off, all = raw.size()](
+                            const std::vector<const void *> &, const std::vector<void *> &out) {
+                            float *y = static_cast<float *>(out[0]);
+                            memset(y, 0, all * sizeof *y);
+                            for (int64_t i = 0; i < n; i++)
+                                for (int32_t h = 0; h < slot.n_kv_head; h++, y += slot.head_dim)
+                                    unpack_row(y, slot,
+                                               {page[(size_t)(i / KK_PAGE_ROWS)],
+                                                (int32_t)(i % KK_PAGE_ROWS), KK_PAGE_ROWS},
+                                               off, h);
+                        })[0];
     const mx::Stream s = dev->stream;
     return mx::add(mx::multiply(truth, mx::array(by->mix), s),
                    mx::multiply(raw, mx::array(1.0f - by->mix), s), s);
@@ -344,20 +341,17 @@ static mx::array mixed(kk_dev *dev, const kk_attend_args *a, const kk_group *g, 
 /* What is left of rows [n, heads, d] once they were stored. */
 static mx::array as_stored(kk_dev *dev, const kk_kv_slot &slot, const mx::array &x) {
     const size_t rows = x.size() / (size_t)slot.head_dim, d = (size_t)slot.head_dim;
-    return kk_mlx_host(dev, {x}, {{x.shape(), mx::float32}},
-                       [slot, rows, d](const std::vector<const void *> &in,
-                                       const std::vector<void *> &out) {
-                           const kk_kv_format_info *f = kk_kv_format_get(slot.format);
-                           const kk_kv_place at =
-                               kk_kv_row_place(slot.format, slot.head_dim, 1, 0);
-                           std::vector<uint8_t> row(kk_kv_row_bytes(slot.format, slot.head_dim));
-                           for (size_t r = 0; r < rows; r++) {
-                               f->pack(static_cast<const float *>(in[0]) + r * d, slot.head_dim,
-                                       row.data(), at);
-                               f->unpack(static_cast<float *>(out[0]) + r * d, slot.head_dim,
-                                         row.data(), at);
-                           }
-                       })[0];
+    return kk_mlx_host(
+        dev, {x}, {{x.shape(), mx::float32}},
+        [slot, rows, d](const std::vector<const void *> &in, const std::vector<void *> &out) {
+            const kk_kv_format_info *f = kk_kv_format_get(slot.format);
+            const kk_kv_place at = kk_kv_row_place(slot.format, slot.head_dim, 1, 0);
+            std::vector<uint8_t> row(kk_kv_row_bytes(slot.format, slot.head_dim));
+            for (size_t r = 0; r < rows; r++) {
+                f->pack(static_cast<const float *>(in[0]) + r * d, slot.head_dim, row.data(), at);
+                f->unpack(static_cast<float *>(out[0]) + r * d, slot.head_dim, row.data(), at);
+            }
+        })[0];
 }
 
 /* K and V of evicted rows [from, to), [n_kv_head, n, d] each; `from` begins a page. */
@@ -374,21 +368,19 @@ static std::pair<mx::array, mx::array> rebuild(kk_dev *dev, const kk_attend_args
     const auto rounded = [&](const mx::array &x) {
         return e->diagnosis ? as_stored(dev, slot, x) : x;
     };
-    /* By the factor that was kept of a row, as on the CPU; true rows that are mixed in have none. */
+    /* By the factor that was kept, as on the CPU; true rows that are mixed in have none. */
     const mx::array decoded_v = raw(e->v, false);
     const mx::array v =
-        e->diagnosis
-            ? rounded(kk_mlx_norm_of(dev, decoded_v, nullptr, slot.head_dim, e->eps))
-            : mx::multiply(decoded_v, scales_at(dev, a, g, from, end, to), s);
+        e->diagnosis ? rounded(kk_mlx_norm_of(dev, decoded_v, nullptr, slot.head_dim, e->eps))
+                     : mx::multiply(decoded_v, scales_at(dev, a, g, from, end, to), s);
     const mx::array angles = angles_at(e->rope, from, end);
     const mx::array k =
         slot.k_eq_v
-            ? rotated(dev,
-                      mx::multiply(v, kk_mlx_get(dev, a->k_norm, (size_t)slot.head_dim), s),
+            ? rotated(dev, mx::multiply(v, kk_mlx_get(dev, a->k_norm, (size_t)slot.head_dim), s),
                       angles, e->rope.n_rot)
-            : rounded(rotated(dev,
-                              kk_mlx_norm_of(dev, raw(e->k, true), a->k_norm, slot.head_dim, e->eps),
-                              angles, e->rope.n_rot));
+            : rounded(rotated(
+                  dev, kk_mlx_norm_of(dev, raw(e->k, true), a->k_norm, slot.head_dim, e->eps),
+                  angles, e->rope.n_rot));
     const auto by_head = [&](const mx::array &x) {
         const mx::array cut =
             mx::slice(x, {0, 0, 0}, {kk_mlx_int(to - from), slot.n_kv_head, slot.head_dim}, s);
@@ -429,8 +421,7 @@ kk_status kk_mlx_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) 
                 }
             })[0];
         const mx::Stream s = dev->stream;
-        const mx::array raw =
-            mx::reshape(kk_mlx_product(dev, z, a->v), {n, heads, d}, s);
+        const mx::array raw = mx::reshape(kk_mlx_product(dev, z, a->v), {n, heads, d}, s);
         const mx::array squares = mx::mean(mx::multiply(raw, raw, s), -1, false, s);
         const mx::array inv = mx::rsqrt(mx::add(squares, mx::array(a->eps), s), s);
         kk_mlx_on_pages(dev, {inv}, {},
@@ -622,8 +613,7 @@ static mx::array attend_tile(kk_dev *dev, tile &t, const mx::array &q, bool alon
     if (!alone) return weighted(dev, t.a, q, kv[0], kv[1], mask_of(t));
     std::vector<mx::array> rows;
     for (int32_t r = 0; r < t.n; r++) {
-        const mx::array one =
-            mx::slice(q, {r, 0, 0}, {r + 1, q.shape(1), q.shape(2)}, dev->stream);
+        const mx::array one = mx::slice(q, {r, 0, 0}, {r + 1, q.shape(1), q.shape(2)}, dev->stream);
         rows.push_back(attend_row(dev, t, r, one, kv));
     }
     return rows.size() > 1 ? mx::concatenate(rows, 0, dev->stream) : rows[0];
@@ -654,8 +644,8 @@ kk_status kk_mlx_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
                 n = tile_rows(a, g, row, alone);
                 tile t = {a, g, row, n, rule_of(a), {}};
                 const int first = g->row + row;
-                const mx::array rows = mx::slice(
-                    q, {first, 0, 0}, {first + n, q.shape(1), q.shape(2)}, dev->stream);
+                const mx::array rows =
+                    mx::slice(q, {first, 0, 0}, {first + n, q.shape(1), q.shape(2)}, dev->stream);
                 parts.push_back(attend_tile(dev, t, rows, alone));
             }
         }

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "mlx/version.h"
+#include <mlx/version.h>
 
 extern "C" {
 #include "core/clock.h"
@@ -92,8 +92,7 @@ void kk_mlx_put_at(kk_dev *dev, kk_buf *b, size_t at, const mx::array &words) {
         kk_mlx_put(dev, b, words);
         return;
     }
-    const mx::array flat =
-        mx::reshape(words, {kk_mlx_int((int64_t)words.size())}, dev->stream);
+    const mx::array flat = mx::reshape(words, {kk_mlx_int((int64_t)words.size())}, dev->stream);
     kk_mlx_put(dev, b,
                mx::concatenate({kk_mlx_get(dev, b, at, flat.dtype()), flat}, 0, dev->stream));
 }
@@ -150,8 +149,7 @@ kk_status kk_mlx_settle(kk_dev *dev, kk_buf *b, kk_err *err) {
     for (const kk_mlx_layer &l : b->layers)
         waits |= l.words.status() != mx::array::Status::available;
     if (waits) KK_TRY(kk_mlx_flush(dev, err));
-    for (const kk_mlx_layer &l : b->layers)
-        memcpy(b->host.get(), l.words.data<uint8_t>(), l.n * 4);
+    for (const kk_mlx_layer &l : b->layers) memcpy(b->host.get(), l.words.data<uint8_t>(), l.n * 4);
     b->layers.clear();
     return KK_OK;
 }
@@ -185,8 +183,7 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
             return kk_fail(err, KK_EDEVICE, "MLX has no GPU here: leave `isa` out");
         if (kk_fault_point()) return kk_fail(err, KK_ENOMEM, "no memory for the device");
         const mx::Stream host = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
-        const mx::Stream s =
-            gpu ? mx::new_thread_unsafe_stream(mx::Device(mx::Device::gpu)) : host;
+        const mx::Stream s = gpu ? mx::new_thread_unsafe_stream(mx::Device(mx::Device::gpu)) : host;
         auto dev = std::make_unique<kk_dev>(s, host);
         dev->mem = opts->mem;
         dev->max_rows = opts->max_rows;
@@ -348,8 +345,7 @@ static void mlx_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->coun
 static kk_status mlx_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *err) {
     *out = 0;
     return kk_mlx_try(err, "measuring memory", [&] {
-        const mx::array x =
-            mx::zeros({kk_mlx_int((int64_t)(bytes / 4))}, mx::float32, dev->stream);
+        const mx::array x = mx::zeros({kk_mlx_int((int64_t)(bytes / 4))}, mx::float32, dev->stream);
         const mx::array filled = mx::contiguous(x, false, dev->stream);
         mx::eval(filled);
         double best = 0;
@@ -366,8 +362,7 @@ static kk_status mlx_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *e
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
-static const kk_page_ops mlx_pages = {mlx_pages_take, mlx_pages_give, mlx_page_copy,
-                                      mlx_page_move};
+static const kk_page_ops mlx_pages = {mlx_pages_take, mlx_pages_give, mlx_page_copy, mlx_page_move};
 static const kk_latent_ops mlx_latents = {kk_mlx_keep, kk_mlx_keep_scales};
 static const kk_instruments mlx_instruments = {.sync = kk_mlx_flush,
                                                .counts = mlx_counts,

@@ -25,7 +25,7 @@
 #include <tuple>
 #include <vector>
 
-#include "mlx/mlx.h"
+#include <mlx/mlx.h>
 
 extern "C" {
 #include "backend/backend.h"
@@ -63,8 +63,8 @@ struct kk_dev {
     explicit kk_dev(mx::Stream s, mx::Stream h) : stream(s), host_stream(h) {}
     kk_mem *mem = nullptr;
     int32_t max_rows = 0;
-    int32_t exact_rows = 1;        /* rows of a product whose bits do not depend on each other */
-    bool unlimited = false;        /* rounds multiply all rows at once, exact or not */
+    int32_t exact_rows = 1;         /* rows of a product whose bits do not depend on each other */
+    bool unlimited = false;         /* rounds multiply all rows at once, exact or not */
     mx::Stream stream, host_stream; /* where arrays are computed; where C steps run */
     std::vector<kk_buf *> bufs;
     std::optional<mx::array> pages_done; /* depends on all that was asked of pages so far */
@@ -87,8 +87,7 @@ struct kk_dev {
 kk_status kk_mlx_caught(kk_err *err, const char *what); /* inside a catch */
 
 /* Runs f, which returns a status; what it throws becomes one. */
-template <typename F>
-kk_status kk_mlx_try(kk_err *err, const char *what, F &&f) {
+template <typename F> kk_status kk_mlx_try(kk_err *err, const char *what, F &&f) {
     try {
         return f();
     } catch (...) {

@@ -1,8 +1,8 @@
 /* mlx_host.cc - a primitive of MLX's graph that calls C. */
 #include "backend/mlx/mlx_host.h"
 
-#include "mlx/backend/cpu/encoder.h"
-#include "mlx/primitives.h"
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/primitives.h>
 
 namespace {
 
@@ -45,9 +45,9 @@ std::vector<mx::array> kk_mlx_host(kk_dev *dev, const std::vector<mx::array> &in
         shapes.push_back(o.shape);
         types.push_back(o.type);
     }
-    return mx::array::make_arrays(
-        std::move(shapes), types, std::make_shared<host_step>(dev->host_stream, std::move(step)),
-        rows);
+    return mx::array::make_arrays(std::move(shapes), types,
+                                  std::make_shared<host_step>(dev->host_stream, std::move(step)),
+                                  rows);
 }
 
 std::vector<mx::array> kk_mlx_on_pages(kk_dev *dev, std::vector<mx::array> in,

@@ -3,8 +3,8 @@
  *
  * Weights are float32 here, whatever the file has: MLX multiplies what has one type.  MLX may
  * choose a kernel by the number of rows, and then a row's bits depend on how many lie beside it.
- * So a round multiplies no more rows at once than were measured to be alike; rows of a prompt, which
- * plain and drafted decoding read in the same chunks, go together. */
+ * So a round multiplies no more rows at once than were measured to be alike; rows of a prompt,
+ * which plain and drafted decoding read in the same chunks, go together. */
 #include <algorithm>
 #include <cstdlib>
 
@@ -70,8 +70,8 @@ mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w) {
     std::vector<mx::array> parts;
     for (int r = 0; r < n; r += at_once) {
         const int end = std::min(n, r + at_once);
-        parts.push_back(mx::matmul(mx::slice(x, {r, 0}, {end, x.shape(1)}, dev->stream), wt,
-                                   dev->stream));
+        parts.push_back(
+            mx::matmul(mx::slice(x, {r, 0}, {end, x.shape(1)}, dev->stream), wt, dev->stream));
     }
     return mx::concatenate(parts, 0, dev->stream);
 }
@@ -115,18 +115,18 @@ kk_status kk_mlx_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
         const mx::array logits =
             kk_mlx_product(dev, mx::multiply(normed, root, dev->stream), a->proj);
         const mx::array scale = kk_mlx_get(dev, a->per_expert_scale, (size_t)n_expert);
-        const auto made = kk_mlx_host(
-            dev, {logits, scale}, {{{n, used}, mx::int32}, {{n, used}, mx::float32}},
-            [n, used, n_expert](const std::vector<const void *> &in,
-                                const std::vector<void *> &out) {
-                const float *row = static_cast<const float *>(in[0]);
-                for (int32_t r = 0; r < n; r++, row += n_expert) {
-                    std::vector<float> logit(row, row + n_expert);
-                    choose_experts(logit, used, static_cast<const float *>(in[1]),
-                                   static_cast<int32_t *>(out[0]) + r * used,
-                                   static_cast<float *>(out[1]) + r * used);
-                }
-            });
+        const auto made =
+            kk_mlx_host(dev, {logits, scale}, {{{n, used}, mx::int32}, {{n, used}, mx::float32}},
+                        [n, used, n_expert](const std::vector<const void *> &in,
+                                            const std::vector<void *> &out) {
+                            const float *row = static_cast<const float *>(in[0]);
+                            for (int32_t r = 0; r < n; r++, row += n_expert) {
+                                std::vector<float> logit(row, row + n_expert);
+                                choose_experts(logit, used, static_cast<const float *>(in[1]),
+                                               static_cast<int32_t *>(out[0]) + r * used,
+                                               static_cast<float *>(out[1]) + r * used);
+                            }
+                        });
         kk_mlx_put(dev, a->expert, made[0]);
         kk_mlx_put(dev, a->weight, made[1]);
         return KK_OK;
@@ -171,9 +171,8 @@ kk_status kk_mlx_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
         const int n = a->n_rows, used = a->n_used, at_once = rows_at_once(dev, n);
         const mx::array x = kk_mlx_rows(dev, a->x, n, a->gate->n_in);
         const mx::array weight = kk_mlx_rows(dev, a->weight, n, used);
-        const mx::array expert =
-            mx::reshape(kk_mlx_get(dev, a->expert, (size_t)(n * used), mx::int32), {n, used},
-                        dev->stream);
+        const mx::array expert = mx::reshape(
+            kk_mlx_get(dev, a->expert, (size_t)(n * used), mx::int32), {n, used}, dev->stream);
         std::vector<mx::array> parts;
         for (int r = 0; r < n; r += at_once) {
             const int end = std::min(n, r + at_once);
@@ -194,8 +193,8 @@ kk_status kk_mlx_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
 static bool rows_are_alike(kk_dev *dev, const mx::array &x, const mx::array &wt,
                            const std::vector<mx::array> &alone, int n) {
     const mx::Stream s = dev->stream;
-    const mx::array y = mx::contiguous(
-        mx::matmul(mx::slice(x, {0, 0}, {n, x.shape(1)}, s), wt, s), false, s);
+    const mx::array y =
+        mx::contiguous(mx::matmul(mx::slice(x, {0, 0}, {n, x.shape(1)}, s), wt, s), false, s);
     mx::eval(y);
     for (int r = 0; r < n; r++)
         if (memcmp(y.data<float>() + (size_t)r * (size_t)y.shape(1), alone[(size_t)r].data<float>(),
@@ -225,7 +224,7 @@ static int alike_rows(kk_dev *dev, int n_out, int n_in, int most) {
 /* Shapes at and off the edges of tiles, with few and many inputs and outputs: kernels are chosen by
  * these too. */
 kk_status kk_mlx_measure_exact(kk_dev *dev, int32_t *rows, kk_err *err) {
-    static const int shapes[][2] = {{64, 256},   {256, 64},  {100, 96},  {128, 512}, {513, 640},
+    static const int shapes[][2] = {{64, 256},   {256, 64},   {100, 96},    {128, 512}, {513, 640},
                                     {2048, 256}, {256, 2048}, {1024, 1024}, {2816, 704}};
     *rows = 1;
     return kk_mlx_try(err, "the self-test of products", [&] {

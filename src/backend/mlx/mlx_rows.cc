@@ -27,7 +27,8 @@ static mx::array scaled(kk_dev *dev, const mx::array &x, float by) {
 kk_status kk_mlx_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
     return kk_mlx_try(err, "an embedding", [&] {
         begin(dev);
-        const mx::array rows = kk_mlx_lookup(dev, a->table, ids_of(dev, a->token, a->chosen, a->n_rows));
+        const mx::array rows =
+            kk_mlx_lookup(dev, a->table, ids_of(dev, a->token, a->chosen, a->n_rows));
         kk_mlx_put(dev, a->out, scaled(dev, rows, a->scale));
         return KK_OK;
     });
@@ -100,9 +101,9 @@ kk_status kk_mlx_ple(kk_dev *dev, const kk_ple_args *a, kk_err *err) {
             mx::reshape(kk_mlx_rows(dev, a->proj, a->n_rows, width), pieces, dev->stream);
         const mx::array normed =
             kk_mlx_norm_of(dev, scaled(dev, proj, a->proj_scale), a->w, a->dim, a->eps);
-        const mx::array rows = mx::reshape(
-            kk_mlx_lookup(dev, a->table, ids_of(dev, a->token, a->chosen, a->n_rows)), pieces,
-            dev->stream);
+        const mx::array rows =
+            mx::reshape(kk_mlx_lookup(dev, a->table, ids_of(dev, a->token, a->chosen, a->n_rows)),
+                        pieces, dev->stream);
         const mx::array sum = mx::add(normed, scaled(dev, rows, a->scale), dev->stream);
         kk_mlx_put(dev, a->out, scaled(dev, sum, 0.70710678118654752f));
         return KK_OK;
@@ -205,7 +206,8 @@ kk_status kk_mlx_replay(kk_dev *dev, const kk_replay_args *a, kk_err *err) {
             const int32_t id = record[(size_t)at];
             ids[(size_t)(a->ids_at + i)] = i < a->right ? id : (id + 1) % a->vocab;
         }
-        kk_mlx_put(dev, a->ids, mx::array(ids.data(), {kk_mlx_int((int64_t)ids.size())}, mx::int32));
+        kk_mlx_put(dev, a->ids,
+                   mx::array(ids.data(), {kk_mlx_int((int64_t)ids.size())}, mx::int32));
         return KK_OK;
     });
 }
