@@ -15,7 +15,7 @@ static const double product_limit = 2e-5;
 
 static double limit_of(const char *label) {
     static const char *const quantised[] = {" q8_0", " q4_0", " q5_0", " q5_1",
-                                            " q4_k", " q5_k", " q6_k"};
+                                            " q4_k", " q5_k", " q6_k", " mlx"};
     for (size_t i = 0; i < COUNT(quantised); i++)
         if (!strncmp(label, "experts", 7) && strstr(label, quantised[i])) return 5e-2;
     if (strstr(label, "separate up")) return 5e-2; /* whose type no label says */

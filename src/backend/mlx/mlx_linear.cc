@@ -12,6 +12,17 @@
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
+static void row_as_floats(const kk_matrix *m, size_t row, size_t row_bytes, float *to) {
+    const uint8_t *from = static_cast<const uint8_t *>(m->data) + row * row_bytes;
+    const size_t n = (size_t)m->n_in;
+    if (!kk_dtype_is_affine(m->dtype)) {
+        kk_dequantize(m->dtype, from, to, n);
+        return;
+    }
+    const size_t groups = n / (size_t)kk_dtype_get(m->dtype)->values;
+    kk_dequantize_affine(m->dtype, from, kk_planes_at(m->planes, row * groups), to, n);
+}
+
 kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
     size_t row_bytes, values, bytes;
     *out = nullptr;
@@ -31,10 +42,8 @@ kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk
         mx::allocator::Data data = mx::allocator::malloc(bytes);
         mx::allocator::Buffer buffer = data.buffer();
         float *to = static_cast<float *>(buffer.raw_ptr());
-        const uint8_t *from = static_cast<const uint8_t *>(m->data);
         for (int64_t r = 0; r < m->n_mat * m->n_out; r++)
-            kk_dequantize(m->dtype, from + (size_t)r * row_bytes, to + r * m->n_in,
-                          (size_t)m->n_in);
+            row_as_floats(m, (size_t)r, row_bytes, to + r * m->n_in);
         const int n_out = kk_mlx_int(m->n_out), n_in = kk_mlx_int(m->n_in);
         mx::Shape shape = {n_out, n_in};
         if (m->n_mat > 1) shape = {kk_mlx_int(m->n_mat), n_out, n_in};
