@@ -135,8 +135,7 @@ typedef struct {
     const char *draft_type;        /* "q8_0", "q4_0", "file"; NULL: q8_0, on a GPU file */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
-    const char *projection;        /* folder of a projection, to restore rows with; NULL: none;
-                                    * "synthetic:RANK" beside a synthetic model */
+    const char *projection;        /* its folder; "synthetic:RANK" beside a synthetic; NULL: none */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
     const char *device;            /* "cpu", "cuda", "mlx"; NULL: the fastest of the first two */
     const char *isa;               /* "avx512", "avx2", "neon", "reference"; a GPU's: "sm_86" */
