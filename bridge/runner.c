@@ -2,7 +2,7 @@
  *
  * Whatever moment a runner is killed at, the next one knows what to do:
  *   before the claim    the request is pending, and is taken again; the nonce file names the same
- *                       commit, so it counts as the same use
+ *                       commit, so it counts as the same use, until the claim is made
  *   after the claim     the claim names this runner, which does not carry it out: it is reported as
  *                       interrupted.  It is not run again, because it may be what ended the runner
  *   before the push     the result is at refs/unsent, and is pushed first
@@ -204,6 +204,15 @@ static kk_status use_nonce(const kk_runner *r, const char *nonce, const char *ti
     const bool same = strcmp(text, tip) == 0;
     kk_free(text);
     return same ? KK_OK : kk_fail(err, KK_EINVAL, "the nonce %s was used before", nonce);
+}
+
+/* The request of this nonce is claimed: from now on it is nobody's, not even of the same commit
+ * pushed again under another name. */
+static kk_status spend_nonce(const kk_runner *r, const char *nonce, kk_err *err) {
+    static const char spent[] = "spent";
+    char name[KK_MANIFEST_NAME + 16];
+    snprintf(name, sizeof name, "nonces/%s", nonce);
+    return kk_folder_put(path_in(r, name).text, spent, sizeof spent - 1, err);
 }
 
 /* Seconds since this runner first saw a claim. */
@@ -471,6 +480,7 @@ static kk_status take_request(kk_runner *r, const kk_bus_entry *e, const kk_mani
         return KK_OK;
     }
     KK_TRY(st);
+    KK_TRY(spend_nonce(r, m->nonce, err));
     say(r, "%s: %s for %s", e->branch, m->preset->name, m->requested_by);
     return carry_out(r, e, m, claim, counts, err);
 }

@@ -69,7 +69,8 @@ config m4
 # A branch with a name that is none of ours is left alone.
 manifest; send "${prefix}deeper/branch"; runner m4; same "$code" 0; [ -z "$err" ] || fail "said: $err"
 
-# ---- a nonce is used once: by the bus, by the runner, whatever is deleted
+# ---- a nonce is used once: by the bus, by the runner, whatever is deleted; also the very same commit
+export GIT_AUTHOR_DATE=2026-01-01T00:00:00Z GIT_COMMITTER_DATE=2026-01-01T00:00:00Z
 manifest; send; runner m4; fetched 0 done
 send "${prefix}mlx-env-probe-$nonce-again"; refused "was used before"
 send "${prefix}mlx-env-probe-$nonce-more"
@@ -77,6 +78,7 @@ config m5
 rm -f "$SPOOR"; runner m5; same "$code" 2 "another runner"; [ ! -f "$SPOOR" ] || fail "a nonce ran twice"
 git -C "$bus" update-ref -d "refs/kakeya-bridge/nonces/$nonce"
 send "${prefix}mlx-env-probe-$nonce-third"; refused "was used before"
+unset GIT_AUTHOR_DATE GIT_COMMITTER_DATE
 
 # A runner that was killed before its claim takes the same commit again, and no other.
 manifest; send; git -C "$bus" rev-parse "refs/heads/$branch" | tr -d '\n' >"$work/state-m4/nonces/$nonce"

@@ -303,8 +303,10 @@ def test_vanishing_clients():
             left = time.monotonic()
             m = s.until(lambda m: m["num_requests_running"] == 0)
             assert time.monotonic() - left < 1, time.monotonic() - left
-            name = 'request_success_total{finished_reason="cancelled"}'
-            assert m[name] == before[name] + 1
+            # Where the machine is busy, what was queued for it may be too much before it left.
+            names = ['request_success_total{finished_reason="%s"}' % why
+                     for why in ("cancelled", "slow_client")[:1 + stream]]
+            assert sum(m[n] - before[n] for n in names) == 1, m
             assert m["generation_tokens_total"] - before["generation_tokens_total"] < 8000
 
 
