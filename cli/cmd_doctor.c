@@ -156,8 +156,7 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
                e->exact_rows, e->exact_rows == 1 ? "" : "s");
     if (e->measured && e->exact_rows == 1)
         printf("            so it does not draft; --exact-rows -1 drafts, not proven bit-exact\n");
-    if (e->measured)
-        printf("memory      shared with the CPU: weights and K/V are not copied twice\n");
+    if (e->measured) printf("memory      the CPU's; weights are copied there as float32\n");
     if (kept) printf("kept in     %s\n", kept);
 }
 

@@ -131,13 +131,15 @@ static bool print_json(const char *folder, const kk_parity_report *r) {
 /* ---- two devices --------------------------------------------------------------------------- */
 
 static void print_pair(const parity_args *a, const kk_parity_devices_report *r) {
-    printf("%s against %s: %d of %d choices equal, %d near ties, logits differ by %.2e at most\n",
+    printf("%s against %s: %d of %d choices equal, %d near ties, logits differ by %.2e of their "
+           "root mean square at most\n",
            a->device ? a->device : "cpu", a->against, r->equal, r->n, r->near, r->most);
     if (r->drafts)
         printf("drafts: %lld tokens, %lld accepted against %lld, text %s\n", (long long)r->drafted,
                (long long)r->accepted[0], (long long)r->accepted[1],
                r->text_equal ? "equal" : "DIFFERS");
-    printf("%s\n", r->ok ? "agrees" : "DOES NOT AGREE");
+    printf("%s  (tolerance: %.1e of the root mean square)\n", r->ok ? "agrees" : "DOES NOT AGREE",
+           r->tol);
 }
 
 static bool print_pair_json(const parity_args *a, const kk_parity_devices_report *r) {
@@ -153,8 +155,8 @@ static bool print_pair_json(const parity_args *a, const kk_parity_devices_report
 }
 
 static int run_against(const parity_args *a, const char *model) {
-    const kk_parity_devices_opts how = {.device = a->device ? a->device : "cpu",
-                                        .against = a->against};
+    const kk_parity_devices_opts how = {
+        .device = a->device ? a->device : "cpu", .against = a->against, .tol = (double)a->tol_rms};
     kk_parity_devices_report r;
     kk_err err;
     if (kk_parity_devices(model, &how, &r, &err) != KK_OK) return output_error(&err);

@@ -27,8 +27,10 @@ bool exactness_keep(const char *path, const char *device, const kk_device_exactn
     char parents[4200];
     snprintf(parents, sizeof parents, "%s", path);
     state_make_parents(parents);
-    json_t *all =
-        json_pack("{s:s, s:s, s:i}", "device", device, "isa", e->isa, "exact_rows", e->exact_rows);
+    kk_machine machine;
+    kk_machine_info(&machine);
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i}", "device", device, "isa", e->isa, "cpu",
+                            machine.name, "exact_rows", e->exact_rows);
     const bool kept = all && write_whole(path, all);
     json_decref(all);
     if (!kept) output_failed("the measurement could not be written", path);
@@ -48,12 +50,15 @@ static bool name_of(const char *device, kk_device_state *out) {
 int32_t exactness_known(const char *device) {
     char path[4096];
     kk_device_state now;
+    kk_machine machine;
+    kk_machine_info(&machine);
     if (!exactness_path(device, path, sizeof path)) return 0;
     json_t *all = json_load_file(path, 0, NULL);
     const char *isa = json_string_value(json_object_get(all, "isa"));
+    const char *cpu = json_string_value(json_object_get(all, "cpu"));
     const json_int_t rows = json_integer_value(json_object_get(all, "exact_rows"));
-    const bool holds =
-        isa && rows >= 1 && rows <= 32 && name_of(device, &now) && strcmp(isa, now.isa) == 0;
+    const bool holds = isa && cpu && rows >= 1 && rows <= 32 && name_of(device, &now) &&
+                       strcmp(isa, now.isa) == 0 && strcmp(cpu, machine.name) == 0;
     json_decref(all);
     return holds ? (int32_t)rows : 0;
 }
@@ -66,6 +71,8 @@ exactness_words exactness_say(const kk_device_info *d) {
         snprintf(w.text, sizeof w.text, "not proven bit-exact on this device");
     else
         snprintf(w.text, sizeof w.text, "up to %d rows of a round%s", d->exact_rows,
-                 d->exact_rows > 1 ? " (measured)" : "");
+                 d->exact_rows == 1                            ? ""
+                 : exactness_known(d->device) >= d->exact_rows ? " (measured)"
+                                                               : " (asked for, not measured)");
     return w;
 }

@@ -319,7 +319,8 @@ static void land(kk_rounds *all) {
 static void choose_flight(const step *s, kk_flight *f, int32_t before) {
     const kk_round *r = s->rounds[0];
     kk_choice *c = &f->choice;
-    const int32_t rows = least(least(s->all->max_rows, s->all->max_logits), KK_PICK_ROWS);
+    int32_t rows = least(least(s->all->max_rows, s->all->max_logits), KK_PICK_ROWS);
+    if (s->all->exact_rows > 0) rows = least(rows, s->all->exact_rows);
     *c = (kk_choice){.n_from = r->drafting->n};
     if (c->n_from == 0) return;
     const int32_t most = least(most_drafts(r, 0, before), rows - 1);

@@ -5,10 +5,12 @@
 #include "engine/engine.h"
 
 /* What the GPU does not do yet, and a CPU alone has; NULL: nothing of it was asked for. */
-static const char *needs_cpu(const kk_engine_opts *o) {
+static const char *needs_cpu(const kk_engine *e, const kk_engine_opts *o) {
     if (o->isa) return "isa names kernels of the CPU";
     if (o->projection) return "a projection rebuilds rows on the CPU alone";
-    if (o->drafter) return "a drafter runs on the CPU alone";
+    for (size_t i = 0; i < kk_checkpoint_count(e->checkpoint); i++)
+        if (kk_dtype_is_affine(kk_checkpoint_at(e->checkpoint, i)->dtype))
+            return "weights in MLX's types are read on the CPU alone";
     return NULL;
 }
 
@@ -23,7 +25,7 @@ kk_status kk_engine_find_device(kk_engine *e, const kk_engine_opts *o, kk_err *e
         snprintf(e->why_device, sizeof e->why_device, "it was asked for");
         return usable(&e->backend, o->device, err);
     }
-    const char *reason = needs_cpu(o);
+    const char *reason = needs_cpu(e, o);
     if (!reason && !kk_backend_is_there("cuda")) reason = "no module for GPUs is installed";
     if (!reason && usable(&e->backend, "cuda", &why) == KK_OK) {
         snprintf(e->why_device, sizeof e->why_device, "it is the fastest here");

@@ -330,8 +330,8 @@ kk_status kk_engine_open(kk_engine **out, const kk_engine_opts *opts, kk_err *er
     kk_schedule_init(&e->schedule);
     e->mem.limit = (int64_t)opts->memory_limit;
     kk_status st;
-    if ((st = kk_engine_find_device(e, opts, err))) goto fail;
     if ((st = open_weights(e, opts, err))) goto fail;
+    if ((st = kk_engine_find_device(e, opts, err))) goto fail; /* by what the weights are, too */
     if ((st = open_device(e, opts, err))) goto fail;
     if ((st = open_model(e, err))) goto fail;
     if ((st = open_verifier_pages(e, err))) goto fail;

@@ -109,7 +109,8 @@ static void no_device_is_the_fastest_that_can(void **state) {
         {{.synthetic = "tiny:f32:2", .device = "cpu"}, true, "cpu", "asked for"},
         {{.synthetic = "tiny:f32:2", .device = "cuda"}, true, "cuda", "asked for"},
         {{.synthetic = "tiny:f32:2", .isa = "reference"}, true, "cpu", "isa"},
-        {{.synthetic = "tiny:f32:2", .drafter = "synthetic"}, true, "cpu", "drafter"},
+        {{.synthetic = "tiny:f32:2", .drafter = "synthetic"}, true, "cuda", "fastest"},
+        {{.synthetic = "tiny:mlx4_32:2"}, true, "cpu", "MLX"},
         {{.synthetic = "tiny:f32:2", .projection = "synthetic:64"}, true, "cpu", "projection"},
     };
     kk_backend gpu = kk_cpu_backend;

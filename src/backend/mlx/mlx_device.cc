@@ -122,7 +122,7 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
     const kk_status lost = dev->lost;
     dev->lost = KK_OK;
     if (lost != KK_OK) return kk_fail(err, lost, "MLX failed at an operation asked for earlier");
-    return kk_mlx_try(err, "computing", [&] {
+    const kk_status st = kk_mlx_try(err, "computing", [&] {
         std::vector<mx::array> all = not_computed(dev);
         dev->rebuilt.clear();
         dev->asked = 0;
@@ -133,6 +133,14 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
         dev->counts.syncs++;
         return KK_OK;
     });
+    /* Steps that were begun may still read and write pages. */
+    if (st != KK_OK)
+        (void)kk_mlx_try(nullptr, "waiting", [&] {
+            mx::synchronize(dev->stream);
+            mx::synchronize(dev->host_stream);
+            return KK_OK;
+        });
+    return st;
 }
 
 void kk_mlx_copy_out(const kk_buf *b, size_t off, void *dst, size_t n) {
@@ -317,8 +325,10 @@ static kk_status mlx_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err
 /* For callers that cannot report an error: the next flush does. */
 static void settle_all(kk_dev *dev) {
     if (!dev->pages_done) return;
+    const kk_status before = dev->lost;
+    dev->lost = KK_OK; /* so that what is queued is computed */
     const kk_status st = kk_mlx_flush(dev, nullptr);
-    if (st != KK_OK) dev->lost = st;
+    dev->lost = before != KK_OK ? before : st;
 }
 
 static void mlx_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {

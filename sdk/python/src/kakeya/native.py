@@ -207,7 +207,7 @@ class EngineOptions(TypedDict, total=False):
     draft_bidirectional: bool
     projection: Path  #: folder of a projection, to restore rows with
     projection_type: str
-    device: str  #: "cpu", "cuda"
+    device: str  #: "cpu", "cuda", "mlx"
     isa: str
     threads: int  #: 0: all cores this process may run on
     max_rows: int
@@ -217,6 +217,7 @@ class EngineOptions(TypedDict, total=False):
     huge_pages: bool
     memory_limit: int  #: bytes of K/V and workspace; 0: none
     ahead: int
+    exact_rows: int  #: of mlx: rows of a round measured to be exact; -1: no limit
 
 
 class Engine:
@@ -687,7 +688,8 @@ class _Generation:
             return ctypes.addressof(words)
         except BaseException as why:  # it must not pass through C
             self._calls.raised = self._calls.raised or why
-            return None
+            nothing = self._mask(())  # no id is allowed: the generation ends, nothing is appended
+            return ctypes.addressof(nothing)
 
     def _on_logprobs(self, _: Any, of: Any) -> None:
         told = of.contents
