@@ -152,19 +152,23 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
     if (!e->measured)
         printf("exact       any number of rows, by the way its kernels are made\n");
     else
-        printf("exact       %d row%s of a round have the bits they have alone (measured)\n",
-               e->exact_rows, e->exact_rows == 1 ? "" : "s");
-    if (e->measured && e->exact_rows == 1)
-        printf("            so it does not draft; --exact-rows -1 drafts, not proven bit-exact\n");
-    if (e->measured) printf("memory      the CPU's; weights are copied there as float32\n");
+        printf("exact       of a round %d row%s with packed weights and %d with others have the\n"
+               "            bits they have alone (measured)\n",
+               e->exact_packed_rows, e->exact_packed_rows == 1 ? "" : "s", e->exact_rows);
+    if (e->measured && (e->exact_rows == 1 || e->exact_packed_rows == 1))
+        printf("            it does not draft where that is 1; --exact-rows -1 drafts, not proven\n"
+               "            bit-exact\n");
+    if (e->measured)
+        printf("memory      the CPU's; quantised weights stay packed, others become float32\n");
     if (kept) printf("kept in     %s\n", kept);
 }
 
 static bool print_device_json(const char *name, const kk_device_exactness *e, const char *kept) {
     return output_json(json_pack(
-        "{s:s, s:s, s:o, s:b, s:o, s:s?}", "device", name, "isa", e->isa, "bandwidth",
+        "{s:s, s:s, s:o, s:b, s:o, s:o, s:s?}", "device", name, "isa", e->isa, "bandwidth",
         e->bandwidth > 0 ? output_real(e->bandwidth) : json_null(), "measured", e->measured,
-        "exact_rows", e->measured ? json_integer(e->exact_rows) : json_null(), "kept", kept));
+        "exact_rows", e->measured ? json_integer(e->exact_rows) : json_null(), "exact_packed_rows",
+        e->measured ? json_integer(e->exact_packed_rows) : json_null(), "kept", kept));
 }
 
 static int look_at_device(const doctor_args *a) {

@@ -29,8 +29,9 @@ bool exactness_keep(const char *path, const char *device, const kk_device_exactn
     state_make_parents(parents);
     kk_machine machine;
     kk_machine_info(&machine);
-    json_t *all = json_pack("{s:s, s:s, s:s, s:i}", "device", device, "isa", e->isa, "cpu",
-                            machine.name, "exact_rows", e->exact_rows);
+    json_t *all =
+        json_pack("{s:s, s:s, s:s, s:i, s:i}", "device", device, "isa", e->isa, "cpu", machine.name,
+                  "exact_rows", e->exact_rows, "exact_packed_rows", e->exact_packed_rows);
     const bool kept = all && write_whole(path, all);
     json_decref(all);
     if (!kept) output_failed("the measurement could not be written", path);
@@ -47,20 +48,35 @@ static bool name_of(const char *device, kk_device_state *out) {
     return false;
 }
 
-int32_t exactness_known(const char *device) {
+static bool rows_in(const json_t *all, const char *name, int32_t *out) {
+    const json_int_t rows = json_integer_value(json_object_get(all, name));
+    *out = rows >= 1 && rows <= 32 ? (int32_t)rows : 0;
+    return *out > 0;
+}
+
+bool exactness_known(const char *device, kk_device_exactness *out) {
     char path[4096];
     kk_device_state now;
     kk_machine machine;
     kk_machine_info(&machine);
-    if (!exactness_path(device, path, sizeof path)) return 0;
+    *out = (kk_device_exactness){0};
+    if (!exactness_path(device, path, sizeof path)) return false;
     json_t *all = json_load_file(path, 0, NULL);
     const char *isa = json_string_value(json_object_get(all, "isa"));
     const char *cpu = json_string_value(json_object_get(all, "cpu"));
-    const json_int_t rows = json_integer_value(json_object_get(all, "exact_rows"));
-    const bool holds = isa && cpu && rows >= 1 && rows <= 32 && name_of(device, &now) &&
-                       strcmp(isa, now.isa) == 0 && strcmp(cpu, machine.name) == 0;
+    out->measured = isa && cpu && rows_in(all, "exact_rows", &out->exact_rows) &&
+                    rows_in(all, "exact_packed_rows", &out->exact_packed_rows) &&
+                    name_of(device, &now) && strcmp(isa, now.isa) == 0 &&
+                    strcmp(cpu, machine.name) == 0;
     json_decref(all);
-    return holds ? (int32_t)rows : 0;
+    return out->measured;
+}
+
+/* Whether so many rows of a round were measured, of weights like these. */
+static bool was_measured(const kk_device_info *d) {
+    kk_device_exactness e;
+    if (!exactness_known(d->device, &e)) return false;
+    return (d->exact_packed ? e.exact_packed_rows : e.exact_rows) >= d->exact_rows;
 }
 
 exactness_words exactness_say(const kk_device_info *d) {
@@ -71,8 +87,8 @@ exactness_words exactness_say(const kk_device_info *d) {
         snprintf(w.text, sizeof w.text, "not proven bit-exact on this device");
     else
         snprintf(w.text, sizeof w.text, "up to %d rows of a round%s", d->exact_rows,
-                 d->exact_rows == 1                            ? ""
-                 : exactness_known(d->device) >= d->exact_rows ? " (measured)"
-                                                               : " (asked for, not measured)");
+                 d->exact_rows == 1 ? ""
+                 : was_measured(d)  ? " (measured)"
+                                    : " (asked for, not measured)");
     return w;
 }

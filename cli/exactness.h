@@ -12,8 +12,8 @@
 bool exactness_path(const char *device, char *out, size_t cap);
 /* Keeps it at `path`; false after saying why not. */
 bool exactness_keep(const char *path, const char *device, const kk_device_exactness *e);
-/* What was measured of this device as it is now; 0: nothing. */
-int32_t exactness_known(const char *device);
+/* What was measured of this device as it is now; false: nothing. */
+bool exactness_known(const char *device, kk_device_exactness *out);
 /* What results may be said to be: "any number of rows", "up to N rows of a round (measured)" or
  * "not proven bit-exact on this device". */
 typedef struct {

@@ -173,9 +173,14 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .threads = a->threads,
                             .mlock = a->mlock,
                             .huge_pages = a->huge_pages,
-                            .exact_rows = a->exact_rows};
-    if (a->device && strcmp(a->device, "mlx") == 0 && a->exact_rows == 0)
-        out->exact_rows = exactness_known(a->device);
+                            .exact_rows = a->exact_rows,
+                            .exact_packed_rows = a->exact_rows};
+    kk_device_exactness known;
+    if (a->device && strcmp(a->device, "mlx") == 0 && a->exact_rows == 0 &&
+        exactness_known(a->device, &known)) {
+        out->exact_rows = known.exact_rows;
+        out->exact_packed_rows = known.exact_packed_rows;
+    }
     return true;
 }
 

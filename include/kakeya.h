@@ -147,7 +147,9 @@ typedef struct {
     bool huge_pages;               /* ask for huge pages where the system has them */
     uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
     int32_t ahead; /* enqueue rounds before their token is known: 1; -1: never; 0: where it gains */
-    int32_t exact_rows; /* "mlx": rows of a round measured to be exact; 0: 1; -1: no limit */
+    /* "mlx": rows of a round measured to be exact, of weights as floats and of packed ones; 0: 1;
+     * -1: no limit */
+    int32_t exact_rows, exact_packed_rows;
 } kk_engine_opts;
 /* A file of weights that is shortened while it is in use raises SIGBUS in the thread that reads it.
  * The library installs no handler; a program may have one, as cli/truncated.c. */
@@ -211,6 +213,7 @@ KK_API kk_status kk_model_check(const char *model,
 typedef struct {
     char device[16], isa[64];
     int32_t threads, exact_rows; /* rows of a round proven to be exact; 0: any; -1: not proven */
+    bool exact_packed;           /* by exact_packed_rows, as most of its weights are packed */
     char why[256];               /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);

@@ -18,7 +18,12 @@ static kk_status measure(const kk_backend *be, kk_dev *dev, kk_device_exactness 
     if (be->instruments->read_rate)
         KK_TRY(be->instruments->read_rate(dev, BYTES, &out->bandwidth, err));
     out->measured = be->instruments->measure_exact != NULL;
-    return out->measured ? be->instruments->measure_exact(dev, &out->exact_rows, err) : KK_OK;
+    if (!out->measured) return KK_OK;
+    kk_exact_rows rows;
+    KK_TRY(be->instruments->measure_exact(dev, &rows, err));
+    out->exact_rows = rows.floats;
+    out->exact_packed_rows = rows.packed;
+    return KK_OK;
 }
 
 kk_status kk_device_measure(const char *name, kk_device_exactness *out, kk_err *err) {

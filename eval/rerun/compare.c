@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "eval/rerun/compare.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,9 +120,11 @@ static place below(const place *p, const char *key) {
 }
 
 /* A number printed as 1 and as 1.0 is the same number. */
-static bool same_scalar(const json_t *a, const json_t *b) {
-    if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b) == 1;
+static bool same_scalar(const json_t *a, const json_t *b, double within) {
+    if (!json_is_number(a) || !json_is_number(b)) return json_equal(a, b) == 1;
+    const double x = json_number_value(a), y = json_number_value(b);
+    const bool counts = json_is_integer(a) && json_is_integer(b);
+    return x == y || (!counts && fabs(x - y) <= within * fmax(fabs(x), fabs(y)));
 }
 
 static void compare_objects(comparing *c, const place *p, const json_t *stored,
@@ -226,7 +229,7 @@ static void compare_equal(comparing *c, const place *p, const json_t *stored, co
         else
             compare_places(c, p, stored, rerun);
     } else {
-        judge(c, p, rerun && same_scalar(stored, rerun), stored, rerun);
+        judge(c, p, rerun && same_scalar(stored, rerun, c->opts->within), stored, rerun);
     }
 }
 

@@ -41,6 +41,7 @@ typedef struct {
     bool drawn;                    /* not all rows were executed */
     bool free_drafts;              /* a controller chose the length of drafts */
     bool other_device;             /* bits may differ: nothing is judged, only shown */
+    double within; /* numbers that are not whole may differ so much, relative to the larger */
 } kk_compare_opts;
 
 typedef enum {

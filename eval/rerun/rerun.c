@@ -127,8 +127,9 @@ static void note(kk_rerun_result *out, const char *what, const char *stored, con
              what, *stored ? stored : "not said", here);
 }
 
-/* Says where this machine and build are others; true where bits may differ for it. */
-static bool note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out) {
+/* Says where this machine and build are others, and what may differ for it. */
+static void note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out,
+                         kk_compare_opts *how) {
     const json_t *m = json_object_get(r->stored, "machine");
     kk_device_info device;
     kk_machine machine;
@@ -150,7 +151,9 @@ static bool note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out) 
     if (!same && out->n_notes < KK_RERUN_NOTES)
         snprintf(out->note[out->n_notes++], sizeof out->note[0],
                  "on another kind of device bits differ: what is different is shown, not judged");
-    return !same;
+    how->other_device = !same;
+    if (strcmp(kk_rerun_text(m, "cpu", ""), machine.name) != 0)
+        how->within = r->kind->other_processor;
 }
 
 /* ---- files -------------------------------------------------------------------------------- */
@@ -197,14 +200,14 @@ static kk_status check_files(const kk_rerun *r, kk_err *err) {
 /* ---- the run ------------------------------------------------------------------------------ */
 
 /* Opens the engine once before anything is computed. */
-static kk_status check(const kk_rerun *r, kk_rerun_result *out, bool *other_device, kk_err *err) {
+static kk_status check(const kk_rerun *r, kk_rerun_result *out, kk_compare_opts *how, kk_err *err) {
     kk_engine *e;
     if (r->tell && !r->tell(r->user, "opening the model"))
         return kk_fail(err, KK_ESTOPPED, "stopped before the model was opened");
     KK_TRY(check_files(r, err));
     KK_TRY(kk_engine_open(&e, &r->engine, err));
     const kk_status st = check_prints(r, e, err);
-    if (st == KK_OK) *other_device = note_machine(r, e, out);
+    if (st == KK_OK) note_machine(r, e, out, how);
     kk_engine_close(e);
     return st;
 }
@@ -222,7 +225,7 @@ static kk_status run(const kk_rerun *r, kk_rerun_result *out, kk_err *err) {
                            .lists = r->kind->lists,
                            .drawn = r->subset.n > 0,
                            .free_drafts = r->kind->free_drafts && r->kind->free_drafts(r->stored)};
-    KK_TRY(check(r, out, &how.other_device, err));
+    KK_TRY(check(r, out, &how, err));
     KK_TRY(execute(r, out, err));
     return kk_compare(r->stored, out->report, &how, &out->found, err);
 }

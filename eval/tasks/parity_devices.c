@@ -41,7 +41,8 @@ static kk_status pair_open(pair *p, const char *model, const char *drafter,
                                     .drafter = drafter,
                                     .draft_type = drafter ? "file" : NULL,
                                     .device = device[i],
-                                    .exact_rows = ROUND_ROWS};
+                                    .exact_rows = ROUND_ROWS,
+                                    .exact_packed_rows = ROUND_ROWS};
         KK_TRY(kk_engine_open(&p->engine[i], &how, err));
     }
     kk_engine_info(p->engine[0], &info);

@@ -405,6 +405,11 @@ typedef struct {
     float eps, cap;
 } kk_head_args;
 
+/* Of products with float32 weights, and with packed ones. */
+typedef struct {
+    int32_t floats, packed;
+} kk_exact_rows;
+
 typedef struct {
     int32_t threads; /* 0: all */
     bool pin;
@@ -417,16 +422,17 @@ typedef struct {
     /* Of a device whose products choose their kernels by the number of rows: rows of a product
      * that were measured (kk_instruments) to have the bits they have alone.  Products of a round
      * take no more at once.  0: 1; -1: all of them, whether that is exact or not. */
-    int32_t exact_rows;
+    kk_exact_rows exact;
 } kk_dev_opts;
 
 /* What a device says of itself. */
 typedef struct {
     char isa[64];    /* instruction set or device: "avx512", "NVIDIA H200 sm_90" */
     int32_t threads; /* cores, or multiprocessors */
-    /* Rows of a round that are proven to have the bits of plain decoding; 0: any number, by the
-     * way its kernels are made; -1: not proven. */
+    /* Rows of a round that are proven to have the bits of plain decoding, as soon as the weights
+     * are there; 0: any number, by the way its kernels are made; -1: not proven. */
     int32_t exact_rows;
+    bool exact_packed; /* the number is that of packed weights, as most of them are */
     /* Bytes, of a device with memory of its own; all 0 elsewhere. */
     struct {
         int64_t total, free;
@@ -492,8 +498,8 @@ typedef struct {
     /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
     void (*fault_after)(int64_t n, bool forever);
     kk_status (*replay)(kk_dev *dev, const kk_replay_args *a, kk_err *err);
-    /* Measures kk_dev_opts.exact_rows; NULL: its kernels need no measurement. */
-    kk_status (*measure_exact)(kk_dev *dev, int32_t *rows, kk_err *err);
+    /* Measures kk_dev_opts.exact; NULL: its kernels need no measurement. */
+    kk_status (*measure_exact)(kk_dev *dev, kk_exact_rows *out, kk_err *err);
 } kk_instruments;
 
 typedef struct {

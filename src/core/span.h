@@ -15,7 +15,8 @@ typedef struct {
 
 static inline bool kk_span_sub(kk_span all, uint64_t off, uint64_t len, kk_span *out) {
     if (off > all.size || len > all.size - off) return false;
-    *out = (kk_span){all.base + off, (size_t)len};
+    out->base = all.base + off;
+    out->size = (size_t)len;
     return true;
 }
 

@@ -10,7 +10,7 @@ static const char *needs_cpu(const kk_engine *e, const kk_engine_opts *o) {
     if (o->projection) return "a projection rebuilds rows on the CPU alone";
     for (size_t i = 0; i < kk_checkpoint_count(e->checkpoint); i++)
         if (kk_dtype_is_affine(kk_checkpoint_at(e->checkpoint, i)->dtype))
-            return "weights in MLX's types are read on the CPU alone";
+            return "the GPU does not read weights in MLX's types";
     return NULL;
 }
 

@@ -36,6 +36,9 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
                            sizes[i].name, sizes[i].value, MOST_ROWS);
     if (o->ahead < -1 || o->ahead > 1)
         return kk_fail(err, KK_EINVAL, "ahead is %d: 1, 0 or -1", o->ahead);
+    if (o->exact_packed_rows < -1 || o->exact_packed_rows > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "exact_packed_rows is %d: up to %d, 0 or -1",
+                       o->exact_packed_rows, KK_PICK_ROWS);
     if (o->exact_rows < -1 || o->exact_rows > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "exact_rows is %d: up to %d, 0 or -1", o->exact_rows,
                        KK_PICK_ROWS);
@@ -87,12 +90,8 @@ static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err)
                              .isa = o->isa,
                              .mem = &e->mem,
                              .max_rows = e->rounds.max_rows,
-                             .exact_rows = o->exact_rows};
-    kk_dev_facts facts;
-    KK_TRY(e->backend->open(&e->dev, &how, err));
-    e->backend->describe(e->dev, &facts);
-    e->rounds.exact_rows = facts.exact_rows > 0 ? facts.exact_rows : 0;
-    return KK_OK;
+                             .exact = {o->exact_rows, o->exact_packed_rows}};
+    return e->backend->open(&e->dev, &how, err);
 }
 
 static kk_status open_model(kk_engine *e, kk_err *err) {
@@ -104,6 +103,9 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
     const double from = kk_now();
     KK_TRY(kk_gemma4_new(&e->model, e->checkpoint, &how, err));
     e->copy_s = kk_now() - from;
+    kk_dev_facts facts;
+    e->backend->describe(e->dev, &facts); /* exact_rows depends on the weights */
+    e->rounds.exact_rows = facts.exact_rows > 0 ? facts.exact_rows : 0;
     e->rounds.model = e->model;
     e->rounds.vocab = kk_engine_config(e)->vocab;
     e->rounds.samples = e->rounds.vocab <= e->backend->sample_vocab;
@@ -429,7 +431,7 @@ bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
 void kk_engine_device(const kk_engine *e, kk_device_info *out) {
     kk_dev_facts facts;
     e->backend->describe(e->dev, &facts);
-    *out = (kk_device_info){.threads = facts.threads, .exact_rows = facts.exact_rows};
+    *out = (kk_device_info){.threads = facts.threads, .exact_rows = facts.exact_rows, .exact_packed = facts.exact_packed};
     snprintf(out->device, sizeof out->device, "%s", e->backend->name);
     snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
     snprintf(out->why, sizeof out->why, "%s", e->why_device);

@@ -25,7 +25,7 @@ drafting=(-m "$verifier" -md "$models/tiny/drafter" -p "$prompt" -n 12 --device 
 exits 0 run "${drafting[@]}" --spec dflash
 has "$out" '"device": "mlx"' '"exact": "up to 1 rows of a round"' '"drafted": 0'
 exits 0 doctor --device mlx
-has "$out" "MLX " "GB/s read by the device" "rows of a round have the bits they have alone" "kept in"
+has "$out" "MLX " "GB/s read by the device" "rows with packed weights and" "bits they have alone" "kept in"
 exits 0 run "${drafting[@]}" --spec dflash
 rows=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["exact_rows"])' \
     "$XDG_STATE_HOME/kakeya/exact-mlx.json")
@@ -44,7 +44,7 @@ exits 0 run "${drafting[@]}" --spec dflash
 has "$out" '"drafted": 0'
 
 exits 0 doctor --device mlx --keep "$work/elsewhere/measured.json" --json
-json "$out" device isa bandwidth measured exact_rows kept
+json "$out" device isa bandwidth measured exact_rows exact_packed_rows kept
 [ -s "$work/elsewhere/measured.json" ] || fail "nothing was kept"
 exits 2 doctor --keep "$work/x"
 

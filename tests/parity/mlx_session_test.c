@@ -85,7 +85,8 @@ static void drafting_changes_nothing(void **state) {
                                  .drafter = TINY "/drafter",
                                  .projection = scratch_path(*state, "projection"),
                                  .device = "mlx",
-                                 .exact_rows = EXACT};
+                                 .exact_rows = EXACT,
+                                 .exact_packed_rows = EXACT};
     {
         kk_err err = {0};
         if (projection_unlearned(pair.projection, pair.model, &err) != KK_OK)
@@ -108,7 +109,8 @@ static kk_engine *open_on(const char *device, int32_t exact_rows) {
     const kk_engine_opts o = {.model = TINY "/verifier",
                               .drafter = TINY "/drafter",
                               .device = device,
-                              .exact_rows = exact_rows};
+                              .exact_rows = exact_rows,
+                              .exact_packed_rows = exact_rows};
     assert_ok(kk_engine_open(&e, &o, why));
     return e;
 }
@@ -153,6 +155,7 @@ static void drafts_keep_to_what_was_measured(void **state) {
     need_mlx();
     assert_ok(kk_device_measure("mlx", &measured, why));
     assert_true(measured.measured && measured.exact_rows >= 1 && measured.exact_rows <= 32);
+    assert_true(measured.exact_packed_rows >= 1 && measured.exact_packed_rows <= 32);
     print_message("%s: %d rows are alike\n", measured.isa, measured.exact_rows);
     for (int32_t exact = 0; exact <= 3; exact += 3) {
         kk_engine *e = open_on("mlx", exact);
@@ -171,6 +174,54 @@ static void drafts_keep_to_what_was_measured(void **state) {
     kk_engine_device(e, &d);
     assert_int_equal(d.exact_rows, -1);
     kk_engine_close(e);
+}
+
+/* ---- packed weights ------------------------------------------------------------------------ */
+
+/* The root of the mean square by which logits differ, as a share of theirs. */
+static double difference(kk_session *a, kk_session *b, int32_t vocab) {
+    const float *x, *y;
+    double off = 0, all = 0;
+    assert_ok(kk_session_logits(a, &x, why));
+    assert_ok(kk_session_logits(b, &y, why));
+    for (int32_t i = 0; i < vocab; i++) {
+        off += pow((double)x[i] - (double)y[i], 2);
+        all += pow((double)y[i], 2);
+    }
+    return sqrt(off / all);
+}
+
+/* A file of quantised weights: the CPU's logits but for its rounding of activations to 8 bits, and
+ * drafts that change nothing, within the rows of packed products. */
+static void packed_weights(void **state) {
+    static const char *const types[] = {"q8_0", "q4_0"};
+    need_mlx();
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        kk_engine *mlx, *cpu;
+        kk_device_info d;
+        const char *path = scratch_path(*state, types[i]);
+        assert_ok(kk_quantize(TINY "/verifier", path, types[i], NULL, NULL, why));
+        const kk_engine_opts on_mlx = {
+            .model = path, .device = "mlx", .exact_rows = 1, .exact_packed_rows = EXACT};
+        assert_ok(kk_engine_open(&mlx, &on_mlx, why));
+        assert_ok(kk_engine_open(&cpu, &(kk_engine_opts){.model = path, .device = "cpu"}, why));
+        kk_engine_device(mlx, &d);
+        assert_true(d.exact_packed && d.exact_rows == EXACT);
+        kk_session *a = session_on(mlx, KK_SPEC_NONE, KK_KV_F32),
+                   *b = session_on(cpu, KK_SPEC_NONE, KK_KV_F32);
+        const double off = difference(a, b, mlx->rounds.vocab);
+        print_message("%s: logits differ from the CPU's by %.2g\n", types[i], off);
+        assert_true(off < 0.03);
+        kk_session *drafted = session_on(mlx, KK_SPEC_NGRAM, KK_KV_F32);
+        const kk_result plain = say(a, 40, (kk_sampling){0}),
+                        r = say(drafted, 40, (kk_sampling){0});
+        assert_true(r.spec.drafted > 0 && plain.logits_hash == r.logits_hash);
+        kk_session_free(a);
+        kk_session_free(b);
+        kk_session_free(drafted);
+        kk_engine_close(mlx);
+        kk_engine_close(cpu);
+    }
 }
 
 /* ---- saved sessions ------------------------------------------------------------------------ */
@@ -210,6 +261,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(goldens_hold),
         cmocka_unit_test(a_round_waits_once),
         cmocka_unit_test(drafts_keep_to_what_was_measured),
+        cmocka_unit_test_setup_teardown(packed_weights, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),
     };

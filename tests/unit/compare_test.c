@@ -268,6 +268,35 @@ static void test_other_device(void **state) {
     json_decref(rerun);
 }
 
+/* A training on another processor: its sums may have another order, its counts are the same. */
+static void test_other_processor(void **state) {
+    (void)state;
+    static const char text[] = "{'kind': 'projection', 'train': {'tokens': 5000},"
+                               " 'stages': [{'loss': 'mse', 'rel_mse': 0.0605903}]}";
+    static const struct {
+        double rel_mse;
+        int tokens;
+        bool other;
+        size_t different;
+    } cases[] = {{0.0605902, 5000, false, 1}, {0.0605902, 5000, true, 0},
+                 {0.0606903, 5000, true, 1},  {0.0604903, 5000, true, 1},
+                 {0.0605303, 5000, true, 0},  {0.0605903, 5001, true, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kk_compare_opts how = how_of(&kk_rerun_projection);
+        json_t *stored = report(text), *rerun = report(text);
+        kk_comparison c;
+        if (cases[i].other) how.within = kk_rerun_projection.other_processor;
+        put(rerun, "stages/0", "rel_mse", json_real(cases[i].rel_mse));
+        put(rerun, "train", "tokens", json_integer(cases[i].tokens));
+        assert_ok(kk_compare(stored, rerun, &how, &c, why));
+        assert_int_equal(c.different, cases[i].different);
+        kk_comparison_release(&c);
+        json_decref(stored);
+        json_decref(rerun);
+    }
+    assert_true(kk_rerun_needle.other_processor == 0 && kk_rerun_bench.other_processor == 0);
+}
+
 /* ---- what is read, and what is drawn ------------------------------------------------------ */
 
 static void refused(scratch *in, const char *text, const char *why) {
@@ -319,6 +348,7 @@ int main(void) {
         cmocka_unit_test(test_drawn),
         cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_other_device),
+        cmocka_unit_test(test_other_processor),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_subset),
     };

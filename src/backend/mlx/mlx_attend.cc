@@ -267,10 +267,10 @@ static mx::array latents_at(kk_dev *dev, const kk_kv_slot &slot, uint8_t *const 
 /* z w^T by pages: [n, heads, d]. */
 static mx::array decoded(kk_dev *dev, const mx::array &z, const kk_weight *w, int32_t heads) {
     const mx::Stream s = dev->stream;
-    const mx::array wt = mx::transpose(*w->w, s);
     std::vector<mx::array> parts;
     for (int r = 0; r < z.shape(0); r += KK_PAGE_ROWS)
-        parts.push_back(mx::matmul(mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s), wt, s));
+        parts.push_back(
+            kk_mlx_multiply(dev, mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s), w));
     const mx::array all = parts.size() > 1 ? mx::concatenate(parts, 0, s) : parts[0];
     return mx::reshape(all, {z.shape(0), heads, kk_mlx_int(w->n_out) / heads}, s);
 }

@@ -195,8 +195,9 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         auto dev = std::make_unique<kk_dev>(s, host);
         dev->mem = opts->mem;
         dev->max_rows = opts->max_rows;
-        dev->unlimited = opts->exact_rows < 0;
-        dev->exact_rows = opts->exact_rows > 1 ? opts->exact_rows : 1;
+        dev->unlimited = opts->exact.floats < 0 || opts->exact.packed < 0;
+        dev->exact_rows = std::max(opts->exact.floats, 1);
+        dev->exact_packed_rows = std::max(opts->exact.packed, 1);
         *out = dev.release();
         return KK_OK;
     });
@@ -205,7 +206,10 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
 static void mlx_describe(const kk_dev *dev, kk_dev_facts *out) {
     *out = {};
     out->threads = 1;
-    out->exact_rows = dev->unlimited ? -1 : dev->exact_rows;
+    /* Of the products that read most of the weights; the others multiply fewer rows at once. */
+    out->exact_packed = 2 * dev->packed > dev->weights;
+    const int32_t rows = out->exact_packed ? dev->exact_packed_rows : dev->exact_rows;
+    out->exact_rows = dev->unlimited ? -1 : rows;
     std::string chip = "cpu";
     try {
         const auto &info = mx::device_info(dev->stream.device);

@@ -53,17 +53,28 @@ struct kk_buf {
     std::vector<kk_mlx_layer> layers;
 };
 
+/* Scales and biases of packed codes, [n_out, groups], of several [n_mat, n_out, groups]. */
+struct kk_mlx_planes {
+    mx::array scales, biases;
+};
+
 /* Matrices as MLX multiplies them. */
 struct kk_weight {
-    int64_t n_mat = 0, n_out = 0, n_in = 0;
-    std::optional<mx::array> w; /* float32: [n_out, n_in], of several [n_mat, n_out, n_in] */
+    int64_t n_mat = 0, n_out = 0, n_in = 0, bytes = 0;
+    int bits = 0, group = 0; /* of packed ones: bits of a code, codes that share a scale */
+    /* float32 [n_out, n_in], of several [n_mat, n_out, n_in]; packed ones have rows of words */
+    std::optional<mx::array> w;
+    std::vector<kk_mlx_planes> planes; /* of packed ones: one, or of each half of a group */
+    std::optional<mx::array> halves;   /* [n_in], 1 where the first set of two holds */
 };
 
 struct kk_dev {
     explicit kk_dev(mx::Stream s, mx::Stream h) : stream(s), host_stream(h) {}
     kk_mem *mem = nullptr;
     int32_t max_rows = 0;
-    int32_t exact_rows = 1;         /* rows of a product whose bits do not depend on each other */
+    /* Rows of a product whose bits do not depend on each other: with float32 weights, and with
+     * packed ones. */
+    int32_t exact_rows = 1, exact_packed_rows = 1;
     bool unlimited = false;         /* rounds multiply all rows at once, exact or not */
     mx::Stream stream, host_stream; /* where arrays are computed; where C steps run */
     std::vector<kk_buf *> bufs;
@@ -71,7 +82,7 @@ struct kk_dev {
     int64_t asked = 0;                   /* operations since all was computed */
     kk_status lost = KK_OK;              /* of work whose failure has not been reported yet */
     kk_dev_counts counts = {};
-    int64_t weights = 0; /* bytes */
+    int64_t weights = 0, packed = 0; /* bytes; those of packed ones among them */
     kk_pick picks[KK_PICKS][KK_PICK_ROWS] = {};
     int64_t tickets = 0;
     kk_sampler *sampler = nullptr;
@@ -120,6 +131,8 @@ mx::array kk_mlx_columns(kk_dev *dev, const mx::array &x, int64_t from, int64_t 
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
+/* y = x w^T, [n, n_out], in one product. */
+mx::array kk_mlx_multiply(kk_dev *dev, const mx::array &x, const kk_weight *w);
 /* y = x w^T, [n, n_out], by products whose rows have the same bits however many they are. */
 mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w);
 /* Rows of a matrix by id, as floats. */
@@ -151,7 +164,7 @@ kk_status kk_mlx_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_mlx_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_mlx_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                         kk_err *err);
-kk_status kk_mlx_measure_exact(kk_dev *dev, int32_t *rows, kk_err *err);
+kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err);
 }
 
 #endif

@@ -1,86 +1,46 @@
 /* mlx_linear.cc - products with weights: plain ones, the router's, those of experts; and how many
  * rows of one product have the bits they have alone.
  *
- * Weights are float32 here, whatever the file has: MLX multiplies what has one type.  MLX may
- * choose a kernel by the number of rows, and then a row's bits depend on how many lie beside it.
- * So a round multiplies no more rows at once than were measured to be alike; rows of a prompt,
- * which plain and drafted decoding read in the same chunks, go together. */
+ * MLX may choose a kernel by the number of rows, and then a row's bits depend on how many lie
+ * beside it.  So a round multiplies no more rows at once than were measured to be alike, of packed
+ * weights and of float32 ones each their number: on a Mac packed ones go row by row up to six rows
+ * or more, where float32 ones have another kernel from two rows on.  Rows of a prompt, which plain
+ * and drafted decoding read in the same chunks, go together. */
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/mlx/mlx_host.h"
 
-/* ---- weights ------------------------------------------------------------------------------- */
-
-static void row_as_floats(const kk_matrix *m, size_t row, size_t row_bytes, float *to) {
-    const uint8_t *from = static_cast<const uint8_t *>(m->data) + row * row_bytes;
-    const size_t n = (size_t)m->n_in;
-    if (!kk_dtype_is_affine(m->dtype)) {
-        kk_dequantize(m->dtype, from, to, n);
-        return;
-    }
-    const size_t groups = n / (size_t)kk_dtype_get(m->dtype)->values;
-    kk_dequantize_affine(m->dtype, from, kk_planes_at(m->planes, row * groups), to, n);
-}
-
-kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
-    size_t row_bytes, values, bytes;
-    *out = nullptr;
-    if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes) || m->n_in > INT32_MAX)
-        return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
-                       (long long)m->n_in, kk_dtype_get(m->dtype)->name);
-    if (!kk_mul((size_t)(m->n_mat * m->n_out), (size_t)m->n_in, &values) ||
-        !kk_mul(values, sizeof(float), &bytes) || m->n_out > INT32_MAX || m->n_mat > INT32_MAX)
-        return kk_fail(err, KK_EINVAL, "%lld matrices [%lld, %lld] are too many values",
-                       (long long)m->n_mat, (long long)m->n_out, (long long)m->n_in);
-    if (kk_fault_point()) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
-    return kk_mlx_try(err, "a weight", [&] {
-        auto w = std::make_unique<kk_weight>();
-        w->n_mat = m->n_mat;
-        w->n_out = m->n_out;
-        w->n_in = m->n_in;
-        mx::allocator::Data data = mx::allocator::malloc(bytes);
-        mx::allocator::Buffer buffer = data.buffer();
-        float *to = static_cast<float *>(buffer.raw_ptr());
-        for (int64_t r = 0; r < m->n_mat * m->n_out; r++)
-            row_as_floats(m, (size_t)r, row_bytes, to + r * m->n_in);
-        const int n_out = kk_mlx_int(m->n_out), n_in = kk_mlx_int(m->n_in);
-        mx::Shape shape = {n_out, n_in};
-        if (m->n_mat > 1) shape = {kk_mlx_int(m->n_mat), n_out, n_in};
-        w->w = mx::array(std::move(data), shape, mx::float32);
-        dev->weights += (int64_t)bytes;
-        *out = w.release();
-        return KK_OK;
-    });
-}
-
-void kk_mlx_weight_free(kk_dev *dev, kk_weight *w) {
-    if (!w) return;
-    if (w->w) dev->weights -= (int64_t)w->w->nbytes();
-    delete w;
-}
-
-mx::array kk_mlx_lookup(kk_dev *dev, const kk_weight *w, const mx::array &ids) {
-    return mx::take(*w->w, ids, 0, dev->stream);
-}
-
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* How many rows of n are multiplied at once. */
-static int rows_at_once(const kk_dev *dev, int n) {
+/* How many rows of n are multiplied by a matrix at once. */
+static int rows_at_once(const kk_dev *dev, const kk_weight *w, int n) {
     if (dev->unlimited || n > KK_MLX_ROUND_ROWS) return n;
-    return std::min(n, (int)dev->exact_rows);
+    return std::min(n, (int)(w->bits ? dev->exact_packed_rows : dev->exact_rows));
+}
+
+/* By the codes of a packed matrix with one set of their scales. */
+static mx::array packed_product(kk_dev *dev, const mx::array &x, const kk_weight *w, size_t set) {
+    return mx::quantized_matmul(x, *w->w, w->planes[set].scales, w->planes[set].biases, true,
+                                w->group, w->bits, "affine", dev->stream);
+}
+
+mx::array kk_mlx_multiply(kk_dev *dev, const mx::array &x, const kk_weight *w) {
+    const mx::Stream s = dev->stream;
+    if (!w->bits) return mx::matmul(x, mx::transpose(*w->w, s), s);
+    if (!w->halves) return packed_product(dev, x, w, 0);
+    const mx::array first = mx::multiply(x, *w->halves, s);
+    return mx::add(packed_product(dev, first, w, 0),
+                   packed_product(dev, mx::subtract(x, first, s), w, 1), s);
 }
 
 mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w) {
-    const mx::array wt = mx::transpose(*w->w, dev->stream);
-    const int n = x.shape(0), at_once = rows_at_once(dev, n);
-    if (at_once == n) return mx::matmul(x, wt, dev->stream);
+    const int n = x.shape(0), at_once = rows_at_once(dev, w, n);
+    if (at_once == n) return kk_mlx_multiply(dev, x, w);
     std::vector<mx::array> parts;
     for (int r = 0; r < n; r += at_once) {
         const int end = std::min(n, r + at_once);
         parts.push_back(
-            mx::matmul(mx::slice(x, {r, 0}, {end, x.shape(1)}, dev->stream), wt, dev->stream));
+            kk_mlx_multiply(dev, mx::slice(x, {r, 0}, {end, x.shape(1)}, dev->stream), w));
     }
     return mx::concatenate(parts, 0, dev->stream);
 }
@@ -144,14 +104,33 @@ kk_status kk_mlx_route(kk_dev *dev, const kk_route_args *a, kk_err *err) {
 
 /* ---- experts ------------------------------------------------------------------------------- */
 
+/* The same with the matrices of `expert` [rows, slots]. */
+static mx::array chosen_packed(kk_dev *dev, const mx::array &x, const kk_weight *w, size_t set,
+                               const mx::array &expert) {
+    const mx::Stream s = dev->stream;
+    const auto all = [&](const mx::array &m) {
+        return w->n_mat == 1 ? mx::expand_dims(m, 0, s) : m;
+    };
+    return mx::gather_qmm(x, all(*w->w), all(w->planes[set].scales), all(w->planes[set].biases),
+                          std::nullopt, expert, true, w->group, w->bits, "affine", std::nullopt,
+                          false, s);
+}
+
 /* x [rows, slots or 1, 1, in] by the matrices of `expert` [rows, slots]: [rows, slots, out]. */
 static mx::array chosen_product(kk_dev *dev, const mx::array &x, const kk_weight *w,
                                 const mx::array &expert) {
+    const mx::Stream s = dev->stream;
+    if (w->bits && !w->halves) return mx::squeeze(chosen_packed(dev, x, w, 0, expert), 2, s);
+    if (w->bits) {
+        const mx::array first = mx::multiply(x, *w->halves, s);
+        const mx::array y = mx::add(chosen_packed(dev, first, w, 0, expert),
+                                    chosen_packed(dev, mx::subtract(x, first, s), w, 1, expert), s);
+        return mx::squeeze(y, 2, s);
+    }
     mx::array all = *w->w;
-    if (w->n_mat == 1) all = mx::expand_dims(all, 0, dev->stream);
-    const mx::array wt = mx::swapaxes(all, -1, -2, dev->stream);
-    return mx::squeeze(mx::gather_mm(x, wt, std::nullopt, expert, false, dev->stream), 2,
-                       dev->stream);
+    if (w->n_mat == 1) all = mx::expand_dims(all, 0, s);
+    const mx::array wt = mx::swapaxes(all, -1, -2, s);
+    return mx::squeeze(mx::gather_mm(x, wt, std::nullopt, expert, false, s), 2, s);
 }
 
 static mx::array experts_of(kk_dev *dev, const kk_experts_args *a, const mx::array &x,
@@ -173,15 +152,22 @@ static mx::array experts_of(kk_dev *dev, const kk_experts_args *a, const mx::arr
     return sum;
 }
 
-/* MLX multiplies the rows of each expert one by one here, so their number is of no account; on a
- * GPU that is not known, and rows of a round go as they do in other products. */
+/* The most rows that all of an expert's matrices may take at once. */
+static int expert_rows_at_once(const kk_dev *dev, const kk_experts_args *a) {
+    int most = rows_at_once(dev, a->gate, a->n_rows);
+    if (a->up) most = std::min(most, rows_at_once(dev, a->up, a->n_rows));
+    return std::min(most, rows_at_once(dev, a->down, a->n_rows));
+}
+
 kk_status kk_mlx_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
     return kk_mlx_try(err, "experts", [&] {
-        const int n = a->n_rows, used = a->n_used, at_once = rows_at_once(dev, n);
+        const int n = a->n_rows, used = a->n_used, at_once = expert_rows_at_once(dev, a);
         const mx::array x = kk_mlx_rows(dev, a->x, n, a->gate->n_in);
         const mx::array weight = kk_mlx_rows(dev, a->weight, n, used);
-        const mx::array expert = mx::reshape(
-            kk_mlx_get(dev, a->expert, (size_t)(n * used), mx::int32), {n, used}, dev->stream);
+        /* Of the type that MLX takes them as: it would convert others on a stream of its own. */
+        const mx::array ids = mx::view(kk_mlx_get(dev, a->expert, (size_t)(n * used), mx::int32),
+                                       mx::uint32, dev->stream);
+        const mx::array expert = mx::reshape(ids, {n, used}, dev->stream);
         std::vector<mx::array> parts;
         for (int r = 0; r < n; r += at_once) {
             const int end = std::min(n, r + at_once);
@@ -198,48 +184,113 @@ kk_status kk_mlx_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err) {
 
 /* ---- the self-test ------------------------------------------------------------------------- */
 
-/* Whether the first n of these rows have the same bits in a product of n rows as each alone. */
-static bool rows_are_alike(kk_dev *dev, const mx::array &x, const mx::array &wt,
-                           const std::vector<mx::array> &alone, int n) {
-    const mx::Stream s = dev->stream;
-    const mx::array y =
-        mx::contiguous(mx::matmul(mx::slice(x, {0, 0}, {n, x.shape(1)}, s), wt, s), false, s);
-    mx::eval(y);
+/* A product of rows [from, to) of inputs that it has, [to - from, n_out]. */
+using row_product = std::function<mx::array(int from, int to)>;
+
+static bool alike(const mx::array &y, const std::vector<mx::array> &alone, int n) {
+    const size_t width = y.size() / (size_t)n;
     for (int r = 0; r < n; r++)
-        if (memcmp(y.data<float>() + (size_t)r * (size_t)y.shape(1), alone[(size_t)r].data<float>(),
-                   (size_t)y.shape(1) * sizeof(float)) != 0)
+        if (memcmp(y.data<float>() + (size_t)r * width, alone[(size_t)r].data<float>(),
+                   width * sizeof(float)) != 0)
             return false;
     return true;
 }
 
-/* The most rows that are alike for a matrix [n_out, n_in] of random values, up to `most`. */
-static int alike_rows(kk_dev *dev, int n_out, int n_in, int most) {
-    const mx::Stream s = dev->stream;
-    const mx::array seed = mx::random::key((uint64_t)n_out * 7919 + (uint64_t)n_in);
-    const mx::array w = mx::random::normal({n_out, n_in}, mx::float32, 0, 1, seed, s);
-    const mx::array x = mx::random::normal({most, n_in}, mx::float32, 0, 1, seed, s);
-    const mx::array wt = mx::transpose(w, s);
+/* The most rows, up to `most`, of which each has the same bits in a product of all as alone. */
+static int alike_rows(kk_dev *dev, const row_product &product, int most) {
+    const auto rows = [&](int from, int to) {
+        return mx::contiguous(product(from, to), false, dev->stream);
+    };
     std::vector<mx::array> alone;
-    for (int r = 0; r < most; r++) {
-        const mx::array row = mx::slice(x, {r, 0}, {r + 1, n_in}, s);
-        alone.push_back(mx::contiguous(mx::matmul(row, wt, s), false, s));
-    }
+    for (int r = 0; r < most; r++) alone.push_back(rows(r, r + 1));
     mx::eval(alone);
-    int n = 1;
-    while (n < most && rows_are_alike(dev, x, wt, alone, n + 1)) n++;
-    return n;
+    for (int n = 2; n <= most; n++) {
+        const mx::array y = rows(0, n);
+        mx::eval(y);
+        if (!alike(y, alone, n)) return n - 1;
+    }
+    return most;
 }
 
-/* Shapes at and off the edges of tiles, with few and many inputs and outputs: kernels are chosen by
- * these too. */
-kk_status kk_mlx_measure_exact(kk_dev *dev, int32_t *rows, kk_err *err) {
-    static const int shapes[][2] = {{64, 256},   {256, 64},   {100, 96},    {128, 512}, {513, 640},
-                                    {2048, 256}, {256, 2048}, {1024, 1024}, {2816, 704}};
-    *rows = 1;
+/* Matrices of random values, float32 (bits 0) or packed. */
+static kk_weight random_weight(kk_dev *dev, int n_mat, int n_out, int n_in, int bits, int group) {
+    const mx::Stream s = dev->stream;
+    const mx::array seed = mx::random::key((uint64_t)(n_mat * 7 + n_out) * 7919 + (uint64_t)n_in);
+    const mx::Shape shape = n_mat > 1 ? mx::Shape{n_mat, n_out, n_in} : mx::Shape{n_out, n_in};
+    const mx::array w = mx::random::normal(shape, mx::float32, 0, 1, seed, s);
+    kk_weight made;
+    made.n_mat = n_mat;
+    made.n_out = n_out;
+    made.n_in = n_in;
+    if (!bits) {
+        made.w = w;
+        return made;
+    }
+    const std::vector<mx::array> parts = mx::quantize(w, group, bits, "affine", std::nullopt, s);
+    made.bits = bits;
+    made.group = group;
+    made.w = parts[0];
+    made.planes.push_back({parts[1], parts[2]});
+    return made;
+}
+
+/* How many rows are alike in products with this matrix, of which experts choose some. */
+static int alike_in(kk_dev *dev, const kk_weight &w, int most) {
+    enum { USED = 2 };
+    const mx::Stream s = dev->stream;
+    const int n_in = kk_mlx_int(w.n_in), n_mat = kk_mlx_int(w.n_mat);
+    const mx::array seed = mx::random::key((uint64_t)n_in);
+    const mx::array x = mx::random::normal({most, n_in}, mx::float32, 0, 1, seed, s);
+    const auto rows = [&](const mx::array &of, int from, int to) {
+        return mx::slice(of, {from, 0}, {to, of.shape(1)}, s);
+    };
+    if (n_mat == 1)
+        return alike_rows(
+            dev, [&](int from, int to) { return kk_mlx_multiply(dev, rows(x, from, to), &w); },
+            most);
+    std::vector<uint32_t> ids;
+    for (int i = 0; i < most * USED; i++)
+        ids.push_back((uint32_t)(i * i + i / 3) % (uint32_t)n_mat);
+    const mx::array expert(ids.data(), {most, USED}, mx::uint32);
+    return alike_rows(
+        dev,
+        [&](int from, int to) {
+            return chosen_product(dev, mx::expand_dims(rows(x, from, to), {1, 2}, s), &w,
+                                  rows(expert, from, to));
+        },
+        most);
+}
+
+/* n_mat, n_out, n_in */
+using shape3 = int[3];
+
+static int alike_in_shapes(kk_dev *dev, const shape3 *shapes, size_t n, int bits, int group,
+                           int most) {
+    for (size_t i = 0; i < n; i++)
+        most = std::min(
+            most,
+            alike_in(dev, random_weight(dev, shapes[i][0], shapes[i][1], shapes[i][2], bits, group),
+                     most));
+    return most;
+}
+
+/* Shapes at and off the edges of tiles, with few and many inputs and outputs, and experts: kernels
+ * are chosen by these too.  Packed rows are whole groups, and of the ways to pack them, which have
+ * the same kernels with other constants, one has all shapes. */
+kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err) {
+    static const shape3 floats[] = {{1, 64, 256},   {1, 256, 64},   {1, 100, 96},   {1, 128, 512},
+                                    {1, 513, 640},  {1, 2048, 256}, {1, 256, 2048}, {1, 1024, 1024},
+                                    {1, 2816, 704}, {8, 64, 256},   {8, 256, 704}};
+    static const shape3 packed[] = {{1, 64, 256},    {1, 256, 64},   {1, 513, 640}, {1, 2048, 256},
+                                    {1, 1024, 1024}, {1, 704, 2816}, {8, 64, 256},  {8, 256, 704}};
+    static const shape3 others[] = {{1, 513, 640}, {8, 64, 256}};
+    *out = {1, 1};
     return kk_mlx_try(err, "the self-test of products", [&] {
-        int most = KK_MLX_ROUND_ROWS;
-        for (const auto &s : shapes) most = alike_rows(dev, s[0], s[1], most);
-        *rows = most;
+        out->floats = alike_in_shapes(dev, floats, std::size(floats), 0, 0, KK_MLX_ROUND_ROWS);
+        int most = alike_in_shapes(dev, packed, std::size(packed), 4, 64, KK_MLX_ROUND_ROWS);
+        for (int bits : {4, 5, 6, 8})
+            most = alike_in_shapes(dev, others, std::size(others), bits, 32, most);
+        out->packed = alike_in_shapes(dev, others, std::size(others), 8, 64, most);
         return KK_OK;
     });
 }

@@ -49,7 +49,7 @@ class kk_engine_opts(Structure):
         ("projection", c_char_p), ("projection_type", c_char_p), ("device", c_char_p),
         ("isa", c_char_p), ("threads", c_int32), ("max_rows", c_int32), ("max_logits", c_int32),
         ("no_pin", c_bool), ("mlock", c_bool), ("huge_pages", c_bool), ("memory_limit", c_uint64),
-        ("ahead", c_int32), ("exact_rows", c_int32),
+        ("ahead", c_int32), ("exact_rows", c_int32), ("exact_packed_rows", c_int32),
     ]
 
 
@@ -87,7 +87,7 @@ class kk_fingerprints(Structure):
 
 class kk_device_info(Structure):
     _fields_ = [("device", c_char * 16), ("isa", c_char * 64), ("threads", c_int32),
-                ("exact_rows", c_int32), ("why", c_char * 256)]
+                ("exact_rows", c_int32), ("exact_packed", c_bool), ("why", c_char * 256)]
 
 
 class kk_fused(Structure):

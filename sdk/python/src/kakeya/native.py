@@ -218,6 +218,7 @@ class EngineOptions(TypedDict, total=False):
     memory_limit: int  #: bytes of K/V and workspace; 0: none
     ahead: int
     exact_rows: int  #: of mlx: rows of a round measured to be exact; -1: no limit
+    exact_packed_rows: int  #: the same, of weights that are packed
 
 
 class Engine:
