@@ -42,8 +42,7 @@ bool sessions_create(sessions *t, const sessions_how *how, char id[SESSIONS_ID],
     }
     kk_session_options(e->session, &e->how.session);
     e->how.session.spec = kk_session_spec(e->session);
-    e->shown.session = e->how.session;
-    e->shown.context = kk_session_ctx(e->session);
+    sessions_show_made(t, e);
     if (!sessions_store_entry(t, e, f)) {
         sessions_remove(t, e);
         return false;
@@ -448,7 +447,7 @@ static bool fork_into(sessions *t, sessions_entry *to, sessions_entry *from, int
     } while (sessions_try_again(t, st));
     if (st != KK_OK) return fault_from(f, &err);
     sessions_bind(&to->binding, to->id, to->session);
-    to->shown.context = from->shown.context;
+    sessions_show_made(t, to);
     if (!history_fork(&to->history, &from->history, kk_session_tokens(from->session), len))
         return fault_set(f, 503, NULL, "out of memory");
     out->history = len;

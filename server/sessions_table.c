@@ -72,6 +72,13 @@ sessions_entry *sessions_add(sessions *t, const sessions_how *how, fault *f) {
     return NULL;
 }
 
+void sessions_show_made(sessions *t, sessions_entry *e) {
+    pthread_mutex_lock(&t->lock);
+    e->shown.session = e->how.session;
+    e->shown.context = kk_session_ctx(e->session);
+    pthread_mutex_unlock(&t->lock);
+}
+
 static void entry_free(sessions_entry *e) {
     kk_session_free(e->session);
     free(e->tokens);

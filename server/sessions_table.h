@@ -53,6 +53,8 @@ void sessions_release(sessions *t, sessions_entry *e);
 void sessions_release_at(sessions *t, sessions_entry *e, double used); /* text_now() of its use */
 /* A new entry, busy, with an id of its own. */
 sessions_entry *sessions_add(sessions *t, const sessions_how *how, fault *f);
+/* Others may read how a busy entry's session, which is there now, was made. */
+void sessions_show_made(sessions *t, sessions_entry *e);
 /* Takes a busy entry out and frees it. */
 void sessions_remove(sessions *t, sessions_entry *e);
 /* Checks the invariants of a busy entry with a session; false: one does not hold. */

@@ -93,7 +93,7 @@ void kk_machine_info(kk_machine *out) {
 
 /* ---- bandwidth -------------------------------------------------------------------------- */
 
-static const int64_t per_thread = (int64_t)512 << 20;
+static const int64_t per_thread = (int64_t)256 << 20;
 static const int64_t least_bytes = (int64_t)64 << 20, most_bytes = (int64_t)4 << 30;
 /* What a thread reads before it asks for more: large, unless there is little to share. */
 static const int64_t large_piece = (int64_t)4 << 20, small_piece = (int64_t)64 << 10;
@@ -161,7 +161,7 @@ static double best_rate(kk_threads *threads, span_to_read *s, int64_t bytes, dou
     return best;
 }
 
-/* Half a gigabyte per thread, or what a machine can spare. */
+/* A quarter of a gigabyte per thread, or what a machine can spare. */
 static int64_t bytes_to_read(int32_t threads) {
     int64_t total, available;
     read_memory(&total, &available);

@@ -38,7 +38,7 @@ exits() {
     local want=$1
     shift
     kakeya "$@"
-    [ "$code" -eq "$want" ] || fail "kakeya $*: exit $code, not $want; stderr: $err"
+    [ "$code" -eq "$want" ] || fail "kakeya $*: exit $code, not $want; stderr: $err; stdout: ${out:0:2000}"
 }
 
 # has TEXT PART... - every part is in the text.

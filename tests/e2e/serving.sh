@@ -29,9 +29,17 @@ PY
 holds "$work/load.json" failed requests
 
 # ---- soak: buckets are filled, and known answers stay as they are
-"$KK_SERVING" soak --kakeya "$KAKEYA" --clients 4 --seconds 12 --bucket 1 --report "$work/soak.json" \
-    >"$work/said" 2>&1
-[ -f "$work/soak.json" ] || fail "no report: $(cat "$work/said")"
+# A busy machine may not end a turn in every second: then buckets are longer.
+for bucket in 1 4 12; do
+    "$KK_SERVING" soak --kakeya "$KAKEYA" --clients 4 --seconds $((12 * bucket)) --bucket $bucket \
+        --report "$work/soak.json" >"$work/said" 2>&1
+    [ -f "$work/soak.json" ] || fail "no report: $(cat "$work/said")"
+    python3 -c 'import json, sys
+sys.exit(not all(b["turns"] for b in json.load(open(sys.argv[1]))["buckets"]))' \
+        "$work/soak.json" && break
+    rm "$work/soak.json"
+done
+[ -f "$work/soak.json" ] || fail "no turn ended in 12 seconds"
 exits 0 report check "$work/soak.json"
 holds "$work/soak.json" failed turns
 holds "$work/soak.json" different turns

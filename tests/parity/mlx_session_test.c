@@ -23,7 +23,7 @@
 
 enum { CASES_OF_A_PROMPT = 8, TOKENS = 6, LONGEST = 70, EXACT = 16 };
 
-static int wanted_cases = 48;
+static int wanted_cases = 24;
 
 static void need_mlx(void) {
     if (kk_backend_named("mlx")) return;
