@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the program says when it is asked, or held wrong; completion.sh has the manual page.
 . "$(dirname "$0")/lib.sh"
-verbs="run chat info bench eval train report parity tokenize quantize session doctor version completion"
+verbs="run chat info bench eval train report parity tokenize quantize session serve bridge doctor version completion"
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
 exits 2
