@@ -84,18 +84,19 @@ kk_status kk_bus_read(const kk_bus *b, const char *branch, kk_bus_entry *e, kk_e
     KK_TRY(kk_git_fetch(&b->git, b->remote, ref, e->tip, err));
     kk_err why;
     const kk_status st = kk_git_ls(&b->git, e->tip, &e->tree, &why);
+    if (st != KK_OK && st != KK_EFORMAT) return kk_fail(err, st, "%s", why.msg);
     if (st == KK_EFORMAT) {
         snprintf(e->fault, sizeof e->fault, "%s", why.msg);
-        return KK_OK;
+        kk_git_tree_free(&e->tree); /* of too many files, those alone that say how far it is */
+        KK_TRY(kk_git_ls_some(&b->git, e->tip, KK_BUS_SUMMARY, KK_BUS_CLAIM, &e->tree, err));
     }
-    if (st != KK_OK) return kk_fail(err, st, "%s", why.msg);
     if (kk_git_tree_find(&e->tree, KK_BUS_SUMMARY))
         e->stage = KK_BUS_FINISHED;
     else if (kk_git_tree_find(&e->tree, KK_BUS_CLAIM))
         e->stage = KK_BUS_CLAIMED;
     e->summary = read_object(b, e, KK_BUS_SUMMARY, MOST_SUMMARY);
     e->claim = read_object(b, e, KK_BUS_CLAIM, MOST_CLAIM);
-    if (e->stage == KK_BUS_PENDING) read_request(b, e);
+    if (e->stage == KK_BUS_PENDING && !e->fault[0]) read_request(b, e);
     return KK_OK;
 }
 

@@ -5,10 +5,12 @@
 #define _GNU_SOURCE
 #include "bridge/client.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -223,9 +225,20 @@ static kk_fetch_outcome outcome_of(const json_t *summary) {
                : KK_FETCH_FAILED;
 }
 
+/* refs/fetched and the list of shallow commits are one for all clients: one of them at a time. */
+static int enter(const kk_client *c, kk_err *err) {
+    char path[MOST_PATH + 16];
+    snprintf(path, sizeof path, "%s/in-use", c->folder);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0 && flock(fd, LOCK_EX) == 0) return fd;
+    kk_fail(err, KK_EIO, "cannot lock %.150s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
 /* One look at the branch. */
-static kk_status look(const kk_client *c, const char *branch, const char *folder,
-                      kk_fetch_outcome *outcome, json_t **summary, kk_err *err) {
+static kk_status look_alone(const kk_client *c, const char *branch, const char *folder,
+                            kk_fetch_outcome *outcome, json_t **summary, kk_err *err) {
     kk_git_refs refs;
     kk_bus_entry e;
     kk_status st = kk_bus_find(&c->bus, branch, &refs, err);
@@ -244,6 +257,15 @@ static kk_status look(const kk_client *c, const char *branch, const char *folder
     return st;
 }
 
+static kk_status look(const kk_client *c, const char *branch, const char *folder,
+                      kk_fetch_outcome *outcome, json_t **summary, kk_err *err) {
+    const int lock = enter(c, err);
+    if (lock < 0) return KK_EIO;
+    const kk_status st = look_alone(c, branch, folder, outcome, summary, err);
+    close(lock);
+    return st;
+}
+
 static bool stopped(const kk_client *c) {
     return c->opts.stop.asked && c->opts.stop.asked(c->opts.stop.user);
 }
@@ -251,11 +273,15 @@ static bool stopped(const kk_client *c) {
 kk_status kk_client_fetch(kk_client *c, const char *branch, double wait_s, double interval_s,
                           const char *folder, kk_fetch_outcome *outcome, json_t **summary,
                           kk_err *err) {
+    bool reached = false; /* once */
     *summary = NULL;
     for (const double start = kk_now();;) {
-        KK_TRY(look(c, branch, folder, outcome, summary, err));
+        const kk_status st = look(c, branch, folder, outcome, summary, err);
         const double left = wait_s - (kk_now() - start);
-        if (*outcome != KK_FETCH_RUNNING || left <= 0) return KK_OK;
+        /* A bus that is not reached while we wait is asked again. */
+        if (st != KK_EIO || !reached || left <= 0 || *summary) KK_TRY(st);
+        reached = true;
+        if (st == KK_OK && (*outcome != KK_FETCH_RUNNING || left <= 0)) return KK_OK;
         const double pause = left < interval_s ? left : interval_s;
         for (const double from = kk_now(); kk_now() - from < pause;) {
             if (stopped(c)) return kk_fail(err, KK_ESTOPPED, "stopped");
@@ -281,6 +307,8 @@ static json_t *describe(const kk_bus_entry *e) {
 kk_status kk_client_status(kk_client *c, json_t **out, kk_err *err) {
     kk_git_refs refs;
     *out = json_array();
+    const int lock = enter(c, err);
+    if (lock < 0) return KK_EIO;
     kk_status st = kk_bus_list(&c->bus, &refs, err);
     for (size_t i = 0; i < refs.n && st == KK_OK; i++) {
         const char *branch = kk_bus_branch(&c->bus, refs.ref[i].name);
@@ -293,6 +321,7 @@ kk_status kk_client_status(kk_client *c, json_t **out, kk_err *err) {
         if (stopped(c)) st = kk_fail(err, KK_ESTOPPED, "stopped");
     }
     kk_git_refs_free(&refs);
+    close(lock);
     return st;
 }
 

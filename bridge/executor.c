@@ -175,8 +175,10 @@ static kk_status check_reports(work *w, kk_err *err) {
 /* ---- the whole ----------------------------------------------------------------------------- */
 
 json_t *kk_summary_without(const char *state, const char *reason, int exit_code) {
+    char plain[sizeof((kk_err *)0)->msg]; /* a cut inside of a character is no JSON */
+    kk_plain(reason, plain, sizeof plain);
     return json_pack("{s:i, s:s, s:s, s:i}", "schema_version", KK_SUMMARY_VERSION, "state", state,
-                     "reason", reason, "exit_code", exit_code);
+                     "reason", plain, "exit_code", exit_code);
 }
 
 static json_t *summary_of(work *w) {
@@ -194,12 +196,37 @@ static json_t *summary_of(work *w) {
     return o;
 }
 
+/* Reports that nobody held to the gate stay on the machine. */
+static kk_status drop_reports(const work *w, kk_err *err) {
+    char path[4400];
+    kk_words names = {0};
+    snprintf(path, sizeof path, "%.4000s/results", w->x->folder);
+    const kk_status st = kk_folder_files(path, ".json", &names, err);
+    for (size_t i = 0; i < names.n; i++) {
+        snprintf(path, sizeof path, "%.4000s/results/%.255s", w->x->folder, names.word[i]);
+        unlink(path);
+    }
+    kk_words_free(&names);
+    return st;
+}
+
+/* Nothing that was there before may be taken for a result. */
+static kk_status make_empty(const char *path, kk_err *err) {
+    kk_words names = {0};
+    kk_status st = kk_folder_make(path, err);
+    if (st == KK_OK) st = kk_folder_files(path, "", &names, err);
+    if (st == KK_OK && names.n)
+        st = kk_fail(err, KK_EINVAL, "%.150s is not empty: it has %.60s", path, names.word[0]);
+    kk_words_free(&names);
+    return st;
+}
+
 static kk_status make_folders(const kk_executor *x, kk_err *err) {
     char path[4096];
     snprintf(path, sizeof path, "%.4000s/logs", x->folder);
-    KK_TRY(kk_folder_make(path, err));
+    KK_TRY(make_empty(path, err));
     snprintf(path, sizeof path, "%.4000s/results", x->folder);
-    return kk_folder_make(path, err);
+    return make_empty(path, err);
 }
 
 static kk_status run_all(work *w, kk_err *err) {
@@ -210,8 +237,12 @@ static kk_status run_all(work *w, kk_err *err) {
     KK_TRY(choose_environment(w->x, &w->env, err));
     KK_TRY(make_folders(w->x, err));
     w->deadline = kk_now() + 60 * minutes;
-    for (size_t i = 0; i < w->plan.n && !w->exit_code; i++) KK_TRY(run_command(w, i, err));
-    return w->stopped ? KK_OK : check_reports(w, err);
+    kk_status st = KK_OK;
+    for (size_t i = 0; i < w->plan.n && !w->exit_code && st == KK_OK; i++)
+        st = run_command(w, i, err);
+    if (st == KK_OK && !w->stopped) st = check_reports(w, err);
+    if (st != KK_OK || w->stopped) drop_reports(w, NULL);
+    return st;
 }
 
 kk_status kk_executor_run(const kk_executor *x, const kk_manifest *m, kk_execution *out,

@@ -67,6 +67,7 @@ static kk_status run_git(const kk_git *g, const char *const *args, const kk_byte
                                         "advice.detachedHead=false",
                                         NULL};
     kk_words_add_all(&argv, first);
+    const bool fetches = g->most_disk && strcmp(args[0], "fetch") == 0;
     kk_words_add(&argv, "--git-dir=%s", g->folder);
     kk_words_add_all(&argv, args);
     const kk_process p = {.argv = kk_words_argv(&argv),
@@ -75,8 +76,8 @@ static kk_status run_git(const kk_git *g, const char *const *args, const kk_byte
                           .input_len = input ? input->n : 0,
                           .timeout_s = git_timeout_s,
                           .most_output = MOST_BLOB,
-                          .disk = g->most_disk ? g->folder : NULL,
-                          .most_disk = g->most_disk,
+                          .disk = fetches ? g->folder : NULL,
+                          .most_disk = fetches ? g->most_disk : 0,
                           .stop = g->stop};
     *r = (kk_process_result){.code = 0};
     const kk_status st =
@@ -88,8 +89,20 @@ static kk_status run_git(const kk_git *g, const char *const *args, const kk_byte
 }
 
 static kk_status git_failed(const char *what, const kk_process_result *r, kk_err *err) {
-    char line[160];
-    kk_process_last_line(&r->err, line, sizeof line);
+    /* The first complaint is the fault; what follows is advice. */
+    static const char *const words[] = {"ssh: ", "remote: ", "fatal: ", "error: "};
+    const char *said = kk_bytes_text(&r->err), *at = NULL;
+    char line[160] = "";
+    for (size_t i = 0; i < sizeof words / sizeof *words && !at; i++)
+        for (at = strstr(said, words[i]); at && at != said && at[-1] != '\n';)
+            at = strstr(at + 1, words[i]);
+    if (at) {
+        char rest[160];
+        snprintf(rest, sizeof rest, "%.*s", (int)strcspn(at, "\n"), at);
+        kk_plain(rest, line, sizeof line);
+    } else {
+        kk_process_last_line(&r->err, line, sizeof line);
+    }
     return kk_fail(err, KK_EIO, "git %s: %s", what, line[0] ? line : kk_process_describe(r).text);
 }
 
@@ -239,6 +252,18 @@ kk_status kk_git_ls(const kk_git *g, const char *commit, kk_git_tree *out, kk_er
     return st;
 }
 
+kk_status kk_git_ls_some(const kk_git *g, const char *commit, const char *one, const char *other,
+                         kk_git_tree *out, kk_err *err) {
+    kk_bytes text = {0};
+    *out = (kk_git_tree){.n = 0};
+    const char *const args[] = {"ls-tree", "-l", "-z",  "--full-tree", commit,
+                                "--",      one,  other, NULL};
+    kk_status st = kk_git_run(g, args, &text, err);
+    if (st == KK_OK) st = kk_git_parse_tree(out, kk_bytes_text(&text), text.n, err);
+    kk_bytes_free(&text);
+    return st;
+}
+
 void kk_git_tree_free(kk_git_tree *t) {
     kk_free(t->entry);
     *t = (kk_git_tree){.n = 0};
@@ -292,6 +317,23 @@ kk_status kk_git_fetch(const kk_git *g, const char *remote, const char *name,
     return st == KK_OK ? resolve(g, "refs/fetched^{commit}", id, err) : st;
 }
 
+/* Whether the remote will not have it, whatever its references are: a hook, a limit, a permission. */
+static bool declined(const char *said) {
+    static const char mark[] = "[remote rejected] (";
+    static const char *const moved[] = {"atomic", "lock", "failed to update ref", "exists",
+                                        "fetch first"};
+    for (const char *at = said; (at = strstr(at, mark)) != NULL;) {
+        char why[80];
+        bool race = false;
+        at += sizeof mark - 1;
+        snprintf(why, sizeof why, "%.*s", (int)strcspn(at, ")\n"), at);
+        for (size_t i = 0; i < sizeof moved / sizeof *moved; i++)
+            race |= strstr(why, moved[i]) != NULL;
+        if (!race) return true;
+    }
+    return false;
+}
+
 kk_status kk_git_push(const kk_git *g, const char *remote, const kk_git_change *change, size_t n,
                       kk_err *err) {
     kk_words args = {0};
@@ -309,7 +351,7 @@ kk_status kk_git_push(const kk_git *g, const char *remote, const kk_git_change *
     /* A line of the porcelain that begins with '!' is a reference that the remote did not set. */
     const char *said = kk_bytes_text(&r.out);
     if (st == KK_OK && r.code != 0)
-        st = said[0] == '!' || strstr(said, "\n!")
+        st = (said[0] == '!' || strstr(said, "\n!")) && !declined(said)
                  ? kk_fail(err, KK_EEXIST, "%.150s is not what it was", change[0].name)
                  : git_failed("push", &r, err);
     kk_process_release(&r);

@@ -75,6 +75,9 @@ typedef struct {
 /* The files of a commit; KK_EFORMAT when there are more than a bus may hold. */
 kk_status kk_git_ls(const kk_git *g, const char *commit, kk_git_tree *out, kk_err *err);
 kk_status kk_git_parse_tree(kk_git_tree *out, const char *text, size_t len, kk_err *err);
+/* Of the files of a commit these two, where they are there. */
+kk_status kk_git_ls_some(const kk_git *g, const char *commit, const char *one, const char *other,
+                         kk_git_tree *out, kk_err *err);
 void kk_git_tree_free(kk_git_tree *t);
 const kk_git_entry *kk_git_tree_find(const kk_git_tree *t, const char *path); /* NULL: none */
 /* The bytes of a file of at most `most`; a pointer of git LFS is refused. */

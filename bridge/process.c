@@ -261,7 +261,10 @@ static void follow(running *g) {
         ms = ms < TICK_MS ? ms * 2 : TICK_MS;
     }
     kill(-g->pid, SIGKILL); /* what it left behind */
-    while (waitpid(g->pid, &status, 0) < 0 && errno == EINTR) continue;
+    pid_t waited;
+    do waited = waitpid(g->pid, &status, 0);
+    while (waited < 0 && errno == EINTR);
+    if (waited != g->pid) status = SIGKILL; /* SIGCHLD is ignored: how it ended is not known */
     take_all(g);
     if (g->p->most_output && g->r->out.n + g->r->err.n > g->p->most_output) why = KK_ENDED_OUTPUT;
     if (why == KK_ENDED_EXIT && WIFSIGNALED(status)) {

@@ -52,6 +52,7 @@ static void say(const kk_runner *r, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    kk_plain(line, line, sizeof line);
     if (r->opts.say) r->opts.say(r->opts.user, line);
 }
 
@@ -105,11 +106,19 @@ static kk_status find_id(kk_runner *r, kk_err *err) {
 /* The repository is a cache: one that has grown is made anew, unless it holds results to be sent.
  * */
 static kk_status trim_repository(const kk_runner *r, kk_err *err) {
-    char unsent[MOST_PATH + 32];
-    snprintf(unsent, sizeof unsent, "%s/refs/unsent", r->folder);
-    if (kk_folder_bytes(r->folder) < r->opts.config->disk_bytes / 2 || kk_dir_exists(unsent))
-        return KK_OK;
-    return kk_folder_remove(r->folder, err);
+    const char *const list[] = {"for-each-ref", "refs/unsent", NULL};
+    const char *const drop[] = {"update-ref", "-d", "refs/fetched", NULL};
+    const char *const pack[] = {"gc", "-q", "--prune=now", NULL};
+    kk_bytes kept = {0};
+    if (kk_folder_bytes(r->folder) < r->opts.config->disk_bytes / 2) return KK_OK;
+    const bool keeps = kk_git_run(&r->bus.git, list, &kept, NULL) == KK_OK && kept.n > 0;
+    kk_bytes_free(&kept);
+    if (keeps) {
+        kk_git_run(&r->bus.git, drop, NULL, NULL);
+        return kk_git_run(&r->bus.git, pack, NULL, err);
+    }
+    KK_TRY(kk_folder_remove(r->folder, err));
+    return kk_git_init(&r->bus.git, err);
 }
 
 static kk_status prepare(kk_runner *r, kk_err *err) {
@@ -128,8 +137,8 @@ static kk_status prepare(kk_runner *r, kk_err *err) {
                               .most_disk = r->opts.config->disk_bytes},
                       .remote = r->opts.remote,
                       .prefix = r->opts.config->prefix};
-    KK_TRY(trim_repository(r, err));
-    return kk_git_init(&r->bus.git, err);
+    KK_TRY(kk_git_init(&r->bus.git, err));
+    return trim_repository(r, err);
 }
 
 kk_status kk_runner_open(kk_runner **out, const kk_runner_opts *opts, kk_err *err) {
@@ -291,6 +300,27 @@ static void sign_summary(const kk_runner *r, json_t *summary) {
     json_object_set_new(summary, "finished", json_integer((json_int_t)time(NULL)));
 }
 
+static kk_status keep(const kk_runner *r, const char *branch, const char *id, kk_err *err) {
+    char name[KK_GIT_NAME + 32];
+    snprintf(name, sizeof name, "refs/unsent/%s", branch);
+    const char *const args[] = {"update-ref", name, id, NULL};
+    return kk_git_run(&r->bus.git, args, NULL, err);
+}
+
+static kk_status forget(const kk_runner *r, const char *branch, kk_err *err) {
+    char name[KK_GIT_NAME + 32];
+    snprintf(name, sizeof name, "refs/unsent/%s", branch);
+    const char *const args[] = {"update-ref", "-d", name, NULL};
+    return kk_git_run(&r->bus.git, args, NULL, err);
+}
+
+static bool is_kept(const kk_runner *r, const char *branch) {
+    char name[KK_GIT_NAME + 32];
+    snprintf(name, sizeof name, "refs/unsent/%s", branch);
+    const char *const args[] = {"rev-parse", "--verify", "-q", name, NULL};
+    return kk_git_run(&r->bus.git, args, NULL, NULL) == KK_OK;
+}
+
 /* Pushes, again where the remote was not reached.  What cannot be pushed now is kept. */
 static kk_status publish(kk_runner *r, const char *branch, const char *parent, const char *id,
                          kk_runner_counts *counts) {
@@ -306,11 +336,7 @@ static kk_status publish(kk_runner *r, const char *branch, const char *parent, c
         counts->lost++;
         say(r, "%s: the branch is gone or was moved; its result stays here", branch);
     } else {
-        char name[KK_GIT_NAME + 32];
-        snprintf(name, sizeof name, "refs/unsent/%s", branch);
-        const char *const keep[] = {"update-ref", name, id, NULL};
         say(r, "%s: the result is kept until the bus is reached: %s", branch, err.msg);
-        kk_git_run(&r->bus.git, keep, NULL, NULL);
     }
     return st;
 }
@@ -320,8 +346,8 @@ static kk_status report(kk_runner *r, const char *branch, const char *parent, js
     char id[KK_GIT_ID + 1];
     sign_summary(r, summary);
     KK_TRY(kk_bus_result(&r->bus, parent, summary, more, n, id, err));
-    publish(r, branch, parent, id, counts);
-    return KK_OK;
+    KK_TRY(keep(r, branch, id, err)); /* a runner that is killed in the push sends it again */
+    return publish(r, branch, parent, id, counts) == KK_EIO ? KK_OK : forget(r, branch, err);
 }
 
 static kk_status report_without(kk_runner *r, const kk_bus_entry *e, const char *state,
@@ -349,11 +375,10 @@ static kk_status send_kept(kk_runner *r, kk_runner_counts *counts, kk_err *err) 
         kk_bytes parent = {0};
         snprintf(before, sizeof before, "%.64s^", kept.ref[i].id);
         const char *const ask[] = {"rev-parse", before, NULL};
-        const char *const forget[] = {"update-ref", "-d", kept.ref[i].name, NULL};
         if (kk_git_run(&r->bus.git, ask, &parent, NULL) == KK_OK && parent.n) {
             parent.data[parent.n - 1] = 0; /* the newline */
             if (publish(r, branch, parent.data, kept.ref[i].id, counts) != KK_EIO)
-                st = kk_git_run(&r->bus.git, forget, NULL, err);
+                st = forget(r, branch, err);
         }
         kk_bytes_free(&parent);
     }
@@ -493,6 +518,7 @@ static kk_status look_at_claim(kk_runner *r, const kk_bus_entry *e, kk_runner_co
     const double most = json_number_value(json_object_get(e->claim, "most_s"));
     const bool ours = id && strcmp(id, r->id) == 0;
     const double wait = (most > 0 && most < 86400 ? most : 86400) + r->opts.lost_s;
+    if (is_kept(r, e->branch)) return KK_OK; /* its result is on its way */
     if (!ours && seen_since(r, e->tip) <= wait) return KK_OK;
     counts->interrupted++;
     return report_without(r, e, "interrupted",
@@ -521,7 +547,7 @@ static kk_status look_at(kk_runner *r, const char *branch, const kk_git_refs *re
     kk_status st = kk_bus_read(&r->bus, branch, &e, &why);
     if (st == KK_EIO) {
         say(r, "%s: cannot be read: %s", branch, why.msg);
-        st = KK_OK;
+        st = trim_repository(r, err); /* what it left must not keep the others from being read */
     } else if (st != KK_OK) {
         st = kk_fail(err, st, "%s", why.msg);
     } else if (e.stage == KK_BUS_FINISHED) {
@@ -537,6 +563,7 @@ static kk_status look_at(kk_runner *r, const char *branch, const kk_git_refs *re
 
 kk_status kk_runner_pass(kk_runner *r, kk_runner_counts *counts, kk_err *err) {
     kk_git_refs refs;
+    KK_TRY(trim_repository(r, err));
     KK_TRY(send_kept(r, counts, err));
     kk_status st = kk_bus_list(&r->bus, &refs, err);
     for (size_t i = 0; i < refs.n && st == KK_OK; i++) {

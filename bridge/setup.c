@@ -138,6 +138,13 @@ static kk_status signer_line(const char *pair, kk_bytes *line, kk_err *err) {
     return line->failed ? kk_no_memory(err, "a signer") : KK_OK;
 }
 
+/* Whether a line, with its end, is one of a text. */
+static bool has_line(const char *text, const char *line) {
+    for (const char *at = text; (at = strstr(at, line)) != NULL; at++)
+        if (at == text || at[-1] == '\n') return true;
+    return false;
+}
+
 static kk_status write_signers(const kk_setup_opts *o, const char *path, kk_err *err) {
     char *text = NULL;
     size_t n = 0, added = 0;
@@ -150,7 +157,7 @@ static kk_status write_signers(const kk_setup_opts *o, const char *path, kk_err 
     for (size_t i = 0; i < o->n_signers && st == KK_OK; i++) {
         kk_bytes line = {0};
         st = signer_line(o->signers[i], &line, err);
-        if (st == KK_OK && !strstr(kk_bytes_text(&all), kk_bytes_text(&line))) {
+        if (st == KK_OK && !has_line(kk_bytes_text(&all), kk_bytes_text(&line))) {
             kk_bytes_add(&all, line.data, line.n);
             added++;
         }

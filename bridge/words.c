@@ -79,6 +79,12 @@ void kk_bytes_free(kk_bytes *b) {
 
 const char *kk_bytes_text(const kk_bytes *b) { return b->data ? b->data : ""; }
 
+void kk_plain(const char *text, char *out, size_t cap) {
+    size_t n = 0;
+    for (; text[n] && n + 1 < cap; n++) out[n] = text[n] >= ' ' && text[n] < 127 ? text[n] : '?';
+    out[n] = 0;
+}
+
 kk_status kk_no_memory(kk_err *err, const char *what_for) {
     return kk_fail(err, KK_ENOMEM, "out of memory for %s", what_for);
 }

@@ -32,6 +32,8 @@ void kk_bytes_print(kk_bytes *b, const char *fmt, ...) __attribute__((format(pri
 void kk_bytes_free(kk_bytes *b);              /* leaves it empty */
 const char *kk_bytes_text(const kk_bytes *b); /* "" of an empty one */
 
+/* Text as it may be shown and put into JSON: printable ASCII, '?' for other bytes, cut to fit. */
+void kk_plain(const char *text, char *out, size_t cap);
 kk_status kk_no_memory(kk_err *err, const char *what_for);
 
 #endif

@@ -71,8 +71,12 @@ static void tell(const char *branch, kk_fetch_outcome outcome, const json_t *sum
     } else if (outcome == KK_FETCH_RUNNING) {
         printf("%s: not finished yet\n", branch);
     } else {
-        printf("%s: %s%s%s%s%s\n", branch, state ? state : "without a summary", by ? " on " : "",
-               by ? by : "", reason && *reason ? ": " : "", reason ? reason : "");
+        char line[400];
+        snprintf(line, sizeof line, "%s: %s%s%s%s%s", branch, state ? state : "without a summary",
+                 by ? " on " : "", by ? by : "", reason && *reason ? ": " : "",
+                 reason ? reason : "");
+        kk_plain(line, line, sizeof line); /* written by others */
+        printf("%s\n", line);
         printf("results in %s\n", folder);
     }
 }
@@ -249,11 +253,14 @@ static void print_entry(const json_t *e) {
     const char *state = json_string_value(json_object_get(summary, "state"));
     const char *runner = json_string_value(json_object_get(claim, "runner"));
     const char *reason = json_string_value(json_object_get(summary, "reason"));
-    printf("%-12s %s", state ? state : json_string_value(json_object_get(e, "stage")),
-           json_string_value(json_object_get(e, "branch")));
-    if (runner) printf(" (%s)", runner);
-    if (reason && *reason) printf(": %s", reason);
-    printf("\n");
+    char line[600];
+    snprintf(line, sizeof line, "%-12s %s%s%s%s%s%s",
+             state ? state : json_string_value(json_object_get(e, "stage")),
+             json_string_value(json_object_get(e, "branch")), runner ? " (" : "",
+             runner ? runner : "", runner ? ")" : "", reason && *reason ? ": " : "",
+             reason ? reason : "");
+    kk_plain(line, line, sizeof line); /* written by others */
+    printf("%s\n", line);
 }
 
 static int run_status(int argc, char **argv) {

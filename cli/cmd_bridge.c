@@ -2,6 +2,7 @@
  * remote.  The kinds of who asks are in bridge_client.c, those of who answers in bridge_runner.c.
  * */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -60,6 +61,7 @@ bool bridge_find(bridge_place *p, const char *state, const char *config, int *co
         return false;
     }
     term_on_signal(TERM_ASK);
+    signal(SIGCHLD, SIG_DFL); /* who started us may ignore it: then no exit code is ever seen */
     return true;
 }
 

@@ -106,6 +106,10 @@ exits 2 bridge request mlx-env-probe --no-push --requested-by ann --ref test --r
 exits 2 bridge request mlx-env-probe --no-push --requested-by ann --ref test --branch-suffix=..
 exits 2 bridge request
 exits 2 bridge run --manifest "$work/one.json"
+mkdir -p "$work/mine/results"; echo '{"my": "data"}' >"$work/mine/results/data.json"
+exits 2 bridge run --manifest "$work/one.json" -o "$work/mine"
+has "$err" "is not empty"
+[ -s "$work/mine/results/data.json" ] || fail "a file of the user's is gone"
 exits 1 bridge run --manifest "$work/nowhere" --dry-run
 
 # ---- several for real, on the shipped models: asked, carried out, gated, fetched
@@ -174,9 +178,10 @@ git init -q "$work/tree"
 exits 2 bridge request mlx-env-probe --requested-by ann --key "$work/nowhere" --ref test --remote "$bus"
 has "$err" "cannot be signed"
 # A request that waits while a runner works.
-(sleep 0.3; "$KAKEYA" bridge run -q) >/dev/null 2>&1 &
+(for _ in $(seq 40); do sleep 0.3; "$KAKEYA" bridge run -q; done) >/dev/null 2>&1 &
+looks=$!
 exits 0 bridge request mlx-env-probe --requested-by ann --key "$work/ann" --ref test --remote "$bus" \
     --wait 60 --poll-interval 1 -o "$work/waited" --json
 json "$(printf '%s' "$out" | tail -n 1)" exit_code summary
-wait
+kill $looks; wait
 finish

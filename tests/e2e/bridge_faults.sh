@@ -53,7 +53,8 @@ manifest; printf 'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsiz
 manifest; ln -sf /etc/passwd "$work/link"
 branch=${prefix}mlx-env-probe-$nonce; push_raw "$branch" ".kakeya-bridge/request.json=$work/link"; expect "not a plain file"
 branch=${prefix}mlx-env-probe-empty; push_raw "$branch" "other=$manifest"; expect "there is no .kakeya-bridge/request.json"
-refused_all 32
+manifest 'm["a" * 39 + "\u00e9"] = 1'; send; expect 'no member "aaaa'
+refused_all 33
 sweep
 manifest 'm["requested_by"] = "bob"'; rm "$manifest.sig"; send; runner m4; fetched 0 done
 config m4 '"presets": ["parity"]'
@@ -129,6 +130,8 @@ for _ in $(seq 100); do [ -s "$SPOOR.child" ] && break; sleep 0.1; done
 fetched 2 "not finished"
 runner m4; same "$code" 1 "a second runner in the same folder"; has "$err" "another runner works in"
 runner m5; same "$code" 0 "another runner leaves the claim alone"
+sleep 1.2
+runner m5; same "$code" 0 "and still does"
 kill -9 $pid; wait $pid 2>/dev/null
 gone
 runner m4; same "$code" 1; fetched 1 interrupted "the runner ended while it carried this out"
@@ -161,6 +164,43 @@ manifest; send; FAKE=hide runner m4
 has "$err" "is kept until the bus is reached"
 mv "$bus.away" "$bus"; fetched 2 "not finished"
 rm -f "$SPOOR"; runner m4; fetched 0 "done on m4"; [ ! -f "$SPOOR" ] || fail "a kept result ran again"
+# A result that cannot be pushed, while all else works, is kept too, and not taken for interrupted.
+cat >"$work/ssh" <<'SH'
+#!/usr/bin/env bash
+for command; do :; done
+case $command in git-receive-pack*)
+    left=$(cat "$BUS.down" 2>/dev/null || echo 0)
+    [ "$left" -gt 0 ] && { echo $((left - 1)) >"$BUS.down"; echo "error: RPC failed; HTTP 413" >&2; exit 1; } ;;
+esac
+exec sh -c "$command"
+SH
+chmod +x "$work/ssh"
+sweep; manifest; send; rm -f "$SPOOR"
+export GIT_SSH_COMMAND=$work/ssh GIT_SSH_VARIANT=simple
+for _ in 1 2 3; do
+    FAKE=down kakeya bridge run "ssh://h$bus" --config "$work/m4.json" --state "$work/state-m4"
+done
+unset GIT_SSH_COMMAND GIT_SSH_VARIANT
+fetched 0 "done on m4"
+has "$(cat "$work/got/results/good.txt")" result
+same "$(wc -l <"$SPOOR")" 1 "runs of a request whose result was kept"
+# A remote that declines is not one where somebody was first.
+hook=$bus/hooks/pre-receive
+printf '#!/bin/sh\necho "these references are refused" >&2\nexit 1\n' >"$hook"
+chmod +x "$hook"
+manifest; mv "$hook" "$work/hook"; send; mv "$work/hook" "$hook"
+runner m4; has "$err" "these references are refused"; lacks "$err" "another runner was first"
+rm "$hook"
+runner m4; fetched 0 "done on m4"
+# A branch of very many files is refused once, not by each runner in turn.
+sweep; rm -rf "$work/raw"; git init -q "$work/raw"; mkdir "$work/raw/many"
+(cd "$work/raw/many" && seq 2001 | xargs touch)
+git -C "$work/raw" add -A; git -C "$work/raw" commit -q -m many
+branch=${prefix}many-1; git -C "$work/raw" push -q "$bus" "HEAD:refs/heads/$branch"
+for _ in 1 2; do runner m4; runner m5; done
+same "$(git -C "$bus" rev-list --count "refs/heads/$branch")" 2 "commits on a branch of many files"
+fetched 1 refused
+sweep
 # It is not reached at all: a look fails, a watch goes on.
 mv "$bus" "$bus.away"
 runner m4; same "$code" 1 "no bus"
