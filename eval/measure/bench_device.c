@@ -7,7 +7,8 @@
 #include "engine/session.h"
 #include "eval/measure/bench_parts.h"
 
-static const int64_t large = (int64_t)4 << 30; /* no cache holds this */
+static const int64_t large = (int64_t)4 << 30;    /* no cache holds this */
+static const int64_t shared = (int64_t)512 << 20; /* of memory that it shares with the CPU */
 static const int64_t even = (int64_t)32 << 20;
 
 bool kk_bench_is_remote(const kk_engine *e) { return e->backend->own_memory; }
@@ -21,6 +22,7 @@ kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double
     if (!with->read_rate) return kk_measure_read(facts.threads, bytes, seconds, out, err);
     if (bytes == 0) bytes = large;
     if (facts.memory.free > 0 && bytes > facts.memory.free / 2) bytes = facts.memory.free / 2;
+    if (facts.memory.free == 0 && bytes > shared) bytes = shared;
     bytes = (bytes + even - 1) / even * even;
     kk_engine_lock(e);
     const kk_status st = with->read_rate(e->dev, (size_t)bytes, out, err);

@@ -491,7 +491,9 @@ typedef struct {
 
 /* For tests and measurements alone. */
 typedef struct {
-    kk_status (*sync)(kk_dev *dev, kk_err *err); /* all that was asked for is done */
+    /* All that was asked for is done.  The engine too asks for it: after rows of a prompt on a
+     * device that does not queue, so that what fails there is told before they are committed. */
+    kk_status (*sync)(kk_dev *dev, kk_err *err);
     void (*counts)(const kk_dev *dev, kk_dev_counts *out);
     /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
     kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);

@@ -276,6 +276,8 @@ static kk_status run_chunk(kk_session *s, int32_t n, bool with_logits, kk_err *e
         group.counts = NULL;
         return kk_gemma4_diagnose(e->model, &args, err);
     }
+    /* What fails is this session's, and its rows are not committed. */
+    if (!with_logits && !e->backend->queues) KK_TRY(e->backend->instruments->sync(e->dev, err));
     KK_TRY(kk_drafting_absorb(&s->drafting, n, err));
     if (with_logits) memcpy(s->logits, e->row, (size_t)e->rounds.vocab * sizeof *e->row);
     return KK_OK;

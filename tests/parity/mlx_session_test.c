@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 
 #include "eval/measure/devices.h"
 #include "eval/tasks/parity.h"
@@ -176,6 +177,77 @@ static void drafts_keep_to_what_was_measured(void **state) {
     kk_engine_close(e);
 }
 
+/* ---- failures and threads ------------------------------------------------------------------ */
+
+static kk_status read_prompt(kk_session *s, int32_t n) {
+    int32_t prompt[240];
+    kk_err err;
+    for (int32_t i = 0; i < n; i++) prompt[i] = 5 + (i * 37 + i / 7) % 900;
+    return kk_session_append(s, prompt, (size_t)n, NULL, NULL, &err);
+}
+
+static uint64_t goes_on(kk_engine *e, const char *path) {
+    kk_session *s;
+    bool same;
+    assert_ok(kk_session_load(&s, e, path, NULL, &same, why));
+    const uint64_t hash = say(s, 12, (kk_sampling){0}).logits_hash;
+    kk_session_free(s);
+    return hash;
+}
+
+/* A prompt that fails while it is computed leaves nothing that is computed later, when its pages are
+ * another session's: one that is loaded goes on as it does without the failure. */
+static void failures_are_forgotten(void **state) {
+    need_mlx();
+    const char *path = scratch_path(*state, "before");
+    kk_engine *e = open_on("mlx", 0);
+    kk_session *s = session_on(e, KK_SPEC_NONE, KK_KV_BF16), *pages;
+    assert_int_equal(read_prompt(s, 100), KK_OK);
+    assert_ok(kk_session_save(s, path, why));
+    kk_session_free(s);
+    const uint64_t want = goes_on(e, path);
+    pages = session_on(e, KK_SPEC_NONE, KK_KV_BF16);
+    int failed = 0;
+    for (int k = 1; k < 400; k = 2 * k + 1) {
+        assert_ok(kk_session_new(&s, e, &(kk_session_opts){.ctx = 256}, why));
+        e->backend->instruments->fault_after(k, false);
+        const kk_status st = read_prompt(s, 200);
+        e->backend->instruments->fault_after(0, false);
+        failed += st != KK_OK;
+        assert_true(st == KK_OK || st == KK_ENOMEM);
+        kk_session_free(s);
+        assert_true(goes_on(e, path) == want);
+    }
+    assert_true(failed > 4);
+    kk_session_free(pages);
+    kk_engine_close(e);
+}
+
+static void *converse(void *engine) {
+    kk_session *s = session_on(engine, KK_SPEC_NONE, KK_KV_BF16);
+    uint64_t *hash = malloc(sizeof *hash);
+    assert_non_null(hash);
+    *hash = say(s, 8, (kk_sampling){0}).logits_hash;
+    kk_session_free(s);
+    return hash;
+}
+
+/* What one thread asked for may be computed by another. */
+static void threads_take_turns(void **state) {
+    (void)state;
+    need_mlx();
+    kk_engine *e = open_on("mlx", 0);
+    pthread_t t[4];
+    uint64_t *hash[4];
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&t[i], NULL, converse, e), 0);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(t[i], (void **)&hash[i]);
+        assert_true(*hash[i] == *hash[0]);
+    }
+    for (int i = 0; i < 4; i++) free(hash[i]);
+    kk_engine_close(e);
+}
+
 /* ---- packed weights ------------------------------------------------------------------------ */
 
 /* The root of the mean square by which logits differ, as a share of theirs. */
@@ -261,6 +333,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(goldens_hold),
         cmocka_unit_test(a_round_waits_once),
         cmocka_unit_test(drafts_keep_to_what_was_measured),
+        cmocka_unit_test_setup_teardown(failures_are_forgotten, scratch_setup, scratch_teardown),
+        cmocka_unit_test(threads_take_turns),
         cmocka_unit_test_setup_teardown(packed_weights, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),

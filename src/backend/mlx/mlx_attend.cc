@@ -264,13 +264,28 @@ static mx::array latents_at(kk_dev *dev, const kk_kv_slot &slot, uint8_t *const 
                            })[0];
 }
 
+/* A decoder as [rank, out], unpacked, for MLX's CPU device: with the other layout its BLAS adds
+ * product by product, and packed products are slower still. */
+static const mx::array &decoder_of(kk_dev *dev, const kk_weight *w) {
+    const mx::Stream s = dev->stream;
+    if (!w->decoder) {
+        const mx::array all =
+            kk_mlx_lookup(dev, w, mx::arange(0, kk_mlx_int(w->n_out), 1, mx::int32, s));
+        w->decoder = mx::contiguous(mx::transpose(all, s), false, s);
+    }
+    return *w->decoder;
+}
+
 /* z w^T by pages: [n, heads, d]. */
 static mx::array decoded(kk_dev *dev, const mx::array &z, const kk_weight *w, int32_t heads) {
     const mx::Stream s = dev->stream;
+    const bool cpu = s.device == mx::Device::cpu;
     std::vector<mx::array> parts;
-    for (int r = 0; r < z.shape(0); r += KK_PAGE_ROWS)
-        parts.push_back(
-            kk_mlx_multiply(dev, mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s), w));
+    for (int r = 0; r < z.shape(0); r += KK_PAGE_ROWS) {
+        const mx::array page = mx::slice(z, {r, 0}, {r + KK_PAGE_ROWS, z.shape(1)}, s);
+        parts.push_back(cpu ? mx::matmul(page, decoder_of(dev, w), s)
+                            : kk_mlx_multiply(dev, page, w));
+    }
     const mx::array all = parts.size() > 1 ? mx::concatenate(parts, 0, s) : parts[0];
     return mx::reshape(all, {z.shape(0), heads, kk_mlx_int(w->n_out) / heads}, s);
 }
@@ -389,18 +404,30 @@ static std::pair<mx::array, mx::array> rebuild(kk_dev *dev, const kk_attend_args
     return {by_head(k), by_head(v)};
 }
 
-/* The same, once in a forward. */
+/* Rows [from, to) of the same, of which all that the group's rows see are rebuilt at once: none of
+ * them is of this forward. */
 static std::pair<mx::array, mx::array> rebuilt_rows(kk_dev *dev, const kk_attend_args *a,
                                                     const kk_group *g, int64_t from, int64_t to) {
     const kk_evicted *e = a->evicted;
-    const auto key = std::make_tuple(e->layer, (int32_t)(g - a->rows->group), from, to);
+    const kk_kv_bounds bounds = {e->window, a->sink, e->chunk};
+    const auto key = std::make_pair(e->layer, (int32_t)(g - a->rows->group));
     if (dev->rebuilt_forward != e->forward) dev->rebuilt.clear();
     dev->rebuilt_forward = e->forward;
-    const auto found = dev->rebuilt.find(key);
-    if (e->forward && found != dev->rebuilt.end()) return found->second;
-    const auto made = rebuild(dev, a, g, from, to);
-    if (e->forward) dev->rebuilt.insert({key, made});
-    return made;
+    auto found = dev->rebuilt.find(key);
+    if (!e->forward || found == dev->rebuilt.end() || found->second.from > from ||
+        found->second.to < to) {
+        const int64_t end = std::max(to, kk_kept_from(&bounds, g->pos + g->n_rows - 1));
+        const auto made = rebuild(dev, a, g, from, end);
+        found =
+            dev->rebuilt.insert_or_assign(key, kk_mlx_rebuilt{from, end, made.first, made.second})
+                .first;
+    }
+    const kk_mlx_rebuilt &r = found->second;
+    const auto cut = [&](const mx::array &x) {
+        return mx::slice(x, {0, kk_mlx_int(from - r.from), 0},
+                         {x.shape(0), kk_mlx_int(to - r.from), x.shape(2)}, dev->stream);
+    };
+    return {cut(r.k), cut(r.v)};
 }
 
 /* A bf16 factor for each head of a row. */

@@ -78,7 +78,8 @@ void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words) {
                                  std::to_string(b->bytes));
     mx::array flat = mx::reshape(words, {kk_mlx_int((int64_t)n)}, dev->stream);
     while (!b->layers.empty() && b->layers.back().n <= n) b->layers.pop_back();
-    b->layers.push_back({n, mx::contiguous(flat, false, dev->stream)});
+    const bool there = words.ndim() == 1 && words.status() == mx::array::Status::available;
+    b->layers.push_back({n, there ? words : mx::contiguous(flat, false, dev->stream)});
     dev->asked++;
     if (b->layers.size() <= KK_MLX_DEPTH) return;
     const size_t all = b->layers.front().n;
@@ -113,9 +114,29 @@ static std::vector<mx::array> not_computed(const kk_dev *dev) {
     return all;
 }
 
+/* What could not be computed never will be: it would read and write pages that are others' by then. */
+static void forget(kk_dev *dev) {
+    for (kk_buf *b : dev->bufs)
+        b->layers.erase(std::remove_if(b->layers.begin(), b->layers.end(),
+                                       [](const kk_mlx_layer &l) {
+                                           return l.words.status() ==
+                                                  mx::array::Status::unscheduled;
+                                       }),
+                        b->layers.end());
+    dev->pages_done.reset();
+    dev->rebuilt.clear();
+    dev->asked = 0;
+}
+
 void kk_mlx_start(kk_dev *dev) {
     std::vector<mx::array> all = not_computed(dev);
-    if (!all.empty()) mx::async_eval(std::move(all));
+    if (all.empty()) return;
+    try {
+        mx::async_eval(std::move(all));
+    } catch (...) {
+        forget(dev);
+        throw;
+    }
 }
 
 kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
@@ -134,6 +155,7 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
         return KK_OK;
     });
     /* Steps that were begun may still read and write pages. */
+    if (st != KK_OK) forget(dev);
     if (st != KK_OK)
         (void)kk_mlx_try(nullptr, "waiting", [&] {
             mx::synchronize(dev->stream);

@@ -22,7 +22,7 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <mlx/mlx.h>
@@ -64,8 +64,15 @@ struct kk_weight {
     int bits = 0, group = 0; /* of packed ones: bits of a code, codes that share a scale */
     /* float32 [n_out, n_in], of several [n_mat, n_out, n_in]; packed ones have rows of words */
     std::optional<mx::array> w;
-    std::vector<kk_mlx_planes> planes; /* of packed ones: one, or of each half of a group */
-    std::optional<mx::array> halves;   /* [n_in], 1 where the first set of two holds */
+    std::vector<kk_mlx_planes> planes;        /* of packed ones: one, or of each half of a group */
+    mutable std::optional<mx::array> decoder; /* float32 [n_in, n_out], made when first asked for */
+    std::optional<mx::array> halves;          /* [n_in], 1 where the first set of two holds */
+};
+
+/* The rows [from, to) that were rebuilt in a forward, [n_kv_head, to - from, d] each. */
+struct kk_mlx_rebuilt {
+    int64_t from, to;
+    mx::array k, v;
 };
 
 struct kk_dev {
@@ -87,10 +94,8 @@ struct kk_dev {
     int64_t tickets = 0;
     kk_sampler *sampler = nullptr;
     int32_t sampler_vocab = 0;
-    /* Rows that were rebuilt in this forward, by layer, group and range. */
     int64_t rebuilt_forward = 0;
-    std::map<std::tuple<int32_t, int32_t, int64_t, int64_t>, std::pair<mx::array, mx::array>>
-        rebuilt;
+    std::map<std::pair<int32_t, int32_t>, kk_mlx_rebuilt> rebuilt; /* by layer and group */
 };
 
 /* ---- errors -------------------------------------------------------------------------------- */

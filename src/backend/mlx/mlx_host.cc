@@ -14,8 +14,10 @@ class host_step : public mx::Primitive {
         std::vector<const void *> in;
         std::vector<void *> out;
         for (mx::array &o : outputs) {
+            if (kk_fault_point()) throw std::bad_alloc();
             o.set_data(mx::allocator::malloc(o.nbytes()));
             out.push_back(o.data<uint8_t>());
+            if (o.nbytes() && !out.back()) throw std::bad_alloc();
         }
         /* MLX keeps the inputs until what was dispatched is done. */
         for (const mx::array &i : inputs) in.push_back(i.data<uint8_t>());

@@ -162,7 +162,10 @@ static uint8_t *pack(const uint8_t *code, size_t n, int bits, uint8_t *to) {
 /* Memory of MLX's own, filled before it becomes an array. */
 class filled {
   public:
-    explicit filled(size_t bytes) : data_(mx::allocator::malloc(bytes)), bytes_(bytes) {}
+    /* MLX hands out no memory without a word, or more than the machine has. */
+    explicit filled(size_t bytes) : data_(taken(bytes)), bytes_(bytes) {
+        if (bytes && !at<void>()) throw std::bad_alloc();
+    }
     template <typename T> T *at() {
         mx::allocator::Buffer buffer = data_.buffer();
         return static_cast<T *>(buffer.raw_ptr());
@@ -173,6 +176,12 @@ class filled {
     }
 
   private:
+    static mx::allocator::Data taken(size_t bytes) {
+        const size_t used = mx::get_active_memory(), limit = mx::get_memory_limit();
+        if (used > limit || bytes > limit - used) throw std::bad_alloc();
+        return mx::allocator::malloc(bytes);
+    }
+
     mx::allocator::Data data_;
     size_t bytes_;
 };
