@@ -317,7 +317,8 @@ kk_status kk_git_fetch(const kk_git *g, const char *remote, const char *name,
     return st == KK_OK ? resolve(g, "refs/fetched^{commit}", id, err) : st;
 }
 
-/* Whether the remote will not have it, whatever its references are: a hook, a limit, a permission. */
+/* Whether the remote will not have it, whatever its references are: a hook, a limit, a permission.
+ */
 static bool declined(const char *said) {
     static const char mark[] = "[remote rejected] (";
     static const char *const moved[] = {"atomic", "lock", "failed to update ref", "exists",

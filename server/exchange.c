@@ -146,7 +146,7 @@ long exchange_read(exchange *x, char *to, size_t max) {
     pthread_mutex_lock(&x->lock);
     long n = x->slow ? 0 : (long)outbox_take(&x->out, to, max);
     if (n == 0 && (x->ended || x->gone)) {
-        n = -1;
+        n = x->slow ? -2 : -1;
     } else if (n == 0 && x->connection) {
         x->suspended = true;
         MHD_suspend_connection(x->connection);

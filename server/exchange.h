@@ -38,7 +38,7 @@ typedef struct exchange {
     atomic_int refs;
     double started;            /* text_now() of its first byte */
     const struct route *route; /* NULL: it is refused */
-    char rest[96];             /* of the path, behind the route's own */
+    char rest[256];            /* of the path, behind the route's own */
     char id[EXCHANGE_ID];      /* the client's X-Request-Id, or one that was drawn */
     const char *type;          /* of the body of the answer; NULL: JSON */
     const char *policy;        /* its Content-Security-Policy; NULL: that of data */
@@ -86,7 +86,8 @@ bool exchange_ping(exchange *x, double after);
 
 /* ---- the connection's side --------------------------------------------------------------- */
 
-/* Up to max bytes of the stream; 0: the connection was suspended; -1: it has ended. */
+/* Up to max bytes of the stream; 0: the connection was suspended; -1: it has ended; -2: its client
+ * lagged too far behind. */
 long exchange_read(exchange *x, char *to, size_t max);
 /* The connection is over. */
 void exchange_closed(exchange *x);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -71,6 +72,18 @@ static const char *header(struct MHD_Connection *c, const char *name) {
     return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
 }
 
+/* Names that no site of the web has: without a dot, or of a domain that the web never has. */
+static bool is_local(const char *name) {
+    static const char *const ends[] = {".localhost", ".local", ".internal", ".home.arpa"};
+    const size_t n = strlen(name);
+    if (!strchr(name, '.')) return true;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const size_t m = strlen(ends[i]);
+        if (n > m && strcasecmp(name + n - m, ends[i]) == 0) return true;
+    }
+    return false;
+}
+
 /* Whether a Host header names this machine in a way that no other site's name can resolve to it: a
  * page of evil.example whose name is made to point here would send its own name. */
 static bool names_itself(const server *s, const char *host) {
@@ -81,7 +94,7 @@ static bool names_itself(const server *s, const char *host) {
     if (n >= sizeof name) return false;
     memcpy(name, host, n);
     name[n] = 0;
-    return strcmp(name, "localhost") == 0 || strcmp(name, s->opts->host) == 0 ||
+    return is_local(name) || strcasecmp(name, s->opts->host) == 0 ||
            inet_pton(AF_INET, name, &v4) == 1;
 }
 
@@ -113,8 +126,16 @@ static bool admit_head(exchange *x, struct MHD_Connection *c, const char *url, c
     server *s = x->server;
     const int state = atomic_load(&s->state);
     fault *f = &x->refused;
-    if (!origin_allowed(s, header(c, "Origin"), header(c, "Host")))
+    const char *host = header(c, "Host");
+    if (!origin_allowed(s, header(c, "Origin"), host))
         return fault_set(f, 403, NULL, "pages of other origins may not call this server");
+    /* With a GET of a page's own origin a browser sends no Origin, also where its name was made to
+     * point here. */
+    if (host && !names_itself(s, host))
+        return fault_set(f, 403, NULL,
+                         "'%.80s' may be the name of another site: call this server by an address, "
+                         "a local name or its --host, or give it keys",
+                         host);
     const char *rest;
     x->route = route_find(method, url, &rest, f);
     snprintf(x->rest, sizeof x->rest, "%s", rest); /* the path does not outlive its connection */
@@ -148,6 +169,7 @@ static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const 
 static ssize_t read_stream(void *user, uint64_t pos, char *to, size_t max) {
     (void)pos;
     const long n = exchange_read(user, to, max);
+    if (n == -2) return MHD_CONTENT_READER_END_WITH_ERROR; /* no end that looks like one */
     return n < 0 ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
 }
 

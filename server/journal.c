@@ -252,11 +252,11 @@ static kk_status append_to(int fd, const char *path, const journal_turn *turn, i
     struct stat st;
     uint8_t last[SEAL];
     textbuf t = {0};
-    if (fstat(fd, &st) != 0 || pread(fd, last, SEAL, (off_t)(*size - SEAL)) != SEAL)
-        return fail_errno(err, "read", path);
+    if (fstat(fd, &st) != 0) return fail_errno(err, "read", path);
     if (st.st_size != *size)
         return server_fail(err, KK_EFORMAT, "'%.150s' has %lld bytes, not %lld: it was changed",
                            path, (long long)st.st_size, (long long)*size);
+    if (pread(fd, last, SEAL, (off_t)(*size - SEAL)) != SEAL) return fail_errno(err, "read", path);
     encode_turn(&t, turn, get(last, 8));
     kk_status status = KK_OK;
     if (t.failed) {

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,7 @@ struct prefixes {
     pthread_mutex_t lock;
     kept *kept; /* [opts.most] */
     int32_t n;
+    atomic_int shown; /* the same, for who must not wait while a session is forked under the lock */
     uint64_t clock;
 };
 
@@ -62,6 +64,7 @@ void prefixes_close(prefixes *p) {
 static kept remove_at(prefixes *p, int32_t i) {
     const kept k = p->kept[i];
     p->kept[i] = p->kept[--p->n];
+    atomic_store(&p->shown, p->n);
     return k;
 }
 
@@ -100,8 +103,12 @@ static bool evict(prefixes *p, double since, bool stored) {
 bool prefixes_evict_oldest(prefixes *p) { return evict(p, INFINITY, false); }
 
 int prefixes_evict_idle(prefixes *p, double seconds) {
+    const double start = text_now();
     int n = 0;
-    while (evict(p, text_now() - seconds, true)) n++;
+    while (evict(p, text_now() - seconds, true)) {
+        n++;
+        if (seconds >= 0 && text_now() - start > SWEEP_S) break;
+    }
     return n;
 }
 
@@ -125,12 +132,7 @@ static void keep_within_limits(prefixes *p) {
     }
 }
 
-int32_t prefixes_count(prefixes *p) {
-    pthread_mutex_lock(&p->lock);
-    const int32_t n = p->n;
-    pthread_mutex_unlock(&p->lock);
-    return n;
-}
+int32_t prefixes_count(prefixes *p) { return atomic_load(&p->shown); }
 
 /* ---- finding ----------------------------------------------------------------------------- */
 
@@ -338,6 +340,7 @@ static uint64_t add(prefixes *p, const prefixes_found *f, int32_t prompt) {
                     .number = number,
                     .journaled = f->journaled};
         memcpy(k->id, f->id, sizeof k->id);
+        atomic_store(&p->shown, p->n);
     }
     pthread_mutex_unlock(&p->lock);
     return number;

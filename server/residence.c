@@ -23,7 +23,8 @@ void residence_sweep(server *s) {
         sessions_evict_idle(s->sessions, s->opts->idle_session_s);
         prefixes_evict_idle(s->prefixes, s->opts->idle_session_s);
     }
-    while (limit > 0 && kv_bytes(s) > limit && residence_make_place(s)) {
+    const double until = text_now() + SWEEP_S;
+    while (limit > 0 && text_now() < until && kv_bytes(s) > limit && residence_make_place(s)) {
     }
 }
 

@@ -375,6 +375,7 @@ static void give_rest(running *r) {
 static bool end_turn(sessions *t, sessions_entry *e, running *r, bool done, fault *f) {
     const int64_t before = e->history.len - r->n;
     fault unstored;
+    if (r->n == 0) return true; /* no turn, in the journal neither */
     const int32_t *all = kk_session_tokens(e->session);
     if (kk_session_len(e->session) == e->history.len &&
         !sessions_store_turn(t, e, all, (size_t)r->n, true, &unstored)) {

@@ -37,9 +37,15 @@ static bool give_up(call *c, metrics_finish why) {
     return false;
 }
 
+/* A stream begins once the session is the call's own: until then a refusal has a status. */
+static void begin_stream(call *c) {
+    if (c->request.stream && c->x->answer == EXCHANGE_OPEN) exchange_stream(c->x);
+}
+
 static bool goes_on(void *user) {
     call *c = user;
     const server *s = c->x->server;
+    begin_stream(c);
     if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s))
         return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
     if (text_now() - c->x->started > s->opts->request_s) return give_up(c, FINISH_TIMEOUT);
@@ -264,6 +270,7 @@ static bool on_piece(void *user, const sessions_piece *piece) {
         text_add(&c->text, piece->text, piece->len);
         return true;
     }
+    begin_stream(c);
     json_t *event = json_pack("{s:o}", "text", text_json(piece->text, piece->len));
     if (piece->id >= 0) json_object_set_new(event, "token", json_integer(piece->id));
     add_drafting(c, event, piece);
@@ -331,13 +338,13 @@ static void generate(call *c) {
     if (done) {
         c->chat = json_is_true(json_object_get(c->request.root, "chat"));
         c->drafts = json_is_true(json_object_get(c->request.root, "drafts"));
-        if (c->request.stream) exchange_stream(c->x);
         done = run_generation(c, stop_ids, n_stop_ids, &out);
         count(c, done, &out);
     }
     free(stop_ids);
     if (c->given_up != FINISH_KINDS) explain(c);
     if (c->failed.status) done = false;
+    if (done) begin_stream(c); /* one without a token */
     json_t *result = done ? sessions_generated_json(&out) : NULL;
     if (result) json_object_set_new(result, "dropped_tokens", json_integer(info.dropped));
     if (c->x->answer == EXCHANGE_STREAM)

@@ -103,12 +103,14 @@ static bool wake_stored(sessions *t, sessions_entry *e, const sessions_watch *wa
     do {
         st = store_load(t->opts.store, e->id, &e->how.session, &l, &err);
     } while (sessions_try_again(t, st));
-    if (st == KK_ENOMEM) return fault_from(f, &err);
+    /* KK_EINVAL: this server was started without what the session needs. */
+    if (st == KK_ENOMEM || st == KK_EINVAL) return fault_from(f, &err);
     if (st != KK_OK) return lost(f, err.msg);
     const size_t there = (size_t)kk_session_len(l.session);
     *cached = (int64_t)there - l.evaluated;
     *evaluated = (int64_t)(l.journal.len - there) + l.evaluated;
     e->session = l.session;
+    e->kv_stored = (int64_t)there;
     sessions_bind(&e->binding, e->id, e->session);
     const size_t rest = l.journal.len - there; /* newer than the K/V file */
     const bool good = adopt(e, &l.journal, f) &&
@@ -204,8 +206,13 @@ static bool evict(sessions *t, double before) {
 bool sessions_evict_oldest(sessions *t) { return evict(t, INFINITY); }
 
 int sessions_evict_idle(sessions *t, double seconds) {
+    const double start = text_now();
     int n = 0;
-    while (evict(t, text_now() - seconds)) n++;
+    while (evict(t, text_now() - seconds)) {
+        n++;
+        /* What sweeps has other work too; the rest goes with the next sweep. */
+        if (seconds >= 0 && text_now() - start > SWEEP_S) break;
+    }
     return n;
 }
 

@@ -207,6 +207,22 @@ static bool find_lost(void *user, const catalog_row *row) {
     return true;
 }
 
+/* We hold the folder: what is called so was left by a server that was killed while it wrote, or
+ * while it deleted. */
+static void drop_leftover(store *s, const char *name) {
+    static const char temp[] = ".kakeya-tmp", kv[] = ".kv";
+    char path[PATH], own[JOURNAL_ID], whole[PATH], aside[PATH];
+    const size_t n = strlen(name);
+    path_of(s, name, "", path);
+    if (n > sizeof temp - 1 && strcmp(name + n - (sizeof temp - 1), temp) == 0) unlink(path);
+    if (n <= sizeof kv - 1 || n - (sizeof kv - 1) >= sizeof own) return;
+    if (strcmp(name + n - (sizeof kv - 1), kv) != 0) return;
+    snprintf(own, sizeof own, "%.*s", (int)(n - (sizeof kv - 1)), name);
+    path_of(s, own, ".journal", whole);
+    path_of(s, own, ".journal.damaged", aside); /* what belongs to one is left to be looked at */
+    if (access(whole, F_OK) != 0 && access(aside, F_OK) != 0) unlink(path);
+}
+
 static kk_status compare_folder(store *s, kk_err *err) {
     lost l = {.store = s};
     DIR *d = opendir(s->folder);
@@ -214,6 +230,8 @@ static kk_status compare_folder(store *s, kk_err *err) {
         return server_fail(err, KK_EIO, "cannot read the folder '%.150s': %s", s->folder,
                            strerror(errno));
     for (struct dirent *e; (e = readdir(d)) != NULL;) check_file(s, e->d_name);
+    rewinddir(d);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) drop_leftover(s, e->d_name);
     closedir(d);
     const kk_status st = catalog_each(s->catalog, find_lost, &l, err);
     for (size_t i = 0; i < l.n; i++) {
@@ -243,6 +261,9 @@ static kk_status lock_folder(store *s, kk_err *err) {
 static kk_status open_index(store *s, kk_err *err) {
     char path[PATH], side[PATH];
     path_of(s, "index.sqlite", "", path);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600); /* SQLite's own would be 0644 */
+    if (fd >= 0) (void)!fchmod(fd, 0600);
+    if (fd >= 0) close(fd);
     kk_status st = catalog_open(&s->catalog, path, err);
     if (st != KK_EFORMAT) return st;
     set_aside(s, path, err ? err->msg : "damaged");
@@ -347,16 +368,30 @@ static void note_turn(store *s, const catalog_row *row, const journal_turn *turn
     if (st != KK_OK) say(s, "state: %s: %s", row->id, err.msg);
 }
 
+/* Appends to the journal that the row is of, at the end that the row knows. */
+static kk_status append_turn(store *s, const char *id, const journal_turn *turn, catalog_row *row,
+                             kk_err *err) {
+    char path[PATH];
+    pthread_mutex_lock(&s->lock);
+    const bool known = catalog_get(s->catalog, id, row);
+    pthread_mutex_unlock(&s->lock);
+    if (!known) return server_fail(err, KK_EIO, "the index has no '%.60s'", id);
+    if (row->tokens < turn->at) /* what came behind them would be read as damaged */
+        return server_fail(err, KK_EFORMAT, "'%.60s' has %lld tokens, not %lld", id,
+                           (long long)row->tokens, (long long)turn->at);
+    path_of(s, id, ".journal", path);
+    return journal_append(path, turn, &row->journal_bytes, err);
+}
+
 kk_status store_turn(store *s, const char *id, const journal_turn *turn, const int32_t *all,
                      kk_err *err) {
     catalog_row row;
-    char path[PATH];
-    pthread_mutex_lock(&s->lock);
-    const bool known = catalog_get(s->catalog, id, &row);
-    pthread_mutex_unlock(&s->lock);
-    kk_status st = known ? KK_OK : server_fail(err, KK_EIO, "the index has no '%.60s'", id);
-    path_of(s, id, ".journal", path);
-    if (st == KK_OK) st = journal_append(path, turn, &row.journal_bytes, err);
+    kk_status st = append_turn(s, id, turn, &row, err);
+    if (st == KK_EFORMAT) { /* the index missed a turn, or an end was cut off */
+        catalog_row_free(&row);
+        index_again(s, id);
+        st = append_turn(s, id, turn, &row, err);
+    }
     if (st == KK_OK) {
         row.tokens = turn->at + (int64_t)turn->n;
         row.chain = history_chain(HISTORY_START, all, (size_t)row.tokens);
@@ -373,6 +408,14 @@ kk_status store_turn(store *s, const char *id, const journal_turn *turn, const i
 }
 
 /* ---- the limit --------------------------------------------------------------------------- */
+
+static void remove_files(const store *s, const char *id) {
+    char path[PATH];
+    path_of(s, id, ".journal", path);
+    unlink(path);
+    path_of(s, id, ".kv", path);
+    unlink(path);
+}
 
 /* The caller holds the lock. */
 static bool is_held(const store *s, const char *id) {
@@ -422,12 +465,14 @@ static void keep_within_limit(store *s) {
         catalog_sum(s->catalog, &sums);
         if (s->opts.limit > 0 && sums.bytes > s->opts.limit)
             catalog_oldest(s->catalog, STORE_CONVERSATION, pick, &v, NULL);
+        /* Under the lock: nobody takes it in between.  What the index keeps is tried later. */
+        if (v.id[0] && catalog_remove(s->catalog, v.id, NULL) != KK_OK) v.id[0] = '\0';
         s->counts.deleted += v.id[0] != '\0';
         pthread_mutex_unlock(&s->lock);
         if (!v.id[0]) return;
         say(s, "state: over %lld bytes: the conversation %s, not used for longest, is deleted",
             (long long)s->opts.limit, v.id);
-        store_remove(s, v.id);
+        remove_files(s, v.id);
     }
 }
 
@@ -464,14 +509,10 @@ kk_status store_save(store *s, const char *id, kk_session *session, kk_err *err)
 }
 
 void store_remove(store *s, const char *id) {
-    char path[PATH];
     pthread_mutex_lock(&s->lock);
     catalog_remove(s->catalog, id, NULL);
     pthread_mutex_unlock(&s->lock);
-    path_of(s, id, ".journal", path);
-    unlink(path);
-    path_of(s, id, ".kv", path);
-    unlink(path);
+    remove_files(s, id);
 }
 
 /* ---- reading ----------------------------------------------------------------------------- */
@@ -500,12 +541,31 @@ static bool fits(store *s, const char *path, store_loaded *l) {
     return kk_session_rewind(l->session, (int32_t)same, &l->evaluated, NULL) == KK_OK;
 }
 
+/* The index does not say any more that the K/V is saved. */
+static void forget_kv(store *s, const char *id) {
+    char path[PATH];
+    catalog_row row;
+    path_of(s, id, ".kv", path);
+    pthread_mutex_lock(&s->lock);
+    if (catalog_get(s->catalog, id, &row) && row.kv_tokens > 0) {
+        const int64_t bytes = size_of(path);
+        row.kv_tokens = 0;
+        row.kv_bytes = bytes > 0 ? bytes : 0;
+        catalog_put(s->catalog, &row, NULL);
+    }
+    pthread_mutex_unlock(&s->lock);
+    catalog_row_free(&row);
+}
+
 static kk_status load_kv(store *s, const char *id, const kk_session_opts *opts, store_loaded *l,
                          kk_err *err) {
     char path[PATH];
     kk_err why;
     path_of(s, id, ".kv", path);
-    if (access(path, F_OK) != 0) return KK_OK;
+    if (access(path, F_OK) != 0) {
+        forget_kv(s, id);
+        return KK_OK;
+    }
     const kk_status st = kk_session_load(&l->session, s->opts.engine, path, opts, NULL, &why);
     if (st == KK_ENOMEM) return server_fail(err, st, "%s", why.msg);
     if (st == KK_EFORMAT) set_aside(s, path, why.msg);
@@ -518,6 +578,7 @@ static kk_status load_kv(store *s, const char *id, const kk_session_opts *opts, 
     }
     kk_session_free(l->session);
     l->session = NULL;
+    forget_kv(s, id);
     return KK_OK;
 }
 

@@ -16,6 +16,7 @@
 #include "server/catalog.h"
 
 typedef enum { STORE_SESSION, STORE_CONVERSATION } store_kind;
+enum { SWEEP_S = 5 }; /* seconds after which a sweep of idle ones makes a pause */
 typedef struct store store;
 
 typedef struct {

@@ -22,10 +22,10 @@ void kk_device_probe(size_t kind, kk_device_state *out);
 /* What is measured of a device whose results may depend on how many rows are computed together. */
 typedef struct {
     char isa[64];
-    bool measured;      /* false: its kernels give a row the same bits by the way they are made */
+    bool measured; /* false: its kernels give a row the same bits by the way they are made */
     /* Rows of a product that have the bits they have alone, by weights as floats and packed. */
     int32_t exact_rows, exact_packed_rows;
-    double bandwidth;   /* bytes per second at which it reads memory; 0: not measured */
+    double bandwidth; /* bytes per second at which it reads memory; 0: not measured */
 } kk_device_exactness;
 kk_status kk_device_measure(const char *name, kk_device_exactness *out, kk_err *err);
 

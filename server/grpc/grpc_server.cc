@@ -390,6 +390,7 @@ void set_limits(const kk_grpc_opts &opts, grpc::ServerBuilder *builder) {
     /* A client that vanished is noticed, and may itself ask as often. */
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, idle_ms);
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, idle_ms);
     builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
 }

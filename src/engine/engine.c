@@ -431,7 +431,9 @@ bool kk_engine_projection(const kk_engine *e, kk_projection_info *out) {
 void kk_engine_device(const kk_engine *e, kk_device_info *out) {
     kk_dev_facts facts;
     e->backend->describe(e->dev, &facts);
-    *out = (kk_device_info){.threads = facts.threads, .exact_rows = facts.exact_rows, .exact_packed = facts.exact_packed};
+    *out = (kk_device_info){.threads = facts.threads,
+                            .exact_rows = facts.exact_rows,
+                            .exact_packed = facts.exact_packed};
     snprintf(out->device, sizeof out->device, "%s", e->backend->name);
     snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
     snprintf(out->why, sizeof out->why, "%s", e->why_device);

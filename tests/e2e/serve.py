@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from serving import Server, content, run_tests
+from serving import LIMIT, Server, content, run_tests
 
 KAKEYA, FOLDER = sys.argv[1:3]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -314,7 +314,7 @@ def test_slow_client():
     """A client that does not read is given up; the worker is free for others meanwhile."""
     with start("-c", "16384", "--parallel", "1", "--stream-buffer", "64", "--spec", "none") as s:
         slow = s.send(TEXT, dict(LONG, stream=True, logprobs=20), receive=4096)
-        m = s.until(lambda m: m['request_success_total{finished_reason="slow_client"}'] == 1, 60)
+        m = s.until(lambda m: m['request_success_total{finished_reason="slow_client"}'] == 1, LIMIT)
         assert m["generation_tokens_total"] < 16000
         s.post(TEXT, dict(prompt="a", max_tokens=1))
         slow.close()
@@ -406,6 +406,9 @@ def test_origins():
                              (f"evil.example:{s.port}", 403), (f"[::1]:{s.port}", 200)):
             own = {"Origin": f"http://{host}", "Host": host}
             assert s.ask("GET", "/v1/models", headers=own)[0] == status, host
+            # A browser sends no Origin with a GET of a page's own origin.
+            del own["Origin"]
+            assert s.ask("GET", "/v1/sessions", headers=own)[0] == status, host
         own = {"Origin": f"http://127.0.0.1:{s.port + 1}", "Host": f"127.0.0.1:{s.port}"}
         assert s.ask("GET", "/v1/models", headers=own)[0] == 403
     with start("--cors-origin", "http://app.example") as s:
@@ -452,7 +455,7 @@ def test_port_in_use():
 
 
 def test_drain():
-    with start("-c", "16384") as s:
+    with start("-c", "16384", "--drain-timeout", "300") as s:
         answers = []
         body = dict(LONG, max_tokens=3000, stream=True)
         asked = threading.Thread(target=lambda: answers.append(s.stream(TEXT, body)))

@@ -162,6 +162,8 @@ def test_busy_and_left():
         sock = s.send(f"{ALL}/{a}/generate", dict(GREEDY, max_tokens=4000, stream=True))
         assert sock.recv(10)
         assert s.refused(f"{ALL}/{a}/append", {"text": "x"}, 409)[0]["code"] == "session_busy"
+        # A stream that cannot begin is refused with a status, too.
+        assert s.refused(f"{ALL}/{a}/generate", dict(GREEDY, max_tokens=5, stream=True), 409)
         assert s.get(f"{ALL}/{a}")["busy"]
         sock.close()
         s.until(lambda m: m['request_success_total{finished_reason="cancelled"}'] == 1)

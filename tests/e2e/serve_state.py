@@ -95,7 +95,7 @@ def test_restart():
 
 
 def test_idle_and_memory():
-    with start("idle", "--idle-time", "1") as s:
+    with start("idle", "--idle-time", "4") as s:
         a = create(s)
         append(s, a, text=WORDS * 20)
         first = generate(s, a)
@@ -104,7 +104,7 @@ def test_idle_and_memory():
         assert files("idle", ".kv") and info(s, a)["kv"]["bytes"] == 0
         again = generate(s, a)
         assert again["cached_tokens"] == first["history_length"], again
-        assert s.metrics()["state_loaded_total"] == 1
+        assert s.metrics()["state_loaded_total"] >= 1
     with start("memory", "--kv-memory", "3") as s:
         ids = [create(s) for _ in range(6)]
         lengths = {}

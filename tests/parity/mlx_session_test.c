@@ -195,8 +195,8 @@ static uint64_t goes_on(kk_engine *e, const char *path) {
     return hash;
 }
 
-/* A prompt that fails while it is computed leaves nothing that is computed later, when its pages are
- * another session's: one that is loaded goes on as it does without the failure. */
+/* A prompt that fails while it is computed leaves nothing that is computed later, when its pages
+ * are another session's: one that is loaded goes on as it does without the failure. */
 static void failures_are_forgotten(void **state) {
     need_mlx();
     const char *path = scratch_path(*state, "before");

@@ -114,7 +114,7 @@ static std::vector<mx::array> not_computed(const kk_dev *dev) {
     return all;
 }
 
-/* What could not be computed never will be: it would read and write pages that are others' by then. */
+/* What could not be computed never will be: by then its pages are others'. */
 static void forget(kk_dev *dev) {
     for (kk_buf *b : dev->bufs)
         b->layers.erase(std::remove_if(b->layers.begin(), b->layers.end(),
