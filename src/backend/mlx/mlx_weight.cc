@@ -1,11 +1,11 @@
 /* mlx_weight.cc - matrices as MLX multiplies them: float32, or packed.
  *
- * Quantised types stay packed, MLX's own and those of GGUF.  MLX's affine form has codes in words
  * Quantised types stay packed, MLX's own and those of GGUF.  MLX's affine form has codes in
- * of a row; every type of GGUF that the engine reads can be written so without a loss.  Q6_K has a
- * scale for every 16 values, where MLX's groups have at least 32: such a matrix has two sets of
- * scales, of the first and of the second half of each group, and is multiplied once with each by
- * inputs whose other halves are 0.
+ * words of 32 bits, the first in the lowest bits, and value = scale * code + bias for every 32 or
+ * 64 codes of a row; every type of GGUF that the engine reads can be written so without a loss.
+ * Q6_K has a scale for every 16 values, where MLX's groups have at least 32: such a matrix has two
+ * sets of scales, of the first and of the second half of each group, and is multiplied once with
+ * each by inputs whose other halves are 0.
  *
  * Scales and biases are float32, as activations are: MLX would convert others at every product.
  * Types of 16 bits become float32, since MLX multiplies what has one type. */
