@@ -30,9 +30,8 @@ struct prefixes {
     kk_engine *engine;
     prefixes_opts opts;
     pthread_mutex_t lock;
-    kept *kept; /* [opts.most] */
-    int32_t n;
-    atomic_int shown; /* the same, for who must not wait while a session is forked under the lock */
+    kept *kept;   /* [opts.most] */
+    atomic_int n; /* read without the lock, too: under it a fork may wait for a prompt's chunk */
     uint64_t clock;
 };
 
@@ -64,7 +63,6 @@ void prefixes_close(prefixes *p) {
 static kept remove_at(prefixes *p, int32_t i) {
     const kept k = p->kept[i];
     p->kept[i] = p->kept[--p->n];
-    atomic_store(&p->shown, p->n);
     return k;
 }
 
@@ -132,7 +130,7 @@ static void keep_within_limits(prefixes *p) {
     }
 }
 
-int32_t prefixes_count(prefixes *p) { return atomic_load(&p->shown); }
+int32_t prefixes_count(prefixes *p) { return atomic_load(&p->n); }
 
 /* ---- finding ----------------------------------------------------------------------------- */
 
@@ -340,7 +338,6 @@ static uint64_t add(prefixes *p, const prefixes_found *f, int32_t prompt) {
                     .number = number,
                     .journaled = f->journaled};
         memcpy(k->id, f->id, sizeof k->id);
-        atomic_store(&p->shown, p->n);
     }
     pthread_mutex_unlock(&p->lock);
     return number;

@@ -21,8 +21,8 @@ kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double
     e->backend->describe(e->dev, &facts);
     if (!with->read_rate) return kk_measure_read(facts.threads, bytes, seconds, out, err);
     if (bytes == 0) bytes = large;
-    if (facts.memory.free > 0 && bytes > facts.memory.free / 2) bytes = facts.memory.free / 2;
-    if (facts.memory.free == 0 && bytes > shared) bytes = shared;
+    const int64_t most = facts.memory.free > 0 ? facts.memory.free / 2 : shared;
+    if (bytes > most) bytes = most;
     bytes = (bytes + even - 1) / even * even;
     kk_engine_lock(e);
     const kk_status st = with->read_rate(e->dev, (size_t)bytes, out, err);

@@ -489,10 +489,10 @@ typedef struct {
     const kk_buf *shift; /* as in kk_group, of at */
 } kk_replay_args;
 
-/* For tests and measurements alone. */
+/* For tests and measurements; `sync` for the engine too. */
 typedef struct {
-    /* All that was asked for is done.  The engine too asks for it: after rows of a prompt on a
-     * device that does not queue, so that what fails there is told before they are committed. */
+    /* All that was asked for is done.  The engine asks for it after rows of a prompt on a device
+     * that does not queue, so that what fails there is told before they are committed. */
     kk_status (*sync)(kk_dev *dev, kk_err *err);
     void (*counts)(const kk_dev *dev, kk_dev_counts *out);
     /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */

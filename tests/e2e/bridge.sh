@@ -37,6 +37,10 @@ has "$out" "this machine can ask, not answer" "none is named"
 exits 1 bridge setup --signer "ann=$work/before" --no-self-test
 has "$err" "no public key"
 exits 1 bridge setup --signer "no name=$work/ann.pub" --no-self-test
+# A name that ends another's is a name of its own.
+XDG_CONFIG_HOME=$work/others exits 0 bridge setup --name m4 --remote "$bus" --signer "joann=$work/ann.pub" --no-self-test
+XDG_CONFIG_HOME=$work/others exits 0 bridge setup --signer "ann=$work/ann.pub" --no-self-test
+has "$out" "1 added"
 exits 1 bridge setup -m "$work/nowhere" --config "$work/other.json" --state "$work/other" --no-self-test
 has "$err" "is not there"
 echo '{"nmae": 1}' >"$work/typo.json"

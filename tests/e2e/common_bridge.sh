@@ -38,7 +38,7 @@ heavy) head -c 300000 /dev/urandom | base64 >results/heavy.txt ;;
 delete) git -C "$BUS" for-each-ref --format='%(refname)' refs/heads | xargs -n 1 git -C "$BUS" update-ref -d ;;
 hide) mv "$BUS" "$BUS.away" ;;
 slow) sleep 1 ;;
-down) echo result >results/good.txt; echo 3 >"$BUS.down" ;;
+down) echo result >results/good.txt; echo 6 >"$BUS.down" ;;
 fail) echo "the device mlx is not here" >&2; exit 3 ;;
 die) kill -SEGV $$ ;;
 lie) echo '{"kind": "bench", "schema": 3}' >results/lie.json ;;

@@ -154,14 +154,14 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
         dev->counts.syncs++;
         return KK_OK;
     });
+    if (st == KK_OK) return KK_OK;
+    forget(dev);
     /* Steps that were begun may still read and write pages. */
-    if (st != KK_OK) forget(dev);
-    if (st != KK_OK)
-        (void)kk_mlx_try(nullptr, "waiting", [&] {
-            mx::synchronize(dev->stream);
-            mx::synchronize(dev->host_stream);
-            return KK_OK;
-        });
+    (void)kk_mlx_try(nullptr, "waiting", [&] {
+        mx::synchronize(dev->stream);
+        mx::synchronize(dev->host_stream);
+        return KK_OK;
+    });
     return st;
 }
 

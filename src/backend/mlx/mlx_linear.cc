@@ -24,13 +24,20 @@ static mx::array packed_product(kk_dev *dev, const mx::array &x, const kk_weight
                                 w->group, w->bits, "affine", dev->stream);
 }
 
+/* With all of them: the second set, where there is one, is of the second halves of groups. */
+template <typename F>
+static mx::array by_sets(kk_dev *dev, const mx::array &x, const kk_weight *w, F &&product) {
+    if (!w->halves) return product(x, 0);
+    const mx::array first = mx::multiply(x, *w->halves, dev->stream);
+    return mx::add(product(first, 0), product(mx::subtract(x, first, dev->stream), 1), dev->stream);
+}
+
 mx::array kk_mlx_multiply(kk_dev *dev, const mx::array &x, const kk_weight *w) {
     const mx::Stream s = dev->stream;
     if (!w->bits) return mx::matmul(x, mx::transpose(*w->w, s), s);
-    if (!w->halves) return packed_product(dev, x, w, 0);
-    const mx::array first = mx::multiply(x, *w->halves, s);
-    return mx::add(packed_product(dev, first, w, 0),
-                   packed_product(dev, mx::subtract(x, first, s), w, 1), s);
+    return by_sets(dev, x, w, [&](const mx::array &part, size_t set) {
+        return packed_product(dev, part, w, set);
+    });
 }
 
 mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w) {
@@ -120,11 +127,10 @@ static mx::array chosen_packed(kk_dev *dev, const mx::array &x, const kk_weight 
 static mx::array chosen_product(kk_dev *dev, const mx::array &x, const kk_weight *w,
                                 const mx::array &expert) {
     const mx::Stream s = dev->stream;
-    if (w->bits && !w->halves) return mx::squeeze(chosen_packed(dev, x, w, 0, expert), 2, s);
     if (w->bits) {
-        const mx::array first = mx::multiply(x, *w->halves, s);
-        const mx::array y = mx::add(chosen_packed(dev, first, w, 0, expert),
-                                    chosen_packed(dev, mx::subtract(x, first, s), w, 1, expert), s);
+        const mx::array y = by_sets(dev, x, w, [&](const mx::array &part, size_t set) {
+            return chosen_packed(dev, part, w, set, expert);
+        });
         return mx::squeeze(y, 2, s);
     }
     mx::array all = *w->w;

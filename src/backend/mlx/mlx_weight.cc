@@ -14,145 +14,36 @@
 #include "backend/mlx/mlx_device.h"
 
 extern "C" {
-#include "core/span.h"
+#include "core/codes.h"
 }
 
-enum { HALF = 16, GROUP = 32, BLOCK_MOST = 256 };
+enum { HALF = 16, GROUP = KK_CODES };
 
-/* ---- codes of a block of GGUF -------------------------------------------------------------- */
+/* ---- how types of GGUF are packed ---------------------------------------------------------- */
 
-/* A block with a scale and a bias for every group, or half group, in order. */
-struct codes {
-    uint8_t code[BLOCK_MOST];
-    float scale[BLOCK_MOST / HALF], bias[BLOCK_MOST / HALF];
-};
-
-static float f16_at(const uint8_t *p) { return kk_f16_f32(kk_le16(p)); }
-
-static void one_group(codes *c, float scale, float bias) {
-    c->scale[0] = scale;
-    c->bias[0] = bias;
-}
-
-static void q8_0_codes(const uint8_t *b, codes *c) {
-    const float d = f16_at(b);
-    for (int i = 0; i < GROUP; i++) c->code[i] = (uint8_t)(b[2 + i] ^ 0x80);
-    one_group(c, d, -128 * d);
-}
-
-static void nibbles(const uint8_t *q, uint8_t *code) {
-    for (int i = 0; i < GROUP / 2; i++) {
-        code[i] = q[i] & 15;
-        code[i + GROUP / 2] = q[i] >> 4;
-    }
-}
-
-static void q4_0_codes(const uint8_t *b, codes *c) {
-    const float d = f16_at(b);
-    nibbles(b + 2, c->code);
-    one_group(c, d, -8 * d);
-}
-
-static void fifth_bits(const uint8_t *high, uint8_t *code) {
-    const uint32_t bits = kk_le32(high);
-    for (int i = 0; i < GROUP; i++) code[i] = (uint8_t)(code[i] | ((bits >> i) & 1) << 4);
-}
-
-static void q5_0_codes(const uint8_t *b, codes *c) {
-    const float d = f16_at(b);
-    nibbles(b + 6, c->code);
-    fifth_bits(b + 2, c->code);
-    one_group(c, d, -16 * d);
-}
-
-static void q5_1_codes(const uint8_t *b, codes *c) {
-    nibbles(b + 8, c->code);
-    fifth_bits(b + 4, c->code);
-    one_group(c, f16_at(b), f16_at(b + 2));
-}
-
-/* As dtype.c reads them; high NULL: Q4_K. */
-static void k_codes(const uint8_t *b, const uint8_t *high, const uint8_t *low, codes *c) {
-    const float d = f16_at(b), dmin = f16_at(b + 2);
-    const uint8_t *s = b + 4;
-    for (int run = 0; run < 8; run++) {
-        const int scale = run < 4 ? s[run] & 63 : (s[run + 4] & 15) | (s[run - 4] >> 6) << 4;
-        const int min = run < 4 ? s[run + 4] & 63 : (s[run + 4] >> 4) | (s[run] >> 6) << 4;
-        c->scale[run] = d * (float)scale;
-        c->bias[run] = -(dmin * (float)min);
-        for (int i = 0; i < GROUP; i++) {
-            const uint8_t byte = low[run / 2 * GROUP + i];
-            const int fifth = high ? ((high[i] >> run) & 1) << 4 : 0;
-            c->code[run * GROUP + i] = (uint8_t)((run % 2 ? byte >> 4 : byte & 15) | fifth);
-        }
-    }
-}
-
-static void q4_k_codes(const uint8_t *b, codes *c) { k_codes(b, nullptr, b + 16, c); }
-static void q5_k_codes(const uint8_t *b, codes *c) { k_codes(b, b + 16, b + 48, c); }
-
-static void q6_k_codes(const uint8_t *b, codes *c) {
-    const float d = f16_at(b + 208);
-    for (int i = 0; i < BLOCK_MOST; i++) {
-        const int half = i / 128, run = i % 128 / GROUP, at = i % GROUP;
-        const uint8_t byte = b[half * 64 + at + GROUP * (run % 2)];
-        const int top = (b[128 + half * GROUP + at] >> (2 * run)) & 3;
-        c->code[i] = (uint8_t)((run < 2 ? byte & 15 : byte >> 4) | top << 4);
-    }
-    for (int i = 0; i < BLOCK_MOST / HALF; i++) {
-        c->scale[i] = d * (float)(int8_t)b[192 + i];
-        c->bias[i] = -32 * c->scale[i];
-    }
-}
-
-/* How a type is packed; `halves`: its scales are of half groups. */
 struct packing {
-    int bits;
-    bool halves;
-    void (*read)(const uint8_t *block, codes *c);
+    kk_dtype type;
+    int bits, zero; /* of a code; what is added so that no code is negative */
+    bool halves;    /* scales are of half groups */
 };
 
 static const packing *packing_of(kk_dtype t) {
-    switch (t) {
-    case KK_Q8_0: {
-        static const packing p = {8, false, q8_0_codes};
-        return &p;
-    }
-    case KK_Q4_0: {
-        static const packing p = {4, false, q4_0_codes};
-        return &p;
-    }
-    case KK_Q5_0: {
-        static const packing p = {5, false, q5_0_codes};
-        return &p;
-    }
-    case KK_Q5_1: {
-        static const packing p = {5, false, q5_1_codes};
-        return &p;
-    }
-    case KK_Q4_K: {
-        static const packing p = {4, false, q4_k_codes};
-        return &p;
-    }
-    case KK_Q5_K: {
-        static const packing p = {5, false, q5_k_codes};
-        return &p;
-    }
-    case KK_Q6_K: {
-        static const packing p = {6, true, q6_k_codes};
-        return &p;
-    }
-    default: return nullptr;
-    }
+    static const packing table[] = {{KK_Q8_0, 8, 128, false}, {KK_Q4_0, 4, 8, false},
+                                    {KK_Q5_0, 5, 16, false},  {KK_Q5_1, 5, 0, false},
+                                    {KK_Q4_K, 4, 0, false},   {KK_Q5_K, 5, 0, false},
+                                    {KK_Q6_K, 6, 32, true}};
+    for (const packing &p : table)
+        if (p.type == t) return &p;
+    return nullptr;
 }
 
-/* n codes of so many bits, the first in the lowest; together they are whole bytes. */
-static uint8_t *pack(const uint8_t *code, size_t n, int bits, uint8_t *to) {
+/* A group's codes, the first in the lowest bits; together they are whole bytes. */
+static uint8_t *pack(const kk_codes &c, const packing *p, uint8_t *to) {
     uint32_t held = 0;
     int have = 0;
-    for (size_t i = 0; i < n; i++) {
-        held |= (uint32_t)code[i] << have;
-        for (have += bits; have >= 8; have -= 8, held >>= 8) *to++ = (uint8_t)held;
+    for (int32_t q : c.q) {
+        held |= (uint32_t)(q + p->zero) << have;
+        for (have += p->bits; have >= 8; have -= 8, held >>= 8) *to++ = (uint8_t)held;
     }
     return to;
 }
@@ -226,11 +117,10 @@ static mx::array first_halves(int64_t n) {
 }
 
 static void make_packed(kk_weight *w, const kk_matrix *m, size_t row_bytes, const packing *p) {
-    const kk_dtype_info *info = kk_dtype_get(m->dtype);
-    const size_t rows = (size_t)(m->n_mat * m->n_out), values = (size_t)info->values;
-    const size_t blocks = rows * row_bytes / (size_t)info->bytes, sets = p->halves ? 2 : 1;
-    const size_t groups = blocks * values / GROUP, plane = groups * sizeof(float);
-    filled words(blocks * values * (size_t)p->bits / 8);
+    const size_t rows = (size_t)(m->n_mat * m->n_out), sets = p->halves ? 2 : 1;
+    const int32_t in_row = (int32_t)(m->n_in / GROUP);
+    const size_t groups = rows * (size_t)in_row, plane = groups * sizeof(float);
+    filled words(groups * GROUP * (size_t)p->bits / 8);
     std::vector<filled> scales, biases;
     for (size_t s = 0; s < sets; s++) {
         scales.emplace_back(plane);
@@ -238,22 +128,25 @@ static void make_packed(kk_weight *w, const kk_matrix *m, size_t row_bytes, cons
     }
     const uint8_t *from = static_cast<const uint8_t *>(m->data);
     uint8_t *to = words.at<uint8_t>();
-    for (size_t b = 0, g = 0; b < blocks; b++, from += info->bytes, g += values / GROUP) {
-        codes c;
-        p->read(from, &c);
-        to = pack(c.code, values, p->bits, to);
-        for (size_t i = 0; i < values / GROUP * sets; i++) {
-            scales[i % sets].at<float>()[g + i / sets] = c.scale[i];
-            biases[i % sets].at<float>()[g + i / sets] = c.bias[i];
+    for (size_t g = 0; g < groups; g++) {
+        kk_codes c;
+        kk_codes_read(&c, m->dtype, from + g / (size_t)in_row * row_bytes,
+                      (int32_t)(g % (size_t)in_row));
+        to = pack(c, p, to);
+        for (size_t s = 0; s < sets; s++) {
+            const float scale = c.d * (float)c.scale[s];
+            scales[s].at<float>()[g] = scale;
+            biases[s].at<float>()[g] = c.m * (float)c.min - (float)p->zero * scale;
         }
     }
     w->bits = p->bits;
     w->group = GROUP;
     w->bytes = (int64_t)(words.bytes() + 2 * sets * plane);
     w->w = words.as(shape_of(m, m->n_in * p->bits / 32), mx::uint32);
+    const mx::Shape by_group = shape_of(m, in_row);
     for (size_t s = 0; s < sets; s++)
-        w->planes.push_back({scales[s].as(shape_of(m, m->n_in / GROUP), mx::float32),
-                             biases[s].as(shape_of(m, m->n_in / GROUP), mx::float32)});
+        w->planes.push_back(
+            {scales[s].as(by_group, mx::float32), biases[s].as(by_group, mx::float32)});
     if (p->halves) w->halves = first_halves(m->n_in);
 }
 
