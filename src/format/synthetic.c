@@ -102,6 +102,15 @@ static bool make_tile(tile *out, kk_dtype t, float mean, float spread) {
     return true;
 }
 
+static void round_to_bf16(tile *t) {
+    for (size_t i = 0; i < t->blocks; i++) {
+        float v;
+        memcpy(&v, t->bytes + i * sizeof v, sizeof v);
+        v = kk_bf16_f32(kk_f32_bf16(v));
+        memcpy(t->bytes + i * sizeof v, &v, sizeof v);
+    }
+}
+
 /* Lays stretches of the tile over size bytes, each from a random block to the tile's end. */
 static void lay(const tile *t, uint64_t seed, uint8_t *to, size_t size) {
     while (size > 0) {
@@ -152,7 +161,8 @@ static kk_dtype fallback_of(kk_dtype t) {
     }
 }
 
-/* Routers are bf16 in checkpoints of that type, and float32 beside packed weights. */
+/* Routers are bf16 in checkpoints of that type, and float32 beside packed weights.  There too their
+ * values are those of a bf16 checkpoint, from which such files are converted. */
 static kk_dtype router_type(kk_dtype t) { return t == KK_BF16 ? KK_BF16 : KK_F32; }
 
 static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dtype *type) {
@@ -277,6 +287,7 @@ static kk_status fill(maker *m, kk_err *err) {
         !make_tile(&m->vector, KK_F32, 1, 0.05f) ||
         !make_tile(&m->router, router_type(m->type), 0, 0.5f))
         return kk_fail(err, KK_ENOMEM, "no memory for random weights");
+    if (router_type(m->type) == KK_F32) round_to_bf16(&m->router);
     KK_TRY(make_tensors(m, err));
     KK_TRY(lay_all(m, err));
     return kk_checkpoint_settle(m->c, err);

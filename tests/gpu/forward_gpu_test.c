@@ -145,7 +145,7 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
     return bad;
 }
 
-/* 26B-A4B in bf16 is fused whole, layers in decoding and in prompts, and the head up to 16 rows:
+/* 26B-A4B in bf16 or packed is fused whole, layers in decoding and in prompts, and the head up to 16 rows:
  * else the arms would compare small operations with themselves.  Nothing is fused on a plain
  * device. */
 static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fused *f, bool plain,
@@ -154,7 +154,8 @@ static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fus
     kk_checkpoint_info(ckpt, &info);
     const kk_config *c = kk_checkpoint_config(ckpt);
     const bool must = !plain && c->hidden == 2816 && c->n_expert == 128 &&
-                      strcmp(info.weight_type, "bf16") == 0; /* of 26B-A4B, however many layers */
+                      strcmp(info.weight_type, "f32") != 0 &&
+                      strcmp(info.weight_type, "f16") != 0; /* of 26B-A4B, however many layers */
     const bool none = f->layers_fused == 0 && f->heads_fused == 0;
     const bool all = f->layers_fused > 0 && f->layers_by_ops == 0 &&
                      (!few_rows || (f->heads_fused > 0 && f->heads_by_ops == 0));

@@ -51,15 +51,6 @@ enum {
         KK_UNITS_BYTES + KK_PARTS_BYTES + 16 * KK_SCORE_PITCH * 4 + 16 * (512 * 2 + 64),
 };
 
-/* c = a b: kk_mma with a zero accumulator. */
-__device__ __forceinline__ void kk_mma_first(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                             uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-                 : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
 /* How a head of D values is divided among warps and chains. */
 template <int D> struct kk_cut {
     enum {

@@ -12,7 +12,24 @@
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
 static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte words */
-    return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
+    return (size_t)w.strips * (size_t)steps_of(w) * (size_t)w.words;
+}
+
+/* The kernels by experts, gated products and packed weights.  Those of packed weights take bf16
+ * ones as well. */
+typedef void (*gemm_fn)(kk_gemm_args);
+static const gemm_fn gemm_kernels[2][2][2] = {
+    {{kk_gemm_kernel<false, false, false>, kk_gemm_kernel<false, false, true>},
+     {kk_gemm_kernel<false, true, false>, kk_gemm_kernel<false, true, true>}},
+    {{kk_gemm_kernel<true, false, false>, kk_gemm_kernel<true, false, true>},
+     {kk_gemm_kernel<true, true, false>, kk_gemm_kernel<true, true, true>}}};
+
+/* The strips of a part are those of this weight. */
+static void set_weight(kk_gemm_part *p, const kk_cu_weight &w) {
+    p->w = (const uint4 *)w.data;
+    p->steps = steps_of(w);
+    p->encoding = w.encoding;
+    p->words = w.words;
 }
 
 /* ---- plain rows --------------------------------------------------------------------------- */
@@ -35,18 +52,21 @@ static int row_tiles(int n_rows, int units, int sms) {
 static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     kk_gemm_args g = {};
     const auto &p0 = a->part[0];
+    bool packed = false;
     for (int i = 0; i < a->n_parts; i++) {
         kk_gemm_part &p = g.part[i];
         const kk_cu_weight &w = a->part[i].w;
-        if (!p0.up.data != !a->part[i].up.data) return cudaErrorInvalidValue;
-        p.w = (const uint4 *)w.data;
+        const kk_cu_weight &up = a->part[i].up;
+        if (!p0.up.data != !up.data || (up.data && up.encoding != w.encoding))
+            return cudaErrorInvalidValue;
+        packed |= w.encoding != KK_W_BF16;
+        set_weight(&p, w);
         p.up = (const uint4 *)a->part[i].up.data;
         p.out = a->part[i].out;
         p.n_out = (int)w.n_out;
         p.strips = w.strips;
         p.units = (w.strips + KK_TILE_STRIPS - 1) / KK_TILE_STRIPS;
         if (p.up) p.units = (w.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
-        p.steps = steps_of(w);
         p.pitch = a->part[i].pitch;
         g.units += p.units;
     }
@@ -60,7 +80,7 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     g.silu = a->silu;
     g.per_row = 1;
     const int total = g.tiles * g.units * cuts;
-    return kk_launch(at, p0.up.data ? kk_gemm_kernel<false, true> : kk_gemm_kernel<false, false>, g,
+    return kk_launch(at, gemm_kernels[0][p0.up.data != NULL][packed], g,
                      (unsigned)(total < at.sms ? total : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
 }
 
@@ -187,7 +207,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS)
 }
 
 bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32_t ffn) {
-    return up->data ? up->planes == gate->planes : ffn % 8 == 0;
+    return up->data ? up->planes == gate->planes && up->encoding == gate->encoding : ffn % 8 == 0;
 }
 
 size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert) {
@@ -206,18 +226,18 @@ static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, i
     g.n_tiles = l.n_tiles;
     g.per_row = per_row;
     const int most = most_tiles(l.pairs, l.n_expert) * g.units;
-    return kk_launch(at, g.part[0].up ? kk_gemm_kernel<true, true> : kk_gemm_kernel<true, false>, g,
+    const bool packed = g.part[0].encoding != KK_W_BF16;
+    return kk_launch(at, gemm_kernels[1][g.part[0].up != NULL][packed], g,
                      (unsigned)(most < at.sms ? most : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
 }
 
 static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
-    p.w = (const uint4 *)a->gate.data;
+    set_weight(&p, a->gate);
     p.mat = p.up_mat = matrix_size(a->gate);
-    p.steps = steps_of(a->gate);
     p.strips = (a->ffn + 7) / 8;
-    p.up = p.w + (size_t)p.strips * (size_t)p.steps * KK_WARP;
+    p.up = p.w + (size_t)p.strips * (size_t)p.steps * (size_t)p.words;
     if (a->up.data) {
         p.up = (const uint4 *)a->up.data;
         p.up_mat = matrix_size(a->up);
@@ -235,9 +255,8 @@ static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_ar
 static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
-    p.w = (const uint4 *)a->down.data;
+    set_weight(&p, a->down);
     p.mat = matrix_size(a->down);
-    p.steps = steps_of(a->down);
     p.strips = a->down.strips;
     p.out = a->each;
     p.n_out = (int)a->down.n_out;
@@ -280,13 +299,12 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
 }
 
 cudaError_t kk_cu_setup_gemm(void) {
-    const void *kernels[] = {
-        (const void *)kk_gemm_kernel<false, false>, (const void *)kk_gemm_kernel<false, true>,
-        (const void *)kk_gemm_kernel<true, false>, (const void *)kk_gemm_kernel<true, true>};
-    for (const void *k : kernels) {
-        const cudaError_t e =
-            cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
-        if (e != cudaSuccess) return e;
-    }
+    for (const auto &experts : gemm_kernels)
+        for (const auto &gated : experts)
+            for (const gemm_fn fn : gated) {
+                const cudaError_t e = cudaFuncSetAttribute(
+                    (const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
+                if (e != cudaSuccess) return e;
+            }
     return cudaSuccess;
 }

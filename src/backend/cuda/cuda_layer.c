@@ -26,6 +26,7 @@ static bool whole(const kk_weight *w) { return w && w->w.wrap * 32 == w->w.n_in;
 static bool dense_fits(const kk_layer_args *a) {
     const kk_layer_weights *w = &a->w;
     return whole(w->gate) && whole(w->down) && w->up && w->gate->w.planes == w->up->w.planes &&
+           w->gate->w.encoding == w->up->w.encoding &&
            w->gate->w.n_out == w->up->w.n_out && w->gate->w.n_out == a->ffn;
 }
 
@@ -42,13 +43,21 @@ static bool is_mixed(const kk_layer_args *a) {
            a->scratch.y != a->scratch.x;
 }
 
-static bool plain_bf16(const kk_weight *w) { return w->w.planes == 1 && w->w.n_out % 8 == 0; }
+/* A matrix of one plane, bf16 or packed. */
+static bool one_plane(const kk_weight *w) { return w->w.planes == 1 && w->w.n_out % 8 == 0; }
 
-static bool all_plain(const kk_layer_weights *w) {
-    if (w->v && (!plain_bf16(w->v) || w->v->w.n_out != w->k->w.n_out)) return false;
-    return plain_bf16(w->q) && plain_bf16(w->k) && plain_bf16(w->o) && plain_bf16(w->gate) &&
-           plain_bf16(w->up) && plain_bf16(w->down) && plain_bf16(w->expert_gate) &&
-           plain_bf16(w->expert_down);
+static bool all_one_plane(const kk_layer_weights *w) {
+    if (w->v && (!one_plane(w->v) || w->v->w.n_out != w->k->w.n_out)) return false;
+    return one_plane(w->q) && one_plane(w->k) && one_plane(w->o) && one_plane(w->gate) &&
+           one_plane(w->up) && one_plane(w->down) && one_plane(w->expert_gate) &&
+           one_plane(w->expert_down) && w->router->w.encoding == KK_W_BF16;
+}
+
+static uint8_t encoding(const kk_weight *w) { return w ? (uint8_t)w->w.encoding : KK_W_BF16; }
+
+static bool any_packed(const kk_cu_mega_layer *l) {
+    return (l->as.q | l->as.k | l->as.v | l->as.o | l->as.gate | l->as.down | l->as.experts |
+            l->as.experts_down) != KK_W_BF16;
 }
 
 /* ---- the kernel's parameter ----------------------------------------------------------------- */
@@ -86,6 +95,8 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->tap = NULL;
     m->tap_stride = 0;
     m->head = NULL;
+    m->head_as = KK_W_BF16;
+    m->packed = false;
     m->vocab = 0;
     m->trace = NULL;
 }
@@ -132,7 +143,15 @@ static bool fill_layer(const kk_dev *dev, kk_cu_mega_layer *l, const kk_layer_ar
                             .scale = a->scale,
                             .q_strips = strips(w->q),
                             .kv_strips = strips(w->k),
-                            .att_width = (int32_t)w->o->w.n_in};
+                            .att_width = (int32_t)w->o->w.n_in,
+                            .as = {.q = encoding(w->q),
+                                   .k = encoding(w->k),
+                                   .v = encoding(w->v),
+                                   .o = encoding(w->o),
+                                   .gate = encoding(w->gate),
+                                   .down = encoding(w->down),
+                                   .experts = encoding(w->expert_gate),
+                                   .experts_down = encoding(w->expert_down)}};
     if (!kk_cuda_attend_fits(dev, &attend, v, &l->attend)) return false;
     l->attend.out_bf16 = flow_at(dev, FLOW_ATT);
     l->attend.bf16_pitch = l->att_width;
@@ -142,6 +161,8 @@ static bool fill_layer(const kk_dev *dev, kk_cu_mega_layer *l, const kk_layer_ar
 static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
     const kk_head_args *h = &op->a.head;
     m->head = h->table->w.data;
+    m->head_as = h->table->w.encoding;
+    m->packed |= h->table->w.encoding != KK_W_BF16;
     m->norm_head = kk_cuda_f(h->norm);
     m->head_row = (const void *)(dev->control + op->control);
     m->head_first = -1;
@@ -183,7 +204,7 @@ static bool takes_few(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_v
         rows * (size_t)a->n_used * (size_t)a->expert_ffn * 2 > dev->act.bytes)
         return false;
     set_shape(dev, m, a, v->n_rows);
-    return kk_cu_mega_fits(m) && all_plain(&a->w) && fill_layer(dev, &m->layer[0], a, v);
+    return kk_cu_mega_fits(m) && all_one_plane(&a->w) && fill_layer(dev, &m->layer[0], a, v);
 }
 
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v) {
@@ -210,6 +231,7 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
         const kk_cuda_view *v = &views[ops[*used].view];
         a = args_of(&ops[*used], v, &rows);
         if (!same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
+        m->packed |= any_packed(&m->layer[m->n_layer]);
         m->n_layer++;
         if (*used + 1 < n && add_tap(dev, m, &a, &ops[*used + 1])) ++*used;
     }

@@ -10,8 +10,9 @@ static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "cuda_plan.c divides ro
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
 static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte words */
-    return (size_t)w.strips * (size_t)steps_of(w) * KK_WARP;
+    return (size_t)w.strips * (size_t)steps_of(w) * (size_t)w.words;
 }
+static bool is_packed(const kk_cu_weight &w) { return w.encoding != KK_W_BF16; }
 
 static bool is_small(int shared) { return shared < SMALL_BELOW; }
 static size_t most_of(int shared) { return (size_t)(shared - STATIC_MOST); }
@@ -31,30 +32,35 @@ int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     return rows;
 }
 
-/* kk_linear_kernel by rows above 8, strips of a unit, and small rings. */
-typedef void (*linear_fn)(kk_linear_job_args);
-static const linear_fn linear_kernels[2][2][2] = {
-    {{kk_linear_kernel<false, 1, false>, kk_linear_kernel<false, 1, true>},
-     {kk_linear_kernel<false, 2, false>, kk_linear_kernel<false, 2, true>}},
-    {{kk_linear_kernel<true, 1, false>, kk_linear_kernel<true, 1, true>},
-     {kk_linear_kernel<true, 2, false>, kk_linear_kernel<true, 2, true>}}};
-/* The experts' kernels, by rows above 8 and small rings. */
-typedef void (*gate_fn)(kk_gate_args);
-typedef void (*down_fn)(kk_down_args);
-static const gate_fn gate_kernels[2][2] = {
-    {kk_gate_kernel<false, false>, kk_gate_kernel<false, true>},
-    {kk_gate_kernel<true, false>, kk_gate_kernel<true, true>}};
-static const down_fn down_kernels[2][2] = {
-    {kk_down_kernel<false, false>, kk_down_kernel<false, true>},
-    {kk_down_kernel<true, false>, kk_down_kernel<true, true>}};
+/* The kernels of one kind of weights and of rings: kk_linear_kernel by rows above 8 and strips of a
+ * unit, and the experts' kernels by rows above 8. */
+struct linear_kind {
+    void (*linear[2][2])(kk_linear_job_args);
+    void (*gate[2])(kk_gate_args);
+    void (*down[2])(kk_down_args);
+};
+template <bool SMALL, bool PACKED> constexpr linear_kind kind_of() {
+    return {{{kk_linear_kernel<false, 1, SMALL, PACKED>, kk_linear_kernel<false, 2, SMALL, PACKED>},
+             {kk_linear_kernel<true, 1, SMALL, PACKED>, kk_linear_kernel<true, 2, SMALL, PACKED>}},
+            {kk_gate_kernel<false, SMALL, PACKED>, kk_gate_kernel<true, SMALL, PACKED>},
+            {kk_down_kernel<false, SMALL, PACKED>, kk_down_kernel<true, SMALL, PACKED>}};
+}
+/* By small rings and packed weights. */
+static const linear_kind kinds[2][2] = {{kind_of<false, false>(), kind_of<false, true>()},
+                                        {kind_of<true, false>(), kind_of<true, true>()}};
 
-cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
+static bool part_packed(const kk_cu_linear *a, int i) { return is_packed(a->part[i].w); }
+
+/* Parts of one kind of weights, packed or not: a kernel takes either. */
+static cudaError_t run_parts(kk_cu_at at, const kk_cu_linear *a) {
     const size_t shared = linear_shared(at.shared, a->n_rows, a->n_in);
     if (shared > most_of(at.shared)) return cudaErrorInvalidValue;
     kk_linear_job_args j = {};
     bool pair = false;
     int strips = 0;
     for (int i = 0; i < a->n_parts; i++) {
+        if (a->part[i].up.data && a->part[i].up.encoding != a->part[i].w.encoding)
+            return cudaErrorInvalidValue;
         pair |= a->part[i].up.data != NULL;
         strips += a->part[i].w.strips;
     }
@@ -69,6 +75,8 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
         p.steps = steps_of(a->part[i].w);
         p.units = two && !p.up ? a->part[i].w.strips / 2 : a->part[i].w.strips;
         p.pitch = a->part[i].pitch;
+        p.encoding = a->part[i].w.encoding;
+        p.words = a->part[i].w.words;
         j.units += p.units;
     }
     j.n_parts = a->n_parts;
@@ -78,8 +86,23 @@ cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
     j.silu = a->silu;
     j.early = true;
     const unsigned grid = (unsigned)(j.units < at.sms ? j.units : at.sms);
-    return kk_launch(at, linear_kernels[a->n_rows > 8][two][is_small(at.shared)], j, grid,
-                     KK_BLOCK_THREADS, shared);
+    const linear_kind &k = kinds[is_small(at.shared)][part_packed(a, 0)];
+    return kk_launch(at, k.linear[a->n_rows > 8][two], j, grid, KK_BLOCK_THREADS, shared);
+}
+
+cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
+    int packed = 0;
+    for (int i = 0; i < a->n_parts; i++) packed += part_packed(a, i);
+    if (packed == 0 || packed == a->n_parts) return run_parts(at, a);
+    for (int want = 0; want < 2; want++) {
+        kk_cu_linear some = *a;
+        some.n_parts = 0;
+        for (int i = 0; i < a->n_parts; i++)
+            if (part_packed(a, i) == (want > 0)) some.part[some.n_parts++] = a->part[i];
+        const cudaError_t e = run_parts(at, &some);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
 }
 
 static kk_choice_args choice_of(const kk_cu_choice *c) {
@@ -139,22 +162,20 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     float sum[2];
     for (int m = 0; m < 2; m++) {
         const kk_cu_weight &w = m && a.up.data ? a.up : a.gate;
-        const int row = m && !a.up.data ? o + a.ffn : o, steps = w.wrap * w.planes;
-        const uint16_t *at = (const uint16_t *)w.data +
-                             ((size_t)e * w.strips + (size_t)(row / 8)) * (size_t)steps * 256 +
-                             (size_t)(row % 8) * 32;
+        const int row = m && !a.up.data ? o + a.ffn : o;
         float s = 0;
         for (int p = 0; p < w.planes; p++)
-            for (int k = 0; k < w.wrap; k++)
-                s = __fmaf_rn(kk_dfloat(x[k * 32 + lane]),
-                              kk_dfloat(at[(size_t)(p * w.wrap + k) * 256 + lane]), s);
+            for (int k = 0; k < w.wrap; k++) {
+                const float v = kk_weight_value(w, e, row, p * w.wrap * 32 + k * 32 + lane);
+                s = __fmaf_rn(kk_dfloat(x[k * 32 + lane]), v, s);
+            }
         sum[m] = kk_warp_sum(s);
     }
     if (lane == 0) a.act[pair * (size_t)a.act_pitch + o] = kk_dbf16(kk_glu_of(sum[0], sum[1], 0));
 }
 
 static bool odd_gate(const kk_cu_gate *a) {
-    if (a->up.data) return a->up.planes != a->gate.planes;
+    if (a->up.data) return a->up.planes != a->gate.planes || a->up.encoding != a->gate.encoding;
     return a->ffn % 8 != 0;
 }
 
@@ -179,9 +200,11 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
         g.up = (const uint4 *)a->up.data;
         g.up_mat = matrix_size(a->up);
     } else {
-        g.up = g.gate + (size_t)g.strips * (size_t)g.steps * KK_WARP;
+        g.up = g.gate + (size_t)g.strips * (size_t)g.steps * (size_t)a->gate.words;
         g.up_mat = g.gate_mat;
     }
+    g.encoding = a->gate.encoding;
+    g.words = a->gate.words;
     g.act = a->act;
     g.ffn = a->ffn;
     g.act_pitch = a->act_pitch;
@@ -190,8 +213,8 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
     const size_t shared = linear_shared(at.shared, rows, g.n_in);
     const int most = a->choice.logits ? KK_MAX_EXPERTS : KK_MOST_EXPERTS;
     if (shared > most_of(at.shared) || !choice_fits(&a->choice, most)) return cudaErrorInvalidValue;
-    return kk_launch(at, gate_kernels[rows > 8][is_small(at.shared)], g, (unsigned)at.sms,
-                     KK_BLOCK_THREADS, shared);
+    const linear_kind &k = kinds[is_small(at.shared)][is_packed(a->gate)];
+    return kk_launch(at, k.gate[rows > 8], g, (unsigned)at.sms, KK_BLOCK_THREADS, shared);
 }
 
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
@@ -202,6 +225,8 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     d.strips = a->down.strips;
     d.steps = steps_of(a->down);
     d.wrap = a->down.wrap;
+    d.encoding = a->down.encoding;
+    d.words = a->down.words;
     d.act = a->act;
     d.act_pitch = a->act_pitch;
     d.out = a->out;
@@ -212,23 +237,22 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     d.staged = shared + acts <= most_of(at.shared);
     if (d.staged) shared += acts;
     const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
-    return kk_launch(at, down_kernels[rows > 8][is_small(at.shared)], d, grid, KK_BLOCK_THREADS,
-                     shared);
+    const linear_kind &k = kinds[is_small(at.shared)][is_packed(a->down)];
+    return kk_launch(at, k.down[rows > 8], d, grid, KK_BLOCK_THREADS, shared);
 }
 
 cudaError_t kk_cu_setup(int32_t shared) {
-    const int small = is_small(shared);
-    for (int high = 0; high < 2; high++) {
-        const void *kernels[] = {(const void *)linear_kernels[high][0][small],
-                                 (const void *)linear_kernels[high][1][small],
-                                 (const void *)gate_kernels[high][small],
-                                 (const void *)down_kernels[high][small]};
-        for (const void *k : kernels) {
-            const cudaError_t e = cudaFuncSetAttribute(
-                k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_of(shared));
-            if (e != cudaSuccess) return e;
+    for (const linear_kind &k : kinds[is_small(shared)])
+        for (int high = 0; high < 2; high++) {
+            const void *kernels[] = {(const void *)k.linear[high][0],
+                                     (const void *)k.linear[high][1], (const void *)k.gate[high],
+                                     (const void *)k.down[high]};
+            for (const void *fn : kernels) {
+                const cudaError_t e = cudaFuncSetAttribute(
+                    fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_of(shared));
+                if (e != cudaSuccess) return e;
+            }
         }
-    }
     cudaError_t e = kk_cu_setup_rows();
     if (e == cudaSuccess) e = kk_cu_setup_rounds();
     return e == cudaSuccess ? kk_cu_setup_mega(shared) : e;

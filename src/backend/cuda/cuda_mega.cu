@@ -369,10 +369,10 @@ template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #endif
 }
 
-template <int ROWS, bool SESSIONS, int SIZE>
+template <int ROWS, bool SESSIONS, int SIZE, bool PACKED>
 __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    using S = kk_mega_of<ROWS, SESSIONS, SIZE>;
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE, PACKED>;
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
@@ -450,18 +450,22 @@ struct mega_kind {
     bool many;
     int rows, rings, smem;
 };
-template <int ROWS, bool SESSIONS, int SIZE> constexpr mega_kind kind_of() {
-    return {mega_kernel<ROWS, SESSIONS, SIZE>, SESSIONS, ROWS,
-            kk_mega_ring_bytes<kk_mega_of<ROWS, SESSIONS, SIZE>>(),
+template <int ROWS, bool SESSIONS, int SIZE, bool PACKED> constexpr mega_kind kind_of() {
+    return {mega_kernel<ROWS, SESSIONS, SIZE, PACKED>, SESSIONS, ROWS,
+            kk_mega_ring_bytes<kk_mega_of<ROWS, SESSIONS, SIZE, PACKED>>(),
             ROWS == 1 ? ONE_SMEM : FEW_SMEM};
 }
-#define KINDS_OF(size)                                                                             \
+#define KINDS_OF(size, packed)                                                                     \
     {                                                                                              \
-        kind_of<1, false, size>(), kind_of<8, false, size>(), kind_of<16, false, size>(),          \
-            kind_of<8, true, size>(), kind_of<16, true, size>()                                    \
+        kind_of<1, false, size, packed>(), kind_of<8, false, size, packed>(),                      \
+            kind_of<16, false, size, packed>(), kind_of<8, true, size, packed>(),                  \
+            kind_of<16, true, size, packed>()                                                      \
     }
-static const mega_kind kernels[KK_SMEM_SIZES][KINDS] = {
-    KINDS_OF(KK_SMEM_227), KINDS_OF(KK_SMEM_163), KINDS_OF(KK_SMEM_99)};
+/* Packed weights do without rings of their own for 163 KB: their steps are short. */
+static const mega_kind kernels[][KINDS] = {KINDS_OF(KK_SMEM_227, false), KINDS_OF(KK_SMEM_163, false),
+                                           KINDS_OF(KK_SMEM_99, false)};
+static const mega_kind packed_kernels[][KINDS] = {KINDS_OF(KK_SMEM_227, true),
+                                                  KINDS_OF(KK_SMEM_99, true)};
 
 /* Where everything lies in the block's shared memory; false: it does not fit. */
 static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *e) {
@@ -478,10 +482,12 @@ static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *
 }
 
 /* The kernel with the largest rings that fit, NULL if none does. */
-static const mega_kind *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_t *e) {
+template <int SIZES>
+static const mega_kind *find_kernel(const mega_kind (&sizes)[SIZES][KINDS], kk_cu_at at,
+                                    kk_cu_mega *a, cudaError_t *e) {
     const bool many = a->layer[0].attend.rows.tiles > 1;
     *e = cudaErrorInvalidValue;
-    for (const auto &size : kernels)
+    for (const auto &size : sizes)
         for (const mega_kind &k : size) {
             /* The kernel of a single row needs a block for every piece of the router. */
             if (k.rows < a->n_rows || k.many != many || (k.rows == 1 && at.sms < KK_ROUTER_PIECES))
@@ -495,7 +501,8 @@ static const mega_kind *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_t *e) 
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     cudaError_t e;
-    const mega_kind *kind = find_kernel(at, a, &e);
+    const mega_kind *kind =
+        a->packed ? find_kernel(packed_kernels, at, a, &e) : find_kernel(kernels, at, a, &e);
     if (!kind) return e == cudaSuccess ? cudaErrorInvalidValue : e;
     for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
     set_shifts(a, KK_MEGA_GROUPS * at.sms);
@@ -512,16 +519,24 @@ cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     return cudaLaunchKernelEx(&c, kind->fn, *a);
 }
 
-cudaError_t kk_cu_setup_mega(int32_t shared) {
-    for (const auto &size : kernels)
-        for (const mega_kind &k : size) {
-            cudaFuncAttributes fa;
-            cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
-            if (e == cudaSuccess)
-                e = cudaFuncSetAttribute((const void *)k.fn,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         shared - (int)fa.sharedSizeBytes);
-            if (e != cudaSuccess) return e;
-        }
+static cudaError_t set_up(const mega_kind (&kinds)[KINDS], int32_t shared) {
+    for (const mega_kind &k : kinds) {
+        cudaFuncAttributes fa;
+        cudaError_t e = cudaFuncGetAttributes(&fa, (const void *)k.fn);
+        if (e == cudaSuccess)
+            e = cudaFuncSetAttribute((const void *)k.fn,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     shared - (int)fa.sharedSizeBytes);
+        if (e != cudaSuccess) return e;
+    }
     return cudaSuccess;
+}
+
+cudaError_t kk_cu_setup_mega(int32_t shared) {
+    cudaError_t e = cudaSuccess;
+    for (const auto &size : kernels)
+        if (e == cudaSuccess) e = set_up(size, shared);
+    for (const auto &size : packed_kernels)
+        if (e == cudaSuccess) e = set_up(size, shared);
+    return e;
 }

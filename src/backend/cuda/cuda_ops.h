@@ -18,13 +18,28 @@ extern "C" {
 
 enum { KK_CU_SHARED_LEAST = 99 * 1024 }; /* bytes of shared memory that a block must have */
 
+/* How a strip's K steps lie in device memory: as bf16, or packed (packed.cuh): signed codes of 4, 5,
+ * 6 or 8 bits with a scale (I), or unsigned ones with a scale and a minimum (A). */
+enum {
+    KK_W_BF16,
+    KK_W_I4,
+    KK_W_I5,
+    KK_W_I6,
+    KK_W_I8,
+    KK_W_A4,
+    KK_W_A5,
+    KK_W_A8,
+    KK_W_ENCODINGS,
+};
+
 /* A weight as the kernels read it: n_mat matrices [n_out][n_in] in strips of 8 outputs
- * (stream.cuh), n_out padded to 16 and n_in to whole steps of 32, as one to three bf16 planes whose
- * sum is the weight. */
+ * (stream.cuh), n_out padded to 16 and n_in to whole steps of 32.  In bf16, one to three planes
+ * whose sum is the weight; packed, one. */
 typedef struct {
     const void *data;
     int64_t n_mat, n_out, n_in;
     int32_t strips, wrap, planes; /* wrap: K steps of one plane */
+    int32_t encoding, words;      /* words: of 16 bytes, in a K step of a strip */
 } kk_cu_weight;
 
 typedef struct {
@@ -322,6 +337,19 @@ typedef struct {
 } kk_cu_lay;
 cudaError_t kk_cu_run_lay(kk_cu_at at, const kk_cu_lay *a);
 
+/* Packs rows of quantised values as files hold them, rows [row, row + n_rows) of all matrices' rows
+ * one after the other.  dtype, plane_dtype: of core/dtype.h. */
+typedef struct {
+    void *to;
+    kk_cu_weight w;
+    const void *from, *scales, *biases; /* MLX: planes of the same rows; otherwise NULL */
+    int32_t dtype, plane_dtype;
+    size_t row_bytes, block_bytes;
+    int32_t group; /* MLX: codes that share a scale */
+    int64_t row, n_rows;
+} kk_cu_pack;
+cudaError_t kk_cu_run_pack(kk_cu_at at, const kk_cu_pack *a);
+
 /* ---- attention ---------------------------------------------------------------------------- */
 
 /* The K/V formats that kernels are compiled for; cuda_plan.c maps kk_kv_format to them. */
@@ -417,6 +445,9 @@ typedef struct {
     const float *norm_dense, *norm_moe, *norm_out, *expert_scale;
     float scale;
     int32_t q_strips, kv_strips, att_width;
+    struct {
+        uint8_t q, k, v, o, gate, down, experts, experts_down; /* up: as gate */
+    } as;                 /* encodings of the weights */
     int32_t qkv_units;    /* set by the launcher */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
@@ -444,6 +475,8 @@ typedef struct {
     const float *norm_head;
     const int32_t *head_row; /* device memory; NULL: head_first, head_first + 1, ... */
     int32_t head_first, n_logits, vocab;
+    int32_t head_as; /* encoding of the head */
+    bool packed;     /* some weight is packed: the kernels for that take all layers */
     float cap, *head_out;
     /* Set by the launcher: first block of each phase, floats and pitch of partial sums. */
     int32_t shift[7], part_floats, part_pitch;

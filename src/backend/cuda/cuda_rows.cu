@@ -10,6 +10,7 @@
  *    Every kernel calls kk_next before kk_wait (programmatic dependent launch), except `bring`. */
 #include "core/digest.h"
 #include "launch.cuh"
+#include "packed.cuh"
 #include "rows.cuh"
 
 enum { THREADS = 256 };
@@ -30,9 +31,9 @@ __device__ __forceinline__ size_t weight_at(const kk_cu_weight &w, int64_t m, in
 }
 
 __device__ __forceinline__ float weight_value(const kk_cu_weight &w, int64_t m, int64_t o, int k) {
-    const uint16_t *p = (const uint16_t *)w.data + weight_at(w, m, o, k);
-    float v = kk_dfloat(p[0]);
-    for (int i = 1; i < w.planes; i++) v = __fadd_rn(v, kk_dfloat(p[(size_t)i * w.wrap * 256]));
+    float v = kk_weight_value(w, m, o, k);
+    for (int i = 1; i < w.planes; i++)
+        v = __fadd_rn(v, kk_weight_value(w, m, o, i * w.wrap * KK_STEP + k));
     return v;
 }
 

@@ -1,8 +1,9 @@
 /* cuda_weights.c - copies weights to the device and converts them to the strips that the kernels
- * read (stream.cuh); bf16 weights take the same number of bytes.
+ * read (stream.cuh, packed.cuh); bf16 and quantised weights take about the bytes of the file.
  *
  *    threads:  mapped file -> pinned half i (rows as stored, or unpacked to f32)
- *    stream:   copy half i -> device half i, lay_kernel -> strips, event `free` of half i
+ *    stream:   copy half i -> device half i, lay_kernel or pack_kernel -> strips, event `free` of
+ *              half i
  *
  * Two halves alternate, so that all cores read the file while the bus copies.  The staging buffers
  * are freed when the first work is queued. */
@@ -80,14 +81,166 @@ static bool is_bf16(const kk_matrix *m) {
 /* bf16 planes whose sum holds a matrix's values exactly. */
 static int32_t planes_of(const kk_matrix *m) {
     if (m->dtype == KK_BF16 || (m->dtype == KK_F32 && is_bf16(m))) return 1;
-    return m->dtype == KK_F16 || m->dtype == KK_Q4_0 ? 2 : 3;
+    return m->dtype == KK_F16 ? 2 : 3;
 }
+
+/* The packed encoding of a type; KK_W_BF16: there is none. */
+static int32_t encoding_of(kk_dtype t) {
+    switch (t) {
+    case KK_Q4_0: return KK_W_I4;
+    case KK_Q5_0: return KK_W_I5;
+    case KK_Q6_K: return KK_W_I6;
+    case KK_Q8_0: return KK_W_I8;
+    case KK_Q4_K:
+    case KK_MLX4_32:
+    case KK_MLX4_64: return KK_W_A4;
+    case KK_Q5_1:
+    case KK_Q5_K: return KK_W_A5;
+    case KK_MLX8_32:
+    case KK_MLX8_64: return KK_W_A8;
+    default: return KK_W_BF16;
+    }
+}
+
+static int32_t words_of(int32_t encoding) {
+    static const int32_t words[KK_W_ENCODINGS] = {[KK_W_BF16] = 32, [KK_W_I4] = 9,
+                                                  [KK_W_I5] = 11,   [KK_W_I6] = 14,
+                                                  [KK_W_I8] = 17,   [KK_W_A4] = 10,
+                                                  [KK_W_A5] = 12,   [KK_W_A8] = 18};
+    return words[encoding];
+}
+
+static float off_in_f16(float v) { return fabsf(kk_f16_f32(kk_f32_f16(v)) - v); }
+
+/* Scales, or biases, of all groups of an affine matrix. */
+static float plane_at(const kk_matrix *m, const uint8_t *plane, size_t i) {
+    float v;
+    kk_dequantize(m->planes.type, plane + i * (size_t)kk_dtype_get(m->planes.type)->bytes, &v, 1);
+    return v;
+}
+
+/* Whether f16 holds the scales of an affine matrix as well as those that are f16 in other types, or
+ * within a small part of the matrix's largest; and its biases within a small part of a step. */
+static bool planes_fit(const kk_matrix *m) {
+    const size_t n =
+        (size_t)(m->n_mat * m->n_out * m->n_in) / (size_t)kk_dtype_get(m->dtype)->values;
+    float most = 0;
+    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(plane_at(m, m->planes.scales, i)));
+    for (size_t i = 0; i < n; i++) {
+        const float scale = plane_at(m, m->planes.scales, i);
+        const float bias = plane_at(m, m->planes.biases, i), size = fabsf(scale);
+        if (!(off_in_f16(scale) <= fmaxf(size * 0x1p-11f, most * 0x1p-16f)) ||
+            !(off_in_f16(bias) <= fmaxf(fmaxf(fabsf(bias), size) * 0x1p-11f, most * 0x1p-14f)))
+            return false;
+    }
+    return true;
+}
+
+/* ---- rows of packed weights ------------------------------------------------------------------ */
+
+/* One of up to three spans of the file that a packed matrix consists of: codes, scales, biases. */
+typedef struct {
+    const uint8_t *from;
+    size_t bytes, at; /* at: offset in the staging buffer */
+} span;
+
+typedef struct {
+    span of[3];
+    int32_t n;
+    uint8_t *to;
+} spans_job;
+
+/* Copies bytes [begin, end) of the spans, one after the other. */
+static void copy_spans(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    (void)thread;
+    const spans_job *j = arg;
+    size_t from = (size_t)begin, left = (size_t)(end - begin);
+    for (int32_t i = 0; i < j->n && left; i++) {
+        const span *s = &j->of[i];
+        if (from >= s->bytes) {
+            from -= s->bytes;
+            continue;
+        }
+        const size_t n = s->bytes - from < left ? s->bytes - from : left;
+        memcpy(j->to + s->at + from, s->from + from, n);
+        left -= n;
+        from = 0;
+    }
+}
+
+/* Bytes of a row of scales, or of biases; 0: the type has none. */
+static size_t plane_row(const kk_matrix *m) {
+    if (!kk_dtype_is_affine(m->dtype)) return 0;
+    return (size_t)(m->n_in / kk_dtype_get(m->dtype)->values) *
+           (size_t)kk_dtype_get(m->planes.type)->bytes;
+}
+
+/* Copies rows [row, row + n) of all matrices' rows through the next half, and packs them. */
+static kk_status pack_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, int64_t row,
+                           int64_t n, kk_err *err) {
+    stage *s = dev->stage;
+    const int32_t at = s->at;
+    const kk_dtype_info *info = kk_dtype_get(m->dtype);
+    const bool affine = kk_dtype_is_affine(m->dtype);
+    const size_t plane = plane_row(m), rows = (size_t)n, first = (size_t)row;
+    size_t row_bytes, total = 0;
+    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
+    spans_job j = {.of = {{(const uint8_t *)m->data + first * row_bytes, rows * row_bytes, 0}},
+                   .n = affine ? 3 : 1,
+                   .to = s->half[at].host};
+    if (affine) {
+        j.of[1] = (span){m->planes.scales + first * plane, rows * plane, 0};
+        j.of[2] = (span){m->planes.biases + first * plane, rows * plane, 0};
+    }
+    for (int32_t i = 0; i < j.n; i++) {
+        j.of[i].at = total;
+        total += j.of[i].bytes;
+    }
+    KK_CUDA_TRY(cudaEventSynchronize(s->half[at].free), "copying weights", err);
+    kk_threads_loop(s->threads, (int64_t)total, PIECE, copy_spans, &j);
+    uint8_t *device = s->half[at].device;
+    KK_CUDA_TRY(
+        cudaMemcpyAsync(device, s->half[at].host, total, cudaMemcpyHostToDevice, dev->stream),
+        "copying weights", err);
+    const kk_cu_pack pack = {.to = (void *)(uintptr_t)w->w.data,
+                             .w = w->w,
+                             .from = device,
+                             .scales = affine ? device + j.of[1].at : NULL,
+                             .biases = affine ? device + j.of[2].at : NULL,
+                             .dtype = (int32_t)m->dtype,
+                             .plane_dtype = (int32_t)m->planes.type,
+                             .row_bytes = row_bytes,
+                             .block_bytes = (size_t)info->bytes,
+                             .group = info->values,
+                             .row = row,
+                             .n_rows = n};
+    KK_CUDA_TRY(kk_cu_run_pack((kk_cu_at){.stream = dev->stream, .sms = dev->sms}, &pack),
+                "packing weights", err);
+    KK_CUDA_TRY(cudaEventRecord(s->half[at].free, dev->stream), "recording an event", err);
+    s->at = (at + 1) % HALVES;
+    return KK_OK;
+}
+
+static kk_status pack_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w, kk_err *err) {
+    size_t row_bytes;
+    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
+    const int64_t most = (int64_t)(KK_CUDA_STAGE / (row_bytes + 2 * plane_row(m)));
+    const int64_t rows = m->n_mat * m->n_out;
+    if (most < 1)
+        return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
+    for (int64_t row = 0; row < rows; row += most)
+        KK_TRY(pack_rows(dev, m, w, row, rows - row < most ? rows - row : most, err));
+    return KK_OK;
+}
+
+/* ---- rows of bf16 planes --------------------------------------------------------------------- */
 
 typedef struct {
     const kk_matrix *m;
     const uint8_t *from; /* first row in the file */
     size_t row_bytes;
-    void *to; /* rows as stored, or as f32 */
+    kk_planes planes; /* affine types: of the first row */
+    void *to;         /* rows as stored, or as f32 */
 } rows_job;
 
 static void copy_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
@@ -100,8 +253,14 @@ static void copy_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
         return;
     }
     float *to = (float *)j->to + first * n_in;
+    const bool affine = kk_dtype_is_affine(j->m->dtype);
+    const size_t groups = n_in / (size_t)kk_dtype_get(j->m->dtype)->values;
     for (int64_t r = begin; r < end; r++, from += j->row_bytes, to += n_in)
-        kk_dequantize(j->m->dtype, from, to, n_in);
+        if (affine)
+            kk_dequantize_affine(j->m->dtype, from,
+                                 kk_planes_at(j->planes, groups * (size_t)r), to, n_in);
+        else
+            kk_dequantize(j->m->dtype, from, to, n_in);
 }
 
 /* Copies and converts rows [row, row + n) of matrix mat, through the next half. */
@@ -113,6 +272,9 @@ static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, i
     rows_job j = {.m = m, .to = s->half[at].host};
     kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &j.row_bytes);
     j.from = (const uint8_t *)m->data + (size_t)(mat * m->n_out + row) * j.row_bytes;
+    if (kk_dtype_is_affine(m->dtype))
+        j.planes = kk_planes_at(m->planes, (size_t)(mat * m->n_out + row) * (size_t)m->n_in /
+                                               (size_t)kk_dtype_get(m->dtype)->values);
     KK_CUDA_TRY(cudaEventSynchronize(s->half[at].free), "copying weights", err);
     kk_threads_loop(s->threads, n, (int64_t)(PIECE / j.row_bytes) + 1, copy_rows, &j);
     const size_t bytes = (size_t)n * (bf16 ? j.row_bytes : (size_t)m->n_in * sizeof(float));
@@ -147,12 +309,16 @@ static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w
 
 static kk_cu_weight shape_of(const kk_matrix *m) {
     const int64_t steps = (m->n_in + 31) / 32;
+    int32_t encoding = encoding_of(m->dtype);
+    if (kk_dtype_is_affine(m->dtype) && !planes_fit(m)) encoding = KK_W_BF16;
     return (kk_cu_weight){.n_mat = m->n_mat,
                           .n_out = m->n_out,
                           .n_in = m->n_in,
                           .strips = (int32_t)((m->n_out + 15) / 16 * 2),
                           .wrap = (int32_t)(steps < 8 ? 8 : steps),
-                          .planes = planes_of(m)};
+                          .planes = encoding == KK_W_BF16 ? planes_of(m) : 1,
+                          .encoding = encoding,
+                          .words = words_of(encoding)};
 }
 
 /* Allocates a weight; whoever opened the file counts its bytes. */
@@ -177,20 +343,18 @@ static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err) {
     *out = NULL;
     size_t row_bytes;
-    if (kk_dtype_is_affine(m->dtype))
-        return kk_fail(err, KK_EINVAL,
-                       "the CUDA device does not read MLX's quantised weights (%s); the CPU does",
-                       kk_dtype_get(m->dtype)->name);
     if (!kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes))
         return kk_fail(err, KK_EINVAL, "rows of %lld values cannot be stored as %s",
                        (long long)m->n_in, kk_dtype_get(m->dtype)->name);
     kk_weight *w = kk_zalloc(sizeof *w);
     if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
     w->w = shape_of(m);
-    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) * 512;
+    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) *
+               (size_t)w->w.words * 16;
     kk_status st = stage_open(dev, err);
     if (st == KK_OK) st = allocate(dev, w, err);
-    if (st == KK_OK) st = fill_weight(dev, m, w, err);
+    if (st == KK_OK)
+        st = w->w.encoding == KK_W_BF16 ? fill_weight(dev, m, w, err) : pack_weight(dev, m, w, err);
     if (st != KK_OK) {
         kk_cuda_weight_free(dev, w);
         return st;

@@ -29,6 +29,7 @@ struct kk_part {
     void *out;
     int n_out, units, steps; /* units: strips, or pairs of two strips */
     int pitch;               /* values from one row of out to the next */
+    int encoding, words;     /* of a K step of a strip */
 };
 
 struct kk_linear_job_args {
@@ -72,8 +73,9 @@ template <bool HIGH, int NS> struct kk_linear_job {
         const kk_part &m = a.part[p.part];
         const bool pair = NS > 1 && !m.up;
         const uint4 *w = i && m.up ? m.up : m.w;
-        return w + (size_t)(pair ? 2 * p.left + i : p.left) * m.steps * KK_WARP;
+        return w + (size_t)(pair ? 2 * p.left + i : p.left) * m.steps * m.words;
     }
+    __device__ __forceinline__ int encoding(const at &p) const { return a.part[p.part].encoding; }
     __device__ __forceinline__ int row(const at &, int i) const { return i < a.n_rows ? i : 0; }
     __device__ __forceinline__ void ready() {
         if (a.early) kk_next();
@@ -105,15 +107,15 @@ template <bool HIGH, int NS> struct kk_linear_job {
     }
 };
 
-template <bool HIGH, int NS, bool SMALL>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+template <bool HIGH, int NS, bool SMALL, bool PACKED>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED && HIGH ? 1 : 2)
     kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
     extern __shared__ __align__(128) char smem[];
     kk_ring<SMALL> ring;
     ring.open(smem);
     float *part = (float *)(smem + kk_ring_cut<SMALL>::ALL);
     kk_linear_job<HIGH, NS> job(a, (char *)(part + kk_part_floats(HIGH)));
-    kk_stream<HIGH, NS, SMALL>(job, part, ring);
+    kk_stream<HIGH, NS, SMALL, PACKED>(job, part, ring);
 }
 
 /* ---- experts ------------------------------------------------------------------------------ */
@@ -124,6 +126,7 @@ struct kk_gate_args {
     const uint4 *gate, *up;
     size_t gate_mat, up_mat; /* 16-byte words from one expert's matrix to the next */
     int strips, steps;       /* strips of the ffn outputs, K steps of the hidden inputs */
+    int encoding, words;
     uint16_t *act;           /* [pairs][act_pitch] */
     int ffn, act_pitch;
     const uint16_t *x; /* [n_rows][n_in] */
@@ -161,8 +164,9 @@ template <bool HIGH> struct kk_gate_job {
     __device__ __forceinline__ const uint4 *strip(const at &p, int i) const {
         const size_t e = (size_t)c->active[p.k];
         return (i ? a.up + e * a.up_mat : a.gate + e * a.gate_mat) +
-               (size_t)p.strip * a.steps * KK_WARP;
+               (size_t)p.strip * a.steps * a.words;
     }
+    __device__ __forceinline__ int encoding(const at &) const { return a.encoding; }
     __device__ __forceinline__ kk_staged acts(const at &) const {
         return kk_staged{stage, kk_stage_stride(a.n_in), a.n_in / KK_STEP};
     }
@@ -189,8 +193,8 @@ template <bool HIGH> struct kk_gate_job {
     }
 };
 
-template <bool HIGH, bool SMALL>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
+template <bool HIGH, bool SMALL, bool PACKED>
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED && HIGH ? 1 : 2)
     kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
         choice.n_active = 1; /* until the experts are known: first() must not be the end */
     __syncthreads();
     kk_gate_job<HIGH> job(a, &choice, (char *)(part + kk_part_floats(HIGH)));
-    kk_stream<HIGH, 2, SMALL>(job, part, ring);
+    kk_stream<HIGH, 2, SMALL, PACKED>(job, part, ring);
 }
 
 /* out[r] = sum over the row's expert slots, in order, of weight * (down_e act). A block computes a
@@ -211,6 +215,7 @@ struct kk_down_args {
     const uint4 *down;
     int strips, steps,
         wrap;            /* of one expert's matrix; wrap: K steps after which activations repeat */
+    int encoding, words;
     const uint16_t *act; /* [pairs][act_pitch] */
     int act_pitch;
     float *out; /* [n_rows][n_out] */
@@ -233,7 +238,7 @@ __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choi
     }
 }
 
-template <bool HIGH, bool SMALL>
+template <bool HIGH, bool SMALL, bool PACKED>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
     extern __shared__ __align__(128) char smem[];
@@ -248,6 +253,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     const int b = (int)blockIdx.x, grid = (int)gridDim.x;
     const int slices = kk_slices(a.steps);
     enum { STEPS = kk_acts<1, SMALL>::STEPS };
+    const int most = PACKED ? kk_slot_steps<1, SMALL>(a.words) : (int)STEPS; /* of a slot */
     int strip_in = b, k_in = warp, slice_in = 0, left = 0; /* the next copy */
     const uint4 *one = 0;
     bool more = b < a.strips && warp < choice.n_active;
@@ -255,7 +261,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
         if (left == 0 && more) {
             const size_t strip = (size_t)choice.active[k_in] * a.strips + strip_in;
             const int from = kk_slice(a.steps, slice_in);
-            one = a.down + (strip * a.steps + from) * KK_WARP;
+            one = a.down + (strip * a.steps + from) * a.words;
             left = kk_slice(a.steps, slice_in + 1) - from;
             if (++slice_in == slices) {
                 slice_in = 0;
@@ -266,9 +272,9 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
             }
         }
         if (left == 0) return ring.skip();
-        const int n = min((int)STEPS, left);
-        ring.fetch(one, 0, n);
-        one += n * KK_WARP;
+        const int n = min(most, left);
+        ring.fetch(one, 0, n, a.words);
+        one += n * a.words;
         left -= n;
     };
     for (int u = 0; u < kk_ring_cut<SMALL>::SLOTS; u++) refill();
@@ -305,11 +311,23 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
                     if (HIGH) v.b[i] = *(const uint4 *)(hi + at * 32);
                 }
             };
-            if (HIGH) bring(x, 0);
+            if (HIGH && !PACKED) bring(x, 0);
             for (int slice = 0; slice < slices; slice++) {
                 float c[1][4] = {};
                 const int end = kk_slice(a.steps, slice + 1);
-                for (int n = end - kk_slice(a.steps, slice); n > 0; n -= STEPS) {
+                int n = end - kk_slice(a.steps, slice);
+                for (; PACKED && n > 0; n -= most, step += most) {
+                    const uint32_t slot = kk_shared(ring.wait() - lane);
+                    kk_with_packing(a.encoding, [&](auto p) {
+                        kk_packed_slot<decltype(p)::ENCODING, HIGH, 1>(
+                            c, slot, 0, min(most, n), (const char *)(lo + step * 32),
+                            (const char *)(hi + step * 32));
+                    });
+                    ring.release();
+                    refill();
+                }
+                if (PACKED) step = end;
+                for (; !PACKED && n > 0; n -= STEPS) {
                     if (!HIGH) bring(x, step);
                     step += min((int)STEPS, n);
                     if (step >= a.wrap) step -= a.wrap;

@@ -45,6 +45,7 @@ struct kk_gemm_part {
     void *out;                /* rows of f32, or of bf16 */
     int n_out, strips, units; /* units: tiles along the outputs */
     int steps, pitch;         /* pitch: values from one row of out to the next */
+    int encoding, words;      /* of a K step of a strip */
 };
 
 struct kk_gemm_args {
@@ -128,7 +129,7 @@ struct kk_place {
 };
 
 /* The copying half of the pipeline: what this thread copies of the next stage. */
-template <bool EXPERTS, bool GLU> struct kk_filler {
+template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
     const kk_gemm_args &a;
     kk_tile_lists *lists;
     int tiles, total, at, order;
@@ -136,6 +137,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     int rows, odd; /* rows of the tile, 0: no more tiles; whether its step count is odd */
     uint32_t row[KK_TILE_ROWS / 32], w_at; /* offsets in 16-byte words */
     uint32_t x_to, w_to;                   /* byte offsets in a stage */
+    int words;                             /* of 16 bytes in a K step of a strip */
     const uint4 *w[2], *x;
 
     __device__ __forceinline__ void list(int from, int to_order) {
@@ -151,7 +153,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
         : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
           at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0),
-          x(args.x) {
+          words(KK_WARP), x(args.x) {
         const int tid = (int)threadIdx.x, r = tid / 8;
         x_to = (uint32_t)(r * 128 + ((tid ^ r) & 7) * 16);
         w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
@@ -176,7 +178,8 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         odd = steps & 1;
         k = (from + (tid / 4 & 1)) % a.wrap;
         x = a.x + 4 * k;
-        w_at = (uint32_t)from * KK_WARP;
+        if (PACKED) words = a.part[p.part].words;
+        w_at = (uint32_t)(from * words);
 #pragma unroll
         for (int i = 0; i < KK_TILE_ROWS / 32; i++) {
             const int r = tid / 8 + 32 * i;
@@ -196,12 +199,34 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
         for (int j = 0; j < 2; j++) {
             if (GLU && j) base = m.up + p.expert * m.up_mat;
             const int strip = min(GLU ? pair : 2 * pair + j, m.strips - 1);
-            w[j] = base + (size_t)strip * m.steps * KK_WARP + lane;
+            w[j] = base + (size_t)strip * m.steps * words + lane;
         }
         if (EXPERTS && order > 0) list(at + (int)gridDim.x, order + 1);
     }
     __device__ __forceinline__ const void *row_at(int i) const {
         return (const char *)x + (uint64_t)row[i] * 16;
+    }
+    /* The same of packed weights, whose steps fill a part of their places: the first words lanes
+     * copy.  Goes on to the next tile by itself. */
+    __device__ __forceinline__ void fill_packed(uint32_t stage) {
+        if (left == 0) seek();
+        if (rows > 0) {
+            const uint32_t x_place = stage + x_to, w_place = stage + w_to;
+            const int bytes = left > 1 || !odd ? 16 : 0;
+            kk_copy16<0, 0>(x_place, row_at(0));
+            if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
+            if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
+            if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
+            if ((int)threadIdx.x % KK_WARP < words) {
+                kk_copy16<0, 0>(w_place, w[0] + w_at);
+                kk_copy16_or_zero<512, 0>(w_place, w[0] + w_at + (bytes ? words : 0), bytes);
+                kk_copy16<1024, 0>(w_place, w[1] + w_at);
+                kk_copy16_or_zero<1536, 0>(w_place, w[1] + w_at + (bytes ? words : 0), bytes);
+            }
+            advance();
+        } else {
+            kk_copies_end();
+        }
     }
     /* Issues the copies of the next stage; none after the last. */
     __device__ __forceinline__ void fill(uint32_t stage) {
@@ -224,7 +249,7 @@ template <bool EXPERTS, bool GLU> struct kk_filler {
     /* Commits the stage's copies and moves on. */
     __device__ __forceinline__ void advance() {
         kk_copies_end();
-        w_at += 2 * KK_WARP;
+        w_at += (uint32_t)(2 * words);
         k += 2;
         x += 8;
         if (k >= a.wrap) {
@@ -292,9 +317,60 @@ __device__ __forceinline__ void kk_block_barrier() {
     asm volatile("bar.sync 1, %0;" ::"n"((int)KK_BLOCK_THREADS) : "memory");
 }
 
-template <bool EXPERTS, bool GLU> struct kk_gemm {
+/* The operands of one step of packed weights: four strips' codes as bf16, and the scales of this
+ * lane's two outputs of each. */
+struct kk_unpacked {
+    uint4 w[KK_WARP_STRIPS];
+    kk_scales scale[KK_WARP_STRIPS][2];
+
+    /* at: shared address of the step's block of the first strip. */
+    template <int W> __device__ __forceinline__ void load(uint32_t at) {
+        const uint32_t lane = threadIdx.x % KK_WARP;
+        kk_codes<W> codes[KK_WARP_STRIPS];
+        uint2 bits[KK_WARP_STRIPS];
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++) {
+            codes[i] = kk_codes_load<W>(at + i * 1024, lane);
+            bits[i] = kk_scales_pair<W>(at + i * 1024, lane % 4 * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++) {
+            w[i] = kk_codes_bf16<W>(codes[i]);
+            scale[i][0] = kk_scales_of<W>(bits[i].x);
+            scale[i][1] = kk_scales_of<W>(bits[i].y);
+        }
+    }
+    /* c += this step times 16 rows; one, two: the rows' operands of its two products. */
+    __device__ __forceinline__ void multiply(float (&c)[KK_WARP_STRIPS][4], const uint4 &one,
+                                             const uint4 &two, int encoding) const {
+        const uint4 lo = make_uint4(one.x, one.z, two.x, two.z);
+        const uint4 hi = make_uint4(one.y, one.w, two.y, two.w);
+        const uint32_t one2 = 0x3f803f80u;
+        float t[4], u[4];
+        if (encoding == KK_W_BF16) {
+#pragma unroll
+            for (int i = 0; i < KK_WARP_STRIPS; i++) kk_step<true>(c[i], w[i], lo, hi);
+            return;
+        }
+        const bool affine = encoding >= KK_W_A4, halves = encoding == KK_W_I6;
+        if (affine) kk_step_inputs(u, make_uint4(one2, one2, one2, one2), lo, hi);
+#pragma unroll
+        for (int i = 0; i < KK_WARP_STRIPS; i++) {
+            const kk_scales &p = scale[i][0], &q = scale[i][1];
+            kk_step_inputs(t, halves ? kk_half_of(w[i], false) : w[i], lo, hi);
+            kk_add_scaled(c[i], t, p.d, q.d, p.d, q.d);
+            if (halves) {
+                kk_step_inputs(t, kk_half_of(w[i], true), lo, hi);
+                kk_add_scaled(c[i], t, p.m, q.m, p.m, q.m);
+            }
+            if (affine) kk_add_scaled(c[i], u, p.m, q.m, p.m, q.m);
+        }
+    }
+};
+
+template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
     const kk_gemm_args &a;
-    kk_filler<EXPERTS, GLU> filler;
+    kk_filler<EXPERTS, GLU, PACKED> filler;
     kk_summer s;
     char *smem;
     int slot;         /* the stage being multiplied */
@@ -314,6 +390,49 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
     }
     __device__ __forceinline__ const char *stage() const { return smem + slot * KK_TILE_STAGE; }
     __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
+
+    __device__ __forceinline__ void begin_packed() {
+#pragma unroll 1
+        for (int i = 0; i < KK_TILE_STAGES - 1; i++)
+            filler.fill_packed(kk_shared(smem) + i * KK_TILE_STAGE);
+    }
+    /* All steps of a tile of packed weights.  At the barrier of a stage all warps have finished the
+     * stage before, whose place is then filled. */
+    __device__ __forceinline__ void sum_packed(const kk_place &p) {
+        const int lane = threadIdx.x % KK_WARP, pieces = pieces_of(p);
+        const int encoding = a.part[p.part].encoding;
+        count n = {0, 0, 0, p.steps(a)};
+        const int end = (n.steps + 1) & ~1;
+        n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
+        x_off = first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
+        s.begin_tile();
+#pragma unroll 1
+        while (n.step < end) {
+            kk_copies_wait<KK_TILE_STAGES - 2>();
+            __syncthreads();
+            const int before = slot == 0 ? KK_TILE_STAGES - 1 : slot - 1;
+            filler.fill_packed(kk_shared(smem) + before * KK_TILE_STAGE);
+#pragma unroll 1
+            for (int half = 0; half < 2; half++) {
+                const uint32_t x = rows() ^ (half ? 64 : 0);
+                if (pieces > 0) {
+                    kk_unpacked step;
+                    kk_with_packing(encoding, [&](auto w) {
+                        step.load<decltype(w)::ENCODING>(kk_shared(stage()) + w_off - lane * 16 +
+                                                         half * 512);
+                    });
+#pragma unroll
+                    for (int m = 0; m < KK_WARP_PIECES; m++) {
+                        if (m >= pieces) break;
+                        const uint4 one = kk_matrices(x + m * 2048);
+                        step.multiply(s.c[m], one, kk_matrices((x ^ 32) + m * 2048), encoding);
+                    }
+                }
+                end_step(n);
+            }
+            slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
+        }
+    }
 
     __device__ __forceinline__ void begin() {
         filler.seek();
@@ -452,29 +571,36 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
         kk_place now;
         int at = (int)blockIdx.x, order = 0;
         if (at >= total) return;
-        begin();
+        if (PACKED)
+            begin_packed();
+        else
+            begin();
         for (; at < total; at += grid, order++) {
             now.seek(a, lists, filler.tiles, at, order);
-            switch (pieces_of(now)) {
-            case 0: sum<0>(now); break;
-            case 1: sum<1>(now); break;
-            case 2: sum<2>(now); break;
-            case 3: sum<3>(now); break;
-            default: sum<4>(now); break;
+            if constexpr (PACKED) {
+                sum_packed(now);
+            } else {
+                switch (pieces_of(now)) {
+                case 0: sum<0>(now); break;
+                case 1: sum<1>(now); break;
+                case 2: sum<2>(now); break;
+                case 3: sum<3>(now); break;
+                default: sum<4>(now); break;
+                }
             }
             write(now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
         }
     }
 };
 
-template <bool EXPERTS, bool GLU>
+template <bool EXPERTS, bool GLU, bool PACKED>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
     kk_gemm_kernel(const __grid_constant__ kk_gemm_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_tile_lists lists;
     kk_wait();
     kk_next();
-    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, smem, EXPERTS ? *a.n_tiles : a.tiles);
+    kk_gemm<EXPERTS, GLU, PACKED> g(a, EXPERTS ? &lists : NULL, smem, EXPERTS ? *a.n_tiles : a.tiles);
     g.run();
 }
 

@@ -226,15 +226,6 @@ __device__ __forceinline__ void kk_grid_leave(const kk_cu_mega &a, kk_mega_share
 
 /* ---- rows --------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ uint4 kk_lds(uint32_t at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 /* Rows of bf16 activations, in shared memory where they fit and in global memory otherwise. */
 struct kk_acts_at {
     const char *base;
@@ -277,13 +268,6 @@ __device__ __forceinline__ void kk_stage_rows(const kk_acts_at &at, const uint16
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-/* One K step of two strips: 16 outputs (M) by eight rows (N). */
-__device__ __forceinline__ void kk_step_rows(float c[4], const uint4 &one, const uint4 &two,
-                                             const uint4 &x) {
-    kk_mma(c, one.x, two.x, one.y, two.y, x.x, x.y);
-    kk_mma(c, one.z, two.z, one.w, two.w, x.z, x.w);
-}
-
 /* c (rows 0 to 7) and, if both, d (rows 8 to 15) += n steps from the ring times activations from lo
  * and hi on.  Slots that are not full are loaded whole; steps past n are not multiplied. */
 template <class S>
@@ -325,6 +309,68 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consu
         kk_consumer_release<S>(f);
         lo += CHUNK * 64;
         hi += CHUNK * 64;
+    }
+}
+
+/* The same of packed weights: n steps of one slot, four at a time.  slot: the shared address of this
+ * warp's part. */
+template <class S, int W>
+__device__ __forceinline__ void kk_mega_packed_slot(float c[4], float d[4], uint32_t slot,
+                                                    const char *lo, const char *hi, int n,
+                                                    bool in_smem, bool both) {
+    enum { BATCH = S::HIGH ? 2 : 4 };
+    const uint32_t lane = (uint32_t)kk_tid() % KK_WARP;
+#pragma unroll 1
+    for (; n > 0; n -= BATCH) {
+        kk_codes<W> one[BATCH], two[BATCH];
+        uint32_t p[BATCH], q[BATCH];
+        uint4 x[BATCH], y[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int at = min(i, n - 1) * 64;
+            x[i] = S::ONE || in_smem ? kk_lds(kk_shared(lo) + at) : *(const uint4 *)(lo + at);
+            y[i] = x[i];
+            if (S::HIGH && both)
+                y[i] = in_smem ? kk_lds(kk_shared(hi) + at) : *(const uint4 *)(hi + at);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const uint32_t block = slot + min(i, n - 1) * kk_packing<W>::BYTES;
+            one[i] = kk_codes_load<W>(block, lane);
+            two[i] = kk_codes_load<W>(block + S::PART / 2, lane);
+            p[i] = kk_scales_load<W>(block, lane / 4);
+            q[i] = kk_scales_load<W>(block + S::PART / 2, lane / 4);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (i >= n) break;
+            const uint4 a = kk_codes_bf16<W>(one[i]), b = kk_codes_bf16<W>(two[i]);
+            const kk_scales s = kk_scales_of<W>(p[i]), t = kk_scales_of<W>(q[i]);
+            kk_packed_rows<W>(c, a, b, s, t, x[i]);
+            if (S::HIGH && both) kk_packed_rows<W>(d, a, b, s, t, y[i]);
+        }
+        slot += BATCH * kk_packing<W>::BYTES;
+        lo += BATCH * 64;
+        hi += BATCH * 64;
+    }
+}
+
+/* kk_mega_product of packed weights. */
+template <class S>
+__device__ __forceinline__ void kk_mega_packed_product(float c[4], float d[4], kk_consumer &f,
+                                                       const char *lo, const char *hi, int n,
+                                                       bool in_smem, bool both, int encoding) {
+    const int chunk = S::chunk(kk_words_of(encoding));
+#pragma unroll 1
+    for (; n > 0; n -= chunk) {
+        const uint32_t slot = kk_consumer_wait<S>(f);
+        const int steps = min(n, chunk);
+        kk_with_packing(encoding, [&](auto p) {
+            kk_mega_packed_slot<S, decltype(p)::ENCODING>(c, d, slot, lo, hi, steps, in_smem, both);
+        });
+        kk_consumer_release<S>(f);
+        lo += chunk * 64;
+        hi += chunk * 64;
     }
 }
 
@@ -649,8 +695,14 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
     const int expert = phase == MEGA_EXPERTS ? unit / (S::EXPERT_FFN / 8) : -1;
     const kk_mega_rows r = kk_mega_rows_of<S, KIND>(a, s, expert, x);
     float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-    kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.in_smem, r.n > 8);
-    kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, false) - (n + S::CHUNK - 1) / S::CHUNK);
+    const int encoding = kk_mega_encoding<S>(a, s, layer, phase, unit);
+    const int words = kk_words_of(encoding), chunk = S::chunk(words);
+    if (S::PACKED)
+        kk_mega_packed_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.in_smem,
+                                  r.n > 8, encoding);
+    else
+        kk_mega_product<S>(c, d, f, r.lo + from * 64, r.hi + from * 64, n, r.in_smem, r.n > 8);
+    kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, false, words) - (n + chunk - 1) / chunk);
     float *at = to + (slice * 16 + tid % KK_WARP / 4) * pitch + 2 * t;
     if (2 * t < pitch) {
         *(float2 *)at = make_float2(c[0], c[1]);
@@ -665,17 +717,22 @@ __device__ __forceinline__ void kk_mega_slice_of(const kk_cu_mega &a, const kk_m
 /* A unit of DOWN: one expert at a time per warp, all of K. */
 template <class S>
 __device__ __forceinline__ void kk_mega_pairs_of(const kk_cu_mega &a, const kk_mega_shared &s,
-                                                 kk_consumer &f, float *to, kk_acts_at x) {
+                                                 kk_consumer &f, float *to, int layer,
+                                                 kk_acts_at x) {
     const int steps = S::EXPERT_FFN / KK_STEP, slice = kk_mega_slice();
+    const int encoding = kk_mega_encoding<S>(a, s, layer, MEGA_DOWN, 0);
 #pragma unroll 1
     for (int e = slice; e < s.choice.n_active + slice; e += KK_SLICES) {
         if (e >= s.choice.n_active) {
-            kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, true));
+            kk_consumer_skip<S>(f, kk_mega_slots<S>(steps, true, kk_words_of(encoding)));
             break;
         }
         const kk_mega_rows r = kk_mega_rows_of<S, KK_KIND_DOWN>(a, s, e, x);
         float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
-        kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.in_smem, r.n > 8);
+        if (S::PACKED)
+            kk_mega_packed_product<S>(c, d, f, r.lo, r.hi, steps, r.in_smem, r.n > 8, encoding);
+        else
+            kk_mega_product<S>(c, d, f, r.lo, r.hi, steps, r.in_smem, r.n > 8);
         kk_mega_put_pairs<S>(s, to, r, c, d);
     }
 }
@@ -693,7 +750,7 @@ __device__ __forceinline__ int kk_mega_phase_units(const kk_cu_mega &a, kk_mega_
          u += kk_mega_stride<S>(phase), nth++) {
         float *to = parts + (kk_mega_group() * 2 + (nth & 1)) * size;
         if (KIND == KK_KIND_DOWN)
-            kk_mega_pairs_of<S>(a, s, f, to, x);
+            kk_mega_pairs_of<S>(a, s, f, to, layer, x);
         else
             kk_mega_slice_of<S, KIND>(a, s, f, to, layer, phase, u, x);
         kk_group_barrier<S>(f);

@@ -81,8 +81,11 @@ typedef enum { KK_SMEM_227, KK_SMEM_163, KK_SMEM_99, KK_SMEM_SIZES } kk_smem_siz
 
 /* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16) of one session, or of several
  * (SESSIONS), in a block with so much shared memory: those of 26B-A4B. */
-template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227> struct kk_mega_of {
+template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, bool WEIGHTS_PACKED = false>
+struct kk_mega_of {
     static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8, MANY = SESSIONS;
+    /* Matrices may be packed, each in an encoding of its own (packed.cuh), or bf16. */
+    static constexpr bool PACKED = WEIGHTS_PACKED;
     /* K steps of a slot, each for two strips.  The activations and sums of several rows need the
      * shared memory, so their rings are smaller. */
     static constexpr int CHUNK = SIZE == KK_SMEM_227   ? 4
@@ -91,6 +94,10 @@ template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227> struct kk_meg
     static constexpr int SLOTS = SIZE == KK_SMEM_227 ? (ONE ? 3 : 2) : ONE || HIGH ? 2 : 3;
     static constexpr int PART = 2 * 512 * CHUNK;  /* bytes of one warp's part of a slot */
     static constexpr int SLOT = KK_SLICES * PART; /* bytes of a slot */
+    /* K steps of `words` 16-byte words that a slot holds. */
+    static __device__ __forceinline__ int chunk(int words) {
+        return PACKED ? PART / 32 / words : CHUNK;
+    }
     static constexpr int HIDDEN = KK_CU_26B_HIDDEN, FFN = KK_CU_26B_FFN;
     static constexpr int EXPERT_FFN = KK_CU_26B_EXPERT_FFN;
     static constexpr int EXPERTS = KK_CU_26B_EXPERTS, USED = KK_CU_26B_USED;
@@ -161,9 +168,27 @@ __device__ __forceinline__ int kk_mega_steps(const kk_cu_mega &a, const kk_mega_
     return (phase == MEGA_DOWN ? S::EXPERT_FFN : S::HIDDEN) / KK_STEP;
 }
 
-/* The two strips of 8 outputs that make up a unit. */
+/* The encoding of a unit's strips. */
+template <class S>
+__device__ __forceinline__ int kk_mega_encoding(const kk_cu_mega &a, const kk_mega_shared &s,
+                                                int layer, int phase, int unit) {
+    const kk_cu_mega_layer &l = s.layer[layer & 1];
+    if (!S::PACKED) return KK_W_BF16;
+    if (phase == MEGA_QKV) {
+        const int k = 2 * unit - l.q_strips;
+        return k < 0 ? l.as.q : k < l.kv_strips ? l.as.k : l.as.v;
+    }
+    if (phase == MEGA_OUT) return l.as.o;
+    if (phase == MEGA_GATE) return l.as.gate;
+    if (phase == MEGA_DENSE) return l.as.down;
+    if (phase == MEGA_EXPERTS) return l.as.experts;
+    return phase == MEGA_DOWN ? l.as.experts_down : a.head_as;
+}
+
+/* The two strips of 8 outputs that make up a unit; 16-byte words of a K step. */
 struct kk_mega_strips_at {
     const uint4 *one, *two;
+    int words;
 };
 
 /* Where a unit's weights lie.  expert: in DOWN, the index among the active experts. */
@@ -175,6 +200,8 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const void *w = a.head, *up = NULL;
     uint32_t strip = 2 * (uint32_t)unit;
+    const int words =
+        S::PACKED ? kk_words_of(kk_mega_encoding<S>(a, s, layer, phase, unit)) : (int)KK_WARP;
     if (phase == MEGA_QKV) {
         w = l.q;
         if (strip >= (uint32_t)l.q_strips) {
@@ -200,12 +227,13 @@ __device__ __forceinline__ kk_mega_strips_at kk_mega_find(const kk_cu_mega &a,
         const uint32_t per = (uint32_t)S::EXPERT_FFN / 8, e = (uint32_t)unit / per;
         w = l.experts;
         strip = (uint32_t)s.choice.active[e] * (uint32_t)(2 * S::EXPERT_FFN / 8) + unit - e * per;
-        up = (const uint4 *)w + (size_t)per * (size_t)steps * KK_WARP;
+        up = (const uint4 *)w + (size_t)per * (size_t)steps * words;
     }
-    const size_t at = (size_t)strip * (uint32_t)steps * KK_WARP;
+    const size_t at = (size_t)strip * (uint32_t)steps * words;
     kk_mega_strips_at where;
+    where.words = words;
     where.one = (const uint4 *)w + at;
-    where.two = up ? (const uint4 *)up + at : where.one + steps * KK_WARP;
+    where.two = up ? (const uint4 *)up + at : where.one + steps * words;
     return where;
 }
 
@@ -338,9 +366,10 @@ __device__ __forceinline__ void kk_producer_until(kk_mega_shared &s, int layer, 
 }
 
 /* Slots that a unit takes: as many for every warp of the group as the one with most steps needs. */
-template <class S> __device__ __forceinline__ int kk_mega_slots(int steps, bool down) {
+template <class S> __device__ __forceinline__ int kk_mega_slots(int steps, bool down, int words) {
     const int most = down || steps < KK_SHORT_STEPS ? steps : (steps + KK_SLICES - 1) / KK_SLICES;
-    return (most + S::CHUNK - 1) / S::CHUNK;
+    const int chunk = S::chunk(words);
+    return (most + chunk - 1) / chunk;
 }
 
 /* Passes over slots in which this warp has no steps. */
@@ -362,41 +391,37 @@ __device__ __forceinline__ void kk_producers_sync() {
     __syncwarp(0xffffffffu >> (KK_WARP - KK_SLICES * KK_PART_LANES));
 }
 
-/* Starts the copies of n steps (possibly none) of two strips into one warp's part of a slot; the
- * mbarrier completes a phase when all of them have arrived.  Weights are read once per forward, so
- * the L2 policy evicts them first and keeps what is used again. */
+/* Starts the copies of `words` 16-byte words (possibly none) of each of two strips into one warp's
+ * part of a slot; the mbarrier completes a phase when all of them have arrived.  Weights are read
+ * once per forward, so the L2 policy evicts them first and keeps what is used again. */
 template <class S>
 __device__ __forceinline__ void kk_copy_part(uint32_t to, uint32_t bar, const uint4 *one,
-                                             const uint4 *two, int n, uint64_t policy) {
+                                             const uint4 *two, int words, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
-    if (n <= 0) return kk_bar_arrive(bar);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n * 1024)
+    if (words <= 0) return kk_bar_arrive(bar);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                 "r"(words * 32)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(one), "r"(n * 512), "r"(bar), "l"(policy)
+                 "l"(one), "r"(words * 16), "r"(bar), "l"(policy)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(to + S::CHUNK * 512),
-                 "l"(two), "r"(n * 512), "r"(bar), "l"(policy)
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to + S::PART / 2),
+                 "l"(two), "r"(words * 16), "r"(bar), "l"(policy)
                  : "memory");
 #else
     const int lane = (int)threadIdx.x % KK_PART_LANES;
-#pragma unroll
-    for (int i = 0; i < S::CHUNK; i++) {
-        if (i >= n) break;
-#pragma unroll
-        for (int k = 0; k < KK_WARP; k += KK_PART_LANES) {
-            const uint32_t at = to + i * 512 + (k + lane) * 16;
-            const int from = i * KK_WARP + k + lane;
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(at),
-                         "l"(one + from), "l"(policy)
-                         : "memory");
-            asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
-                             at + S::CHUNK * 512),
-                         "l"(two + from), "l"(policy)
-                         : "memory");
-        }
+#pragma unroll 8
+    for (int i = lane; i < words; i += KK_PART_LANES) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to +
+                                                                                          i * 16),
+                     "l"(one + i), "l"(policy)
+                     : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
+                         to + S::PART / 2 + i * 16),
+                     "l"(two + i), "l"(policy)
+                     : "memory");
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 #endif
@@ -433,7 +458,8 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
         }
         if (part / (KK_SLICES / KK_MEGA_CUTS) == cut) {
             const uint32_t bar = k.ring.bars + kk_bars<S>::FULL + (k.put * KK_MEGA_CUTS + cut) * 8;
-            kk_copy_part<S>(to, bar, w.one + at * KK_WARP, w.two + at * KK_WARP, n, k.policy);
+            const int words = S::PACKED ? w.words : (int)KK_WARP;
+            kk_copy_part<S>(to, bar, w.one + at * words, w.two + at * words, n * words, k.policy);
         }
         kk_producers_sync();
         k.issued++;
@@ -449,12 +475,13 @@ __device__ __forceinline__ void kk_fill_slot(kk_producer &k, const kk_mega_strip
 template <class S>
 __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_strips_at &w,
                                                int steps) {
-    const int part = kk_producer_part(), slots = kk_mega_slots<S>(steps, false);
+    const int part = kk_producer_part(), slots = kk_mega_slots<S>(steps, false, w.words);
     const int from = kk_slice(steps, part), end = kk_slice(steps, part + 1);
+    const int chunk = S::chunk(w.words);
 #pragma unroll 1
     for (int j = 0; j < slots; j++) {
-        const int at = from + j * S::CHUNK;
-        kk_fill_slot<S>(k, w, at, min((int)S::CHUNK, end - at));
+        const int at = from + j * chunk;
+        kk_fill_slot<S>(k, w, at, min(chunk, end - at));
     }
 }
 
@@ -462,7 +489,9 @@ __device__ __forceinline__ void kk_fill_slices(kk_producer &k, const kk_mega_str
 template <class S>
 __device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega &a,
                                                 const kk_mega_shared &s, int layer, int unit) {
-    const int steps = S::EXPERT_FFN / KK_STEP, slots = kk_mega_slots<S>(steps, true);
+    const int steps = S::EXPERT_FFN / KK_STEP;
+    const int words = kk_words_of(kk_mega_encoding<S>(a, s, layer, MEGA_DOWN, unit));
+    const int slots = kk_mega_slots<S>(steps, true, words), chunk = S::chunk(words);
 #pragma unroll 1
     for (int e = kk_producer_part(), i = 0; i < s.choice.n_active; e += KK_SLICES, i += KK_SLICES) {
         const bool some = e < s.choice.n_active;
@@ -470,8 +499,8 @@ __device__ __forceinline__ void kk_fill_experts(kk_producer &k, const kk_cu_mega
             kk_mega_find<S>(a, s, layer, MEGA_DOWN, unit, some ? e : 0, steps);
 #pragma unroll 1
         for (int j = 0; j < slots; j++) {
-            const int at = j * S::CHUNK;
-            kk_fill_slot<S>(k, w, at, some ? min((int)S::CHUNK, steps - at) : 0);
+            const int at = j * chunk;
+            kk_fill_slot<S>(k, w, at, some ? min(chunk, steps - at) : 0);
         }
     }
 }

@@ -21,7 +21,7 @@
 #ifndef KK_CUDA_STREAM_CUH
 #define KK_CUDA_STREAM_CUH
 
-#include "arith.cuh"
+#include "packed.cuh"
 
 #ifndef KK_RING_CHUNK /* set by benchmarks only */
 #define KK_RING_CHUNK 4
@@ -68,33 +68,34 @@ template <bool SMALL> struct kk_ring {
         __syncwarp();
 #endif
     }
-    /* Starts the copy of n steps of one strip, or of two, into the next slot. */
-    __device__ __forceinline__ void fetch(const uint4 *one, const uint4 *two, int n) {
+    /* Starts the copy of n steps of `words` 16-byte words of one strip, or of two, into the next
+     * slot. */
+    __device__ __forceinline__ void fetch(const uint4 *one, const uint4 *two, int n, int words) {
         char *to = data + put * cut::SLOT_BYTES;
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x % KK_WARP == 0) {
             const uint32_t bar = bars + put * 8;
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
-                         "r"(n * (two ? 1024 : 512))
+                         "r"(n * words * (two ? 32 : 16))
                          : "memory");
-            copy(to, one, n, bar);
-            if (two) copy(to + cut::CHUNK * 512, two, n, bar);
+            copy(to, one, n * words, bar);
+            if (two) copy(to + cut::SLOT_BYTES / 2, two, n * words, bar);
         }
 #else
-        const int lane = threadIdx.x % KK_WARP;
-        for (int i = 0; i < n; i++) {
-            copy(to + i * 512 + lane * 16, one + i * KK_WARP + lane);
-            if (two) copy(to + (cut::CHUNK + i) * 512 + lane * 16, two + i * KK_WARP + lane);
+        for (int i = threadIdx.x % KK_WARP; i < n * words; i += KK_WARP) {
+            copy(to + i * 16, one + i);
+            if (two) copy(to + cut::SLOT_BYTES / 2 + i * 16, two + i);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
         put = put + 1 == cut::SLOTS ? 0 : put + 1;
     }
 #if __CUDA_ARCH__ >= 900
-    static __device__ __forceinline__ void copy(char *to, const uint4 *from, int n, uint32_t bar) {
+    static __device__ __forceinline__ void copy(char *to, const uint4 *from, int words,
+                                                uint32_t bar) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                      "[%0], [%1], %2, [%3];" ::"r"(kk_shared(to)),
-                     "l"(from), "r"(n * 512), "r"(bar)
+                     "l"(from), "r"(words * 16), "r"(bar)
                      : "memory");
     }
 #else
@@ -135,22 +136,6 @@ template <bool SMALL> struct kk_ring {
         }
     }
 };
-
-__device__ __forceinline__ void kk_mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                       uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/* One K step: rows g and g + 8 of the activations times a strip's 32 inputs. */
-template <bool HIGH>
-__device__ __forceinline__ void kk_step(float c[4], const uint4 &w, const uint4 &lo,
-                                        const uint4 &hi) {
-    kk_mma(c, lo.x, HIGH ? hi.x : 0, lo.y, HIGH ? hi.y : 0, w.x, w.y);
-    kk_mma(c, lo.z, HIGH ? hi.z : 0, lo.w, HIGH ? hi.w : 0, w.z, w.w);
-}
 
 /* Rows of bf16 activations in shared memory.  A quarter warp reads 64 bytes of each of two rows;
  * the stride is an odd multiple of 64 bytes, so that they lie in different banks.  Rows are read
@@ -200,6 +185,48 @@ __device__ __forceinline__ void kk_chunk(float c[NS][4], const uint4 *slot, int 
         for (int s = 0; s < NS; s++) kk_step<HIGH>(c[s], w[s][i], x.a[i], x.b[i]);
 }
 
+/* The most K steps of `words` words that half a slot (NS 2) or a whole one (NS 1) holds. */
+template <int NS, bool SMALL> __device__ __forceinline__ int kk_slot_steps(int words) {
+    return kk_ring_cut<SMALL>::SLOT_BYTES / NS / 16 / words;
+}
+
+/* Packed weights: the first n steps of a slot.  Steps are loaded four at a time, as straight-line
+ * code; loads past the n-th repeat it.  slot: shared address; lo, hi: activations of rows g and
+ * g + 8. */
+template <int W, bool HIGH, int NS>
+__device__ __forceinline__ void kk_packed_slot(float c[NS][4], uint32_t slot, uint32_t half, int n,
+                                               const char *lo, const char *hi) {
+    enum { BATCH = 4 };
+    const uint32_t lane = threadIdx.x % KK_WARP;
+#pragma unroll 1
+    for (int from = 0; from < n; from += BATCH) {
+        kk_codes<W> q[NS][BATCH];
+        uint2 scale[NS][BATCH];
+        uint4 x[BATCH], y[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int k = min(from + i, n - 1);
+            x[i] = *(const uint4 *)(lo + k * 64);
+            y[i] = HIGH ? *(const uint4 *)(hi + k * 64) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int s = 0; s < NS; s++) {
+                const uint32_t block = slot + s * half + k * kk_packing<W>::BYTES;
+                q[s][i] = kk_codes_load<W>(block, lane);
+                scale[s][i] = kk_scales_pair<W>(block, lane % 4 * 2);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (from + i >= n) break;
+#pragma unroll
+            for (int s = 0; s < NS; s++)
+                kk_packed_strip<W, HIGH>(c[s], kk_codes_bf16<W>(q[s][i]),
+                                         kk_scales_of<W>(scale[s][i].x),
+                                         kk_scales_of<W>(scale[s][i].y), x[i], y[i]);
+        }
+    }
+}
+
 /* Floats of a unit's partial sums, double-buffered: [2][NS][slice][rows][8]. */
 __host__ __device__ constexpr int kk_part_floats(bool high) {
     return 2 * 2 * KK_SLICES * (high ? 128 : 64);
@@ -211,33 +238,35 @@ __host__ __device__ constexpr int kk_part_floats(bool high) {
  *   bool known(const at &);                   whether its weights are known before ready()
  *   int steps(const at &);                    K steps of the unit's strips
  *   const uint4 *strip(const at &, int i);    where strip i starts
+ *   int encoding(const at &);                 of its strips, where weights are packed
  *   kk_staged acts(const at &);               its staged activations
  *   int row(const at &, int i);               staged row of the unit's row i; any if there is none
  *   void ready();                             waits for the kernel before, stages activations
  *   void sums(const at &, const float *part, int lane);   [NS][slice][rows][8]; by one warp */
-template <bool HIGH, int NS, bool SMALL, class Job>
+template <bool HIGH, int NS, bool SMALL, bool PACKED, class Job>
 __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring<SMALL> &ring) {
     constexpr int PART = HIGH ? 128 : 64, STEPS = kk_acts<NS, SMALL>::STEPS;
     constexpr int SLOTS = kk_ring_cut<SMALL>::SLOTS;
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     auto in = job.first(); /* position of the next copy */
     const uint4 *one = 0, *two = 0;
-    int left = 0;
+    int left = 0, words = KK_WARP; /* of 16 bytes in a step */
     auto seek = [&]() { /* advances to the next unit in which this warp has a step */
                         for (; !job.done(in); job.next(in)) {
                             const int steps = job.steps(in), from = kk_slice(steps, warp);
                             left = kk_slice(steps, warp + 1) - from;
                             if (left == 0) continue;
-                            one = job.strip(in, 0) + from * KK_WARP;
-                            if (NS > 1) two = job.strip(in, 1) + from * KK_WARP;
+                            if (PACKED) words = kk_words_of(job.encoding(in));
+                            one = job.strip(in, 0) + from * words;
+                            if (NS > 1) two = job.strip(in, 1) + from * words;
                             return;
                         }
     };
     auto fetch = [&]() {
-        const int n = min(STEPS, left);
-        ring.fetch(one, two, n);
-        one += n * KK_WARP;
-        if (NS > 1) two += n * KK_WARP;
+        const int n = min(PACKED ? kk_slot_steps<NS, SMALL>(words) : STEPS, left);
+        ring.fetch(one, two, n, words);
+        one += n * words;
+        if (NS > 1) two += n * words;
         left -= n;
         if (left == 0) job.next(in);
     };
@@ -264,9 +293,24 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring<SMALL> 
         const kk_staged acts = job.acts(at);
         const char *lo = acts.base + job.row(at, g) * acts.stride + (lane & 3) * 16, *hi = lo;
         if (HIGH) hi = acts.base + job.row(at, g + 8) * acts.stride + (lane & 3) * 16;
+        if (PACKED) {
+            const int code = job.encoding(at), most = kk_slot_steps<NS, SMALL>(kk_words_of(code));
+            int left_of = kk_slice(steps, warp + 1) - from;
+            lo += from * 64;
+            hi += from * 64;
+            for (; left_of > 0; left_of -= most, lo += most * 64, hi += most * 64) {
+                const uint32_t slot = kk_shared(ring.wait() - lane);
+                kk_with_packing(code, [&](auto p) {
+                    kk_packed_slot<decltype(p)::ENCODING, HIGH, NS>(
+                        c, slot, kk_ring_cut<SMALL>::SLOT_BYTES / 2, min(most, left_of), lo, hi);
+                });
+                ring.release();
+                refill();
+            }
+        }
         int step = from;
         while (step >= acts.wrap) step -= acts.wrap;
-        for (int n = kk_slice(steps, warp + 1) - from; n > 0; n -= STEPS) {
+        for (int n = PACKED ? 0 : kk_slice(steps, warp + 1) - from; n > 0; n -= STEPS) {
             kk_acts<NS, SMALL> x;
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
