@@ -1,14 +1,18 @@
 /* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
  * the device: milliseconds for 1 to 16 rows at two contexts, and where a layer's time goes.
  * Build: nvcc -O3 -std=c++17 -arch=sm_90a -I src/backend/cuda bench/gpu/mega_bench.cu
- *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS]
+ *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS [ROWS [ENCODING]]]
+ * ROWS not 0: four forwards of so many rows, for a profiler.  ENCODING: of all weights but the
+ * router's, KK_W_... of cuda_ops.h.
  * With -DKK_MEGA_TRACE it says where a layer's time goes, in a kernel that its clocks slow down. */
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <vector>
 #include "arith.cuh"
 #include "cuda_ops.h"
+#include "packed.cuh"
 #define CK(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); exit(1); } } while (0)
 
 __device__ uint64_t mixed(uint64_t i) { uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull; z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull; z = (z ^ (z >> 27)) * 0x94d049bb133111ebull; return z ^ (z >> 31); }
@@ -22,10 +26,22 @@ __global__ void fillf(float *p, size_t n, float mean, float spread) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         p[i] = mean + spread * ((float)(mixed(i + 77) & 0xffff) / 32768.0f - 1);
 }
-static uint64_t seed = 1;
-static void *weight(size_t outs, size_t ins) {
-    void *p; CK(cudaMalloc(&p, outs * ins * 2)); fill<<<2048, 256>>>((uint32_t *)p, outs * ins / 2, seed++, 1.7f / sqrtf((float)ins)); return p;
+/* Scales of 2^-8 with either sign, and minima of the other, in random codes. */
+__global__ void fill_scales(uint8_t *p, size_t steps, int bytes, int from) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < steps; i += (size_t)gridDim.x * blockDim.x)
+        for (int k = from; k < bytes; k += 4) *(uint32_t *)(p + i * bytes + k) = mixed(i + k) & 1 ? 0x1c009c00u : 0x9c001c00u;
 }
+static uint64_t seed = 1;
+static int encoding = KK_W_BF16;
+static int scales_at(int w) { return w == KK_W_I4 || w == KK_W_A4 ? 128 : w == KK_W_I5 || w == KK_W_A5 ? 160 : w == KK_W_I6 ? 192 : 256; }
+static void *weight(size_t outs, size_t ins, int as) {
+    void *p;
+    if (as != KK_W_BF16) {
+        const size_t steps = outs / 8 * (ins / 32), bytes = (size_t)kk_words_of(as) * 16; CK(cudaMalloc(&p, steps * bytes));
+        fill<<<2048, 256>>>((uint32_t *)p, steps * bytes / 4, seed++, 1.0f); fill_scales<<<2048, 256>>>((uint8_t *)p, steps, (int)bytes, scales_at(as)); return p;
+    } CK(cudaMalloc(&p, outs * ins * 2)); fill<<<2048, 256>>>((uint32_t *)p, outs * ins / 2, seed++, 1.7f / sqrtf((float)ins)); return p;
+}
+static void *weight(size_t outs, size_t ins) { return weight(outs, ins, encoding); }
 static float *floats(size_t n, float mean, float spread) { float *p; CK(cudaMalloc(&p, n * 4)); fillf<<<256, 256>>>(p, n, mean, spread); return p; }
 template <class T> static T *upload(const std::vector<T> &v) { T *p; CK(cudaMalloc(&p, v.size() * sizeof(T))); CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); return p; }
 template <class T> static T *zeros(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
@@ -47,15 +63,15 @@ static void make() {
     M.expert_strips = 2 * EF / 8; M.down_strips = H / 8; M.eps = 1e-6f; M.x = floats(16 * H, 0, 1); M.y = zeros<float>(16 * H); M.dense = zeros<float>(16 * H); M.moe = zeros<float>(16 * H);
     M.logits = zeros<float>(8 * 16 * NE); M.z1 = zeros<uint16_t>(16 * H); M.z2 = zeros<uint16_t>(16 * H); M.z3 = zeros<uint16_t>(16 * H); M.att = zeros<uint16_t>(16 * 8192); M.act = zeros<uint16_t>(16 * F);
     M.expert_act = zeros<uint16_t>(16 * NU * EF); M.expert = zeros<int32_t>(16 * NU); M.weight = zeros<float>(16 * NU); M.barrier = zeros<uint32_t>(64);
-    M.head = weight(V, H); M.norm_head = ones; M.n_logits = 1; M.vocab = V; M.cap = 30; M.head_out = zeros<float>((size_t)16 * V);
+    M.head = weight(V, H); M.head_as = encoding; M.packed = encoding != KK_W_BF16; M.norm_head = ones; M.n_logits = 1; M.vocab = V; M.cap = 30; M.head_out = zeros<float>((size_t)16 * V);
     float *q = zeros<float>(16 * 8192), *k = zeros<float>(16 * 2048), *v = zeros<float>(16 * 2048), *parts = zeros<float>((size_t)48 << 20);
     uint8_t **table[2] = {upload(pages[0]), upload(pages[1])};
     int full_at = 0, slide_at = 0;
     for (int i = 0; i < layers; i++) {
         const bool full = i % 6 == 5; kk_cu_mega_layer &l = M.layer[i]; const int width = full ? 8192 : 4096, kv = full ? 1024 : 2048;
-        l.q = weight(width, H); l.k = weight(kv, H); l.v = full ? NULL : weight(kv, H); l.o = weight(H, width); l.router = weight(NE, H); l.gate = weight(F, H); l.up = weight(F, H); l.down = weight(H, F);
+        l.q = weight(width, H); l.k = weight(kv, H); l.v = full ? NULL : weight(kv, H); l.o = weight(H, width); l.router = weight(NE, H, KK_W_BF16); l.gate = weight(F, H); l.up = weight(F, H); l.down = weight(H, F);
         l.experts = weight((size_t)NE * 2 * EF, H); l.experts_down = weight((size_t)NE * H, EF);
-        l.norm_in = l.norm_att = l.norm_ffn = l.norm_experts = l.router_scale = l.norm_dense = l.norm_moe = l.norm_out = ones; l.expert_scale = scale; l.scale = 0.7f; l.q_strips = width / 8; l.kv_strips = kv / 8; l.att_width = width;
+        l.norm_in = l.norm_att = l.norm_ffn = l.norm_experts = l.router_scale = l.norm_dense = l.norm_moe = l.norm_out = ones; l.expert_scale = scale; l.scale = 0.7f; memset(&l.as, encoding, sizeof l.as); l.q_strips = width / 8; l.kv_strips = kv / 8; l.att_width = width;
         kk_cu_store &s = l.store; s.q = q; s.k = k; s.v = full ? NULL : v; s.q_norm = s.k_norm = ones; s.rope_rows = rope; s.n_rot = full ? 64 : 128; s.n_head = 16; s.slot = slot_of(full, full ? full_at++ : slide_at++); s.eps = 1e-6f;
         kk_cu_attend &t = l.attend; t.out_bf16 = M.att; t.q = q; t.k_norm = ones; t.rope_pos = rope; t.n_rot = s.n_rot; t.n_head = 16; t.window = full ? 0 : 1024; t.slot = s.slot; t.scale = 1; t.parts = parts; t.bf16_pitch = width; t.n_tiles = 1;
         s.rows.pages = t.rows.pages = table[full];
@@ -99,9 +115,10 @@ static void trace(int rows, double mhz) {
 #endif
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);
+    if (argc > 3) encoding = atoi(argv[3]);
     cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount; shared = (int)prop.sharedMemPerBlockOptin;
     CK(kk_cu_setup_mega(shared)); make(); CK(cudaDeviceSynchronize());
-    if (argc > 2) { /* for a profiler: one forward without the head */
+    if (argc > 2 && atoi(argv[2])) { /* for a profiler: one forward without the head */
         M.head = NULL; M.vocab = 0; set_rows(atoi(argv[2]), 1238); for (int i = 0; i < 4; i++) printf("%.3f ms\n", timed(1)); return 0; }
     const int contexts[] = {1238, 3238}, many[] = {1, 2, 4, 8, 16};
     for (int ctx : contexts) for (int rows : many) {

@@ -15,21 +15,19 @@ static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte 
     return (size_t)w.strips * (size_t)steps_of(w) * (size_t)w.words;
 }
 
-/* The kernels by experts, gated products and packed weights.  Those of packed weights take bf16
- * ones as well. */
+/* The kernels of bf16 weights by experts and gated products. */
 typedef void (*gemm_fn)(kk_gemm_args);
-static const gemm_fn gemm_kernels[2][2][2] = {
-    {{kk_gemm_kernel<false, false, false>, kk_gemm_kernel<false, false, true>},
-     {kk_gemm_kernel<false, true, false>, kk_gemm_kernel<false, true, true>}},
-    {{kk_gemm_kernel<true, false, false>, kk_gemm_kernel<true, false, true>},
-     {kk_gemm_kernel<true, true, false>, kk_gemm_kernel<true, true, true>}}};
+static const gemm_fn gemm_kernels[2][2] = {
+    {kk_gemm_kernel<false, false>, kk_gemm_kernel<false, true>},
+    {kk_gemm_kernel<true, false>, kk_gemm_kernel<true, true>}};
 
-/* The strips of a part are those of this weight. */
-static void set_weight(kk_gemm_part *p, const kk_cu_weight &w) {
-    p->w = (const uint4 *)w.data;
-    p->steps = steps_of(w);
-    p->encoding = w.encoding;
-    p->words = w.words;
+/* A launch of parts in one encoding. */
+static cudaError_t launch(kk_cu_at at, const kk_gemm_args &g, bool experts, int encoding,
+                          int most) {
+    const unsigned blocks = (unsigned)(most < at.sms ? most : at.sms);
+    if (encoding != KK_W_BF16) return kk_run_packed_gemm(at, g, experts, encoding, blocks);
+    return kk_launch(at, gemm_kernels[experts][g.part[0].up != NULL], g, blocks, KK_BLOCK_THREADS,
+                     KK_TILE_SHARED);
 }
 
 /* ---- plain rows --------------------------------------------------------------------------- */
@@ -49,28 +47,33 @@ static int row_tiles(int n_rows, int units, int sms) {
     return best;
 }
 
-static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
+/* Adds a part to g; its strips and the size of its steps are those of w. */
+static void add_part(kk_gemm_args *g, const kk_cu_linear *a, int i) {
+    kk_gemm_part &p = g->part[g->n_parts++];
+    const kk_cu_weight &w = a->part[i].w;
+    p.w = (const uint4 *)w.data;
+    p.up = (const uint4 *)a->part[i].up.data;
+    p.out = a->part[i].out;
+    p.n_out = (int)w.n_out;
+    p.strips = w.strips;
+    p.units = (w.strips + KK_TILE_STRIPS - 1) / KK_TILE_STRIPS;
+    if (p.up) p.units = (w.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
+    p.steps = steps_of(w);
+    p.pitch = a->part[i].pitch;
+    g->units += p.units;
+}
+
+/* The parts in one encoding, if there are any. */
+static cudaError_t run_encoding(kk_cu_at at, const kk_cu_linear *a, int cuts, int encoding) {
     kk_gemm_args g = {};
-    const auto &p0 = a->part[0];
-    bool packed = false;
     for (int i = 0; i < a->n_parts; i++) {
-        kk_gemm_part &p = g.part[i];
-        const kk_cu_weight &w = a->part[i].w;
+        if (a->part[i].w.encoding != encoding) continue;
         const kk_cu_weight &up = a->part[i].up;
-        if (!p0.up.data != !up.data || (up.data && up.encoding != w.encoding))
+        if (!a->part[0].up.data != !up.data || (up.data && up.encoding != encoding))
             return cudaErrorInvalidValue;
-        packed |= w.encoding != KK_W_BF16;
-        set_weight(&p, w);
-        p.up = (const uint4 *)a->part[i].up.data;
-        p.out = a->part[i].out;
-        p.n_out = (int)w.n_out;
-        p.strips = w.strips;
-        p.units = (w.strips + KK_TILE_STRIPS - 1) / KK_TILE_STRIPS;
-        if (p.up) p.units = (w.strips + KK_TILE_STRIPS / 2 - 1) / (KK_TILE_STRIPS / 2);
-        p.pitch = a->part[i].pitch;
-        g.units += p.units;
+        add_part(&g, a, i);
     }
-    g.n_parts = a->n_parts;
+    if (!g.n_parts) return cudaSuccess;
     g.x = (const uint4 *)a->x;
     g.pitch = a->n_in / 8;
     g.wrap = a->n_in / KK_STEP;
@@ -79,9 +82,13 @@ static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
     g.tiles = row_tiles(a->n_rows, g.units * cuts, at.sms);
     g.silu = a->silu;
     g.per_row = 1;
-    const int total = g.tiles * g.units * cuts;
-    return kk_launch(at, gemm_kernels[0][p0.up.data != NULL][packed], g,
-                     (unsigned)(total < at.sms ? total : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
+    return launch(at, g, false, encoding, g.tiles * g.units * cuts);
+}
+
+static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
+    cudaError_t e = cudaSuccess;
+    for (int w = 0; w < KK_W_ENCODINGS && e == cudaSuccess; w++) e = run_encoding(at, a, cuts, w);
+    return e;
 }
 
 cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a) { return run_gemm(at, a, 1); }
@@ -216,7 +223,8 @@ size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert) {
 }
 
 /* Launches one of the experts' products over the listed pairs. */
-static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, int per_row) {
+static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, int per_row,
+                             int encoding) {
     g.n_parts = 1;
     g.units = g.part[0].units;
     g.n_rows = l.pairs;
@@ -226,18 +234,17 @@ static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, i
     g.n_tiles = l.n_tiles;
     g.per_row = per_row;
     const int most = most_tiles(l.pairs, l.n_expert) * g.units;
-    const bool packed = g.part[0].encoding != KK_W_BF16;
-    return kk_launch(at, gemm_kernels[1][g.part[0].up != NULL][packed], g,
-                     (unsigned)(most < at.sms ? most : at.sms), KK_BLOCK_THREADS, KK_TILE_SHARED);
+    return launch(at, g, true, encoding, most);
 }
 
 static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
-    set_weight(&p, a->gate);
+    p.w = (const uint4 *)a->gate.data;
+    p.steps = steps_of(a->gate);
     p.mat = p.up_mat = matrix_size(a->gate);
     p.strips = (a->ffn + 7) / 8;
-    p.up = p.w + (size_t)p.strips * (size_t)p.steps * (size_t)p.words;
+    p.up = p.w + (size_t)p.strips * (size_t)p.steps * (size_t)a->gate.words;
     if (a->up.data) {
         p.up = (const uint4 *)a->up.data;
         p.up_mat = matrix_size(a->up);
@@ -249,13 +256,14 @@ static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_ar
     g.x = (const uint4 *)a->x;
     g.wrap = a->gate.wrap;
     g.pitch = g.wrap * 4;
-    return run_tiles(at, g, l, a->choice.n_used);
+    return run_tiles(at, g, l, a->choice.n_used, a->gate.encoding);
 }
 
 static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
     kk_gemm_args g = {};
     kk_gemm_part &p = g.part[0];
-    set_weight(&p, a->down);
+    p.w = (const uint4 *)a->down.data;
+    p.steps = steps_of(a->down);
     p.mat = matrix_size(a->down);
     p.strips = a->down.strips;
     p.out = a->each;
@@ -265,7 +273,7 @@ static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_ar
     g.x = (const uint4 *)a->act;
     g.wrap = a->down.wrap;
     g.pitch = a->act_pitch / 8;
-    return run_tiles(at, g, l, 1);
+    return run_tiles(at, g, l, 1, a->down.encoding);
 }
 
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
@@ -300,11 +308,10 @@ cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
 
 cudaError_t kk_cu_setup_gemm(void) {
     for (const auto &experts : gemm_kernels)
-        for (const auto &gated : experts)
-            for (const gemm_fn fn : gated) {
-                const cudaError_t e = cudaFuncSetAttribute(
-                    (const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
-                if (e != cudaSuccess) return e;
-            }
-    return cudaSuccess;
+        for (const gemm_fn fn : experts) {
+            const cudaError_t e = cudaFuncSetAttribute(
+                (const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
+            if (e != cudaSuccess) return e;
+        }
+    return kk_setup_packed_gemm();
 }

@@ -45,7 +45,6 @@ struct kk_gemm_part {
     void *out;                /* rows of f32, or of bf16 */
     int n_out, strips, units; /* units: tiles along the outputs */
     int steps, pitch;         /* pitch: values from one row of out to the next */
-    int encoding, words;      /* of a K step of a strip */
 };
 
 struct kk_gemm_args {
@@ -56,6 +55,7 @@ struct kk_gemm_args {
     int n_rows, tiles;  /* tiles along the rows */
     int cuts;           /* not 1: a tile is one K slice, out[slice][n_rows][pitch] */
     int silu;
+    int stages; /* of the ring, with packed weights */
     /* Experts: the rows of each tile are listed (group_kernel of cuda_gemm.cu), -1 where there is
      * none. */
     const int2 *tile;   /* expert, 16-row fragments */
@@ -129,7 +129,7 @@ struct kk_place {
 };
 
 /* The copying half of the pipeline: what this thread copies of the next stage. */
-template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
+template <bool EXPERTS, bool GLU, int W> struct kk_filler {
     const kk_gemm_args &a;
     kk_tile_lists *lists;
     int tiles, total, at, order;
@@ -137,8 +137,8 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
     int rows, odd; /* rows of the tile, 0: no more tiles; whether its step count is odd */
     uint32_t row[KK_TILE_ROWS / 32], w_at; /* offsets in 16-byte words */
     uint32_t x_to, w_to;                   /* byte offsets in a stage */
-    int words;                             /* of 16 bytes in a K step of a strip */
     const uint4 *w[2], *x;
+    enum { WORDS = kk_words_of(W) }; /* 16-byte words of a K step of a strip */
 
     __device__ __forceinline__ void list(int from, int to_order) {
         if (from >= total) return;
@@ -153,7 +153,7 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
     __device__ __forceinline__ kk_filler(const kk_gemm_args &args, kk_tile_lists *l, int n_tiles)
         : a(args), lists(l), tiles(n_tiles), total(n_tiles * args.units * args.cuts),
           at((int)blockIdx.x - (int)gridDim.x), order(-1), left(0), k(0), rows(0), odd(0), w_at(0),
-          words(KK_WARP), x(args.x) {
+          x(args.x) {
         const int tid = (int)threadIdx.x, r = tid / 8;
         x_to = (uint32_t)(r * 128 + ((tid ^ r) & 7) * 16);
         w_to = (uint32_t)(KK_TILE_X + tid / KK_WARP * 2048 + tid % KK_WARP * 16);
@@ -178,8 +178,7 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
         odd = steps & 1;
         k = (from + (tid / 4 & 1)) % a.wrap;
         x = a.x + 4 * k;
-        if (PACKED) words = a.part[p.part].words;
-        w_at = (uint32_t)(from * words);
+        w_at = (uint32_t)(from * WORDS);
 #pragma unroll
         for (int i = 0; i < KK_TILE_ROWS / 32; i++) {
             const int r = tid / 8 + 32 * i;
@@ -199,7 +198,7 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
         for (int j = 0; j < 2; j++) {
             if (GLU && j) base = m.up + p.expert * m.up_mat;
             const int strip = min(GLU ? pair : 2 * pair + j, m.strips - 1);
-            w[j] = base + (size_t)strip * m.steps * words + lane;
+            w[j] = base + (size_t)strip * m.steps * WORDS + lane;
         }
         if (EXPERTS && order > 0) list(at + (int)gridDim.x, order + 1);
     }
@@ -217,11 +216,12 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
             if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
             if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
             if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
-            if ((int)threadIdx.x % KK_WARP < words) {
+            if ((int)threadIdx.x % KK_WARP < WORDS) {
+                enum { NEXT = WORDS * 16 };
                 kk_copy16<0, 0>(w_place, w[0] + w_at);
-                kk_copy16_or_zero<512, 0>(w_place, w[0] + w_at + (bytes ? words : 0), bytes);
+                kk_copy16_or_zero<512, NEXT>(w_place, w[0] + w_at, bytes);
                 kk_copy16<1024, 0>(w_place, w[1] + w_at);
-                kk_copy16_or_zero<1536, 0>(w_place, w[1] + w_at + (bytes ? words : 0), bytes);
+                kk_copy16_or_zero<1536, NEXT>(w_place, w[1] + w_at, bytes);
             }
             advance();
         } else {
@@ -249,7 +249,7 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_filler {
     /* Commits the stage's copies and moves on. */
     __device__ __forceinline__ void advance() {
         kk_copies_end();
-        w_at += (uint32_t)(2 * words);
+        w_at += 2 * WORDS;
         k += 2;
         x += 8;
         if (k >= a.wrap) {
@@ -312,65 +312,97 @@ struct kk_summer {
     }
 };
 
+/* Fragments of a tile that this warp multiplies, and the first of them. */
+__device__ __forceinline__ int kk_pieces_of(const kk_place &p) {
+    return threadIdx.x / KK_WARP < 4 ? (p.pieces + 1) / 2 : p.pieces / 2;
+}
+__device__ __forceinline__ int kk_first_piece(const kk_place &p) {
+    return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
+}
+
+/* The steps of a tile, in whole stages of two, and where its K slices end. */
+struct kk_step_count {
+    int step, bound, slice, steps;
+    bool whole; /* the tile is one slice */
+
+    __device__ __forceinline__ kk_step_count(int n, bool one)
+        : step(0), slice(0), steps(n), whole(one || kk_slices(n) == 1) {
+        bound = whole ? end() : kk_slice(n, 1);
+    }
+    __device__ __forceinline__ int end() const { return (steps + 1) & ~1; }
+    /* Counts a step; true after the last of a slice. */
+    __device__ __forceinline__ bool slice_ends() {
+        if (++step != bound) return false;
+        slice++;
+        bound = whole || slice + 1 >= kk_slices(steps) ? end() : kk_slice(steps, slice + 1);
+        return true;
+    }
+};
+
+typedef float kk_tile_sums[KK_WARP_PIECES][KK_WARP_STRIPS][4];
+
+/* Stores what a lane has in one row: two neighbours of each strip, or of each gate and up. */
+template <bool GLU>
+__device__ __forceinline__ void kk_tile_put_row(const kk_gemm_part &m, int silu,
+                                                const kk_tile_sums &sum, size_t row, int strip,
+                                                int g, int i) {
+    const int lane = threadIdx.x % KK_WARP, o = strip * 8 + lane % 4 * 2;
+    if (GLU) {
+        uint16_t *to = (uint16_t *)m.out + row * m.pitch;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const float *gate = &sum[g][2 * k][2 * i], *up = &sum[g][2 * k + 1][2 * i];
+            const uint32_t both =
+                kk_dbf16x2(kk_glu_of(gate[0], up[0], silu), kk_glu_of(gate[1], up[1], silu));
+            if (o + 8 * k + 1 < m.n_out)
+                *(uint32_t *)(to + kk_swizzled(o + 8 * k)) = both;
+            else if (o + 8 * k < m.n_out)
+                to[kk_swizzled(o + 8 * k)] = (uint16_t)both;
+        }
+        return;
+    }
+    float *to = (float *)m.out + row * m.pitch + o;
+#pragma unroll
+    for (int k = 0; k < KK_WARP_STRIPS; k++) {
+        const float x = sum[g][k][2 * i], y = sum[g][k][2 * i + 1];
+        if (o + 8 * k + 1 < m.n_out && m.pitch % 2 == 0) {
+            *(float2 *)(to + 8 * k) = make_float2(x, y);
+        } else {
+            if (o + 8 * k < m.n_out) to[8 * k] = x;
+            if (o + 8 * k + 1 < m.n_out) to[8 * k + 1] = y;
+        }
+    }
+}
+
+/* Stores a warp's sums of a tile.  slots: the pairs of its rows, with EXPERTS. */
+template <bool EXPERTS, bool GLU>
+__device__ __forceinline__ void kk_tile_write(const kk_gemm_args &a, const kk_tile_sums &sum,
+                                              const kk_place &p, const int *slots) {
+    const kk_gemm_part &part = a.part[p.part];
+    const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP, n = kk_pieces_of(p);
+    const int first = kk_first_piece(p) * 16 + lane / 4;
+    const int strip = (p.unit * 4 + warp % 4) * (GLU ? 2 : 4);
+#pragma unroll
+    for (int g = 0; g < KK_WARP_PIECES; g++) {
+        if (g >= n) break;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int r = first + g * 16 + i * 8, at = EXPERTS ? slots[r] : p.row + r;
+            if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
+            kk_tile_put_row<GLU>(part, a.silu, sum,
+                                 (size_t)p.slice * (size_t)a.n_rows + (size_t)at, strip, g, i);
+        }
+    }
+}
+
 /* A barrier at different program points: warps may be in different instantiations of sum(). */
 __device__ __forceinline__ void kk_block_barrier() {
     asm volatile("bar.sync 1, %0;" ::"n"((int)KK_BLOCK_THREADS) : "memory");
 }
 
-/* The operands of one step of packed weights: four strips' codes as bf16, and the scales of this
- * lane's two outputs of each. */
-struct kk_unpacked {
-    uint4 w[KK_WARP_STRIPS];
-    kk_scales scale[KK_WARP_STRIPS][2];
-
-    /* at: shared address of the step's block of the first strip. */
-    template <int W> __device__ __forceinline__ void load(uint32_t at) {
-        const uint32_t lane = threadIdx.x % KK_WARP;
-        kk_codes<W> codes[KK_WARP_STRIPS];
-        uint2 bits[KK_WARP_STRIPS];
-#pragma unroll
-        for (int i = 0; i < KK_WARP_STRIPS; i++) {
-            codes[i] = kk_codes_load<W>(at + i * 1024, lane);
-            bits[i] = kk_scales_pair<W>(at + i * 1024, lane % 4 * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < KK_WARP_STRIPS; i++) {
-            w[i] = kk_codes_bf16<W>(codes[i]);
-            scale[i][0] = kk_scales_of<W>(bits[i].x);
-            scale[i][1] = kk_scales_of<W>(bits[i].y);
-        }
-    }
-    /* c += this step times 16 rows; one, two: the rows' operands of its two products. */
-    __device__ __forceinline__ void multiply(float (&c)[KK_WARP_STRIPS][4], const uint4 &one,
-                                             const uint4 &two, int encoding) const {
-        const uint4 lo = make_uint4(one.x, one.z, two.x, two.z);
-        const uint4 hi = make_uint4(one.y, one.w, two.y, two.w);
-        const uint32_t one2 = 0x3f803f80u;
-        float t[4], u[4];
-        if (encoding == KK_W_BF16) {
-#pragma unroll
-            for (int i = 0; i < KK_WARP_STRIPS; i++) kk_step<true>(c[i], w[i], lo, hi);
-            return;
-        }
-        const bool affine = encoding >= KK_W_A4, halves = encoding == KK_W_I6;
-        if (affine) kk_step_inputs(u, make_uint4(one2, one2, one2, one2), lo, hi);
-#pragma unroll
-        for (int i = 0; i < KK_WARP_STRIPS; i++) {
-            const kk_scales &p = scale[i][0], &q = scale[i][1];
-            kk_step_inputs(t, halves ? kk_half_of(w[i], false) : w[i], lo, hi);
-            kk_add_scaled(c[i], t, p.d, q.d, p.d, q.d);
-            if (halves) {
-                kk_step_inputs(t, kk_half_of(w[i], true), lo, hi);
-                kk_add_scaled(c[i], t, p.m, q.m, p.m, q.m);
-            }
-            if (affine) kk_add_scaled(c[i], u, p.m, q.m, p.m, q.m);
-        }
-    }
-};
-
-template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
+template <bool EXPERTS, bool GLU> struct kk_gemm {
     const kk_gemm_args &a;
-    kk_filler<EXPERTS, GLU, PACKED> filler;
+    kk_filler<EXPERTS, GLU, KK_W_BF16> filler;
     kk_summer s;
     char *smem;
     int slot;         /* the stage being multiplied */
@@ -382,57 +414,8 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
         const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP;
         w_off = KK_TILE_X + warp % 4 * KK_WARP_STRIPS * 1024 + lane * 16;
     }
-    static __device__ __forceinline__ int pieces_of(const kk_place &p) {
-        return threadIdx.x / KK_WARP < 4 ? (p.pieces + 1) / 2 : p.pieces / 2;
-    }
-    static __device__ __forceinline__ int first_piece(const kk_place &p) {
-        return threadIdx.x / KK_WARP < 4 ? 0 : (p.pieces + 1) / 2;
-    }
     __device__ __forceinline__ const char *stage() const { return smem + slot * KK_TILE_STAGE; }
     __device__ __forceinline__ uint32_t rows() const { return kk_shared(stage()) + x_off; }
-
-    __device__ __forceinline__ void begin_packed() {
-#pragma unroll 1
-        for (int i = 0; i < KK_TILE_STAGES - 1; i++)
-            filler.fill_packed(kk_shared(smem) + i * KK_TILE_STAGE);
-    }
-    /* All steps of a tile of packed weights.  At the barrier of a stage all warps have finished the
-     * stage before, whose place is then filled. */
-    __device__ __forceinline__ void sum_packed(const kk_place &p) {
-        const int lane = threadIdx.x % KK_WARP, pieces = pieces_of(p);
-        const int encoding = a.part[p.part].encoding;
-        count n = {0, 0, 0, p.steps(a)};
-        const int end = (n.steps + 1) & ~1;
-        n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
-        x_off = first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
-        s.begin_tile();
-#pragma unroll 1
-        while (n.step < end) {
-            kk_copies_wait<KK_TILE_STAGES - 2>();
-            __syncthreads();
-            const int before = slot == 0 ? KK_TILE_STAGES - 1 : slot - 1;
-            filler.fill_packed(kk_shared(smem) + before * KK_TILE_STAGE);
-#pragma unroll 1
-            for (int half = 0; half < 2; half++) {
-                const uint32_t x = rows() ^ (half ? 64 : 0);
-                if (pieces > 0) {
-                    kk_unpacked step;
-                    kk_with_packing(encoding, [&](auto w) {
-                        step.load<decltype(w)::ENCODING>(kk_shared(stage()) + w_off - lane * 16 +
-                                                         half * 512);
-                    });
-#pragma unroll
-                    for (int m = 0; m < KK_WARP_PIECES; m++) {
-                        if (m >= pieces) break;
-                        const uint4 one = kk_matrices(x + m * 2048);
-                        step.multiply(s.c[m], one, kk_matrices((x ^ 32) + m * 2048), encoding);
-                    }
-                }
-                end_step(n);
-            }
-            slot = slot + 1 == KK_TILE_STAGES ? 0 : slot + 1;
-        }
-    }
 
     __device__ __forceinline__ void begin() {
         filler.seek();
@@ -442,16 +425,6 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
         }
         kk_copies_wait<KK_TILE_STAGES - 1>();
         kk_block_barrier();
-    }
-    struct count {
-        int step, bound, slice, steps;
-    };
-    __device__ __forceinline__ void end_step(count &n) {
-        if (++n.step != n.bound) return;
-        s.end_slice();
-        n.slice++;
-        n.bound = a.cuts > 1 || n.slice + 1 >= kk_slices(n.steps) ? (n.steps + 1) & ~1
-                                                                  : kk_slice(n.steps, n.slice + 1);
     }
     /* A stage's first step, while the operands of its second are loaded. */
     template <int PIECES> __device__ __forceinline__ void first_step() {
@@ -494,10 +467,9 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
     /* All steps of a tile; its last stages already issue copies of the next tile's first ones. */
     template <int PIECES> __device__ __forceinline__ void sum(const kk_place &p) {
         const int lane = threadIdx.x % KK_WARP;
-        count n = {0, 0, 0, p.steps(a)};
-        const int end = (n.steps + 1) & ~1;
-        n.bound = a.cuts > 1 || kk_slices(n.steps) == 1 ? end : kk_slice(n.steps, 1);
-        x_off = first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
+        kk_step_count n(p.steps(a), a.cuts > 1);
+        const int end = n.end();
+        x_off = kk_first_piece(p) * 2048 + (lane & 15) * 128 + ((lane / 16 ^ lane) & 7) * 16;
         s.begin_tile();
         if (PIECES > 0) {
 #pragma unroll
@@ -510,98 +482,50 @@ template <bool EXPERTS, bool GLU, bool PACKED> struct kk_gemm {
             if (n.step > 0) {
                 if (left + 1 == KK_TILE_STAGES) filler.seek();
                 end_second_step<PIECES>();
-                end_step(n);
+                if (n.slice_ends()) s.end_slice();
                 if (left == 0) break;
             }
             first_step<PIECES>();
-            end_step(n);
+            if (n.slice_ends()) s.end_slice();
             begin_second_step<PIECES>();
         }
     }
 
-    /* Stores what a lane has in one row: two neighbours of each strip, or of each gate and up. */
-    __device__ __forceinline__ void put_row(const kk_gemm_part &m, size_t row, int strip, int g,
-                                            int i) const {
-        const int lane = threadIdx.x % KK_WARP, o = strip * 8 + lane % 4 * 2;
-        if (GLU) {
-            uint16_t *to = (uint16_t *)m.out + row * m.pitch;
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const float *gate = &s.sum[g][2 * k][2 * i], *up = &s.sum[g][2 * k + 1][2 * i];
-                const uint32_t both = kk_dbf16x2(kk_glu_of(gate[0], up[0], a.silu),
-                                                 kk_glu_of(gate[1], up[1], a.silu));
-                if (o + 8 * k + 1 < m.n_out)
-                    *(uint32_t *)(to + kk_swizzled(o + 8 * k)) = both;
-                else if (o + 8 * k < m.n_out)
-                    to[kk_swizzled(o + 8 * k)] = (uint16_t)both;
-            }
-            return;
-        }
-        float *to = (float *)m.out + row * m.pitch + o;
-#pragma unroll
-        for (int k = 0; k < KK_WARP_STRIPS; k++) {
-            const float x = s.sum[g][k][2 * i], y = s.sum[g][k][2 * i + 1];
-            if (o + 8 * k + 1 < m.n_out && m.pitch % 2 == 0) {
-                *(float2 *)(to + 8 * k) = make_float2(x, y);
-            } else {
-                if (o + 8 * k < m.n_out) to[8 * k] = x;
-                if (o + 8 * k + 1 < m.n_out) to[8 * k + 1] = y;
-            }
-        }
-    }
-    __device__ __forceinline__ void write(const kk_place &p, const int *slots) const {
-        const kk_gemm_part &part = a.part[p.part];
-        const int warp = threadIdx.x / KK_WARP, lane = threadIdx.x % KK_WARP, n = pieces_of(p);
-        const int first = first_piece(p) * 16 + lane / 4;
-        const int strip = (p.unit * 4 + warp % 4) * (GLU ? 2 : 4);
-#pragma unroll
-        for (int g = 0; g < KK_WARP_PIECES; g++) {
-            if (g >= n) break;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int r = first + g * 16 + i * 8, at = EXPERTS ? slots[r] : p.row + r;
-                if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
-                put_row(part, (size_t)p.slice * (size_t)a.n_rows + (size_t)at, strip, g, i);
-            }
-        }
-    }
     __device__ __forceinline__ void run() {
         const int total = filler.total, grid = (int)gridDim.x;
         kk_tile_lists *lists = EXPERTS ? filler.lists : NULL;
         kk_place now;
         int at = (int)blockIdx.x, order = 0;
         if (at >= total) return;
-        if (PACKED)
-            begin_packed();
-        else
-            begin();
+        begin();
         for (; at < total; at += grid, order++) {
             now.seek(a, lists, filler.tiles, at, order);
-            if constexpr (PACKED) {
-                sum_packed(now);
-            } else {
-                switch (pieces_of(now)) {
-                case 0: sum<0>(now); break;
-                case 1: sum<1>(now); break;
-                case 2: sum<2>(now); break;
-                case 3: sum<3>(now); break;
-                default: sum<4>(now); break;
-                }
+            switch (kk_pieces_of(now)) {
+            case 0: sum<0>(now); break;
+            case 1: sum<1>(now); break;
+            case 2: sum<2>(now); break;
+            case 3: sum<3>(now); break;
+            default: sum<4>(now); break;
             }
-            write(now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
+            kk_tile_write<EXPERTS, GLU>(a, s.sum, now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
         }
     }
 };
 
-template <bool EXPERTS, bool GLU, bool PACKED>
+template <bool EXPERTS, bool GLU>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 1)
     kk_gemm_kernel(const __grid_constant__ kk_gemm_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_tile_lists lists;
     kk_wait();
     kk_next();
-    kk_gemm<EXPERTS, GLU, PACKED> g(a, EXPERTS ? &lists : NULL, smem, EXPERTS ? *a.n_tiles : a.tiles);
+    kk_gemm<EXPERTS, GLU> g(a, EXPERTS ? &lists : NULL, smem, EXPERTS ? *a.n_tiles : a.tiles);
     g.run();
 }
+
+/* Launches kk_packed_gemm_kernel (cuda_gemm_packed.cu); its parts are all in one encoding. */
+cudaError_t kk_run_packed_gemm(const kk_cu_at &at, kk_gemm_args a, bool experts, int encoding,
+                               unsigned blocks);
+cudaError_t kk_setup_packed_gemm();
 
 #endif
