@@ -312,44 +312,58 @@ __device__ __forceinline__ void kk_mega_product(float c[4], float d[4], kk_consu
     }
 }
 
-/* The same of packed weights: n steps of one slot, four at a time.  slot: the shared address of this
- * warp's part. */
+/* Loads the activations of N steps: rows lo and, if both, hi.  n: steps before the rows' end, past
+ * which shared memory may be read and global memory may not. */
+template <class S, int N>
+__device__ __forceinline__ void kk_mega_load_rows(uint4 (&x)[N], uint4 (&y)[N], const char *lo,
+                                                  const char *hi, int n, bool in_smem, bool both) {
+    if (S::ONE || in_smem) {
+        const uint32_t a = kk_shared(lo), b = kk_shared(hi);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[i] = kk_lds(a + i * 64);
+            y[i] = S::HIGH && both ? kk_lds(b + i * 64) : x[i];
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int at = min(i, n - 1) * 64;
+            x[i] = *(const uint4 *)(lo + at);
+            y[i] = S::HIGH && both ? *(const uint4 *)(hi + at) : x[i];
+        }
+    }
+}
+
+/* The same of packed weights: n steps of one slot, a few at a time.  slot: the shared address of
+ * this warp's part.  Loads of the last may go on past the n-th step, into other shared memory. */
 template <class S, int W>
 __device__ __forceinline__ void kk_mega_packed_slot(float c[4], float d[4], uint32_t slot,
                                                     const char *lo, const char *hi, int n,
                                                     bool in_smem, bool both) {
-    enum { BATCH = S::HIGH ? 2 : 4 };
+    enum { BATCH = S::HIGH ? 2 : 4, STEP = kk_packing<W>::BYTES };
     const uint32_t lane = (uint32_t)kk_tid() % KK_WARP;
 #pragma unroll 1
     for (; n > 0; n -= BATCH) {
         kk_codes<W> one[BATCH], two[BATCH];
         uint32_t p[BATCH], q[BATCH];
         uint4 x[BATCH], y[BATCH];
+        kk_mega_load_rows<S>(x, y, lo, hi, n, in_smem, both);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
-            const int at = min(i, n - 1) * 64;
-            x[i] = S::ONE || in_smem ? kk_lds(kk_shared(lo) + at) : *(const uint4 *)(lo + at);
-            y[i] = x[i];
-            if (S::HIGH && both)
-                y[i] = in_smem ? kk_lds(kk_shared(hi) + at) : *(const uint4 *)(hi + at);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const uint32_t block = slot + min(i, n - 1) * kk_packing<W>::BYTES;
-            one[i] = kk_codes_load<W>(block, lane);
-            two[i] = kk_codes_load<W>(block + S::PART / 2, lane);
-            p[i] = kk_scales_load<W>(block, lane / 4);
-            q[i] = kk_scales_load<W>(block + S::PART / 2, lane / 4);
+            one[i] = kk_codes_load<W>(slot + i * STEP, lane);
+            two[i] = kk_codes_load<W>(slot + i * STEP + S::PART / 2, lane);
+            p[i] = kk_scales_load<W>(slot + i * STEP, lane / 4);
+            q[i] = kk_scales_load<W>(slot + i * STEP + S::PART / 2, lane / 4);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             if (i >= n) break;
             const uint4 a = kk_codes_bf16<W>(one[i]), b = kk_codes_bf16<W>(two[i]);
             const kk_scales s = kk_scales_of<W>(p[i]), t = kk_scales_of<W>(q[i]);
-            kk_packed_rows<W>(c, a, b, s, t, x[i]);
-            if (S::HIGH && both) kk_packed_rows<W>(d, a, b, s, t, y[i]);
+            kk_packed_rows<W, S::ONE>(c, a, b, s, t, x[i]);
+            if (S::HIGH && both) kk_packed_rows<W, S::ONE>(d, a, b, s, t, y[i]);
         }
-        slot += BATCH * kk_packing<W>::BYTES;
+        slot += BATCH * STEP;
         lo += BATCH * 64;
         hi += BATCH * 64;
     }

@@ -73,6 +73,15 @@ __device__ __forceinline__ uint32_t kk_bf16x2_fma(uint32_t a, uint32_t b, uint32
     return d;
 }
 
+/* 128.0 in both halves.  Not a literal: an instruction takes one literal, and the mask is that. */
+static __constant__ uint32_t kk_bf16_128s = 0x43004300u;
+/* The masked bits of a, ORed into 128.0s. */
+__device__ __forceinline__ uint32_t kk_into_128s(uint32_t a, uint32_t mask) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(kk_bf16_128s));
+    return d;
+}
+
 /* A lane's codes of one step, as they lie in memory. */
 template <int W> struct kk_codes { uint32_t low, more; /* more: high bits, or the second word */ };
 template <> struct kk_codes<KK_W_BF16> { uint4 values; };
@@ -129,7 +138,7 @@ __device__ __forceinline__ kk_codes<W> kk_codes_load(uint32_t block, uint32_t la
 /* Two bytes in the halves of a register as numbers: signed ones, or (A8) unsigned ones.  The top
  * bit of a byte, ORed into 128.0, makes it 256.0. */
 template <int W> __device__ __forceinline__ uint32_t kk_bytes_bf16(uint32_t two) {
-    const uint32_t low = (two & 0x007f007fu) | 0x43004300u, top = (two & 0x00800080u) | 0x43004300u;
+    const uint32_t low = kk_into_128s(two, 0x007f007fu), top = kk_into_128s(two, 0x00800080u);
     if (W == KK_W_A8) return kk_bf16x2_fma(top, 0x3f803f80u, kk_bf16x2_fma(low, 0x3f803f80u, 0xc380c380u));
     return kk_bf16x2_fma(top, 0xbf80bf80u, low);
 }
@@ -148,7 +157,7 @@ template <int W> __device__ __forceinline__ uint4 kk_codes_bf16(const kk_codes<W
         if (p::BITS == 6) high = (c.more & 0xffu) << 4 | (c.more & 0xff00u) << 12;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            uint32_t two = (c.low >> 4 * k & 0x000f000fu) | 0x43004300u;
+            uint32_t two = kk_into_128s(c.low >> 4 * k, 0x000f000fu);
             if (p::BITS == 5) two |= high >> k & 0x00100010u;
             if (p::BITS == 6) two |= high >> 2 * k & 0x00300030u;
             v[k] = kk_bf16x2_fma(two, 0x3f803f80u, p::OFFSET);
@@ -271,9 +280,18 @@ __device__ __forceinline__ void kk_add_scaled(float c[4], const float t[4], floa
     c[3] = __fmaf_rn(t[3], d3, c[3]);
 }
 
+template <bool ONE>
+__device__ __forceinline__ void kk_add_outputs(float c[4], const float t[4], float p, float q) {
+    c[0] = __fmaf_rn(t[0], p, c[0]);
+    c[2] = __fmaf_rn(t[2], q, c[2]);
+    if (ONE) return;
+    c[1] = __fmaf_rn(t[1], p, c[1]);
+    c[3] = __fmaf_rn(t[3], q, c[3]);
+}
+
 /* A step of two strips, outputs as M: c[0], c[1] are of strip one, whose scales are p, and c[2],
- * c[3] of strip two, q. */
-template <int W>
+ * c[3] of strip two, q.  ONE: there is one row, and c[1], c[3] are not wanted. */
+template <int W, bool ONE>
 __device__ __forceinline__ void kk_packed_rows(float c[4], const uint4 &one, const uint4 &two,
                                                const kk_scales &p, const kk_scales &q,
                                                const uint4 &x) {
@@ -283,17 +301,17 @@ __device__ __forceinline__ void kk_packed_rows(float c[4], const uint4 &one, con
         kk_step_rows(c, one, two, x);
     } else if constexpr (pack::HALVES) {
         kk_step_outputs(t, kk_half_of(one, false), kk_half_of(two, false), x);
-        kk_add_scaled(c, t, p.d, p.d, q.d, q.d);
+        kk_add_outputs<ONE>(c, t, p.d, q.d);
         kk_step_outputs(t, kk_half_of(one, true), kk_half_of(two, true), x);
-        kk_add_scaled(c, t, p.m, p.m, q.m, q.m);
+        kk_add_outputs<ONE>(c, t, p.m, q.m);
     } else {
         kk_step_outputs(t, one, two, x);
-        kk_add_scaled(c, t, p.d, p.d, q.d, q.d);
+        kk_add_outputs<ONE>(c, t, p.d, q.d);
         if constexpr (pack::AFFINE) {
             const uint32_t one2 = 0x3f803f80u;
             const uint4 ones = make_uint4(one2, one2, one2, one2);
             kk_step_outputs(t, ones, ones, x);
-            kk_add_scaled(c, t, p.m, p.m, q.m, q.m);
+            kk_add_outputs<ONE>(c, t, p.m, q.m);
         }
     }
 }
