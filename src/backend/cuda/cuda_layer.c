@@ -26,8 +26,8 @@ static bool whole(const kk_weight *w) { return w && w->w.wrap * 32 == w->w.n_in;
 static bool dense_fits(const kk_layer_args *a) {
     const kk_layer_weights *w = &a->w;
     return whole(w->gate) && whole(w->down) && w->up && w->gate->w.planes == w->up->w.planes &&
-           w->gate->w.encoding == w->up->w.encoding &&
-           w->gate->w.n_out == w->up->w.n_out && w->gate->w.n_out == a->ffn;
+           w->gate->w.encoding == w->up->w.encoding && w->gate->w.n_out == w->up->w.n_out &&
+           w->gate->w.n_out == a->ffn;
 }
 
 /* A layer of mixed experts with K/V rows of its own, whatever its sizes and number of rows. */

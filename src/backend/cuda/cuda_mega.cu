@@ -462,8 +462,8 @@ template <int ROWS, bool SESSIONS, int SIZE, bool PACKED> constexpr mega_kind ki
             kind_of<16, true, size, packed>()                                                      \
     }
 /* Packed weights do without rings of their own for 163 KB: their steps are short. */
-static const mega_kind kernels[][KINDS] = {KINDS_OF(KK_SMEM_227, false), KINDS_OF(KK_SMEM_163, false),
-                                           KINDS_OF(KK_SMEM_99, false)};
+static const mega_kind kernels[][KINDS] = {
+    KINDS_OF(KK_SMEM_227, false), KINDS_OF(KK_SMEM_163, false), KINDS_OF(KK_SMEM_99, false)};
 static const mega_kind packed_kernels[][KINDS] = {KINDS_OF(KK_SMEM_227, true),
                                                   KINDS_OF(KK_SMEM_99, true)};
 

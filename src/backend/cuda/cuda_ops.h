@@ -447,8 +447,8 @@ typedef struct {
     int32_t q_strips, kv_strips, att_width;
     struct {
         uint8_t q, k, v, o, gate, down, experts, experts_down; /* up: as gate */
-    } as;                 /* encodings of the weights */
-    int32_t qkv_units;    /* set by the launcher */
+    } as;                                                      /* encodings of the weights */
+    int32_t qkv_units;                                         /* set by the launcher */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
 

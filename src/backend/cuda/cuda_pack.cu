@@ -88,7 +88,7 @@ __device__ __forceinline__ void affine_step(step_codes &s, const kk_cu_pack &a, 
 
 __device__ __forceinline__ void read_step(step_codes &s, const kk_cu_pack &a, size_t row, int k) {
     const uint8_t *from = (const uint8_t *)a.from + row * a.row_bytes;
-    const uint8_t *b = from + (size_t)k * a.block_bytes;      /* blocks of 32 */
+    const uint8_t *b = from + (size_t)k * a.block_bytes;           /* blocks of 32 */
     const uint8_t *super = from + (size_t)(k / 8) * a.block_bytes; /* of 256 */
     s.m = 0;
     switch (a.dtype) {
@@ -123,22 +123,23 @@ __device__ __forceinline__ void write_codes(uint8_t *block, int lane, const int 
     if constexpr (BITS == 8) {
         low = (uint32_t)(c[0] & 255) | (uint32_t)(c[1] & 255) << 16 | (uint32_t)(c[2] & 255) << 8 |
               (uint32_t)(c[3] & 255) << 24;
-        more = (uint32_t)(c[4] & 255) | (uint32_t)(c[5] & 255) << 16 |
-               (uint32_t)(c[6] & 255) << 8 | (uint32_t)(c[7] & 255) << 24;
+        more = (uint32_t)(c[4] & 255) | (uint32_t)(c[5] & 255) << 16 | (uint32_t)(c[6] & 255) << 8 |
+               (uint32_t)(c[7] & 255) << 24;
         ((uint2 *)block)[lane] = make_uint2(low, more);
     } else {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        low |= (uint32_t)(c[2 * k] & 15) << 4 * k | (uint32_t)(c[2 * k + 1] & 15) << (16 + 4 * k);
-        if (BITS == 5)
-            more |= (uint32_t)(c[2 * k] >> 4) << k | (uint32_t)(c[2 * k + 1] >> 4) << (4 + k);
-        if (BITS == 6)
-            more |= (uint32_t)(c[2 * k] >> 4) << 2 * k |
-                    (uint32_t)(c[2 * k + 1] >> 4) << (8 + 2 * k);
-    }
-    ((uint32_t *)block)[lane] = low;
-    if (BITS == 5) block[128 + lane] = (uint8_t)more;
-    if (BITS == 6) ((uint16_t *)(block + 128))[lane] = (uint16_t)more;
+        for (int k = 0; k < 4; k++) {
+            low |= (uint32_t)(c[2 * k] & 15) << 4 * k | (uint32_t)(c[2 * k + 1] & 15)
+                                                            << (16 + 4 * k);
+            if (BITS == 5)
+                more |= (uint32_t)(c[2 * k] >> 4) << k | (uint32_t)(c[2 * k + 1] >> 4) << (4 + k);
+            if (BITS == 6)
+                more |= (uint32_t)(c[2 * k] >> 4) << 2 * k | (uint32_t)(c[2 * k + 1] >> 4)
+                                                                 << (8 + 2 * k);
+        }
+        ((uint32_t *)block)[lane] = low;
+        if (BITS == 5) block[128 + lane] = (uint8_t)more;
+        if (BITS == 6) ((uint16_t *)(block + 128))[lane] = (uint16_t)more;
     }
 }
 
@@ -162,8 +163,8 @@ __global__ void __launch_bounds__(THREADS) pack_kernel(const __grid_constant__ k
         const size_t strip = row / (size_t)a.w.n_out * (size_t)a.w.strips + (size_t)(o / 8);
         step_codes s;
         read_step(s, a, r, k);
-        write_step<W>((uint8_t *)a.to + (strip * (size_t)a.w.wrap + (size_t)k) *
-                                            (size_t)kk_packing<W>::BYTES,
+        write_step<W>((uint8_t *)a.to +
+                          (strip * (size_t)a.w.wrap + (size_t)k) * (size_t)kk_packing<W>::BYTES,
                       o, s);
     }
 }

@@ -103,37 +103,72 @@ static int32_t encoding_of(kk_dtype t) {
 }
 
 static int32_t words_of(int32_t encoding) {
-    static const int32_t words[KK_W_ENCODINGS] = {[KK_W_BF16] = 32, [KK_W_I4] = 9,
-                                                  [KK_W_I5] = 11,   [KK_W_I6] = 14,
-                                                  [KK_W_I8] = 17,   [KK_W_A4] = 10,
-                                                  [KK_W_A5] = 12,   [KK_W_A8] = 18};
+    static const int32_t words[KK_W_ENCODINGS] = {
+        [KK_W_BF16] = 32, [KK_W_I4] = 9,  [KK_W_I5] = 11, [KK_W_I6] = 14,
+        [KK_W_I8] = 17,   [KK_W_A4] = 10, [KK_W_A5] = 12, [KK_W_A8] = 18};
     return words[encoding];
 }
 
 static float off_in_f16(float v) { return fabsf(kk_f16_f32(kk_f32_f16(v)) - v); }
 
-/* Scales, or biases, of all groups of an affine matrix. */
-static float plane_at(const kk_matrix *m, const uint8_t *plane, size_t i) {
+/* Value i of a plane of scales or biases. */
+static float plane_at(kk_dtype type, const uint8_t *plane, size_t i) {
     float v;
-    kk_dequantize(m->planes.type, plane + i * (size_t)kk_dtype_get(m->planes.type)->bytes, &v, 1);
+    if (type == KK_BF16) {
+        uint16_t h;
+        memcpy(&h, plane + 2 * i, sizeof h);
+        return kk_bf16_f32(h);
+    }
+    kk_dequantize(type, plane + i * (size_t)kk_dtype_get(type)->bytes, &v, 1);
     return v;
 }
 
-/* Whether f16 holds the scales of an affine matrix as well as those that are f16 in other types, or
- * within a small part of the matrix's largest; and its biases within a small part of a step. */
-static bool planes_fit(const kk_matrix *m) {
-    const size_t n =
-        (size_t)(m->n_mat * m->n_out * m->n_in) / (size_t)kk_dtype_get(m->dtype)->values;
-    float most = 0;
-    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(plane_at(m, m->planes.scales, i)));
-    for (size_t i = 0; i < n; i++) {
-        const float scale = plane_at(m, m->planes.scales, i);
-        const float bias = plane_at(m, m->planes.biases, i), size = fabsf(scale);
-        if (!(off_in_f16(scale) <= fmaxf(size * 0x1p-11f, most * 0x1p-16f)) ||
-            !(off_in_f16(bias) <= fmaxf(fmaxf(fabsf(bias), size) * 0x1p-11f, most * 0x1p-14f)))
-            return false;
+/* A bf16 in f16's normal range, which holds it exactly; or 0. */
+static bool is_exact(float v) {
+    const float size = fabsf(v);
+    return size == 0 || (size >= 0x1p-14f && size < 65536.0f);
+}
+
+typedef struct {
+    const kk_matrix *m;
+    float most[MOST_THREADS]; /* of scales, by thread */
+    bool unfit[MOST_THREADS];
+    float largest;
+} planes_job;
+
+static void find_largest(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    planes_job *j = arg;
+    for (int64_t i = begin; i < end; i++)
+        j->most[thread] = fmaxf(j->most[thread],
+                                fabsf(plane_at(j->m->planes.type, j->m->planes.scales, (size_t)i)));
+}
+
+/* f16 holds scales as well as those that are f16 in other types, or within a small part of the
+ * matrix's largest; and biases within a small part of a step. */
+static void check_planes(void *arg, int64_t begin, int64_t end, int32_t thread) {
+    planes_job *j = arg;
+    const kk_planes *p = &j->m->planes;
+    for (int64_t i = begin; i < end; i++) {
+        const float scale = plane_at(p->type, p->scales, (size_t)i);
+        const float bias = plane_at(p->type, p->biases, (size_t)i), size = fabsf(scale);
+        if (p->type == KK_BF16 && is_exact(scale) && is_exact(bias)) continue;
+        if (!(off_in_f16(scale) <= fmaxf(size * 0x1p-11f, j->largest * 0x1p-16f)) ||
+            !(off_in_f16(bias) <=
+              fmaxf(fmaxf(fabsf(bias), size) * 0x1p-11f, j->largest * 0x1p-14f)))
+            j->unfit[thread] = true;
     }
-    return true;
+}
+
+/* Whether f16 holds the scales and biases of an affine matrix. */
+static bool planes_fit(kk_threads *threads, const kk_matrix *m) {
+    const int64_t n = m->n_mat * m->n_out * m->n_in / kk_dtype_get(m->dtype)->values;
+    planes_job j = {.m = m};
+    bool fit = true;
+    kk_threads_loop(threads, n, PIECE, find_largest, &j);
+    for (int32_t i = 0; i < MOST_THREADS; i++) j.largest = fmaxf(j.largest, j.most[i]);
+    kk_threads_loop(threads, n, PIECE, check_planes, &j);
+    for (int32_t i = 0; i < MOST_THREADS; i++) fit &= !j.unfit[i];
+    return fit;
 }
 
 /* ---- rows of packed weights ------------------------------------------------------------------ */
@@ -257,8 +292,8 @@ static void copy_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const size_t groups = n_in / (size_t)kk_dtype_get(j->m->dtype)->values;
     for (int64_t r = begin; r < end; r++, from += j->row_bytes, to += n_in)
         if (affine)
-            kk_dequantize_affine(j->m->dtype, from,
-                                 kk_planes_at(j->planes, groups * (size_t)r), to, n_in);
+            kk_dequantize_affine(j->m->dtype, from, kk_planes_at(j->planes, groups * (size_t)r), to,
+                                 n_in);
         else
             kk_dequantize(j->m->dtype, from, to, n_in);
 }
@@ -307,10 +342,10 @@ static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static kk_cu_weight shape_of(const kk_matrix *m) {
+static kk_cu_weight shape_of(const kk_dev *dev, const kk_matrix *m) {
     const int64_t steps = (m->n_in + 31) / 32;
     int32_t encoding = encoding_of(m->dtype);
-    if (kk_dtype_is_affine(m->dtype) && !planes_fit(m)) encoding = KK_W_BF16;
+    if (kk_dtype_is_affine(m->dtype) && !planes_fit(dev->stage->threads, m)) encoding = KK_W_BF16;
     return (kk_cu_weight){.n_mat = m->n_mat,
                           .n_out = m->n_out,
                           .n_in = m->n_in,
@@ -348,11 +383,13 @@ kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, k
                        (long long)m->n_in, kk_dtype_get(m->dtype)->name);
     kk_weight *w = kk_zalloc(sizeof *w);
     if (!w) return kk_fail(err, KK_ENOMEM, "no memory for a weight");
-    w->w = shape_of(m);
-    w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) *
-               (size_t)w->w.words * 16;
     kk_status st = stage_open(dev, err);
-    if (st == KK_OK) st = allocate(dev, w, err);
+    if (st == KK_OK) {
+        w->w = shape_of(dev, m);
+        w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) *
+                   (size_t)w->w.words * 16;
+        st = allocate(dev, w, err);
+    }
     if (st == KK_OK)
         st = w->w.encoding == KK_W_BF16 ? fill_weight(dev, m, w, err) : pack_weight(dev, m, w, err);
     if (st != KK_OK) {

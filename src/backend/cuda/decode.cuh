@@ -108,7 +108,7 @@ template <bool HIGH, int NS> struct kk_linear_job {
 };
 
 template <bool HIGH, int NS, bool SMALL, bool PACKED>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED && HIGH ? 1 : 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED &&HIGH ? 1 : 2)
     kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
     extern __shared__ __align__(128) char smem[];
     kk_ring<SMALL> ring;
@@ -127,7 +127,7 @@ struct kk_gate_args {
     size_t gate_mat, up_mat; /* 16-byte words from one expert's matrix to the next */
     int strips, steps;       /* strips of the ffn outputs, K steps of the hidden inputs */
     int encoding, words;
-    uint16_t *act;           /* [pairs][act_pitch] */
+    uint16_t *act; /* [pairs][act_pitch] */
     int ffn, act_pitch;
     const uint16_t *x; /* [n_rows][n_in] */
     int n_in;
@@ -194,7 +194,7 @@ template <bool HIGH> struct kk_gate_job {
 };
 
 template <bool HIGH, bool SMALL, bool PACKED>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED && HIGH ? 1 : 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED &&HIGH ? 1 : 2)
     kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
@@ -214,7 +214,7 @@ struct kk_down_args {
     kk_choice_args choice;
     const uint4 *down;
     int strips, steps,
-        wrap;            /* of one expert's matrix; wrap: K steps after which activations repeat */
+        wrap; /* of one expert's matrix; wrap: K steps after which activations repeat */
     int encoding, words;
     const uint16_t *act; /* [pairs][act_pitch] */
     int act_pitch;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
     const int slices = kk_slices(a.steps);
     enum { STEPS = kk_acts<1, SMALL>::STEPS };
     const int most = PACKED ? kk_slot_steps<1, SMALL>(a.words) : (int)STEPS; /* of a slot */
-    int strip_in = b, k_in = warp, slice_in = 0, left = 0; /* the next copy */
+    int strip_in = b, k_in = warp, slice_in = 0, left = 0;                   /* the next copy */
     const uint4 *one = 0;
     bool more = b < a.strips && warp < choice.n_active;
     auto refill = [&]() {

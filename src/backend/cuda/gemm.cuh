@@ -389,8 +389,8 @@ __device__ __forceinline__ void kk_tile_write(const kk_gemm_args &a, const kk_ti
         for (int i = 0; i < 2; i++) {
             const int r = first + g * 16 + i * 8, at = EXPERTS ? slots[r] : p.row + r;
             if (EXPERTS ? at < 0 : at >= a.n_rows) continue;
-            kk_tile_put_row<GLU>(part, a.silu, sum,
-                                 (size_t)p.slice * (size_t)a.n_rows + (size_t)at, strip, g, i);
+            kk_tile_put_row<GLU>(part, a.silu, sum, (size_t)p.slice * (size_t)a.n_rows + (size_t)at,
+                                 strip, g, i);
         }
     }
 }
@@ -507,7 +507,8 @@ template <bool EXPERTS, bool GLU> struct kk_gemm {
             case 3: sum<3>(now); break;
             default: sum<4>(now); break;
             }
-            kk_tile_write<EXPERTS, GLU>(a, s.sum, now, EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
+            kk_tile_write<EXPERTS, GLU>(a, s.sum, now,
+                                        EXPERTS ? lists->slot[order % KK_TILE_RING] : NULL);
         }
     }
 };

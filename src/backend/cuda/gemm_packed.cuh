@@ -84,8 +84,7 @@ template <bool EXPERTS, bool GLU, int W> struct kk_packed_gemm {
         if (!pack::AFFINE) return;
 #pragma unroll
         for (int i = 0; i < KK_WARP_STRIPS; i++)
-            kk_add_scaled(c[m][i], u, scale[i][0].m, scale[i][1].m, scale[i][0].m,
-                          scale[i][1].m);
+            kk_add_scaled(c[m][i], u, scale[i][0].m, scale[i][1].m, scale[i][0].m, scale[i][1].m);
     }
     /* A step of this warp's fragments; x: the address of its rows.  The rows of the next fragment
      * are loaded ahead, whether there is one or not. */

@@ -414,10 +414,10 @@ __device__ __forceinline__ void kk_copy_part(uint32_t to, uint32_t bar, const ui
     const int lane = (int)threadIdx.x % KK_PART_LANES;
 #pragma unroll 8
     for (int i = lane; i < words; i += KK_PART_LANES) {
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to +
-                                                                                          i * 16),
-                     "l"(one + i), "l"(policy)
-                     : "memory");
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + i * 16),
+            "l"(one + i), "l"(policy)
+            : "memory");
         asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(
                          to + S::PART / 2 + i * 16),
                      "l"(two + i), "l"(policy)

@@ -139,7 +139,8 @@ __device__ __forceinline__ kk_codes<W> kk_codes_load(uint32_t block, uint32_t la
  * bit of a byte, ORed into 128.0, makes it 256.0. */
 template <int W> __device__ __forceinline__ uint32_t kk_bytes_bf16(uint32_t two) {
     const uint32_t low = kk_into_128s(two, 0x007f007fu), top = kk_into_128s(two, 0x00800080u);
-    if (W == KK_W_A8) return kk_bf16x2_fma(top, 0x3f803f80u, kk_bf16x2_fma(low, 0x3f803f80u, 0xc380c380u));
+    if (W == KK_W_A8)
+        return kk_bf16x2_fma(top, 0x3f803f80u, kk_bf16x2_fma(low, 0x3f803f80u, 0xc380c380u));
     return kk_bf16x2_fma(top, 0xbf80bf80u, low);
 }
 
@@ -361,8 +362,8 @@ __device__ __forceinline__ float kk_weight_value(const kk_cu_weight &w, int64_t 
                                                  int k) {
     const size_t steps = (size_t)w.wrap * (size_t)w.planes;
     const size_t strip = (size_t)m * (size_t)w.strips + (size_t)(o / 8);
-    const uint8_t *block = (const uint8_t *)w.data +
-                           (strip * steps + (size_t)(k / KK_STEP)) * (size_t)w.words * 16;
+    const uint8_t *block =
+        (const uint8_t *)w.data + (strip * steps + (size_t)(k / KK_STEP)) * (size_t)w.words * 16;
     float v = 0;
     kk_with_packing(w.encoding, [&](auto p) {
         v = kk_packed_value<decltype(p)::ENCODING>(block, (uint32_t)(o % 8), (uint32_t)k);

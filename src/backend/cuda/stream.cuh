@@ -251,7 +251,7 @@ __device__ __forceinline__ void kk_stream(Job &job, float *part, kk_ring<SMALL> 
     auto in = job.first(); /* position of the next copy */
     const uint4 *one = 0, *two = 0;
     int left = 0, words = KK_WARP; /* of 16 bytes in a step */
-    auto seek = [&]() { /* advances to the next unit in which this warp has a step */
+    auto seek = [&]() {            /* advances to the next unit in which this warp has a step */
                         for (; !job.done(in); job.next(in)) {
                             const int steps = job.steps(in), from = kk_slice(steps, warp);
                             left = kk_slice(steps, warp + 1) - from;
