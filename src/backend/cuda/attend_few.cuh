@@ -108,7 +108,7 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
 
 /* Stores queries q0 .. q0 + n - 1 of a K/V head as bf16 in smem, and `fresh` new K/V rows into the
  * page from key `key` on; one head of one row per warp. */
-template <int D, bool EQ>
+template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
                                              int n, char *smem, uint8_t *head, int key, int base,
                                              int fresh) {
@@ -131,8 +131,13 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
             h.v[e] = __ldcg(x + lane + 32 * e); /* written by other blocks */
         kk_few_norm<D>(h, query ? s.q_norm : s.k_norm,
                        s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot, s.eps, !value);
+        if (KV_FORMAT == KK_CU_BF16 || query) {
 #pragma unroll
-        for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
+            for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
+        } else {
+            kk_put_as(KV_FORMAT, s.slot, head + (value ? s.slot.v_off : s.slot.k_off), key + k, D,
+                      [&](int e) { return h.v[e]; });
+        }
     }
 }
 
@@ -306,6 +311,138 @@ __device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *
     for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
 }
 
+/* ---- other formats than bf16 --------------------------------------------------------------- */
+
+/* V of a page as bf16 in shared memory, where its rows are stored in another format: [64][D], in
+ * pieces of 16 bytes whose index is xored with this.  Eight lanes that take a piece of two
+ * neighbouring keys, or one column of the keys 0, 2, 4 and 6, meet in different banks. */
+__device__ __forceinline__ int kk_few_swizzle(int key) {
+    return ((key ^ key >> 1) & 1) << 2 | (key >> 1 & 3);
+}
+template <int D> __device__ __forceinline__ uint4 *kk_few_piece(char *values, int key, int piece) {
+    return (uint4 *)(values + key * D * 2 + ((piece ^ kk_few_swizzle(key)) << 4));
+}
+
+/* Bytes of the codes of n values. */
+template <int KV_FORMAT> __device__ __forceinline__ constexpr int kk_code_bytes(int n) {
+    return KV_FORMAT == KK_CU_F32 ? n * 4 : KV_FORMAT == KK_CU_Q4 ? n / 2 : n;
+}
+
+/* A group's scale and bias as float; s8 has no bias.  plane: scales of all groups of 64 rows, then
+ * biases; i: index of the group. */
+template <int KV_FORMAT, int D>
+__device__ __forceinline__ float2 kk_few_scale(const uint16_t *plane, int i) {
+    const float scale = __half2float(__ushort_as_half(plane[i]));
+    if (KV_FORMAT == KK_CU_S8) return make_float2(scale, 0);
+    return make_float2(scale, __half2float(__ushort_as_half(plane[KK_PAGE * (D / 64) + i])));
+}
+
+/* kk_few_values from V in shared memory. */
+template <int D>
+__device__ __forceinline__ void kk_few_staged(uint32_t (&v)[16], char *values, int column) {
+    const int tid = kk_tid(), t = tid % 4, at = (tid % 32 / 4 * kk_cut<D>::NT + column) * 2;
+#pragma unroll
+    for (int e = 0; e < 16; e++)
+        v[e] = *(const uint32_t *)((char *)kk_few_piece<D>(values, kk_value_key(e) + 2 * t,
+                                                           at / 16) +
+                                   at % 16);
+}
+
+/* Unpacks V of a page to shared memory as bf16, sixteen neighbours at a time; by a team. */
+template <int D, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_unpack(char *to, const uint8_t *from, size_t code_bytes) {
+    enum { THREADS = kk_team<D>::WARPS * 32, PARTS = D / 16, EACH = KK_PAGE * PARTS / THREADS };
+    enum { WORDS = KV_FORMAT == KK_CU_F32 ? 4 : 1, AT_ONCE = KV_FORMAT == KK_CU_F32 ? 1 : EACH };
+    const int tid = kk_tid() % THREADS;
+    const uint16_t *plane = (const uint16_t *)(from + code_bytes);
+#pragma unroll 1
+    for (int first = 0; first < EACH; first += AT_ONCE) {
+        uint4 raw[AT_ONCE * WORDS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int p = tid + (first + i) * THREADS, key = p / PARTS, part = p % PARTS;
+            const int at = KV_FORMAT == KK_CU_Q4 ? part / 4 * 32 + part % 2 * 16
+                                                 : kk_code_bytes<KV_FORMAT>(part * 16);
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                raw[i * WORDS + w] =
+                    *(const uint4 *)(from + key * kk_code_bytes<KV_FORMAT>(D) + at + w * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int p = tid + (first + i) * THREADS, key = p / PARTS, part = p % PARTS;
+            float lo[8], hi[8];
+            if (KV_FORMAT == KK_CU_F32) {
+                *(uint4 *)lo = raw[0];
+                *(uint4 *)(lo + 4) = raw[WORDS > 1 ? 1 : 0];
+                *(uint4 *)hi = raw[WORDS > 1 ? 2 : 0];
+                *(uint4 *)(hi + 4) = raw[WORDS > 1 ? 3 : 0];
+            } else {
+                const float2 by = kk_few_scale<KV_FORMAT, D>(plane, key * (D / 64) + part / 4);
+                const bool high = part % 4 / 2;
+                kk_unpack8<KV_FORMAT>(lo, make_uint2(raw[i].x, raw[i].y), high, by.x, by.y);
+                kk_unpack8<KV_FORMAT>(hi, make_uint2(raw[i].z, raw[i].w), high, by.x, by.y);
+            }
+            *kk_few_piece<D>(to, key, 2 * part) = kk_narrow(lo);
+            *kk_few_piece<D>(to, key, 2 * part + 1) = kk_narrow(hi);
+        }
+    }
+}
+
+/* The eight values from step `step` of a key on that this lane holds; codes, in shared or global
+ * memory, are those of the key. */
+template <int KV_FORMAT>
+__device__ __forceinline__ void kk_few_eight(float (&y)[8], const uint8_t *codes, int step,
+                                             float2 by) {
+    const int t = kk_tid() % 4;
+    if (KV_FORMAT == KK_CU_F32) {
+        const float4 *from = (const float4 *)codes + (4 * step + t) * 2;
+        *(float4 *)y = from[0];
+        *(float4 *)(y + 4) = from[1];
+    } else {
+        const int at = KV_FORMAT == KK_CU_Q4 ? step / 2 * 32 + t * 8 : (4 * step + t) * 8;
+        kk_unpack8<KV_FORMAT>(y, *(const uint2 *)(codes + at), step % 2, by.x, by.y);
+    }
+}
+
+/* kk_few_keys for other formats: K of all chains that this warp computes as bf16, rebuilt from V
+ * where K = V; then V goes to shared memory, which needs the same values.  last: the last position
+ * that has angles. */
+template <int D, bool EQ, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_unpack_keys(uint4 *k, const kk_cu_attend &t,
+                                                   const uint8_t *keys, int base, int last,
+                                                   char *values) {
+    using cut = kk_cut<D>;
+    enum { HALF = cut::STEPS / 2, CHAINS = kk_team<D>::WARPS == 8 ? 2 : 1 };
+    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4;
+    const uint8_t *codes = keys + (size_t)j * kk_code_bytes<KV_FORMAT>(D);
+    const uint16_t *plane = (const uint16_t *)(keys + t.slot.code_bytes);
+    const float *cs = EQ ? t.rope_pos + (size_t)min(base + j, last) * 2 * (size_t)t.n_rot : NULL;
+#pragma unroll
+    for (int i = 0; i < CHAINS * HALF; i++) {
+        const int chain = CHAINS == 2 ? i / HALF : kk_team<D>::warp() / 8;
+        const int step = cut::step(chain, i % HALF), far = step + D / 64;
+        float2 by = make_float2(0, 0), by_far = by;
+        if (KV_FORMAT != KK_CU_F32) {
+            by = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + step / 2);
+            by_far = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + far / 2);
+        }
+        float lo[8], hi[8];
+        kk_few_eight<KV_FORMAT>(lo, codes, step, by);
+        kk_few_eight<KV_FORMAT>(hi, codes, far, by_far);
+        if (EQ) {
+            *kk_few_piece<D>(values, j, 4 * step + tid % 4) = kk_narrow(lo);
+            *kk_few_piece<D>(values, j, 4 * far + tid % 4) = kk_narrow(hi);
+            kk_rebuild<true>(lo, hi, t.k_norm, cs, t.n_rot, (4 * step + tid % 4) * 8, D);
+        }
+        const int e = i / HALF * cut::STEPS + i % HALF;
+        k[e] = kk_narrow(lo);
+        k[e + HALF] = kk_narrow(hi);
+    }
+}
+
+/* ---- units --------------------------------------------------------------------------------- */
+
 /* The first column of a warp in a pass: V is read in two passes, to limit registers. */
 template <int D> __device__ __forceinline__ int kk_few_column(int pass) {
     const int warp = kk_team<D>::warp();
@@ -393,11 +530,11 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
 }
 
 /* One unit: a page, a K/V head and the tile of queries from q0 on.  index: of the page among those
- * that the session sees. */
-template <int D, bool EQ>
+ * that the session sees; staged: D * 128 bytes of shared memory for V in other formats than bf16. */
+template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_attend &t,
-                                            const kk_few &f, int index, int kv, int q0,
-                                            char *smem) {
+                                            const kk_few &f, int index, int kv, int q0, char *smem,
+                                            char *staged) {
     using cut = kk_cut<D>;
     using team = kk_team<D>;
     enum { GROUP = team::GROUP };
@@ -408,14 +545,22 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
         min(f.pos + f.rows - base, (int)KK_PAGE); /* end of the keys that some row sees */
     const int n = min((int)team::TILE, f.rows * GROUP - q0);
     const int key = max(f.pos - base, 0), fresh = max(end - key, 0);
-    kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
+    constexpr bool PLAIN = KV_FORMAT == KK_CU_BF16;
+    kk_few_heads<D, EQ, KV_FORMAT>(s, f, kv, q0, n, smem, head, key, base, fresh);
     team::sync();
     uint4 k[8];
-    kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
-    if (EQ) kk_few_rebuild<D>(k, t, base);
+    if (PLAIN) {
+        kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+        if (EQ) kk_few_rebuild<D>(k, t, base);
+    } else {
+        if (!EQ) kk_few_unpack<D, KV_FORMAT>(staged, head + t.slot.v_off, t.slot.code_bytes);
+        kk_few_unpack_keys<D, EQ, KV_FORMAT>(k, t, head + (EQ ? t.slot.v_off : t.slot.k_off), base,
+                                             f.pos + f.rows - 1, staged);
+    }
     kk_few_scores<D>(score, k, smem, t.scale);
     uint32_t v[16];
-    kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* issued before the softmax */
+    if (PLAIN) /* issued before the softmax */
+        kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0));
     const int warp = team::warp(), row = (q0 + warp) / GROUP;
     if (warp < n)
         kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, f.pos + row, base),
@@ -425,7 +570,10 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
         const int column = kk_few_column<D>(pass);
-        if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
+        if (!PLAIN)
+            kk_few_staged<D>(v, staged, column);
+        else if (pass)
+            kk_few_values<D>(v, head + t.slot.v_off, column);
         /* Where a value is not finite, rows are computed one at a time. */
         const bool careful = f.rows > 1 && kk_few_odd(v);
         const int last = careful ? (q0 + n - 1) / GROUP : 0;
@@ -446,13 +594,15 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
  * queries, because registers are scarcer than bandwidth, and every tile stores the new rows
  * redundantly, so that none waits for another.  Several sessions have more units than a block
  * prefetched: each prefetches the one after the next. */
-template <int D, bool EQ, bool MANY>
+template <int D, bool EQ, bool MANY, int KV_FORMAT>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t,
-                                              const kk_few_group *groups, char *smem) {
+                                              const kk_few_group *groups, char *smem,
+                                              char *staged) {
     using team = kk_team<D>;
     const int stride = 16 / team::WARPS * (int)gridDim.x;
     kk_few_walk<D, MANY> w(t, groups);
     smem += team::team() * team::SMEM;
+    if (KV_FORMAT != KK_CU_BF16) staged += team::team() * KK_PAGE * D * 2;
 #pragma unroll 1
     for (int i = kk_bid() + team::team() * (int)gridDim.x; w.seek(t, groups, i); i += stride) {
         if (MANY && kk_tid() % (team::WARPS * 32) < 2) {
@@ -461,8 +611,8 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
             if (next.seek(t, groups, later)) kk_prefetch_unit(t, next, later, kk_tid() % 2);
         }
         const int tiles = kk_few_tiles<D>(w.f.rows), at = (i - w.first) / tiles;
-        kk_few_unit<D, EQ>(s, t, w.f, at / team::KV, at % team::KV,
-                           ((i - w.first) - at * tiles) * team::TILE, smem);
+        kk_few_unit<D, EQ, KV_FORMAT>(s, t, w.f, at / team::KV, at % team::KV,
+                                      ((i - w.first) - at * tiles) * team::TILE, smem, staged);
     }
 }
 

@@ -33,6 +33,14 @@ template <class S> __device__ __forceinline__ char *stage_end(const kk_cu_mega &
     return (char *)&router_of(a) - S::CHUNK * 64;
 }
 
+/* Attention uses the weight rings, which are empty while it runs, as scratch: orders its accesses
+ * before the bulk copies of the producers that the next barrier lets go on. */
+__device__ __forceinline__ void release_rings() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /* Attention: from q, k, v to the output projection's input rows in a.att.  What is known of a
  * single row when the kernel is compiled takes no register.  */
 template <class S>
@@ -44,9 +52,12 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
     kk_prefetch_few<S::MANY>(l.attend, groups);
     kk_grid_wait(a, s);
     if (l.attend.slot.head_dim == 256)
-        kk_attend_few<256, false, S::MANY>(l.store, l.attend, groups, stage_of(a));
+        kk_attend_few<256, false, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
+                                                  kk_mega_memory);
     else
-        kk_attend_few<512, true, S::MANY>(l.store, l.attend, groups, stage_of(a));
+        kk_attend_few<512, true, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
+                                                 kk_mega_memory);
+    if (S::KV != KK_CU_BF16) release_rings();
     kk_grid_sync(a, s);
     if (S::ONE)
         kk_combine_one(l.attend, groups[0], (float *)stage_of(a));
@@ -369,10 +380,10 @@ template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #endif
 }
 
-template <int ROWS, bool SESSIONS, int SIZE>
+template <int ROWS, bool SESSIONS, int SIZE, int KV>
 __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    using S = kk_mega_of<ROWS, SESSIONS, SIZE>;
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV>;
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
@@ -407,13 +418,14 @@ bool kk_cu_mega_fits(const kk_cu_mega *a) {
            a->down_strips == KK_CU_26B_HIDDEN / 8 && a->n_rows <= KK_CU_ROWS;
 }
 
-bool kk_cu_mega_takes(const kk_cu_mega_layer *l) {
+bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l) {
     const kk_cu_slot *s = &l->attend.slot;
+    if (s->format != KK_CU_BF16 && at.shared < KK_FORMATS_SHARED) return false;
     const kk_cu_attend *t = &l->attend;
     const int width = KK_CU_26B_HEADS * s->head_dim;
-    return s->format == KK_CU_BF16 && s->head_dim == (s->k_eq_v ? 512 : 256) &&
-           s->n_kv_head == (s->k_eq_v ? 2 : 8) && t->n_head == KK_CU_26B_HEADS && !t->sink &&
-           !t->block && t->rows.tile_most <= KK_CU_ROWS && t->n_rot && t->n_rot % 4 == 0 &&
+    return s->head_dim == (s->k_eq_v ? 512 : 256) && s->n_kv_head == (s->k_eq_v ? 2 : 8) &&
+           t->n_head == KK_CU_26B_HEADS && !t->sink && !t->block &&
+           t->rows.tile_most <= KK_CU_ROWS && t->n_rot && t->n_rot % 4 == 0 &&
            !l->store.v_raw && l->store.k && l->att_width == width && l->q_strips * 8 == width &&
            l->kv_strips * 8 == s->n_kv_head * s->head_dim;
 }
@@ -438,8 +450,9 @@ static void set_shifts(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* The kernels by shared memory, then by sessions and number of rows, and the shared memory that
- * each needs beside its sums: for its rings, and for rows or attention. */
+/* The kernels by K/V format and shared memory, then by sessions and number of rows, and the shared
+ * memory that each needs beside its sums: for its rings, and for rows or attention.  Other formats
+ * than bf16 are compiled for the largest shared memory alone (KK_FORMATS_SHARED). */
 enum {
     ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
     FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
@@ -448,20 +461,24 @@ enum {
 struct mega_kind {
     mega_fn fn;
     bool many;
-    int rows, rings, smem;
+    int rows, format, rings, smem;
 };
-template <int ROWS, bool SESSIONS, int SIZE> constexpr mega_kind kind_of() {
-    return {mega_kernel<ROWS, SESSIONS, SIZE>, SESSIONS, ROWS,
-            kk_mega_ring_bytes<kk_mega_of<ROWS, SESSIONS, SIZE>>(),
+template <int ROWS, bool SESSIONS, int SIZE, int KV> constexpr mega_kind kind_of() {
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV>;
+    return {mega_kernel<ROWS, SESSIONS, SIZE, KV>, SESSIONS, ROWS, KV, kk_mega_ring_bytes<S>(),
             ROWS == 1 ? ONE_SMEM : FEW_SMEM};
 }
-#define KINDS_OF(size)                                                                             \
+#define KINDS_OF(size, kv)                                                                         \
     {                                                                                              \
-        kind_of<1, false, size>(), kind_of<8, false, size>(), kind_of<16, false, size>(),          \
-            kind_of<8, true, size>(), kind_of<16, true, size>()                                    \
+        kind_of<1, false, size, kv>(), kind_of<8, false, size, kv>(),                              \
+            kind_of<16, false, size, kv>(), kind_of<8, true, size, kv>(),                          \
+            kind_of<16, true, size, kv>()                                                          \
     }
-static const mega_kind kernels[KK_SMEM_SIZES][KINDS] = {
-    KINDS_OF(KK_SMEM_227), KINDS_OF(KK_SMEM_163), KINDS_OF(KK_SMEM_99)};
+static const mega_kind kernels[][KINDS] = {
+    KINDS_OF(KK_SMEM_227, KK_CU_BF16), KINDS_OF(KK_SMEM_163, KK_CU_BF16),
+    KINDS_OF(KK_SMEM_99, KK_CU_BF16),  KINDS_OF(KK_SMEM_227, KK_CU_F32),
+    KINDS_OF(KK_SMEM_227, KK_CU_Q8),   KINDS_OF(KK_SMEM_227, KK_CU_Q4),
+    KINDS_OF(KK_SMEM_227, KK_CU_S8)};
 
 /* Where everything lies in the block's shared memory; false: it does not fit. */
 static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *e) {
@@ -480,11 +497,13 @@ static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *
 /* The kernel with the largest rings that fit, NULL if none does. */
 static const mega_kind *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_t *e) {
     const bool many = a->layer[0].attend.rows.tiles > 1;
+    const int format = a->layer[0].attend.slot.format;
     *e = cudaErrorInvalidValue;
     for (const auto &size : kernels)
         for (const mega_kind &k : size) {
             /* The kernel of a single row needs a block for every piece of the router. */
-            if (k.rows < a->n_rows || k.many != many || (k.rows == 1 && at.sms < KK_ROUTER_PIECES))
+            if (k.format != format || k.rows < a->n_rows || k.many != many ||
+                (k.rows == 1 && at.sms < KK_ROUTER_PIECES))
                 continue;
             if (lay_out(a, k, at.shared, e)) return &k;
             if (*e != cudaSuccess) return NULL;

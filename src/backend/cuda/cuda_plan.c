@@ -17,6 +17,7 @@ static int32_t kernels_of(kk_kv_format f) {
     case KK_KV_BF16: return KK_CU_BF16;
     case KK_KV_Q8: return KK_CU_Q8;
     case KK_KV_Q4: return KK_CU_Q4;
+    case KK_KV_S8: return KK_CU_S8;
     default: return -1;
     }
 }

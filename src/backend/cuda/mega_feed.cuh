@@ -81,7 +81,9 @@ typedef enum { KK_SMEM_227, KK_SMEM_163, KK_SMEM_99, KK_SMEM_SIZES } kk_smem_siz
 
 /* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16) of one session, or of several
  * (SESSIONS), in a block with so much shared memory: those of 26B-A4B. */
-template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227> struct kk_mega_of {
+template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, int KV_FORMAT = KK_CU_BF16>
+struct kk_mega_of {
+    static constexpr int KV = KV_FORMAT; /* how K/V rows are stored */
     static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8, MANY = SESSIONS;
     /* K steps of a slot, each for two strips.  The activations and sums of several rows need the
      * shared memory, so their rings are smaller. */
