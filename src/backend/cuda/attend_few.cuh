@@ -106,6 +106,29 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
     }
 }
 
+/* kk_put for one head in registers, group by group, in a loop that is not unrolled. */
+template <int D, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_put_head(kk_head<D> &h, uint8_t *base, size_t code_bytes,
+                                                int row) {
+    enum { GROUP = KV_FORMAT == KK_CU_F32 ? 256 : KV_FORMAT == KK_CU_Q4 ? 32 : 64 /* bytes */ };
+    uint8_t *to = base + row * (D / 64) * GROUP;
+    uint16_t *scale = (uint16_t *)(base + code_bytes) + row * (D / 64);
+#pragma unroll 1
+    for (int g = 0; g < D / 64; g++, to += GROUP, scale++) {
+        if (KV_FORMAT == KK_CU_F32) {
+            ((float *)to)[kk_tid() % 32] = h.v[0];
+            ((float *)to)[kk_tid() % 32 + 32] = h.v[1];
+        } else if (KV_FORMAT == KK_CU_S8) {
+            kk_pack_signed(to, scale, h.v[0], h.v[1]);
+        } else {
+            kk_pack_group<KV_FORMAT == KK_CU_Q8>(to, scale, scale + KK_PAGE * (D / 64), h.v[0],
+                                                 h.v[1]);
+        }
+#pragma unroll
+        for (int i = 0; i + 2 < D / 32; i++) h.v[i] = h.v[i + 2]; /* the next group to the front */
+    }
+}
+
 /* Stores queries q0 .. q0 + n - 1 of a K/V head as bf16 in smem, and `fresh` new K/V rows into the
  * page from key `key` on; one head of one row per warp. */
 template <int D, bool EQ, int KV_FORMAT>
@@ -135,17 +158,16 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
 #pragma unroll
             for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
         } else {
-            kk_put_as(KV_FORMAT, s.slot, head + (value ? s.slot.v_off : s.slot.k_off), key + k, D,
-                      [&](int e) { return h.v[e]; });
+            kk_few_put_head<D, KV_FORMAT>(
+                h, head + (value ? s.slot.v_off : s.slot.k_off), s.slot.code_bytes, key + k);
         }
     }
 }
 
 /* One chain of the scores of 8 keys and a tile of queries. */
-template <int D>
+template <int D, bool WIDE = (kk_team<D>::TILE > 8)>
 __device__ __forceinline__ void kk_few_chain(float c[4], const uint4 *k, const char *q, int chain) {
     using cut = kk_cut<D>;
-    constexpr bool WIDE = kk_team<D>::TILE > 8;
     const char *lo = q + chain * (cut::STEPS / 2) * 64;
 #pragma unroll
     for (int i = 0; i < cut::STEPS; i++) {
@@ -348,62 +370,93 @@ __device__ __forceinline__ void kk_few_staged(uint32_t (&v)[16], char *values, i
                                    at % 16);
 }
 
-/* Unpacks V of a page to shared memory as bf16, sixteen neighbours at a time; by a team. */
+/* V of a page in float32 to shared memory as bf16, eight neighbours at a time; by a team. */
+template <int D> __device__ __forceinline__ void kk_few_round(char *to, const uint8_t *from) {
+    enum { THREADS = kk_team<D>::WARPS * 32, PARTS = D / 8 };
+#pragma unroll 2
+    for (int p = kk_tid() % THREADS; p < KK_PAGE * PARTS; p += THREADS) {
+        const float4 a = ((const float4 *)from)[2 * p], b = ((const float4 *)from)[2 * p + 1];
+        *kk_few_piece<D>(to, p / PARTS, p % PARTS) =
+            make_uint4(kk_dbf16x2(a.x, a.y), kk_dbf16x2(a.z, a.w), kk_dbf16x2(b.x, b.y),
+                       kk_dbf16x2(b.z, b.w));
+    }
+}
+
+/* The same for codes, sixteen neighbours at a time.  Loops that are not unrolled keep the code
+ * small: all of it has to fit the instruction cache. */
 template <int D, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_unpack(char *to, const uint8_t *from, size_t code_bytes) {
     enum { THREADS = kk_team<D>::WARPS * 32, PARTS = D / 16, EACH = KK_PAGE * PARTS / THREADS };
-    enum { WORDS = KV_FORMAT == KK_CU_F32 ? 4 : 1, AT_ONCE = KV_FORMAT == KK_CU_F32 ? 1 : EACH };
-    const int tid = kk_tid() % THREADS;
+    const int first = kk_tid() % THREADS;
     const uint16_t *plane = (const uint16_t *)(from + code_bytes);
+    uint4 raw[EACH];
+    float2 by[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int p = first + i * THREADS, key = p / PARTS, part = p % PARTS;
+        const int at = KV_FORMAT == KK_CU_Q4 ? part / 4 * 32 + part % 2 * 16 : part * 16;
+        raw[i] = *(const uint4 *)(from + key * kk_code_bytes<KV_FORMAT>(D) + at);
+        by[i] = kk_few_scale<KV_FORMAT, D>(plane, key * (D / 64) + part / 4);
+    }
 #pragma unroll 1
-    for (int first = 0; first < EACH; first += AT_ONCE) {
-        uint4 raw[AT_ONCE * WORDS];
+    for (int p = first; p < KK_PAGE * PARTS; p += THREADS) {
+        const int key = p / PARTS, part = p % PARTS;
+        float lo[8], hi[8];
+        kk_unpack8<KV_FORMAT>(lo, make_uint2(raw[0].x, raw[0].y), part % 4 / 2, by[0].x, by[0].y);
+        kk_unpack8<KV_FORMAT>(hi, make_uint2(raw[0].z, raw[0].w), part % 4 / 2, by[0].x, by[0].y);
+        *kk_few_piece<D>(to, key, 2 * part) = kk_narrow(lo);
+        *kk_few_piece<D>(to, key, 2 * part + 1) = kk_narrow(hi);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int p = tid + (first + i) * THREADS, key = p / PARTS, part = p % PARTS;
-            const int at = KV_FORMAT == KK_CU_Q4 ? part / 4 * 32 + part % 2 * 16
-                                                 : kk_code_bytes<KV_FORMAT>(part * 16);
-#pragma unroll
-            for (int w = 0; w < WORDS; w++)
-                raw[i * WORDS + w] =
-                    *(const uint4 *)(from + key * kk_code_bytes<KV_FORMAT>(D) + at + w * 16);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int p = tid + (first + i) * THREADS, key = p / PARTS, part = p % PARTS;
-            float lo[8], hi[8];
-            if (KV_FORMAT == KK_CU_F32) {
-                *(uint4 *)lo = raw[0];
-                *(uint4 *)(lo + 4) = raw[WORDS > 1 ? 1 : 0];
-                *(uint4 *)hi = raw[WORDS > 1 ? 2 : 0];
-                *(uint4 *)(hi + 4) = raw[WORDS > 1 ? 3 : 0];
-            } else {
-                const float2 by = kk_few_scale<KV_FORMAT, D>(plane, key * (D / 64) + part / 4);
-                const bool high = part % 4 / 2;
-                kk_unpack8<KV_FORMAT>(lo, make_uint2(raw[i].x, raw[i].y), high, by.x, by.y);
-                kk_unpack8<KV_FORMAT>(hi, make_uint2(raw[i].z, raw[i].w), high, by.x, by.y);
-            }
-            *kk_few_piece<D>(to, key, 2 * part) = kk_narrow(lo);
-            *kk_few_piece<D>(to, key, 2 * part + 1) = kk_narrow(hi);
+        for (int i = 0; i + 1 < EACH; i++) { /* the next one to the front */
+            raw[i] = raw[i + 1];
+            by[i] = by[i + 1];
         }
     }
 }
 
-/* The eight values from step `step` of a key on that this lane holds; codes, in shared or global
- * memory, are those of the key. */
-template <int KV_FORMAT>
-__device__ __forceinline__ void kk_few_eight(float (&y)[8], const uint8_t *codes, int step,
-                                             float2 by) {
-    const int t = kk_tid() % 4;
-    if (KV_FORMAT == KK_CU_F32) {
-        const float4 *from = (const float4 *)codes + (4 * step + t) * 2;
-        *(float4 *)y = from[0];
-        *(float4 *)(y + 4) = from[1];
-    } else {
-        const int at = KV_FORMAT == KK_CU_Q4 ? step / 2 * 32 + t * 8 : (4 * step + t) * 8;
-        kk_unpack8<KV_FORMAT>(y, *(const uint2 *)(codes + at), step % 2, by.x, by.y);
+/* What this lane holds of a key in another format than bf16: the codes of eight steps, and scale
+ * and bias of the four groups that they lie in. */
+template <int D, int KV_FORMAT> struct kk_few_raw {
+    enum { STEPS = kk_cut<D>::STEPS };
+    uint2 codes[8];
+    float2 by[4];
+
+    static __device__ __forceinline__ int step(int e) {
+        return kk_cut<D>::step(STEPS == 4 ? e / 4 : kk_team<D>::warp() / 8, e % STEPS);
     }
-}
+    /* keys: the page's rows, in global memory. */
+    __device__ __forceinline__ kk_few_raw(const uint8_t *keys, size_t code_bytes, int j) {
+        const int t = kk_tid() % 4;
+        const uint8_t *at = keys + (size_t)j * kk_code_bytes<KV_FORMAT>(D);
+        const uint16_t *plane = (const uint16_t *)(keys + code_bytes);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            if (KV_FORMAT == KK_CU_Q4 && e % 2)
+                codes[e] = codes[e - 1]; /* a byte has a value of each step */
+            else if (KV_FORMAT == KK_CU_Q4)
+                codes[e] = *(const uint2 *)(at + step(e) / 2 * 32 + t * 8);
+            else
+                codes[e] = *(const uint2 *)(at + (4 * step(e) + t) * 8);
+        }
+#pragma unroll
+        for (int g = 0; g < 4; g++)
+            by[g] = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + step(2 * g) / 2);
+    }
+    __device__ __forceinline__ void get(float (&y)[8], int e) const {
+        kk_unpack8<KV_FORMAT>(y, codes[e], e % 2, by[e / 2].x, by[e / 2].y);
+    }
+};
+/* float32 takes too many registers to be loaded at once. */
+template <int D> struct kk_few_raw<D, KK_CU_F32> {
+    const float4 *at;
+    __device__ __forceinline__ kk_few_raw(const uint8_t *keys, size_t, int j)
+        : at((const float4 *)(keys + (size_t)j * D * 4) + kk_tid() % 4 * 2) {}
+    __device__ __forceinline__ void get(float (&y)[8], int e) const {
+        const float4 *x = at + kk_few_raw<D, KK_CU_Q8>::step(e) * 8;
+        *(float4 *)y = x[0];
+        *(float4 *)(y + 4) = x[1];
+    }
+};
 
 /* kk_few_keys for other formats: K of all chains that this warp computes as bf16, rebuilt from V
  * where K = V; then V goes to shared memory, which needs the same values.  last: the last position
@@ -412,30 +465,22 @@ template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_unpack_keys(uint4 *k, const kk_cu_attend &t,
                                                    const uint8_t *keys, int base, int last,
                                                    char *values) {
-    using cut = kk_cut<D>;
-    enum { HALF = cut::STEPS / 2, CHAINS = kk_team<D>::WARPS == 8 ? 2 : 1 };
+    enum { STEPS = kk_cut<D>::STEPS, HALF = STEPS / 2 };
     const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4;
-    const uint8_t *codes = keys + (size_t)j * kk_code_bytes<KV_FORMAT>(D);
-    const uint16_t *plane = (const uint16_t *)(keys + t.slot.code_bytes);
+    const kk_few_raw<D, KV_FORMAT> raw(keys, t.slot.code_bytes, j);
     const float *cs = EQ ? t.rope_pos + (size_t)min(base + j, last) * 2 * (size_t)t.n_rot : NULL;
 #pragma unroll
-    for (int i = 0; i < CHAINS * HALF; i++) {
-        const int chain = CHAINS == 2 ? i / HALF : kk_team<D>::warp() / 8;
-        const int step = cut::step(chain, i % HALF), far = step + D / 64;
-        float2 by = make_float2(0, 0), by_far = by;
-        if (KV_FORMAT != KK_CU_F32) {
-            by = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + step / 2);
-            by_far = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + far / 2);
-        }
+    for (int i = 0; i < 4; i++) {
+        const int e = i / HALF * STEPS + i % HALF;
+        const int piece = 4 * kk_few_raw<D, KK_CU_Q8>::step(e) + tid % 4;
         float lo[8], hi[8];
-        kk_few_eight<KV_FORMAT>(lo, codes, step, by);
-        kk_few_eight<KV_FORMAT>(hi, codes, far, by_far);
+        raw.get(lo, e);
+        raw.get(hi, e + HALF);
         if (EQ) {
-            *kk_few_piece<D>(values, j, 4 * step + tid % 4) = kk_narrow(lo);
-            *kk_few_piece<D>(values, j, 4 * far + tid % 4) = kk_narrow(hi);
-            kk_rebuild<true>(lo, hi, t.k_norm, cs, t.n_rot, (4 * step + tid % 4) * 8, D);
+            *kk_few_piece<D>(values, j, piece) = kk_narrow(lo);
+            *kk_few_piece<D>(values, j, piece + D / 16) = kk_narrow(hi);
+            kk_rebuild<true>(lo, hi, t.k_norm, cs, t.n_rot, piece * 8, D);
         }
-        const int e = i / HALF * cut::STEPS + i % HALF;
         k[e] = kk_narrow(lo);
         k[e + HALF] = kk_narrow(hi);
     }
@@ -553,7 +598,10 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
         kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
         if (EQ) kk_few_rebuild<D>(k, t, base);
     } else {
-        if (!EQ) kk_few_unpack<D, KV_FORMAT>(staged, head + t.slot.v_off, t.slot.code_bytes);
+        if (!EQ && KV_FORMAT == KK_CU_F32)
+            kk_few_round<D>(staged, head + t.slot.v_off);
+        else if (!EQ)
+            kk_few_unpack<D, KV_FORMAT>(staged, head + t.slot.v_off, t.slot.code_bytes);
         kk_few_unpack_keys<D, EQ, KV_FORMAT>(k, t, head + (EQ ? t.slot.v_off : t.slot.k_off), base,
                                              f.pos + f.rows - 1, staged);
     }

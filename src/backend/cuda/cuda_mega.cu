@@ -41,6 +41,26 @@ __device__ __forceinline__ void release_rings() {
 #endif
 }
 
+/* Pages that all rows of a forward see, where there are more of them than blocks: from there on
+ * attend_long.cuh is faster.  The plan is made anew where it is needed. */
+template <class S>
+__device__ __forceinline__ bool attends_far(const kk_cu_mega_layer &l, const kk_few_group *groups) {
+    return S::LONG && l.spans &&
+           kk_long_plan_of<S::MANY>(l.attend, groups).units > (int)gridDim.x;
+}
+
+template <class S>
+__device__ __forceinline__ void attend_far(const kk_cu_mega &a, const kk_cu_mega_layer &l,
+                                           const kk_few_group *groups) {
+    constexpr int RINGS = KK_MEGA_GROUPS * S::SLOTS * S::SLOT;
+    constexpr int ROOM = S::ONE ? RINGS - (int)KK_LONG_ANGLES : RINGS;
+    const kk_long_smem smem = {
+        kk_mega_memory, S::ONE ? kk_mega_memory + ROOM : stage_of(a) + KK_ATTEND_SMEM, stage_of(a)};
+    kk_attend_long<S::MANY, !S::ONE, S::KV, ROOM>(
+        l.store, l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups), l.spans, smem);
+    release_rings();
+}
+
 /* Attention: from q, k, v to the output projection's input rows in a.att.  What is known of a
  * single row when the kernel is compiled takes no register.  */
 template <class S>
@@ -48,18 +68,27 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const kk_few_group only = {s.group[0].pos, 1, 0, 0};
     const kk_few_group *groups = S::ONE ? &only : s.group;
+    const bool far = attends_far<S>(l, groups);
     kk_grid_arrive(a, s);
-    kk_prefetch_few<S::MANY>(l.attend, groups);
+    if (S::LONG && far)
+        kk_prefetch_long<S::MANY>(l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups));
+    else
+        kk_prefetch_few<S::MANY>(l.attend, groups);
     kk_grid_wait(a, s);
     if (l.attend.slot.head_dim == 256)
         kk_attend_few<256, false, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                   kk_mega_memory);
-    else
+    else if (!far)
         kk_attend_few<512, true, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                  kk_mega_memory);
+    if constexpr (S::LONG)
+        if (far) attend_far<S>(a, l, groups);
     if (S::KV != KK_CU_BF16) release_rings();
     kk_grid_sync(a, s);
-    if (S::ONE)
+    if (S::LONG && far)
+        kk_combine_long<S::MANY>(l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups),
+                                 S::rows(a), l.spans, (float *)stage_of(a));
+    else if (S::ONE)
         kk_combine_one(l.attend, groups[0], (float *)stage_of(a));
     else
         kk_combine_few<S::MANY>(l.attend, groups, s.group_of, S::rows(a));
@@ -430,6 +459,21 @@ bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l) {
            l->kv_strips * 8 == s->n_kv_head * s->head_dim;
 }
 
+size_t kk_cu_mega_parts(kk_cu_at at, kk_cu_mega_layer *l, int32_t n_rows) {
+    kk_cu_attend *t = &l->attend;
+    const int32_t cap = t->rows.most_pages, spans = (cap + KK_SPAN - 1) / KK_SPAN;
+    /* Far pages are attended to by page where there are no more of them than blocks, of which every
+     * session has two lanes; at its end are two pages more. */
+    const int32_t near = at.sms / 2 + 2 < cap ? at.sms / 2 + 2 : cap;
+    const bool far = at.shared >= KK_FORMATS_SHARED && t->slot.k_eq_v && t->slot.head_dim == 512 &&
+                     !t->window && t->n_rot == KK_LONG_ROT && t->slot.format != KK_CU_F32;
+    l->spans = far ? spans : 0;
+    if (far) t->rows.most_pages = near > spans + 2 ? near : spans + 2;
+    const size_t own = far ? (size_t)at.sms * (KK_SPAN - 1) * 16 * KK_LONG_PART * 4 : 0;
+    return (size_t)n_rows * kk_cu_attend_row_bytes(t->n_head, t->slot.head_dim, t->rows.most_pages) +
+           own;
+}
+
 static int units_of(const kk_cu_mega_layer *l) {
     return (l->q_strips + l->kv_strips * (l->v ? 2 : 1)) / 2;
 }
@@ -456,6 +500,7 @@ typedef void (*mega_fn)(kk_cu_mega);
 enum {
     ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
     FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
+    FAR_SMEM = FEW_SMEM + (int)KK_LONG_ANGLES, /* of several rows */
     KINDS = 5,
 };
 struct mega_kind {
@@ -466,7 +511,7 @@ struct mega_kind {
 template <int ROWS, bool SESSIONS, int SIZE, int KV> constexpr mega_kind kind_of() {
     using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV>;
     return {mega_kernel<ROWS, SESSIONS, SIZE, KV>, SESSIONS, ROWS, KV, kk_mega_ring_bytes<S>(),
-            ROWS == 1 ? ONE_SMEM : FEW_SMEM};
+            ROWS == 1 ? ONE_SMEM : S::LONG ? FAR_SMEM : FEW_SMEM};
 }
 #define KINDS_OF(size, kv)                                                                         \
     {                                                                                              \

@@ -418,6 +418,7 @@ typedef struct {
     float scale;
     int32_t q_strips, kv_strips, att_width;
     int32_t qkv_units;    /* set by the launcher */
+    int32_t spans;        /* most spans of eight pages of a session; 0: by page alone */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
 
@@ -457,6 +458,10 @@ enum { KK_FORMATS_SHARED = 227 * 1024 };
  * check. */
 bool kk_cu_mega_fits(const kk_cu_mega *a);
 bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l);
+/* Decides how the parts of a layer's attention lie (attend.rows.most_pages is that of the session
+ * before, and then how many parts a row and head have), and returns their bytes. */
+enum { KK_CU_LONG_ROT = 64 }; /* rotated pairs of the heads that attend_long.cuh is compiled for */
+size_t kk_cu_mega_parts(kk_cu_at at, kk_cu_mega_layer *l, int32_t n_rows);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
 
 cudaError_t kk_cu_setup_mega(int32_t shared);

@@ -168,11 +168,11 @@ __device__ __forceinline__ void kk_put_signed(const kk_cu_slot &slot, uint8_t *b
 /* One warp stores one head of a row; value(i) is its lane's i-th value, number lane + 32 i.  The
  * host accepts no other format (kk_cuda_stores in cuda_plan.c). */
 template <class F>
-__device__ __forceinline__ void kk_put_as(int format, const kk_cu_slot &slot, uint8_t *base,
-                                          int row, int d, F value) {
+__device__ __forceinline__ void kk_put(const kk_cu_slot &slot, uint8_t *base, int row, int d,
+                                       F value) {
     const int lane = threadIdx.x % 32;
     uint8_t *at = base + (size_t)row * (slot.code_bytes / KK_PAGE);
-    switch (format) {
+    switch (slot.format) {
     case KK_CU_F32:
 #pragma unroll
         for (int i = 0; i * 32 < d; i++)
@@ -187,11 +187,6 @@ __device__ __forceinline__ void kk_put_as(int format, const kk_cu_slot &slot, ui
     case KK_CU_Q4: kk_put_groups<false>(slot, base, at, row, d, value); break;
     case KK_CU_S8: kk_put_signed(slot, base, at, row, d, value); break;
     }
-}
-template <class F>
-__device__ __forceinline__ void kk_put(const kk_cu_slot &slot, uint8_t *base, int row, int d,
-                                       F value) {
-    kk_put_as(slot.format, slot, base, row, d, value);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
