@@ -32,6 +32,7 @@
 
 enum {
     KK_LONG_ROT = KK_CU_LONG_ROT,
+    KK_LONG_FROM = 64, /* pages of a session, from which on it pays */
     KK_LONG_HEADS = 8,                                /* query heads of a K/V head */
     KK_LONG_PART = 512 + 4,                           /* floats of a part */
     KK_LONG_PAGE = KK_PAGE * 512 * 2,                 /* bytes of V of a page as bf16 */
@@ -219,6 +220,7 @@ __device__ __forceinline__ void kk_long_keys(uint4 (&k)[8], const kk_cu_attend &
         kk_long_rebuild(lo, hi, t.k_norm, angles, j, at);
         k[i] = kk_narrow(lo);
         k[i + 4] = kk_narrow(hi);
+        asm volatile("" ::: "memory"); /* keeps the loads of the next step behind these */
     }
 }
 
@@ -462,10 +464,12 @@ __device__ __forceinline__ void kk_attend_long(const kk_cu_store &s, const kk_cu
 
 /* Prefetches the first page of this block's run to L2, and its angles. */
 template <bool MANY>
-__device__ __forceinline__ void kk_prefetch_long(const kk_cu_attend &t, const kk_few_group *groups,
-                                                 const kk_long_plan &p) {
+__device__ __forceinline__ void kk_prefetch_long(const kk_cu_attend &t,
+                                                 const kk_few_group *groups) {
 #if __CUDA_ARCH__ >= 900
-    if (kk_tid() || kk_bid() >= p.blocks) return;
+    if (kk_tid()) return;
+    const kk_long_plan p = kk_long_plan_of<MANY>(t, groups);
+    if (kk_bid() >= p.blocks || !p.units) return;
     int g = 0, i = p.start(kk_bid());
     while (MANY && i >= p.far_units(groups[g])) i -= p.far_units(groups[g++]);
     const int pages = p.far(groups[g]), lane = i / pages, page = i - lane * pages;
@@ -479,7 +483,7 @@ __device__ __forceinline__ void kk_prefetch_long(const kk_cu_attend &t, const kk
                  "r"((uint32_t)KK_LONG_ANGLES)
                  : "memory");
 #else
-    (void)t, (void)groups, (void)p;
+    (void)t, (void)groups;
 #endif
 }
 

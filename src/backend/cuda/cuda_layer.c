@@ -135,10 +135,11 @@ static bool fill_layer(const kk_dev *dev, kk_cu_mega_layer *l, const kk_layer_ar
                             .q_strips = strips(w->q),
                             .kv_strips = strips(w->k),
                             .att_width = (int32_t)w->o->w.n_in};
-    if (!kk_cuda_attend_fits(dev, &attend, v, &l->attend)) return false;
+    l->attend = kk_cuda_attend_args(dev, &attend, v);
     l->attend.out_bf16 = flow_at(dev, FLOW_ATT);
     l->attend.bf16_pitch = l->att_width;
-    return kk_cu_mega_takes(kk_cuda_at(dev), l);
+    const kk_cu_at at = kk_cuda_at(dev);
+    return kk_cu_mega_takes(at, l) && kk_cu_mega_parts(at, l, v->n_rows) <= dev->parts.bytes;
 }
 
 static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {

@@ -41,24 +41,30 @@ __device__ __forceinline__ void release_rings() {
 #endif
 }
 
-/* Pages that all rows of a forward see, where there are more of them than blocks: from there on
- * attend_long.cuh is faster.  The plan is made anew where it is needed. */
+/* Heads of 512 over long contexts.  Not inlined: it needs the registers of other stages. */
 template <class S>
-__device__ __forceinline__ bool attends_far(const kk_cu_mega_layer &l, const kk_few_group *groups) {
-    return S::LONG && l.spans &&
-           kk_long_plan_of<S::MANY>(l.attend, groups).units > (int)gridDim.x;
-}
-
-template <class S>
-__device__ __forceinline__ void attend_far(const kk_cu_mega &a, const kk_cu_mega_layer &l,
-                                           const kk_few_group *groups) {
+__device__ __noinline__ void attend_far(const kk_cu_mega_layer &l, const kk_few_group *groups,
+                                        char *stage) {
     constexpr int RINGS = KK_MEGA_GROUPS * S::SLOTS * S::SLOT;
     constexpr int ROOM = S::ONE ? RINGS - (int)KK_LONG_ANGLES : RINGS;
-    const kk_long_smem smem = {
-        kk_mega_memory, S::ONE ? kk_mega_memory + ROOM : stage_of(a) + KK_ATTEND_SMEM, stage_of(a)};
+    const kk_long_smem smem = {kk_mega_memory,
+                               S::ONE ? kk_mega_memory + ROOM : stage + KK_ATTEND_SMEM, stage};
     kk_attend_long<S::MANY, !S::ONE, S::KV, ROOM>(
         l.store, l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups), l.spans, smem);
     release_rings();
+}
+
+/* Merges pages, in the order in which each of the ways to attend stored its parts. */
+template <class S>
+__device__ __forceinline__ void combine(const kk_cu_mega &a, kk_mega_shared &s,
+                                        const kk_cu_mega_layer &l, const kk_few_group *groups) {
+    if (S::FAR && l.attend.slot.head_dim == 512)
+        kk_combine_long<S::MANY>(l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups),
+                                 S::rows(a), l.spans, (float *)stage_of(a));
+    else if (S::ONE)
+        kk_combine_one(l.attend, groups[0], (float *)stage_of(a));
+    else
+        kk_combine_few<S::MANY>(l.attend, groups, s.group_of, S::rows(a));
 }
 
 /* Attention: from q, k, v to the output projection's input rows in a.att.  What is known of a
@@ -68,30 +74,23 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
     const kk_cu_mega_layer &l = s.layer[layer & 1];
     const kk_few_group only = {s.group[0].pos, 1, 0, 0};
     const kk_few_group *groups = S::ONE ? &only : s.group;
-    const bool far = attends_far<S>(l, groups);
     kk_grid_arrive(a, s);
-    if (S::LONG && far)
-        kk_prefetch_long<S::MANY>(l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups));
+    if (S::FAR && l.attend.slot.head_dim == 512)
+        kk_prefetch_long<S::MANY>(l.attend, groups);
     else
         kk_prefetch_few<S::MANY>(l.attend, groups);
     kk_grid_wait(a, s);
     if (l.attend.slot.head_dim == 256)
         kk_attend_few<256, false, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                   kk_mega_memory);
-    else if (!far)
+    else if constexpr (S::FAR)
+        attend_far<S>(l, s.group, stage_of(a));
+    else
         kk_attend_few<512, true, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                  kk_mega_memory);
-    if constexpr (S::LONG)
-        if (far) attend_far<S>(a, l, groups);
     if (S::KV != KK_CU_BF16) release_rings();
     kk_grid_sync(a, s);
-    if (S::LONG && far)
-        kk_combine_long<S::MANY>(l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups),
-                                 S::rows(a), l.spans, (float *)stage_of(a));
-    else if (S::ONE)
-        kk_combine_one(l.attend, groups[0], (float *)stage_of(a));
-    else
-        kk_combine_few<S::MANY>(l.attend, groups, s.group_of, S::rows(a));
+    combine<S>(a, s, l, groups);
     kk_grid_sync(a, s);
 }
 
@@ -409,10 +408,10 @@ template <bool WORKS> __device__ __forceinline__ void share_registers() {
 #endif
 }
 
-template <int ROWS, bool SESSIONS, int SIZE, int KV>
+template <int ROWS, bool SESSIONS, int SIZE, int KV, bool FAR>
 __global__ void __launch_bounds__(KK_MEGA_BLOCK, 1)
     mega_kernel(const __grid_constant__ kk_cu_mega a) {
-    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV>;
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV, FAR>;
     using barriers = grid_barriers<S>;
     __shared__ kk_mega_shared s;
     const int warp = (int)threadIdx.x / KK_WARP;
@@ -461,16 +460,15 @@ bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l) {
 
 size_t kk_cu_mega_parts(kk_cu_at at, kk_cu_mega_layer *l, int32_t n_rows) {
     kk_cu_attend *t = &l->attend;
-    const int32_t cap = t->rows.most_pages, spans = (cap + KK_SPAN - 1) / KK_SPAN;
-    /* Far pages are attended to by page where there are no more of them than blocks, of which every
-     * session has two lanes; at its end are two pages more. */
-    const int32_t near = at.sms / 2 + 2 < cap ? at.sms / 2 + 2 : cap;
-    const bool far = at.shared >= KK_FORMATS_SHARED && t->slot.k_eq_v && t->slot.head_dim == 512 &&
-                     !t->window && t->n_rot == KK_LONG_ROT && t->slot.format != KK_CU_F32;
-    l->spans = far ? spans : 0;
-    if (far) t->rows.most_pages = near > spans + 2 ? near : spans + 2;
+    const int32_t pages = t->rows.most_pages;
+    const bool far = pages > KK_LONG_FROM && at.shared >= KK_FORMATS_SHARED && t->slot.k_eq_v &&
+                     t->slot.head_dim == 512 && !t->window && t->n_rot == KK_LONG_ROT &&
+                     t->slot.format != KK_CU_F32;
+    l->spans = far ? (pages + KK_SPAN - 1) / KK_SPAN : 0;
+    if (far) t->rows.most_pages = l->spans + 2; /* and the last pages of each session */
     const size_t own = far ? (size_t)at.sms * (KK_SPAN - 1) * 16 * KK_LONG_PART * 4 : 0;
-    return (size_t)n_rows * kk_cu_attend_row_bytes(t->n_head, t->slot.head_dim, t->rows.most_pages) +
+    return (size_t)n_rows *
+               kk_cu_attend_row_bytes(t->n_head, t->slot.head_dim, t->rows.most_pages) +
            own;
 }
 
@@ -494,7 +492,7 @@ static void set_shifts(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* The kernels by K/V format and shared memory, then by sessions and number of rows, and the shared
+/* The kernels by K/V format, shared memory and context (attend_long.cuh), then by sessions and number of rows, and the shared
  * memory that each needs beside its sums: for its rings, and for rows or attention.  Other formats
  * than bf16 are compiled for the largest shared memory alone (KK_FORMATS_SHARED). */
 enum {
@@ -505,25 +503,34 @@ enum {
 };
 struct mega_kind {
     mega_fn fn;
-    bool many;
+    bool many, far;
     int rows, format, rings, smem;
 };
-template <int ROWS, bool SESSIONS, int SIZE, int KV> constexpr mega_kind kind_of() {
-    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV>;
-    return {mega_kernel<ROWS, SESSIONS, SIZE, KV>, SESSIONS, ROWS, KV, kk_mega_ring_bytes<S>(),
-            ROWS == 1 ? ONE_SMEM : S::LONG ? FAR_SMEM : FEW_SMEM};
+template <int ROWS, bool SESSIONS, int SIZE, int KV, bool FAR> constexpr mega_kind kind_of() {
+    using S = kk_mega_of<ROWS, SESSIONS, SIZE, KV, FAR>;
+    return {mega_kernel<ROWS, SESSIONS, SIZE, KV, FAR>,
+            SESSIONS,
+            FAR,
+            ROWS,
+            KV,
+            kk_mega_ring_bytes<S>(),
+            ROWS == 1 ? ONE_SMEM
+            : FAR     ? FAR_SMEM
+                      : FEW_SMEM};
 }
-#define KINDS_OF(size, kv)                                                                         \
+#define KINDS_OF(size, kv, far)                                                                    \
     {                                                                                              \
-        kind_of<1, false, size, kv>(), kind_of<8, false, size, kv>(),                              \
-            kind_of<16, false, size, kv>(), kind_of<8, true, size, kv>(),                          \
-            kind_of<16, true, size, kv>()                                                          \
+        kind_of<1, false, size, kv, far>(), kind_of<8, false, size, kv, far>(),                    \
+            kind_of<16, false, size, kv, far>(), kind_of<8, true, size, kv, far>(),                \
+            kind_of<16, true, size, kv, far>()                                                     \
     }
 static const mega_kind kernels[][KINDS] = {
-    KINDS_OF(KK_SMEM_227, KK_CU_BF16), KINDS_OF(KK_SMEM_163, KK_CU_BF16),
-    KINDS_OF(KK_SMEM_99, KK_CU_BF16),  KINDS_OF(KK_SMEM_227, KK_CU_F32),
-    KINDS_OF(KK_SMEM_227, KK_CU_Q8),   KINDS_OF(KK_SMEM_227, KK_CU_Q4),
-    KINDS_OF(KK_SMEM_227, KK_CU_S8)};
+    KINDS_OF(KK_SMEM_227, KK_CU_BF16, false), KINDS_OF(KK_SMEM_163, KK_CU_BF16, false),
+    KINDS_OF(KK_SMEM_99, KK_CU_BF16, false),  KINDS_OF(KK_SMEM_227, KK_CU_F32, false),
+    KINDS_OF(KK_SMEM_227, KK_CU_Q8, false),   KINDS_OF(KK_SMEM_227, KK_CU_Q4, false),
+    KINDS_OF(KK_SMEM_227, KK_CU_S8, false),   KINDS_OF(KK_SMEM_227, KK_CU_BF16, true),
+    KINDS_OF(KK_SMEM_227, KK_CU_Q8, true),    KINDS_OF(KK_SMEM_227, KK_CU_Q4, true),
+    KINDS_OF(KK_SMEM_227, KK_CU_S8, true)};
 
 /* Where everything lies in the block's shared memory; false: it does not fit. */
 static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *e) {
@@ -543,11 +550,13 @@ static bool lay_out(kk_cu_mega *a, const mega_kind &k, int shared, cudaError_t *
 static const mega_kind *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_t *e) {
     const bool many = a->layer[0].attend.rows.tiles > 1;
     const int format = a->layer[0].attend.slot.format;
+    bool far = false;
+    for (int i = 0; i < a->n_layer; i++) far = far || a->layer[i].spans > 0;
     *e = cudaErrorInvalidValue;
     for (const auto &size : kernels)
         for (const mega_kind &k : size) {
             /* The kernel of a single row needs a block for every piece of the router. */
-            if (k.format != format || k.rows < a->n_rows || k.many != many ||
+            if (k.format != format || k.far != far || k.rows < a->n_rows || k.many != many ||
                 (k.rows == 1 && at.sms < KK_ROUTER_PIECES))
                 continue;
             if (lay_out(a, k, at.shared, e)) return &k;

@@ -81,11 +81,11 @@ typedef enum { KK_SMEM_227, KK_SMEM_163, KK_SMEM_99, KK_SMEM_SIZES } kk_smem_siz
 
 /* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16) of one session, or of several
  * (SESSIONS), in a block with so much shared memory: those of 26B-A4B. */
-template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, int KV_FORMAT = KK_CU_BF16>
+template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, int KV_FORMAT = KK_CU_BF16,
+          bool LONG = false>
 struct kk_mega_of {
     static constexpr int KV = KV_FORMAT; /* how K/V rows are stored */
-    /* Whether long contexts have a path of their own (attend_long.cuh), which takes the rings. */
-    static constexpr bool LONG = SIZE == KK_SMEM_227 && KV_FORMAT != KK_CU_F32;
+    static constexpr bool FAR = LONG;    /* heads of 512 go through attend_long.cuh */
     static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8, MANY = SESSIONS;
     /* K steps of a slot, each for two strips.  The activations and sums of several rows need the
      * shared memory, so their rings are smaller. */
