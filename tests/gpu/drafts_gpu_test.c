@@ -93,12 +93,11 @@ static bool hear(void *user, int32_t id) {
 static kk_session *prompted(kk_engine *e, const drawn *d, kk_spec spec) {
     kk_session *s = NULL;
     kk_err err;
-    const kk_session_opts o = {
-        .ctx = CTX,
-        .kv_format = d->format,
-        .spec = spec,
-        .draft_max = spec ? d->most : 0,
-        .draft_fixed = d->fixed};
+    const kk_session_opts o = {.ctx = CTX,
+                               .kv_format = d->format,
+                               .spec = spec,
+                               .draft_max = spec ? d->most : 0,
+                               .draft_fixed = d->fixed};
     must(kk_session_new(&s, e, &o, &err), &err, "a session");
     for (int32_t i = 0; i < d->len; i += d->chunk) {
         const int32_t n = d->len - i < d->chunk ? d->len - i : d->chunk;
@@ -144,8 +143,8 @@ static bool agrees(kk_engine *e, const drawn *d, const int32_t *record, const in
     if (!same)
         printf("FAIL  %s, prompt %d in %d, drafts %d %s, %d tokens, stop %d, leave %d, p %.1f: "
                "%d tokens of %d, hash %s\n",
-               kk_kv_format_name(d->format), d->len, d->chunk, d->most, d->fixed ? "fixed" : "free", d->tokens, d->stop_at,
-               d->leave_at, d->p, got.n, plain->n,
+               kk_kv_format_name(d->format), d->len, d->chunk, d->most, d->fixed ? "fixed" : "free",
+               d->tokens, d->stop_at, d->leave_at, d->p, got.n, plain->n,
                r.logits_hash == want->logits_hash ? "same" : "differs");
     /* The next turn, drafted from what the first one left. */
     const drawn turn = {.tokens = 12, .leave_at = -1};
@@ -173,11 +172,8 @@ static void check(kk_engine *ahead, kk_engine *one, int32_t n) {
     int32_t right[2] = {0};
     for (int32_t i = 0; i < n; i++) {
         const drawn d = draw(kk_dflash_config(one->dflash)->block);
-        drawn all = {.len = d.len,
-                     .chunk = d.len,
-                     .tokens = TOKENS,
-                     .leave_at = -1,
-                     .format = d.format};
+        drawn all = {
+            .len = d.len, .chunk = d.len, .tokens = TOKENS, .leave_at = -1, .format = d.format};
         listener record = {0}, plain = {0};
         for (int32_t k = 0; k < d.len; k++) prompt[k] = (int32_t)below((uint32_t)one->rounds.vocab);
         kk_session *s = prompted(one, &all, KK_SPEC_NONE);

@@ -1,6 +1,7 @@
 /* attend_few.cuh - attention inside the persistent kernel (mega.cuh): 1 to 16 rows of one session
- * or of several (MANY), K/V stored as bf16, in the head shapes of 26B-A4B: 16 query heads of 256
- * with 8 K/V heads, or of 512 with 2 K/V heads where K = V.
+ * or of several (MANY), in the head shapes of 26B-A4B: 16 query heads of 256 with 8 K/V heads, or
+ * of 512 with 2 K/V heads where K = V.  K/V rows are stored in one of the formats of cuda_ops.h,
+ * for each of which there is a kernel of its own; long contexts are in attend_long.cuh.
  *
  * The arithmetic is attend.cuh's, to the bit, in as little code and as few registers as possible:
  * the kernel runs through all its code in every layer, and instruction-cache misses cost more than
@@ -12,6 +13,8 @@
  *      keys:     global -> registers, K rebuilt from V where K = V
  *      scores:   8 keys per warp, tile x 64, -> smem                                   -- sync
  *      values:   first pass of V, global -> registers; softmax, one query per warp     -- sync
+ *      in other formats than bf16, V is unpacked with the keys, to bf16 in the weight rings' shared
+ *      memory, which is free while attention runs
  *      sums:     o = p V in two passes of columns, m, l, o -> parts in global memory   -- sync
  *    after a grid barrier, kk_combine_few merges pages: one warp per 32 columns of a head
  *    (kk_combine_one: eight warps, one span of eight pages each, through 6 KB of smem)
@@ -158,8 +161,8 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
 #pragma unroll
             for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
         } else {
-            kk_few_put_head<D, KV_FORMAT>(
-                h, head + (value ? s.slot.v_off : s.slot.k_off), s.slot.code_bytes, key + k);
+            kk_few_put_head<D, KV_FORMAT>(h, head + (value ? s.slot.v_off : s.slot.k_off),
+                                          s.slot.code_bytes, key + k);
         }
     }
 }
@@ -365,9 +368,9 @@ __device__ __forceinline__ void kk_few_staged(uint32_t (&v)[16], char *values, i
     const int tid = kk_tid(), t = tid % 4, at = (tid % 32 / 4 * kk_cut<D>::NT + column) * 2;
 #pragma unroll
     for (int e = 0; e < 16; e++)
-        v[e] = *(const uint32_t *)((char *)kk_few_piece<D>(values, kk_value_key(e) + 2 * t,
-                                                           at / 16) +
-                                   at % 16);
+        v[e] =
+            *(const uint32_t *)((char *)kk_few_piece<D>(values, kk_value_key(e) + 2 * t, at / 16) +
+                                at % 16);
 }
 
 /* V of a page in float32 to shared memory as bf16, eight neighbours at a time; by a team. */
@@ -376,9 +379,8 @@ template <int D> __device__ __forceinline__ void kk_few_round(char *to, const ui
 #pragma unroll 2
     for (int p = kk_tid() % THREADS; p < KK_PAGE * PARTS; p += THREADS) {
         const float4 a = ((const float4 *)from)[2 * p], b = ((const float4 *)from)[2 * p + 1];
-        *kk_few_piece<D>(to, p / PARTS, p % PARTS) =
-            make_uint4(kk_dbf16x2(a.x, a.y), kk_dbf16x2(a.z, a.w), kk_dbf16x2(b.x, b.y),
-                       kk_dbf16x2(b.z, b.w));
+        *kk_few_piece<D>(to, p / PARTS, p % PARTS) = make_uint4(
+            kk_dbf16x2(a.x, a.y), kk_dbf16x2(a.z, a.w), kk_dbf16x2(b.x, b.y), kk_dbf16x2(b.z, b.w));
     }
 }
 
@@ -575,7 +577,8 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
 }
 
 /* One unit: a page, a K/V head and the tile of queries from q0 on.  index: of the page among those
- * that the session sees; staged: D * 128 bytes of shared memory for V in other formats than bf16. */
+ * that the session sees; staged: D * 128 bytes of shared memory for V in other formats than
+ * bf16. */
 template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_attend &t,
                                             const kk_few &f, int index, int kv, int q0, char *smem,

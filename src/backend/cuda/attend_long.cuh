@@ -1,5 +1,5 @@
-/* attend_long.cuh - attention of the fused forward (attend_few.cuh) over long contexts: heads of 512
- * with K = V that see all positions before them, in formats that fit the weight rings' memory.
+/* attend_long.cuh - attention of the fused forward (attend_few.cuh) over long contexts: heads of
+ * 512 with K = V that see all positions before them, in formats that fit the weight rings' memory.
  *
  * What is far: pages of which every row of the session sees every key.  A *lane* is such pages of
  * one session, K/V head and tile of 16 queries, in ascending order.  All lanes lie one after the
@@ -32,11 +32,11 @@
 
 enum {
     KK_LONG_ROT = KK_CU_LONG_ROT,
-    KK_LONG_FROM = 64, /* pages of a session, from which on it pays */
-    KK_LONG_HEADS = 8,                                /* query heads of a K/V head */
-    KK_LONG_PART = 512 + 4,                           /* floats of a part */
-    KK_LONG_PAGE = KK_PAGE * 512 * 2,                 /* bytes of V of a page as bf16 */
-    KK_LONG_ANGLES = KK_PAGE * 2 * KK_LONG_ROT * 4,   /* bytes of a page's angles */
+    KK_LONG_FROM = 64,                              /* pages of a session, from which on it pays */
+    KK_LONG_HEADS = 8,                              /* query heads of a K/V head */
+    KK_LONG_PART = 512 + 4,                         /* floats of a part */
+    KK_LONG_PAGE = KK_PAGE * 512 * 2,               /* bytes of V of a page as bf16 */
+    KK_LONG_ANGLES = KK_PAGE * 2 * KK_LONG_ROT * 4, /* bytes of a page's angles */
 };
 
 /* How the far pages of a launch are divided.  A unit is one page of one lane. */
@@ -121,7 +121,9 @@ __device__ __forceinline__ void kk_long_copy16(void *to, const void *from) {
 /* A page as it is stored: bytes of a row's codes, of all rows', and of the scales behind them. */
 template <int KV_FORMAT> struct kk_long_stored {
     enum {
-        ROW = KV_FORMAT == KK_CU_BF16 ? 1024 : KV_FORMAT == KK_CU_Q4 ? 256 : 512,
+        ROW = KV_FORMAT == KK_CU_BF16 ? 1024
+              : KV_FORMAT == KK_CU_Q4 ? 256
+                                      : 512,
         CODES = KK_PAGE * ROW,
         PLANES = KV_FORMAT == KK_CU_BF16 ? 0 : KK_PAGE * 8 * (KV_FORMAT == KK_CU_S8 ? 2 : 4),
         BYTES = CODES + PLANES,
@@ -195,7 +197,8 @@ template <int KV_FORMAT>
 __device__ __forceinline__ void kk_long_keys(uint4 (&k)[8], const kk_cu_attend &t, char *page,
                                              char *angles, char *values) {
     using stored = kk_long_stored<KV_FORMAT>;
-    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4, lane = tid % 4, chain = tid / 256;
+    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4, lane = tid % 4,
+              chain = tid / 256;
     const uint16_t *plane = (const uint16_t *)(page + stored::CODES);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -211,9 +214,9 @@ __device__ __forceinline__ void kk_long_keys(uint4 (&k)[8], const kk_cu_attend &
             const float2 y = kk_few_scale<KV_FORMAT, 512>(plane, j * 8 + step / 2 + 4);
             kk_unpack8<KV_FORMAT>(lo, *(const uint2 *)(stored::piece(page, j, b / 16) + b % 16),
                                   i % 2, x.x, x.y);
-            kk_unpack8<KV_FORMAT>(
-                hi, *(const uint2 *)(stored::piece(page, j, (b + far) / 16) + b % 16), i % 2, y.x,
-                y.y);
+            kk_unpack8<KV_FORMAT>(hi,
+                                  *(const uint2 *)(stored::piece(page, j, (b + far) / 16) + b % 16),
+                                  i % 2, y.x, y.y);
             *kk_few_piece<512>(values, j, at / 8) = kk_narrow(lo);
             *kk_few_piece<512>(values, j, at / 8 + 32) = kk_narrow(hi);
         }
@@ -342,8 +345,7 @@ template <bool WIDE> struct kk_long_sum {
             for (int n = 0; n < 4; n++)
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++)
-                    o[n][i] = __fmaf_rn(page[n][i], by.y,
-                                        __fmul_rn(begins ? 0.0f : o[n][i], by.x));
+                    o[n][i] = __fmaf_rn(page[n][i], by.y, __fmul_rn(begins ? 0.0f : o[n][i], by.x));
         }
     }
     __device__ __forceinline__ void store(const kk_cu_attend &t, const kk_few &f,
@@ -366,16 +368,17 @@ struct kk_long_smem {
     char *pages, *angles, *team;
 };
 
-/* WIDE: the tile has more than eight queries.  ROOM: bytes of `pages`. */
-template <bool WIDE, int KV_FORMAT, int ROOM>
+/* WIDE: the tile has more than eight queries.  PAGES_BYTES: bytes of `pages`. */
+template <bool WIDE, int KV_FORMAT, int PAGES_BYTES>
 __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_attend &t,
                                              const kk_few &f, const kk_long_run &r,
                                              const kk_long_smem &smem) {
     using stored = kk_long_stored<KV_FORMAT>;
     constexpr bool PLAIN = KV_FORMAT == KK_CU_BF16;
     constexpr int FIRST = PLAIN ? 0 : KK_LONG_PAGE; /* V as bf16 lies before pages of codes */
-    constexpr bool TWO = ROOM - FIRST >= 2 * (int)stored::BYTES;
-    static_assert(ROOM - FIRST >= (PLAIN ? 2 : 1) * (int)stored::BYTES, "pages fit the rings");
+    constexpr bool TWO = PAGES_BYTES - FIRST >= 2 * (int)stored::BYTES;
+    static_assert(PAGES_BYTES - FIRST >= (PLAIN ? 2 : 1) * (int)stored::BYTES,
+                  "pages fit the rings");
     float *score = (float *)(smem.team + 16 * kk_cut<512>::PITCH);
     float2 *factors = (float2 *)(score + 16 * KK_SCORE_PITCH);
     const int warp = kk_tid() / 32;
@@ -428,7 +431,7 @@ __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_a
 }
 
 /* This block's run, lane by lane; or its share of the pages at sessions' ends. */
-template <bool MANY, bool WIDE, int KV_FORMAT, int ROOM>
+template <bool MANY, bool WIDE, int KV_FORMAT, int PAGES_BYTES>
 __device__ __forceinline__ void kk_attend_long(const kk_cu_store &s, const kk_cu_attend &t,
                                                const kk_few_group *groups, const kk_long_plan &p,
                                                int spans, const kk_long_smem &smem) {
@@ -451,7 +454,7 @@ __device__ __forceinline__ void kk_attend_long(const kk_cu_store &s, const kk_cu
         r.n = min(16, of.rows * KK_LONG_HEADS - r.q0);
         if (far) {
             r.to = min(pages, page + end - i);
-            kk_long_walk<WIDE, KV_FORMAT, ROOM>(s, t, f, r, smem);
+            kk_long_walk<WIDE, KV_FORMAT, PAGES_BYTES>(s, t, f, r, smem);
             i += r.to - page;
         } else {
             f.page = p.far(of) - spans; /* so that its part is number spans + page */
@@ -478,8 +481,8 @@ __device__ __forceinline__ void kk_prefetch_long(const kk_cu_attend &t,
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
                  "r"((uint32_t)t.slot.head_bytes)
                  : "memory");
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     (const char *)t.rope_pos + (size_t)page * KK_LONG_ANGLES),
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)t.rope_pos +
+                                                                    (size_t)page * KK_LONG_ANGLES),
                  "r"((uint32_t)KK_LONG_ANGLES)
                  : "memory");
 #else

@@ -210,8 +210,7 @@ kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
 /* The arguments of attention, except its outputs. */
-kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a,
-                                 const kk_cuda_view *v);
+kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
 
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);

@@ -46,10 +46,10 @@ template <class S>
 __device__ __noinline__ void attend_far(const kk_cu_mega_layer &l, const kk_few_group *groups,
                                         char *stage) {
     constexpr int RINGS = KK_MEGA_GROUPS * S::SLOTS * S::SLOT;
-    constexpr int ROOM = S::ONE ? RINGS - (int)KK_LONG_ANGLES : RINGS;
-    const kk_long_smem smem = {kk_mega_memory,
-                               S::ONE ? kk_mega_memory + ROOM : stage + KK_ATTEND_SMEM, stage};
-    kk_attend_long<S::MANY, !S::ONE, S::KV, ROOM>(
+    constexpr int PAGES_BYTES = S::ONE ? RINGS - (int)KK_LONG_ANGLES : RINGS;
+    const kk_long_smem smem = {
+        kk_mega_memory, S::ONE ? kk_mega_memory + PAGES_BYTES : stage + KK_ATTEND_SMEM, stage};
+    kk_attend_long<S::MANY, !S::ONE, S::KV, PAGES_BYTES>(
         l.store, l.attend, groups, kk_long_plan_of<S::MANY>(l.attend, groups), l.spans, smem);
     release_rings();
 }
@@ -453,8 +453,8 @@ bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l) {
     const int width = KK_CU_26B_HEADS * s->head_dim;
     return s->head_dim == (s->k_eq_v ? 512 : 256) && s->n_kv_head == (s->k_eq_v ? 2 : 8) &&
            t->n_head == KK_CU_26B_HEADS && !t->sink && !t->block &&
-           t->rows.tile_most <= KK_CU_ROWS && t->n_rot && t->n_rot % 4 == 0 &&
-           !l->store.v_raw && l->store.k && l->att_width == width && l->q_strips * 8 == width &&
+           t->rows.tile_most <= KK_CU_ROWS && t->n_rot && t->n_rot % 4 == 0 && !l->store.v_raw &&
+           l->store.k && l->att_width == width && l->q_strips * 8 == width &&
            l->kv_strips * 8 == s->n_kv_head * s->head_dim;
 }
 
@@ -492,9 +492,10 @@ static void set_shifts(kk_cu_mega *a, int groups) {
 
 typedef void (*mega_fn)(kk_cu_mega);
 
-/* The kernels by K/V format, shared memory and context (attend_long.cuh), then by sessions and number of rows, and the shared
- * memory that each needs beside its sums: for its rings, and for rows or attention.  Other formats
- * than bf16 are compiled for the largest shared memory alone (KK_FORMATS_SHARED). */
+/* The kernels by K/V format, shared memory and context (attend_long.cuh), then by sessions and
+ * number of rows, and the shared memory that each needs beside its sums: for its rings, and for
+ * rows or attention.  Other formats than bf16, and long contexts, are compiled for the largest
+ * shared memory alone (KK_FORMATS_SHARED). */
 enum {
     ONE_SMEM = (int)KK_ATTEND_SMEM > (int)KK_ONE_BYTES ? (int)KK_ATTEND_SMEM : (int)KK_ONE_BYTES,
     FEW_SMEM = (int)KK_ATTEND_SMEM + (int)sizeof(kk_router_smem),
@@ -514,9 +515,7 @@ template <int ROWS, bool SESSIONS, int SIZE, int KV, bool FAR> constexpr mega_ki
             ROWS,
             KV,
             kk_mega_ring_bytes<S>(),
-            ROWS == 1 ? ONE_SMEM
-            : FAR     ? FAR_SMEM
-                      : FEW_SMEM};
+            ROWS == 1 ? ONE_SMEM : FAR ? FAR_SMEM : FEW_SMEM};
 }
 #define KINDS_OF(size, kv, far)                                                                    \
     {                                                                                              \

@@ -204,9 +204,9 @@ __device__ __forceinline__ uint4 kk_narrow(const float *v) {
                       kk_dbf16x2(v[6], v[7]));
 }
 
-/* Eight values from codes of one byte each (q8, s8), or of half a byte (q4; high: the upper halves).
- * A byte becomes a float by its place in the mantissa of 2^23, which is exact and takes two
- * instructions of the full rate; a conversion runs at a quarter of it or less. */
+/* Eight values from codes of one byte each (q8, s8), or of half a byte (q4; high: the upper
+ * halves).  A byte becomes a float by its place in the mantissa of 2^23, which is exact and takes
+ * two instructions of the full rate; a conversion runs at a quarter of it or less. */
 template <int FORMAT>
 __device__ __forceinline__ void kk_unpack8(float (&y)[8], uint2 codes, bool high, float scale,
                                            float bias) {
