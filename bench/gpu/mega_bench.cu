@@ -1,9 +1,10 @@
 /* mega_bench.cu - the forward kernel alone, at the shapes of 26B-A4B, with random weights made on
- * the device: milliseconds for 1 to 16 rows at two contexts, and where a layer's time goes.
+ * the device: milliseconds for 1 to 16 rows at four contexts, and where a layer's time goes.
  * Build: nvcc -O3 -std=c++17 -arch=sm_90a -I src/backend/cuda bench/gpu/mega_bench.cu
- *        src/backend/cuda/cuda_mega.cu -o mega_bench;  run: mega_bench [LAYERS [ROWS [ENCODING]]]
- * ROWS not 0: four forwards of so many rows, for a profiler.  ENCODING: of all weights but the
- * router's, KK_W_... of cuda_ops.h.
+ *        src/backend/cuda/cuda_mega*.cu -o mega_bench
+ * Run:   mega_bench [LAYERS [FORMAT [ENCODING [ROWS]]]]: FORMAT f32, bf16, q8, q4 or s8, of K/V;
+ *        ENCODING of all weights but the router's, KK_W_... of cuda_ops.h; ROWS: four forwards of so
+ *        many, for a profiler.
  * With -DKK_MEGA_TRACE it says where a layer's time goes, in a kernel that its clocks slow down. */
 #include <algorithm>
 #include <stdio.h>
@@ -46,18 +47,21 @@ static float *floats(size_t n, float mean, float spread) { float *p; CK(cudaMall
 template <class T> static T *upload(const std::vector<T> &v) { T *p; CK(cudaMalloc(&p, v.size() * sizeof(T))); CK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); return p; }
 template <class T> static T *zeros(size_t n) { T *p; CK(cudaMalloc(&p, n * sizeof(T))); CK(cudaMemset(p, 0, n * sizeof(T))); return p; }
 
-enum { H = 2816, F = 2112, EF = 704, NE = 128, NU = 8, V = 262144, MOST_PAGES = 64 };
-static kk_cu_mega M; static int layers = 30, sms, shared;
+enum { H = 2816, F = 2112, EF = 704, NE = 128, NU = 8, V = 262144, MOST_PAGES = 2048, SOME_PAGES = 32 /* of a sliding layer, used again and again */ };
+static kk_cu_mega M; static int layers = 30, sms, shared, format = KK_CU_BF16;
 
 static kk_cu_slot slot_of(bool full, int index) {
-    kk_cu_slot s = {}; s.format = KK_CU_BF16; s.k_eq_v = full; s.n_kv_head = full ? 2 : 8; s.head_dim = full ? 512 : 256;
-    s.code_bytes = s.head_bytes = (size_t)64 * s.head_dim * 2;
+    kk_cu_slot s = {}; s.format = format; s.k_eq_v = full; s.n_kv_head = full ? 2 : 8; s.head_dim = full ? 512 : 256;
+    const size_t values = (size_t)64 * s.head_dim, group = format == KK_CU_S8 ? 2 : format == KK_CU_Q8 || format == KK_CU_Q4 ? 4 : 0;
+    s.code_bytes = format == KK_CU_F32 ? values * 4 : format == KK_CU_BF16 ? values * 2 : format == KK_CU_Q4 ? values / 2 : values; s.head_bytes = s.code_bytes + values / 64 * group;
     const size_t tensor = s.n_kv_head * s.head_bytes;
     s.k_off = full ? 0 : (size_t)index * 2 * tensor; s.v_off = full ? (size_t)index * tensor : s.k_off + tensor; return s;
 }
 static void make() {
     std::vector<uint8_t *> pages[2];
-    for (int k = 0; k < 2; k++) for (int i = 0; i < MOST_PAGES; i++) { size_t n = k ? (size_t)layers / 6 * 131072 + 131072 : (size_t)layers * 524288; uint8_t *p; CK(cudaMalloc(&p, n)); fill<<<256, 256>>>((uint32_t *)p, n / 4, seed++, 1.0f); pages[k].push_back(p); }
+    const size_t tensor[2] = {8 * slot_of(false, 0).head_bytes, 2 * slot_of(true, 0).head_bytes};
+    for (int k = 0; k < 2; k++) for (int i = 0; i < MOST_PAGES; i++) { if (!k && i >= SOME_PAGES) { pages[0].push_back(pages[0][i % SOME_PAGES]); continue; }
+        const size_t n = k ? (size_t)(layers / 6 + 1) * tensor[1] : (size_t)layers * 2 * tensor[0]; uint8_t *p; CK(cudaMalloc(&p, n)); fill<<<256, 256>>>((uint32_t *)p, n / 4, seed++, 1.0f); pages[k].push_back(p); }
     float *ones = floats(8192, 1, 0.1f), *scale = floats(NE, 1, 0), *rope = floats((size_t)MOST_PAGES * 64 * 256, 0.5f, 0.2f);
     M.n_layer = layers; M.hidden = H; M.ffn = F; M.expert_ffn = EF; M.n_expert = NE; M.n_used = NU; M.router_steps = H / 32;
     M.expert_strips = 2 * EF / 8; M.down_strips = H / 8; M.eps = 1e-6f; M.x = floats(16 * H, 0, 1); M.y = zeros<float>(16 * H); M.dense = zeros<float>(16 * H); M.moe = zeros<float>(16 * H);
@@ -77,13 +81,18 @@ static void make() {
         s.rows.pages = t.rows.pages = table[full];
     }
 }
-static void set_rows(int rows, int ctx) {
+/* false: the parts of so many rows do not fit. */
+static bool set_rows(int rows, int ctx) {
     std::vector<int64_t> pos(rows); for (int r = 0; r < rows; r++) pos[r] = ctx + r;
     kk_cu_tile t = {}; t.pos = t.group_pos = ctx; t.group_end = ctx + rows; t.rows = rows;
     int64_t *p = upload(pos); int32_t *tb = zeros<int32_t>(16); kk_cu_tile *tile = upload(std::vector<kk_cu_tile>{t});
     M.n_rows = M.n_logits = rows;
+    int pages = 32; while (pages * 64 < ctx + rows) pages *= 2; /* as the queue rounds them */
     for (int i = 0; i < layers; i++) for (kk_cu_rows *r : {&M.layer[i].store.rows, &M.layer[i].attend.rows}) {
-        r->pos = p; r->table = tb; r->tile = tile; r->n_rows = rows; r->tiles = 1; r->tile_most = rows; r->most_pages = i % 6 == 5 ? MOST_PAGES : 20; }
+        r->pos = p; r->table = tb; r->tile = tile; r->n_rows = rows; r->tiles = 1; r->tile_most = rows; r->most_pages = i % 6 == 5 ? pages : 20; }
+    const kk_cu_at at = {0, sms, false, shared};
+    for (int i = 0; i < layers; i++) if (!kk_cu_mega_takes(at, &M.layer[i]) || kk_cu_mega_parts(at, &M.layer[i], rows) > (size_t)192 << 20) return false;
+    return true;
 }
 static float timed(int reps) {
     cudaStream_t s; cudaGraph_t g; cudaGraphExec_t e; cudaEvent_t a, b; CK(cudaStreamCreate(&s)); CK(cudaEventCreate(&a)); CK(cudaEventCreate(&b));
@@ -115,14 +124,17 @@ static void trace(int rows, double mhz) {
 #endif
 int main(int argc, char **argv) {
     if (argc > 1) layers = atoi(argv[1]);
+    static const char *const names[] = {"f32", "bf16", "q8", "q4", "s8"}; /* KK_CU_F32, ... */
+    if (argc > 2) { for (format = 0; format < 5 && strcmp(names[format], argv[2]); format++) {} if (format == 5) { printf("no format %s\n", argv[2]); return 1; } }
     if (argc > 3) encoding = atoi(argv[3]);
     cudaDeviceProp prop; CK(cudaGetDeviceProperties(&prop, 0)); sms = prop.multiProcessorCount; shared = (int)prop.sharedMemPerBlockOptin;
     CK(kk_cu_setup_mega(shared)); make(); CK(cudaDeviceSynchronize());
-    if (argc > 2 && atoi(argv[2])) { /* for a profiler: one forward without the head */
-        M.head = NULL; M.vocab = 0; set_rows(atoi(argv[2]), 1238); for (int i = 0; i < 4; i++) printf("%.3f ms\n", timed(1)); return 0; }
-    const int contexts[] = {1238, 3238}, many[] = {1, 2, 4, 8, 16};
+    if (argc > 4) { /* for a profiler: one forward without the head */
+        M.head = NULL; M.vocab = 0; set_rows(atoi(argv[4]), 1238); for (int i = 0; i < 4; i++) printf("%.3f ms\n", timed(1)); return 0; }
+    const int contexts[] = {1238, 3238, 32000, 130000}, many[] = {1, 2, 4, 8, 16};
     for (int ctx : contexts) for (int rows : many) {
-        set_rows(rows, ctx); printf("%d tokens, %2d rows:", ctx, rows);
+        if (!set_rows(rows, ctx)) continue;
+        printf("%d tokens, %2d rows:", ctx, rows);
         const float ms = timed(20); printf(" %.3f ms = %.0f/s\n", ms, 1e3 / ms);
 #ifdef KK_MEGA_TRACE
         trace(rows, 1755.0); /* MHz, as it runs under load */

@@ -521,7 +521,8 @@ static const long_shape long_shapes[] = {
     {256, 2, 2, 32, 0, 0, true, KK_KV_BF16},      {512, 1, 3, 256, 300, 70, false, KK_KV_BF16},
     {128, 2, 4, 12, 0, 0, true, KK_KV_Q4},        {64, 3, 3, 32, 100, 4, false, KK_KV_F32},
     {256, 2, 6, 32, 100, 64, false, KK_KV_Q8},    {512, 1, 4, 64, 700, 0, true, KK_KV_Q8},
-    {64, 1, 4, 20, 0, 0, true, KK_KV_BF16},       {128, 1, 16, 16, 64, 1, false, KK_KV_BF16}};
+    {64, 1, 4, 20, 0, 0, true, KK_KV_BF16},       {128, 1, 16, 16, 64, 1, false, KK_KV_BF16},
+    {256, 2, 4, 32, 1024, 0, false, KK_KV_S8},    {512, 1, 8, 64, 0, 0, true, KK_KV_S8}};
 
 /* A session with all its pages, and queries of rows at any of its positions. */
 typedef struct {

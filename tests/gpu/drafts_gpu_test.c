@@ -1,8 +1,9 @@
 /* drafts_gpu_test.c - drafted rounds on the GPU, enqueued ahead and one by one, against plain
  * decoding: tokens, hash of the logits, reason of the end, and what the drafter remembers.
  *
- * Lengths of prompts and drafts, chunks, endings and how much of a draft is right are drawn from a
- * seed.  Counted as well: rounds ahead, and waits that leave the GPU idle.
+ * Lengths of prompts and drafts, chunks, endings, K/V formats and how much of a draft is right are
+ * drawn from a seed; some prompts are so long that forwards take the kernel for long contexts.
+ * Counted as well: rounds ahead, waits that leave the GPU idle, and that every layer was fused.
  *
  * drafts_gpu_test [N SEED {MODEL | SYNTHETIC}...]  N draws of each model; a name with a slash is
  * a folder that has verifier and drafter in it.  The exit status is 1 when a draw failed. */
@@ -14,11 +15,11 @@
 #include "engine/session.h"
 #include "eval/measure/trace.h"
 
-enum { CTX = 2048, MOST = 400, TOKENS = 64 };
+enum { CTX = 8192, MOST = 400, LONG = 5200, TOKENS = 64 };
 
 static int failed;
 static uint64_t state;
-static int32_t prompt[MOST];
+static int32_t prompt[LONG];
 
 static uint32_t below(uint32_t n) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -53,6 +54,7 @@ static kk_engine *open_on(const char *model, int32_t ahead) {
 typedef struct {
     int32_t len, chunk, most, tokens, stop_at, leave_at; /* the last two: -1: not */
     bool fixed;
+    kk_kv_format format;
     double p; /* 0: the drafter's own drafts */
     uint64_t seed;
 } drawn;
@@ -67,6 +69,11 @@ static drawn draw(int32_t block) {
                .p = below(5) ? 0.3 + 0.1 * below(7) : 0,
                .seed = below(1000)};
     d.chunk = 1 + (int32_t)below((uint32_t)d.len);
+    d.format = below(2) ? KK_KV_BF16 : (kk_kv_format)below(KK_KV_FORMATS);
+    if (below(5) == 0) { /* over the ends of pages and of spans */
+        d.len = 4300 + (int32_t)below(LONG - 4300);
+        d.chunk = 512 + (int32_t)below(1500);
+    }
     const uint32_t end = below(3);
     if (end == 1) d.stop_at = (int32_t)below((uint32_t)d.tokens);
     if (end == 2) d.leave_at = 1 + (int32_t)below((uint32_t)d.tokens);
@@ -86,8 +93,11 @@ static bool hear(void *user, int32_t id) {
 static kk_session *prompted(kk_engine *e, const drawn *d, kk_spec spec) {
     kk_session *s = NULL;
     kk_err err;
-    const kk_session_opts o = {
-        .ctx = CTX, .spec = spec, .draft_max = spec ? d->most : 0, .draft_fixed = d->fixed};
+    const kk_session_opts o = {.ctx = CTX,
+                               .kv_format = d->format,
+                               .spec = spec,
+                               .draft_max = spec ? d->most : 0,
+                               .draft_fixed = d->fixed};
     must(kk_session_new(&s, e, &o, &err), &err, "a session");
     for (int32_t i = 0; i < d->len; i += d->chunk) {
         const int32_t n = d->len - i < d->chunk ? d->len - i : d->chunk;
@@ -131,10 +141,10 @@ static bool agrees(kk_engine *e, const drawn *d, const int32_t *record, const in
     sum->drafted += (double)r.spec.drafted;
     sum->accepted += (double)r.spec.accepted;
     if (!same)
-        printf("FAIL  prompt %d in %d, drafts %d %s, %d tokens, stop %d, leave %d, p %.1f: "
+        printf("FAIL  %s, prompt %d in %d, drafts %d %s, %d tokens, stop %d, leave %d, p %.1f: "
                "%d tokens of %d, hash %s\n",
-               d->len, d->chunk, d->most, d->fixed ? "fixed" : "free", d->tokens, d->stop_at,
-               d->leave_at, d->p, got.n, plain->n,
+               kk_kv_format_name(d->format), d->len, d->chunk, d->most, d->fixed ? "fixed" : "free",
+               d->tokens, d->stop_at, d->leave_at, d->p, got.n, plain->n,
                r.logits_hash == want->logits_hash ? "same" : "differs");
     /* The next turn, drafted from what the first one left. */
     const drawn turn = {.tokens = 12, .leave_at = -1};
@@ -145,12 +155,25 @@ static bool agrees(kk_engine *e, const drawn *d, const int32_t *record, const in
     return same;
 }
 
+/* Whether every layer so far was fused, where the model is 26B-A4B on a chip that fuses every
+ * format; layers of prompts too. */
+static bool all_fused(kk_engine *e) {
+    const kk_config *c = kk_engine_config(e);
+    kk_fused f;
+    if (c->hidden != 2816 || c->n_expert != 128 || getenv("KK_TEST_ISA")) return true;
+    kk_engine_fused(e, &f);
+    printf("      %lld layers fused, %lld not\n", (long long)f.layers_fused,
+           (long long)f.layers_by_ops);
+    return f.layers_fused > 0 && f.layers_by_ops == 0;
+}
+
 static void check(kk_engine *ahead, kk_engine *one, int32_t n) {
     sums a = {0}, b = {0};
     int32_t right[2] = {0};
     for (int32_t i = 0; i < n; i++) {
         const drawn d = draw(kk_dflash_config(one->dflash)->block);
-        drawn all = {.len = d.len, .chunk = d.len, .tokens = TOKENS, .leave_at = -1};
+        drawn all = {
+            .len = d.len, .chunk = d.len, .tokens = TOKENS, .leave_at = -1, .format = d.format};
         listener record = {0}, plain = {0};
         for (int32_t k = 0; k < d.len; k++) prompt[k] = (int32_t)below((uint32_t)one->rounds.vocab);
         kk_session *s = prompted(one, &all, KK_SPEC_NONE);
@@ -164,6 +187,9 @@ static void check(kk_engine *ahead, kk_engine *one, int32_t n) {
         right[1] += agrees(one, &d, record.seen, stop, &plain, &want, &b);
     }
     failed += right[0] < n || right[1] < n;
+    const bool fused = all_fused(ahead) && all_fused(one);
+    if (!fused) printf("FAIL  some layers were not fused\n");
+    failed += !fused;
     printf("%s  %d of %d draws ahead, %d one by one\n", failed ? "FAIL" : "ok  ", right[0], n,
            right[1]);
     printf("      ahead: %.0f rounds, %.2f ahead, %.3f waits that left the GPU idle; %.0f drafted, "

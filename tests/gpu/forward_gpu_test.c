@@ -6,7 +6,9 @@
  *   forward_gpu_test check SPEC|FOLDER [...]
  *   forward_gpu_test bits SPEC|FOLDER [...]      without the CPU
  *   forward_gpu_test sessions SPEC|FOLDER [...]  several sessions alone
- *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...] */
+ *   forward_gpu_test formats SPEC|FOLDER [...]   every K/V format, and long contexts, alone
+ *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...]
+ * KK_TEST_KV names the K/V format of the last. */
 #include <math.h>
 
 #include "core/clock.h"
@@ -166,6 +168,14 @@ static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fus
     return !good;
 }
 
+/* The same, of forwards of few rows with K/V in a format: chips with less shared memory than 227 KB
+ * fuse bf16 alone. */
+static int check_format(const kk_checkpoint *ckpt, const char *spec, const kk_fused *f, bool plain,
+                        kk_kv_format format) {
+    const bool small = getenv("KK_TEST_ISA") && format != KK_KV_BF16;
+    return small && !plain ? 0 : check_fused(ckpt, spec, f, plain, true);
+}
+
 /* Forwards of 1 to 16 rows behind a prompt, each number once: all of every one is fused. */
 static int every_number_of_rows(const kk_checkpoint *ckpt, const char *spec,
                                 const int32_t *tokens) {
@@ -188,11 +198,12 @@ static int every_number_of_rows(const kk_checkpoint *ckpt, const char *spec,
 
 /* ---- several sessions ----------------------------------------------------------------------- */
 
-enum { SESSIONS = 16, LONG = 1100 };
+enum { SESSIONS = 16, LONG = 5150 };
 
-/* Sessions of different lengths: at, before and after borders of pages, and past the window. */
-static const int32_t lengths[SESSIONS] = {1,   63,   64,  65,  127, 500,  5,   200,
-                                          310, 1024, 640, 128, 62,  LONG, 320, 33};
+/* Sessions of different lengths: at, before and after borders of pages, past the window, and so
+ * long that its forwards take the kernel for long contexts. */
+static const int32_t lengths[SESSIONS] = {1,   63,   64,   65,  127, 500,  5,   200,
+                                          310, 1024, 1100, 128, 62,  LONG, 320, 33};
 
 /* Rows of each session in one forward, 16 at most in all. */
 static const int32_t splits[][SESSIONS] = {{1, 1},
@@ -237,9 +248,10 @@ static kk_fused together(crowd *c, const int32_t *rows, float *got) {
         now->heads_fused - before.heads_fused, now->heads_by_ops - before.heads_by_ops};
 }
 
-static void open_crowd(crowd *c, const kk_checkpoint *ckpt, bool plain) {
+static void open_crowd(crowd *c, const kk_checkpoint *ckpt, bool plain, kk_kv_format f) {
     uint64_t z = 4711;
     world_open(&c->w, ckpt, "cuda", plain, MAX_ROWS, MAX_LOGITS);
+    world_format(&c->w, f);
     for (int32_t i = 0; i < SESSIONS; i++) {
         for (int32_t t = 0; t < LONG + 16; t++) {
             z = z * 6364136223846793005u + 1442695040888963407u;
@@ -247,7 +259,9 @@ static void open_crowd(crowd *c, const kk_checkpoint *ckpt, bool plain) {
         }
         c->w.cache = NULL;
         world_start(&c->w, lengths[i] + 64);
-        forward(&c->w, c->tokens[i], lengths[i], 0, NULL, true);
+        for (int32_t t = 0; t < lengths[i]; t += MAX_ROWS)
+            forward(&c->w, c->tokens[i] + t, lengths[i] - t < MAX_ROWS ? lengths[i] - t : MAX_ROWS,
+                    0, NULL, true);
         c->cache[i] = c->w.cache;
         c->want[i] = calloc((size_t)16 * (size_t)c->w.cfg->vocab, sizeof(float));
         forward(&c->w, c->tokens[i] + lengths[i], 16, 16, c->want[i], false);
@@ -265,17 +279,19 @@ static void close_crowd(crowd *c) {
 
 /* Rows of up to 16 sessions in one forward have the bits that each session's have alone, fused or
  * not, every one of many times. */
-static int sessions_together(const kk_checkpoint *ckpt, const char *spec, bool plain) {
+static int sessions_together(const kk_checkpoint *ckpt, const char *spec, bool plain,
+                             kk_kv_format format) {
     static crowd c;
-    open_crowd(&c, ckpt, plain);
+    open_crowd(&c, ckpt, plain, format);
+    const int times = plain ? 1 : format == KK_KV_BF16 ? 20 : 5;
     const size_t vocab = (size_t)c.w.cfg->vocab;
     float *got = calloc(16 * vocab, sizeof *got);
     int bad = 0;
     for (size_t k = 0; k < sizeof splits / sizeof *splits; k++) {
         int wrong = 0, first = -1;
-        for (int time = 0; time < (plain ? 1 : 20); time++) {
+        for (int time = 0; time < times; time++) {
             const kk_fused f = together(&c, splits[k], got);
-            if (time == 0) bad += check_fused(ckpt, spec, &f, plain, true);
+            if (time == 0) bad += check_format(ckpt, spec, &f, plain, format);
             for (int32_t i = 0, row = 0; i < SESSIONS; row += splits[k][i++]) {
                 const size_t n =
                     differing(got + (size_t)row * vocab, c.want[i], (size_t)splits[k][i], vocab);
@@ -283,8 +299,8 @@ static int sessions_together(const kk_checkpoint *ckpt, const char *spec, bool p
                 wrong += n != 0;
             }
         }
-        printf("%s: sessions together%s, split %zu: %d differ from alone", spec,
-               plain ? " (plain)" : "", k, wrong);
+        printf("%s: sessions together, %s%s, split %zu: %d differ from alone", spec,
+               kk_kv_format_name(format), plain ? " (plain)" : "", k, wrong);
         printf(first >= 0 ? ", first of %d tokens\n" : "\n", first >= 0 ? lengths[first] : 0);
         fflush(stdout);
         bad += wrong;
@@ -303,6 +319,102 @@ static kk_checkpoint *open_checkpoint(const char *spec) {
                            : kk_checkpoint_synthetic(&ckpt, spec, &mem, &err),
          &err, spec);
     return ckpt;
+}
+
+/* ---- K/V formats and long contexts ---------------------------------------------------------- */
+
+/* Lengths of a session, ascending, from which forwards of a few rows go on: over the end of a page
+ * (320, 5184), of a span of eight pages (5120, 8192), and with a full window; from 4097 tokens on
+ * heads of 512 take the way for long contexts. */
+static const int32_t starts[] = {310, 1090, 2040, 4090, 5100, 5119, 5183, 8185};
+enum { STARTS = sizeof starts / sizeof *starts, KEPT = 7, STEPS = STARTS * (16 + KEPT) };
+
+/* A digest of every row of logits of a run. */
+typedef struct {
+    uint64_t of[STEPS * 16];
+    size_t n;
+    kk_fused fused; /* by the forwards of up to 16 rows */
+} digests;
+
+static void add_digests(digests *d, world *w, const int32_t *tokens, int32_t rows, bool keep,
+                        float *logits) {
+    const kk_fused before = *kk_gemma4_fused(w->model);
+    forward(w, tokens, rows, rows, logits, keep);
+    const kk_fused *now = kk_gemma4_fused(w->model);
+    d->fused.layers_fused += now->layers_fused - before.layers_fused;
+    d->fused.layers_by_ops += now->layers_by_ops - before.layers_by_ops;
+    d->fused.heads_fused += now->heads_fused - before.heads_fused;
+    d->fused.heads_by_ops += now->heads_by_ops - before.heads_by_ops;
+    for (int32_t r = 0; r < rows; r++) {
+        const uint8_t *at = (const uint8_t *)(logits + (size_t)r * (size_t)w->cfg->vocab);
+        uint64_t h = 0xcbf29ce484222325u, word;
+        for (size_t i = 0; i < (size_t)w->cfg->vocab / 2; i++) {
+            memcpy(&word, at + i * 8, 8);
+            h = (h ^ word) * 0x100000001b3u;
+        }
+        d->of[d->n++] = h;
+    }
+}
+
+/* Forwards of 1 to 16 rows at every start, nothing kept; then a few whose rows the next one
+ * reads. */
+static void digest_format(digests *d, world *w, kk_kv_format f, const int32_t *tokens,
+                          float *logits) {
+    static const int32_t kept[KEPT] = {1, 2, 1, 5, 1, 3, 1};
+    memset(d, 0, sizeof *d);
+    world_format(w, f);
+    world_start(w, starts[STARTS - 1] + 64);
+    for (size_t i = 0; i < STARTS; i++) {
+        while (kk_cache_len(w->cache) < starts[i]) {
+            const int32_t at = (int32_t)kk_cache_len(w->cache), left = starts[i] - at;
+            forward(w, tokens + at, left < MAX_ROWS ? left : MAX_ROWS, 0, NULL, true);
+        }
+        for (int32_t rows = 1; rows <= 16; rows++)
+            add_digests(d, w, tokens + starts[i], rows, false, logits);
+        for (int32_t k = 0; k < KEPT; k++)
+            add_digests(d, w, tokens + kk_cache_len(w->cache), kept[k], true, logits);
+    }
+}
+
+/* Fused and one operation at a time give the same bits, in every format, at every length. */
+static int every_format(const kk_checkpoint *ckpt, const char *spec) {
+    static digests fused[KK_KV_FORMATS], plain;
+    const int32_t n = starts[STARTS - 1] + 64, vocab = kk_checkpoint_config(ckpt)->vocab;
+    int32_t *tokens = calloc((size_t)n, sizeof *tokens);
+    float *logits = calloc((size_t)16 * (size_t)vocab, sizeof *logits);
+    uint64_t z = 99;
+    int bad = 0;
+    world w;
+    for (int32_t i = 0; i < n; i++) {
+        z = z * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((z >> 33) % (uint64_t)vocab);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        world_open(&w, ckpt, "cuda", pass == 1, MAX_ROWS, MAX_LOGITS);
+        for (int f = 0; f < KK_KV_FORMATS; f++) {
+            digests *d = pass ? &plain : &fused[f];
+            digest_format(d, &w, (kk_kv_format)f, tokens, logits);
+            bad += check_format(ckpt, spec, &d->fused, pass == 1, (kk_kv_format)f);
+            if (!pass) continue;
+            size_t differ = 0, first = d->n;
+            for (size_t i = 0; i < d->n; i++) {
+                if (d->of[i] == fused[f].of[i]) continue;
+                differ++;
+                if (first == d->n) first = i;
+            }
+            printf("%s: K/V in %s: %zu of %zu rows differ between fused and plain", spec,
+                   kk_kv_format_name((kk_kv_format)f), differ, d->n);
+            printf(differ ? ", first number %zu\n" : "\n", first);
+            fflush(stdout);
+            bad += differ != 0 || fused[f].n != d->n || d->n == 0;
+        }
+        world_close(&w);
+    }
+    for (int f = 0; f < KK_KV_FORMATS; f++)
+        bad += sessions_together(ckpt, spec, false, (kk_kv_format)f);
+    free(tokens);
+    free(logits);
+    return bad;
 }
 
 static int check(const char *spec, bool against_cpu) {
@@ -337,8 +449,8 @@ static int check(const char *spec, bool against_cpu) {
         bad += n != 0;
     }
     bad += every_number_of_rows(ckpt, spec, tokens);
-    bad += sessions_together(ckpt, spec, false);
-    bad += sessions_together(ckpt, spec, true);
+    bad += sessions_together(ckpt, spec, true, KK_KV_BF16);
+    bad += every_format(ckpt, spec);
     /* All in which rows are staged or listed in another way than with one fewer. */
     static const int32_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 14, 15, 16};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -464,6 +576,10 @@ static int bench(const char *spec, int n, char **contexts) {
     t = kk_now();
     open_world(&w, ckpt, "cuda", getenv("KK_TEST_PLAIN") != NULL, 8192);
     printf("loaded in %.1f s on %s\n", kk_now() - t, world_kind(&w).isa);
+    kk_kv_format format = KK_KV_BF16;
+    if (getenv("KK_TEST_KV") && !kk_kv_format_named(getenv("KK_TEST_KV"), &format)) return 1;
+    world_format(&w, format);
+    world_start(&w, atoll(contexts[n - 1]) + 64);
     fflush(stdout);
     for (int i = 0; i < n; i++) {
         const int64_t ctx = atoll(contexts[i]), from = kk_cache_len(w.cache);
@@ -488,7 +604,15 @@ static int bench(const char *spec, int n, char **contexts) {
 
 static int check_sessions(const char *spec) {
     kk_checkpoint *ckpt = open_checkpoint(spec);
-    const int bad = sessions_together(ckpt, spec, false) + sessions_together(ckpt, spec, true);
+    const int bad = sessions_together(ckpt, spec, false, KK_KV_BF16) +
+                    sessions_together(ckpt, spec, true, KK_KV_BF16);
+    kk_checkpoint_close(ckpt);
+    return bad;
+}
+
+static int check_formats(const char *spec) {
+    kk_checkpoint *ckpt = open_checkpoint(spec);
+    const int bad = every_format(ckpt, spec);
     kk_checkpoint_close(ckpt);
     return bad;
 }
@@ -496,9 +620,12 @@ static int check_sessions(const char *spec) {
 int main(int argc, char **argv) {
     int bad = 0;
     const bool sessions = argc > 1 && strcmp(argv[1], "sessions") == 0;
+    const bool formats = argc > 1 && strcmp(argv[1], "formats") == 0;
     if (argc > 3 && strcmp(argv[1], "bench") == 0) return bench(argv[2], argc - 3, argv + 3);
     for (int i = 2; i < argc; i++)
-        bad += sessions ? check_sessions(argv[i]) : check(argv[i], strcmp(argv[1], "bits") != 0);
+        bad += sessions  ? check_sessions(argv[i])
+               : formats ? check_formats(argv[i])
+                         : check(argv[i], strcmp(argv[1], "bits") != 0);
     printf("%d failures\n", bad);
     return bad != 0;
 }

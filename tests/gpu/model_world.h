@@ -39,6 +39,20 @@ static inline void world_pools(world *w) {
     }
 }
 
+/* No cache and pages for K/V rows in another format from now on. */
+static inline void world_format(world *w, kk_kv_format f) {
+    kk_err err = {0};
+    kk_cache_free(w->cache);
+    w->cache = NULL;
+    for (int k = 0; k < KK_KINDS; k++) {
+        kk_pool_free(w->pool[k]);
+        w->pool[k] = NULL;
+    }
+    must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), f, NULL, &err), &err,
+         "layout");
+    world_pools(w);
+}
+
 /* Without a cache yet.  plain: nothing is fused. */
 static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device, bool plain,
                               int32_t max_rows, int32_t max_logits) {

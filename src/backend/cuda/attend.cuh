@@ -318,10 +318,9 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
     kk_sync();
 }
 
-/* One warp computes one query's softmax within the page: scores become p (bf16) in place, m and l
- * go to its part.  s0, s1: whether this lane's two keys are visible. */
-__device__ __forceinline__ void kk_softmax_keys(float *score, int lane, bool s0, bool s1,
-                                                float *part) {
+/* One warp computes one query's softmax within the page: scores become p (bf16) in place; returns m
+ * and l.  s0, s1: whether this lane's two keys are visible. */
+__device__ __forceinline__ float2 kk_softmax_of(float *score, int lane, bool s0, bool s1) {
     const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
     float m = fmaxf(x, y);
 #pragma unroll
@@ -331,7 +330,14 @@ __device__ __forceinline__ void kk_softmax_keys(float *score, int lane, bool s0,
     const float l = kk_warp_sum(__fadd_rn(p0, p1));
     ((uint16_t *)score)[lane] = kk_dbf16(p0);
     ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
-    if (lane == 0) *(float2 *)part = make_float2(m, l);
+    return make_float2(m, l);
+}
+
+/* m and l go to the query's part. */
+__device__ __forceinline__ void kk_softmax_keys(float *score, int lane, bool s0, bool s1,
+                                                float *part) {
+    const float2 ml = kk_softmax_of(score, lane, s0, s1);
+    if (lane == 0) *(float2 *)part = ml;
 }
 
 __device__ __forceinline__ void kk_page_softmax(float *score, uint64_t seen, float *part) {

@@ -1,6 +1,7 @@
 /* attend_few.cuh - attention inside the persistent kernel (mega.cuh): 1 to 16 rows of one session
- * or of several (MANY), K/V stored as bf16, in the head shapes of 26B-A4B: 16 query heads of 256
- * with 8 K/V heads, or of 512 with 2 K/V heads where K = V.
+ * or of several (MANY), in the head shapes of 26B-A4B: 16 query heads of 256 with 8 K/V heads, or
+ * of 512 with 2 K/V heads where K = V.  K/V rows are stored in one of the formats of cuda_ops.h,
+ * for each of which there is a kernel of its own; long contexts are in attend_long.cuh.
  *
  * The arithmetic is attend.cuh's, to the bit, in as little code and as few registers as possible:
  * the kernel runs through all its code in every layer, and instruction-cache misses cost more than
@@ -12,6 +13,8 @@
  *      keys:     global -> registers, K rebuilt from V where K = V
  *      scores:   8 keys per warp, tile x 64, -> smem                                   -- sync
  *      values:   first pass of V, global -> registers; softmax, one query per warp     -- sync
+ *      in other formats than bf16, V is unpacked with the keys, to bf16 in the weight rings' shared
+ *      memory, which is free while attention runs
  *      sums:     o = p V in two passes of columns, m, l, o -> parts in global memory   -- sync
  *    after a grid barrier, kk_combine_few merges pages: one warp per 32 columns of a head
  *    (kk_combine_one: eight warps, one span of eight pages each, through 6 KB of smem)
@@ -106,9 +109,32 @@ __device__ __forceinline__ void kk_few_norm(kk_head<D> &h, const float *w, const
     }
 }
 
+/* kk_put for one head in registers, group by group, in a loop that is not unrolled. */
+template <int D, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_put_head(kk_head<D> &h, uint8_t *base, size_t code_bytes,
+                                                int row) {
+    enum { GROUP = KV_FORMAT == KK_CU_F32 ? 256 : KV_FORMAT == KK_CU_Q4 ? 32 : 64 /* bytes */ };
+    uint8_t *to = base + row * (D / 64) * GROUP;
+    uint16_t *scale = (uint16_t *)(base + code_bytes) + row * (D / 64);
+#pragma unroll 1
+    for (int g = 0; g < D / 64; g++, to += GROUP, scale++) {
+        if (KV_FORMAT == KK_CU_F32) {
+            ((float *)to)[kk_tid() % 32] = h.v[0];
+            ((float *)to)[kk_tid() % 32 + 32] = h.v[1];
+        } else if (KV_FORMAT == KK_CU_S8) {
+            kk_pack_signed(to, scale, h.v[0], h.v[1]);
+        } else {
+            kk_pack_group<KV_FORMAT == KK_CU_Q8>(to, scale, scale + KK_PAGE * (D / 64), h.v[0],
+                                                 h.v[1]);
+        }
+#pragma unroll
+        for (int i = 0; i + 2 < D / 32; i++) h.v[i] = h.v[i + 2]; /* the next group to the front */
+    }
+}
+
 /* Stores queries q0 .. q0 + n - 1 of a K/V head as bf16 in smem, and `fresh` new K/V rows into the
  * page from key `key` on; one head of one row per warp. */
-template <int D, bool EQ>
+template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few &f, int kv, int q0,
                                              int n, char *smem, uint8_t *head, int key, int base,
                                              int fresh) {
@@ -131,16 +157,20 @@ __device__ __forceinline__ void kk_few_heads(const kk_cu_store &s, const kk_few 
             h.v[e] = __ldcg(x + lane + 32 * e); /* written by other blocks */
         kk_few_norm<D>(h, query ? s.q_norm : s.k_norm,
                        s.rope_rows + (size_t)row * 2 * (size_t)s.n_rot, s.n_rot, s.eps, !value);
+        if (KV_FORMAT == KK_CU_BF16 || query) {
 #pragma unroll
-        for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
+            for (int e = 0; e < D / 32; e++) to[lane + 32 * e] = kk_dbf16(h.v[e]);
+        } else {
+            kk_few_put_head<D, KV_FORMAT>(h, head + (value ? s.slot.v_off : s.slot.k_off),
+                                          s.slot.code_bytes, key + k);
+        }
     }
 }
 
 /* One chain of the scores of 8 keys and a tile of queries. */
-template <int D>
+template <int D, bool WIDE = (kk_team<D>::TILE > 8)>
 __device__ __forceinline__ void kk_few_chain(float c[4], const uint4 *k, const char *q, int chain) {
     using cut = kk_cut<D>;
-    constexpr bool WIDE = kk_team<D>::TILE > 8;
     const char *lo = q + chain * (cut::STEPS / 2) * 64;
 #pragma unroll
     for (int i = 0; i < cut::STEPS; i++) {
@@ -306,6 +336,160 @@ __device__ __forceinline__ void kk_few_values(uint32_t (&v)[16], const uint8_t *
     for (int e = 0; e < 16; e++) v[e] = *(const uint32_t *)(values + kk_value_key(e) * D * 2);
 }
 
+/* ---- other formats than bf16 --------------------------------------------------------------- */
+
+/* V of a page as bf16 in shared memory, where its rows are stored in another format: [64][D], in
+ * pieces of 16 bytes whose index is xored with this.  Eight lanes that take a piece of two
+ * neighbouring keys, or one column of the keys 0, 2, 4 and 6, meet in different banks. */
+__device__ __forceinline__ int kk_few_swizzle(int key) {
+    return ((key ^ key >> 1) & 1) << 2 | (key >> 1 & 3);
+}
+template <int D> __device__ __forceinline__ uint4 *kk_few_piece(char *values, int key, int piece) {
+    return (uint4 *)(values + key * D * 2 + ((piece ^ kk_few_swizzle(key)) << 4));
+}
+
+/* Bytes of the codes of n values. */
+template <int KV_FORMAT> __device__ __forceinline__ constexpr int kk_code_bytes(int n) {
+    return KV_FORMAT == KK_CU_F32 ? n * 4 : KV_FORMAT == KK_CU_Q4 ? n / 2 : n;
+}
+
+/* A group's scale and bias as float; s8 has no bias.  plane: scales of all groups of 64 rows, then
+ * biases; i: index of the group. */
+template <int KV_FORMAT, int D>
+__device__ __forceinline__ float2 kk_few_scale(const uint16_t *plane, int i) {
+    const float scale = __half2float(__ushort_as_half(plane[i]));
+    if (KV_FORMAT == KK_CU_S8) return make_float2(scale, 0);
+    return make_float2(scale, __half2float(__ushort_as_half(plane[KK_PAGE * (D / 64) + i])));
+}
+
+/* kk_few_values from V in shared memory. */
+template <int D>
+__device__ __forceinline__ void kk_few_staged(uint32_t (&v)[16], char *values, int column) {
+    const int tid = kk_tid(), t = tid % 4, at = (tid % 32 / 4 * kk_cut<D>::NT + column) * 2;
+#pragma unroll
+    for (int e = 0; e < 16; e++)
+        v[e] =
+            *(const uint32_t *)((char *)kk_few_piece<D>(values, kk_value_key(e) + 2 * t, at / 16) +
+                                at % 16);
+}
+
+/* V of a page in float32 to shared memory as bf16, eight neighbours at a time; by a team. */
+template <int D> __device__ __forceinline__ void kk_few_round(char *to, const uint8_t *from) {
+    enum { THREADS = kk_team<D>::WARPS * 32, PARTS = D / 8 };
+#pragma unroll 2
+    for (int p = kk_tid() % THREADS; p < KK_PAGE * PARTS; p += THREADS) {
+        const float4 a = ((const float4 *)from)[2 * p], b = ((const float4 *)from)[2 * p + 1];
+        *kk_few_piece<D>(to, p / PARTS, p % PARTS) = make_uint4(
+            kk_dbf16x2(a.x, a.y), kk_dbf16x2(a.z, a.w), kk_dbf16x2(b.x, b.y), kk_dbf16x2(b.z, b.w));
+    }
+}
+
+/* The same for codes, sixteen neighbours at a time.  Loops that are not unrolled keep the code
+ * small: all of it has to fit the instruction cache. */
+template <int D, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_unpack(char *to, const uint8_t *from, size_t code_bytes) {
+    enum { THREADS = kk_team<D>::WARPS * 32, PARTS = D / 16, EACH = KK_PAGE * PARTS / THREADS };
+    const int first = kk_tid() % THREADS;
+    const uint16_t *plane = (const uint16_t *)(from + code_bytes);
+    uint4 raw[EACH];
+    float2 by[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int p = first + i * THREADS, key = p / PARTS, part = p % PARTS;
+        const int at = KV_FORMAT == KK_CU_Q4 ? part / 4 * 32 + part % 2 * 16 : part * 16;
+        raw[i] = *(const uint4 *)(from + key * kk_code_bytes<KV_FORMAT>(D) + at);
+        by[i] = kk_few_scale<KV_FORMAT, D>(plane, key * (D / 64) + part / 4);
+    }
+#pragma unroll 1
+    for (int p = first; p < KK_PAGE * PARTS; p += THREADS) {
+        const int key = p / PARTS, part = p % PARTS;
+        float lo[8], hi[8];
+        kk_unpack8<KV_FORMAT>(lo, make_uint2(raw[0].x, raw[0].y), part % 4 / 2, by[0].x, by[0].y);
+        kk_unpack8<KV_FORMAT>(hi, make_uint2(raw[0].z, raw[0].w), part % 4 / 2, by[0].x, by[0].y);
+        *kk_few_piece<D>(to, key, 2 * part) = kk_narrow(lo);
+        *kk_few_piece<D>(to, key, 2 * part + 1) = kk_narrow(hi);
+#pragma unroll
+        for (int i = 0; i + 1 < EACH; i++) { /* the next one to the front */
+            raw[i] = raw[i + 1];
+            by[i] = by[i + 1];
+        }
+    }
+}
+
+/* What this lane holds of a key in another format than bf16: the codes of eight steps, and scale
+ * and bias of the four groups that they lie in. */
+template <int D, int KV_FORMAT> struct kk_few_raw {
+    enum { STEPS = kk_cut<D>::STEPS };
+    uint2 codes[8];
+    float2 by[4];
+
+    static __device__ __forceinline__ int step(int e) {
+        return kk_cut<D>::step(STEPS == 4 ? e / 4 : kk_team<D>::warp() / 8, e % STEPS);
+    }
+    /* keys: the page's rows, in global memory. */
+    __device__ __forceinline__ kk_few_raw(const uint8_t *keys, size_t code_bytes, int j) {
+        const int t = kk_tid() % 4;
+        const uint8_t *at = keys + (size_t)j * kk_code_bytes<KV_FORMAT>(D);
+        const uint16_t *plane = (const uint16_t *)(keys + code_bytes);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            if (KV_FORMAT == KK_CU_Q4 && e % 2)
+                codes[e] = codes[e - 1]; /* a byte has a value of each step */
+            else if (KV_FORMAT == KK_CU_Q4)
+                codes[e] = *(const uint2 *)(at + step(e) / 2 * 32 + t * 8);
+            else
+                codes[e] = *(const uint2 *)(at + (4 * step(e) + t) * 8);
+        }
+#pragma unroll
+        for (int g = 0; g < 4; g++)
+            by[g] = kk_few_scale<KV_FORMAT, D>(plane, j * (D / 64) + step(2 * g) / 2);
+    }
+    __device__ __forceinline__ void get(float (&y)[8], int e) const {
+        kk_unpack8<KV_FORMAT>(y, codes[e], e % 2, by[e / 2].x, by[e / 2].y);
+    }
+};
+/* float32 takes too many registers to be loaded at once. */
+template <int D> struct kk_few_raw<D, KK_CU_F32> {
+    const float4 *at;
+    __device__ __forceinline__ kk_few_raw(const uint8_t *keys, size_t, int j)
+        : at((const float4 *)(keys + (size_t)j * D * 4) + kk_tid() % 4 * 2) {}
+    __device__ __forceinline__ void get(float (&y)[8], int e) const {
+        const float4 *x = at + kk_few_raw<D, KK_CU_Q8>::step(e) * 8;
+        *(float4 *)y = x[0];
+        *(float4 *)(y + 4) = x[1];
+    }
+};
+
+/* kk_few_keys for other formats: K of all chains that this warp computes as bf16, rebuilt from V
+ * where K = V; then V goes to shared memory, which needs the same values.  last: the last position
+ * that has angles. */
+template <int D, bool EQ, int KV_FORMAT>
+__device__ __forceinline__ void kk_few_unpack_keys(uint4 *k, const kk_cu_attend &t,
+                                                   const uint8_t *keys, int base, int last,
+                                                   char *values) {
+    enum { STEPS = kk_cut<D>::STEPS, HALF = STEPS / 2 };
+    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4;
+    const kk_few_raw<D, KV_FORMAT> raw(keys, t.slot.code_bytes, j);
+    const float *cs = EQ ? t.rope_pos + (size_t)min(base + j, last) * 2 * (size_t)t.n_rot : NULL;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int e = i / HALF * STEPS + i % HALF;
+        const int piece = 4 * kk_few_raw<D, KK_CU_Q8>::step(e) + tid % 4;
+        float lo[8], hi[8];
+        raw.get(lo, e);
+        raw.get(hi, e + HALF);
+        if (EQ) {
+            *kk_few_piece<D>(values, j, piece) = kk_narrow(lo);
+            *kk_few_piece<D>(values, j, piece + D / 16) = kk_narrow(hi);
+            kk_rebuild<true>(lo, hi, t.k_norm, cs, t.n_rot, piece * 8, D);
+        }
+        k[e] = kk_narrow(lo);
+        k[e + HALF] = kk_narrow(hi);
+    }
+}
+
+/* ---- units --------------------------------------------------------------------------------- */
+
 /* The first column of a warp in a pass: V is read in two passes, to limit registers. */
 template <int D> __device__ __forceinline__ int kk_few_column(int pass) {
     const int warp = kk_team<D>::warp();
@@ -393,11 +577,12 @@ __device__ __forceinline__ int kk_few_sees(const kk_cu_attend &t, int at, int ba
 }
 
 /* One unit: a page, a K/V head and the tile of queries from q0 on.  index: of the page among those
- * that the session sees. */
-template <int D, bool EQ>
+ * that the session sees; staged: D * 128 bytes of shared memory for V in other formats than
+ * bf16. */
+template <int D, bool EQ, int KV_FORMAT>
 __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_attend &t,
-                                            const kk_few &f, int index, int kv, int q0,
-                                            char *smem) {
+                                            const kk_few &f, int index, int kv, int q0, char *smem,
+                                            char *staged) {
     using cut = kk_cut<D>;
     using team = kk_team<D>;
     enum { GROUP = team::GROUP };
@@ -408,14 +593,25 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
         min(f.pos + f.rows - base, (int)KK_PAGE); /* end of the keys that some row sees */
     const int n = min((int)team::TILE, f.rows * GROUP - q0);
     const int key = max(f.pos - base, 0), fresh = max(end - key, 0);
-    kk_few_heads<D, EQ>(s, f, kv, q0, n, smem, head, key, base, fresh);
+    constexpr bool PLAIN = KV_FORMAT == KK_CU_BF16;
+    kk_few_heads<D, EQ, KV_FORMAT>(s, f, kv, q0, n, smem, head, key, base, fresh);
     team::sync();
     uint4 k[8];
-    kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
-    if (EQ) kk_few_rebuild<D>(k, t, base);
+    if (PLAIN) {
+        kk_few_keys<D>(k, head + (EQ ? t.slot.v_off : t.slot.k_off));
+        if (EQ) kk_few_rebuild<D>(k, t, base);
+    } else {
+        if (!EQ && KV_FORMAT == KK_CU_F32)
+            kk_few_round<D>(staged, head + t.slot.v_off);
+        else if (!EQ)
+            kk_few_unpack<D, KV_FORMAT>(staged, head + t.slot.v_off, t.slot.code_bytes);
+        kk_few_unpack_keys<D, EQ, KV_FORMAT>(k, t, head + (EQ ? t.slot.v_off : t.slot.k_off), base,
+                                             f.pos + f.rows - 1, staged);
+    }
     kk_few_scores<D>(score, k, smem, t.scale);
     uint32_t v[16];
-    kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0)); /* issued before the softmax */
+    if (PLAIN) /* issued before the softmax */
+        kk_few_values<D>(v, head + t.slot.v_off, kk_few_column<D>(0));
     const int warp = team::warp(), row = (q0 + warp) / GROUP;
     if (warp < n)
         kk_few_softmax(score + warp * KK_SCORE_PITCH, kk_few_sees(t, f.pos + row, base),
@@ -425,7 +621,10 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
         const int column = kk_few_column<D>(pass);
-        if (pass) kk_few_values<D>(v, head + t.slot.v_off, column);
+        if (!PLAIN)
+            kk_few_staged<D>(v, staged, column);
+        else if (pass)
+            kk_few_values<D>(v, head + t.slot.v_off, column);
         /* Where a value is not finite, rows are computed one at a time. */
         const bool careful = f.rows > 1 && kk_few_odd(v);
         const int last = careful ? (q0 + n - 1) / GROUP : 0;
@@ -446,13 +645,15 @@ __device__ __forceinline__ void kk_few_unit(const kk_cu_store &s, const kk_cu_at
  * queries, because registers are scarcer than bandwidth, and every tile stores the new rows
  * redundantly, so that none waits for another.  Several sessions have more units than a block
  * prefetched: each prefetches the one after the next. */
-template <int D, bool EQ, bool MANY>
+template <int D, bool EQ, bool MANY, int KV_FORMAT>
 __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_attend &t,
-                                              const kk_few_group *groups, char *smem) {
+                                              const kk_few_group *groups, char *smem,
+                                              char *staged) {
     using team = kk_team<D>;
     const int stride = 16 / team::WARPS * (int)gridDim.x;
     kk_few_walk<D, MANY> w(t, groups);
     smem += team::team() * team::SMEM;
+    if (KV_FORMAT != KK_CU_BF16) staged += team::team() * KK_PAGE * D * 2;
 #pragma unroll 1
     for (int i = kk_bid() + team::team() * (int)gridDim.x; w.seek(t, groups, i); i += stride) {
         if (MANY && kk_tid() % (team::WARPS * 32) < 2) {
@@ -461,8 +662,8 @@ __device__ __forceinline__ void kk_attend_few(const kk_cu_store &s, const kk_cu_
             if (next.seek(t, groups, later)) kk_prefetch_unit(t, next, later, kk_tid() % 2);
         }
         const int tiles = kk_few_tiles<D>(w.f.rows), at = (i - w.first) / tiles;
-        kk_few_unit<D, EQ>(s, t, w.f, at / team::KV, at % team::KV,
-                           ((i - w.first) - at * tiles) * team::TILE, smem);
+        kk_few_unit<D, EQ, KV_FORMAT>(s, t, w.f, at / team::KV, at % team::KV,
+                                      ((i - w.first) - at * tiles) * team::TILE, smem, staged);
     }
 }
 

@@ -209,10 +209,8 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
 kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
-/* Fills t, except its outputs.  True if the persistent kernel can do it: parts by row, all at once.
- * */
-bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                         kk_cu_attend *t);
+/* The arguments of attention, except its outputs. */
+kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
 
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);

@@ -106,7 +106,9 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
 static bool same_shape(const kk_cu_mega *m, const kk_layer_args *a, const kk_cuda_view *v) {
     const kk_cu_weight *router = &a->w.router->w;
     const kk_cu_rows *first = m->n_layer ? &m->layer[0].store.rows : NULL;
-    if (first && (v->tiles != first->tiles || v->page_cap != first->most_pages)) return false;
+    if (first && (v->tiles != first->tiles || v->page_cap != first->most_pages ||
+                  kk_cuda_slot(&a->slot).format != m->layer[0].store.slot.format))
+        return false;
     return v->n_rows == m->n_rows && a->hidden == m->hidden && a->eps == m->eps &&
            kk_cuda_f(a->scratch.x) == m->x && a->w.down->w.n_in == m->ffn &&
            a->expert_ffn == m->expert_ffn && a->n_used == m->n_used &&
@@ -152,10 +154,11 @@ static bool fill_layer(const kk_dev *dev, kk_cu_mega_layer *l, const kk_layer_ar
                                    .down = encoding(w->down),
                                    .experts = encoding(w->expert_gate),
                                    .experts_down = encoding(w->expert_down)}};
-    if (!kk_cuda_attend_fits(dev, &attend, v, &l->attend)) return false;
+    l->attend = kk_cuda_attend_args(dev, &attend, v);
     l->attend.out_bf16 = flow_at(dev, FLOW_ATT);
     l->attend.bf16_pitch = l->att_width;
-    return kk_cu_mega_takes(l);
+    const kk_cu_at at = kk_cuda_at(dev);
+    return kk_cu_mega_takes(at, l) && kk_cu_mega_parts(at, l, v->n_rows) <= dev->parts.bytes;
 }
 
 static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {

@@ -353,7 +353,7 @@ cudaError_t kk_cu_run_pack(kk_cu_at at, const kk_cu_pack *a);
 /* ---- attention ---------------------------------------------------------------------------- */
 
 /* The K/V formats that kernels are compiled for; cuda_plan.c maps kk_kv_format to them. */
-enum { KK_CU_F32, KK_CU_BF16, KK_CU_Q8, KK_CU_Q4 };
+enum { KK_CU_F32, KK_CU_BF16, KK_CU_Q8, KK_CU_Q4, KK_CU_S8 };
 enum { KK_CU_TILE_ROWS = 64 }; /* rows of a tile, where a session has more than KK_CU_ROWS */
 
 /* Consecutive rows of one session. */
@@ -447,13 +447,14 @@ typedef struct {
     int32_t q_strips, kv_strips, att_width;
     struct {
         uint8_t q, k, v, o, gate, down, experts, experts_down; /* up: as gate */
-    } as;                                                      /* encodings of the weights */
-    int32_t qkv_units;                                         /* set by the launcher */
+    } as;                 /* encodings of the weights */
+    int32_t qkv_units;    /* set by the launcher */
+    int32_t spans;        /* most spans of eight pages of a session; 0: by page alone */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
 
-/* Layers of mixed experts with the sizes above over one session's rows, K/V in bf16; then
- * optionally the head. */
+/* Layers of mixed experts with the sizes above over rows of one session or of several, whose K/V
+ * have one format in all layers; then optionally the head. */
 typedef struct {
     int32_t n_layer, n_rows;
     /* Checked by kk_cu_mega_fits, not read by the kernel; strips of one expert's matrices. */
@@ -484,10 +485,16 @@ typedef struct {
     uint64_t *trace; /* NULL; for measurements: clocks at barriers, [mark][block] */
     kk_cu_mega_layer layer[KK_CU_MEGA_LAYERS];
 } kk_cu_mega;
+/* Bytes of shared memory that a block must have for K/V in other formats than bf16. */
+enum { KK_FORMATS_SHARED = 227 * 1024 };
 /* Whether the sizes are those above, and whether a layer is supported: the kernel does not
  * check. */
 bool kk_cu_mega_fits(const kk_cu_mega *a);
-bool kk_cu_mega_takes(const kk_cu_mega_layer *l);
+bool kk_cu_mega_takes(kk_cu_at at, const kk_cu_mega_layer *l);
+/* Decides how the parts of a layer's attention lie (attend.rows.most_pages is that of the session
+ * before, and then how many parts a row and head have), and returns their bytes. */
+enum { KK_CU_LONG_ROT = 64 }; /* rotated pairs of the heads that attend_long.cuh is compiled for */
+size_t kk_cu_mega_parts(kk_cu_at at, kk_cu_mega_layer *l, int32_t n_rows);
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a);
 
 cudaError_t kk_cu_setup_mega(int32_t shared);

@@ -17,6 +17,7 @@ static int32_t kernels_of(kk_kv_format f) {
     case KK_KV_BF16: return KK_CU_BF16;
     case KK_KV_Q8: return KK_CU_Q8;
     case KK_KV_Q4: return KK_CU_Q4;
+    case KK_KV_S8: return KK_CU_S8;
     default: return -1;
     }
 }
@@ -246,8 +247,8 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
     return KK_OK;
 }
 
-/* The arguments of attention, except its outputs. */
-static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v) {
+kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a,
+                                 const kk_cuda_view *v) {
     kk_cu_attend t = {.q = kk_cuda_f(a->q),
                       .k_norm = kk_cuda_f(a->k_norm),
                       .rope_pos = kk_cuda_f(a->rope_pos),
@@ -270,13 +271,6 @@ static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, cons
     return t;
 }
 
-bool kk_cuda_attend_fits(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                         kk_cu_attend *t) {
-    *t = attend_args(dev, a, v);
-    const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t->rows.most_pages);
-    return v->tile_most <= KK_CU_ROWS && (size_t)v->n_rows * row <= dev->parts.bytes;
-}
-
 /* Launches as many tiles at a time as fit the scratch of parts; tile: bytes of one. */
 static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t tile,
                               cudaError_t (*run)(kk_cu_at, const kk_cu_attend *), kk_err *err) {
@@ -294,7 +288,7 @@ static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t
 
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
-    kk_cu_attend t = attend_args(dev, a, v);
+    kk_cu_attend t = kk_cuda_attend_args(dev, a, v);
     t.out = out;
     t.out_bf16 = out_bf16;
     t.bf16_pitch = pitch;

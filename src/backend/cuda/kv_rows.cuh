@@ -131,6 +131,40 @@ __device__ __forceinline__ void kk_put_groups(const kk_cu_slot &slot, uint8_t *b
                             value(2 * g + 1));
 }
 
+/* s8: quantises a group of 64 values; lane l has values l and l + 32. */
+__device__ __forceinline__ void kk_pack_signed(uint8_t *codes, uint16_t *scale, float a, float b) {
+    const int lane = threadIdx.x % 32;
+    const float top = 127.0f;
+    float most = fmaxf(fabsf(a), fabsf(b)), sound = (a - a) + (b - b);
+    for (int d = 16; d > 0; d >>= 1) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+        sound += __shfl_xor_sync(0xffffffffu, sound, d);
+    }
+    uint16_t us =
+        __half_as_ushort(__float2half_rn(__fdiv_rn(__fadd_rn(fmaxf(most, 0), sound), top)));
+    if ((us & 0x7c00) == 0x7c00) us = 0x7e00;
+    const float s = __half2float(__ushort_as_half(us));
+    const float inverse = s > 0 ? __fdiv_rn(1.0f, s) : 0.0f;
+    auto code = [&](float x) -> uint8_t {
+        const float steps = __fmul_rn(x, inverse);
+        const float kept = steps > -top ? (steps < top ? steps : top) : -top;
+        return s > 0 ? (uint8_t)(int)rintf(kept) : (uint8_t)0;
+    };
+    codes[lane] = code(a);
+    codes[lane + 32] = code(b);
+    if (lane == 0) *scale = us;
+}
+
+template <class F>
+__device__ __forceinline__ void kk_put_signed(const kk_cu_slot &slot, uint8_t *base, uint8_t *at,
+                                              int row, int d, F value) {
+    const int groups = d / 64;
+    uint16_t *scale = (uint16_t *)(base + slot.code_bytes) + (size_t)row * groups;
+#pragma unroll
+    for (int g = 0; g < groups; g++)
+        kk_pack_signed(at + g * 64, scale + g, value(2 * g), value(2 * g + 1));
+}
+
 /* One warp stores one head of a row; value(i) is its lane's i-th value, number lane + 32 i.  The
  * host accepts no other format (kk_cuda_stores in cuda_plan.c). */
 template <class F>
@@ -151,6 +185,7 @@ __device__ __forceinline__ void kk_put(const kk_cu_slot &slot, uint8_t *base, in
         break;
     case KK_CU_Q8: kk_put_groups<true>(slot, base, at, row, d, value); break;
     case KK_CU_Q4: kk_put_groups<false>(slot, base, at, row, d, value); break;
+    case KK_CU_S8: kk_put_signed(slot, base, at, row, d, value); break;
     }
 }
 
@@ -169,17 +204,30 @@ __device__ __forceinline__ uint4 kk_narrow(const float *v) {
                       kk_dbf16x2(v[6], v[7]));
 }
 
-/* kk_stored for q8 (WIDE) and q4. */
-template <int N, bool WIDE>
-__device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, const uint8_t *head,
-                                                int j, int at, int d) {
-    const int groups = d / 64, g = at / 64;
-    const uint16_t *scales = (const uint16_t *)(head + s.code_bytes) + j * groups + g;
-    const float scale = __half2float(__ushort_as_half(scales[0]));
-    const float bias = __half2float(__ushort_as_half(scales[KK_PAGE * groups]));
-    const uint8_t *codes =
-        WIDE ? head + (size_t)j * d + at : head + (size_t)j * (d / 2) + g * 32 + at % 32;
-    uint32_t v[2] = {0, 0};
+/* Eight values from codes of one byte each (q8, s8), or of half a byte (q4; high: the upper
+ * halves).  A byte becomes a float by its place in the mantissa of 2^23, which is exact and takes
+ * two instructions of the full rate; a conversion runs at a quarter of it or less. */
+template <int FORMAT>
+__device__ __forceinline__ void kk_unpack8(float (&y)[8], uint2 codes, bool high, float scale,
+                                           float bias) {
+    uint32_t w[2] = {codes.x, codes.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (FORMAT == KK_CU_Q4) w[i] = (high ? w[i] >> 4 : w[i]) & 0x0f0f0f0fu;
+        if (FORMAT == KK_CU_S8) w[i] ^= 0x80808080u; /* code + 128 */
+    }
+    const float zero = FORMAT == KK_CU_S8 ? 8388608.0f + 128.0f : 8388608.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float code = __fsub_rn(
+            __uint_as_float(__byte_perm(w[i / 4], 0x4b000000u, 0x7440u + (uint32_t)(i % 4))), zero);
+        y[i] = FORMAT == KK_CU_S8 ? __fmul_rn(code, scale) : __fmaf_rn(code, scale, bias);
+    }
+}
+
+/* N (1, 2, 4 or 8) bytes of codes, aligned to N. */
+template <int N>
+__device__ __forceinline__ void kk_load_codes(uint32_t (&v)[2], const uint8_t *codes) {
     if (N == 8) {
         const uint2 both = *(const uint2 *)codes;
         v[0] = both.x;
@@ -191,6 +239,33 @@ __device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, 
     } else {
         v[0] = *codes;
     }
+}
+
+/* kk_stored for s8. */
+template <int N>
+__device__ __forceinline__ void kk_stored_signed(float *to, const kk_cu_slot &s,
+                                                 const uint8_t *head, int j, int at, int d) {
+    const uint16_t *scales = (const uint16_t *)(head + s.code_bytes) + j * (d / 64) + at / 64;
+    const float scale = __half2float(__ushort_as_half(*scales));
+    uint32_t v[2] = {0, 0};
+    kk_load_codes<N>(v, head + (size_t)j * d + at);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        to[i] = __fmul_rn((float)(int8_t)(v[i / 4] >> (i % 4 * 8) & 0xff), scale);
+}
+
+/* kk_stored for q8 (WIDE) and q4. */
+template <int N, bool WIDE>
+__device__ __forceinline__ void kk_stored_codes(float *to, const kk_cu_slot &s, const uint8_t *head,
+                                                int j, int at, int d) {
+    const int groups = d / 64, g = at / 64;
+    const uint16_t *scales = (const uint16_t *)(head + s.code_bytes) + j * groups + g;
+    const float scale = __half2float(__ushort_as_half(scales[0]));
+    const float bias = __half2float(__ushort_as_half(scales[KK_PAGE * groups]));
+    const uint8_t *codes =
+        WIDE ? head + (size_t)j * d + at : head + (size_t)j * (d / 2) + g * 32 + at % 32;
+    uint32_t v[2] = {0, 0};
+    kk_load_codes<N>(v, codes);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t code = v[i / 4] >> (i % 4 * 8) & 0xff;
@@ -219,6 +294,7 @@ __device__ __forceinline__ void kk_stored(float *to, const kk_cu_slot &s, const 
     }
     case KK_CU_Q8: kk_stored_codes<N, true>(to, s, head, j, at, d); break;
     case KK_CU_Q4: kk_stored_codes<N, false>(to, s, head, j, at, d); break;
+    case KK_CU_S8: kk_stored_signed<N>(to, s, head, j, at, d); break;
     }
 }
 

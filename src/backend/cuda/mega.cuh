@@ -47,7 +47,7 @@
 #ifndef KK_CUDA_MEGA_CUH
 #define KK_CUDA_MEGA_CUH
 
-#include "attend_few.cuh"
+#include "attend_long.cuh"
 #include "mega_feed.cuh"
 #include "rows.cuh"
 

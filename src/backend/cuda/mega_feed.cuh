@@ -81,8 +81,11 @@ typedef enum { KK_SMEM_227, KK_SMEM_163, KK_SMEM_99, KK_SMEM_SIZES } kk_smem_siz
 
 /* The compile-time sizes of a forward of up to ROWS rows (1, 8 or 16) of one session, or of several
  * (SESSIONS), in a block with so much shared memory: those of 26B-A4B. */
-template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, bool WEIGHTS_PACKED = false>
+template <int ROWS, bool SESSIONS = false, int SIZE = KK_SMEM_227, int KV_FORMAT = KK_CU_BF16,
+          bool LONG = false, bool WEIGHTS_PACKED = false>
 struct kk_mega_of {
+    static constexpr int KV = KV_FORMAT; /* how K/V rows are stored */
+    static constexpr bool FAR = LONG;    /* heads of 512 go through attend_long.cuh */
     static constexpr bool ONE = ROWS == 1, HIGH = ROWS > 8, MANY = SESSIONS;
     /* Matrices may be packed, each in an encoding of its own (packed.cuh), or bf16. */
     static constexpr bool PACKED = WEIGHTS_PACKED;

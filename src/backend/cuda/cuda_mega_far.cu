@@ -1,0 +1,9 @@
+/* cuda_mega_far.cu - the same for long contexts. */
+#include "mega_kernel.cuh"
+
+static const kk_mega_variant variants[][KK_MEGA_VARIANTS] = {
+    KK_MEGA_VARIANTS_OF(KK_SMEM_227, KK_CU_BF16, true, false),
+    KK_MEGA_VARIANTS_OF(KK_SMEM_227, KK_CU_Q8, true, false),
+    KK_MEGA_VARIANTS_OF(KK_SMEM_227, KK_CU_Q4, true, false),
+    KK_MEGA_VARIANTS_OF(KK_SMEM_227, KK_CU_S8, true, false)};
+KK_MEGA_LIST(kk_mega_far);
