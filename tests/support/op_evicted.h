@@ -394,7 +394,9 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
         }
         evicted_open_latents(w);
     }
-    RIG_PREPARE(r, .evicted = {&w->rows->slot, s->n_head, s->hides ? 0 : s->rank});
+    RIG_PREPARE(
+        r,
+        .evicted = {.slot = &w->rows->slot, .n_head = s->n_head, .rank = s->hides ? 0 : s->rank});
     if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);
