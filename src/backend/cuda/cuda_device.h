@@ -194,9 +194,6 @@ struct kk_dev {
     } sinks, sums, lifted, latent_sums, stored_weight; /* of attention where rows are evicted */
     kk_cuda_decoder *decoders;                         /* [KK_CUDA_DECODERS] */
     kk_cuda_turned turned[KK_CUDA_TURNS];
-    struct {
-        int64_t kept, scaled, over_latents; /* launches, for tests */
-    } evicted;
     kk_cu_mega *mega; /* the persistent kernel's parameter, as it is being filled */
 };
 

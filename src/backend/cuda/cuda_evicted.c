@@ -107,9 +107,8 @@ static kk_status lay_head(kk_dev *dev, const kk_cuda_decoder *d, int32_t head, c
                                .wide = d->wide};
     kk_cu_at at = kk_cuda_at(dev);
     at.early = false;
-    KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "reading a decoder", err);
-    KK_CUDA_TRY(cudaMemcpy(l->id, id, l->id_bytes, cudaMemcpyHostToDevice), "reading a decoder",
-                err);
+    KK_CUDA_TRY(cudaMemcpyAsync(l->id, id, l->id_bytes, cudaMemcpyHostToDevice, dev->stream),
+                "reading a decoder", err);
     KK_CUDA_TRY(kk_cu_run_embed(at, &rows), "reading a decoder", err);
     KK_CUDA_TRY(kk_cu_run_decoder(at, &lay), "laying out a decoder", err);
     return KK_OK;
@@ -311,7 +310,6 @@ kk_status kk_cuda_keep_now(kk_dev *dev, const kk_keep_args *a, const kk_cuda_vie
                           .rows = latent_rows(dev, v),
                           .off = a->keys ? a->slot.k_off : a->slot.v_off};
     if (!v->latents) return kk_fail(err, KK_EINVAL, "latents of sessions that keep none");
-    dev->evicted.kept++;
     KK_CUDA_TRY(kk_cu_run_keep(kk_cuda_at(dev), &k), "keeping latents", err);
     return KK_OK;
 }
@@ -344,7 +342,6 @@ kk_status kk_cuda_scales_now(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         s.n++;
     }
     *used = s.n;
-    dev->evicted.scaled++;
     KK_CUDA_TRY(kk_cu_run_scales(kk_cuda_at(dev), &s), "scales of latents", err);
     return KK_OK;
 }
@@ -440,7 +437,6 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
     for (e.first_row = 0; e.first_row < v->tile_most; e.first_row += e.tile_rows)
         for (e.first_tile = 0; e.first_tile < v->tiles; e.first_tile += tiles) {
             e.n_tiles = v->tiles - e.first_tile < tiles ? v->tiles - e.first_tile : tiles;
-            dev->evicted.over_latents++;
             KK_CUDA_TRY(kk_cu_run_evicted(kk_cuda_at(dev), &e), "attention over latents", err);
         }
     return KK_OK;

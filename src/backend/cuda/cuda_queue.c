@@ -183,7 +183,7 @@ static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_dat
     for (int32_t i = 0; i < rows->n_groups; i++) {
         const kk_group *g = &rows->group[i];
         const size_t at = (size_t)i * (size_t)v->page_cap;
-        memcpy(d->pages + at, g->pages, (size_t)group_pages(g) * sizeof *g->pages);
+        if (g->pages) memcpy(d->pages + at, g->pages, (size_t)group_pages(g) * sizeof *g->pages);
         if (d->latents)
             memcpy(d->latents + at, g->latents, (size_t)group_pages(g) * sizeof *g->latents);
         if (d->sinks) d->sinks[i] = (kk_cu_sink){g->sink, g->pos};
@@ -253,13 +253,13 @@ static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
         const kk_group *g = &rows->group[i];
         kk_group was;
         memcpy(&was, base + v->groups + (size_t)i * sizeof was, sizeof was);
-        const uint8_t *pages = base + v->pages + (size_t)i * (size_t)v->page_cap * sizeof g->pages;
+        const size_t at = (size_t)i * (size_t)v->page_cap * sizeof g->pages;
+        const uint8_t *pages = base + v->pages + at;
         const size_t held = (size_t)group_pages(g) * sizeof *g->pages;
         if (was.pos != g->pos || was.most_shift != g->most_shift || was.row != g->row ||
             was.n_rows != g->n_rows || was.sink != g->sink || !was.latents != !g->latents ||
-            memcmp(pages, g->pages, held) != 0)
+            !was.pages != !g->pages || (g->pages && memcmp(pages, g->pages, held) != 0))
             return false;
-        const size_t at = (size_t)i * (size_t)v->page_cap * sizeof g->pages;
         if (g->latents && memcmp(base + v->latents + at, g->latents, held) != 0) return false;
     }
     return true;
