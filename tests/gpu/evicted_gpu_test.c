@@ -7,6 +7,7 @@
  *
  * Prints a line per group of shapes.  An argument runs only the groups that contain it. */
 #define KK_RIG_PAGES 20
+#define KK_EVICTED_SCALES 0.007 /* latents and decoders are rounded to bf16 */
 
 #include <cuda_runtime_api.h>
 #include <setjmp.h>
