@@ -68,7 +68,8 @@ typedef enum {
     KK_CUDA_SCALE,
     KK_CUDA_EVICTED, /* attention where rows are evicted */
     KK_CUDA_LAYER,
-    KK_CUDA_HEAD, /* always directly after a layer of up to 16 rows */
+    KK_CUDA_EVICTED_LAYER, /* a layer whose rows are evicted */
+    KK_CUDA_HEAD,          /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
 
 /* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
@@ -104,6 +105,11 @@ typedef struct {
             kk_evicted how;        /* without diagnosis */
             int32_t gone;          /* 1: some row sees rows that have to be rebuilt */
         } evicted;
+        struct {
+            kk_layer_args layer; /* where `layer` is */
+            kk_evicted how;
+            int32_t gone;
+        } evicted_layer;
     } a;
 } kk_cuda_op;
 
@@ -226,7 +232,8 @@ bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_
  * operations. */
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-/* The same for more rows than a decode kernel takes: any layer of mixed experts. */
+/* The same for more rows than a decode kernel takes, and for any number where rows are evicted: any
+ * layer of mixed experts. */
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows);
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
@@ -271,8 +278,8 @@ kk_status kk_cuda_keep_now(kk_dev *dev, const kk_keep_args *a, const kk_cuda_vie
 /* Scales of consecutive layers, in one launch; *used of n operations. */
 kk_status kk_cuda_scales_now(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v,
-                              kk_err *err);
+kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                              bool gone, const kk_cuda_view *v, kk_err *err);
 /* Frees what was made from a weight; all of it, where w is NULL. */
 void kk_cuda_drop_decoders(kk_dev *dev, const void *w);
 kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);

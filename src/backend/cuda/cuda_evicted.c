@@ -442,11 +442,8 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
     return KK_OK;
 }
 
-kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v,
-                              kk_err *err) {
-    const kk_attend_args *a = &op->a.evicted.attend;
-    const kk_evicted *how = &op->a.evicted.how;
-    const bool gone = op->a.evicted.gone;
+kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                              bool gone, const kk_cuda_view *v, kk_err *err) {
     KK_TRY(kk_cuda_attend_stored(dev, a, how, v, gone ? dev->sums.data : NULL, err));
     return gone ? add_latents(dev, a, how, v, err) : KK_OK;
 }

@@ -32,7 +32,7 @@ static bool dense_fits(const kk_layer_args *a) {
 /* A layer of mixed experts with K/V rows of its own, whatever its sizes and number of rows. */
 static bool is_mixed(const kk_layer_args *a) {
     const kk_layer_weights *w = &a->w;
-    const bool attends = a->stores && w->k && whole(w->q) && whole(w->o) && !a->evicted &&
+    const bool attends = a->stores && w->k && whole(w->q) && whole(w->o) &&
                          a->slot.head_dim <= 512 && a->slot.head_dim % 8 == 0;
     const bool routed = a->n_used > 0 && whole(w->router) && !w->expert_up &&
                         a->expert_ffn % 8 == 0 && whole(w->expert_gate) && whole(w->expert_down);
@@ -188,7 +188,7 @@ static bool takes_few(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_v
 
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v) {
     return dev->fuse && is_mixed(a) &&
-           (takes_few(dev, a, v) || kk_cuda_takes_prompt(dev, a, v->n_rows));
+           ((!a->evicted && takes_few(dev, a, v)) || kk_cuda_takes_prompt(dev, a, v->n_rows));
 }
 
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,

@@ -525,7 +525,9 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
         return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
                                   NULL, 0, err);
     case KK_CUDA_KEEP: return kk_cuda_keep_now(dev, &op->a.keep, &views[op->view], err);
-    case KK_CUDA_EVICTED: return kk_cuda_evicted_now(dev, op, &views[op->view], err);
+    case KK_CUDA_EVICTED:
+        return kk_cuda_evicted_now(dev, &op->a.evicted.attend, &op->a.evicted.how,
+                                   op->a.evicted.gone, &views[op->view], err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");
@@ -572,6 +574,8 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
         int32_t used = 0;
         if (ops[i].kind == KK_CUDA_LAYER) {
             KK_TRY(kk_cuda_run_layers(dev, ops + i, n - i, views, &used, err));
+        } else if (ops[i].kind == KK_CUDA_EVICTED_LAYER) {
+            KK_TRY(kk_cuda_run_prompt(dev, ops + i, n - i, views, &used, err));
         } else if (ops[i].kind == KK_CUDA_ROPE) {
             KK_TRY(run_ropes(dev, ops + i, n - i, &used, err));
         } else if (ops[i].kind == KK_CUDA_SCALE) {

@@ -594,9 +594,15 @@ static bool sees_gone(const kk_attend_args *a) {
     return false;
 }
 
+/* What attention needs beside what it is given, before it is recorded: making it may flush. */
+static kk_status ready_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
+    if (a->rows->group[0].sink) KK_TRY(kk_cuda_ready_sinks(dev, &a->slot, a->rows->n_groups, err));
+    return a->evicted ? kk_cuda_ready_evicted(dev, a, err) : KK_OK;
+}
+
 static kk_status record_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     kk_cuda_op *op;
-    KK_TRY(kk_cuda_ready_evicted(dev, a, err));
     KK_TRY(record(dev, KK_CUDA_EVICTED, &op, err));
     copy_attend(&op->a.evicted.attend, a);
     copy_evicted(&op->a.evicted.how, a->evicted);
@@ -620,8 +626,7 @@ kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
         return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
                        a->slot.head_dim);
-    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
-    if (a->rows->group[0].sink) KK_TRY(kk_cuda_ready_sinks(dev, &a->slot, a->rows->n_groups, err));
+    KK_TRY(ready_attend(dev, a, err));
     if (a->evicted) return record_evicted(dev, a, err);
     RECORD(dev, KK_CUDA_ATTEND, attend, a, op, err);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
@@ -676,10 +681,16 @@ kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
 }
 
 kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err) {
+    const kk_attend_args attend = kk_layer_attend(a);
+    if (a->evicted) KK_TRY(ready_attend(dev, &attend, err));
     RECORD(dev, KK_CUDA_LAYER, layer, a, op, err);
     KK_TRY(unrecord(dev, view_of(dev, a->rows, &op->view, err)));
     *taken = kk_cuda_takes_layer(dev, a, &dev->q.views[op->view]);
     if (!*taken) dev->q.n_ops--;
+    if (!*taken || !a->evicted) return KK_OK;
+    op->kind = KK_CUDA_EVICTED_LAYER;
+    copy_evicted(&op->a.evicted_layer.how, a->evicted);
+    op->a.evicted_layer.gone = a->evicted->rebuilds && sees_gone(&attend);
     return KK_OK;
 }
 
