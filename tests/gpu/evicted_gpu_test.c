@@ -1,5 +1,5 @@
-/* evicted_gpu_test.c - the shapes of tests/parity/evicted_test.c on the GPU: rows that are gone from
- * their pages, rebuilt from latents or not seen, and sinks that lie apart.
+/* evicted_gpu_test.c - the shapes of tests/parity/evicted_test.c on the GPU: rows that are gone
+ * from their pages, rebuilt from latents or not seen, and sinks that lie apart.
  *
  * Every shape is held to the plain formula in double arithmetic, with a tolerance for what the GPU
  * rounds to bf16, and to equal bits for a row that comes alone.  What no row may read is NaN or not

@@ -1,6 +1,6 @@
 /* restored_gpu_test.c - sessions on the GPU that drop rows or rebuild them: a prompt at once and in
- * pieces, native logits until rows are gone, drafts, forks, rewinds, several sessions in one forward,
- * files here and on the CPU, and how far logits are from the CPU's.
+ * pieces, native logits until rows are gone, drafts, forks, rewinds, several sessions in one
+ * forward, files here and on the CPU, and how far logits are from the CPU's.
  *
  * restored_gpu_test [FOLDER | SYNTHETIC]...  A name with a slash is a folder with verifier, drafter
  * and projection.  Prints a line per check; the exit status is 1 when one failed. */

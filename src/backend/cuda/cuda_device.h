@@ -28,7 +28,7 @@ enum {
     KK_CUDA_PARTS_BYTES = 192 << 20, /* scratch of attention's pages */
     KK_CUDA_EXPERT_ROWS = 2048,      /* rows whose experts are computed in one launch */
     KK_CUDA_DECODERS = 768,          /* most decoders in lane order: three of each layer */
-    KK_CUDA_TURNS = 8,               /* most tables of angles that are kept for them */
+    KK_CUDA_ANGLES = 8,              /* most tables of angles that are kept for them */
     KK_CUDA_LATENT_ROWS = 256,       /* most rows of a launch of attention over latents */
     KK_CUDA_ROWS_AT = 16,            /* bytes of the slot before the rows of a sampled choice */
 };
@@ -145,13 +145,13 @@ typedef struct {
     size_t bytes;
 } kk_cuda_decoder;
 
-/* A table of kk_cu_turns. */
+/* A table of kk_cu_angles. */
 typedef struct {
     kk_rope rope;
     int32_t wide;
     void *data; /* NULL: unused */
     size_t bytes;
-} kk_cuda_turned;
+} kk_cuda_angles;
 
 struct kk_dev {
     kk_mem *mem;
@@ -199,7 +199,7 @@ struct kk_dev {
         size_t bytes;
     } sinks, sums, lifted, latent_sums, stored_weight; /* of attention where rows are evicted */
     kk_cuda_decoder *decoders;                         /* [KK_CUDA_DECODERS] */
-    kk_cuda_turned turned[KK_CUDA_TURNS];
+    kk_cuda_angles angles[KK_CUDA_ANGLES];
     kk_cu_mega *mega; /* the persistent kernel's parameter, as it is being filled */
 };
 

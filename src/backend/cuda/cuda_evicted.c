@@ -1,8 +1,8 @@
 /* cuda_evicted.c - rows that are no longer stored: memory for them, what is made of decoders, and
  * launches of attention that rebuilds them.
  *
- * Attention over stored rows comes first, in the ordinary kernels, which leave the largest score and
- * the sum of each softmax; attention over latents (cuda_evicted.cu) adds the others.
+ * Attention over stored rows comes first, in the ordinary kernels, which leave the largest score
+ * and the sum of each softmax; attention over latents (cuda_evicted.cu) adds the others.
  * Decoders are read in an order of their own, made once from the weights as floats, so that it does
  * not matter how the device stores weights. */
 #include <assert.h>
@@ -66,9 +66,9 @@ void kk_cuda_drop_decoders(kk_dev *dev, const void *w) {
         *d = (kk_cuda_decoder){0};
         dev->decoders[left++] = kept;
     }
-    for (int32_t i = 0; i < KK_CUDA_TURNS && !w; i++) {
-        kk_cuda_give(dev, dev->turned[i].data, dev->turned[i].bytes);
-        dev->turned[i] = (kk_cuda_turned){0};
+    for (int32_t i = 0; i < KK_CUDA_ANGLES && !w; i++) {
+        kk_cuda_give(dev, dev->angles[i].data, dev->angles[i].bytes);
+        dev->angles[i] = (kk_cuda_angles){0};
     }
 }
 
@@ -184,30 +184,30 @@ static kk_status need_decoders(kk_dev *dev, const kk_weight *k, const kk_weight 
 
 /* ---- angles --------------------------------------------------------------------------------- */
 
-static bool turns_alike(const kk_cuda_turned *t, const kk_rope *r, int32_t wide) {
+static bool same_angles(const kk_cuda_angles *t, const kk_rope *r, int32_t wide) {
     return t->data && t->wide == wide && t->rope.theta == r->theta && t->rope.factor == r->factor &&
            t->rope.n_rot == r->n_rot && t->rope.head_dim == r->head_dim;
 }
 
-static const void *find_turns(const kk_dev *dev, const kk_rope *r, int32_t wide) {
-    for (int32_t i = 0; i < KK_CUDA_TURNS; i++)
-        if (turns_alike(&dev->turned[i], r, wide)) return dev->turned[i].data;
+static const void *find_angles(const kk_dev *dev, const kk_rope *r, int32_t wide) {
+    for (int32_t i = 0; i < KK_CUDA_ANGLES; i++)
+        if (same_angles(&dev->angles[i], r, wide)) return dev->angles[i].data;
     return NULL;
 }
 
-static kk_status need_turns(kk_dev *dev, const kk_rope *r, int32_t wide, kk_err *err) {
+static kk_status need_angles(kk_dev *dev, const kk_rope *r, int32_t wide, kk_err *err) {
     int32_t at = 0;
     void *p;
-    if (find_turns(dev, r, wide)) return KK_OK;
-    while (at < KK_CUDA_TURNS && dev->turned[at].data) at++;
-    if (at == KK_CUDA_TURNS)
+    if (find_angles(dev, r, wide)) return KK_OK;
+    while (at < KK_CUDA_ANGLES && dev->angles[at].data) at++;
+    if (at == KK_CUDA_ANGLES)
         return kk_fail(err, KK_EDEVICE, "the GPU rotates rebuilt rows in %d ways", at);
     const size_t bytes = (size_t)KK_CU_LATENT_ROWS * (size_t)wide * 2 * sizeof(float);
     KK_TRY(kk_cuda_sync(dev, err));
     KK_TRY(kk_cuda_take(dev, bytes, &p, err));
-    const kk_cu_turns t = {p, r->theta, r->factor, r->n_rot, r->head_dim, wide};
-    dev->turned[at] = (kk_cuda_turned){.rope = *r, .wide = wide, .data = p, .bytes = bytes};
-    KK_CUDA_TRY(kk_cu_run_turns(kk_cuda_at(dev), &t), "angles", err);
+    const kk_cu_angles t = {p, r->theta, r->factor, r->n_rot, r->head_dim, wide};
+    dev->angles[at] = (kk_cuda_angles){.rope = *r, .wide = wide, .data = p, .bytes = bytes};
+    KK_CUDA_TRY(kk_cu_run_angles(kk_cuda_at(dev), &t), "angles", err);
     KK_CUDA_TRY(cudaStreamSynchronize(dev->stream), "angles", err);
     return KK_OK;
 }
@@ -241,7 +241,7 @@ kk_status kk_cuda_prepare_evicted(kk_dev *dev, const kk_prepare_args *a, kk_err 
     if (!a->evicted.v) return KK_OK;
     const kk_rope *rope = &a->evicted.rope;
     const int32_t half = rebuilt_half(s->k_eq_v, s->head_dim, rope->n_rot);
-    KK_TRY(need_turns(dev, rope, padded_half(half), err));
+    KK_TRY(need_angles(dev, rope, padded_half(half), err));
     return need_decoders(dev, a->evicted.k, a->evicted.v, s->k_eq_v, s->head_dim, rope->n_rot, err);
 }
 
@@ -266,7 +266,7 @@ kk_status kk_cuda_ready_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *er
     KK_TRY(check_shape(dev, a->slot.head_dim, e->latent.head_dim, err));
     KK_TRY(fit_scratch(dev, a->n_head, e->latent.head_dim, err));
     const int32_t half = rebuilt_half(a->slot.k_eq_v, a->slot.head_dim, a->n_rot);
-    KK_TRY(need_turns(dev, &e->rope, padded_half(half), err));
+    KK_TRY(need_angles(dev, &e->rope, padded_half(half), err));
     return need_decoders(dev, e->k, e->v, a->slot.k_eq_v, a->slot.head_dim, a->n_rot, err);
 }
 
@@ -366,7 +366,7 @@ static kk_status fill_evicted(const kk_dev *dev, const kk_attend_args *a, const 
                           .values = decoder[0],
                           .keys = decoder[1],
                           .queries = decoder[2],
-                          .turns = find_turns(dev, &e->rope, want[1].wide),
+                          .angles = find_angles(dev, &e->rope, want[1].wide),
                           .theta = e->rope.theta,
                           .factor = e->rope.factor,
                           .n_rot = a->n_rot,
@@ -390,13 +390,13 @@ static kk_status fill_evicted(const kk_dev *dev, const kk_attend_args *a, const 
                           .lifted = dev->lifted.data,
                           .sum = dev->latent_sums.data,
                           .weight = dev->stored_weight.data};
-    if (!to->turns || !v->latents)
+    if (!to->angles || !v->latents)
         return kk_fail(err, KK_EINVAL, "rebuilding rows was not prepared for");
     return KK_OK;
 }
 
-/* How pages are cut into spans depends on the layer alone: a layer with a window sees few pages, and
- * a block takes each of them. */
+/* How pages are cut into spans depends on the layer alone: a layer with a window sees few pages,
+ * and a block takes each of them. */
 static void cut_spans(kk_cu_evicted *e, const kk_cuda_view *v) {
     int32_t pages = v->page_cap;
     e->span = e->window ? 1 : SPAN;

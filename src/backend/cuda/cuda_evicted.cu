@@ -1,8 +1,8 @@
 /* cuda_evicted.cu - attention over rows of which only latents z are left, in latent space.
  *
- * V_j = v_j D_v z_j with the scale v_j that was kept beside the latent, so a softmax's sum of values
- * is D_v (sum of p_j v_j z_j): latents are summed, and D_v comes once.  Where K = V, so are the
- * values of K that RoPE leaves alone: their part of q . K_j is v_j (q' . z_j) with
+ * V_j = v_j D_v z_j with the scale v_j that was kept beside the latent, so a softmax's sum of
+ * values is D_v (sum of p_j v_j z_j): latents are summed, and D_v comes once.  Where K = V, so are
+ * the values of K that RoPE leaves alone: their part of q . K_j is v_j (q' . z_j) with
  * q' = D_v^T (k_norm * q) over those values.  The other values of K are rebuilt, a page at a time:
  * times k_norm, rotated, rounded to bf16, and multiplied with q where they lie, in registers.
  * A query's arithmetic depends on neither the queries beside it nor on how rows were cut.
@@ -19,8 +19,8 @@
  *        added to those of the span's pages before, in registers              -- __syncthreads
  *    smem: z | q [queries][2 wide] bf16 | score [W][queries][68] f32 | p [queries][72] bf16
  *      | sums of squares [W][64] f32 | angles of the page [wide][2] f32 | states, scales
- *    collect_kernel  256 threads per (row, head): adds spans in order, and puts the stored rows' sum
- *                    beside them; the sum of latents as two bf16 values each
+ *    collect_kernel  256 threads per (row, head): adds spans in order, and puts the stored rows'
+ *                    sum beside them; the sum of latents as two bf16 values each
  *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp
  *
  * Values of K that are rotated take angles of the page's first row, composed with those of rows
@@ -36,7 +36,7 @@ enum {
     P_PITCH = 72,     /* bf16 values */
 };
 
-/* ---- queries in latent space ------------------------------------------------------------------ */
+/* ---- queries in latent space ----------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) lift_kernel(const __grid_constant__ kk_cu_evicted a) {
     extern __shared__ __align__(128) char smem[];
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(THREADS) lift_kernel(const __grid_constant__ k
     }
 }
 
-/* ---- a block of attention over latents --------------------------------------------------------- */
+/* ---- a block of attention over latents ------------------------------------------------------- */
 
 /* Shared memory of gone_kernel, in bytes from its start. */
 struct gone_layout {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void load_page(const gone_block &b, int page, float f
 }
 
 /* (cos, sin) of the sum of two angles. */
-__device__ __forceinline__ float2 turned(float2 x, float2 y) {
+__device__ __forceinline__ float2 add_angles(float2 x, float2 y) {
     return make_float2(__fmaf_rn(-x.y, y.y, __fmul_rn(x.x, y.x)),
                        __fmaf_rn(x.y, y.x, __fmul_rn(x.x, y.y)));
 }
@@ -249,14 +249,14 @@ __device__ __forceinline__ void add_squares(const float (&raw)[MT][4][4], float 
         }
 }
 
-/* Values times k_norm, rotated, as operands A of products over them: key[m][0] has the first halves'
- * values, key[m][1] the second ones'. */
+/* Values times k_norm, rotated, as operands A of products over them: key[m][0] has values of the
+ * first halves of heads, key[m][1] those of the second. */
 template <int MT>
-__device__ __forceinline__ void turn_keys(uint32_t (&key)[MT][2][4], float (&raw)[MT][4][4],
-                                          const gone_block &b, int group, int row0) {
+__device__ __forceinline__ void rotate_keys(uint32_t (&key)[MT][2][4], float (&raw)[MT][4][4],
+                                            const gone_block &b, int group, int row0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float2 *angles = (const float2 *)(b.smem + b.at.angles);
-    const float2 *table = (const float2 *)b.a.turns;
+    const float2 *table = (const float2 *)b.a.angles;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -266,14 +266,14 @@ __device__ __forceinline__ void turn_keys(uint32_t (&key)[MT][2][4], float (&raw
             const float u = real ? b.a.k_norm[k] : 0;
             const float v = real ? b.a.k_norm[k + b.a.head_dim / 2] : 0;
             const float2 by = table[8 * b.a.wide + k];
-            float2 now = turned(angles[k], table[(row0 + g) * b.a.wide + k]);
+            float2 now = add_angles(angles[k], table[(row0 + g) * b.a.wide + k]);
 #pragma unroll
             for (int r = 0; r < 2 * MT; r++) {
                 float &x = raw[r / 2][i][r % 2 * 2 + e], &y = raw[r / 2][i + 2][r % 2 * 2 + e];
                 const float p = __fmul_rn(x, u), q = __fmul_rn(y, v);
                 x = __fmaf_rn(-q, now.y, __fmul_rn(p, now.x));
                 y = __fmaf_rn(p, now.y, __fmul_rn(q, now.x));
-                now = turned(now, by);
+                now = add_angles(now, by);
             }
         }
 #pragma unroll
@@ -478,7 +478,7 @@ __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_bl
         project_keys<MT>(raw, b, group, z);
         if (!b.a.k_eq_v)
             add_squares<MT>(raw, b.floats(b.at.squares) + slot * KK_PAGE + row0, first);
-        turn_keys<MT>(key, raw, b, group, row0);
+        rotate_keys<MT>(key, raw, b, group, row0);
         score_keys<MT, NT>(b, key, score, group, row0, first);
     }
     if (b.a.queries) score_latents<MT, NT>(b, score, slot, row0, z);
@@ -523,7 +523,7 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
     write_parts<NT, RT>(sum, b);
 }
 
-/* ---- adding up -------------------------------------------------------------------------------- */
+/* ---- adding up ------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant__ kk_cu_evicted a) {
     extern __shared__ __align__(16) float by[]; /* [spans] factors of this row's spans */
@@ -617,7 +617,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
     }
 }
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 size_t kk_cu_evicted_parts(const kk_cu_evicted *a) {
     const size_t one = (size_t)kk_cu_latent_pitch(a->rank) + 4;

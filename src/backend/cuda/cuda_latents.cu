@@ -7,7 +7,7 @@
  *    scales_kernel   256 threads per (16 rows, head of a layer): D_v z by m16n8k16, a warp every
  *                    eighth strip; sums of squares by lane, four lanes, warps, in order;
  *                    smem [16][rank] bf16 | [8][16] f32
- *    turns_kernel    one thread per angle */
+ *    angles_kernel    one thread per angle */
 #include "evicted.cuh"
 #include "launch.cuh"
 
@@ -197,7 +197,7 @@ cudaError_t kk_cu_run_scales(kk_cu_at at, const kk_cu_scales *a) {
 
 /* ---- angles --------------------------------------------------------------------------------- */
 
-__global__ void turns_kernel(const __grid_constant__ kk_cu_turns a) {
+__global__ void angles_kernel(const __grid_constant__ kk_cu_angles a) {
     const int i = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (i >= KK_CU_LATENT_ROWS * a.wide) return;
     const int pos = i / a.wide, k = i % a.wide;
@@ -209,8 +209,8 @@ __global__ void turns_kernel(const __grid_constant__ kk_cu_turns a) {
     ((float2 *)a.to)[i] = make_float2((float)c, (float)s);
 }
 
-cudaError_t kk_cu_run_turns(kk_cu_at at, const kk_cu_turns *a) {
+cudaError_t kk_cu_run_angles(kk_cu_at at, const kk_cu_angles *a) {
     at.early = false;
-    return kk_launch(at, turns_kernel, *a,
+    return kk_launch(at, angles_kernel, *a,
                      kk_blocks((size_t)KK_CU_LATENT_ROWS * (size_t)a->wide, THREADS), THREADS, 0);
 }

@@ -1,5 +1,5 @@
-/* cuda_prompt.c - layers of mixed experts for more than 16 rows: the chunks of a prompt; and for any
- * number of rows where some are evicted.
+/* cuda_prompt.c - layers of mixed experts for more than 16 rows: the chunks of a prompt; and for
+ * any number of rows where some are evicted.
  *
  * The steps are those of mega.cuh with tiled products, and with those of decode.cuh for up to 16
  * rows, which are then not swizzled.  Rows between kernels are bf16 where a

@@ -85,15 +85,15 @@ typedef struct {
     float *to;
     float theta, factor;
     int32_t n_rot, head_dim, wide;
-} kk_cu_turns;
-cudaError_t kk_cu_run_turns(kk_cu_at at, const kk_cu_turns *a);
+} kk_cu_angles;
+cudaError_t kk_cu_run_angles(kk_cu_at at, const kk_cu_angles *a);
 
 typedef struct {
     kk_cu_rows rows; /* its pages are those of latents */
     float *out;      /* [n_rows][n_head * head_dim], which has attention over stored rows */
     const float *q, *k_norm, *sums;      /* sums: as in kk_cu_attend */
     const void *keys, *values, *queries; /* decoders; queries NULL: keys are rebuilt whole */
-    const float *turns;
+    const float *angles;
     float theta, factor;
     int32_t n_rot, half, wide;
     int32_t n_head, n_kv_head, head_dim, rank;

@@ -267,8 +267,8 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
 
 /* ---- visible keys ------------------------------------------------------------------------- */
 
-/* The keys that a row sees (attends to): [sink_from, sink) and [from, to), of which the first may be
- * empty.  Positions are below 2^31. */
+/* The keys that a row sees (attends to): [sink_from, sink) and [from, to), of which the first may
+ * be empty.  Positions are below 2^31. */
 struct kk_visible {
     int sink, from, to, sink_from;
     __device__ __forceinline__ bool page(int p) const {
@@ -332,7 +332,7 @@ __device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_visible &firs
                                                           const kk_visible &last) {
     kk_tile_pages p;
     p.window = first.from / KK_PAGE;
-    /* A later row may have a sink that is separate from its window, and none may have it any more. */
+    /* A later row may have a sink that is separate from its window, or one that its mask hides. */
     p.sinks = first.from == 0 ? 0 : (max(first.sink, last.sink) + KK_PAGE - 1) / KK_PAGE;
     if (p.sinks > p.window) p.sinks = p.window;
     p.n = p.sinks + (last.to + KK_PAGE - 1) / KK_PAGE - p.window;
