@@ -10,7 +10,7 @@
  *    lift_kernel     q' of 16 queries, 64 latent values per block; 256 threads, a strip per warp;
  *                    smem [16][head_dim] bf16.  Only where K = V
  *    gone_kernel     256 threads per (span of pages, K/V head, 8 or 32 queries), page after page:
- *      z [64][rank] bf16 -> smem                                              -- __syncthreads
+ *      z [64][rank] bf16 -> smem, of the next page too where it fits          -- __syncthreads
  *      a warp takes 16 MT keys and every W-th 16 pairs of values (W = 2 MT): D_k z by m16n8k16,
  *        rotation, k_norm in registers, times q -> score[slot][query][key]; q' . z, every W-th step
  *                                                                             -- __syncthreads
@@ -88,23 +88,24 @@ __global__ void __launch_bounds__(THREADS) lift_kernel(const __grid_constant__ k
 
 /* Shared memory of gone_kernel, in bytes from its start. */
 struct gone_layout {
-    int z, q, score, p, squares, angles, state, keep, bad, bytes;
+    int z, z_bytes, q, score, p, squares, angles, state, keep, bytes;
     int z_pitch, q_pitch;
 };
-static __host__ __device__ gone_layout layout_of(int rank, int wide, int slots, int queries) {
+static __host__ __device__ gone_layout layout_of(int rank, int wide, int slots, int queries,
+                                                 bool ahead) {
     gone_layout l;
     l.z_pitch = kk_rows_pitch(kk_cu_latent_pitch(rank));
     l.q_pitch = 4 * wide + 16;
     l.z = 0;
-    l.q = l.z + KK_PAGE * l.z_pitch;
+    l.z_bytes = KK_PAGE * l.z_pitch;
+    l.q = l.z + (ahead ? 2 : 1) * l.z_bytes;
     l.score = l.q + queries * l.q_pitch;
     l.p = l.score + slots * queries * SCORE_PITCH * 4;
     l.squares = l.p + queries * P_PITCH * 2;
     l.angles = l.squares + slots * KK_PAGE * 4;
     l.state = l.angles + wide * 8;
     l.keep = l.state + queries * 16;
-    l.bad = l.keep + KK_PAGE * 4;
-    l.bytes = l.bad + KK_PAGE * 4;
+    l.bytes = l.keep + KK_PAGE * 4;
     return l;
 }
 
@@ -148,39 +149,61 @@ __device__ __forceinline__ void stage_queries(const gone_block &b, int queries) 
     }
 }
 
-/* Latents, scales and angles of a page. */
-__device__ __forceinline__ void load_page(const gone_block &b, int page, float freq) {
+/* What a thread brings of a page beside its latents: a row's scale, an angle of the first row. */
+struct gone_coming {
+    float keep;
+    float2 angle;
+};
+
+/* Starts to bring a page; latents go to z. */
+__device__ __forceinline__ gone_coming start_page(const gone_block &b, char *z, int page,
+                                                  float freq) {
     const kk_cu_evicted &a = b.a;
     const uint8_t *mem = a.rows.pages[b.tile.info.pages + page];
-    const int base = page * KK_PAGE, pieces = kk_cu_latent_pitch(a.rank) / 8;
+    const int base = page * KK_PAGE, pieces = kk_cu_latent_pitch(a.rank) / 8, rank = a.rank;
     const int tid = (int)threadIdx.x;
-#pragma unroll 4
+    const bool as_stored = a.latent.format == KK_CU_BF16 && rank % 8 == 0;
     for (int i = tid; i < KK_PAGE * pieces; i += THREADS) {
-        const int j = i / pieces, c = i % pieces;
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (b.any.has(base + j)) v = kk_latent_values(a.latent, mem + a.latent.v_off, j, c * 8);
-        uint32_t *const word = (uint32_t *)&v;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const bool odd = (word[k] & 0x7f80) == 0x7f80 || (word[k] & 0x7f800000) == 0x7f800000;
-            if (!odd) continue;
-            word[k] = 0;
-            ((int *)(b.smem + b.at.bad))[j] = page + 1;
+        const int j = i / pieces, at = i % pieces * 8;
+        const bool real = b.any.has(base + j) && at < rank;
+        char *to = z + j * b.at.z_pitch + at * 2;
+        const uint8_t *rows = mem + a.latent.v_off;
+        if (as_stored) {
+            kk_copy_async(to, real ? rows + ((size_t)j * rank + at) * 2 : rows, real);
+            continue;
         }
-        *(uint4 *)(b.smem + b.at.z + j * b.at.z_pitch + c * 16) = v;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (real) v = kk_latent_values(a.latent, rows, j, at);
+        *(uint4 *)to = v;
     }
-    if (tid < KK_PAGE) {
+    kk_copy_commit();
+    gone_coming next = {0, make_float2(1, 0)};
+    if (tid < KK_PAGE && b.any.has(base + tid)) {
         const uint16_t *kept = (const uint16_t *)(mem + a.scales.v_off);
-        float x = 0;
-        if (b.any.has(base + tid))
-            x = kk_dfloat(kept[(size_t)tid * a.scales.head_dim + a.scale_at + b.kv]);
-        b.floats(b.at.keep)[tid] = x;
+        next.keep = kk_dfloat(kept[(size_t)tid * a.scales.head_dim + a.scale_at + b.kv]);
     }
-    if (tid < a.wide) {
-        double s = 0, c = 1;
-        if (tid < a.n_rot) sincos((double)__fmul_rn((float)base, freq), &s, &c);
-        ((float2 *)(b.smem + b.at.angles))[tid] = make_float2((float)c, (float)s);
+    if (tid < a.n_rot) {
+        double s, c;
+        sincos((double)__fmul_rn((float)base, freq), &s, &c);
+        next.angle = make_float2((float)c, (float)s);
     }
+    return next;
+}
+
+/* Makes a page ready whose copies have arrived.  A scale is no positive number where some value of
+ * its latent is none: such a latent becomes zeros, and what sees it becomes NaN by its scale. */
+__device__ __forceinline__ void settle_page(const gone_block &b, char *z, int page,
+                                            const gone_coming &now) {
+    const int tid = (int)threadIdx.x, pieces = kk_cu_latent_pitch(b.a.rank) / 8;
+    float *keep = b.floats(b.at.keep);
+    const bool odd = tid < KK_PAGE && b.any.has(page * KK_PAGE + tid) && !(now.keep > 0);
+    if (tid < KK_PAGE) keep[tid] = odd ? NAN : now.keep;
+    if (tid < b.a.wide) ((float2 *)(b.smem + b.at.angles))[tid] = now.angle;
+    if (!__syncthreads_or(odd)) return;
+    for (int i = tid; i < KK_PAGE * pieces; i += THREADS)
+        if (isnan(keep[i / pieces]))
+            *(uint4 *)(z + i / pieces * b.at.z_pitch + i % pieces * 16) = make_uint4(0, 0, 0, 0);
+    __syncthreads();
 }
 
 /* (cos, sin) of the sum of two angles. */
@@ -384,10 +407,7 @@ __device__ __forceinline__ void weigh_page(const gone_block &b, int queries, int
     const float p0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
     const float p1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
     const float l = kk_warp_sum(__fadd_rn(p0, p1));
-    const int *bad = (const int *)(b.smem + b.at.bad);
-    const float *keep = b.floats(b.at.keep);
-    const float v0 = bad[lane] == page + 1 ? NAN : keep[lane];
-    const float v1 = bad[lane + 32] == page + 1 ? NAN : keep[lane + 32];
+    const float v0 = b.floats(b.at.keep)[lane], v1 = b.floats(b.at.keep)[lane + 32];
     uint16_t *p = (uint16_t *)(b.smem + b.at.p) + i * P_PITCH;
     p[lane] = s0 ? kk_dbf16(__fmul_rn(p0, v0)) : (uint16_t)0;
     p[lane + 32] = s1 ? kk_dbf16(__fmul_rn(p1, v1)) : (uint16_t)0;
@@ -407,11 +427,12 @@ __device__ __forceinline__ void weigh_page(const gone_block &b, int queries, int
 /* Sums of latents over the page, added to those before: sum[k][nt] has latent values
  * 16 (warp + 8 k) + g, + 8 of queries 8 nt + 2 t, + 1. */
 template <int NT, int RT>
-__device__ __forceinline__ void sum_latents(float (&sum)[RT][NT][4], const gone_block &b) {
+__device__ __forceinline__ void sum_latents(float (&sum)[RT][NT][4], const gone_block &b,
+                                            const char *latents) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const gone_state *state = (const gone_state *)(b.smem + b.at.state);
     const uint32_t z =
-        kk_shared(b.smem + b.at.z) + (lane % 8 + lane / 16 * 8) * b.at.z_pitch + lane / 8 % 2 * 16;
+        kk_shared(latents) + (lane % 8 + lane / 16 * 8) * b.at.z_pitch + lane / 8 % 2 * 16;
     const uint16_t *p = (const uint16_t *)(b.smem + b.at.p) + g * P_PITCH + 2 * t;
 #pragma unroll
     for (int k = 0; k < RT; k++) {
@@ -461,16 +482,14 @@ __device__ __forceinline__ void write_parts(const float (&sum)[RT][NT][4], const
 }
 
 template <int MT, int NT, int RT>
-__device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_block &b, int page,
-                                          float freq) {
+__device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_block &b,
+                                          char *latents, int page, const gone_coming &now) {
     constexpr int W = 2 * MT, Q = 8 * NT;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slot = warp / (4 / MT), row0 = warp % (4 / MT) * 16 * MT;
     float *score = b.floats(b.at.score) + slot * Q * SCORE_PITCH;
-    const uint32_t z =
-        kk_shared(b.smem + b.at.z) + (row0 + lane % 16) * b.at.z_pitch + lane / 16 * 16;
-    load_page(b, page, freq);
-    __syncthreads();
+    const uint32_t z = kk_shared(latents) + (row0 + lane % 16) * b.at.z_pitch + lane / 16 * 16;
+    settle_page(b, latents, page, now);
     bool first = true;
     for (int group = slot; group < b.a.wide / 16; group += W, first = false) {
         float raw[MT][4][4];
@@ -485,7 +504,7 @@ __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_bl
     __syncthreads();
     for (int i = warp; i < b.n; i += WARPS) weigh_page<W>(b, Q, i, page);
     __syncthreads();
-    sum_latents<NT, RT>(sum, b);
+    sum_latents<NT, RT>(sum, b, latents);
     __syncthreads();
 }
 
@@ -505,21 +524,37 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
     if (n <= 0) return;
     const kk_gone first = kk_gone_at_row(a, tile.pos + q0 / tile.group);
     const kk_gone last = kk_gone_at_row(a, tile.pos + (q0 + n - 1) / tile.group);
-    const gone_block b = {
-        a, layout_of(a.rank, a.wide, 2 * MT, 8 * NT), smem, tile, kv, q0, n, {first.from, last.to}};
+    const gone_block b = {a,    layout_of(a.rank, a.wide, 2 * MT, 8 * NT, a.ahead),
+                          smem, tile,
+                          kv,   q0,
+                          n,    {first.from, last.to}};
     const int from = (tile.span + (int)blockIdx.x) * a.span;
     const int begin = max(from, b.any.from / KK_PAGE);
     const int end = min(from + a.span, (b.any.to + KK_PAGE - 1) / KK_PAGE);
     if (begin >= end || b.any.from >= b.any.to) return;
-    if (tid < KK_PAGE) ((int *)(smem + b.at.bad))[tid] = 0;
     if (tid < 8 * NT) ((gone_state *)(smem + b.at.state))[tid] = {-INFINITY, 0, 1, 0};
     for (int i = tid; i < 8 * NT * P_PITCH; i += THREADS) ((uint16_t *)(smem + b.at.p))[i] = 0;
     stage_queries(b, 8 * NT);
     float sum[RT][NT][4];
 #pragma unroll
     for (int i = 0; i < RT * NT * 4; i++) sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
-    __syncthreads();
-    for (int page = begin; page < end; page++) gone_page<MT, NT, RT>(sum, b, page, freq);
+    const auto latents = [&](int page) {
+        return smem + b.at.z + (a.ahead ? (page - begin) % 2 * b.at.z_bytes : 0);
+    };
+    gone_coming now = start_page(b, latents(begin), begin, freq);
+    for (int page = begin; page < end; page++) {
+        gone_coming next = now;
+        const bool more = page + 1 < end;
+        if (a.ahead && more) {
+            next = start_page(b, latents(page + 1), page + 1, freq);
+            kk_copy_wait<1>();
+        } else {
+            kk_copy_wait<0>();
+        }
+        gone_page<MT, NT, RT>(sum, b, latents(page), page, now);
+        if (!a.ahead && more) next = start_page(b, latents(page + 1), page + 1, freq);
+        now = next;
+    }
     write_parts<NT, RT>(sum, b);
 }
 
@@ -625,11 +660,15 @@ size_t kk_cu_evicted_parts(const kk_cu_evicted *a) {
 }
 
 int32_t kk_cu_evicted_shared(const kk_cu_evicted *a, int32_t queries) {
-    return layout_of(a->rank, a->wide, 2 * key_tiles(a->wide), queries).bytes;
+    return layout_of(a->rank, a->wide, 2 * key_tiles(a->wide), queries, a->ahead).bytes;
 }
 
 template <int MT, int NT, int RT>
-static cudaError_t run_gone(kk_cu_at at, const kk_cu_evicted *a, dim3 grid) {
+static cudaError_t run_gone(kk_cu_at at, const kk_cu_evicted *args, dim3 grid) {
+    kk_cu_evicted two = *args;
+    two.ahead = args->span > 1;
+    const bool fits = kk_cu_evicted_shared(&two, 8 * NT) <= at.shared;
+    const kk_cu_evicted *a = fits ? &two : args;
     const int shared = kk_cu_evicted_shared(a, 8 * NT);
     const cudaError_t e = cudaFuncSetAttribute((const void *)gone_kernel<MT, NT, RT>,
                                                cudaFuncAttributeMaxDynamicSharedMemorySize, shared);

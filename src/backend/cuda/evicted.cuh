@@ -43,6 +43,20 @@ struct kk_gone_query {
         : row(i / t.group), head(kv * t.group + i % t.group) {}
 };
 
+/* Copies 16 bytes to shared memory asynchronously; zeros unless `real`. */
+__device__ __forceinline__ void kk_copy_async(char *to, const void *from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kk_shared(to)), "l"(from),
+                 "r"(real ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void kk_copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until no more than N groups of this thread's copies are in flight. */
+template <int N> __device__ __forceinline__ void kk_copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 /* Eight values of a latent from `at` on, a multiple of 8, as bf16; 0 from rank on. */
 __device__ __forceinline__ uint4 kk_latent_values(const kk_cu_slot &s, const uint8_t *rows, int j,
                                                   int at) {

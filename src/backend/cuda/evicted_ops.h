@@ -107,6 +107,7 @@ typedef struct {
     /* Rows of this launch: [first_row, first_row + tile_rows) of each of n_tiles tiles. */
     int32_t first_tile, n_tiles, first_row, tile_rows;
     int32_t queries_at_once; /* 8 or 32 */
+    bool ahead; /* set by the launcher: a page is copied while the one before is used */
     /* Scratch, by row of the launch: (tile - first_tile) * tile_rows + row - first_row. */
     float
         *parts; /* [row][n_head][spans][4 + rank, padded]: m, l, unused, unused, sums of latents */
