@@ -24,8 +24,8 @@
  *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp
  *
  * Values of K that are rotated take angles of the page's first row, composed with those of rows
- * 0 .. 63.  A latent that no query of a block may see, or that is no number, is read as zeros;
- * in the second case the value's scale becomes NaN for the queries that do see it. */
+ * 0 .. 63.  A latent that no query of a block may see, or that is no number, is read as zeros; in
+ * the second case its scale is NaN, for the queries that do see it. */
 #include "evicted.cuh"
 #include "launch.cuh"
 
@@ -190,18 +190,19 @@ __device__ __forceinline__ gone_coming start_page(const gone_block &b, char *z, 
     return next;
 }
 
-/* Makes a page ready whose copies have arrived.  A scale is no positive number where some value of
- * its latent is none: such a latent becomes zeros, and what sees it becomes NaN by its scale. */
+/* Makes a page ready whose copies have arrived.  Where some value of a latent is no finite number,
+ * its scale is NaN or 0: such a latent becomes zeros, and what sees a NaN becomes one by the
+ * scale. */
 __device__ __forceinline__ void settle_page(const gone_block &b, char *z, int page,
                                             const gone_coming &now) {
     const int tid = (int)threadIdx.x, pieces = kk_cu_latent_pitch(b.a.rank) / 8;
     float *keep = b.floats(b.at.keep);
     const bool odd = tid < KK_PAGE && b.any.has(page * KK_PAGE + tid) && !(now.keep > 0);
-    if (tid < KK_PAGE) keep[tid] = odd ? NAN : now.keep;
+    if (tid < KK_PAGE) keep[tid] = now.keep;
     if (tid < b.a.wide) ((float2 *)(b.smem + b.at.angles))[tid] = now.angle;
     if (!__syncthreads_or(odd)) return;
     for (int i = tid; i < KK_PAGE * pieces; i += THREADS)
-        if (isnan(keep[i / pieces]))
+        if (!(keep[i / pieces] > 0))
             *(uint4 *)(z + i / pieces * b.at.z_pitch + i % pieces * 16) = make_uint4(0, 0, 0, 0);
     __syncthreads();
 }
