@@ -217,7 +217,6 @@ static bool read_policies(bench_args *a, kk_bench_opts *o, int *code) {
     }
     a->load.restores = o->ways[KK_BENCH_RESTORED] || o->ways[KK_BENCH_RESTORED_SLIDING] ||
                        o->ways[KK_BENCH_RESTORED_FULL];
-    a->load.keeps_few = a->policies != NULL;
     return true;
 }
 
@@ -450,6 +449,8 @@ const verb verb_bench = {
                 "  kakeya bench --synthetic 26b-a4b:q4_0:12 -n 64 --report bench.json\n"
                 "  kakeya bench --sessions 8 --ctx 64 --prefill 0 --rows none\n"
                 "  kakeya bench -m gemma-4-26b-a4b-q4_0.gguf --ctx 4096 --rows none\n"
+                "  kakeya bench --device cuda --synthetic 26b-a4b:bf16 -mp synthetic:512 \\\n"
+                "      --policies exact,restored --ctx 32000 --prefill 0 --rows none\n"
                 "  kakeya bench --device cuda --synthetic 26b-a4b:bf16 --ctx 1238,3238 \\\n"
                 "      --prefill 3238 --rows 1,4,8,16\n",
     .options = bench_options,

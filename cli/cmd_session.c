@@ -330,7 +330,6 @@ static int load_all(work *w, session_args *args, int argc, char **argv) {
     if (!sessions_find(w->verb, w->name, &w->path, &code)) return code;
     if (!find_saved(w, &code)) return code;
     args->load.restores = w->saved.projection != 0;
-    args->load.keeps_few = w->saved.window > 0 || w->saved.sink > 0;
     /* Looked at again when it is ours to write: somebody may have gone on with it in between. */
     if (!args->keep && (!open_file(w, true, &code) || !find_saved(w, &code))) return code;
     if (!open_engine(w, &code)) return code;

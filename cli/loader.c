@@ -252,8 +252,6 @@ const char *loader_keep_name(kk_keep k, bool sliding) {
 }
 
 void loader_expect(loader_args *load, const loader_cache_args *a) {
-    load->keeps_few |=
-        loader_keep(a->kv_sliding) != KK_KEEP_ALL || loader_keep(a->kv_full) != KK_KEEP_ALL;
     load->restores |= loader_keep(a->kv_sliding) == KK_KEEP_RESTORED ||
                       loader_keep(a->kv_full) == KK_KEEP_RESTORED;
 }

@@ -11,7 +11,7 @@ typedef struct {
     int32_t threads, exact_rows;
     bool mlock, huge_pages;
     bool restores;  /* rows are to be restored: the shipped model brings its projection */
-    bool keeps_few; /* sessions keep not all rows: the CPU, unless a device is named */
+    bool keeps_few; /* an evaluation of rows that are not kept: the CPU, unless a device is named */
 } loader_args;
 
 typedef struct {

@@ -190,7 +190,7 @@ typedef struct {
     kk_buf *out; /* [n_rows, n_head * head_dim] */
     const kk_buf *q;
     const kk_buf *k_norm;   /* k_eq_v: to rebuild K */
-    const kk_buf *rope_pos; /* k_eq_v: [position][2][n_rot] */
+    const kk_buf *rope_pos; /* k_eq_v: [position][2][n_rot]; with evicted: see kk_backend.angles */
     int32_t n_rot, n_head, window, sink;
     bool block;
     kk_kv_slot slot;
@@ -453,6 +453,8 @@ typedef struct {
     struct {
         const kk_kv_slot *slot;
         int32_t n_head, rank;
+        const kk_weight *k, *v; /* their decoders, where they are known, and the rotation */
+        kk_rope rope;
     } evicted; /* attention over evicted rows of such a slot; rank 0: they are not rebuilt */
 } kk_prepare_args;
 
@@ -509,6 +511,7 @@ typedef struct {
     int32_t rows;    /* rows of a forward that suit it, where the caller does not say */
     bool queues;     /* operations return before they are done: it pays to enqueue rounds ahead */
     bool own_memory; /* weights are copied to it */
+    bool angles;     /* where rows are evicted too, K of stored rows is rebuilt with rope_pos */
     int32_t sample_vocab; /* `choose` samples from rows of up to so many logits; 0: it does not */
     const kk_page_ops *pages;          /* NULL: K/V pages lie in ordinary memory */
     const kk_latent_ops *latents;      /* NULL: it keeps no latents and rebuilds no rows */

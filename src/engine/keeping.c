@@ -130,7 +130,9 @@ static kk_status prepare_window(kk_session *s, kk_err *err) {
     for (int32_t i = 0; i < c->n_layer; i++)
         if (s->keeps.kind[c->layer[i].kind] == KK_KEEP_WINDOW && c->layer[i].kv_source == i)
             KK_TRY(e->backend->prepare(
-                e->dev, &(kk_prepare_args){.evicted = {&s->layout->slot[i], c->n_head, 0}}, err));
+                e->dev,
+                &(kk_prepare_args){.evicted = {.slot = &s->layout->slot[i], .n_head = c->n_head}},
+                err));
     return KK_OK;
 }
 

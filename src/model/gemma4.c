@@ -224,7 +224,8 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
 /* Angles of these rows, and, where K is rebuilt from V of all rows, of every position up to
  * theirs. */
 static kk_status fill_rope(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk_err *err) {
-    const bool all_rows = !kk_cache_how(a->groups[0].cache)->policy[KK_FULL]->evicts;
+    const bool all_rows =
+        m->be->angles || !kk_cache_how(a->groups[0].cache)->policy[KK_FULL]->evicts;
     for (int k = 0; k < KK_LAYER_KINDS; k++) {
         const kk_rope_config *rc = &m->cfg.rope[k];
         int32_t d = 0;

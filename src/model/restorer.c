@@ -57,9 +57,15 @@ static kk_status prepare_layers(kk_restorer *r, const kk_gemma4 *verifier, kk_er
                                  .k_eq_v = c->layer[i].k_eq_v,
                                  .n_kv_head = c->layer[i].n_kv_head,
                                  .head_dim = c->layer[i].head_dim};
-        if (r->cfg.layer[i].restored)
-            KK_TRY(r->be->prepare(
-                r->dev, &(kk_prepare_args){.evicted = {&slot, c->n_head, r->cfg.rank}}, err));
+        const kk_rope_config *rope = &c->rope[c->layer[i].kind];
+        const kk_prepare_args p = {
+            .evicted = {.slot = &slot,
+                        .n_head = c->n_head,
+                        .rank = r->cfg.rank,
+                        .k = r->k[i],
+                        .v = r->v[i],
+                        .rope = {rope->theta, rope->factor, rope->n_rot, slot.head_dim}}};
+        if (r->cfg.layer[i].restored) KK_TRY(r->be->prepare(r->dev, &p, err));
     }
     return KK_OK;
 }

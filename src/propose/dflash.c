@@ -33,7 +33,9 @@ static kk_status prepare_sink(const context *c, kk_err *err) {
     for (int32_t i = 0; i < o->layout->shape.n_layer; i++)
         if (o->layout->shape.layer[i].kind == KK_FULL)
             KK_TRY(o->backend->prepare(
-                o->dev, &(kk_prepare_args){.evicted = {&o->layout->slot[i], n_head, 0}}, err));
+                o->dev,
+                &(kk_prepare_args){.evicted = {.slot = &o->layout->slot[i], .n_head = n_head}},
+                err));
     return KK_OK;
 }
 

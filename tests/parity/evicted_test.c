@@ -339,7 +339,7 @@ static void apart_one(rig *r, kk_kv_format format, int32_t sink, int32_t window,
                         .slot = c->slot,
                         .rows = &c->rows,
                         .scale = 0.3f};
-    RIG_PREPARE(r, .evicted = {&c->slot, HEADS, 0});
+    RIG_PREPARE(r, .evicted = {.slot = &c->slot, .n_head = HEADS});
     float *want = rig_memory(r, 2 * all * sizeof *want), *got = want + all;
     RIG_RUN(r, attend, &a);
     rig_read(r, a.out, want, all);

@@ -44,6 +44,11 @@ typedef struct {
 
 static const float evicted_eps = 1e-6f;
 
+/* How far a scale that was kept may be off: half a step of bf16, and what the device rounds. */
+#ifndef KK_EVICTED_SCALES
+#define KK_EVICTED_SCALES 0.0041
+#endif
+
 /* Rows from here on are stored, to a row at pos. */
 static inline int64_t evicted_stored(const evicted_shape *s, int64_t pos) {
     return pos / s->chunk * s->chunk - s->window;
@@ -163,7 +168,7 @@ static inline void evicted_expect_latent(evicted_world *w, int32_t session, int6
     const double kept = (double)rig_cache_get(w->scales, session, w->scales->slot.v_off, 0, pos,
                                               w->evicted.scale_at + h);
     for (int32_t i = 0; i < s->head_dim; i++)
-        if (fabs(v[i] - raw[i] * kept) > fabs(v[i]) * 0.0041 + 1e-6)
+        if (fabs(v[i] - raw[i] * kept) > fabs(v[i]) * KK_EVICTED_SCALES + 1e-6)
             fail_msg("scale %g of %d, head %d: %g becomes %g", kept, (int)pos, h, raw[i], v[i]);
     if (s->k_eq_v) memcpy(other, raw, sizeof other);
     evicted_latent(w, session, pos, z, false);
@@ -394,7 +399,9 @@ static inline evicted_world *evicted_open(rig *r, const evicted_shape *s, bool e
         }
         evicted_open_latents(w);
     }
-    RIG_PREPARE(r, .evicted = {&w->rows->slot, s->n_head, s->hides ? 0 : s->rank});
+    RIG_PREPARE(
+        r,
+        .evicted = {.slot = &w->rows->slot, .n_head = s->n_head, .rank = s->hides ? 0 : s->rank});
     if (w->scales) evicted_keep_scales(w);
     if (expects) evicted_expect(w);
     evicted_hide(w);

@@ -7,7 +7,10 @@
 
 #include "support/op_rig.h"
 
-enum { RIG_SESSIONS = 4, RIG_PAGES = 6 };
+#ifndef KK_RIG_PAGES /* pages of a session */
+#define KK_RIG_PAGES 6
+#endif
+enum { RIG_SESSIONS = 4, RIG_PAGES = KK_RIG_PAGES };
 
 typedef struct {
     kk_kv_slot slot;

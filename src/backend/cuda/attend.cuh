@@ -72,7 +72,7 @@ template <int D> struct kk_cut {
 /* A unit of work: a page, a K/V head and some tiles of 16 queries.  Lies in shared memory.
  * Positions are relative to the session's first. */
 struct kk_unit {
-    uint8_t *mem;        /* the page; NULL: there are no more units */
+    const uint8_t *mem;  /* the page; NULL: there are no more units */
     uint64_t any;        /* bit per key: some row of the tile sees it */
     int base;            /* the page's first position */
     int tile, index, kv; /* index: of the page among the tile's pages */
@@ -82,8 +82,7 @@ struct kk_unit {
     bool mixed;          /* some keys are visible to some rows only */
 
     __device__ __forceinline__ uint64_t seen(const kk_cu_attend &a, int r) const {
-        return kk_seen(kk_visible_at(a.block ? pos : pos + r, end, a.window, a.sink, a.block),
-                       base);
+        return kk_seen(kk_visible_at(a, a.block ? pos : pos + r, end), base);
     }
 };
 
@@ -113,7 +112,7 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit
         u.kv = at % n_kv;
         const int share = at / n_kv % shares, page = pages.at(at / n_kv / shares);
         u.index = at / n_kv / shares;
-        u.mem = a.rows.pages[info.pages + page];
+        u.mem = kk_page_at(a, info, page);
         u.base = page * KK_PAGE;
         u.tile = i;
         u.row = info.row + a.first_row;
@@ -125,7 +124,7 @@ inline __device__ __noinline__ void kk_find_units(const kk_cu_attend &a, kk_unit
         u.m_to = tiles * (share + 1) / shares;
         const kk_visible first = kk_visible_of(a, info, a.first_row);
         const kk_visible last = kk_visible_of(a, info, a.first_row + u.rows - 1);
-        u.any = kk_seen({last.sink, first.from, last.to}, u.base);
+        u.any = kk_seen(kk_visible_any(first, last), u.base);
         u.mixed = (u.any & ~(kk_seen(first, u.base) & kk_seen(last, u.base))) != 0;
         break;
     }
@@ -637,6 +636,8 @@ inline __device__ __noinline__ void kk_combine_stage(const kk_cu_attend &a, int 
         const float y = __fadd_rn(__fmul_rn(f.o, __fdiv_rn(1.0f, f.l)), 0.0f);
         const size_t row = (size_t)(info.row + a.first_row + r), to = (size_t)head * d + column;
         if (column >= d) continue;
+        if (a.sums && column == 0)
+            *(float2 *)(a.sums + 2 * (row * (size_t)n_head + head)) = make_float2(f.m, f.l);
         if (a.out) a.out[row * (size_t)n_head * d + to] = y;
         if (a.out_bf16) a.out_bf16[row * (size_t)a.bf16_pitch + to] = kk_dbf16(y);
     }

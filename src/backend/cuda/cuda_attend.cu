@@ -108,8 +108,8 @@ __device__ __forceinline__ void softmax_any(float *score, const kk_visible s, in
                                             float *to) {
     const int lane = threadIdx.x % 32;
     const int64_t j = base + lane, k = j + 32;
-    const bool sj = j < s.sink || (j >= s.from && j < s.to);
-    const bool sk = k < s.sink || (k >= s.from && k < s.to);
+    const bool sj = (j >= s.sink_from && j < s.sink) || (j >= s.from && j < s.to);
+    const bool sk = (k >= s.sink_from && k < s.sink) || (k >= s.from && k < s.to);
     const float x = sj ? score[lane] : -INFINITY;
     const float y = sk ? score[lane + 32] : -INFINITY;
     float m = fmaxf(x, y);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (unit >= pages.n) return;
     const int page = pages.at(unit), row0 = info.row + a.first_row, rows = kk_rows_now(a, info);
     const int64_t base = (int64_t)page * PAGE;
-    const uint8_t *mem = a.rows.pages[info.pages + page];
+    const uint8_t *mem = kk_page_at(a, info, page);
     const size_t head_off = (size_t)kv * a.slot.head_bytes;
     const uint8_t *keys = mem + (a.slot.k_eq_v ? a.slot.v_off : a.slot.k_off) + head_off;
     const uint8_t *values = mem + a.slot.v_off + head_off;

@@ -399,6 +399,9 @@ __device__ __forceinline__ void write_rows(const float (&acc)[tile_cut<D>::NT][4
         const int q = q0 + threadIdx.x % 32 / 4 + 8 * h;
         if (q >= p.n) continue;
         const float inverse = __fdiv_rn(1.0f, rows.l[h]);
+        if (a.sums && column == 0 && threadIdx.x % 4 == 0)
+            *(float2 *)(a.sums + 2 * p.at(q, (size_t)a.n_head * D) / D) =
+                make_float2(rows.m[h], rows.l[h]);
 #pragma unroll
         for (int n = 0; n < tile_cut<D>::NT; n++) {
             const int at = column + n * 8 + 2 * (threadIdx.x % 4);
@@ -447,12 +450,12 @@ __global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
     if (p.n <= 0) return;
     const kk_visible first = kk_visible_of(a, *p.info, p.row(0));
     const kk_visible last = kk_visible_of(a, *p.info, p.row(p.n - 1));
-    const kk_visible any = {last.sink, first.from, last.to};
+    const kk_visible any = kk_visible_any(first, last);
     const kk_tile_pages pages = kk_pages_between(first, last);
     float *kept = a.parts + (((size_t)tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
                                 (size_t)cut::KEPT;
     const auto head_at = [&](int page, bool keys) {
-        return a.rows.pages[p.info->pages + page] + (keys ? a.slot.k_off : a.slot.v_off) +
+        return kk_page_at(a, *p.info, page) + (keys ? a.slot.k_off : a.slot.v_off) +
                (size_t)p.kv * a.slot.head_bytes;
     };
     const auto load = [&](char *to, int unit, bool keys) {

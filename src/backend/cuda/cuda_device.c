@@ -27,6 +27,7 @@ static bool graph_uses(const kk_cuda_graph *g, const void *p) {
 }
 
 void kk_cuda_forget(kk_dev *dev, const void *p) {
+    kk_cuda_drop_decoders(dev, p);
     for (int i = 0; i < KK_CUDA_GRAPHS; i++)
         if (graph_uses(&dev->graphs[i], p)) graph_drop(&dev->graphs[i]);
 }
@@ -64,6 +65,12 @@ static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
 kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err) {
     return take(dev, KK_MEM_WORKSPACE, bytes, out, err);
 }
+kk_status kk_cuda_take_for(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, kk_err *err) {
+    return take(dev, c, bytes, out, err);
+}
+void kk_cuda_give_for(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
+    give(dev, c, p, bytes);
+}
 
 void kk_cuda_give(kk_dev *dev, void *p, size_t bytes) { give(dev, KK_MEM_WORKSPACE, p, bytes); }
 
@@ -79,7 +86,21 @@ static kk_status fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_er
     return KK_OK;
 }
 
+kk_status kk_cuda_fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err) {
+    return fit(dev, data, have, bytes, err);
+}
+
 /* ---- device -------------------------------------------------------------------------------- */
+
+static void give_evicted(kk_dev *dev) {
+    if (dev->decoders) kk_cuda_drop_decoders(dev, NULL);
+    kk_free(dev->decoders);
+    give(dev, KK_MEM_WORKSPACE, dev->sinks.data, dev->sinks.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->sums.data, dev->sums.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->lifted.data, dev->lifted.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->latent_sums.data, dev->latent_sums.bytes);
+    give(dev, KK_MEM_WORKSPACE, dev->stored_weight.data, dev->stored_weight.bytes);
+}
 
 static void cuda_close(kk_dev *dev) {
     if (!dev) return;
@@ -87,6 +108,7 @@ static void cuda_close(kk_dev *dev) {
     drop_all_graphs(dev);
     kk_free(dev->graph_ops);
     kk_free(dev->graph_views);
+    give_evicted(dev);
     give(dev, KK_MEM_WORKSPACE, dev->x.data, dev->x.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->z.data, dev->z.bytes);
     give(dev, KK_MEM_WORKSPACE, dev->act.data, dev->act.bytes);
@@ -258,6 +280,7 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
     dev->q.views = kk_calloc(KK_CUDA_VIEWS, sizeof *dev->q.views);
     dev->mega = kk_zalloc(sizeof *dev->mega);
+    dev->decoders = kk_calloc(KK_CUDA_DECODERS, sizeof *dev->decoders);
     dev->graph_ops = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_GRAPH_OPS, sizeof *dev->graph_ops);
     dev->graph_views = kk_calloc((size_t)KK_CUDA_GRAPHS * KK_CUDA_VIEWS, sizeof *dev->graph_views);
     for (int i = 0; i < KK_CUDA_GRAPHS && dev->graph_ops && dev->graph_views; i++) {
@@ -265,7 +288,8 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         dev->graphs[i].views = dev->graph_views + (size_t)i * KK_CUDA_VIEWS;
     }
     kk_status st = KK_OK;
-    if (!dev->q.ops || !dev->q.views || !dev->graph_ops || !dev->graph_views || !dev->mega)
+    if (!dev->q.ops || !dev->q.views || !dev->graph_ops || !dev->graph_views || !dev->mega ||
+        !dev->decoders)
         st = kk_fail(err, KK_ENOMEM, "no memory for the device's queue");
     if (st == KK_OK) st = open_gpu(dev, opts->isa, err);
     if (st != KK_OK) {
@@ -414,9 +438,7 @@ static kk_status cuda_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err
     if (a->experts.n_expert)
         KK_TRY(prepare_experts(dev, a->experts.n_expert, a->experts.n_used, a->experts.ffn,
                                a->experts.hidden, err));
-    if (!a->evicted.slot) return KK_OK;
-    return kk_fail(err, KK_EDEVICE,
-                   "the GPU keeps all rows of K/V yet, and rebuilds none: use `device` cpu");
+    return a->evicted.slot ? kk_cuda_prepare_evicted(dev, a, err) : KK_OK;
 }
 
 /* ---- pages --------------------------------------------------------------------------------- */
@@ -514,6 +536,7 @@ static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *
 
 static const kk_page_ops cuda_pages = {cuda_pages_take, cuda_pages_give, cuda_page_copy,
                                        cuda_page_move};
+static const kk_latent_ops cuda_latents = {kk_cuda_keep, kk_cuda_keep_scales};
 static const kk_instruments cuda_instruments = {.sync = kk_cuda_sync,
                                                 .counts = cuda_counts,
                                                 .read_rate = cuda_read_rate,
@@ -526,7 +549,9 @@ static const kk_backend cuda_backend = {
     .queues = true,
     .sample_vocab = KK_CU_SAMPLE_VOCAB,
     .own_memory = true,
+    .angles = true,
     .pages = &cuda_pages,
+    .latents = &cuda_latents,
     .instruments = &cuda_instruments,
     .usable = cuda_usable,
     .open = cuda_open,

@@ -7,6 +7,7 @@
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
+#include "backend/cuda/evicted_ops.h"
 #include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
 
@@ -26,6 +27,9 @@ enum {
         128 << 10, /* bytes beyond it: attention reads the angles of a page to its end */
     KK_CUDA_PARTS_BYTES = 192 << 20, /* scratch of attention's pages */
     KK_CUDA_EXPERT_ROWS = 2048,      /* rows whose experts are computed in one launch */
+    KK_CUDA_DECODERS = 768,          /* most decoders in lane order: three of each layer */
+    KK_CUDA_ANGLES = 8,              /* most tables of angles that are kept for them */
+    KK_CUDA_LATENT_ROWS = 256,       /* most rows of a launch of attention over latents */
     KK_CUDA_ROWS_AT = 16,            /* bytes of the slot before the rows of a sampled choice */
 };
 
@@ -60,8 +64,12 @@ typedef enum {
     KK_CUDA_IDS,
     KK_CUDA_REPLAY,
     KK_CUDA_SAMPLE, /* a choice that is not greedy in all rows; its arguments are `choose` */
+    KK_CUDA_KEEP,
+    KK_CUDA_SCALE,
+    KK_CUDA_EVICTED, /* attention where rows are evicted */
     KK_CUDA_LAYER,
-    KK_CUDA_HEAD, /* always directly after a layer of up to 16 rows */
+    KK_CUDA_EVICTED_LAYER, /* a layer whose rows are evicted */
+    KK_CUDA_HEAD,          /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
 
 /* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
@@ -90,6 +98,18 @@ typedef struct {
         kk_replay_args replay;
         kk_layer_args layer; /* its rows, evicted and observer are NULL */
         kk_head_args head;
+        kk_keep_args keep;
+        kk_scales_args scales;
+        struct {
+            kk_attend_args attend; /* its evicted is NULL */
+            kk_evicted how;        /* without diagnosis */
+            int32_t gone;          /* 1: some row sees rows that have to be rebuilt */
+        } evicted;
+        struct {
+            kk_layer_args layer; /* where `layer` is */
+            kk_evicted how;
+            int32_t gone;
+        } evicted_layer;
     } a;
 } kk_cuda_op;
 
@@ -97,7 +117,8 @@ typedef struct {
 typedef struct {
     int32_t n_rows, n_groups, tiles, tile_most, page_cap;
     size_t pos, table, groups, tile, pages; /* offsets in the control block */
-    const kk_buf *shift; /* what is added to its positions on the device; NULL: nothing */
+    size_t sinks, latents; /* the same, of sinks that lie apart and pages of latents; 0: none */
+    const kk_buf *shift;   /* what is added to its positions on the device; NULL: nothing */
 } kk_cuda_view;
 
 typedef struct {
@@ -114,6 +135,23 @@ typedef struct {
     cudaGraphExec_t exec;   /* NULL: queued once so far, not captured */
     int64_t used;           /* dev->clock of the last use */
 } kk_cuda_graph;
+
+/* A decoder of evicted rows in lane order. */
+typedef struct {
+    const kk_weight *w; /* NULL: unused */
+    kk_cu_order order;
+    int32_t head_dim, half, wide;
+    void *data;
+    size_t bytes;
+} kk_cuda_decoder;
+
+/* A table of kk_cu_angles. */
+typedef struct {
+    kk_rope rope;
+    int32_t wide;
+    void *data; /* NULL: unused */
+    size_t bytes;
+} kk_cuda_angles;
 
 struct kk_dev {
     kk_mem *mem;
@@ -156,6 +194,12 @@ struct kk_dev {
         void *data;
         size_t bytes;
     } x, act, logits, parts, z, each, lists, barrier;
+    struct {
+        void *data;
+        size_t bytes;
+    } sinks, sums, lifted, latent_sums, stored_weight; /* of attention where rows are evicted */
+    kk_cuda_decoder *decoders;                         /* [KK_CUDA_DECODERS] */
+    kk_cuda_angles angles[KK_CUDA_ANGLES];
     kk_cu_mega *mega; /* the persistent kernel's parameter, as it is being filled */
 };
 
@@ -188,7 +232,8 @@ bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_
  * operations. */
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-/* The same for more rows than a decode kernel takes: any layer of mixed experts. */
+/* The same for more rows than a decode kernel takes, and for any number where rows are evicted: any
+ * layer of mixed experts. */
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows);
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
@@ -212,6 +257,31 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
 /* The arguments of attention, except its outputs. */
 kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
+/* Attention over the rows that are stored. how: which ones are not, NULL: none; sums: where m and l
+ * of its softmax go, NULL: nowhere. */
+kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                                const kk_cuda_view *v, float *sums, kk_err *err);
+
+/* Rows that are evicted (cuda_evicted.c). */
+kk_status kk_cuda_prepare_evicted(kk_dev *dev, const kk_prepare_args *a, kk_err *err);
+/* What an operation needs that is made when it is first recorded. */
+kk_status kk_cuda_ready_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *err);
+kk_status kk_cuda_ready_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
+/* Memory for so many sessions' sinks in this slot. */
+kk_status kk_cuda_ready_sinks(kk_dev *dev, const kk_kv_slot *slot, int32_t groups, kk_err *err);
+/* Puts sinks that lie apart into copies of their pages, and has attention read these. */
+kk_status kk_cuda_join_sinks(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             kk_cu_attend *t, kk_err *err);
+kk_status kk_cuda_keep_now(kk_dev *dev, const kk_keep_args *a, const kk_cuda_view *v, kk_err *err);
+/* Scales of consecutive layers, in one launch; *used of n operations. */
+kk_status kk_cuda_scales_now(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                             const kk_cuda_view *views, int32_t *used, kk_err *err);
+kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                              bool gone, const kk_cuda_view *v, kk_err *err);
+/* Frees what was made from a weight; all of it, where w is NULL. */
+void kk_cuda_drop_decoders(kk_dev *dev, const void *w);
+kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
+kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);
 kk_status kk_cuda_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err);
@@ -238,6 +308,10 @@ kk_status kk_cuda_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, d
                          kk_err *err);
 /* Makes so many bytes of a reserved buffer usable; where it moves, all graphs are dropped. */
 kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err);
+/* Makes scratch that large; where it moves, all graphs are dropped. */
+kk_status kk_cuda_fit(kk_dev *dev, void **data, size_t *have, size_t bytes, kk_err *err);
+kk_status kk_cuda_take_for(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, kk_err *err);
+void kk_cuda_give_for(kk_dev *dev, kk_mem_category c, void *p, size_t bytes);
 /* Allocates device memory, counted as workspace. */
 kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err);
 void kk_cuda_give(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */

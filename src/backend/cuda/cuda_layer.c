@@ -33,7 +33,7 @@ static bool dense_fits(const kk_layer_args *a) {
 /* A layer of mixed experts with K/V rows of its own, whatever its sizes and number of rows. */
 static bool is_mixed(const kk_layer_args *a) {
     const kk_layer_weights *w = &a->w;
-    const bool attends = a->stores && w->k && whole(w->q) && whole(w->o) && !a->evicted &&
+    const bool attends = a->stores && w->k && whole(w->q) && whole(w->o) &&
                          a->slot.head_dim <= 512 && a->slot.head_dim % 8 == 0;
     const bool routed = a->n_used > 0 && whole(w->router) && !w->expert_up &&
                         a->expert_ffn % 8 == 0 && whole(w->expert_gate) && whole(w->expert_down);
@@ -202,7 +202,7 @@ static kk_layer_args args_of(const kk_cuda_op *op, const kk_cuda_view *v, kk_row
 static bool takes_few(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v) {
     const size_t rows = (size_t)v->n_rows;
     kk_cu_mega *m = dev->mega;
-    if (!m || v->n_rows > KK_CU_ROWS || !flows(dev, v->n_rows, a->w.o->w.n_in) ||
+    if (!m || v->sinks || v->n_rows > KK_CU_ROWS || !flows(dev, v->n_rows, a->w.o->w.n_in) ||
         rows * (size_t)a->w.router->w.n_out * 4 * 8 > dev->logits.bytes ||
         rows * (size_t)a->n_used * (size_t)a->expert_ffn * 2 > dev->act.bytes)
         return false;
@@ -212,7 +212,7 @@ static bool takes_few(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_v
 
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v) {
     return dev->fuse && is_mixed(a) &&
-           (takes_few(dev, a, v) || kk_cuda_takes_prompt(dev, a, v->n_rows));
+           ((!a->evicted && takes_few(dev, a, v)) || kk_cuda_takes_prompt(dev, a, v->n_rows));
 }
 
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,

@@ -399,11 +399,18 @@ typedef struct {
     uint16_t *out_bf16; /* bf16 rows; NULL: not wanted */
     const float *q, *k_norm, *rope_pos;
     int32_t n_rot, n_head, window, sink;
+    int32_t keep,
+        chunk; /* rows that were evicted are not seen: kk_kv_bounds; chunk 0: all are kept */
     bool block;
     kk_cu_slot slot;
     kk_cu_rows rows;
     float scale;
     float *parts; /* scratch for (m, l, o) of pages (attend.cuh) */
+    float *sums;  /* [n_rows][n_head][2]: m and l of the softmax; NULL: not wanted */
+    /* Sinks that lie apart: a copy of page 0's slot per session, sink_bytes each; NULL: none do. */
+    const uint8_t *sinks;
+    size_t sink_bytes;
+    int32_t table; /* entries of a session's page table */
     int32_t bf16_pitch;
     int32_t first_tile, n_tiles;
     int32_t first_row; /* first row of each tile in this launch, which computes tile_most rows */

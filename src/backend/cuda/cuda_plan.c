@@ -247,8 +247,16 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
     return KK_OK;
 }
 
-kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a,
-                                 const kk_cuda_view *v) {
+/* Rows that a query sees in its window; 0: all. */
+static int32_t rows_seen(const kk_attend_args *a, const kk_evicted *how) {
+    if (!how) return a->window;
+    const int64_t kept = (int64_t)how->window + (how->chunk > 1 ? how->chunk : 1);
+    return a->window && a->window < kept ? a->window : kept < INT32_MAX / 2 ? (int32_t)kept : 0;
+}
+
+/* The arguments of attention, except its outputs.  how: which rows are evicted; NULL: none. */
+static kk_cu_attend attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                                const kk_cuda_view *v) {
     kk_cu_attend t = {.q = kk_cuda_f(a->q),
                       .k_norm = kk_cuda_f(a->k_norm),
                       .rope_pos = kk_cuda_f(a->rope_pos),
@@ -262,13 +270,23 @@ kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a,
                       .scale = a->scale,
                       .parts = dev->parts.data,
                       .n_tiles = v->tiles};
-    if (a->window) { /* a tile sees at most this many pages, however long the session is */
+    if (how) {
+        t.keep = how->window;
+        t.chunk = how->chunk > 1 ? how->chunk : 1;
+    }
+    const int32_t window = rows_seen(a, how);
+    if (window) { /* a tile sees at most this many pages, however long the session is */
         const int32_t most_group = a->block ? v->n_rows : v->tile_most;
         const int32_t sink = (a->sink + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS;
-        const int32_t seen = (a->window + most_group) / KK_PAGE_ROWS + 2 + sink;
+        const int32_t seen = (window + most_group) / KK_PAGE_ROWS + 2 + sink;
         if (seen < t.rows.most_pages) t.rows.most_pages = seen;
     }
     return t;
+}
+
+kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a,
+                                 const kk_cuda_view *v) {
+    return attend_args(dev, a, NULL, v);
 }
 
 /* Launches as many tiles at a time as fit the scratch of parts; tile: bytes of one. */
@@ -286,12 +304,9 @@ static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t
     return KK_OK;
 }
 
-kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
-    kk_cu_attend t = kk_cuda_attend_args(dev, a, v);
-    t.out = out;
-    t.out_bf16 = out_bf16;
-    t.bf16_pitch = pitch;
+static kk_status run_attend(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                            kk_cu_attend t, kk_err *err) {
+    if (v->sinks) KK_TRY(kk_cuda_join_sinks(dev, a, v, &t, err));
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
     /* Up to 16 rows are split over pages, unless one row's pages exceed the scratch: many heads and
      * a long context. */
@@ -306,6 +321,23 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
         KK_TRY(
             attend_tiles(dev, t, v->tiles, (size_t)t.rows.tile_most * row, kk_cu_run_attend, err));
     return KK_OK;
+}
+
+kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
+                             float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err) {
+    kk_cu_attend t = attend_args(dev, a, NULL, v);
+    t.out = out;
+    t.out_bf16 = out_bf16;
+    t.bf16_pitch = pitch;
+    return run_attend(dev, a, v, t, err);
+}
+
+kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
+                                const kk_cuda_view *v, float *sums, kk_err *err) {
+    kk_cu_attend t = attend_args(dev, a, how, v);
+    t.out = kk_cuda_f(a->out);
+    t.sums = sums;
+    return run_attend(dev, a, v, t, err);
 }
 
 /* ---- one by one ----------------------------------------------------------------------------- */
@@ -491,6 +523,10 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_ATTEND:
         return kk_cuda_attend_now(dev, &op->a.attend, &views[op->view], kk_cuda_f(op->a.attend.out),
                                   NULL, 0, err);
+    case KK_CUDA_KEEP: return kk_cuda_keep_now(dev, &op->a.keep, &views[op->view], err);
+    case KK_CUDA_EVICTED:
+        return kk_cuda_evicted_now(dev, &op->a.evicted.attend, &op->a.evicted.how,
+                                   op->a.evicted.gone, &views[op->view], err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");
@@ -537,8 +573,12 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
         int32_t used = 0;
         if (ops[i].kind == KK_CUDA_LAYER) {
             KK_TRY(kk_cuda_run_layers(dev, ops + i, n - i, views, &used, err));
+        } else if (ops[i].kind == KK_CUDA_EVICTED_LAYER) {
+            KK_TRY(kk_cuda_run_prompt(dev, ops + i, n - i, views, &used, err));
         } else if (ops[i].kind == KK_CUDA_ROPE) {
             KK_TRY(run_ropes(dev, ops + i, n - i, &used, err));
+        } else if (ops[i].kind == KK_CUDA_SCALE) {
+            KK_TRY(kk_cuda_scales_now(dev, ops + i, n - i, views, &used, err));
         } else {
             KK_TRY(run_op(dev, &ops[i], views, err));
             used = 1;

@@ -1,6 +1,8 @@
-/* cuda_prompt.c - layers of mixed experts for more than 16 rows: the chunks of a prompt.
+/* cuda_prompt.c - layers of mixed experts for more than 16 rows: the chunks of a prompt; and for
+ * any number of rows where some are evicted.
  *
- * The steps are those of mega.cuh with tiled products.  Rows between kernels are bf16 where a
+ * The steps are those of mega.cuh with tiled products, and with those of decode.cuh for up to 16
+ * rows, which are then not swizzled.  Rows between kernels are bf16 where a
  * matrix follows, and lie in the buffers that small operations would have written as f32, which are
  * large enough.  z holds two kinds of rows, one in each half.  So a prompt needs no scratch of its
  * own for them. */
@@ -37,8 +39,8 @@ static bool apart(const kk_layer_scratch *b) {
 
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows) {
     const size_t rows = (size_t)n_rows, dim = (size_t)a->hidden;
-    return n_rows > KK_CU_ROWS && apart(&a->scratch) && rows * dim * 4 <= a->scratch.z->bytes &&
-           rows * dim * 2 <= dev->x.bytes &&
+    return (n_rows > KK_CU_ROWS || a->evicted) && apart(&a->scratch) &&
+           rows * dim * 4 <= a->scratch.z->bytes && rows * dim * 2 <= dev->x.bytes &&
            rows * (size_t)a->w.router->w.n_out * 4 * 8 <= dev->logits.bytes;
 }
 
@@ -48,6 +50,29 @@ static void add_part(kk_cu_linear *l, const kk_weight *w, void *out) {
     l->part[l->n_parts].w = w->w;
     l->part[l->n_parts].out = out;
     l->part[l->n_parts++].pitch = (int32_t)w->w.n_out;
+}
+
+static bool is_tiled(const kk_layer_args *a) { return a->rows->n_rows > KK_CU_ROWS; }
+
+/* A product over all rows; few of them in as many launches as shared memory asks for. */
+static kk_status multiply(kk_dev *dev, const kk_cu_linear *l, kk_err *err) {
+    if (l->n_rows > KK_CU_ROWS) {
+        KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), l), "a product", err);
+        return KK_OK;
+    }
+    const int32_t most = kk_cu_linear_rows(dev->shared, l->n_in);
+    for (int32_t r = 0; r < l->n_rows; r += most) {
+        kk_cu_linear some = *l;
+        some.n_rows = l->n_rows - r < most ? l->n_rows - r : most;
+        some.x += (size_t)r * (size_t)l->n_in;
+        for (int32_t i = 0; i < l->n_parts; i++) {
+            const size_t width = l->part[i].up.data ? sizeof(uint16_t) : sizeof(float);
+            some.part[i].out =
+                (uint8_t *)l->part[i].out + (size_t)r * (size_t)l->part[i].pitch * width;
+        }
+        KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &some), "a product", err);
+    }
+    return KK_OK;
 }
 
 /* The input norm of layer a, fused with the tail of the layer before where there is one.  a NULL:
@@ -61,7 +86,7 @@ static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args 
                        .n_rows = any->rows->n_rows,
                        .dim = any->hidden,
                        .pitch = any->hidden,
-                       .swizzled = true};
+                       .swizzled = is_tiled(any)};
     if (before) {
         b.a = places_of(dev, before).dense;
         b.b = kk_cuda_f(before->scratch.y);
@@ -78,7 +103,8 @@ static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args 
     return KK_OK;
 }
 
-static kk_status attention(kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v,
+/* gone: some row sees rows that have to be rebuilt. */
+static kk_status attention(kk_dev *dev, const kk_layer_args *a, bool gone, const kk_cuda_view *v,
                            kk_err *err) {
     const int32_t n_rows = a->rows->n_rows, width = (int32_t)a->w.o->w.n_in;
     const kk_store_args store = kk_layer_store(a);
@@ -88,15 +114,15 @@ static kk_status attention(kk_dev *dev, const kk_layer_args *a, const kk_cuda_vi
     add_part(&in, a->w.q, kk_cuda_f(a->scratch.q));
     add_part(&in, a->w.k, kk_cuda_f(a->scratch.k));
     if (a->w.v) add_part(&in, a->w.v, kk_cuda_f(a->scratch.v));
-    KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
+    KK_TRY(multiply(dev, &in, err));
     KK_TRY(kk_cuda_store_now(dev, &store, v, err));
     float *att = kk_cuda_f(a->scratch.att);
-    KK_TRY(kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
-    KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, true, err));
+    KK_TRY(a->evicted ? kk_cuda_evicted_now(dev, &attend, a->evicted, gone, v, err)
+                      : kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
+    KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, is_tiled(a), err));
     kk_cu_linear out = {.x = dev->x.data, .n_rows = n_rows, .n_in = width};
     add_part(&out, a->w.o, kk_cuda_f(a->scratch.y));
-    KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
-    return KK_OK;
+    return multiply(dev, &out, err);
 }
 
 static kk_status norms(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
@@ -116,7 +142,7 @@ static kk_status norms(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
                              .n_rows = a->rows->n_rows,
                              .dim = a->hidden,
                              .pitch = a->hidden,
-                             .swizzled = true};
+                             .swizzled = is_tiled(a)};
     KK_CUDA_TRY(kk_cu_run_between(kk_cuda_at(dev), &b), "norms", err);
     return KK_OK;
 }
@@ -127,20 +153,19 @@ static kk_status dense_layer(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     kk_cu_linear in = {.x = p.z1, .n_rows = n_rows, .n_in = (int32_t)a->w.gate->w.n_in};
     add_part(&in, a->w.gate, p.act);
     in.part[0].up = a->w.up->w;
-    KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &in), "a product", err);
+    KK_TRY(multiply(dev, &in, err));
     kk_cu_linear out = {.x = p.act, .n_rows = n_rows, .n_in = (int32_t)a->w.down->w.n_in};
     add_part(&out, a->w.down, p.dense);
-    KK_CUDA_TRY(kk_cu_run_gemm(kk_cuda_at(dev), &out), "a product", err);
-    return KK_OK;
+    return multiply(dev, &out, err);
 }
 
-static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, const kk_layer_args *before,
-                           const kk_cuda_view *v, kk_err *err) {
+static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, bool gone,
+                           const kk_layer_args *before, const kk_cuda_view *v, kk_err *err) {
     const kk_route_args route = kk_layer_route(a);
     const kk_experts_args experts = kk_layer_experts(a);
     const places p = places_of(dev, a);
     KK_TRY(enter(dev, a, before, err));
-    KK_TRY(attention(dev, a, v, err));
+    KK_TRY(attention(dev, a, gone, v, err));
     KK_TRY(norms(dev, a, err));
     KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, err));
     KK_TRY(dense_layer(dev, a, err));
@@ -151,12 +176,16 @@ kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
     const kk_rows rows = {.n_rows = views[ops->view].n_rows};
     kk_layer_args a, before;
-    for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
-        const kk_cuda_view *v = &views[ops[*used].view];
-        a = ops[*used].a.layer;
+    const bool evicted = ops->kind == KK_CUDA_EVICTED_LAYER;
+    for (*used = 0; *used < n && ops[*used].kind == ops->kind; ++*used) {
+        const kk_cuda_op *op = &ops[*used];
+        const kk_cuda_view *v = &views[op->view];
+        a = op->a.layer;
         a.rows = &rows;
+        a.evicted = evicted ? &op->a.evicted_layer.how : NULL;
         if (v->n_rows != rows.n_rows || a.scratch.x != ops->a.layer.scratch.x) break;
-        KK_TRY(run_layer(dev, &a, *used ? &before : NULL, v, err));
+        KK_TRY(run_layer(dev, &a, evicted && op->a.evicted_layer.gone, *used ? &before : NULL, v,
+                         err));
         before = a;
     }
     return enter(dev, NULL, &before, err);

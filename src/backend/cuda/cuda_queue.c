@@ -173,7 +173,8 @@ typedef struct {
     int32_t *table;
     kk_group *groups; /* as given, to compare later */
     kk_cu_tile *tile;
-    uint8_t **pages;
+    uint8_t **pages, **latents; /* latents NULL: none are read */
+    kk_cu_sink *sinks;          /* NULL: none lie apart */
 } view_data;
 
 static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_data *d) {
@@ -181,8 +182,11 @@ static void fill_view(const kk_rows *rows, const kk_cuda_view *v, const view_dat
     memcpy(d->groups, rows->group, (size_t)rows->n_groups * sizeof *d->groups);
     for (int32_t i = 0; i < rows->n_groups; i++) {
         const kk_group *g = &rows->group[i];
-        memcpy(d->pages + (size_t)i * (size_t)v->page_cap, g->pages,
-               (size_t)group_pages(g) * sizeof *g->pages);
+        const size_t at = (size_t)i * (size_t)v->page_cap;
+        if (g->pages) memcpy(d->pages + at, g->pages, (size_t)group_pages(g) * sizeof *g->pages);
+        if (d->latents)
+            memcpy(d->latents + at, g->latents, (size_t)group_pages(g) * sizeof *g->latents);
+        if (d->sinks) d->sinks[i] = (kk_cu_sink){g->sink, g->pos};
         for (int32_t r = 0; r < g->n_rows; r++) {
             d->pos[g->row + r] = g->pos + r;
             d->table[g->row + r] = i * v->page_cap;
@@ -225,8 +229,12 @@ static kk_status add_view(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_e
     d.table = kk_cuda_reserve(dev, n * 4, &v.table);
     d.groups = kk_cuda_reserve(dev, g * sizeof *d.groups, &v.groups);
     d.tile = kk_cuda_reserve(dev, t * sizeof *d.tile, &v.tile);
-    d.pages = kk_cuda_reserve(dev, g * (size_t)v.page_cap * sizeof *d.pages, &v.pages);
-    if (!d.pages)
+    const size_t table = g * (size_t)v.page_cap * sizeof *d.pages;
+    const bool sinks = rows->group[0].sink, latents = rows->group[0].latents;
+    d.sinks = sinks ? kk_cuda_reserve(dev, g * sizeof *d.sinks, &v.sinks) : NULL;
+    d.latents = latents ? kk_cuda_reserve(dev, table, &v.latents) : NULL;
+    d.pages = kk_cuda_reserve(dev, table, &v.pages);
+    if (!d.pages || (latents && !d.latents))
         return kk_fail(err, KK_EINVAL, "page tables of %d sessions pass %d bytes", v.n_groups,
                        KK_CUDA_CONTROL);
     fill_view(rows, &v, &d);
@@ -245,20 +253,23 @@ static bool shows(kk_dev *dev, const kk_cuda_view *v, const kk_rows *rows) {
         const kk_group *g = &rows->group[i];
         kk_group was;
         memcpy(&was, base + v->groups + (size_t)i * sizeof was, sizeof was);
-        const uint8_t *pages = base + v->pages + (size_t)i * (size_t)v->page_cap * sizeof g->pages;
+        const size_t at = (size_t)i * (size_t)v->page_cap * sizeof g->pages;
+        const uint8_t *pages = base + v->pages + at;
+        const size_t held = (size_t)group_pages(g) * sizeof *g->pages;
         if (was.pos != g->pos || was.most_shift != g->most_shift || was.row != g->row ||
-            was.n_rows != g->n_rows ||
-            memcmp(pages, g->pages, (size_t)group_pages(g) * sizeof *g->pages) != 0)
+            was.n_rows != g->n_rows || was.sink != g->sink || !was.latents != !g->latents ||
+            !was.pages != !g->pages || (g->pages && memcmp(pages, g->pages, held) != 0))
             return false;
+        if (g->latents && memcmp(base + v->latents + at, g->latents, held) != 0) return false;
     }
     return true;
 }
 
 static kk_status view_of(kk_dev *dev, const kk_rows *rows, int32_t *index, kk_err *err) {
-    for (int32_t i = 0; i < rows->n_groups; i++)
-        if (rows->group[i].sink || rows->group[i].latents)
-            return kk_fail(err, KK_EDEVICE,
-                           "the GPU keeps no rows apart yet, and rebuilds none: use `device` cpu");
+    for (int32_t i = 1; i < rows->n_groups; i++)
+        if (!rows->group[i].sink != !rows->group[0].sink ||
+            !rows->group[i].latents != !rows->group[0].latents)
+            return kk_fail(err, KK_EINVAL, "sessions that keep their rows in different ways");
     for (int32_t i = dev->q.n_views - 1; i >= 0; i--)
         if (shows(dev, &dev->q.views[i], rows)) {
             *index = i;
@@ -341,6 +352,38 @@ static void copy_attend(kk_attend_args *to, const kk_attend_args *a) {
     to->block = a->block;
     to->scale = a->scale;
     copy_slot(&to->slot, &a->slot);
+}
+
+static void copy_keep(kk_keep_args *to, const kk_keep_args *a) {
+    to->x = a->x;
+    to->keys = a->keys;
+    copy_slot(&to->slot, &a->slot);
+}
+
+static void copy_scales(kk_scales_args *to, const kk_scales_args *a) {
+    to->v = a->v;
+    to->n_kv_head = a->n_kv_head;
+    to->at = a->at;
+    to->eps = a->eps;
+    copy_slot(&to->latent, &a->latent);
+    copy_slot(&to->scales, &a->scales);
+}
+
+/* Without the number of the forward, which would make every one another graph. */
+static void copy_evicted(kk_evicted *to, const kk_evicted *a) {
+    to->window = a->window;
+    to->chunk = a->chunk;
+    to->rebuilds = a->rebuilds;
+    to->k = a->k;
+    to->v = a->v;
+    copy_slot(&to->latent, &a->latent);
+    copy_slot(&to->scales, &a->scales);
+    to->scale_at = a->scale_at;
+    to->rope.theta = a->rope.theta;
+    to->rope.factor = a->rope.factor;
+    to->rope.n_rot = a->rope.n_rot;
+    to->rope.head_dim = a->rope.head_dim;
+    to->eps = a->eps;
 }
 
 static void copy_residual(kk_residual_args *to, const kk_residual_args *a) {
@@ -538,14 +581,53 @@ kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
 
+/* Whether some row sees evicted rows. */
+static bool sees_gone(const kk_attend_args *a) {
+    const kk_evicted *e = a->evicted;
+    const kk_visible_rule rule = {
+        .mask = a->window, .evicts = true, .bounds = {e->window, a->sink, e->chunk}};
+    for (int32_t i = 0; i < a->rows->n_groups; i++) {
+        const kk_group *g = &a->rows->group[i];
+        for (int64_t p = g->pos; p < g->pos + g->most_shift + g->n_rows; p++)
+            if (kk_visible_gone(kk_sees(&rule, p)) > 0) return true;
+    }
+    return false;
+}
+
+/* What attention needs beside what it is given, before it is recorded: making it may flush. */
+static kk_status ready_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
+    if (a->rows->group[0].sink) KK_TRY(kk_cuda_ready_sinks(dev, &a->slot, a->rows->n_groups, err));
+    return a->evicted ? kk_cuda_ready_evicted(dev, a, err) : KK_OK;
+}
+
+static kk_status record_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
+    kk_cuda_op *op;
+    KK_TRY(record(dev, KK_CUDA_EVICTED, &op, err));
+    copy_attend(&op->a.evicted.attend, a);
+    copy_evicted(&op->a.evicted.how, a->evicted);
+    op->a.evicted.gone = a->evicted->rebuilds && sees_gone(a);
+    return unrecord(dev, view_of(dev, a->rows, &op->view, err));
+}
+
+kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err) {
+    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
+    RECORD(dev, KK_CUDA_KEEP, keep, a, op, err);
+    return unrecord(dev, view_of(dev, a->rows, &op->view, err));
+}
+
+kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err) {
+    KK_TRY(kk_cuda_ready_scales(dev, a, err));
+    RECORD(dev, KK_CUDA_SCALE, scales, a, op, err);
+    return unrecord(dev, view_of(dev, a->rows, &op->view, err));
+}
+
 kk_status kk_cuda_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
-    if (a->evicted)
-        return kk_fail(err, KK_EDEVICE,
-                       "the GPU keeps all rows of K/V yet, and rebuilds none: use `device` cpu");
     if (a->slot.head_dim > 512 || a->slot.head_dim % 8)
         return kk_fail(err, KK_EINVAL, "attention heads of %d values do not fit the GPU's kernels",
                        a->slot.head_dim);
-    if (!kk_cuda_stores(a->slot.format)) return kk_no_kv_format("cuda", a->slot.format, err);
+    KK_TRY(ready_attend(dev, a, err));
+    if (a->evicted) return record_evicted(dev, a, err);
     RECORD(dev, KK_CUDA_ATTEND, attend, a, op, err);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
@@ -599,10 +681,16 @@ kk_status kk_cuda_softcap(kk_dev *dev, const kk_softcap_args *a, kk_err *err) {
 }
 
 kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err *err) {
+    const kk_attend_args attend = kk_layer_attend(a);
+    if (a->evicted) KK_TRY(ready_attend(dev, &attend, err));
     RECORD(dev, KK_CUDA_LAYER, layer, a, op, err);
     KK_TRY(unrecord(dev, view_of(dev, a->rows, &op->view, err)));
     *taken = kk_cuda_takes_layer(dev, a, &dev->q.views[op->view]);
     if (!*taken) dev->q.n_ops--;
+    if (!*taken || !a->evicted) return KK_OK;
+    op->kind = KK_CUDA_EVICTED_LAYER;
+    copy_evicted(&op->a.evicted_layer.how, a->evicted);
+    op->a.evicted_layer.gone = a->evicted->rebuilds && sees_gone(&attend);
     return KK_OK;
 }
 

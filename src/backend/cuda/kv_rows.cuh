@@ -343,25 +343,40 @@ __device__ __forceinline__ void kk_rebuild(float (&lo)[8], float (&hi)[8], const
 
 /* ---- visible keys ------------------------------------------------------------------------- */
 
-/* The keys that a row sees (attends to): [0, sink) and [from, to). Positions are below 2^31. */
+/* The keys that a row sees (attends to): [sink_from, sink) and [from, to), of which the first may
+ * be empty.  Positions are below 2^31. */
 struct kk_visible {
-    int sink, from, to;
+    int sink, from, to, sink_from;
     __device__ __forceinline__ bool page(int p) const {
         return p * KK_PAGE < sink || ((p + 1) * KK_PAGE > from && p * KK_PAGE < to);
     }
 };
 
-/* The keys that a row at position `at` sees; block: that every row of the group [at, end) sees. */
-__device__ __forceinline__ kk_visible kk_visible_at(int at, int end, int window, int sink,
-                                                    bool block) {
-    kk_visible s = {sink, window ? max(at - window + 1, 0) : 0, block ? end : at + 1};
-    if (s.sink >= s.from) s.sink = s.from = 0;
+/* The stored keys that a row at position `at` sees (core/visible.h); block: that every row of the
+ * group [at, end) sees.  Ranges that touch become one. */
+__device__ __forceinline__ kk_visible kk_visible_at(const kk_cu_attend &a, int at, int end) {
+    const int shown = a.window ? max(at - a.window + 1, 0) : 0;
+    kk_visible s = {a.sink, shown, a.block ? end : at + 1, 0};
+    if (a.chunk) {
+        s.from = max(shown, at - at % a.chunk - a.keep);
+        s.sink_from = shown;
+        if (s.sink <= shown) s.sink = s.sink_from = 0;
+    }
+    if (s.sink >= s.from) {
+        s.from = s.sink_from;
+        s.sink = s.sink_from = 0;
+    }
     return s;
 }
 __device__ __forceinline__ kk_visible kk_visible_of(const kk_cu_attend &a, const kk_cu_tile &t,
                                                     int row) {
-    return kk_visible_at(a.block ? (int)t.group_pos : (int)t.pos + row, (int)t.group_end, a.window,
-                         a.sink, a.block);
+    return kk_visible_at(a, a.block ? (int)t.group_pos : (int)t.pos + row, (int)t.group_end);
+}
+/* The keys that some row from `first` to `last` sees. */
+__device__ __forceinline__ kk_visible kk_visible_any(const kk_visible &first,
+                                                     const kk_visible &last) {
+    return {max(first.sink, last.sink), first.from, last.to,
+            first.sink ? first.sink_from : last.sink_from};
 }
 
 /* The visible keys within the page that starts at position base, as a bit mask. */
@@ -375,7 +390,7 @@ __device__ __forceinline__ uint64_t kk_keys(int from, int to, int base) {
     return kk_first_keys(kk_clip(to, base)) & ~kk_first_keys(kk_clip(from, base));
 }
 __device__ __forceinline__ uint64_t kk_seen(const kk_visible &s, int base) {
-    return kk_keys(s.from, s.to, base) | kk_first_keys(kk_clip(s.sink, base));
+    return kk_keys(s.from, s.to, base) | kk_keys(s.sink_from, s.sink, base);
 }
 
 /* The pages that some row of a tile sees: [0, sinks), then from `window` on. */
@@ -393,14 +408,21 @@ __device__ __forceinline__ kk_tile_pages kk_pages_between(const kk_visible &firs
                                                           const kk_visible &last) {
     kk_tile_pages p;
     p.window = first.from / KK_PAGE;
-    /* A later row may have a sink that is separate from its window. */
-    p.sinks = first.from == 0 ? 0 : (last.sink + KK_PAGE - 1) / KK_PAGE;
+    /* A later row may have a sink that is separate from its window, or one that its mask hides. */
+    p.sinks = first.from == 0 ? 0 : (max(first.sink, last.sink) + KK_PAGE - 1) / KK_PAGE;
     if (p.sinks > p.window) p.sinks = p.window;
     p.n = p.sinks + (last.to + KK_PAGE - 1) / KK_PAGE - p.window;
     return p;
 }
 __device__ __forceinline__ kk_tile_pages kk_pages_of(const kk_cu_attend &a, const kk_cu_tile &t) {
     return kk_pages_between(kk_visible_of(a, t, 0), kk_visible_of(a, t, t.rows - 1));
+}
+
+/* A page of the tile's session.  Where sinks lie apart, page 0 is the copy that has its sink. */
+__device__ __forceinline__ const uint8_t *kk_page_at(const kk_cu_attend &a, const kk_cu_tile &t,
+                                                     int page) {
+    if (a.sinks && page == 0) return a.sinks + t.pages / a.table * a.sink_bytes - a.slot.k_off;
+    return a.rows.pages[t.pages + page];
 }
 
 /* Rows of a tile in this launch, from a.first_row on. */
