@@ -188,9 +188,12 @@ kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
         return st;
     }
     metrics_open(&s.metrics);
-    st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
+    st = pace_start(&s.pace, err);
+    if (st == KK_OK)
+        st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);
     workers_close(&s.workers);
+    pace_stop(&s.pace);
     residence_end(&s);
     sessions_close(s.sessions);
     prefixes_close(s.prefixes);
