@@ -25,8 +25,9 @@ struct MHD_Connection;
 struct server;
 
 enum {
-    EXCHANGE_ID = 129,  /* bytes of a request's id, with its end */
-    EXCHANGE_EAGER = 2, /* parts of a stream that are sent at once: who speaks, and the first text */
+    EXCHANGE_ID = 129, /* bytes of a request's id, with its end */
+    EXCHANGE_EAGER =
+        2, /* parts of a stream that are sent at once: who speaks, and the first text */
 };
 
 /* Tokens of a request, for the log; known is false where none were counted. */

@@ -1,8 +1,9 @@
 /* server.h - what the parts of a running server share.
  *
  * Threads: one of libmicrohttpd's runs every callback of http.c; `parallel` workers run requests;
- * one tells connections of what workers wrote (pace.h); the caller's own loads the model, waits to be asked to stop, and drains.  A request is an
- * exchange (exchange.h), which its connection and its worker both hold. */
+ * one tells connections of what workers wrote (pace.h), one saves idle sessions (residence.h); the
+ * caller's own loads the model, waits to be asked to stop, and drains.  A request is an exchange
+ * (exchange.h), which its connection and its worker both hold. */
 #ifndef KK_SERVER_SERVER_H
 #define KK_SERVER_SERVER_H
 
@@ -14,6 +15,7 @@
 #include "server/metrics.h"
 #include "server/pace.h"
 #include "server/prefixes.h"
+#include "server/residence.h"
 #include "server/serve_entry.h"
 #include "server/service.h"
 #include "server/store.h"
@@ -37,6 +39,7 @@ typedef struct server {
     store *store; /* NULL: nothing is stored */
     prefixes *prefixes;
     sessions *sessions;
+    residence residence;
     kk_model_info info;
     kk_session_opts session; /* opts->session with defaults filled */
     char fingerprint[48];    /* system_fingerprint */

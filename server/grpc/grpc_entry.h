@@ -62,7 +62,7 @@ typedef struct kk_grpc kk_grpc;
 /* Copied; what it points to is borrowed while the module runs. */
 typedef struct {
     kk_grpc_service service;
-    int listening;        /* a socket that listens, does not block, and is the module's from now on */
+    int listening; /* a socket that listens, does not block, and is the module's from now on */
     int32_t connections;  /* at a time; more are closed as they come */
     const char *tls_cert; /* PEM files; NULL: plain */
     const char *tls_key;

@@ -68,8 +68,7 @@ kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
     *g = (grpc_front){NULL, NULL};
     if (o->grpc_port == 0) return KK_OK;
     kk_status st = kk_grpc_load(&g->api, err);
-    if (st == KK_OK)
-        st = listen_on(o->host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
+    if (st == KK_OK) st = listen_on(o->host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
     if (st != KK_OK) return st;
     const int port = listen_port(listening);
     const kk_grpc_opts opts = {.service = service_of(s),

@@ -425,8 +425,7 @@ kk_status begin(kk_grpc *g, kk_err *err) {
     if (!g->server)
         return fail(err, KK_EIO, "gRPC does not start%s",
                     opts.tls_cert ? ": the certificate and its key may not be a pair" : "");
-    g->acceptor =
-        std::make_unique<Acceptor>(opts.listening, opts.connections, std::move(target));
+    g->acceptor = std::make_unique<Acceptor>(opts.listening, opts.connections, std::move(target));
     g->server->GetHealthCheckService()->SetServingStatus(false);
     g->server->GetHealthCheckService()->SetServingStatus(service_name, false);
     return KK_OK;

@@ -1,6 +1,7 @@
 """serve.py KAKEYA FOLDER - what `kakeya serve` answers, and how it treats clients that leave, lag or
 send nonsense.  The shipped model answers; what it says is not judged, only that it is the same."""
 
+import contextlib
 import json
 import os
 import socket
@@ -317,6 +318,11 @@ def test_slow_client():
         m = s.until(lambda m: m['request_success_total{finished_reason="slow_client"}'] == 1, LIMIT)
         assert m["generation_tokens_total"] < 16000
         s.post(TEXT, dict(prompt="a", max_tokens=1))
+        told = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := slow.recv(1 << 16):
+                told = told[-100:] + piece
+        assert not told.endswith(b"0\r\n\r\n"), told[-100:]  # no end that a whole stream has
         slow.close()
 
 
@@ -475,6 +481,23 @@ def test_drain():
         asked.join()
         tokens = sum(len(e["choices"]) for e in answers[0])
         assert answers[0][-1]["choices"][0]["finish_reason"] == "length" and tokens > 500, tokens
+    with start("-c", "16384", "--drain-timeout", "300") as s:  # a body that comes meanwhile
+        running, late = s.send(TEXT, dict(LONG, max_tokens=3000)), s.connect()
+        s.until(lambda m: m["num_requests_running"] == 1)
+        body = json.dumps(dict(prompt="a", max_tokens=1)).encode()
+        late.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" %
+                     (TEXT.encode(), len(body), body[:5]))
+        for _ in range(3):  # its head is read before these
+            s.get("/health")
+        s.terminate()
+        while "finishing" not in " ".join(s.lines):
+            time.sleep(0.01)
+        late.sendall(body[5:])
+        answer = late.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After" in answer, answer
+        assert running.recv(12) == b"HTTP/1.1 200"
+        for one in running, late:
+            one.close()
     with start("-c", "16384", "--drain-timeout", "0") as s:  # no time: it ends with an error
         one = s.send(TEXT, LONG)
         s.until(lambda m: m["num_requests_running"] == 1)

@@ -264,6 +264,20 @@ def test_text():
         "".join(f.text for f in hot).encode("utf-8")
 
 
+def test_stops_after_a_restart():
+    """Ids that end a session are those its client named, also where the vocabulary has no such."""
+    state = os.path.join(FOLDER, "state")
+    with served("--state", state) as (_, c):
+        tokens = c.generate(c.started(), 24)[0]
+        session = c.started(eos_token_ids=[2**31 - 2, tokens[5]])
+        with refused(Code.INVALID_ARGUMENT, "no token"):
+            c.create(eos_token_ids=[2**31 - 1])
+    with served("--state", state) as (_, c):
+        ended, _, done = c.generate(session, 24)
+        assert ended == tokens[:tokens.index(tokens[5]) + 1], (ended, tokens)
+        assert done.stop_reason == pb.STOP_REASON_EOS
+
+
 def test_old_clients():
     """A client that knows the first version of the protocol alone."""
     source = os.path.join(FOLDER, "old")
