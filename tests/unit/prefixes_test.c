@@ -185,7 +185,7 @@ static void *fork_one(void *arg) {
     observer *o = arg;
     prefixes_found f;
     atomic_store(&o->forks, true);
-    assert_ok(prefixes_take(o->w->p, o->w->b, LEN, &f, why));
+    assert_ok(prefixes_take(o->w->p, o->w->a, LEN - 10, &f, why));
     o->session = f.session;
     return NULL;
 }
