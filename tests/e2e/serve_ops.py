@@ -53,7 +53,7 @@ class JsonServer(Server):
             self.changed.notify_all()
 
 
-def until(what, seconds=20):
+def until(what, seconds=LIMIT):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it does not come about"

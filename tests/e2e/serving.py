@@ -127,7 +127,7 @@ class Server:
         found = re.findall(r"^(kakeya_\S+) (\S+)$", body.decode(), re.M)
         return {name[len("kakeya_"):]: float(value) for name, value in found}
 
-    def until(self, what, seconds=20):
+    def until(self, what, seconds=LIMIT):
         """Waits until the metrics are so; returns them."""
         end = time.monotonic() + seconds
         while True:
