@@ -98,18 +98,30 @@ void kk_client_close(kk_client *c) {
 
 /* ---- asking -------------------------------------------------------------------------------- */
 
+/* A name that this checkout knows is stored as the commit that it is now.  One that it does not
+ * know may be another's, unless it says where something is from here. */
+static kk_status resolve(const kk_client *c, const char *given, char *out, size_t cap,
+                         kk_err *err) {
+    char name[240];
+    const char *const ask[] = {"git", "rev-parse", "--verify", "-q", "--end-of-options",
+                               name,  NULL};
+    if (!kk_manifest_ref_ok(given))
+        return kk_fail(err, KK_EINVAL, "this is no name of a commit: %.100s", given);
+    snprintf(name, sizeof name, "%s^{commit}", given);
+    if (ask_here(c, ask, out, cap) == KK_OK) return KK_OK;
+    if (strcmp(given, "HEAD") == 0 || strpbrk(given, "@~^:"))
+        return kk_fail(err, KK_EINVAL, "there is no commit here that is called %.100s", given);
+    snprintf(out, cap, "%s", given);
+    return KK_OK;
+}
+
 /* The commit here.  Results are about a commit, so there may be nothing that is not in one. */
 static kk_status find_ref(const kk_client *c, const char *given, char *out, size_t cap,
                           kk_err *err) {
     char line[400];
     const char *const head[] = {"git", "rev-parse", "--verify", "-q", "HEAD^{commit}", NULL};
     const char *const dirty[] = {"git", "status", "--porcelain", "--untracked-files=no", NULL};
-    if (given) {
-        if (!kk_manifest_ref_ok(given))
-            return kk_fail(err, KK_EINVAL, "this is no name of a commit: %.100s", given);
-        snprintf(out, cap, "%s", given);
-        return KK_OK;
-    }
+    if (given) return resolve(c, given, out, cap, err);
     if (ask_here(c, head, out, cap) != KK_OK)
         return kk_fail(err, KK_EINVAL,
                        "there is no commit here that the request could be about: name one");

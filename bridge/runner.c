@@ -323,12 +323,11 @@ static bool is_kept(const kk_runner *r, const char *branch) {
 
 /* Pushes, again where the remote was not reached.  What cannot be pushed now is kept. */
 static kk_status publish(kk_runner *r, const char *branch, const char *parent, const char *id,
-                         kk_runner_counts *counts) {
-    kk_err err;
+                         kk_runner_counts *counts, kk_err *why) {
     kk_status st = KK_EIO;
     for (int i = 0; i < PUSH_TRIES && st == KK_EIO; i++) {
         if (i) usleep(200000u << i);
-        st = kk_bus_publish(&r->bus, branch, parent, id, &err);
+        st = kk_bus_publish(&r->bus, branch, parent, id, why);
     }
     if (st == KK_OK) {
         remember_finished(r, id);
@@ -336,7 +335,7 @@ static kk_status publish(kk_runner *r, const char *branch, const char *parent, c
         counts->lost++;
         say(r, "%s: the branch is gone or was moved; its result stays here", branch);
     } else {
-        say(r, "%s: the result is kept until the bus is reached: %s", branch, err.msg);
+        say(r, "%s: the result is kept until the bus is reached: %s", branch, why->msg);
     }
     return st;
 }
@@ -347,7 +346,8 @@ static kk_status report(kk_runner *r, const char *branch, const char *parent, js
     sign_summary(r, summary);
     KK_TRY(kk_bus_result(&r->bus, parent, summary, more, n, id, err));
     KK_TRY(keep(r, branch, id, err)); /* a runner that is killed in the push sends it again */
-    return publish(r, branch, parent, id, counts) == KK_EIO ? KK_OK : forget(r, branch, err);
+    kk_err why;
+    return publish(r, branch, parent, id, counts, &why) == KK_EIO ? KK_OK : forget(r, branch, err);
 }
 
 static kk_status report_without(kk_runner *r, const kk_bus_entry *e, const char *state,
@@ -359,6 +359,58 @@ static kk_status report_without(kk_runner *r, const kk_bus_entry *e, const char 
                                  : kk_no_memory(err, "a summary");
     json_decref(summary);
     return st;
+}
+
+/* What git says to a question about a commit, without the newline at its end; NULL: nothing. */
+static const char *ask_git(const kk_runner *r, const char *const *args, kk_bytes *to) {
+    if (kk_git_run(&r->bus.git, args, to, NULL) != KK_OK || to->n == 0) return NULL;
+    if (to->data[to->n - 1] == '\n') to->data[to->n - 1] = 0;
+    return kk_bytes_text(to);
+}
+
+static bool is_overdue(const kk_runner *r, const char *id) {
+    const char *const args[] = {"log", "-1", "--format=%ct", id, NULL};
+    kk_bytes made = {0};
+    const char *text = ask_git(r, args, &made);
+    const double since = text ? (double)time(NULL) - strtod(text, NULL) : 0;
+    kk_bytes_free(&made);
+    return since > 60 * r->opts.config->unsent_minutes;
+}
+
+/* A remote that answers, and does not take a result for so long, will not take it: it is too
+ * large for it, perhaps.  That is reported in its place, with nothing but the summary. */
+static kk_status give_up(kk_runner *r, const char *branch, const char *parent, const char *id,
+                         kk_runner_counts *counts, const kk_err *said, kk_err *err) {
+    char name[KK_GIT_ID + sizeof KK_BUS_SUMMARY + 2], text[400], fresh[KK_GIT_ID + 1];
+    const char *const args[] = {"cat-file", "blob", name, NULL};
+    kk_bytes before = {0};
+    kk_err why;
+    snprintf(name, sizeof name, "%.64s:" KK_BUS_SUMMARY, id);
+    const char *summary_text = ask_git(r, args, &before);
+    json_t *summary = summary_text ? json_loads(summary_text, 0, NULL) : NULL;
+    kk_bytes_free(&before);
+    snprintf(text, sizeof text, "the remote did not take the result: %.200s", said->msg);
+    json_t *failed = kk_summary_without("failed", text, 1);
+    if (summary) json_object_update(summary, failed);
+    if (!summary) summary = json_incref(failed);
+    json_object_set(summary, "left_out", json_object_get(failed, "reason"));
+    kk_status st = kk_bus_result(&r->bus, parent, summary, NULL, 0, fresh, err);
+    json_decref(failed);
+    json_decref(summary);
+    if (st != KK_OK || publish(r, branch, parent, fresh, counts, &why) == KK_EIO) return st;
+    say(r, "%s: %s", branch, text);
+    counts->failed++;
+    return forget(r, branch, err);
+}
+
+static kk_status send_again(kk_runner *r, const char *branch, const char *parent, const char *id,
+                            kk_runner_counts *counts, kk_err *err) {
+    kk_err why;
+    kk_git_refs refs;
+    if (publish(r, branch, parent, id, counts, &why) != KK_EIO) return forget(r, branch, err);
+    if (!is_overdue(r, id) || kk_bus_list(&r->bus, &refs, NULL) != KK_OK) return KK_OK;
+    kk_git_refs_free(&refs);
+    return give_up(r, branch, parent, id, counts, &why, err);
 }
 
 /* Results of a run before this one that could not be pushed. */
@@ -377,8 +429,7 @@ static kk_status send_kept(kk_runner *r, kk_runner_counts *counts, kk_err *err) 
         const char *const ask[] = {"rev-parse", before, NULL};
         if (kk_git_run(&r->bus.git, ask, &parent, NULL) == KK_OK && parent.n) {
             parent.data[parent.n - 1] = 0; /* the newline */
-            if (publish(r, branch, parent.data, kept.ref[i].id, counts) != KK_EIO)
-                st = forget(r, branch, err);
+            st = send_again(r, branch, parent.data, kept.ref[i].id, counts, err);
         }
         kk_bytes_free(&parent);
     }

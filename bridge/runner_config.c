@@ -21,7 +21,8 @@ void kk_runner_config_empty(kk_runner_config *c) {
                             .most_minutes = most_minutes,
                             .output_bytes = 4 * MIB,
                             .disk_bytes = 1024ll * MIB,
-                            .result_bytes = 32 * MIB};
+                            .result_bytes = 32 * MIB,
+                            .unsent_minutes = 60};
 }
 
 void kk_runner_config_release(kk_runner_config *c) {
@@ -78,19 +79,24 @@ static kk_status read_bytes(const json_t *o, const char *key, int64_t *to, kk_er
     return KK_OK;
 }
 
+static kk_status read_minutes(const json_t *o, const char *key, double *to, kk_err *err) {
+    const json_t *value = json_object_get(o, key);
+    const double x = json_number_value(value);
+    if (!value) return KK_OK;
+    if (!json_is_number(value) || !(x > 0 && x <= most_minutes))
+        return kk_fail(err, KK_EINVAL, "\"%s\" is not a number up to %.0f", key, most_minutes);
+    *to = x;
+    return KK_OK;
+}
+
 static kk_status read_limits(kk_runner_config *c, kk_err *err) {
-    static const char *const known[] = {"minutes", "output_bytes", "disk_bytes", "result_bytes",
-                                        NULL};
+    static const char *const known[] = {"minutes",      "output_bytes",   "disk_bytes",
+                                        "result_bytes", "unsent_minutes", NULL};
     json_t *o = json_object_get(c->root, "limits");
-    const json_t *minutes = json_object_get(o, "minutes");
     if (o && !json_is_object(o)) return kk_fail(err, KK_EINVAL, "\"limits\" is not an object");
     KK_TRY(check_keys(o, "\"limits\"", known, err));
-    if (minutes) {
-        const double x = json_number_value(minutes);
-        if (!json_is_number(minutes) || !(x > 0 && x <= most_minutes))
-            return kk_fail(err, KK_EINVAL, "\"minutes\" is not a number up to %.0f", most_minutes);
-        c->most_minutes = x;
-    }
+    KK_TRY(read_minutes(o, "minutes", &c->most_minutes, err));
+    KK_TRY(read_minutes(o, "unsent_minutes", &c->unsent_minutes, err));
     KK_TRY(read_bytes(o, "output_bytes", &c->output_bytes, err));
     KK_TRY(read_bytes(o, "disk_bytes", &c->disk_bytes, err));
     return read_bytes(o, "result_bytes", &c->result_bytes, err);

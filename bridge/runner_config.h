@@ -19,7 +19,8 @@ typedef struct {
     const json_t *unsigned_names, *presets, *environment; /* lists of strings; NULL: not given */
     kk_preset_paths paths;
     const char *cases[KK_RUNNER_CASES];
-    double most_minutes; /* a preset's own limit where that is less */
+    double most_minutes;   /* a preset's own limit where that is less */
+    double unsent_minutes; /* that a result which the remote does not take is sent again */
     int64_t output_bytes, disk_bytes, result_bytes;
 } kk_runner_config;
 

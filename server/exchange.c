@@ -119,7 +119,13 @@ bool exchange_add(exchange *x, const char *bytes, size_t n) {
     if (!x->gone && !outbox_put(&x->out, bytes, n)) x->gone = x->slow = true;
     remember(x, bytes, n);
     x->last_write = text_now();
-    wake(x);
+    if (x->gone || x->eager < EXCHANGE_EAGER) {
+        x->eager++;
+        wake(x);
+    } else if (!x->paced) {
+        x->paced = !pace_is_due(&x->server->pace, x);
+        if (!x->paced) wake(x);
+    }
     const bool there = !x->gone;
     pthread_mutex_unlock(&x->lock);
     return there;
@@ -131,6 +137,13 @@ bool exchange_ping(exchange *x, double after) {
     const bool due = x->answer == EXCHANGE_STREAM && text_now() - x->last_write >= after;
     pthread_mutex_unlock(&x->lock);
     return !due || exchange_add(x, comment, sizeof comment - 1);
+}
+
+void exchange_tell(exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    x->paced = false;
+    wake(x);
+    pthread_mutex_unlock(&x->lock);
 }
 
 void exchange_end(exchange *x) {

@@ -8,7 +8,8 @@
  * Both sides hold a reference.  Invariants, under `lock`:
  *   (1) connection is NULL once it has ended, and nobody touches it or its socket from then on;
  *   (2) suspended is true only between MHD_suspend_connection and MHD_resume_connection;
- *   (3) once `gone` is set, what is written is dropped. */
+ *   (3) once `gone` is set, what is written is dropped;
+ *   (4) while `paced` is set the pace holds a reference, and tells the connection soon. */
 #ifndef KK_SERVER_EXCHANGE_H
 #define KK_SERVER_EXCHANGE_H
 
@@ -23,7 +24,11 @@
 struct MHD_Connection;
 struct server;
 
-enum { EXCHANGE_ID = 129 }; /* bytes of a request's id, with its end */
+enum {
+    EXCHANGE_ID = 129, /* bytes of a request's id, with its end */
+    EXCHANGE_EAGER =
+        2, /* parts of a stream that are sent at once: who speaks, and the first text */
+};
 
 /* Tokens of a request, for the log; known is false where none were counted. */
 typedef struct {
@@ -51,7 +56,9 @@ typedef struct exchange {
     pthread_mutex_t lock;
     struct MHD_Connection *connection;
     int fd;
-    bool suspended, gone, ended, slow;
+    bool suspended, gone, ended, slow, paced;
+    struct exchange *paced_next; /* of those that the pace will tell */
+    int eager;                   /* parts that went out at once */
     exchange_answer answer;
     int status;
     int retry_s;
@@ -80,6 +87,8 @@ void exchange_refuse(exchange *x, const fault *f);
 void exchange_stream(exchange *x);
 bool exchange_add(exchange *x, const char *bytes, size_t n);
 void exchange_end(exchange *x);
+/* From the pace: there is something to send. */
+void exchange_tell(exchange *x);
 void exchange_count(exchange *x, const exchange_usage *usage);
 /* Sends a comment when nothing else went out for `after` seconds. */
 bool exchange_ping(exchange *x, double after);

@@ -193,11 +193,9 @@ static void on_logprobs(void *user, const kk_logprobs *of) {
     json_array_append_new(g->pending, wire_logprob(g->server->tok, of));
 }
 
-/* A small model writes a token in a fraction of a millisecond, and a look at the socket is a call
- * of the system: a client that left is noticed two milliseconds later at most. */
 static bool goes_on_now_and_then(generation *g) {
     const double now = text_now();
-    if (now - g->looked < 2e-3) return true;
+    if (now - g->looked < GENERATION_LOOK_S) return true;
     g->looked = now;
     return generation_goes_on(g);
 }

@@ -8,6 +8,10 @@
 #include "server/request.h"
 #include "server/wire.h"
 
+/* A small model writes a token in a fraction of a millisecond, and a look at the socket is a call
+ * of the system: a client that left is noticed so many seconds later at most. */
+#define GENERATION_LOOK_S 2e-3
+
 /* A chunk of a stream but for what is said in it: all chunks of a choice are alike. */
 typedef struct {
     textbuf event;

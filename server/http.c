@@ -11,7 +11,6 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +20,7 @@
 #include <unistd.h>
 
 #include "server/exchange.h"
+#include "server/listen.h"
 #include "server/log.h"
 #include "server/route.h"
 #include "server/server.h"
@@ -38,14 +38,17 @@ typedef struct peer {
     double since; /* text_now() of the last change */
 } peer;
 
+/* Connections with one certificate. */
+typedef struct serving {
+    struct MHD_Daemon *daemon;
+    char *cert, *key;
+    struct serving *before; /* with the certificate before, while it has connections; or NULL */
+} serving;
+
 struct http {
     server *server;
-    struct MHD_Daemon *daemon;
+    serving now;
     int listening;
-    char *cert, *key;
-    /* With the certificate before, while it has connections; or NULL. */
-    struct MHD_Daemon *before;
-    char *cert_before, *key_before;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     peer *peers;
@@ -301,9 +304,13 @@ static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
     x->suspended = true;
     MHD_suspend_connection(c);
     pthread_mutex_unlock(&x->lock);
-    if (workers_submit(&s->workers, x)) return MHD_YES;
+    /* A body may have come after its head was admitted, and the server be ending since. */
+    if (atomic_load(&s->state) != SERVER_DRAINING && workers_submit(&s->workers, x)) return MHD_YES;
     fault f;
-    fault_set(&f, 429, NULL, "%d requests are waiting already", s->opts->queue);
+    if (atomic_load(&s->state) == SERVER_DRAINING)
+        fault_set(&f, 503, NULL, "the server is shutting down");
+    else
+        fault_set(&f, 429, NULL, "%d requests are waiting already", s->opts->queue);
     f.retry_s = 1;
     exchange_refuse(x, &f);
     return MHD_YES;
@@ -374,7 +381,7 @@ static void on_connection(void *user, struct MHD_Connection *c, void **slot,
     pthread_mutex_unlock(&h->lock);
 }
 
-static void end_before(http *h, bool wait);
+static void end_before(http *h, bool all);
 
 /* libmicrohttpd's own limit starts anew with each byte, so that a head that trickles in would hold
  * its connection without an end.  A socket is closed only after on_connection has heard of it. */
@@ -400,56 +407,6 @@ void http_flush(http *h, double seconds) {
 
 /* ---- start and stop ---------------------------------------------------------------------- */
 
-static kk_status try_listen(const struct addrinfo *a, int *out, kk_err *err) {
-    const int on = 1;
-    const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return server_fail(err, KK_EIO, "no socket: %s", strerror(errno));
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 256) == 0) {
-        *out = fd;
-        return KK_OK;
-    }
-    const int why = errno;
-    close(fd);
-    return server_fail(err, KK_EIO, "%s", strerror(why));
-}
-
-static int port_of(int fd) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } a;
-    socklen_t n = sizeof a;
-    if (getsockname(fd, &a.any, &n) != 0) return 0;
-    return ntohs(a.any.sa_family == AF_INET6 ? a.v6.sin6_port : a.v4.sin_port);
-}
-
-static kk_status listen_on(const char *host, int port, int *out, kk_err *err) {
-    const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    struct addrinfo *found = NULL;
-    char service[16];
-    kk_err why = {.msg = "it has no address"};
-    snprintf(service, sizeof service, "%d", port);
-    const int code = getaddrinfo(host, service, &want, &found);
-    if (code != 0)
-        return server_fail(err, KK_EIO, "'%s' is no address to listen on: %s", host,
-                           gai_strerror(code));
-    kk_status st = KK_EIO;
-    for (const struct addrinfo *a = found; a && st != KK_OK; a = a->ai_next)
-        st = try_listen(a, out, &why);
-    freeaddrinfo(found);
-    if (st == KK_OK) return KK_OK;
-    return server_fail(err, KK_EIO, "cannot listen on %s, port %d: %s", host, port, why.msg);
-}
-
-kk_status http_try_port(const char *host, int port, kk_err *err) {
-    int fd;
-    const kk_status st = listen_on(host, port, &fd, err);
-    if (st == KK_OK) close(fd);
-    return st;
-}
-
 static kk_status read_pem(const char *path, char **out, kk_err *err) {
     textbuf t = {0};
     char block[4096];
@@ -471,7 +428,7 @@ static void no_log(void *user, const char *fmt, va_list ap) {
 }
 
 /* listening: a socket that the daemon closes. */
-static kk_status start_daemon(http *h, int listening, struct MHD_Daemon **out, kk_err *err) {
+static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
     const kk_serve_opts *o = h->server->opts;
     const struct MHD_OptionItem options[] = {
         {MHD_OPTION_LISTEN_SOCKET, listening, NULL},
@@ -481,17 +438,17 @@ static kk_status start_daemon(http *h, int listening, struct MHD_Daemon **out, k
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
         /* TLS options end the list where there is no TLS. */
-        {h->cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, h->cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+        {v->cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, v->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, v->key},
         {MHD_OPTION_END, 0, NULL},
     };
     unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-    if (h->cert) flags |= MHD_USE_TLS;
-    *out = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER, no_log,
-                            NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
-    if (*out) return KK_OK;
+    if (v->cert) flags |= MHD_USE_TLS;
+    v->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
+                                 no_log, NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
+    if (v->daemon) return KK_OK;
     return server_fail(err, KK_EIO, "the HTTP server does not start%s",
-                       h->cert ? ": check the certificate and its key" : "");
+                       v->cert ? ": check the certificate and its key" : "");
 }
 
 static void forget_pem(char **pem) {
@@ -500,12 +457,19 @@ static void forget_pem(char **pem) {
     *pem = NULL;
 }
 
-static kk_status read_pems(http *h, kk_err *err) {
-    const kk_serve_opts *o = h->server->opts;
+static kk_status read_pems(const kk_serve_opts *o, serving *v, kk_err *err) {
     kk_status st = KK_OK;
-    if (o->tls_cert) st = read_pem(o->tls_cert, &h->cert, err);
-    if (st == KK_OK && o->tls_key) st = read_pem(o->tls_key, &h->key, err);
+    if (o->tls_cert) st = read_pem(o->tls_cert, &v->cert, err);
+    if (st == KK_OK && o->tls_key) st = read_pem(o->tls_key, &v->key, err);
     return st;
+}
+
+/* What is left of it, `before` aside; cuts what it still sends. */
+static void end_serving(serving *v) {
+    if (v->daemon) MHD_stop_daemon(v->daemon);
+    v->daemon = NULL;
+    forget_pem(&v->key);
+    forget_pem(&v->cert);
 }
 
 kk_status http_start(http **out, server *s, int *port, kk_err *err) {
@@ -515,11 +479,11 @@ kk_status http_start(http **out, server *s, int *port, kk_err *err) {
     h->listening = -1;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->changed, NULL);
-    kk_status st = read_pems(h, err);
+    kk_status st = read_pems(s->opts, &h->now, err);
     if (st == KK_OK) st = listen_on(s->opts->host, s->opts->port, &h->listening, err);
-    if (st == KK_OK) st = start_daemon(h, h->listening, &h->daemon, err);
+    if (st == KK_OK) st = start_daemon(h, h->listening, &h->now, err);
     if (st == KK_OK) {
-        *port = port_of(h->listening);
+        *port = listen_port(h->listening);
         return KK_OK;
     }
     if (h->listening >= 0) close(h->listening);
@@ -529,57 +493,56 @@ kk_status http_start(http **out, server *s, int *port, kk_err *err) {
 }
 
 void http_stop_listening(http *h) {
-    const int fd = MHD_quiesce_daemon(h->daemon);
+    const int fd = MHD_quiesce_daemon(h->now.daemon);
     if (fd >= 0) close(fd);
 }
 
-/* The daemon before is done once nobody is connected to it. */
-static void end_before(http *h, bool wait) {
-    const union MHD_DaemonInfo *info =
-        h->before ? MHD_get_daemon_info(h->before, MHD_DAEMON_INFO_CURRENT_CONNECTIONS) : NULL;
-    if (!h->before || (!wait && info && info->num_connections > 0)) return;
-    MHD_stop_daemon(h->before);
-    h->before = NULL;
-    forget_pem(&h->key_before);
-    forget_pem(&h->cert_before);
+/* Ends those with earlier certificates that nobody is connected to any more. */
+static void end_before(http *h, bool all) {
+    for (serving **at = &h->now.before; *at;) {
+        serving *v = *at;
+        const union MHD_DaemonInfo *info =
+            MHD_get_daemon_info(v->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+        if (!all && info && info->num_connections > 0) {
+            at = &v->before;
+            continue;
+        }
+        *at = v->before;
+        end_serving(v);
+        free(v);
+    }
 }
 
-/* libmicrohttpd has no call that exchanges a certificate: a second daemon with the new one takes
- * over the listening socket, and the first goes on with the connections it has. */
+/* libmicrohttpd has no call that exchanges a certificate: another daemon with the new one takes
+ * over the listening socket, and those before go on with the connections they have. */
 kk_status http_renew(http *h, kk_err *err) {
-    struct MHD_Daemon *fresh = NULL;
-    char *cert = h->cert, *key = h->key;
+    serving fresh = {.daemon = NULL};
+    serving *before = malloc(sizeof *before);
+    if (!before) return server_fail(err, KK_ENOMEM, "no memory for a certificate");
     end_before(h, false);
-    if (h->before)
-        return server_fail(err, KK_EBUSY, "connections from before the last exchange are open");
-    h->cert = h->key = NULL;
     const int listening = dup(h->listening);
-    kk_status st = listening >= 0 ? read_pems(h, err) : server_fail(err, KK_EIO, "no descriptor");
+    kk_status st = listening >= 0 ? read_pems(h->server->opts, &fresh, err)
+                                  : server_fail(err, KK_EIO, "no descriptor");
     if (st == KK_OK) st = start_daemon(h, listening, &fresh, err);
     if (st != KK_OK) {
         if (listening >= 0) close(listening);
-        forget_pem(&h->cert);
-        forget_pem(&h->key);
-        h->cert = cert;
-        h->key = key;
+        end_serving(&fresh);
+        free(before);
         return st;
     }
-    const int old = MHD_quiesce_daemon(h->daemon);
+    const int old = MHD_quiesce_daemon(h->now.daemon);
     if (old >= 0) close(old);
-    h->before = h->daemon;
-    h->daemon = fresh;
+    *before = h->now;
+    fresh.before = before;
+    h->now = fresh;
     h->listening = listening;
-    h->cert_before = cert;
-    h->key_before = key;
     return KK_OK;
 }
 
 void http_stop(http *h) {
     if (!h) return;
     end_before(h, true);
-    if (h->daemon) MHD_stop_daemon(h->daemon);
-    forget_pem(&h->key);
-    forget_pem(&h->cert);
+    end_serving(&h->now);
     pthread_cond_destroy(&h->changed);
     pthread_mutex_destroy(&h->lock);
     free(h);

@@ -10,8 +10,6 @@ typedef struct http http;
 
 /* Listens and answers from now on, with 503 until the model is loaded.  *port: the one it has. */
 kk_status http_start(http **out, struct server *s, int *port, kk_err *err);
-/* Whether a socket can listen there, which is tried, and why not. */
-kk_status http_try_port(const char *host, int port, kk_err *err);
 /* Closes connections that take too long to send the head of a request; to be called about once a
  * second. */
 void http_sweep(http *h);

@@ -1,5 +1,8 @@
 /* residence.c - see residence.h. */
+#define _GNU_SOURCE
 #include "server/residence.h"
+
+#include <time.h>
 
 #include "server/server.h"
 
@@ -17,7 +20,7 @@ static int64_t kv_bytes(const server *s) {
            bytes[KK_MEM_KV_LATENTS];
 }
 
-void residence_sweep(server *s) {
+static void sweep(server *s) {
     const int64_t limit = s->opts->kv_bytes;
     if (s->store) {
         sessions_evict_idle(s->sessions, s->opts->idle_session_s);
@@ -26,6 +29,64 @@ void residence_sweep(server *s) {
     const double until = text_now() + SWEEP_S;
     while (limit > 0 && text_now() < until && kv_bytes(s) > limit && residence_make_place(s)) {
     }
+}
+
+/* The caller holds the lock. */
+static void nap(residence *r) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec++;
+    while (!r->ending && pthread_cond_timedwait(&r->changed, &r->lock, &until) == 0) continue;
+}
+
+static void *run(void *arg) {
+    residence *r = arg;
+    pthread_mutex_lock(&r->lock);
+    for (nap(r); !r->ending; nap(r)) {
+        r->sweeping = true;
+        r->since = text_now();
+        pthread_mutex_unlock(&r->lock);
+        sweep(r->server);
+        pthread_mutex_lock(&r->lock);
+        r->sweeping = false;
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+kk_status residence_start(residence *r, server *s, kk_err *err) {
+    pthread_condattr_t attr;
+    *r = (residence){.server = s};
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    r->started = pthread_create(&r->thread, NULL, run, r) == 0;
+    if (r->started) return KK_OK;
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+    return server_fail(err, KK_ENOMEM, "the system gives no thread for idle sessions");
+}
+
+void residence_wait(residence *r) {
+    pthread_mutex_lock(&r->lock);
+    const bool stuck = text_now() - r->since > RESIDENCE_STUCK_S;
+    while (stuck && r->sweeping) pthread_cond_wait(&r->changed, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void residence_stop(residence *r) {
+    if (!r->started) return;
+    pthread_mutex_lock(&r->lock);
+    r->ending = true;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    pthread_join(r->thread, NULL);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+    r->started = false;
 }
 
 void residence_end(server *s) {

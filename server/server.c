@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "server/http.h"
-#include "server/residence.h"
 #include "server/route.h"
 
 kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
@@ -131,7 +130,7 @@ static void serve(server *s, http *h) {
         nanosleep(&nap, NULL);
         if (asked_to_reload(s)) reload(s, h);
         if (i % 20 == 0) http_sweep(h);
-        if (i % 20 == 0) residence_sweep(s);
+        residence_wait(&s->residence);
     }
 }
 
@@ -163,6 +162,7 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
                v6 ? "[" : "", s->opts->host, v6 ? "]" : "", port);
     st = grpc_front_start(&s->grpc, s, err);
     if (st == KK_OK) st = load(s, err);
+    if (st == KK_OK) st = residence_start(&s->residence, s, err);
     if (st == KK_OK) {
         kk_device_info device;
         kk_engine_device(s->engine, &device);
@@ -174,6 +174,7 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
         serve(s, h);
     }
     drain(s, h);
+    residence_stop(&s->residence);
     grpc_front_stop(&s->grpc);
     http_stop(h);
     return st;
@@ -188,9 +189,11 @@ kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
         return st;
     }
     metrics_open(&s.metrics);
-    st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
+    st = pace_start(&s.pace, err);
+    if (st == KK_OK) st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);
     workers_close(&s.workers);
+    pace_stop(&s.pace);
     residence_end(&s);
     sessions_close(s.sessions);
     prefixes_close(s.prefixes);

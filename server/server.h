@@ -1,8 +1,9 @@
 /* server.h - what the parts of a running server share.
  *
  * Threads: one of libmicrohttpd's runs every callback of http.c; `parallel` workers run requests;
- * the caller's own loads the model, waits to be asked to stop, and drains.  A request is an
- * exchange (exchange.h), which its connection and its worker both hold. */
+ * one tells connections of what workers wrote (pace.h), one saves idle sessions (residence.h); the
+ * caller's own loads the model, waits to be asked to stop, and drains.  A request is an exchange
+ * (exchange.h), which its connection and its worker both hold. */
 #ifndef KK_SERVER_SERVER_H
 #define KK_SERVER_SERVER_H
 
@@ -12,7 +13,9 @@
 #include "server/keys.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/pace.h"
 #include "server/prefixes.h"
+#include "server/residence.h"
 #include "server/serve_entry.h"
 #include "server/service.h"
 #include "server/store.h"
@@ -28,6 +31,7 @@ typedef struct server {
     keys keys;
     metrics metrics;
     workers workers;
+    pace pace;
     grpc_front grpc;
     /* From here on: unchanged, and to be read, once the state is SERVER_READY. */
     kk_engine *engine;
@@ -35,6 +39,7 @@ typedef struct server {
     store *store; /* NULL: nothing is stored */
     prefixes *prefixes;
     sessions *sessions;
+    residence residence;
     kk_model_info info;
     kk_session_opts session; /* opts->session with defaults filled */
     char fingerprint[48];    /* system_fingerprint */

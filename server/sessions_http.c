@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/generation.h"
 #include "server/server.h"
 #include "server/sessions_json.h"
 #include "server/transcript.h"
@@ -20,6 +21,7 @@ typedef struct {
     json_t *tokens;          /* of a generation that is not streamed */
     textbuf text;
     double first;      /* text_now() of the first token */
+    double looked;     /* at the client, and at the time */
     bool chat, drafts; /* what a stream says of each token beside its text */
 } call;
 
@@ -45,10 +47,13 @@ static void begin_stream(call *c) {
 static bool goes_on(void *user) {
     call *c = user;
     const server *s = c->x->server;
+    const double now = text_now();
     begin_stream(c);
+    if (now - c->looked < GENERATION_LOOK_S) return true;
+    c->looked = now;
     if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s))
         return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
-    if (text_now() - c->x->started > s->opts->request_s) return give_up(c, FINISH_TIMEOUT);
+    if (now - c->x->started > s->opts->request_s) return give_up(c, FINISH_TIMEOUT);
     return !atomic_load(&s->cancelled) || give_up(c, FINISH_CANCELLED);
 }
 

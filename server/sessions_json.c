@@ -153,8 +153,9 @@ bool sessions_how_parse(const char *text, int32_t vocab, sessions_how *how) {
         .sampling = how->sampling, .max_messages = 1, .max_choices = 1, .vocab = vocab};
     request r;
     fault f = {0};
+    /* Ids that end it were taken as they are when it was made: beyond the vocabulary, too. */
     const bool read = request_generation(&r, text, strlen(text), &d, &f) &&
-                      sessions_json_how(r.root, vocab, how, &f);
+                      sessions_json_how(r.root, INT32_MAX, how, &f);
     if (read) how->sampling = r.sampling;
     request_free(&r);
     return read;

@@ -12,9 +12,10 @@ typedef struct kk_rerun_kind {
     const char *unit;    /* what is drawn where not all is executed */
     const kk_member_rule *members;
     const kk_list_rule *lists;
-    /* By how much numbers that are not whole may differ on another processor, relative to the
-     * larger: of what a library computes whose kernels follow the processor. */
-    double other_processor;
+    /* By how much numbers that are not whole may differ, relative to the larger: of what a library
+     * computes whose kernels follow the processor, which its name does not tell (a virtual machine
+     * calls many of them by one). */
+    double within;
     /* Whether a controller chose the length of drafts; NULL: nothing of it depends on that. */
     bool (*free_drafts)(const json_t *stored);
     /* The report of the run, released by the caller. */

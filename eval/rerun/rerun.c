@@ -152,8 +152,7 @@ static void note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out,
         snprintf(out->note[out->n_notes++], sizeof out->note[0],
                  "on another kind of device bits differ: what is different is shown, not judged");
     how->other_device = !same;
-    if (strcmp(kk_rerun_text(m, "cpu", ""), machine.name) != 0)
-        how->within = r->kind->other_processor;
+    how->within = r->kind->within;
 }
 
 /* ---- files -------------------------------------------------------------------------------- */

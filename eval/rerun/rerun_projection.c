@@ -1,8 +1,8 @@
 /* rerun_projection.c - reports of `kakeya train projection`: the projection is trained again.
  *
  * Everything of it is a function of the options and of the number of threads, so that losses, the
- * curve and the errors on texts held out are the same; on another processor OpenBLAS adds in
- * another order, and they agree to about six digits.  There is nothing in it that could be
+ * curve and the errors on texts held out are the same, but that OpenBLAS adds in an order of each
+ * processor: so they agree to about six digits.  There is nothing in it that could be
  * executed by rows: a draw trains too. */
 #include "core/error.h"
 #include "eval/rerun/kinds.h"
@@ -31,5 +31,5 @@ const kk_rerun_kind kk_rerun_projection = {.kind = "projection",
                                            .unit = "nothing: a projection is trained as a whole",
                                            .members = members,
                                            .lists = lists,
-                                           .other_processor = 1e-3,
+                                           .within = 1e-3,
                                            .run = run};

@@ -42,7 +42,7 @@ template <class Ids>
 bool take_ids(const Ids &from, const char *field, std::vector<int32_t> *to, fault *f) {
     to->reserve(static_cast<size_t>(from.size()));
     for (const uint32_t id : from) {
-        if (id > INT32_MAX) return refuse(f, field, "%s: %u is no token", field, id);
+        if (id >= INT32_MAX) return refuse(f, field, "%s: %u is no token", field, id);
         to->push_back(static_cast<int32_t>(id));
     }
     return true;

@@ -62,8 +62,8 @@ typedef struct kk_grpc kk_grpc;
 /* Copied; what it points to is borrowed while the module runs. */
 typedef struct {
     kk_grpc_service service;
-    const char *host;
-    int32_t port;         /* 0: one that is free */
+    int listening; /* a socket that listens, does not block, and is the module's from now on */
+    int32_t connections;  /* at a time; more are closed as they come */
     const char *tls_cert; /* PEM files; NULL: plain */
     const char *tls_key;
     int32_t parallel;      /* calls that work at a time */
@@ -75,8 +75,8 @@ typedef struct {
 } kk_grpc_opts;
 
 typedef struct {
-    /* Listens; *port: where. */
-    kk_status (*start)(kk_grpc **out, const kk_grpc_opts *opts, int *port, kk_err *err);
+    /* Takes connections from now on.  The socket is closed after a failure, too. */
+    kk_status (*start)(kk_grpc **out, const kk_grpc_opts *opts, kk_err *err);
     /* What grpc.health.v1 answers: NOT_SERVING until it is told otherwise. */
     void (*serving)(kk_grpc *g, bool ready);
     /* Takes no new calls, lets those that run end for so many seconds, and then cancels them. */

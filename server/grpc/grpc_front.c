@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "server/http.h"
+#include "server/listen.h"
 #include "server/server.h"
 
 /* ---- what the module asks of the server -------------------------------------------------- */
@@ -64,14 +64,16 @@ static kk_grpc_service service_of(server *s) {
 
 kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
     const kk_serve_opts *o = s->opts;
-    int port = 0;
+    int listening;
     *g = (grpc_front){NULL, NULL};
     if (o->grpc_port == 0) return KK_OK;
     kk_status st = kk_grpc_load(&g->api, err);
+    if (st == KK_OK) st = listen_on(o->host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
     if (st != KK_OK) return st;
+    const int port = listen_port(listening);
     const kk_grpc_opts opts = {.service = service_of(s),
-                               .host = o->host,
-                               .port = o->grpc_port < 0 ? 0 : o->grpc_port,
+                               .listening = listening,
+                               .connections = o->connections,
                                .tls_cert = o->tls_cert,
                                .tls_key = o->tls_key,
                                .parallel = o->parallel,
@@ -80,9 +82,7 @@ kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
                                .stream_buffer = o->stream_buffer,
                                .request_s = o->request_s,
                                .idle_s = o->idle_s};
-    /* gRPC does not tell why it cannot listen. */
-    st = http_try_port(opts.host, opts.port, err);
-    if (st == KK_OK) st = g->api->start(&g->grpc, &opts, &port, err);
+    st = g->api->start(&g->grpc, &opts, err);
     if (st != KK_OK) return st;
     const bool v6 = strchr(o->host, ':') != NULL;
     server_say(s, "gRPC on %s%s%s:%d%s", v6 ? "[" : "", o->host, v6 ? "]" : "", port,

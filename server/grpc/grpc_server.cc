@@ -19,6 +19,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "server/grpc/grpc_accept.h"
 #include "server/grpc/grpc_calls.h"
 #include "server/grpc/grpc_pool.h"
 
@@ -375,18 +376,14 @@ kk_status credentials(const kk_grpc_opts &opts, std::shared_ptr<grpc::ServerCred
     return KK_OK;
 }
 
-std::string address_of(const kk_grpc_opts &opts) {
-    const bool v6 = strchr(opts.host, ':') != nullptr;
-    return (v6 ? "[" : "") + std::string(opts.host) + (v6 ? "]:" : ":") + std::to_string(opts.port);
-}
-
 void set_limits(const kk_grpc_opts &opts, grpc::ServerBuilder *builder) {
     const int idle_ms = static_cast<int>(std::min(opts.idle_s, 1e6) * 1000);
     builder->SetMaxReceiveMessageSize(
         static_cast<int>(std::min<int64_t>(opts.max_message, INT32_MAX)));
     builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
     builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, opts.parallel + opts.queue + 16);
-    builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0); /* a port that is taken is refused */
+    /* A connection that says nothing is closed, as one that is idle. */
+    builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, idle_ms);
     /* A client that vanished is noticed, and may itself ask as often. */
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, idle_ms);
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20000);
@@ -407,13 +404,13 @@ struct kk_grpc {
     Shared shared;
     Service service{shared};
     std::unique_ptr<grpc::Server> server;
+    std::unique_ptr<Acceptor> acceptor;
 };
 
 namespace {
 
-kk_status listen_on(kk_grpc *g, int *port, kk_err *err) {
+kk_status begin(kk_grpc *g, kk_err *err) {
     const kk_grpc_opts &opts = g->shared.opts;
-    const std::string address = address_of(opts);
     std::shared_ptr<grpc::ServerCredentials> how;
     const kk_status st = credentials(opts, &how, err);
     if (st != KK_OK) return st;
@@ -421,13 +418,14 @@ kk_status listen_on(kk_grpc *g, int *port, kk_err *err) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     set_limits(opts, &builder);
-    *port = 0;
-    builder.AddListeningPort(address, how, port);
+    constexpr auto given = grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD;
+    auto target = builder.experimental().AddExternalConnectionAcceptor(given, how);
     builder.RegisterService(&g->service);
     g->server = builder.BuildAndStart();
-    if (!g->server || *port == 0)
-        return fail(err, KK_EIO, "gRPC does not listen on %.120s%s", address.c_str(),
+    if (!g->server)
+        return fail(err, KK_EIO, "gRPC does not start%s",
                     opts.tls_cert ? ": the certificate and its key may not be a pair" : "");
+    g->acceptor = std::make_unique<Acceptor>(opts.listening, opts.connections, std::move(target));
     g->server->GetHealthCheckService()->SetServingStatus(false);
     g->server->GetHealthCheckService()->SetServingStatus(service_name, false);
     return KK_OK;
@@ -441,6 +439,7 @@ void drain(kk_grpc *g, double s) {
         /* gRPC's own Shutdown would wait for those who watch the health, too. */
         while (g->shared.calls > 0 && Clock::now() < end)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        g->acceptor.reset(); /* it hands nothing to a server that has ended */
         g->server->Shutdown(std::chrono::system_clock::now());
     } catch (...) { /* what was not drained is ended by `stop` */
     }
@@ -455,7 +454,7 @@ void stop(kk_grpc *g) {
     }
 }
 
-kk_status start(kk_grpc **out, const kk_grpc_opts *opts, int *port, kk_err *err) {
+kk_status start(kk_grpc **out, const kk_grpc_opts *opts, kk_err *err) {
     *out = nullptr;
     kk_grpc *g = nullptr;
     kk_status st;
@@ -464,13 +463,16 @@ kk_status start(kk_grpc **out, const kk_grpc_opts *opts, int *port, kk_err *err)
         g = new kk_grpc(*opts);
         g->shared.working = std::make_unique<Pool>(opts->parallel, opts->queue);
         g->shared.quick = std::make_unique<Pool>(2, opts->queue + 16);
-        st = listen_on(g, port, err);
+        st = begin(g, err);
     } catch (const std::exception &e) {
         st = fail(err, KK_ENOMEM, "gRPC does not start: %.180s", e.what());
     } catch (...) {
         st = fail(err, KK_EDEVICE, "gRPC does not start");
     }
-    if (st != KK_OK) stop(g);
+    if (st != KK_OK) {
+        if (!g || !g->acceptor) close(opts->listening);
+        stop(g);
+    }
     if (st == KK_OK) *out = g;
     return st;
 }

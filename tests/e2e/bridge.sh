@@ -95,6 +95,18 @@ PY
 for preset in $presets; do
     grep -q "^| \`$preset\` |" "$root/docs/bridge.md" || fail "docs/bridge.md does not have $preset"
 done
+# A name that this checkout knows is stored as the commit that it is; one from here, only so.
+git init -q "$work/here"
+git -C "$work/here" -c user.name=a -c user.email=a@b commit -q --allow-empty -m one
+head=$(git -C "$work/here" rev-parse HEAD)
+for ref in HEAD @ "$head" "${head:0:12}" elsewhere; do
+    stored=$(cd "$work/here" && "$KAKEYA" bridge request mlx-env-probe --no-push --requested-by ann --ref "$ref" |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["ref"])')
+    case $ref in elsewhere) same "$stored" elsewhere "a name of others" ;; *) same "$stored" "$head" "--ref $ref" ;; esac
+done
+(cd "$work/here" && "$KAKEYA" bridge request mlx-env-probe --no-push --requested-by ann --ref HEAD~4) 2>"$work/err" >&2
+same $? 2 "a commit that is not there"
+has "$(cat "$work/err")" "no commit here that is called HEAD~4"
 exits 2 bridge request pytest-path --no-push --requested-by ann --ref test
 has "$err" "runs nothing that a request brings"
 exits 2 bridge request parity --no-push --requested-by ann --ref test --param device=tpu

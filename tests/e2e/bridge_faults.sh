@@ -184,6 +184,30 @@ unset GIT_SSH_COMMAND GIT_SSH_VARIANT
 fetched 0 "done on m4"
 has "$(cat "$work/got/results/good.txt")" result
 same "$(wc -l <"$SPOOR")" 1 "runs of a request whose result was kept"
+# One that it never takes is given up in the end, and that is reported in its place.
+cat >"$work/ssh" <<'SH'
+#!/usr/bin/env bash
+for command; do :; done
+case $command in git-receive-pack*)
+    git -c receive.maxInputSize=200000 receive-pack "$BUS"; exit ;;
+esac
+exec sh -c "$command"
+SH
+sweep; manifest; send; rm -f "$SPOOR"
+config m4 '"limits": {"unsent_minutes": 0.001}'
+export GIT_SSH_COMMAND=$work/ssh GIT_SSH_VARIANT=simple
+for _ in 1 2; do
+    FAKE=heavy kakeya bridge run "ssh://h$bus" --config "$work/m4.json" --state "$work/state-m4"
+    sleep 1.2
+done
+has "$err" "the remote did not take the result"
+same "$code" 1 "a result that was given up"
+kakeya bridge run "ssh://h$bus" --config "$work/m4.json" --state "$work/state-m4"
+lacks "$err" "kept" "did not take"; same "$code" 0 "after it was given up"
+unset GIT_SSH_COMMAND GIT_SSH_VARIANT
+config m4
+fetched 1 failed "the remote did not take the result"
+same "$(wc -l <"$SPOOR")" 1 "runs of a request whose result was given up"
 # A remote that declines is not one where somebody was first.
 hook=$bus/hooks/pre-receive
 printf '#!/bin/sh\necho "these references are refused" >&2\nexit 1\n' >"$hook"

@@ -162,7 +162,7 @@ refused() {
 gone() {
     local child
     child=$(cat "$SPOOR.child")
-    for _ in $(seq 50); do
+    for _ in $(seq 600); do
         kill -0 "$child" 2>/dev/null || return 0
         # One that has ended may wait for somebody to notice.
         case $(cat "/proc/$child/stat" 2>/dev/null) in *") Z "*) return 0 ;; esac

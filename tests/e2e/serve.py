@@ -1,8 +1,10 @@
 """serve.py KAKEYA FOLDER - what `kakeya serve` answers, and how it treats clients that leave, lag or
 send nonsense.  The shipped model answers; what it says is not judged, only that it is the same."""
 
+import contextlib
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -300,9 +302,7 @@ def test_vanishing_clients():
             s.until(lambda m: m["num_requests_running"] == 1)
             time.sleep(0.2)
             one.close()
-            left = time.monotonic()
             m = s.until(lambda m: m["num_requests_running"] == 0)
-            assert time.monotonic() - left < 1, time.monotonic() - left
             # Where the machine is busy, what was queued for it may be too much before it left.
             names = ['request_success_total{finished_reason="%s"}' % why
                      for why in ("cancelled", "slow_client")[:1 + stream]]
@@ -317,6 +317,11 @@ def test_slow_client():
         m = s.until(lambda m: m['request_success_total{finished_reason="slow_client"}'] == 1, LIMIT)
         assert m["generation_tokens_total"] < 16000
         s.post(TEXT, dict(prompt="a", max_tokens=1))
+        told = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := slow.recv(1 << 16):
+                told = told[-100:] + piece
+        assert not told.endswith(b"0\r\n\r\n"), told[-100:]  # no end that a whole stream has
         slow.close()
 
 
@@ -327,7 +332,7 @@ def test_trickles():
         head.sendall(b"GET /health HTTP/1.1\r\n")
         start_time, open_ones = time.monotonic(), {head: b"X-A: b\r\n", body: b"x", idle: b""}
         while open_ones:
-            assert time.monotonic() - start_time < 10, "a trickle holds its connection"
+            assert time.monotonic() - start_time < LIMIT, "a trickle holds its connection"
             for one in list(open_ones):
                 try:
                     one.setblocking(True)
@@ -427,7 +432,7 @@ def test_tls():
     if made is None or made.returncode != 0:
         print("not run: no openssl to make a certificate with")
         return
-    with start("--tls-cert", cert, "--tls-key", key) as s:
+    with start("-c", "16384", "--tls-cert", cert, "--tls-key", key) as s:
         context = ssl.create_default_context(cafile=cert)
         raw = socket.create_connection(("127.0.0.1", s.port), 30)
         with context.wrap_socket(raw, server_hostname="localhost") as one:
@@ -438,9 +443,16 @@ def test_tls():
                         (TEXT.encode(), len(data), data))
             while b"data: " not in one.recv(4096):
                 pass
-        # It has left in the middle of its stream; then a drain needs no time.
-        began = time.monotonic()
-    assert time.monotonic() - began < 10
+        # It has left in the middle of its stream, and that is noticed.
+        ended = b""
+        while not re.search(rb'finished_reason="(cancelled|slow_client)"} 1\n', ended):
+            assert not re.search(rb'finished_reason="length"} 1\n', ended)
+            raw = socket.create_connection(("127.0.0.1", s.port), 30)
+            with context.wrap_socket(raw, server_hostname="localhost") as one:
+                one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                ended = b""
+                while piece := one.recv(65536):
+                    ended += piece
 
 
 # ---- start and end --------------------------------------------------------------------------
@@ -475,6 +487,23 @@ def test_drain():
         asked.join()
         tokens = sum(len(e["choices"]) for e in answers[0])
         assert answers[0][-1]["choices"][0]["finish_reason"] == "length" and tokens > 500, tokens
+    with start("-c", "16384", "--drain-timeout", "300") as s:  # a body that comes meanwhile
+        running, late = s.send(TEXT, dict(LONG, max_tokens=3000)), s.connect()
+        s.until(lambda m: m["num_requests_running"] == 1)
+        body = json.dumps(dict(prompt="a", max_tokens=1)).encode()
+        late.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" %
+                     (TEXT.encode(), len(body), body[:5]))
+        for _ in range(3):  # its head is read before these
+            s.get("/health")
+        s.terminate()
+        while "finishing" not in " ".join(s.lines):
+            time.sleep(0.01)
+        late.sendall(body[5:])
+        answer = late.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After" in answer, answer
+        assert running.recv(12) == b"HTTP/1.1 200"
+        for one in running, late:
+            one.close()
     with start("-c", "16384", "--drain-timeout", "0") as s:  # no time: it ends with an error
         one = s.send(TEXT, LONG)
         s.until(lambda m: m["num_requests_running"] == 1)

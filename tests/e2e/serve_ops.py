@@ -1,5 +1,6 @@
 """serve_ops.py KAKEYA FOLDER DASHBOARD - what whoever operates a server relies on."""
 
+import contextlib
 import json
 import os
 import re
@@ -52,7 +53,7 @@ class JsonServer(Server):
             self.changed.notify_all()
 
 
-def until(what, seconds=20):
+def until(what, seconds=LIMIT):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it does not come about"
@@ -223,6 +224,50 @@ def test_reload_certificate():
             assert shown(again) != before and health(again) == b"HTTP/1.1 200 OK"
 
 
+def test_exchanges_beside_old_connections():
+    """Certificates are exchanged again while connections with each of those before are open."""
+    try:
+        pairs = [certificate(name) for name in ("a", "b", "c", "d")]
+    except FileNotFoundError:
+        print("openssl is not there: certificates are not tried")
+        return
+    here = [os.path.join(FOLDER, name) for name in ("again.cert", "again.key")]
+    context = ssl._create_unverified_context()
+
+    def put(pair):
+        for source, target in zip(pair, here):
+            with open(source, encoding="ascii") as f:
+                write(os.path.basename(target), f.read())
+
+    def shown(c):
+        return ssl.DER_cert_to_PEM_cert(c.getpeercert(True)).strip()
+
+    def answers(c):
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return c.recv(4096).startswith(b"HTTP/1.1 200")
+
+    put(pairs[0])
+    with Server(KAKEYA, "--tls-cert", here[0], "--tls-key", here[1]) as s:
+        held = []
+        for i, pair in enumerate(pairs):
+            if i > 0:
+                put(pair)
+                s.process.send_signal(signal.SIGHUP)
+                until(lambda n=i: sum("certificate" in line for line in s.lines) == n)
+                assert "read again" in s.lines[-1], s.lines
+            held.append(context.wrap_socket(socket.create_connection(("127.0.0.1", s.port),
+                                                                     LIMIT)))
+            assert answers(held[-1])
+            with open(pair[0], encoding="ascii") as f:
+                assert shown(held[-1]) == f.read().strip()
+        assert len({shown(c) for c in held}) == 4
+        time.sleep(1.5)  # a sweep takes none of them away
+        for c in held:
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"HTTP/1.1 200" in c.recv(4096) + c.recv(4096)
+            c.close()
+
+
 # ---- the service manager --------------------------------------------------------------------
 
 
@@ -267,6 +312,39 @@ def test_notify():
                 told(m, "STOPPING=1", seen)
             assert [x for x in seen if x != "WATCHDOG=1"] == \
                 ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"], seen
+
+
+def test_slow_save():
+    """While a session is saved to a disk that takes its time, the watchdog is fed, and requests
+    are answered.  A FIFO in the place of its file is as slow as one likes."""
+    name, state = os.path.join(FOLDER, "notify-save"), os.path.join(FOLDER, "slow")
+    with manager(name) as m:
+        os.environ.update(NOTIFY_SOCKET=name, WATCHDOG_USEC="400000")
+        try:
+            server = Server(KAKEYA, "--state", state, "--idle-time", "2")
+        finally:
+            del os.environ["NOTIFY_SOCKET"], os.environ["WATCHDOG_USEC"]
+        with server as s:
+            a = s.post("/v1/sessions", {})["id"]
+            file = os.path.join(state, a + ".kv")
+            os.mkfifo(file)
+            s.post(f"/v1/sessions/{a}/append", {"text": "def add("})
+            time.sleep(4)  # it has been idle, and is being written
+            assert s.get(f"/v1/sessions/{a}")["busy"]
+            m.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while m.recv(4096):  # what was told until now
+                    pass
+            m.settimeout(LIMIT)
+            seen = []
+            for _ in range(5):
+                told(m, "WATCHDOG=1", seen)
+            assert s.get("/health") and s.get(f"/v1/sessions/{a}")["busy"]
+            with open(file, "rb") as f:
+                assert f.read()
+            until(lambda: not s.get(f"/v1/sessions/{a}")["busy"])
+            assert not s.get(f"/v1/sessions/{a}")["resident"]
+            os.unlink(file)
 
 
 # ---- metrics --------------------------------------------------------------------------------
@@ -327,4 +405,4 @@ def dashboard(text):
 
 
 run_tests([test_config, test_log, test_log_content, test_reload_keys, test_reload_certificate,
-           test_notify, test_metrics])
+           test_exchanges_beside_old_connections, test_notify, test_slow_save, test_metrics])

@@ -4,12 +4,14 @@ back, and survive restarts and kill -9; damaged files are set aside and never se
 import glob
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 
-from serving import Server, run_tests
+from serving import LIMIT, Server, run_tests
 
 KAKEYA, FOLDER = sys.argv[1:3]
+PROJECTION = os.path.join(os.path.dirname(__file__), "..", "..", "models", "tiny", "projection")
 ALL, CHAT = "/v1/sessions", "/v1/chat/completions"
 GREEDY = dict(temperature=0, max_tokens=24, ignore_eos=True)
 WORDS = "A boat goes over the sea, and the sea goes under the boat. "
@@ -205,6 +207,99 @@ def test_full_disk():
         assert tokens(s, a) == had
         assert generate(s, a)["cached_tokens"] == len(had)
         assert s.metrics()["state_failures_total"] == 2
+
+
+def talk(s, i):
+    body = dict(messages=[{"role": "user", "content": f"{i} " + WORDS * 20}], temperature=0,
+                max_tokens=4)
+    return s.post(CHAT, body)
+
+
+def test_locked_index():
+    """An index that cannot be written leaves sessions writable, and ends what makes place."""
+    with start("locked", "--sessions", "1") as s:
+        a = create(s)
+        append(s, a, text=WORDS)
+        for i in range(6):
+            talk(s, i)
+    with start("locked", "--sessions", "1", "--state-limit", "1", "--idle-time", "1") as s:
+        append(s, a, text=WORDS)
+        index = sqlite3.connect(os.path.join(folder("locked"), "index.sqlite"), timeout=LIMIT,
+                                isolation_level=None)
+        index.execute("BEGIN IMMEDIATE")
+        # Over the limit, and nothing can be deleted: that ends all the same.
+        s.until(lambda m: m["held_session_resident"] == 0, LIMIT)
+        append(s, a, text=WORDS)  # it is in the journal
+        talk(s, 6)
+        m = s.metrics()
+        assert m["state_failures_total"] >= 1 and m["state_deleted_total"] == 0, m
+        index.execute("ROLLBACK")
+        index.close()
+        generate(s, a)
+        append(s, a, text=WORDS)
+        s.until(lambda m: m["state_deleted_total"] >= 1, LIMIT)
+        had = tokens(s, a)
+    with start("locked") as s:
+        assert tokens(s, a) == had and info(s, a)["turns"] == 1
+
+
+def test_leftovers():
+    """What a server that was killed left half-written goes; what may be wanted stays."""
+    with start("left") as s:
+        a = create(s)
+        append(s, a, text=WORDS)
+    name = os.path.join(folder("left"), "sess-" + 32 * "%d")
+    gone = [files("left", ".kv")[0] + ".kakeya-tmp", name % ((0,) * 32) + ".kv"]
+    kept = [name % ((1,) * 32) + end for end in (".kv", ".journal.damaged")] + \
+        [os.path.join(folder("left"), "notes")]
+    for path in gone + kept:
+        with open(path, "wb") as f:
+            f.write(b"something")
+    with start("left") as s:
+        assert [os.path.exists(path) for path in gone + kept] == [False] * 2 + [True] * 3
+        assert s.metrics()["state_sessions"] == 1
+        assert generate(s, a)["evaluated_tokens"] == 0
+        for path in glob.glob(os.path.join(folder("left"), "index.sqlite*")):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
+
+
+def test_lost_kv():
+    """K/V that is gone is evaluated again, and saved again."""
+    with start("lost") as s:
+        a = create(s)
+        append(s, a, text=WORDS * 10)
+    os.unlink(files("lost", ".kv")[0])
+    with start("lost") as s:
+        there = info(s, a)["history_length"]
+        assert append(s, a, tokens=[])["evaluated_tokens"] == there
+    assert len(files("lost", ".kv")) == 1
+    with start("lost") as s:
+        assert append(s, a, tokens=[])["cached_tokens"] == there
+
+
+def test_other_start():
+    """A session that this start of the server cannot go on with is not called damaged."""
+    with start("other", "-mp", PROJECTION) as s:
+        a = create(s, kv_full="restored")
+        append(s, a, text=WORDS * 10)
+        had = tokens(s, a)
+    with start("other") as s:
+        error, _ = s.refused(f"{ALL}/{a}/generate", GREEDY, 400)
+        assert "projection" in error["message"] and error["code"] != "data_loss", error
+        assert tokens(s, a) == had
+    with start("other", "-mp", PROJECTION) as s:
+        assert generate(s, a)["cached_tokens"] == len(had)
+
+
+def test_no_turn():
+    """A generation that has no place for a token is no turn, in memory as on disk."""
+    with start("none") as s:
+        a = create(s, context=16)
+        append(s, a, tokens=[5] * 16)
+        s.refused(f"{ALL}/{a}/generate", GREEDY, 400)
+        assert info(s, a)["turns"] == 0
+    with start("none") as s:
+        assert info(s, a)["turns"] == 0 and len(tokens(s, a)) == 16
 
 
 def test_one_server():

@@ -93,12 +93,12 @@ class Server:
 
     def get(self, path):
         status, _, body = self.ask("GET", path)
-        assert status == 200, (path, status, body)
+        assert status == 200, (path, status, body, self.lines[-5:])
         return json.loads(body)
 
     def post(self, path, body):
         status, _, answer = self.ask("POST", path, body)
-        assert status == 200, (path, status, answer)
+        assert status == 200, (path, status, answer, self.lines[-5:])
         return json.loads(answer)
 
     def refused(self, path, body, status):
@@ -127,7 +127,7 @@ class Server:
         found = re.findall(r"^(kakeya_\S+) (\S+)$", body.decode(), re.M)
         return {name[len("kakeya_"):]: float(value) for name, value in found}
 
-    def until(self, what, seconds=20):
+    def until(self, what, seconds=LIMIT):
         """Waits until the metrics are so; returns them."""
         end = time.monotonic() + seconds
         while True:

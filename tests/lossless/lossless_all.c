@@ -5,7 +5,8 @@
  * lossless-all`.  Proposers take turns over the cases, policies over prompts and formats; rows are
  * restored by a projection that has learned nothing, which is all the same to what is compared.
  * Prompts are shared out among processes, one per core; what they counted is written as a report.
- * Exit status 1 when a case differed. */
+ * With --against a draw of the prompts is run, each as in the run that the report is of, and the
+ * hashes are compared with the report's.  Exit status 1 when a case differed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -40,7 +41,8 @@ typedef struct {
 
 static tally *all;
 static lossless_prompt prompts[PROMPTS];
-static int n_prompts = PROMPTS, step = 1;
+static int n_prompts = PROMPTS, n_run = PROMPTS, step = 1;
+static bool left_out[PROMPTS]; /* not in the draw */
 
 /* ---- a worker ----------------------------------------------------------------------------- */
 
@@ -88,7 +90,7 @@ static int work(void) {
         return 1;
     }
     for (int i; (i = atomic_fetch_add(&all->next, 1)) < n_prompts;)
-        for (int f = 0; f < KK_KV_FORMATS; f++) {
+        for (int f = 0; f < KK_KV_FORMATS && !left_out[i]; f++) {
             const lossless_policy policy = (lossless_policy)kk_lossless_policy(i, f);
             if (lossless_stage_open(&stage, &w, &prompts[i], (uint32_t)i, (kk_kv_format)f, policy,
                                     TOKENS, why))
@@ -107,7 +109,7 @@ static int work(void) {
 /* ---- progress ----------------------------------------------------------------------------- */
 
 static int64_t expected(void) {
-    return (int64_t)n_prompts * MOST_BLOCK * KK_KV_FORMATS * 2 * SAMPLINGS;
+    return (int64_t)n_run * MOST_BLOCK * KK_KV_FORMATS * 2 * SAMPLINGS;
 }
 
 static void show(double seconds) {
@@ -166,23 +168,39 @@ static json_t *hash_json(uint64_t hash) {
     return json_string(text);
 }
 
+static json_t *group_json(int i, int f) {
+    const lossless_prompt *p = &prompts[i];
+    const uint64_t ids = kk_hash_bytes(KK_HASH_START, p->ids, (size_t)p->n * sizeof *p->ids);
+    return json_pack(
+        "{s:o, s:s, s:i, s:s, s:s, s:i, s:o, s:o}", "prompt", hash_json(ids), "kind",
+        lossless_kinds[p->kind], "tokens", p->n, "format", kk_kv_format_name((kk_kv_format)f),
+        "policy", lossless_policies[kk_lossless_policy(i, f)], "cases", KK_LOSSLESS_GROUP, "plain",
+        hash_json(all->group[i][f].plain), "drafted", hash_json(all->group[i][f].drafted));
+}
+
 /* One entry for each prompt and format: chains over its cases, plain and drafted. */
 static json_t *groups_json(void) {
     json_t *list = json_array();
     for (int i = 0; i < n_prompts; i++)
-        for (int f = 0; f < KK_KV_FORMATS; f++) {
-            const lossless_prompt *p = &prompts[i];
-            const uint64_t ids =
-                kk_hash_bytes(KK_HASH_START, p->ids, (size_t)p->n * sizeof *p->ids);
-            json_array_append_new(
-                list, json_pack("{s:o, s:s, s:i, s:s, s:s, s:i, s:o, s:o}", "prompt",
-                                hash_json(ids), "kind", lossless_kinds[p->kind], "tokens", p->n,
-                                "format", kk_kv_format_name((kk_kv_format)f), "policy",
-                                lossless_policies[kk_lossless_policy(i, f)], "cases",
-                                KK_LOSSLESS_GROUP, "plain", hash_json(all->group[i][f].plain),
-                                "drafted", hash_json(all->group[i][f].drafted)));
-        }
+        for (int f = 0; f < KK_KV_FORMATS; f++) json_array_append_new(list, group_json(i, f));
     return list;
+}
+
+/* Whether the groups that were run are those of a report; says which are not. */
+static bool same_groups(const json_t *stored) {
+    const json_t *list = json_object_get(stored, "groups");
+    bool same = json_array_size(list) == (size_t)n_prompts * KK_KV_FORMATS;
+    if (!same)
+        fprintf(stderr, "lossless-all: the report has %zu groups, this run would have %d\n",
+                json_array_size(list), n_prompts * KK_KV_FORMATS);
+    for (int i = 0; same && i < n_prompts; i++)
+        for (int f = 0; f < KK_KV_FORMATS && !left_out[i]; f++) {
+            json_t *made = group_json(i, f);
+            if (!json_equal(made, json_array_get(list, (size_t)i * KK_KV_FORMATS + (size_t)f)))
+                differs(kk_kv_format_name((kk_kv_format)f), "a group is not the report's");
+            json_decref(made);
+        }
+    return same;
 }
 
 static kk_status report(kk_writer *to, double seconds, int workers, const char *command,
@@ -210,7 +228,9 @@ static kk_status report(kk_writer *to, double seconds, int workers, const char *
 
 static int usage(void) {
     fprintf(stderr, "usage: lossless_all [--report FILE] [--prompts N] [--processes N]\n"
-                    "  --prompts N: only about so many, spread over all, for a try\n");
+                    "       lossless_all --against FILE [--draw N] [--seed S] [--prompts N]\n"
+                    "  --prompts N: only about so many, spread over all, for a try\n"
+                    "  --draw N: of the prompts of a report, so many (2) are run again\n");
     return 2;
 }
 
@@ -226,6 +246,18 @@ static void thin_out(int wanted) {
             free(prompts[i].ids);
 }
 
+/* So many prompts, each as likely as the others. */
+static void draw(int wanted, int seed) {
+    uint64_t state = 0x9e3779b97f4a7c15u * ((uint64_t)seed + 1);
+    for (int i = 0; i < n_prompts; i++) left_out[i] = true;
+    for (n_run = 0; n_run < wanted && n_run < n_prompts;) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const int i = (int)((state >> 33) % (uint64_t)n_prompts);
+        n_run += left_out[i];
+        left_out[i] = false;
+    }
+}
+
 static int finish(kk_writer *to, double seconds, int workers, const char *command, bool good) {
     kk_err err = {0};
     for (int i = 0; i < MOST_SAID && i < atomic_load(&all->n_said); i++)
@@ -239,12 +271,18 @@ static int finish(kk_writer *to, double seconds, int workers, const char *comman
 }
 
 int main(int argc, char **argv) {
-    const char *path = NULL;
-    int workers = 2, wanted = 0;
+    const char *path = NULL, *against = NULL;
+    int workers = 2, wanted = 0, drawn = 2, seed = 1;
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) return usage();
         if (strcmp(argv[i], "--report") == 0)
             path = argv[i + 1];
+        else if (strcmp(argv[i], "--against") == 0)
+            against = argv[i + 1];
+        else if (strcmp(argv[i], "--draw") == 0)
+            drawn = atoi(argv[i + 1]);
+        else if (strcmp(argv[i], "--seed") == 0)
+            seed = atoi(argv[i + 1]);
         else if (strcmp(argv[i], "--prompts") == 0)
             wanted = atoi(argv[i + 1]);
         else if (strcmp(argv[i], "--processes") == 0)
@@ -252,7 +290,12 @@ int main(int argc, char **argv) {
         else
             return usage();
     }
-    if (workers < 1 || workers > MOST_WORKERS) return usage();
+    if (workers < 1 || workers > MOST_WORKERS || drawn < 1 || (path && against)) return usage();
+    json_t *stored = against ? json_load_file(against, 0, NULL) : NULL;
+    if (against && !stored) {
+        fprintf(stderr, "lossless-all: cannot read '%s'\n", against);
+        return 1;
+    }
     all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return 1;
     kk_model_info info;
@@ -271,13 +314,18 @@ int main(int argc, char **argv) {
     }
     lossless_prompts_make(prompts, pair.model, info.vocab);
     thin_out(wanted);
+    if (against)
+        draw(drawn, seed);
+    else
+        n_run = n_prompts;
     const double from = kk_now();
     for (int i = 0; i < workers; i++) {
         const pid_t child = fork();
         if (child < 0) return 1;
         if (child == 0) _exit(work());
     }
-    const bool good = wait_for(workers, from);
+    const bool good = wait_for(workers, from) && (!against || same_groups(stored));
+    json_decref(stored);
     char command[120];
     snprintf(command, sizeof command, "lossless_all --prompts %d --processes %d", n_prompts,
              workers);

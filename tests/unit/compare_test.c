@@ -269,7 +269,7 @@ static void test_other_device(void **state) {
 }
 
 /* A training on another processor: its sums may have another order, its counts are the same. */
-static void test_other_processor(void **state) {
+static void test_within(void **state) {
     (void)state;
     static const char text[] = "{'kind': 'projection', 'train': {'tokens': 5000},"
                                " 'stages': [{'loss': 'mse', 'rel_mse': 0.0605903}]}";
@@ -285,7 +285,7 @@ static void test_other_processor(void **state) {
         kk_compare_opts how = how_of(&kk_rerun_projection);
         json_t *stored = report(text), *rerun = report(text);
         kk_comparison c;
-        if (cases[i].other) how.within = kk_rerun_projection.other_processor;
+        if (cases[i].other) how.within = kk_rerun_projection.within;
         put(rerun, "stages/0", "rel_mse", json_real(cases[i].rel_mse));
         put(rerun, "train", "tokens", json_integer(cases[i].tokens));
         assert_ok(kk_compare(stored, rerun, &how, &c, why));
@@ -294,7 +294,7 @@ static void test_other_processor(void **state) {
         json_decref(stored);
         json_decref(rerun);
     }
-    assert_true(kk_rerun_needle.other_processor == 0 && kk_rerun_bench.other_processor == 0);
+    assert_true(kk_rerun_needle.within == 0 && kk_rerun_bench.within == 0);
 }
 
 /* ---- what is read, and what is drawn ------------------------------------------------------ */
@@ -348,7 +348,7 @@ int main(void) {
         cmocka_unit_test(test_drawn),
         cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_other_device),
-        cmocka_unit_test(test_other_processor),
+        cmocka_unit_test(test_within),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_subset),
     };

@@ -33,6 +33,9 @@ static bool finds(const char *kind, const char *edits, const char *code, const c
     "quality/*/mean_kl = @quality/0/mean_kl; quality/*/worst_kl = @quality/0/worst_kl; "           \
     "sums/0/worst_kl = @quality/0/worst_kl; sums/0/loss_change = "
 #define FORMULA "rows/1/bytes/kv.full = 100; rows/1/formula = {\"kv.full\": "
+#define DRAFTER                                                                                    \
+    "model/weight_bytes = 1000; bytes/weights.verifier = 1000; drafter/weight_bytes = 100; "       \
+    "bytes/weights.drafter = "
 #define KNEE                                                                                       \
     "rows/2/recall = 1.0; rows/1/recall = 0.0; rows/0/alpha = 0.25; knee = 0.25; rows/0/recall = "
 /* Rounds of 1 ms each. */
@@ -84,6 +87,18 @@ static const struct {
     {"bench", "model/weight_bytes = 100; bytes/weights.verifier = 102",
      "model/weight_bytes = 100; bytes/weights.verifier = 103", "WEIGHTS_MISMATCH",
      "the report: 10"},
+    {"bench", "model/weight_bytes = 100; bytes/weights.verifier = 100",
+     "model/weight_bytes = 100; bytes/weights.verifier = 99", "WEIGHTS_MISMATCH",
+     "99 bytes of weights"},
+    {"bench", DRAFTER "100", DRAFTER "99", "WEIGHTS_MISMATCH", "99 bytes of a drafter"},
+    {"bench", DRAFTER "1100", DRAFTER "1101", "WEIGHTS_MISMATCH", "1101 bytes of a drafter"},
+    {"memory", "rows/8/restored_rows = 824", "rows/8/restored_rows = 823", "RESTORED_COUNTS",
+     "824 at least are gone"},
+    {"soak", "buckets/3/from_s = 3.5", "buckets/3/from_s = 3.51", "SERVING_COUNTS",
+     "bucket 3 begins"},
+    {"soak", "buckets/3/from_s = 2.5", "buckets/3/from_s = 2.49", "SERVING_COUNTS",
+     "bucket 3 begins"},
+    {"soak", "settings/seconds = 15", "settings/seconds = 15.1", "SERVING_COUNTS", "do not make"},
     {"sweep", KNEE "0.95", KNEE "0.949", "KNEE_RECOUNT", "the knee is said to be at 0.25"},
     {"bench", ROUNDS("32", "24", "1") "0.064", ROUNDS("32", "24", "1") "0.0641", "ROUND_TIMES",
      "took only"},

@@ -1,6 +1,9 @@
 /* grpc_test.c - RuntimeService in this process, on sessions whose state the test can reach: what is
  * broken there comes out as the code that clients know, and clients that stream, cancel, close and
  * list at the same time disturb nobody.  ctest: threads */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,18 +11,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "server/grpc/grpc_front.h"
+#include "server/listen.h"
 #include "server/metrics.h"
 #include "server/sessions_table.h"
 #include "support/grpc_client.h"
 #include "support/tiny.h"
 
-enum { LEN = 100, NEW = 24, CLIENTS = 4, TURNS = 2 };
+enum { LEN = 100, NEW = 24, CLIENTS = 4, TURNS = 2, MOST = 6 };
 enum {
     OK = 0,
     CANCELLED = 1,
@@ -70,13 +77,20 @@ static kk_grpc_opts options(world *w) {
     service.accepts = accepts;
     service.ended = ended;
     return (kk_grpc_opts){.service = service,
-                          .host = "127.0.0.1",
+                          .connections = MOST,
                           .parallel = CLIENTS,
                           .queue = 8,
                           .max_message = 1 << 20,
                           .stream_buffer = 1 << 20,
                           .request_s = 60,
                           .idle_s = 60};
+}
+
+static int listening(int *port) {
+    int fd;
+    assert_ok(listen_on("127.0.0.1", 0, &fd, why));
+    *port = listen_port(fd);
+    return fd;
 }
 
 static int setup(void **state) {
@@ -90,8 +104,9 @@ static int setup(void **state) {
     metrics_open(&w->counted);
     w->api = kk_grpc_module(&build);
     assert_non_null(w->api);
-    const kk_grpc_opts grpc = options(w);
-    assert_ok(w->api->start(&w->grpc, &grpc, &w->port, why));
+    kk_grpc_opts grpc = options(w);
+    grpc.listening = listening(&w->port);
+    assert_ok(w->api->start(&w->grpc, &grpc, why));
     w->c = grpc_client_open(w->port);
     return 0;
 }
@@ -183,16 +198,73 @@ static void test_states(void **state) {
     assert_int_equal(n, 0);
     /* What cannot start says so, and leaves nothing. */
     kk_grpc_opts opts = options(w);
-    opts.port = w->port;
-    assert_int_equal(w->api->start(&second, &opts, &port, &err), KK_EIO);
-    assert_null(second);
-    opts.port = 0;
+    opts.listening = listening(&port);
     opts.tls_cert = opts.tls_key = "/nowhere";
-    assert_int_equal(w->api->start(&second, &opts, &port, &err), KK_EIO);
+    assert_int_equal(w->api->start(&second, &opts, &err), KK_EIO);
+    assert_null(second);
+    assert_int_equal(close(opts.listening), -1); /* it was, already */
     assert_non_null(strstr(err.msg, "/nowhere"));
     kk_grpc_build build = KK_GRPC_BUILD;
     build.info++;
     assert_null(kk_grpc_module(&build));
+}
+
+/* ---- connections -------------------------------------------------------------------------- */
+
+static int dial(const world *w) {
+    const struct sockaddr_in a = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)w->port),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct timeval most = {.tv_sec = 60};
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most), 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof a), 0);
+    return fd;
+}
+
+/* A server speaks first: whether it does so here. */
+static bool is_served(int fd) {
+    char first;
+    return recv(fd, &first, 1, 0) == 1;
+}
+
+/* A connection that is served, once it was noticed that others ended. */
+static int dial_served(const world *w) {
+    for (int i = 0; i < 6000; i++) {
+        const int fd = dial(w);
+        if (is_served(fd)) return fd;
+        close(fd);
+        usleep(10000);
+    }
+    fail_msg("there is no place for a connection");
+    return -1;
+}
+
+/* So many at a time, whatever they say; one that ends makes place. */
+static void test_connections(void **state) {
+    world *w = *state;
+    int fd[MOST];
+    size_t n;
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 0; i < MOST; i++) fd[i] = dial_served(w);
+        for (int i = 0; i < 3; i++) {
+            const int more = dial(w);
+            assert_false(is_served(more));
+            close(more);
+        }
+        assert_int_equal(grpc_client_list(w->c, &n), UNAVAILABLE);
+        close(fd[turn]);
+        fd[turn] = dial_served(w);
+        for (int i = 0; i < MOST; i++) close(fd[i]);
+        int code = UNAVAILABLE;
+        for (int i = 0; code == UNAVAILABLE && i < 6000; i++) {
+            grpc_client *fresh = grpc_client_open(w->port);
+            code = grpc_client_list(fresh, &n);
+            grpc_client_close(fresh);
+            if (code == UNAVAILABLE) usleep(10000);
+        }
+        assert_int_equal(code, OK);
+    }
 }
 
 /* ---- threads ------------------------------------------------------------------------------ */
@@ -314,6 +386,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_violations, setup, teardown),
         cmocka_unit_test_setup_teardown(test_states, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_connections, setup, teardown),
         cmocka_unit_test_setup_teardown(test_clients, setup, teardown),
         cmocka_unit_test_setup_teardown(test_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_drain, setup, teardown),

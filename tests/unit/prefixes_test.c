@@ -1,14 +1,20 @@
 /* prefixes_test.c - the longest kept prefix serves a request: continued where it is the same
- * conversation, forked where it is another, and never with other tokens than were asked for. */
+ * conversation, forked where it is another, and never with other tokens than were asked for.
+ * ctest: threads */
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "engine/engine.h"
 #include "server/prefixes.h"
 #include "support/tiny.h"
 
@@ -167,6 +173,49 @@ static void test_no_memory(void **state) {
     kk_session_free(f.session);
 }
 
+/* A fork waits for whoever has the engine, and who counts conversations does not wait with it. */
+typedef struct {
+    world *w;
+    kk_session *session;
+    atomic_int counted; /* -1: not yet */
+    atomic_bool forks;
+} observer;
+
+static void *fork_one(void *arg) {
+    observer *o = arg;
+    prefixes_found f;
+    atomic_store(&o->forks, true);
+    assert_ok(prefixes_take(o->w->p, o->w->a, LEN - 10, &f, why));
+    o->session = f.session;
+    return NULL;
+}
+
+static void *count_all(void *arg) {
+    observer *o = arg;
+    atomic_store(&o->counted, prefixes_count(o->w->p));
+    return NULL;
+}
+
+static void test_count_beside_a_fork(void **state) {
+    world *w = *state;
+    observer o = {.w = w, .counted = -1};
+    pthread_t forks, counts;
+    prefixes_found f = bring(w, w->a, LEN);
+    prefixes_keep(w->p, &f, LEN, 0);
+    kk_engine_lock(w->e);
+    assert_int_equal(pthread_create(&forks, NULL, fork_one, &o), 0);
+    while (!atomic_load(&o.forks)) usleep(1000);
+    usleep(200000); /* it waits for the engine now */
+    assert_int_equal(pthread_create(&counts, NULL, count_all, &o), 0);
+    for (int i = 0; atomic_load(&o.counted) < 0 && i < 10000; i++) usleep(1000);
+    const int counted = atomic_load(&o.counted);
+    kk_engine_unlock(w->e);
+    pthread_join(forks, NULL);
+    pthread_join(counts, NULL);
+    kk_session_free(o.session);
+    assert_int_equal(counted, 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_conversation, setup, teardown),
@@ -175,6 +224,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_stand_in, setup, teardown),
         cmocka_unit_test_setup_teardown(test_oldest_goes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_count_beside_a_fork, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
