@@ -405,9 +405,10 @@ typedef struct {
     float eps, cap;
 } kk_head_args;
 
-/* Of products with float32 weights, and with packed ones. */
+/* Of products with float32 weights, and with packed ones; and of attention by kernels that read
+ * K/V pages where they lie, where the device has such: 0: it has none, or they are not used. */
 typedef struct {
-    int32_t floats, packed;
+    int32_t floats, packed, pages;
 } kk_exact_rows;
 
 typedef struct {
@@ -433,6 +434,7 @@ typedef struct {
      * are there; 0: any number, by the way its kernels are made; -1: not proven. */
     int32_t exact_rows;
     bool exact_packed; /* the number is that of packed weights, as most of them are */
+    bool page_kernel;  /* attention of a round reads K/V pages where they lie (kk_exact_rows) */
     /* Bytes, of a device with memory of its own; all 0 elsewhere. */
     struct {
         int64_t total, free;

@@ -5,6 +5,8 @@
  * calls from one thread at a time, but not always the same: streams are made for any thread. */
 #include "backend/mlx/mlx_device.h"
 
+#include "backend/mlx/mlx_pages.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -220,6 +222,8 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         dev->unlimited = opts->exact.floats < 0 || opts->exact.packed < 0;
         dev->exact_rows = std::max(opts->exact.floats, 1);
         dev->exact_packed_rows = std::max(opts->exact.packed, 1);
+        dev->page_rows = opts->exact.pages;
+        if (dev->page_rows > 0) dev->kernels = kk_mlx_metal_kernels(dev.get());
         *out = dev.release();
         return KK_OK;
     });
@@ -230,7 +234,9 @@ static void mlx_describe(const kk_dev *dev, kk_dev_facts *out) {
     out->threads = 1;
     /* Of the products that read most of the weights; the others multiply fewer rows at once. */
     out->exact_packed = 2 * dev->packed > dev->weights;
-    const int32_t rows = out->exact_packed ? dev->exact_packed_rows : dev->exact_rows;
+    int32_t rows = out->exact_packed ? dev->exact_packed_rows : dev->exact_rows;
+    out->page_kernel = dev->kernels != nullptr;
+    if (out->page_kernel) rows = std::min(rows, dev->page_rows);
     out->exact_rows = dev->unlimited ? -1 : rows;
     std::string chip = "cpu";
     try {
@@ -343,9 +349,11 @@ static kk_status mlx_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err)
 
 /* The pool counts its pages as they are used; untouched memory is nobody's. */
 static kk_status mlx_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
-    (void)dev;
-    *out = static_cast<uint8_t *>(kk_mem_reserve(bytes));
-    return *out ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of pages", bytes);
+    *out = nullptr;
+    return kk_mlx_try(err, "taking pages", [&] {
+        *out = dev->arena.take(bytes);
+        return *out ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of pages", bytes);
+    });
 }
 
 /* For callers that cannot report an error: the next flush does. */
@@ -359,7 +367,7 @@ static void settle_all(kk_dev *dev) {
 
 static void mlx_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {
     settle_all(dev);
-    kk_mem_unreserve(base, bytes);
+    dev->arena.give(base, bytes);
 }
 
 static void mlx_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {

@@ -32,7 +32,11 @@ extern "C" {
 #include "backend/sample.h"
 }
 
+#include "backend/mlx/mlx_arena.h"
+
 namespace mx = mlx::core;
+
+struct kk_mlx_kernels;
 
 enum {
     KK_MLX_ROUND_ROWS = KK_PICK_ROWS, /* forwards of more rows are prompts */
@@ -85,6 +89,9 @@ struct kk_dev {
     bool unlimited = false;         /* rounds multiply all rows at once, exact or not */
     mx::Stream stream, host_stream; /* where arrays are computed; where C steps run */
     std::vector<kk_buf *> bufs;
+    kk_mlx_arena arena;                      /* K/V pages */
+    std::shared_ptr<kk_mlx_kernels> kernels; /* that read pages where they lie; none: the plain way */
+    int32_t page_rows = 0;                   /* rows of a round that these were measured to keep */
     std::optional<mx::array> pages_done; /* depends on all that was asked of pages so far */
     int64_t asked = 0;                   /* operations since all was computed */
     kk_status lost = KK_OK;              /* of work whose failure has not been reported yet */
@@ -143,6 +150,8 @@ mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w);
 /* Rows of a matrix by id, as floats. */
 mx::array kk_mlx_lookup(kk_dev *dev, const kk_weight *w, const mx::array &ids);
 mx::array kk_mlx_norm_of(kk_dev *dev, const mx::array &x, const kk_buf *w, int64_t dim, float eps);
+/* Attention of rows q [n, n_head, head_dim] by MLX's own, over rows that are gathered as floats. */
+mx::array kk_mlx_plain_attend(kk_dev *dev, const kk_attend_args *a, const mx::array &q);
 mx::array kk_mlx_gelu(kk_dev *dev, const mx::array &x);
 
 extern "C" {

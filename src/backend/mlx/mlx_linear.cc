@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "backend/mlx/mlx_host.h"
+#include "backend/mlx/mlx_pages.h"
 
 /* ---- products ------------------------------------------------------------------------------ */
 
@@ -290,13 +291,15 @@ kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err) {
     static const shape3 packed[] = {{1, 64, 256},    {1, 256, 64},   {1, 513, 640}, {1, 2048, 256},
                                     {1, 1024, 1024}, {1, 704, 2816}, {8, 64, 256},  {8, 256, 704}};
     static const shape3 others[] = {{1, 513, 640}, {8, 64, 256}};
-    *out = {1, 1};
+    *out = {1, 1, 0};
     return kk_mlx_try(err, "the self-test of products", [&] {
         out->floats = alike_in_shapes(dev, floats, std::size(floats), 0, 0, KK_MLX_ROUND_ROWS);
         int most = alike_in_shapes(dev, packed, std::size(packed), 4, 64, KK_MLX_ROUND_ROWS);
         for (int bits : {4, 5, 6, 8})
             most = alike_in_shapes(dev, others, std::size(others), bits, 32, most);
         out->packed = alike_in_shapes(dev, others, std::size(others), 8, 64, most);
+        if (!dev->kernels) dev->kernels = kk_mlx_metal_kernels(dev);
+        if (dev->kernels) out->pages = kk_mlx_pages_alike(dev);
         return KK_OK;
     });
 }
