@@ -436,6 +436,7 @@ static kk_status open_engine(bench *b, kk_err *err) {
 
 static void close_engine(bench *b) {
     kk_session_free(b->session);
+    if (b->engine) kk_engine_device(b->engine, &b->out->device); /* it counts near ties */
     kk_engine_close(b->engine);
     kk_free(b->tokens);
     kk_free(b->times.seconds);

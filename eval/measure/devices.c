@@ -23,6 +23,7 @@ static kk_status measure(const kk_backend *be, kk_dev *dev, kk_device_exactness 
     KK_TRY(be->instruments->measure_exact(dev, &rows, err));
     out->exact_rows = rows.floats;
     out->exact_packed_rows = rows.packed;
+    out->exact_page_rows = rows.pages;
     return KK_OK;
 }
 

@@ -315,6 +315,8 @@ typedef struct {
     uint64_t digest;      /* digest of x[r] (core/digest.h) */
     kk_logprobs logprobs; /* where they were asked for, and the row is not broken */
     int32_t drafted; /* the id of row r + 1, where choose compared a draft; -1: there is none */
+    bool near_tie;   /* a greedy choice that was near (core/tie.h), of a device that measures
+                      * what is exact; others leave it false */
 } kk_pick;
 
 /* x = cap * tanh(x / cap); NaN of a value that is not finite */

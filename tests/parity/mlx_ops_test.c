@@ -53,13 +53,44 @@ static void weights_stay_packed(void **state) {
     rig_close(&r);
 }
 
+/* Greedy rows are looked at for near ties; those that are drawn are not. */
+static void near_ties_are_told(void **state) {
+    (void)state;
+    enum { ROWS = 4, N = 100 };
+    static const float gap[ROWS] = {0, 0.001f, 0.1f, 0};
+    static const bool near[ROWS] = {true, true, false, false};
+    static rig r;
+    rig_records none = {0};
+    if (!rig_open(&r, &mlx, ROWS, &none, 7)) skip();
+    float x[ROWS * N];
+    kk_choose_row row[ROWS] = {[3] = {.how = {.temp = 1, .seed = 5}}};
+    kk_pick pick[ROWS];
+    int64_t ticket;
+    double seconds;
+    for (int32_t i = 0; i < ROWS * N; i++) x[i] = i % 2 ? 1.0f : -1.0f;
+    for (int32_t i = 0; i < ROWS; i++) {
+        x[i * N + 7] = 3;
+        x[i * N + 50] = 3 - gap[i];
+    }
+    const kk_choose_args a = {.token = rig_buf(&r, x, ROWS),
+                              .x = rig_buf(&r, x, ROWS * N),
+                              .n_rows = ROWS,
+                              .dim = N,
+                              .row = row};
+    RIG_RUN(&r, choose, &a, &ticket);
+    RIG_RUN(&r, picked, ticket, pick, ROWS, &seconds);
+    for (int32_t i = 0; i < ROWS; i++) assert_true(pick[i].near_tie == near[i]);
+    rig_close(&r);
+}
+
 int main(void) {
     (void)cpu_main;
     (void)refusing;
-    struct CMUnitTest tests[COUNT(cases) + 1];
+    struct CMUnitTest tests[COUNT(cases) + 2];
     for (size_t i = 0; i < COUNT(cases); i++)
         tests[i] = (struct CMUnitTest){cases[i].name, run_on_mlx, NULL, NULL,
                                        (void *)(uintptr_t)&cases[i]};
     tests[COUNT(cases)] = (struct CMUnitTest)cmocka_unit_test(weights_stay_packed);
+    tests[COUNT(cases) + 1] = (struct CMUnitTest)cmocka_unit_test(near_ties_are_told);
     return cmocka_run_group_tests_name("mlx", tests, NULL, NULL);
 }

@@ -134,7 +134,7 @@ void kk_mlx_start(kk_dev *dev) {
     std::vector<mx::array> all = not_computed(dev);
     if (all.empty()) return;
     try {
-        mx::async_eval(std::move(all));
+        kk_mlx_begin(std::move(all));
     } catch (...) {
         forget(dev);
         throw;
@@ -151,7 +151,7 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
         dev->asked = 0;
         if (all.empty()) return KK_OK;
         dev->pages_done.reset();
-        mx::eval(std::move(all));
+        kk_mlx_compute(std::move(all));
         mx::synchronize(dev->host_stream);
         dev->counts.syncs++;
         return KK_OK;
@@ -201,8 +201,15 @@ static kk_status mlx_usable(kk_err *err) {
 
 static void mlx_close(kk_dev *dev) {
     if (!dev) return;
+    const std::pair<mx::Stream, mx::Stream> streams(dev->stream, dev->host_stream);
+    const kk_status st = kk_mlx_try(nullptr, "closing", [&] {
+        mx::synchronize(streams.first);
+        mx::synchronize(streams.second);
+        return KK_OK;
+    });
     kk_sampler_free(dev->sampler);
     delete dev;
+    if (st == KK_OK) kk_mlx_streams_give(streams); /* else they may still fail: nobody's again */
 }
 
 static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
@@ -214,9 +221,13 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         if (gpu && !has_gpu())
             return kk_fail(err, KK_EDEVICE, "MLX has no GPU here: leave `isa` out");
         if (kk_fault_point()) return kk_fail(err, KK_ENOMEM, "no memory for the device");
-        const mx::Stream host = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
-        const mx::Stream s = gpu ? mx::new_thread_unsafe_stream(mx::Device(mx::Device::gpu)) : host;
-        auto dev = std::make_unique<kk_dev>(s, host);
+        const auto streams = kk_mlx_streams_take(gpu);
+        std::unique_ptr<kk_dev, decltype(&mlx_close)> dev(
+            new (std::nothrow) kk_dev(streams.first, streams.second), mlx_close);
+        if (!dev) {
+            kk_mlx_streams_give(streams);
+            return kk_fail(err, KK_ENOMEM, "no memory for the device");
+        }
         dev->mem = opts->mem;
         dev->max_rows = opts->max_rows;
         dev->unlimited = opts->exact.floats < 0 || opts->exact.packed < 0;
@@ -391,11 +402,11 @@ static kk_status mlx_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *e
     return kk_mlx_try(err, "measuring memory", [&] {
         const mx::array x = mx::zeros({kk_mlx_int((int64_t)(bytes / 4))}, mx::float32, dev->stream);
         const mx::array filled = mx::contiguous(x, false, dev->stream);
-        mx::eval(filled);
+        kk_mlx_compute({filled});
         double best = 0;
         for (int i = 0; i < 5; i++) {
             const double from = kk_now();
-            mx::eval(mx::sum(filled, dev->stream));
+            kk_mlx_compute({mx::sum(filled, dev->stream)});
             const double took = kk_now() - from;
             if (i > 0 && (best <= 0 || took < best)) best = took;
         }

@@ -118,6 +118,15 @@ template <typename F> kk_status kk_mlx_try(kk_err *err, const char *what, F &&f)
     }
 }
 
+/* ---- streams ------------------------------------------------------------------------------- */
+
+/* Where arrays are computed, and where C steps run; one, of a device without a GPU. */
+std::pair<mx::Stream, mx::Stream> kk_mlx_streams_take(bool gpu);
+void kk_mlx_streams_give(const std::pair<mx::Stream, mx::Stream> &streams); /* with nothing queued */
+/* Starts computing arrays; and waits for them. */
+void kk_mlx_begin(std::vector<mx::array> all);
+void kk_mlx_compute(std::vector<mx::array> all);
+
 /* ---- arrays in buffers --------------------------------------------------------------------- */
 
 /* The first n words of a buffer, [n]. */

@@ -210,10 +210,10 @@ static int alike_rows(kk_dev *dev, const row_product &product, int most) {
     };
     std::vector<mx::array> alone;
     for (int r = 0; r < most; r++) alone.push_back(rows(r, r + 1));
-    mx::eval(alone);
+    kk_mlx_compute(alone);
     for (int n = 2; n <= most; n++) {
         const mx::array y = rows(0, n);
-        mx::eval(y);
+        kk_mlx_compute({y});
         if (!alike(y, alone, n)) return n - 1;
     }
     return most;

@@ -178,6 +178,7 @@ mx::array kk_mlx_pages_attend(kk_dev *dev, const kk_attend_args *a, const mx::ar
     std::vector<mx::array> all;
     for (int32_t from = 0, to; from < a->rows->n_rows; from = to) {
         to = rows_at_once(a, from);
+        if (dev->page_rows > 0 && !dev->unlimited) to = std::min(to, from + dev->page_rows);
         const mx::array rows =
             to - from == q.shape(0)
                 ? q
@@ -286,7 +287,7 @@ bool alike(kk_dev *dev, kk_attend_args a, const kk_group &all, const mx::array &
         const mx::array row =
             mx::contiguous(mx::slice(y, {r, 0}, {r + 1, y.shape(1)}, dev->stream), false,
                            dev->stream);
-        mx::eval(row);
+        kk_mlx_compute({row});
         if (!same_bits(row, alone[(size_t)r])) return false;
     }
     return true;
@@ -329,7 +330,7 @@ int32_t alike_in(kk_dev *dev, const sample &of, int32_t most) {
             mx::slice(q, {r, 0, 0}, {r + 1, of.heads, of.d}, dev->stream);
         alone.push_back(kk_mlx_pages_attend(dev, &a, own));
         const mx::array plain = kk_mlx_plain_attend(dev, &a, own);
-        mx::eval(alone.back(), plain);
+        kk_mlx_compute({alone.back(), plain});
         if (!nearly(alone.back(), plain)) return 0;
     }
     while (most > 1 && !alike(dev, a, g, q, alone, most)) most /= 2;
