@@ -29,10 +29,9 @@ bool exactness_keep(const char *path, const char *device, const kk_device_exactn
     state_make_parents(parents);
     kk_machine machine;
     kk_machine_info(&machine);
-    json_t *all =
-        json_pack("{s:s, s:s, s:s, s:i, s:i, s:i}", "device", device, "isa", e->isa, "cpu",
-                  machine.name, "exact_rows", e->exact_rows, "exact_packed_rows",
-                  e->exact_packed_rows, "exact_page_rows", e->exact_page_rows);
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i}", "device", device, "isa", e->isa,
+                            "cpu", machine.name, "exact_rows", e->exact_rows, "exact_packed_rows",
+                            e->exact_packed_rows, "exact_page_rows", e->exact_page_rows);
     const bool kept = all && write_whole(path, all);
     json_decref(all);
     if (!kept) output_failed("the measurement could not be written", path);

@@ -593,8 +593,8 @@ static bool choose(const kk_rounds *all, kk_round *r, int32_t i, kk_pick *pick) 
     pick->token = kk_sample(all->sampler, r->sampling, &row);
     if (pick->token < 0) return false;
     bool finite;
-    pick->near_tie = all->ties && is_greedy(r) &&
-                     kk_near_tie(r->logits, all->vocab, KK_LOGIT_TOLERANCE);
+    pick->near_tie =
+        all->ties && is_greedy(r) && kk_near_tie(r->logits, all->vocab, KK_LOGIT_TOLERANCE);
     pick->digest = kk_hash_digest_of(r->logits, (size_t)all->vocab, &finite);
     pick->broken = !finite;
     if (a->logprobs && finite)

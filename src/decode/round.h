@@ -105,7 +105,7 @@ typedef struct kk_round {
     uint64_t hash_after[KK_MAX_DRAFT + 1];
     bool near_tie[KK_MAX_DRAFT + 1]; /* of each token of the outcome */
     bool greedy;                     /* they are the largest logits; else ties are not counted */
-    int32_t at_hand[KK_MAX_DRAFT]; /* scratch: a draft that was made before the choice */
+    int32_t at_hand[KK_MAX_DRAFT];   /* scratch: a draft that was made before the choice */
 } kk_round;
 
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */

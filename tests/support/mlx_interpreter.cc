@@ -197,9 +197,7 @@ struct width {
     part_fn (*part_k_is_v)(int format);
     join_fn join;
 };
-template <int D> width width_of() {
-    return {D, part_of<D, false>, part_of<D, true>, run_join<D>};
-}
+template <int D> width width_of() { return {D, part_of<D, false>, part_of<D, true>, run_join<D>}; }
 const width widths[] = {width_of<16>(),  width_of<24>(),  width_of<32>(), width_of<64>(),
                         width_of<128>(), width_of<256>(), width_of<512>()};
 
@@ -251,13 +249,13 @@ std::vector<mx::array> interpret_part(kk_dev *dev, int spoilt, const arrays &in,
     const int format = number(t, "FORMAT");
     const part_fn fn = number(t, "K_IS_V") ? w.part_k_is_v(format) : w.part(format);
     calls++;
-    return kk_mlx_host(dev, in, outputs(shapes),
-                       [fn, size, spoilt](const std::vector<const void *> &data,
-                                          const std::vector<void *> &out) {
-                           const named n = {kk_mlx_part_inputs, data};
-                           fn(n, out, size);
-                           if (size.z > spoilt) static_cast<float *>(out[0])[3] *= 1.01f;
-                       });
+    return kk_mlx_host(
+        dev, in, outputs(shapes),
+        [fn, size, spoilt](const std::vector<const void *> &data, const std::vector<void *> &out) {
+            const named n = {kk_mlx_part_inputs, data};
+            fn(n, out, size);
+            if (size.z > spoilt) static_cast<float *>(out[0])[3] *= 1.01f;
+        });
 }
 
 std::vector<mx::array> interpret_join(kk_dev *dev, const arrays &in,

@@ -13,7 +13,7 @@
 
 /* A device that is exact in so many rows, by what was measured; its arms decoded 1128 tokens. */
 #define MLX                                                                                        \
-    "schema = 4; machine/device = \"mlx\"; machine/exact_by = \"measured\"; "                        \
+    "schema = 4; machine/device = \"mlx\"; machine/exact_by = \"measured\"; "                      \
     "machine/exact_rows = 32; "                                                                    \
     "machine/near_ties = {\"choices\": 1128, \"near\": 3, \"share\": 0.002}"
 #define ASKED MLX "; machine/exact_by = \"asked\""
@@ -34,6 +34,10 @@ static const lie lies[] = {
     {"bench", MLX "; machine/exact_by = \"neither\"; machine/exact_rows = 2", "EXACT_UNSAID"},
     {"bench", MLX "; machine/device = \"cpu\"", "EXACT_UNSAID"},
     {"bench", MLX "; machine/near_ties", "TIES_RECOUNT"},
+    /* weights of a token: only a device that keeps them otherwise reads more than the file has */
+    {"bench", "arms/plain/token_bytes = 1000", "SHARE_RECOUNT"},
+    {"bench", "arms/plain/token_bytes = 99999999", "SHARE_RECOUNT"},
+    {"bench", MLX "; arms/plain/token_bytes = 99999999", "SHARE_RECOUNT"},
     {"bench", MLX "; machine/near_ties/near", "TIES_RECOUNT"},
     {"bench", MLX "; machine/near_ties/share", "TIES_RECOUNT"},
     {"bench", TIES("1127", "3", "0.002"), "TIES_RECOUNT"},

@@ -56,7 +56,7 @@ static void test_scale(void **state) {
 static void test_odd_rows(void **state) {
     (void)state;
     float x[N] = {0};
-    assert_true(kk_near_tie(x, N, KK_LOGIT_TOLERANCE)); /* all equal */
+    assert_true(kk_near_tie(x, N, KK_LOGIT_TOLERANCE));  /* all equal */
     assert_false(kk_near_tie(x, 1, KK_LOGIT_TOLERANCE)); /* nothing to choose from */
     fill(x);
     x[1] = x[2] = 3;

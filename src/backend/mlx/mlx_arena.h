@@ -18,10 +18,10 @@ struct kk_mlx_arena {
     kk_mlx_arena &operator=(const kk_mlx_arena &) = delete;
     ~kk_mlx_arena();
 
-    uint8_t *base = nullptr;                    /* nullptr: no page was taken yet */
-    size_t bytes = 0;                           /* of addresses */
-    std::map<size_t, size_t> used;              /* bytes of each extent by where it begins */
-    std::optional<mlx::core::array> view;       /* the first `viewed` bytes, as the GPU sees them */
+    uint8_t *base = nullptr;              /* nullptr: no page was taken yet */
+    size_t bytes = 0;                     /* of addresses */
+    std::map<size_t, size_t> used;        /* bytes of each extent by where it begins */
+    std::optional<mlx::core::array> view; /* the first `viewed` bytes, as the GPU sees them */
     size_t viewed = 0;
 
     bool reserve();          /* addresses, unless they are there; false: there are none */

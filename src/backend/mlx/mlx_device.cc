@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include <mlx/version.h>
 
@@ -230,6 +231,8 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         }
         dev->mem = opts->mem;
         dev->max_rows = opts->max_rows;
+        const int32_t cores = (int32_t)std::thread::hardware_concurrency();
+        dev->threads = opts->threads > 0 ? opts->threads : std::max(cores, 1);
         dev->unlimited = opts->exact.floats < 0 || opts->exact.packed < 0;
         dev->exact_rows = std::max(opts->exact.floats, 1);
         dev->exact_packed_rows = std::max(opts->exact.packed, 1);
@@ -424,6 +427,7 @@ static const kk_instruments mlx_instruments = {.sync = kk_mlx_flush,
                                                .read_rate = mlx_read_rate,
                                                .fault_after = kk_fault_after,
                                                .replay = kk_mlx_replay,
+                                               .stored = kk_mlx_stored,
                                                .measure_exact = kk_mlx_measure_exact};
 
 static const kk_backend mlx_backend = {

@@ -83,15 +83,17 @@ struct kk_dev {
     explicit kk_dev(mx::Stream s, mx::Stream h) : stream(s), host_stream(h) {}
     kk_mem *mem = nullptr;
     int32_t max_rows = 0;
+    int32_t threads = 1; /* that weights are packed by */
     /* Rows of a product whose bits do not depend on each other: with float32 weights, and with
      * packed ones. */
     int32_t exact_rows = 1, exact_packed_rows = 1;
     bool unlimited = false;         /* rounds multiply all rows at once, exact or not */
     mx::Stream stream, host_stream; /* where arrays are computed; where C steps run */
     std::vector<kk_buf *> bufs;
-    kk_mlx_arena arena;                      /* K/V pages */
-    std::shared_ptr<kk_mlx_kernels> kernels; /* that read pages where they lie; none: the plain way */
-    int32_t page_rows = 0;                   /* rows of a round that these were measured to keep */
+    kk_mlx_arena arena; /* K/V pages */
+    std::shared_ptr<kk_mlx_kernels>
+        kernels;                         /* that read pages where they lie; none: the plain way */
+    int32_t page_rows = 0;               /* rows of a round that these were measured to keep */
     std::optional<mx::array> pages_done; /* depends on all that was asked of pages so far */
     int64_t asked = 0;                   /* operations since all was computed */
     kk_status lost = KK_OK;              /* of work whose failure has not been reported yet */
@@ -122,7 +124,8 @@ template <typename F> kk_status kk_mlx_try(kk_err *err, const char *what, F &&f)
 
 /* Where arrays are computed, and where C steps run; one, of a device without a GPU. */
 std::pair<mx::Stream, mx::Stream> kk_mlx_streams_take(bool gpu);
-void kk_mlx_streams_give(const std::pair<mx::Stream, mx::Stream> &streams); /* with nothing queued */
+void kk_mlx_streams_give(
+    const std::pair<mx::Stream, mx::Stream> &streams); /* with nothing queued */
 /* Starts computing arrays; and waits for them. */
 void kk_mlx_begin(std::vector<mx::array> all);
 void kk_mlx_compute(std::vector<mx::array> all);
@@ -164,6 +167,7 @@ mx::array kk_mlx_plain_attend(kk_dev *dev, const kk_attend_args *a, const mx::ar
 mx::array kk_mlx_gelu(kk_dev *dev, const mx::array &x);
 
 extern "C" {
+int64_t kk_mlx_stored(kk_dtype type, int64_t values);
 kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_mlx_weight_free(kk_dev *dev, kk_weight *w);
 kk_status kk_mlx_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);

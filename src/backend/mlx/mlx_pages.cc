@@ -22,8 +22,7 @@ constexpr int64_t most_sums = (int64_t)16 << 20;
 #define KK_TEXT(...) KK_TEXT_OF(__VA_ARGS__)
 
 static_assert(KK_PAGE_ROWS == 64 && PART_ROWS % KK_PAGE_ROWS == 0);
-static_assert(KK_KV_BF16 == 0 && KK_KV_F32 == 1 && KK_KV_Q8 == 2 && KK_KV_Q4 == 3 &&
-              KK_KV_S8 == 4);
+static_assert(KK_KV_BF16 == 0 && KK_KV_F32 == 1 && KK_KV_Q8 == 2 && KK_KV_Q4 == 3 && KK_KV_S8 == 4);
 
 } // namespace
 
@@ -53,12 +52,9 @@ static int64_t place_of(const uint8_t *block, const kk_mlx_kernels *k) {
 static void add_part(kk_mlx_plan &plan, const kk_attend_args *a, const kk_group *g,
                      const kk_mlx_kernels *k, int32_t row, int64_t from, int64_t to) {
     const bool sunk = g->sink && from < a->sink && (g->pos >= a->sink || !g->pages[0]);
-    const int32_t words[WORDS] = {row,
-                                  (int32_t)plan.blocks.size(),
-                                  (int32_t)(sunk ? from : from % KK_PAGE_ROWS),
-                                  (int32_t)from,
-                                  (int32_t)(to - from),
-                                  sunk ? a->sink : (int32_t)KK_PAGE_ROWS};
+    const int32_t words[WORDS] = {
+        row,           (int32_t)plan.blocks.size(), (int32_t)(sunk ? from : from % KK_PAGE_ROWS),
+        (int32_t)from, (int32_t)(to - from),        sunk ? a->sink : (int32_t)KK_PAGE_ROWS};
     plan.parts.insert(plan.parts.end(), words, words + WORDS);
     if (sunk) {
         plan.blocks.push_back(place_of(g->sink, k));
@@ -88,8 +84,7 @@ kk_mlx_plan kk_mlx_pages_plan(const kk_attend_args *a, const kk_mlx_kernels *k, 
     for (int32_t i = 0; i < a->rows->n_groups; i++) {
         const kk_group *g = &a->rows->group[i];
         for (int32_t r = 0; r < g->n_rows; r++)
-            if (g->row + r >= from && g->row + r < to)
-                add_row(plan, a, g, k, r, g->row + r - from);
+            if (g->row + r >= from && g->row + r < to) add_row(plan, a, g, k, r, g->row + r - from);
     }
     return plan;
 }
@@ -143,8 +138,8 @@ static mx::array attend_rows(kk_dev *dev, const kk_attend_args *a, const mx::arr
     /* What was asked of pages before is done before; a kernel is made anew for other shapes. */
     const mx::array order = dev->pages_done ? *dev->pages_done : mx::zeros({1}, mx::int32, s);
     const auto made = dev->kernels->part(
-        {q, dev->kernels->shown(), list_of(plan.blocks, mx::int64),
-         list_of(plan.parts, mx::int32), sizes, vector_of(dev, a->k_norm, (size_t)d),
+        {q, dev->kernels->shown(), list_of(plan.blocks, mx::int64), list_of(plan.parts, mx::int32),
+         sizes, vector_of(dev, a->k_norm, (size_t)d),
          vector_of(dev, a->rope_pos, words_of_angles(a)), order},
         {{parts, heads, d}, {parts, heads, 2}}, {mx::float32, mx::float32}, {LANES, heads, parts},
         {LANES, at_once, 1},
@@ -166,7 +161,8 @@ static int32_t rows_at_once(const kk_attend_args *a, int32_t from) {
     for (int32_t row = from; row < a->rows->n_rows; row++) {
         int64_t pos = 0;
         for (int32_t i = 0; i < a->rows->n_groups; i++)
-            if (a->rows->group[i].row <= row) pos = a->rows->group[i].pos + a->rows->group[i].n_rows;
+            if (a->rows->group[i].row <= row)
+                pos = a->rows->group[i].pos + a->rows->group[i].n_rows;
         const int64_t keys = a->window ? std::min<int64_t>(pos, a->window + a->sink) : pos;
         sums += (keys / PART_ROWS + 3) * a->n_head * a->slot.head_dim;
         if (sums > most_sums && row > from) return row;
@@ -183,7 +179,8 @@ mx::array kk_mlx_pages_attend(kk_dev *dev, const kk_attend_args *a, const mx::ar
             to - from == q.shape(0)
                 ? q
                 : mx::slice(q, {from, 0, 0}, {to, q.shape(1), q.shape(2)}, dev->stream);
-        all.push_back(attend_rows(dev, a, rows, kk_mlx_pages_plan(a, dev->kernels.get(), from, to)));
+        all.push_back(
+            attend_rows(dev, a, rows, kk_mlx_pages_plan(a, dev->kernels.get(), from, to)));
     }
     return all.size() > 1 ? mx::concatenate(all, 0, dev->stream) : all[0];
 }
@@ -253,9 +250,9 @@ void fill_pages(const sample &of, uint8_t *const *pages, size_t blocks, uint64_t
         for (size_t b = 0; b < blocks; b++)
             for (int32_t r = 0; r < KK_PAGE_ROWS; r++) {
                 for (float &x : row) x = drawn(state);
-                kk_kv_format_get(of.format)
-                    ->pack(row.data(), of.d, pages[page] + b * kk_kv_head_bytes(of.format, of.d),
-                           kk_kv_row_place(of.format, of.d, KK_PAGE_ROWS, r));
+                kk_kv_format_get(of.format)->pack(
+                    row.data(), of.d, pages[page] + b * kk_kv_head_bytes(of.format, of.d),
+                    kk_kv_row_place(of.format, of.d, KK_PAGE_ROWS, r));
             }
 }
 
@@ -284,9 +281,8 @@ bool alike(kk_dev *dev, kk_attend_args a, const kk_group &all, const mx::array &
     const mx::array part = mx::slice(q, {0, 0, 0}, {n, q.shape(1), q.shape(2)}, dev->stream);
     const mx::array y = kk_mlx_pages_attend(dev, &a, part);
     for (int32_t r = 0; r < n; r++) {
-        const mx::array row =
-            mx::contiguous(mx::slice(y, {r, 0}, {r + 1, y.shape(1)}, dev->stream), false,
-                           dev->stream);
+        const mx::array row = mx::contiguous(mx::slice(y, {r, 0}, {r + 1, y.shape(1)}, dev->stream),
+                                             false, dev->stream);
         kk_mlx_compute({row});
         if (!same_bits(row, alone[(size_t)r])) return false;
     }
@@ -302,8 +298,7 @@ int32_t alike_in(kk_dev *dev, const sample &of, int32_t most) {
     for (int32_t i = 0; i < PAGES; i++) pages[i] = memory.at + page * (size_t)i;
     fill_pages(of, pages, blocks, state);
     const kk_buf norm = drawn_buffer((size_t)of.d, state);
-    const kk_buf turns =
-        drawn_buffer((size_t)PAGES * KK_PAGE_ROWS * 2 * (size_t)of.n_rot, state);
+    const kk_buf turns = drawn_buffer((size_t)PAGES * KK_PAGE_ROWS * 2 * (size_t)of.n_rot, state);
     kk_group g = {};
     kk_attend_args a = {};
     g.pos = FIRST;
@@ -316,9 +311,8 @@ int32_t alike_in(kk_dev *dev, const sample &of, int32_t most) {
     a.window = of.window;
     a.scale = 1.0f / std::sqrt((float)of.d);
     a.slot = {of.format, of.k_is_v, of.kv_heads, of.d, 0, of.k_is_v ? 0 : heads * head};
-    const mx::array q =
-        mx::random::normal({ROWS, of.heads, of.d}, mx::float32, 0, 1,
-                           mx::random::key((uint64_t)of.d), dev->stream);
+    const mx::array q = mx::random::normal({ROWS, of.heads, of.d}, mx::float32, 0, 1,
+                                           mx::random::key((uint64_t)of.d), dev->stream);
     std::vector<mx::array> alone;
     for (int32_t r = 0; r < ROWS; r++) {
         kk_group one = g;
@@ -326,8 +320,7 @@ int32_t alike_in(kk_dev *dev, const sample &of, int32_t most) {
         one.n_rows = 1;
         const kk_rows rows = {&one, 1, 1};
         a.rows = &rows;
-        const mx::array own =
-            mx::slice(q, {r, 0, 0}, {r + 1, of.heads, of.d}, dev->stream);
+        const mx::array own = mx::slice(q, {r, 0, 0}, {r + 1, of.heads, of.d}, dev->stream);
         alone.push_back(kk_mlx_pages_attend(dev, &a, own));
         const mx::array plain = kk_mlx_plain_attend(dev, &a, own);
         kk_mlx_compute({alone.back(), plain});

@@ -15,8 +15,7 @@
 #define KK_MLX_PART_BODY                                                                           \
     kk_attend_part<D, FORMAT, K_IS_V>(q, pages, blocks, parts, sizes, k_norm, angles, sums, tops,  \
                                       thread_position_in_grid)
-#define KK_MLX_JOIN_BODY                                                                           \
-    kk_attend_join<D>(sums, tops, rows, sizes, out, thread_position_in_grid)
+#define KK_MLX_JOIN_BODY kk_attend_join<D>(sums, tops, rows, sizes, out, thread_position_in_grid)
 extern const std::vector<std::string> kk_mlx_part_inputs, kk_mlx_join_inputs;
 
 /* The kernels, of Metal or of a test; and the memory of pages as they are given it, of which a

@@ -13,7 +13,7 @@
 
 namespace {
 
-std::mutex lock;                                    /* guards what follows, and MLX's tables */
+std::mutex lock;                                     /* guards what follows, and MLX's tables */
 std::vector<std::pair<mx::Stream, mx::Stream>> idle; /* pairs of closed devices */
 
 } // namespace
