@@ -52,8 +52,7 @@ static mx::array rotated(kk_dev *dev, const mx::array &x, const mx::array &cs, i
 }
 
 static mx::array heads_of(kk_dev *dev, const kk_buf *b, int32_t n, int32_t heads, int32_t d) {
-    return mx::reshape(kk_mlx_get(dev, b, (size_t)n * (size_t)heads * (size_t)d), {n, heads, d},
-                       dev->stream);
+    return kk_mlx_shaped(dev, b, {n, heads, d});
 }
 
 /* ---- rows into pages ----------------------------------------------------------------------- */

@@ -33,8 +33,9 @@ kk_status kk_mlx_caught(kk_err *err, const char *what) {
 /* ---- arrays in buffers --------------------------------------------------------------------- */
 
 static mx::array part(kk_dev *dev, const mx::array &words, size_t from, size_t to) {
-    if (from == 0 && to == words.size()) return words;
-    return mx::slice(words, {kk_mlx_int((int64_t)from)}, {kk_mlx_int((int64_t)to)}, dev->stream);
+    const mx::array flat = words.ndim() == 1 ? words : mx::reshape(words, {-1}, dev->stream);
+    if (from == 0 && to == words.size()) return flat;
+    return mx::slice(flat, {kk_mlx_int((int64_t)from)}, {kk_mlx_int((int64_t)to)}, dev->stream);
 }
 
 static mx::array as_type(kk_dev *dev, const mx::array &a, mx::Dtype type) {
@@ -69,9 +70,17 @@ mx::array kk_mlx_get(kk_dev *dev, const kk_buf *b, size_t n, mx::Dtype type) {
     return parts[0];
 }
 
+mx::array kk_mlx_shaped(kk_dev *dev, const kk_buf *b, const mx::Shape &shape) {
+    size_t n = 1;
+    for (int dim : shape) n *= (size_t)dim;
+    const bool whole = !b->layers.empty() && b->layers.back().n == n;
+    const mx::array all =
+        whole ? as_type(dev, b->layers.back().words, mx::float32) : kk_mlx_get(dev, b, n);
+    return all.shape() == shape ? all : mx::reshape(all, shape, dev->stream);
+}
+
 mx::array kk_mlx_rows(kk_dev *dev, const kk_buf *b, int64_t rows, int64_t dim) {
-    return mx::reshape(kk_mlx_get(dev, b, (size_t)(rows * dim)),
-                       {kk_mlx_int(rows), kk_mlx_int(dim)}, dev->stream);
+    return kk_mlx_shaped(dev, b, {kk_mlx_int(rows), kk_mlx_int(dim)});
 }
 
 void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words) {
@@ -79,14 +88,14 @@ void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words) {
     if (n * 4 > b->bytes)
         throw std::runtime_error(std::to_string(n * 4) + " bytes into a buffer of " +
                                  std::to_string(b->bytes));
-    mx::array flat = mx::reshape(words, {kk_mlx_int((int64_t)n)}, dev->stream);
     while (!b->layers.empty() && b->layers.back().n <= n) b->layers.pop_back();
-    const bool there = words.ndim() == 1 && words.status() == mx::array::Status::available;
-    b->layers.push_back({n, there ? words : mx::contiguous(flat, false, dev->stream)});
+    const bool apart =
+        words.status() == mx::array::Status::available && !words.flags().row_contiguous;
+    b->layers.push_back({n, apart ? mx::contiguous(words, false, dev->stream) : words});
     dev->asked++;
     if (b->layers.size() <= KK_MLX_DEPTH) return;
     const size_t all = b->layers.front().n;
-    mx::array one = kk_mlx_get(dev, b, all, flat.dtype());
+    mx::array one = kk_mlx_get(dev, b, all, words.dtype());
     b->layers.clear();
     b->layers.push_back({all, one});
 }
@@ -108,11 +117,16 @@ mx::array kk_mlx_columns(kk_dev *dev, const mx::array &x, int64_t from, int64_t 
     return mx::slice(x, lo, hi, dev->stream);
 }
 
-static std::vector<mx::array> not_computed(const kk_dev *dev) {
+/* What is left in buffers, row by row from now on: the host reads it so.  Most arrays were put over
+ * by then, and are only steps on the way. */
+static std::vector<mx::array> not_computed(kk_dev *dev) {
     std::vector<mx::array> all;
-    for (const kk_buf *b : dev->bufs)
-        for (const kk_mlx_layer &l : b->layers)
-            if (l.words.status() != mx::array::Status::available) all.push_back(l.words);
+    for (kk_buf *b : dev->bufs)
+        for (kk_mlx_layer &l : b->layers) {
+            if (l.words.status() == mx::array::Status::available) continue;
+            l.words = mx::contiguous(l.words, false, dev->stream);
+            all.push_back(l.words);
+        }
     if (dev->pages_done) all.push_back(*dev->pages_done);
     return all;
 }

@@ -43,7 +43,8 @@ enum {
     KK_MLX_DEPTH = 6,                 /* most arrays that lie over each other in a buffer */
 };
 
-/* The first n words, of 4 bytes, of a buffer. */
+/* The first n words, of 4 bytes, of a buffer, in any shape.  Once they are computed they lie row by
+ * row. */
 struct kk_mlx_layer {
     size_t n;
     mx::array words;
@@ -134,7 +135,9 @@ void kk_mlx_compute(std::vector<mx::array> all);
 
 /* The first n words of a buffer, [n]. */
 mx::array kk_mlx_get(kk_dev *dev, const kk_buf *b, size_t n, mx::Dtype type = mx::float32);
-/* The same as a matrix. */
+/* The same in a shape of so many words; and as a matrix.  What was put there in that shape comes
+ * back without a step in between. */
+mx::array kk_mlx_shaped(kk_dev *dev, const kk_buf *b, const mx::Shape &shape);
 mx::array kk_mlx_rows(kk_dev *dev, const kk_buf *b, int64_t rows, int64_t dim);
 /* All words of an array become the first of a buffer. */
 void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words);
