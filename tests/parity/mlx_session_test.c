@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 #include <pthread.h>
@@ -314,6 +315,46 @@ static void threads_take_turns(void **state) {
     kk_engine_close(e);
 }
 
+/* Of this process; -1: the system does not say. */
+static int threads_now(void) {
+    char line[128];
+    int n = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) (void)sscanf(line, "Threads: %d", &n);
+    if (f) fclose(f);
+    return n;
+}
+
+static void *open_and_close(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 4; i++) kk_engine_close(open_on("mlx", 0));
+    return NULL;
+}
+
+/* Engines are opened and closed while another computes, which goes on as it did; and none leaves a
+ * thread behind that the next one does not use. */
+static void engines_come_and_go(void **state) {
+    (void)state;
+    enum { OTHERS = 3 };
+    need_mlx();
+    kk_engine *e = open_on("mlx", 0);
+    pthread_t t[OTHERS];
+    uint64_t *want = converse(e);
+    for (int i = 0; i < OTHERS; i++)
+        assert_int_equal(pthread_create(&t[i], NULL, open_and_close, NULL), 0);
+    for (int i = 0; i < 6; i++) {
+        uint64_t *got = converse(e);
+        assert_true(*got == *want);
+        free(got);
+    }
+    for (int i = 0; i < OTHERS; i++) pthread_join(t[i], NULL);
+    const int threads = threads_now();
+    for (int i = 0; i < 6; i++) kk_engine_close(open_on("mlx", 0));
+    assert_int_equal(threads_now(), threads);
+    free(want);
+    kk_engine_close(e);
+}
+
 /* ---- packed weights ------------------------------------------------------------------------ */
 
 /* The root of the mean square by which logits differ, as a share of theirs. */
@@ -402,6 +443,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(near_ties_are_counted),
         cmocka_unit_test_setup_teardown(failures_are_forgotten, scratch_setup, scratch_teardown),
         cmocka_unit_test(threads_take_turns),
+        cmocka_unit_test(engines_come_and_go),
         cmocka_unit_test_setup_teardown(packed_weights, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),
