@@ -163,8 +163,9 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
                "            alone, and are what attention by MLX's own is (measured)\n",
                e->exact_page_rows);
     else if (e->measured)
-        printf("attention   MLX's own, over rows that are gathered as float32: kernels over K/V\n"
-               "            pages need Metal, and to be right there\n");
+        printf("attention   MLX's own, over rows that are gathered as float32, not kernels over\n"
+               "            K/V pages: %s\n",
+               e->no_page_rows);
     if (e->measured)
         printf("memory      the CPU's; quantised weights stay packed, others become float32\n");
     if (kept) printf("kept in     %s\n", kept);

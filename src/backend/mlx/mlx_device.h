@@ -194,7 +194,7 @@ kk_status kk_mlx_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_mlx_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_mlx_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                         kk_err *err);
-kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err);
+kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *pages, kk_err *err);
 }
 
 #endif
