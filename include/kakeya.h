@@ -217,9 +217,9 @@ typedef struct {
     int32_t threads, exact_rows; /* rows of a round proven to be exact; 0: any; -1: not proven */
     bool exact_packed;           /* by exact_packed_rows, as most of its weights are packed */
     bool page_kernel;            /* kernels read K/V pages where they lie */
-    char exact_by[12];           /* "kernels": by how they are made; "measured", "asked", "neither" */
-    int64_t choices, near_ties;  /* greedy ones so far, unless by kernels; as in kk_result */
-    char why[256];               /* why it is this one */
+    char exact_by[12];          /* "kernels" (as they are made), "measured", "asked" or "neither" */
+    int64_t choices, near_ties; /* greedy ones so far, unless by kernels; as in kk_result */
+    char why[256];              /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
 /* Layers and heads that the device has run as one operation of its own, and as small ones. */

@@ -262,7 +262,7 @@ typedef struct {
     kk_fingerprints prints;
     double bandwidth_before, bandwidth_after; /* bytes per second */
     int64_t token_bytes; /* weights that the device reads for a token, as it keeps them */
-    double bandwidth;                         /* the larger, which shares are of */
+    double bandwidth;    /* the larger, which shares are of */
     double load_s;
     double copy_s;                             /* of it: the device's copy of the weights */
     kk_bench_decode decode;                    /* at ctx */

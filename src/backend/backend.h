@@ -504,10 +504,10 @@ typedef struct {
     /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
     void (*fault_after)(int64_t n, bool forever);
     kk_status (*replay)(kk_dev *dev, const kk_replay_args *a, kk_err *err);
-    /* Bytes in which it keeps so many values of a matrix of a type; NULL: as they lie in the file. */
+    /* Bytes in which it keeps so many values of a matrix of a type; NULL: as in the file. */
     int64_t (*stored)(kk_dtype type, int64_t values);
-    /* Measures kk_dev_opts.exact; NULL: its kernels need no measurement.  *pages: why there are none
-     * over K/V pages, where out->pages is 0. */
+    /* Measures kk_dev_opts.exact; NULL: its kernels need no measurement.  *pages: why there are
+     * none over K/V pages, where out->pages is 0. */
     kk_status (*measure_exact)(kk_dev *dev, kk_exact_rows *out, kk_err *pages, kk_err *err);
 } kk_instruments;
 

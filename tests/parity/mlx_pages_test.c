@@ -1,5 +1,5 @@
-/* mlx_pages_test.c - attention by the kernels over K/V pages, whose Metal text is compiled as C++ and
- * run lane by lane (support/mlx_interpreter.cc), against the plain reference: inputs, grids and
+/* mlx_pages_test.c - attention by the kernels over K/V pages, whose Metal text is compiled as C++
+ * and run lane by lane (support/mlx_interpreter.cc), against the plain reference: inputs, grids and
  * names are those that MLX is given on a Mac.  What MLX and Metal make of the text is not tested
  * here. */
 #define main cpu_main
@@ -45,6 +45,16 @@ static void the_self_test_judges(void **state) {
     assert_true(rows >= 1 && rows <= 12);
     assert_int_equal(mlx_interpreter_alike(1, &rows, &err), KK_OK);
     assert_int_equal(rows, 0);
+}
+
+/* What Metal's compiler refuses is not used, is told, and costs no other measurement. */
+static void kernels_may_not_compile(void **state) {
+    (void)state;
+    kk_exact_rows rows;
+    kk_err pages = {0}, err = {0};
+    assert_int_equal(mlx_interpreter_measure_broken(&rows, &pages, &err), KK_OK);
+    assert_true(rows.floats >= 1 && rows.packed >= 1 && rows.pages == 0);
+    assert_non_null(strstr(pages.msg, "no such type"));
 }
 
 /* ---- sessions ------------------------------------------------------------------------------ */
@@ -127,7 +137,7 @@ static void sessions_go_on(void **state) {
 int main(void) {
     (void)cpu_main;
     (void)refusing;
-    struct CMUnitTest tests[COUNT(cases) + 2];
+    struct CMUnitTest tests[COUNT(cases) + 3];
     size_t n = 0;
     mlx_interpreter_add();
     for (size_t i = 0; i < COUNT(cases); i++)
@@ -135,6 +145,7 @@ int main(void) {
             tests[n++] = (struct CMUnitTest){cases[i].name, attends_as_the_reference, NULL, NULL,
                                              (void *)(uintptr_t)&cases[i]};
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(the_self_test_judges);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(kernels_may_not_compile);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(sessions_go_on);
     return _cmocka_run_group_tests("kernels over pages", tests, n, NULL, NULL);
 }

@@ -271,11 +271,11 @@ std::vector<mx::array> interpret_join(kk_dev *dev, const arrays &in,
 
 std::shared_ptr<kk_mlx_kernels> interpreted(kk_dev *dev, int spoilt) {
     auto k = std::make_shared<kk_mlx_kernels>();
-    const auto call = [dev](auto &&f) {
-        return [dev, f](const arrays &in, const std::vector<mx::Shape> &shapes,
-                        const std::vector<mx::Dtype> &, std::tuple<int, int, int> all,
-                        std::tuple<int, int, int> one, const templates &t, std::optional<float>,
-                        bool, mx::StreamOrDevice) {
+    const auto call = [](auto &&f) {
+        return [f](const arrays &in, const std::vector<mx::Shape> &shapes,
+                   const std::vector<mx::Dtype> &, std::tuple<int, int, int> all,
+                   std::tuple<int, int, int> one, const templates &t, std::optional<float>, bool,
+                   mx::StreamOrDevice) {
             check_group(size_of(all), size_of(one));
             return f(in, shapes, size_of(all), t);
         };
@@ -317,6 +317,19 @@ void mlx_interpreter_add(void) {
 }
 
 int64_t mlx_interpreter_calls(void) { return calls; }
+
+kk_status mlx_interpreter_measure_broken(kk_exact_rows *out, kk_err *pages, kk_err *err) {
+    kk_mem mem = {};
+    kk_dev_opts opts = {};
+    kk_dev *dev = nullptr;
+    opts.mem = &mem;
+    opts.max_rows = 1;
+    KK_TRY(open_with(&dev, &opts, INT32_MAX, err));
+    dev->kernels->shown = []() -> mx::array { throw std::runtime_error("error: no such type"); };
+    const kk_status st = by_pages.instruments->measure_exact(dev, out, pages, err);
+    by_pages.close(dev);
+    return st;
+}
 
 kk_status mlx_interpreter_alike(int32_t spoilt, int32_t *rows, kk_err *err) {
     kk_mem mem = {};

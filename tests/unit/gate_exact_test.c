@@ -1,5 +1,5 @@
-/* gate_exact_test.c - what a report may say of exact rows and near ties: of a bench that is true, the
- * least changes that are not. */
+/* gate_exact_test.c - what a report may say of exact rows and near ties: of a bench that is true,
+ * the least changes that are not. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>

@@ -63,7 +63,8 @@ static const lie lies[] = {
     /* what a device computes exactly; gate_exact_test.c has more */
     {"bench", "schema = 4", "EXACT_UNSAID"},
     {"bench",
-     "schema = 4; machine/device = \"mlx\"; machine/exact_by = \"measured\"; machine/exact_rows = 8",
+     "schema = 4; machine/device = \"mlx\"; machine/exact_by = \"measured\"; "
+     "machine/exact_rows = 8",
      "TIES_RECOUNT"},
     {"accept", "rows = []; lossless = null; sets/*/lossless = null; all/*/lossless = null",
      "MISSING_ROWS MEMBER_MISSING LOSSLESS_UNPROVEN PLAN_COUNTS"},

@@ -300,7 +300,7 @@ kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *pages, k
         out->packed = alike_in_shapes(dev, others, std::size(others), 8, 64, most);
         return KK_OK;
     }));
-    /* Kernels that cannot be compiled here, or are wrong, are not used, and nothing else is lost. */
+    /* Kernels that cannot be compiled here, or are wrong, are not used; nothing else is lost. */
     (void)kk_mlx_try(pages, "the self-test of kernels over pages", [&] {
         if (!dev->kernels) dev->kernels = kk_mlx_metal_kernels(dev);
         if (!dev->kernels) return kk_fail(pages, KK_EDEVICE, "there is no Metal here");

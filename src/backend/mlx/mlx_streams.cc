@@ -6,7 +6,7 @@
  * follows is not.  What a program does with MLX besides is outside it.
  *
  * MLX keeps the thread of a stream until the process ends.  So streams of devices that were closed
- * serve those that are opened next, and there are no more threads than devices were open at once. */
+ * serve those that are opened next: there are no more threads than devices were open at once. */
 #include <mutex>
 
 #include "backend/mlx/mlx_device.h"
