@@ -292,7 +292,7 @@ static void print_memory(const kk_bench_result *r) {
 
 static void print_decode(const kk_bench_opts *o, const kk_bench_result *r,
                          const kk_bench_decode *d) {
-    const double gb = (double)r->model.token_bytes * d->tok_s.median / 1e9;
+    const double gb = (double)r->token_bytes * d->tok_s.median / 1e9;
     printf("decode        %.2f tok/s  (%.2f to %.2f in %d repeats of %d tokens at context %d)\n",
            d->tok_s.median, d->tok_s.min, d->tok_s.max, d->tok_s.n, o->predict, d->ctx);
     printf("              %.1f GB/s of weights, %.0f %% of the bandwidth; %.*f ms per round\n", gb,
@@ -342,13 +342,13 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
            r->bandwidth_after / 1e9);
     print_decode(o, r, &r->decode);
     printf("              %.0f %% of %.1f GB/s, at which a buffer of %s is read\n",
-           100 * r->floor_share, r->floor_bytes_s / 1e9, term_bytes((double)m->token_bytes).text);
+           100 * r->floor_share, r->floor_bytes_s / 1e9, term_bytes((double)r->token_bytes).text);
     for (int32_t i = 0; i < o->n_longer; i++) print_decode(o, r, &r->longer[i]);
     if (r->prefill_tok_s.n)
         printf("prefill       %.1f tok/s  (%.1f to %.1f in %d repeats of %d tokens)\n",
                r->prefill_tok_s.median, r->prefill_tok_s.min, r->prefill_tok_s.max,
                r->prefill_tok_s.n, o->prefill);
-    print_passes("rows, model", r->whole, r->n_whole, m->token_bytes);
+    print_passes("rows, model", r->whole, r->n_whole, r->token_bytes);
     print_passes("rows, dense", r->dense, r->n_dense, r->dense_bytes);
     print_forwards(r);
     bench_print_sets(o, r);

@@ -158,6 +158,14 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
     if (e->measured && (e->exact_rows == 1 || e->exact_packed_rows == 1))
         printf("            it does not draft where that is 1; --exact-rows -1 drafts, not proven\n"
                "            bit-exact\n");
+    if (e->exact_page_rows)
+        printf("attention   of a round by kernels over K/V pages: %d rows have the bits they have\n"
+               "            alone, and are what attention by MLX's own is (measured)\n",
+               e->exact_page_rows);
+    else if (e->measured)
+        printf("attention   MLX's own, over rows that are gathered as float32, not kernels over\n"
+               "            K/V pages: %s\n",
+               e->no_page_rows);
     if (e->measured)
         printf("memory      the CPU's; quantised weights stay packed, others become float32\n");
     if (kept) printf("kept in     %s\n", kept);
@@ -165,10 +173,11 @@ static void print_device(const char *name, const kk_device_exactness *e, const c
 
 static bool print_device_json(const char *name, const kk_device_exactness *e, const char *kept) {
     return output_json(json_pack(
-        "{s:s, s:s, s:o, s:b, s:o, s:o, s:s?}", "device", name, "isa", e->isa, "bandwidth",
+        "{s:s, s:s, s:o, s:b, s:o, s:o, s:o, s:s?}", "device", name, "isa", e->isa, "bandwidth",
         e->bandwidth > 0 ? output_real(e->bandwidth) : json_null(), "measured", e->measured,
         "exact_rows", e->measured ? json_integer(e->exact_rows) : json_null(), "exact_packed_rows",
-        e->measured ? json_integer(e->exact_packed_rows) : json_null(), "kept", kept));
+        e->measured ? json_integer(e->exact_packed_rows) : json_null(), "exact_page_rows",
+        e->measured ? json_integer(e->exact_page_rows) : json_null(), "kept", kept));
 }
 
 static int look_at_device(const doctor_args *a) {

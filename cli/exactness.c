@@ -29,9 +29,9 @@ bool exactness_keep(const char *path, const char *device, const kk_device_exactn
     state_make_parents(parents);
     kk_machine machine;
     kk_machine_info(&machine);
-    json_t *all =
-        json_pack("{s:s, s:s, s:s, s:i, s:i}", "device", device, "isa", e->isa, "cpu", machine.name,
-                  "exact_rows", e->exact_rows, "exact_packed_rows", e->exact_packed_rows);
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:i, s:i}", "device", device, "isa", e->isa,
+                            "cpu", machine.name, "exact_rows", e->exact_rows, "exact_packed_rows",
+                            e->exact_packed_rows, "exact_page_rows", e->exact_page_rows);
     const bool kept = all && write_whole(path, all);
     json_decref(all);
     if (!kept) output_failed("the measurement could not be written", path);
@@ -68,15 +68,10 @@ bool exactness_known(const char *device, kk_device_exactness *out) {
                     rows_in(all, "exact_packed_rows", &out->exact_packed_rows) &&
                     name_of(device, &now) && strcmp(isa, now.isa) == 0 &&
                     strcmp(cpu, machine.name) == 0;
+    /* Earlier builds did not write it. */
+    (void)rows_in(all, "exact_page_rows", &out->exact_page_rows);
     json_decref(all);
     return out->measured;
-}
-
-/* Whether so many rows of a round were measured, of weights like these. */
-static bool was_measured(const kk_device_info *d) {
-    kk_device_exactness e;
-    if (!exactness_known(d->device, &e)) return false;
-    return (d->exact_packed ? e.exact_packed_rows : e.exact_rows) >= d->exact_rows;
 }
 
 exactness_words exactness_say(const kk_device_info *d) {
@@ -87,8 +82,8 @@ exactness_words exactness_say(const kk_device_info *d) {
         snprintf(w.text, sizeof w.text, "not proven bit-exact on this device");
     else
         snprintf(w.text, sizeof w.text, "up to %d rows of a round%s", d->exact_rows,
-                 d->exact_rows == 1 ? ""
-                 : was_measured(d)  ? " (measured)"
-                                    : " (asked for, not measured)");
+                 strcmp(d->exact_by, "measured") == 0 ? " (measured)"
+                 : strcmp(d->exact_by, "asked") == 0  ? " (asked for, not measured)"
+                                                      : "");
     return w;
 }

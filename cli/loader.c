@@ -155,6 +155,22 @@ static bool find_projection(const loader_args *a, loader_path *path, int *code) 
 
 /* ---- the engine -------------------------------------------------------------------------- */
 
+/* What `kakeya doctor` measured here, where no option says otherwise.  Kernels over K/V pages are
+ * used where it found them right, or where they are asked for. */
+static void take_measured(const loader_args *a, kk_engine_opts *out) {
+    kk_device_exactness known;
+    const bool measured = exactness_known(a->device, &known);
+    const bool off = a->page_kernel && strcmp(a->page_kernel, "off") == 0;
+    if (measured && a->exact_rows == 0) {
+        out->exact_rows = known.exact_rows;
+        out->exact_packed_rows = known.exact_packed_rows;
+        out->exact_measured = true;
+    }
+    if (!off && measured) out->exact_page_rows = known.exact_page_rows;
+    if (!a->page_kernel || off || out->exact_page_rows > 0) return;
+    out->exact_page_rows = a->exact_rows > 0 ? a->exact_rows : 1; /* on, and not measured */
+}
+
 bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_engine_opts *out,
                     int *code) {
     bool synthetic = a->synthetic && !a->model;
@@ -175,12 +191,7 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .huge_pages = a->huge_pages,
                             .exact_rows = a->exact_rows,
                             .exact_packed_rows = a->exact_rows};
-    kk_device_exactness known;
-    if (a->device && strcmp(a->device, "mlx") == 0 && a->exact_rows == 0 &&
-        exactness_known(a->device, &known)) {
-        out->exact_rows = known.exact_rows;
-        out->exact_packed_rows = known.exact_packed_rows;
-    }
+    if (a->device && strcmp(a->device, "mlx") == 0) take_measured(a, out);
     return true;
 }
 

@@ -9,6 +9,7 @@ typedef struct {
     const char *model, *drafter, *synthetic, *device, *isa, *draft_type, *draft_embed_scale;
     const char *projection, *projection_type;
     int32_t threads, exact_rows;
+    const char *page_kernel;
     bool mlock, huge_pages;
     bool restores;  /* rows are to be restored: the shipped model brings its projection */
     bool keeps_few; /* an evaluation of rows that are not kept: the CPU, unless a device is named */
@@ -103,6 +104,9 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
                    "of mlx: rows of a round that have the same bits alone, within which it "       \
                    "drafts (default: what 'kakeya doctor --device mlx' measured here, else 1); "   \
                    "-1: no limit, and drafted text is not proven to be plain text's"),             \
+        OPTION_CHOICE("page-kernel", "WHEN", offsetof(T, m.page_kernel), "on off", NULL,           \
+                      "of mlx with Metal: attention by kernels that read K/V pages where they "    \
+                      "lie (default: where 'kakeya doctor --device mlx' found them right here)"),  \
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
                       "for diagnosis: avx512, avx2, neon or reference (default: the best); of "    \
                       "cuda: sm_80 or sm_86, to keep to the limits of such a chip"),               \

@@ -199,6 +199,9 @@ static bool print_json(const stream *s, json_t *more) {
     kk_engine_device(s->engine, &device);
     if (all) json_object_set_new(all, "device", json_string(device.device));
     if (all) json_object_set_new(all, "exact", json_string(exactness_say(&device).text));
+    if (all) json_object_set_new(all, "exact_by", json_string(device.exact_by));
+    if (all && device.exact_rows != 0)
+        json_object_set_new(all, "near_ties", json_integer(res->near_ties));
     if (all) json_object_set_new(all, "seed", json_integer((json_int_t)s->seed));
     if (all && s->chat) {
         json_object_set_new(all, "thought", kept_text(&s->reply.thought));

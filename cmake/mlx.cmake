@@ -37,15 +37,34 @@ enable_language(CXX)
 set(CMAKE_CXX_FLAGS_RELEASE "${CMAKE_C_FLAGS_RELEASE}")
 message(STATUS "with the MLX device: MLX ${MLX_VERSION}")
 
+# The text of the Metal kernels, which MLX compiles when they are first used.
+set(mlx_text "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/mlx/mlx_pages.metal")
+add_custom_command(
+  OUTPUT "${KK_GENERATED}/mlx_pages_text.h"
+  COMMAND ${CMAKE_COMMAND} "-DTEXT=${mlx_text}" -DNAME=mlx_pages_text
+          "-DOUT=${KK_GENERATED}/mlx_pages_text.h"
+          -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_text.cmake"
+  DEPENDS "${mlx_text}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/write_text.cmake"
+          "${CMAKE_CURRENT_SOURCE_DIR}/cmake/bytes.cmake"
+  COMMENT "Embedding the Metal kernels" VERBATIM)
+
 file(GLOB mlx_sources CONFIGURE_DEPENDS "src/backend/mlx/*.cc")
+list(APPEND mlx_sources "${KK_GENERATED}/mlx_pages_text.h")
 add_library(kakeya_mlx MODULE ${mlx_sources})
+# What compiles and links files of the device.
+function(kk_with_mlx target)
+  target_compile_options(${target} PRIVATE # C leaves them out
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>")
+  target_include_directories(${target} PRIVATE include src "${KK_GENERATED}")
+  target_include_directories(${target} SYSTEM PRIVATE ${MLX_INCLUDE_DIRS})
+  target_link_libraries(${target} PRIVATE kakeya_static mlx Threads::Threads)
+  set_target_properties(${target} PROPERTIES
+    CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+endfunction()
+
 kk_flags(kakeya_mlx)
-target_compile_options(kakeya_mlx PRIVATE -Wno-missing-field-initializers) # C leaves them out
-target_include_directories(kakeya_mlx PRIVATE include src)
-target_include_directories(kakeya_mlx SYSTEM PRIVATE ${MLX_INCLUDE_DIRS})
-target_link_libraries(kakeya_mlx PRIVATE kakeya_static mlx Threads::Threads)
-set_target_properties(kakeya_mlx PROPERTIES
-  PREFIX "lib" CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+kk_with_mlx(kakeya_mlx)
+set_target_properties(kakeya_mlx PROPERTIES PREFIX "lib"
   CXX_VISIBILITY_PRESET hidden LINKER_LANGUAGE CXX INSTALL_RPATH "${MLX_LIBRARY_DIRS}"
   LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 if(APPLE)

@@ -150,6 +150,8 @@ typedef struct {
     /* "mlx": rows of a round measured to be exact, of weights as floats and of packed ones; 0: 1;
      * -1: no limit */
     int32_t exact_rows, exact_packed_rows;
+    int32_t exact_page_rows; /* the same of its kernels over K/V pages; 0: they are not used */
+    bool exact_measured;     /* `kakeya doctor` measured these here; else they are asked for */
 } kk_engine_opts;
 /* A file of weights that is shortened while it is in use raises SIGBUS in the thread that reads it.
  * The library installs no handler; a program may have one, as cli/truncated.c. */
@@ -214,7 +216,10 @@ typedef struct {
     char device[16], isa[64];
     int32_t threads, exact_rows; /* rows of a round proven to be exact; 0: any; -1: not proven */
     bool exact_packed;           /* by exact_packed_rows, as most of its weights are packed */
-    char why[256];               /* why it is this one */
+    bool page_kernel;            /* kernels read K/V pages where they lie */
+    char exact_by[12];          /* "kernels" (as they are made), "measured", "asked" or "neither" */
+    int64_t choices, near_ties; /* greedy ones so far, unless by kernels; as in kk_result */
+    char why[256];              /* why it is this one */
 } kk_device_info;
 KK_API void kk_engine_device(const kk_engine *e, kk_device_info *out);
 /* Layers and heads that the device has run as one operation of its own, and as small ones. */
@@ -415,6 +420,9 @@ typedef struct {
     int32_t rounds;       /* forwards */
     uint64_t logits_hash; /* hash of every chosen row's logits, in order */
     int64_t syncs;        /* times the device was left without work, to be waited for */
+    /* Greedy choices whose two best logits are nearer than what sums in another order may change;
+     * counted on devices that are not exact by how their kernels are made. */
+    int32_t near_ties;
     kk_spec_stats spec;
 } kk_result;
 /* Continues the timeline.  Callbacks may use other sessions, not this one.  When it fails, the

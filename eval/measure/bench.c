@@ -415,6 +415,8 @@ static kk_status open_engine(bench *b, kk_err *err) {
     b->out->copy_s = kk_bench_copy_s(b->engine);
     kk_engine_info(b->engine, &b->out->model);
     kk_engine_device(b->engine, &b->out->device);
+    b->out->token_bytes =
+        kk_checkpoint_token_bytes(b->engine->checkpoint, b->engine->backend->instruments->stored);
     (void)kk_engine_drafter(b->engine, &b->out->drafter);
     (void)kk_engine_projection(b->engine, &b->out->restores);
     b->out->projection = kk_report_projection(b->engine);
@@ -436,6 +438,7 @@ static kk_status open_engine(bench *b, kk_err *err) {
 
 static void close_engine(bench *b) {
     kk_session_free(b->session);
+    if (b->engine) kk_engine_device(b->engine, &b->out->device); /* it counts near ties */
     kk_engine_close(b->engine);
     kk_free(b->tokens);
     kk_free(b->times.seconds);
@@ -452,14 +455,13 @@ static kk_status measure_bandwidth(bench *b, double *out, kk_err *err) {
 
 static kk_status measure_floor(bench *b, kk_err *err) {
     KK_TRY(step(b, "measuring how fast the weights of a token can be read", err));
-    return kk_bench_read_rate(b->engine, b->out->model.token_bytes, 0.5, &b->out->floor_bytes_s,
-                              err);
+    return kk_bench_read_rate(b->engine, b->out->token_bytes, 0.5, &b->out->floor_bytes_s, err);
 }
 
 static void conclude(kk_bench_result *r) {
     r->bandwidth =
         r->bandwidth_before > r->bandwidth_after ? r->bandwidth_before : r->bandwidth_after;
-    r->decode_bytes_s = (double)r->model.token_bytes * r->decode.tok_s.median;
+    r->decode_bytes_s = (double)r->token_bytes * r->decode.tok_s.median;
     r->decode_share = r->bandwidth > 0 ? r->decode_bytes_s / r->bandwidth : 0;
     r->floor_share = r->floor_bytes_s > 0 ? r->decode_bytes_s / r->floor_bytes_s : 0;
 }

@@ -261,7 +261,8 @@ typedef struct {
     kk_device_info device;
     kk_fingerprints prints;
     double bandwidth_before, bandwidth_after; /* bytes per second */
-    double bandwidth;                         /* the larger, which shares are of */
+    int64_t token_bytes; /* weights that the device reads for a token, as it keeps them */
+    double bandwidth;    /* the larger, which shares are of */
     double load_s;
     double copy_s;                             /* of it: the device's copy of the weights */
     kk_bench_decode decode;                    /* at ctx */

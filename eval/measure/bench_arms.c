@@ -254,8 +254,7 @@ static void conclude(const arms *a, kk_bench_set *set) {
         m->overhead = over(m->seconds - forwards, m->seconds);
         m->of_predicted = over(m->predicted_s, m->seconds);
         if (i == 0)
-            m->floor_share =
-                over(m->tok_s * (double)a->out->model.token_bytes, a->out->floor_bytes_s);
+            m->floor_share = over(m->tok_s * (double)a->out->token_bytes, a->out->floor_bytes_s);
     }
 }
 

@@ -121,10 +121,11 @@ static int64_t expert_bytes(const kk_engine *e) {
     static const char *const names[] = {"layers.0.experts.gate_up_proj",
                                         "layers.0.experts.gate_proj", "layers.0.experts.up_proj",
                                         "layers.0.experts.down_proj"};
+    int64_t (*stored)(kk_dtype, int64_t) = e->backend->instruments->stored;
     int64_t all = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const kk_tensor *t = kk_checkpoint_find(e->checkpoint, names[i]);
-        if (t) all += (int64_t)kk_tensor_bytes(t);
+        if (t) all += stored ? stored(t->dtype, kk_tensor_values(t)) : (int64_t)kk_tensor_bytes(t);
     }
     return all / kk_engine_config(e)->n_expert;
 }
@@ -132,7 +133,7 @@ static int64_t expert_bytes(const kk_engine *e) {
 kk_status kk_bench_experts(kk_session *s, const int32_t *ids, int32_t rows, kk_bench_pass *out,
                            kk_err *err) {
     const kk_config *c = kk_engine_config(s->engine);
-    kk_model_info info;
+    int64_t (*stored)(kk_dtype, int64_t) = s->engine->backend->instruments->stored;
     if (c->n_expert == 0) return KK_OK;
     census all = {.model = s->engine->model,
                   .rows = rows,
@@ -142,9 +143,9 @@ kk_status kk_bench_experts(kk_session *s, const int32_t *ids, int32_t rows, kk_b
     kk_free(all.chosen);
     kk_free(all.used);
     if (st != KK_OK) return st;
-    kk_engine_info(s->engine, &info);
     const int64_t more = all.distinct - (int64_t)c->n_layer * c->n_expert_used;
     out->experts = (double)all.distinct / c->n_layer;
-    out->bytes = info.token_bytes + more * expert_bytes(s->engine);
+    out->bytes =
+        kk_checkpoint_token_bytes(s->engine->checkpoint, stored) + more * expert_bytes(s->engine);
     return KK_OK;
 }

@@ -326,8 +326,9 @@ static json_t *plain_json(const kk_bench_result *r) {
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->decode.logits_hash);
     json_t *prefill =
         r->prefill_tok_s.n ? kk_bench_rates_json(&r->prefill_tok_s, r->prefill_rate) : json_null();
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "decode_tok_s",
-                     kk_bench_rates_json(&r->decode.tok_s, r->decode.rate), "decode_gb_s",
+    return json_pack("{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "decode_tok_s",
+                     kk_bench_rates_json(&r->decode.tok_s, r->decode.rate), "token_bytes",
+                     (json_int_t)r->token_bytes, "decode_gb_s",
                      kk_report_real(r->decode_bytes_s / 1e9), "bandwidth_share",
                      kk_report_real(r->decode_share), "floor_share", kk_report_real(r->floor_share),
                      "round_ms", kk_report_real(r->decode.round_ms), "prefill_tok_s", prefill,

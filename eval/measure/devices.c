@@ -20,9 +20,12 @@ static kk_status measure(const kk_backend *be, kk_dev *dev, kk_device_exactness 
     out->measured = be->instruments->measure_exact != NULL;
     if (!out->measured) return KK_OK;
     kk_exact_rows rows;
-    KK_TRY(be->instruments->measure_exact(dev, &rows, err));
+    kk_err pages = {.msg = ""};
+    KK_TRY(be->instruments->measure_exact(dev, &rows, &pages, err));
+    snprintf(out->no_page_rows, sizeof out->no_page_rows, "%s", pages.msg);
     out->exact_rows = rows.floats;
     out->exact_packed_rows = rows.packed;
+    out->exact_page_rows = rows.pages;
     return KK_OK;
 }
 

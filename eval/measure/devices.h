@@ -25,7 +25,10 @@ typedef struct {
     bool measured; /* false: its kernels give a row the same bits by the way they are made */
     /* Rows of a product that have the bits they have alone, by weights as floats and packed. */
     int32_t exact_rows, exact_packed_rows;
-    double bandwidth; /* bytes per second at which it reads memory; 0: not measured */
+    /* The same of attention by kernels over K/V pages; 0: there are none, or they are wrong. */
+    int32_t exact_page_rows;
+    char no_page_rows[240]; /* why it is 0 */
+    double bandwidth;       /* bytes per second at which it reads memory; 0: not measured */
 } kk_device_exactness;
 kk_status kk_device_measure(const char *name, kk_device_exactness *out, kk_err *err);
 

@@ -18,9 +18,9 @@ enum { KINDS = sizeof own_kinds / sizeof *own_kinds };
 
 /* What every report is held to, whatever its kind. */
 static const kk_gate_group *const common[] = {
-    &kk_group_envelope, &kk_group_members, &kk_group_values, &kk_group_answers,
-    &kk_group_quality,  &kk_group_checks,  &kk_group_rates,  &kk_group_bytes,
-    &kk_group_lossless, &kk_group_plan,    &kk_group_shares, &kk_group_words,
+    &kk_group_envelope, &kk_group_exact,  &kk_group_members, &kk_group_values, &kk_group_answers,
+    &kk_group_quality,  &kk_group_checks, &kk_group_rates,   &kk_group_bytes,  &kk_group_lossless,
+    &kk_group_plan,     &kk_group_shares, &kk_group_words,
 };
 enum { COMMON = sizeof common / sizeof *common };
 

@@ -30,6 +30,7 @@ enum {
     KK_GATE_COMMIT_DIGITS = 7, /* the least digits of a commit */
     KK_GATE_WARM_ROUNDS = 8,   /* rounds that are told one by one, and called warm-up */
     KK_GATE_LONG_ROUNDS = 32,  /* rounds from which KK_GATE_ROUND_SHARE holds */
+    KK_GATE_EXACT_ROWS = 32,   /* the most rows of a round that are measured to be exact */
     KK_GATE_MOST_SAID = 8,     /* findings of one rule; the rest is counted */
 };
 /* The most that prefill times of an arm may differ, as a factor. */
@@ -133,9 +134,9 @@ typedef struct {
     const kk_gate_group kk_group_##name = {list, sizeof(list) / sizeof *(list)}
 
 /* Of all kinds. */
-extern const kk_gate_group kk_group_envelope, kk_group_members, kk_group_values, kk_group_rates,
-    kk_group_quality, kk_group_answers, kk_group_checks, kk_group_bytes, kk_group_lossless,
-    kk_group_plan, kk_group_shares, kk_group_words;
+extern const kk_gate_group kk_group_envelope, kk_group_exact, kk_group_members, kk_group_values,
+    kk_group_rates, kk_group_quality, kk_group_answers, kk_group_checks, kk_group_bytes,
+    kk_group_lossless, kk_group_plan, kk_group_shares, kk_group_words;
 /* Of some kinds. */
 extern const kk_gate_group kk_group_restored, kk_group_trace, kk_group_policies, kk_group_sessions,
     kk_group_scope, kk_group_bits, kk_group_knee, kk_group_training, kk_group_drafting,

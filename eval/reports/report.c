@@ -12,6 +12,7 @@
 #include "core/alloc.h"
 #include "core/digest.h"
 #include "core/file.h"
+#include "core/tie.h"
 #include "core/utf8.h"
 #include "core/writer.h"
 #include "engine/engine.h"
@@ -38,6 +39,11 @@ json_t *kk_report_text(const char *text, size_t len) {
     return s;
 }
 
+static json_t *ties_json(const kk_device_info *d) {
+    return json_pack("{s:I, s:I, s:o}", "choices", (json_int_t)d->choices, "near",
+                     (json_int_t)d->near_ties, "share", kk_report_real(2 * KK_LOGIT_TOLERANCE));
+}
+
 json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d) {
     json_t *all = json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:i}", "cpu", m->name, "features",
                             m->features, "cores", m->cores, "memory", (json_int_t)m->memory,
@@ -46,7 +52,23 @@ json_t *kk_report_machine(const kk_machine *m, const kk_device_info *d) {
         json_object_set_new(all, "exact", json_string("not proven bit-exact on this device"));
     if (all && d->exact_rows > 0)
         json_object_set_new(all, "exact_rows", json_integer(d->exact_rows));
+    if (!all) return NULL;
+    json_object_set_new(all, "exact_by", json_string(d->exact_by));
+    if (d->exact_rows == 0) return all;
+    json_object_set_new(all, "page_kernel", json_boolean(d->page_kernel));
+    json_object_set_new(all, "near_ties", ties_json(d));
     return all;
+}
+
+void kk_report_count_ties(json_t *run, const kk_engine *e) {
+    json_t *machine = json_object_get(run, "machine");
+    const json_t *before = json_object_get(machine, "near_ties");
+    kk_device_info d;
+    if (!before) return;
+    kk_engine_device(e, &d);
+    d.choices += json_integer_value(json_object_get(before, "choices"));
+    d.near_ties += json_integer_value(json_object_get(before, "near"));
+    json_object_set_new(machine, "near_ties", ties_json(&d));
 }
 
 json_t *kk_report_model(const kk_engine_opts *o, const kk_model_info *m) {

@@ -10,7 +10,7 @@
 
 /* The schema that reports are written with.  Older ones are held to the same rules: what the rules
  * ask for must be there, whatever number a report gives itself. */
-enum { KK_REPORT_SCHEMA = 3 };
+enum { KK_REPORT_SCHEMA = 4 };
 
 json_t *kk_report_real(double x); /* a number, or null when it is not finite */
 /* A string of any bytes: what is not UTF-8 becomes U+FFFD. */
@@ -31,6 +31,9 @@ json_t *kk_report_spread(double *values, size_t n);
 json_t *kk_report_projection(kk_engine *e);
 /* What was run: command (NULL: not known), machine, model, drafter and projection of an open
  * engine, with their fingerprints.  NULL without memory. */
+/* A run that was written before its engine chose anything: adds what the engine counted of near
+ * ties, where they are counted. */
+void kk_report_count_ties(json_t *run, const kk_engine *e);
 json_t *kk_report_run(kk_engine *e, const kk_engine_opts *o, const char *command);
 /* run, as kk_report_run made it, with the members of body behind it; both are released and may be
  * NULL because there was no memory for them. */

@@ -202,10 +202,17 @@ static kk_status open_arm(accept *a, int32_t arm, kk_err *err) {
     if (o->other_scale) how.draft_embed_scale = arm ? o->other_scale : "once";
     KK_TRY(kk_engine_open(&a->engine, &how, err));
     kk_engine_info(a->engine, &a->out->model);
-    kk_engine_device(a->engine, &a->out->device);
     (void)kk_engine_drafter(a->engine, &a->out->drafter[arm]);
     kk_engine_fingerprints(a->engine, &a->out->prints);
     return arm == 0 ? read_sets(a, kk_engine_tokenizer(a->engine), err) : KK_OK;
+}
+
+/* What the engines of all arms counted. */
+static void add_ties(accept *a) {
+    const int64_t choices = a->out->device.choices, near = a->out->device.near_ties;
+    kk_engine_device(a->engine, &a->out->device);
+    a->out->device.choices += choices;
+    a->out->device.near_ties += near;
 }
 
 static void sum_up(kk_accept_figures *f) {
@@ -222,6 +229,7 @@ static kk_status run(accept *a, kk_err *err) {
         for (int32_t i = 0; i < r->n_sets; i++) sum_up(&r->set[i].arm[arm]);
         sum_up(&r->all.arm[arm]);
         r->lossless = r->lossless && r->all.arm[arm].different == 0;
+        add_ties(a);
         kk_engine_close(a->engine);
         a->engine = NULL;
     }

@@ -204,6 +204,7 @@ static kk_status on_engine(kk_footprint *f, int32_t i, kk_err *err) {
         KK_TRY(add_restored(f, i, err));
     }
     for (int32_t l = 0; l < f->opts->n_lengths; l++) KK_TRY(measure_length(f, i, l, err));
+    kk_report_count_ties(f->run, f->engine);
     kk_engine_close(f->engine);
     f->engine = NULL;
     return KK_OK;

@@ -486,6 +486,7 @@ static kk_status with_needle(const kk_needle_opts *opts, kk_needle_result *out,
     for (size_t i = 0; n.prompts && i < count; i++) kk_free(n.prompts[i].ids);
     kk_free(n.prompts);
     kk_free(n.taken);
+    if (n.engine && out->run) kk_report_count_ties(out->run, n.engine);
     kk_engine_close(n.engine);
     if (st != KK_OK) kk_needle_release(out);
     return st;

@@ -7,11 +7,9 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/tie.h"
 
 enum { SIDES = 2, MOST_PROMPT = 512, PROMPT = 40, STEPS = 48, DRAFTED = 32, ROUND_ROWS = 16 };
-
-/* Of a row's root mean square: float32 sums in other orders are nearer than this. */
-static const double TOLERANCE = 1e-3;
 
 typedef struct {
     kk_engine *engine[SIDES];
@@ -140,7 +138,7 @@ kk_status kk_parity_devices(const char *model, const kk_parity_devices_opts *opt
                             kk_parity_devices_report *out, kk_err *err) {
     pair p = {0};
     char drafter[4096];
-    *out = (kk_parity_devices_report){.tol = opts->tol > 0 ? opts->tol : TOLERANCE};
+    *out = (kk_parity_devices_report){.tol = opts->tol > 0 ? opts->tol : KK_LOGIT_TOLERANCE};
     if (opts->prompt < 0 || opts->prompt > MOST_PROMPT)
         return kk_fail(err, KK_EINVAL, "a prompt of %d tokens: up to %d", opts->prompt,
                        MOST_PROMPT);

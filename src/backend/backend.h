@@ -315,6 +315,8 @@ typedef struct {
     uint64_t digest;      /* digest of x[r] (core/digest.h) */
     kk_logprobs logprobs; /* where they were asked for, and the row is not broken */
     int32_t drafted; /* the id of row r + 1, where choose compared a draft; -1: there is none */
+    bool near_tie;   /* a greedy choice that was near (core/tie.h), of a device that measures
+                      * what is exact; others leave it false */
 } kk_pick;
 
 /* x = cap * tanh(x / cap); NaN of a value that is not finite */
@@ -405,9 +407,10 @@ typedef struct {
     float eps, cap;
 } kk_head_args;
 
-/* Of products with float32 weights, and with packed ones. */
+/* Of products with float32 weights, and with packed ones; and of attention by kernels that read
+ * K/V pages where they lie, where the device has such: 0: it has none, or they are not used. */
 typedef struct {
-    int32_t floats, packed;
+    int32_t floats, packed, pages;
 } kk_exact_rows;
 
 typedef struct {
@@ -433,6 +436,7 @@ typedef struct {
      * are there; 0: any number, by the way its kernels are made; -1: not proven. */
     int32_t exact_rows;
     bool exact_packed; /* the number is that of packed weights, as most of them are */
+    bool page_kernel;  /* attention of a round reads K/V pages where they lie (kk_exact_rows) */
     /* Bytes, of a device with memory of its own; all 0 elsewhere. */
     struct {
         int64_t total, free;
@@ -502,8 +506,11 @@ typedef struct {
     /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
     void (*fault_after)(int64_t n, bool forever);
     kk_status (*replay)(kk_dev *dev, const kk_replay_args *a, kk_err *err);
-    /* Measures kk_dev_opts.exact; NULL: its kernels need no measurement. */
-    kk_status (*measure_exact)(kk_dev *dev, kk_exact_rows *out, kk_err *err);
+    /* Bytes in which it keeps so many values of a matrix of a type; NULL: as in the file. */
+    int64_t (*stored)(kk_dtype type, int64_t values);
+    /* Measures kk_dev_opts.exact; NULL: its kernels need no measurement.  *pages: why there are
+     * none over K/V pages, where out->pages is 0. */
+    kk_status (*measure_exact)(kk_dev *dev, kk_exact_rows *out, kk_err *pages, kk_err *err);
 } kk_instruments;
 
 typedef struct {

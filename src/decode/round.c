@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/hash.h"
+#include "core/tie.h"
 
 static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -466,6 +467,7 @@ static void take(kk_round *r, int32_t i, kk_pick pick) {
     r->hash_after[i] = kk_hash_add(i ? r->hash_after[i - 1] : r->hash, pick.digest);
     r->tokens[r->len + i] = pick.token;
     r->n_out = i + 1;
+    r->near_tie[i] = pick.near_tie;
     r->stopped = kk_stop_at(&r->stop, pick.token);
 }
 
@@ -591,6 +593,8 @@ static bool choose(const kk_rounds *all, kk_round *r, int32_t i, kk_pick *pick) 
     pick->token = kk_sample(all->sampler, r->sampling, &row);
     if (pick->token < 0) return false;
     bool finite;
+    pick->near_tie =
+        all->ties && is_greedy(r) && kk_near_tie(r->logits, all->vocab, KK_LOGIT_TOLERANCE);
     pick->digest = kk_hash_digest_of(r->logits, (size_t)all->vocab, &finite);
     pick->broken = !finite;
     if (a->logprobs && finite)
@@ -616,6 +620,7 @@ static void note_draft(kk_round *r, const kk_pick *picked) {
  * of the forward; picked: what was chosen for all rows of it, NULL if nothing was yet. */
 static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picked, kk_err *err) {
     note_draft(r, picked);
+    r->greedy = is_greedy(r);
     for (int32_t i = 0; i <= r->n_draft; i++) {
         const int32_t drafted = i < r->n_draft ? r->draft[i] : -1;
         if (!picked) KK_TRY(read_logits(s, r, first + i, err));
@@ -627,6 +632,7 @@ static kk_status match(step *s, kk_round *r, int32_t first, const kk_pick *picke
             break;
         }
         if (is_broken(r, i, &pick)) break;
+        if (!s->all->ties) pick.near_tie = false; /* devices that are exact do not write it */
         take(r, i, pick);
         if (picked && r->choose.logprobs) r->choose.logprobs[i] = pick.logprobs;
         if (pick.token != drafted) break;
@@ -763,6 +769,7 @@ void kk_round_first(const kk_rounds *all, kk_round *r) {
     assert(r->tokens_left > 0 && r->len > 0 && r->len < r->cap);
     assert(kk_cache_len(r->cache) == r->len);
     r->n_draft = r->n_right = 0;
+    r->greedy = is_greedy(r);
     kk_pick pick;
     r->broken = false;
     r->refused = !choose(all, r, 0, &pick);

@@ -43,6 +43,8 @@ typedef struct {
     kk_restorer *restorer;      /* NULL: no session keeps latents */
     bool ahead;                 /* rounds are enqueued before their tokens are known */
     bool samples;               /* the device draws tokens by itself */
+    bool ties;                  /* near ties are counted: what the device computes is measured, or
+                                 * not proven, to be exact */
     bool company;               /* other sessions wait: not now */
     struct kk_round *in_flight; /* the session whose choice the device holds; NULL: none */
     /* What rounds took so far: of sessions whose rows are all stored, and of those that rebuild
@@ -101,7 +103,9 @@ typedef struct kk_round {
     bool refused;                /* there is none: the mask allows no id */
     bool broken;                 /* there is none: the logits are not finite */
     uint64_t hash_after[KK_MAX_DRAFT + 1];
-    int32_t at_hand[KK_MAX_DRAFT]; /* scratch: a draft that was made before the choice */
+    bool near_tie[KK_MAX_DRAFT + 1]; /* of each token of the outcome */
+    bool greedy;                     /* they are the largest logits; else ties are not counted */
+    int32_t at_hand[KK_MAX_DRAFT];   /* scratch: a draft that was made before the choice */
 } kk_round;
 
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */

@@ -42,6 +42,9 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
     if (o->exact_rows < -1 || o->exact_rows > KK_PICK_ROWS)
         return kk_fail(err, KK_EINVAL, "exact_rows is %d: up to %d, 0 or -1", o->exact_rows,
                        KK_PICK_ROWS);
+    if (o->exact_page_rows < 0 || o->exact_page_rows > KK_PICK_ROWS)
+        return kk_fail(err, KK_EINVAL, "exact_page_rows is %d: up to %d, or 0", o->exact_page_rows,
+                       KK_PICK_ROWS);
     if (o->memory_limit > INT64_MAX)
         return kk_fail(err, KK_EINVAL, "a memory limit of %llu bytes is beyond any machine",
                        (unsigned long long)o->memory_limit);
@@ -90,7 +93,9 @@ static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err)
                              .isa = o->isa,
                              .mem = &e->mem,
                              .max_rows = e->rounds.max_rows,
-                             .exact = {o->exact_rows, o->exact_packed_rows}};
+                             .exact = {o->exact_rows, o->exact_packed_rows, o->exact_page_rows}};
+    const bool said = o->exact_rows || o->exact_packed_rows;
+    e->exact_by = !said ? "neither" : o->exact_measured ? "measured" : "asked";
     return e->backend->open(&e->dev, &how, err);
 }
 
@@ -106,6 +111,8 @@ static kk_status open_model(kk_engine *e, kk_err *err) {
     kk_dev_facts facts;
     e->backend->describe(e->dev, &facts); /* exact_rows depends on the weights */
     e->rounds.exact_rows = facts.exact_rows > 0 ? facts.exact_rows : 0;
+    e->rounds.ties = facts.exact_rows != 0;
+    if (!e->rounds.ties) e->exact_by = "kernels";
     e->rounds.model = e->model;
     e->rounds.vocab = kk_engine_config(e)->vocab;
     e->rounds.samples = e->rounds.vocab <= e->backend->sample_vocab;
@@ -433,7 +440,11 @@ void kk_engine_device(const kk_engine *e, kk_device_info *out) {
     e->backend->describe(e->dev, &facts);
     *out = (kk_device_info){.threads = facts.threads,
                             .exact_rows = facts.exact_rows,
-                            .exact_packed = facts.exact_packed};
+                            .exact_packed = facts.exact_packed,
+                            .page_kernel = facts.page_kernel,
+                            .choices = atomic_load(&e->choices),
+                            .near_ties = atomic_load(&e->near_ties)};
+    snprintf(out->exact_by, sizeof out->exact_by, "%s", e->exact_by);
     snprintf(out->device, sizeof out->device, "%s", e->backend->name);
     snprintf(out->isa, sizeof out->isa, "%s", facts.isa);
     snprintf(out->why, sizeof out->why, "%s", e->why_device);

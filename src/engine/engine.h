@@ -51,6 +51,8 @@ struct kk_engine {
     kk_schedule schedule;
     const kk_backend *backend;
     char why_device[256]; /* why it is this one */
+    const char *exact_by; /* as in kk_device_info */
+    _Atomic int64_t choices, near_ties;
     kk_dev *dev;
     kk_checkpoint *checkpoint;
     kk_gemma4 *model;

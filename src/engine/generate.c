@@ -126,6 +126,17 @@ static kk_stop_reason stop_of(const generation *g) {
     return g->s->len == g->s->ctx && !all ? KK_STOP_CONTEXT : KK_STOP_LENGTH;
 }
 
+/* Choices that the device might have made otherwise, in this generation and of the engine. */
+static void count_ties(const generation *g) {
+    kk_engine *e = g->s->engine;
+    int32_t near = 0;
+    if (!e->rounds.ties || !g->last.greedy) return;
+    for (int32_t i = 0; i < g->n_given; i++) near += g->last.near_tie[i];
+    g->result->near_ties += near;
+    atomic_fetch_add(&e->choices, g->n_given);
+    atomic_fetch_add(&e->near_ties, near);
+}
+
 /* True: go on. */
 static bool emit(generation *g, kk_on_token on_token, void *user) {
     const kk_outcome *o = &g->last;
@@ -142,6 +153,7 @@ static bool emit(generation *g, kk_on_token on_token, void *user) {
     }
     const bool ended = o->stopped && g->n_given == o->n;
     result->n_tokens += g->n_given;
+    count_ties(g);
     result->logits_hash = o->hash_after[g->n_given - 1];
     result->stop = ended ? KK_STOP_EOS : !wanted ? KK_STOP_CALLBACK : stop_of(g);
     return !ended && wanted && (!g->opts->max_tokens || result->n_tokens < g->opts->max_tokens) &&

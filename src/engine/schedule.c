@@ -50,6 +50,8 @@ void kk_outcome_of(const kk_round *r, kk_outcome *out) {
                         .n_right = r->n_right};
     memcpy(out->draft, r->draft, (size_t)r->n_draft * sizeof *out->draft);
     memcpy(out->hash_after, r->hash_after, (size_t)r->n_out * sizeof *out->hash_after);
+    out->greedy = r->greedy;
+    memcpy(out->near_tie, r->near_tie, (size_t)r->n_out * sizeof *out->near_tie);
 }
 
 void kk_task_free(kk_task *t) {

@@ -51,6 +51,7 @@ typedef struct {
     int32_t n_draft, n_right; /* drafted for it, and of them right */
     int32_t draft[KK_MAX_DRAFT];
     uint64_t hash_after[KK_MAX_DRAFT + 1];
+    bool greedy, near_tie[KK_MAX_DRAFT + 1]; /* as in kk_round */
     kk_status st;
     kk_err err;
     double seconds; /* duration of the forward it was part of */

@@ -40,6 +40,10 @@ const kk_tensor *kk_checkpoint_find(const kk_checkpoint *c, const char *name); /
 kk_status kk_checkpoint_need(const kk_checkpoint *c, const char *name, int32_t n_dims,
                              const int64_t *dims, const kk_tensor **out, kk_err *err);
 /* Fills info from the shapes and stored types. */
+/* Bytes of weights that are read to decode a token, where matrices take so many (NULL: as in the
+ * file). */
+int64_t kk_checkpoint_token_bytes(const kk_checkpoint *c,
+                                  int64_t (*stored)(kk_dtype type, int64_t values));
 void kk_checkpoint_info(const kk_checkpoint *c, kk_model_info *info);
 
 #endif

@@ -44,6 +44,30 @@ static void add_item(tally *t, const kk_checkpoint *k, const kk_inventory_item *
         add_tensor(t, &k->config, item, kk_checkpoint_find(k, half));
 }
 
+static int64_t token_bytes_of(const kk_checkpoint *k, const kk_inventory_item *item,
+                              const kk_tensor *t, int64_t (*stored)(kk_dtype, int64_t)) {
+    if (!t) return 0;
+    const bool matrix = t->n_dims > 1 && stored;
+    return share(&k->config, item,
+                 matrix ? stored(t->dtype, kk_tensor_values(t)) : (int64_t)kk_tensor_bytes(t));
+}
+
+int64_t kk_checkpoint_token_bytes(const kk_checkpoint *k,
+                                  int64_t (*stored)(kk_dtype type, int64_t values)) {
+    int64_t bytes = 0;
+    char half[KK_MAX_NAME];
+    for (size_t i = 0; i < k->inventory.n; i++) {
+        const kk_inventory_item *item = &k->inventory.items[i];
+        const kk_tensor *whole = kk_checkpoint_find(k, item->name);
+        bytes += token_bytes_of(k, item, whole, stored);
+        if (!whole && kk_inventory_split(item, "gate_proj", half))
+            bytes += token_bytes_of(k, item, kk_checkpoint_find(k, half), stored);
+        if (!whole && kk_inventory_split(item, "up_proj", half))
+            bytes += token_bytes_of(k, item, kk_checkpoint_find(k, half), stored);
+    }
+    return bytes;
+}
+
 /* K/V of layers that keep their own; one tensor where K = V. */
 static void add_kv(kk_model_info *info, const kk_config *c) {
     for (int32_t i = 0; i < c->n_layer; i++) {

@@ -23,16 +23,25 @@ same "$out" "$text"
 drafting=(-m "$verifier" -md "$models/tiny/drafter" -p "$prompt" -n 12 --device mlx --json
     --draft-fixed --draft-max 4)
 exits 0 run "${drafting[@]}" --spec dflash
-has "$out" '"device": "mlx"' '"exact": "up to 1 rows of a round"' '"drafted": 0'
+has "$out" '"device": "mlx"' '"exact": "up to 1 rows of a round"' '"exact_by": "neither"' \
+    '"near_ties": 0' '"drafted": 0'
 exits 0 doctor --device mlx
 has "$out" "MLX " "GB/s read by the device" "rows with packed weights and" "bits they have alone" "kept in"
 exits 0 run "${drafting[@]}" --spec dflash
 rows=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["exact_rows"])' \
     "$XDG_STATE_HOME/kakeya/exact-mlx.json")
-has "$out" "\"exact\": \"up to $rows rows of a round (measured)\""
+has "$out" "\"exact\": \"up to $rows rows of a round (measured)\"" '"exact_by": "measured"'
 lacks "$out" '"drafted": 0'
 exits 0 run "${drafting[@]}" --spec dflash --exact-rows -1
-has "$out" '"exact": "not proven bit-exact on this device"'
+has "$out" '"exact": "not proven bit-exact on this device"' '"exact_by": "asked"' '"near_ties": '
+# Kernels over K/V pages are Metal's: without it the option changes nothing.
+exits 0 run "${drafting[@]}" --spec dflash --page-kernel on
+has "$out" '"exact_by": "measured"'
+exits 0 run "${drafting[@]}" --spec dflash --page-kernel off
+exits 2 run "${drafting[@]}" --page-kernel maybe
+exits 0 run -m "$verifier" -md none -p "$prompt" -n 2 --json
+has "$out" '"exact_by": "kernels"'
+lacks "$out" '"near_ties"'
 
 # A measurement of another chip or another MLX is not used.
 kept=$XDG_STATE_HOME/kakeya/exact-mlx.json
@@ -44,7 +53,7 @@ exits 0 run "${drafting[@]}" --spec dflash
 has "$out" '"drafted": 0'
 
 exits 0 doctor --device mlx --keep "$work/elsewhere/measured.json" --json
-json "$out" device isa bandwidth measured exact_rows exact_packed_rows kept
+json "$out" device isa bandwidth measured exact_rows exact_packed_rows exact_page_rows kept
 [ -s "$work/elsewhere/measured.json" ] || fail "nothing was kept"
 exits 2 doctor --keep "$work/x"
 

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 #include <pthread.h>
@@ -177,6 +178,72 @@ static void drafts_keep_to_what_was_measured(void **state) {
     kk_engine_close(e);
 }
 
+/* ---- near ties ----------------------------------------------------------------------------- */
+
+/* The same by the words of core/tie.h: the gap between the two largest against the row's size. */
+static bool is_near(const float *x, int32_t n) {
+    int32_t first = 0, second = -1;
+    double squares = 0;
+    for (int32_t i = 0; i < n; i++) squares += pow((double)x[i], 2);
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > x[first]) first = i;
+    for (int32_t i = 0; i < n; i++)
+        if (i != first && (second < 0 || x[i] > x[second])) second = i;
+    return (double)x[first] - (double)x[second] <= 2e-3 * sqrt(squares / n);
+}
+
+typedef struct {
+    kk_session *follows;
+    int32_t near, vocab;
+} tie_count;
+
+/* Logits before each token, of a session that takes the same tokens. */
+static bool count_tie(void *user, int32_t id) {
+    tie_count *t = user;
+    const float *row;
+    assert_ok(kk_session_logits(t->follows, &row, why));
+    t->near += is_near(row, t->vocab);
+    assert_ok(kk_session_append(t->follows, &id, 1, NULL, NULL, why));
+    return true;
+}
+
+/* Of greedy choices alone, plain and drafted, on a device that is not exact by itself. */
+static void near_ties_are_counted(void **state) {
+    (void)state;
+    enum { N = 40, TRIES = 6 };
+    int32_t all = 0, choices = 0;
+    need_mlx();
+    kk_engine *e = NULL;
+    const kk_engine_opts o = {.synthetic = "tiny:bf16", .device = "mlx", .exact_rows = EXACT};
+    assert_ok(kk_engine_open(&e, &o, why));
+    for (int32_t i = 0; i < TRIES; i++) {
+        const kk_spec spec = i % 2 ? KK_SPEC_NGRAM : KK_SPEC_NONE;
+        kk_session *s = NULL;
+        tie_count t = {.vocab = e->rounds.vocab};
+        const kk_session_opts how = {.ctx = 256, .spec = spec, .kv_format = KK_KV_F32};
+        const int32_t prompt[] = {2, 300 + 7 * i, 7, 12, 300 + 7 * i, 7, 12};
+        kk_result r;
+        for (int k = 0; k < 2; k++) {
+            assert_ok(kk_session_new(k ? &t.follows : &s, e, &how, why));
+            assert_ok(kk_session_append(k ? t.follows : s, prompt, 7, NULL, NULL, why));
+        }
+        const kk_generate_opts gen = {.max_tokens = N, .ignore_eos = true};
+        assert_ok(kk_generate(s, &gen, count_tie, &t, &r, why));
+        assert_int_equal(r.near_ties, t.near);
+        all += r.near_ties;
+        choices += r.n_tokens;
+        assert_int_equal(say(s, 20, (kk_sampling){.temp = 0.8f}).near_ties, 0);
+        kk_session_free(s);
+        kk_session_free(t.follows);
+    }
+    kk_device_info d;
+    kk_engine_device(e, &d);
+    print_message("%d of %d choices are near ties\n", all, choices); /* rarely one */
+    assert_true(d.choices == choices && d.near_ties == all);
+    assert_string_equal(d.exact_by, "asked");
+    kk_engine_close(e);
+}
+
 /* ---- failures and threads ------------------------------------------------------------------ */
 
 static kk_status read_prompt(kk_session *s, int32_t n) {
@@ -245,6 +312,46 @@ static void threads_take_turns(void **state) {
         assert_true(*hash[i] == *hash[0]);
     }
     for (int i = 0; i < 4; i++) free(hash[i]);
+    kk_engine_close(e);
+}
+
+/* Of this process; -1: the system does not say. */
+static int threads_now(void) {
+    char line[128];
+    int n = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f)) (void)sscanf(line, "Threads: %d", &n);
+    if (f) fclose(f);
+    return n;
+}
+
+static void *open_and_close(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 4; i++) kk_engine_close(open_on("mlx", 0));
+    return NULL;
+}
+
+/* Engines are opened and closed while another computes, which goes on as it did; and none leaves a
+ * thread behind that the next one does not use. */
+static void engines_come_and_go(void **state) {
+    (void)state;
+    enum { OTHERS = 3 };
+    need_mlx();
+    kk_engine *e = open_on("mlx", 0);
+    pthread_t t[OTHERS];
+    uint64_t *want = converse(e);
+    for (int i = 0; i < OTHERS; i++)
+        assert_int_equal(pthread_create(&t[i], NULL, open_and_close, NULL), 0);
+    for (int i = 0; i < 6; i++) {
+        uint64_t *got = converse(e);
+        assert_true(*got == *want);
+        free(got);
+    }
+    for (int i = 0; i < OTHERS; i++) pthread_join(t[i], NULL);
+    const int threads = threads_now();
+    for (int i = 0; i < 6; i++) kk_engine_close(open_on("mlx", 0));
+    assert_int_equal(threads_now(), threads);
+    free(want);
     kk_engine_close(e);
 }
 
@@ -333,8 +440,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(goldens_hold),
         cmocka_unit_test(a_round_waits_once),
         cmocka_unit_test(drafts_keep_to_what_was_measured),
+        cmocka_unit_test(near_ties_are_counted),
         cmocka_unit_test_setup_teardown(failures_are_forgotten, scratch_setup, scratch_teardown),
         cmocka_unit_test(threads_take_turns),
+        cmocka_unit_test(engines_come_and_go),
         cmocka_unit_test_setup_teardown(packed_weights, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),

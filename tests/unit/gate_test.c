@@ -60,6 +60,12 @@ static const lie lies[] = {
     {"bench", "settings/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
     {"bench", "arms/dflash/accept_trace = {\"kind\": \"geom\"}", "TRACE_UNLABELLED"},
     {"bench", "command = \"kakeya bench --accept-trace geom:0.7:1\"", "TRACE_UNLABELLED"},
+    /* what a device computes exactly; gate_exact_test.c has more */
+    {"bench", "schema = 4", "EXACT_UNSAID"},
+    {"bench",
+     "schema = 4; machine/device = \"mlx\"; machine/exact_by = \"measured\"; "
+     "machine/exact_rows = 8",
+     "TIES_RECOUNT"},
     {"accept", "rows = []; lossless = null; sets/*/lossless = null; all/*/lossless = null",
      "MISSING_ROWS MEMBER_MISSING LOSSLESS_UNPROVEN PLAN_COUNTS"},
     {"memory", "rows/0/answers", "MISSING_ROWS"},
@@ -293,7 +299,7 @@ static void test_no_report(void **state) {
     refused_text("{\"kind\": \"kv\", \"kind\": \"kv\"}", "NOT_JSON", "kind");
     refused_text("[1]", "NOT_A_REPORT", "object");
     refused_text("{\"vocab_size\": 3}", "NOT_A_REPORT", "neither its `schema` nor its `kind`");
-    refused_text("{\"schema\": 4, \"kind\": \"needle\"}", "FUTURE_SCHEMA", "schema 4 is newer");
+    refused_text("{\"schema\": 5, \"kind\": \"needle\"}", "FUTURE_SCHEMA", "schema 5 is newer");
     refused_text("{\"schema\": \"1\", \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
     refused_text("{\"schema\": 0, \"kind\": \"needle\"}", "BAD_SCHEMA", "number");
     refused_text("{\"schema\": 1, \"kind\": \"horoscope\"}", "UNKNOWN_KIND", "horoscope");

@@ -10,6 +10,8 @@
 #include <algorithm>
 
 #include "backend/mlx/mlx_host.h"
+#include "backend/mlx/mlx_pages.h"
+#include "backend/mlx/mlx_seen.h"
 
 extern "C" {
 #include "backend/angles.h"
@@ -50,8 +52,7 @@ static mx::array rotated(kk_dev *dev, const mx::array &x, const mx::array &cs, i
 }
 
 static mx::array heads_of(kk_dev *dev, const kk_buf *b, int32_t n, int32_t heads, int32_t d) {
-    return mx::reshape(kk_mlx_get(dev, b, (size_t)n * (size_t)heads * (size_t)d), {n, heads, d},
-                       dev->stream);
+    return kk_mlx_shaped(dev, b, {n, heads, d});
 }
 
 /* ---- rows into pages ----------------------------------------------------------------------- */
@@ -485,39 +486,10 @@ struct tile {
     int64_t keys = 0;
 };
 
-static kk_visible_rule rule_of(const kk_attend_args *a) {
-    kk_visible_rule rule = {};
-    rule.mask = a->window;
-    rule.bounds.sink = a->sink;
-    if (!a->evicted) return rule;
-    rule.evicts = true;
-    rule.bounds.window = a->evicted->window;
-    rule.bounds.chunk = a->evicted->chunk;
-    return rule;
-}
-
-/* The ranges that a row sees, empty ones left out, in order. */
-static std::vector<std::pair<int64_t, int64_t>> seen_by(const tile &t, int32_t row) {
-    const kk_group *g = t.g;
-    kk_visible v = kk_sees(&t.rule, t.a->block ? g->pos : g->pos + row);
-    if (t.a->block) v.to = g->pos + g->n_rows;
-    std::vector<std::pair<int64_t, int64_t>> all;
-    const bool rebuilds = t.a->evicted && t.a->evicted->rebuilds;
-    if (v.sink_from < v.sink_to) all.push_back({v.sink_from, v.sink_to});
-    if (rebuilds && v.gone_from < v.gone_to) {
-        /* The rows after the sink are gone: what is stored begins behind them. */
-        if (v.from < v.gone_from) all.push_back({v.from, v.gone_from});
-        all.push_back({v.gone_from, v.gone_to});
-        v.from = std::max(v.from, v.gone_to);
-    }
-    if (v.from < v.to) all.push_back({v.from, v.to});
-    return all;
-}
-
 static void find_keys(tile &t) {
-    std::vector<std::pair<int64_t, int64_t>> all;
+    kk_mlx_ranges all;
     for (int32_t r = 0; r < t.n; r++)
-        for (const auto &range : seen_by(t, t.row + r)) all.push_back(range);
+        for (const auto &range : kk_mlx_seen(t.a, t.rule, t.g, t.row + r)) all.push_back(range);
     std::sort(all.begin(), all.end());
     for (const auto &range : all) {
         if (!t.runs.empty() && range.first <= t.runs.back().to)
@@ -609,7 +581,7 @@ static mx::array attend_row(kk_dev *dev, const tile &t, int32_t r, const mx::arr
         k.push_back(cut(kv[0]));
         v.push_back(cut(kv[1]));
     };
-    for (const auto &range : seen_by(t, t.row + r)) {
+    for (const auto &range : kk_mlx_seen(t.a, t.rule, t.g, t.row + r)) {
         const int64_t at = index_of(t, range.first), end = at + (range.second - range.first);
         if (at != to && to >= 0) take();
         if (at != to) from = at;
@@ -625,7 +597,7 @@ static mx::array attend_row(kk_dev *dev, const tile &t, int32_t r, const mx::arr
 static mx::array mask_of(const tile &t) {
     std::vector<uint8_t> sees((size_t)t.n * (size_t)t.keys);
     for (int32_t r = 0; r < t.n; r++)
-        for (const auto &range : seen_by(t, t.row + r)) {
+        for (const auto &range : kk_mlx_seen(t.a, t.rule, t.g, t.row + r)) {
             const int64_t at = index_of(t, range.first);
             memset(sees.data() + (size_t)r * (size_t)t.keys + at, 1,
                    (size_t)(range.second - range.first));
@@ -652,32 +624,38 @@ static int32_t tile_rows(const kk_attend_args *a, const kk_group *g, int32_t row
     int64_t n = g->n_rows - row;
     if (!alone && !a->block) n = std::min(n, (int64_t)TILE_ROWS);
     if (a->evicted) {
-        const kk_visible_rule rule = rule_of(a);
+        const kk_visible_rule rule = kk_mlx_rule_of(a);
         n = std::min(n, kk_chunk_end(&rule.bounds, g->pos + row) - (g->pos + row));
     }
     return (int32_t)n;
+}
+
+mx::array kk_mlx_plain_attend(kk_dev *dev, const kk_attend_args *a, const mx::array &q) {
+    const bool alone = a->rows->n_rows <= KK_MLX_ROUND_ROWS && !dev->unlimited;
+    std::vector<mx::array> parts;
+    for (int32_t i = 0; i < a->rows->n_groups; i++) {
+        const kk_group *g = &a->rows->group[i];
+        for (int32_t row = 0, n; row < g->n_rows; row += n) {
+            n = tile_rows(a, g, row, alone);
+            tile t = {a, g, row, n, kk_mlx_rule_of(a), {}};
+            const int first = g->row + row;
+            const mx::array rows =
+                mx::slice(q, {first, 0, 0}, {first + n, q.shape(1), q.shape(2)}, dev->stream);
+            parts.push_back(attend_tile(dev, t, rows, alone));
+        }
+    }
+    return parts.size() > 1 ? mx::concatenate(parts, 0, dev->stream) : parts[0];
 }
 
 kk_status kk_mlx_attend(kk_dev *dev, const kk_attend_args *a, kk_err *err) {
     KK_TRY(check_heads(&a->slot, a->n_head, err));
     KK_TRY(check_groups(a->rows, err));
     return kk_mlx_try(err, "attention", [&] {
-        const bool alone = a->rows->n_rows <= KK_MLX_ROUND_ROWS && !dev->unlimited;
         const mx::array q = heads_of(dev, a->q, a->rows->n_rows, a->n_head, a->slot.head_dim);
-        std::vector<mx::array> parts;
-        for (int32_t i = 0; i < a->rows->n_groups; i++) {
-            const kk_group *g = &a->rows->group[i];
-            for (int32_t row = 0, n; row < g->n_rows; row += n) {
-                n = tile_rows(a, g, row, alone);
-                tile t = {a, g, row, n, rule_of(a), {}};
-                const int first = g->row + row;
-                const mx::array rows =
-                    mx::slice(q, {first, 0, 0}, {first + n, q.shape(1), q.shape(2)}, dev->stream);
-                parts.push_back(attend_tile(dev, t, rows, alone));
-            }
-        }
+        const bool by_pages =
+            dev->kernels && a->rows->n_rows <= KK_MLX_ROUND_ROWS && kk_mlx_pages_fit(a);
         kk_mlx_put(dev, a->out,
-                   parts.size() > 1 ? mx::concatenate(parts, 0, dev->stream) : parts[0]);
+                   by_pages ? kk_mlx_pages_attend(dev, a, q) : kk_mlx_plain_attend(dev, a, q));
         return KK_OK;
     });
 }

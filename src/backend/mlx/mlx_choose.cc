@@ -4,6 +4,7 @@
 
 extern "C" {
 #include "core/hash.h"
+#include "core/tie.h"
 }
 
 /* The largest of x[0..n), the lowest of equals, never `banned`; NaN comes after all numbers. */
@@ -113,6 +114,8 @@ kk_status kk_mlx_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, k
             pick[r].digest = kk_hash_digest_of(row, dim, &finite);
             pick[r].broken = !finite;
             pick[r].drafted = -1;
+            if (!a->row || kk_choose_is_greedy(&a->row[r]))
+                pick[r].near_tie = kk_near_tie(row, a->dim, KK_LOGIT_TOLERANCE);
             if (a->row) KK_TRY(sample_row(dev, a, r, row, pending, &pick[r], err));
             token.push_back(pick[r].token);
         }

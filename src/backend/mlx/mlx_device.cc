@@ -5,9 +5,12 @@
  * calls from one thread at a time, but not always the same: streams are made for any thread. */
 #include "backend/mlx/mlx_device.h"
 
+#include "backend/mlx/mlx_pages.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include <mlx/version.h>
 
@@ -30,8 +33,9 @@ kk_status kk_mlx_caught(kk_err *err, const char *what) {
 /* ---- arrays in buffers --------------------------------------------------------------------- */
 
 static mx::array part(kk_dev *dev, const mx::array &words, size_t from, size_t to) {
-    if (from == 0 && to == words.size()) return words;
-    return mx::slice(words, {kk_mlx_int((int64_t)from)}, {kk_mlx_int((int64_t)to)}, dev->stream);
+    const mx::array flat = words.ndim() == 1 ? words : mx::reshape(words, {-1}, dev->stream);
+    if (from == 0 && to == words.size()) return flat;
+    return mx::slice(flat, {kk_mlx_int((int64_t)from)}, {kk_mlx_int((int64_t)to)}, dev->stream);
 }
 
 static mx::array as_type(kk_dev *dev, const mx::array &a, mx::Dtype type) {
@@ -66,9 +70,17 @@ mx::array kk_mlx_get(kk_dev *dev, const kk_buf *b, size_t n, mx::Dtype type) {
     return parts[0];
 }
 
+mx::array kk_mlx_shaped(kk_dev *dev, const kk_buf *b, const mx::Shape &shape) {
+    size_t n = 1;
+    for (int dim : shape) n *= (size_t)dim;
+    const bool whole = !b->layers.empty() && b->layers.back().n == n;
+    const mx::array all =
+        whole ? as_type(dev, b->layers.back().words, mx::float32) : kk_mlx_get(dev, b, n);
+    return all.shape() == shape ? all : mx::reshape(all, shape, dev->stream);
+}
+
 mx::array kk_mlx_rows(kk_dev *dev, const kk_buf *b, int64_t rows, int64_t dim) {
-    return mx::reshape(kk_mlx_get(dev, b, (size_t)(rows * dim)),
-                       {kk_mlx_int(rows), kk_mlx_int(dim)}, dev->stream);
+    return kk_mlx_shaped(dev, b, {kk_mlx_int(rows), kk_mlx_int(dim)});
 }
 
 void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words) {
@@ -76,14 +88,14 @@ void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words) {
     if (n * 4 > b->bytes)
         throw std::runtime_error(std::to_string(n * 4) + " bytes into a buffer of " +
                                  std::to_string(b->bytes));
-    mx::array flat = mx::reshape(words, {kk_mlx_int((int64_t)n)}, dev->stream);
     while (!b->layers.empty() && b->layers.back().n <= n) b->layers.pop_back();
-    const bool there = words.ndim() == 1 && words.status() == mx::array::Status::available;
-    b->layers.push_back({n, there ? words : mx::contiguous(flat, false, dev->stream)});
+    const bool apart =
+        words.status() == mx::array::Status::available && !words.flags().row_contiguous;
+    b->layers.push_back({n, apart ? mx::contiguous(words, false, dev->stream) : words});
     dev->asked++;
     if (b->layers.size() <= KK_MLX_DEPTH) return;
     const size_t all = b->layers.front().n;
-    mx::array one = kk_mlx_get(dev, b, all, flat.dtype());
+    mx::array one = kk_mlx_get(dev, b, all, words.dtype());
     b->layers.clear();
     b->layers.push_back({all, one});
 }
@@ -105,11 +117,16 @@ mx::array kk_mlx_columns(kk_dev *dev, const mx::array &x, int64_t from, int64_t 
     return mx::slice(x, lo, hi, dev->stream);
 }
 
-static std::vector<mx::array> not_computed(const kk_dev *dev) {
+/* What is left in buffers, row by row from now on: the host reads it so.  Most arrays were put over
+ * by then, and are only steps on the way. */
+static std::vector<mx::array> not_computed(kk_dev *dev) {
     std::vector<mx::array> all;
-    for (const kk_buf *b : dev->bufs)
-        for (const kk_mlx_layer &l : b->layers)
-            if (l.words.status() != mx::array::Status::available) all.push_back(l.words);
+    for (kk_buf *b : dev->bufs)
+        for (kk_mlx_layer &l : b->layers) {
+            if (l.words.status() == mx::array::Status::available) continue;
+            l.words = mx::contiguous(l.words, false, dev->stream);
+            all.push_back(l.words);
+        }
     if (dev->pages_done) all.push_back(*dev->pages_done);
     return all;
 }
@@ -132,7 +149,7 @@ void kk_mlx_start(kk_dev *dev) {
     std::vector<mx::array> all = not_computed(dev);
     if (all.empty()) return;
     try {
-        mx::async_eval(std::move(all));
+        kk_mlx_begin(std::move(all));
     } catch (...) {
         forget(dev);
         throw;
@@ -149,7 +166,7 @@ kk_status kk_mlx_flush(kk_dev *dev, kk_err *err) {
         dev->asked = 0;
         if (all.empty()) return KK_OK;
         dev->pages_done.reset();
-        mx::eval(std::move(all));
+        kk_mlx_compute(std::move(all));
         mx::synchronize(dev->host_stream);
         dev->counts.syncs++;
         return KK_OK;
@@ -199,8 +216,15 @@ static kk_status mlx_usable(kk_err *err) {
 
 static void mlx_close(kk_dev *dev) {
     if (!dev) return;
+    const std::pair<mx::Stream, mx::Stream> streams(dev->stream, dev->host_stream);
+    const kk_status st = kk_mlx_try(nullptr, "closing", [&] {
+        mx::synchronize(streams.first);
+        mx::synchronize(streams.second);
+        return KK_OK;
+    });
     kk_sampler_free(dev->sampler);
     delete dev;
+    if (st == KK_OK) kk_mlx_streams_give(streams); /* else they may still fail: nobody's again */
 }
 
 static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
@@ -212,14 +236,22 @@ static kk_status mlx_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
         if (gpu && !has_gpu())
             return kk_fail(err, KK_EDEVICE, "MLX has no GPU here: leave `isa` out");
         if (kk_fault_point()) return kk_fail(err, KK_ENOMEM, "no memory for the device");
-        const mx::Stream host = mx::new_thread_unsafe_stream(mx::Device(mx::Device::cpu));
-        const mx::Stream s = gpu ? mx::new_thread_unsafe_stream(mx::Device(mx::Device::gpu)) : host;
-        auto dev = std::make_unique<kk_dev>(s, host);
+        const auto streams = kk_mlx_streams_take(gpu);
+        std::unique_ptr<kk_dev, decltype(&mlx_close)> dev(
+            new (std::nothrow) kk_dev(streams.first, streams.second), mlx_close);
+        if (!dev) {
+            kk_mlx_streams_give(streams);
+            return kk_fail(err, KK_ENOMEM, "no memory for the device");
+        }
         dev->mem = opts->mem;
         dev->max_rows = opts->max_rows;
+        const int32_t cores = (int32_t)std::thread::hardware_concurrency();
+        dev->threads = opts->threads > 0 ? opts->threads : std::max(cores, 1);
         dev->unlimited = opts->exact.floats < 0 || opts->exact.packed < 0;
         dev->exact_rows = std::max(opts->exact.floats, 1);
         dev->exact_packed_rows = std::max(opts->exact.packed, 1);
+        dev->page_rows = opts->exact.pages;
+        if (dev->page_rows > 0) dev->kernels = kk_mlx_metal_kernels(dev.get());
         *out = dev.release();
         return KK_OK;
     });
@@ -230,7 +262,9 @@ static void mlx_describe(const kk_dev *dev, kk_dev_facts *out) {
     out->threads = 1;
     /* Of the products that read most of the weights; the others multiply fewer rows at once. */
     out->exact_packed = 2 * dev->packed > dev->weights;
-    const int32_t rows = out->exact_packed ? dev->exact_packed_rows : dev->exact_rows;
+    int32_t rows = out->exact_packed ? dev->exact_packed_rows : dev->exact_rows;
+    out->page_kernel = dev->kernels != nullptr;
+    if (out->page_kernel) rows = std::min(rows, dev->page_rows);
     out->exact_rows = dev->unlimited ? -1 : rows;
     std::string chip = "cpu";
     try {
@@ -343,9 +377,11 @@ static kk_status mlx_prepare(kk_dev *dev, const kk_prepare_args *a, kk_err *err)
 
 /* The pool counts its pages as they are used; untouched memory is nobody's. */
 static kk_status mlx_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_err *err) {
-    (void)dev;
-    *out = static_cast<uint8_t *>(kk_mem_reserve(bytes));
-    return *out ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of pages", bytes);
+    *out = nullptr;
+    return kk_mlx_try(err, "taking pages", [&] {
+        *out = dev->arena.take(bytes);
+        return *out ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for %zu bytes of pages", bytes);
+    });
 }
 
 /* For callers that cannot report an error: the next flush does. */
@@ -359,7 +395,7 @@ static void settle_all(kk_dev *dev) {
 
 static void mlx_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {
     settle_all(dev);
-    kk_mem_unreserve(base, bytes);
+    dev->arena.give(base, bytes);
 }
 
 static void mlx_page_copy(kk_dev *dev, uint8_t *to, const uint8_t *from, size_t n) {
@@ -383,11 +419,11 @@ static kk_status mlx_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *e
     return kk_mlx_try(err, "measuring memory", [&] {
         const mx::array x = mx::zeros({kk_mlx_int((int64_t)(bytes / 4))}, mx::float32, dev->stream);
         const mx::array filled = mx::contiguous(x, false, dev->stream);
-        mx::eval(filled);
+        kk_mlx_compute({filled});
         double best = 0;
         for (int i = 0; i < 5; i++) {
             const double from = kk_now();
-            mx::eval(mx::sum(filled, dev->stream));
+            kk_mlx_compute({mx::sum(filled, dev->stream)});
             const double took = kk_now() - from;
             if (i > 0 && (best <= 0 || took < best)) best = took;
         }
@@ -405,6 +441,7 @@ static const kk_instruments mlx_instruments = {.sync = kk_mlx_flush,
                                                .read_rate = mlx_read_rate,
                                                .fault_after = kk_fault_after,
                                                .replay = kk_mlx_replay,
+                                               .stored = kk_mlx_stored,
                                                .measure_exact = kk_mlx_measure_exact};
 
 static const kk_backend mlx_backend = {

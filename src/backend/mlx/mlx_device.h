@@ -32,14 +32,19 @@ extern "C" {
 #include "backend/sample.h"
 }
 
+#include "backend/mlx/mlx_arena.h"
+
 namespace mx = mlx::core;
+
+struct kk_mlx_kernels;
 
 enum {
     KK_MLX_ROUND_ROWS = KK_PICK_ROWS, /* forwards of more rows are prompts */
     KK_MLX_DEPTH = 6,                 /* most arrays that lie over each other in a buffer */
 };
 
-/* The first n words, of 4 bytes, of a buffer. */
+/* The first n words, of 4 bytes, of a buffer, in any shape.  Once they are computed they lie row by
+ * row. */
 struct kk_mlx_layer {
     size_t n;
     mx::array words;
@@ -79,12 +84,17 @@ struct kk_dev {
     explicit kk_dev(mx::Stream s, mx::Stream h) : stream(s), host_stream(h) {}
     kk_mem *mem = nullptr;
     int32_t max_rows = 0;
+    int32_t threads = 1; /* that weights are packed by */
     /* Rows of a product whose bits do not depend on each other: with float32 weights, and with
      * packed ones. */
     int32_t exact_rows = 1, exact_packed_rows = 1;
     bool unlimited = false;         /* rounds multiply all rows at once, exact or not */
     mx::Stream stream, host_stream; /* where arrays are computed; where C steps run */
     std::vector<kk_buf *> bufs;
+    kk_mlx_arena arena; /* K/V pages */
+    std::shared_ptr<kk_mlx_kernels>
+        kernels;                         /* that read pages where they lie; none: the plain way */
+    int32_t page_rows = 0;               /* rows of a round that these were measured to keep */
     std::optional<mx::array> pages_done; /* depends on all that was asked of pages so far */
     int64_t asked = 0;                   /* operations since all was computed */
     kk_status lost = KK_OK;              /* of work whose failure has not been reported yet */
@@ -111,11 +121,23 @@ template <typename F> kk_status kk_mlx_try(kk_err *err, const char *what, F &&f)
     }
 }
 
+/* ---- streams ------------------------------------------------------------------------------- */
+
+/* Where arrays are computed, and where C steps run; one, of a device without a GPU. */
+std::pair<mx::Stream, mx::Stream> kk_mlx_streams_take(bool gpu);
+void kk_mlx_streams_give(
+    const std::pair<mx::Stream, mx::Stream> &streams); /* with nothing queued */
+/* Starts computing arrays; and waits for them. */
+void kk_mlx_begin(std::vector<mx::array> all);
+void kk_mlx_compute(std::vector<mx::array> all);
+
 /* ---- arrays in buffers --------------------------------------------------------------------- */
 
 /* The first n words of a buffer, [n]. */
 mx::array kk_mlx_get(kk_dev *dev, const kk_buf *b, size_t n, mx::Dtype type = mx::float32);
-/* The same as a matrix. */
+/* The same in a shape of so many words; and as a matrix.  What was put there in that shape comes
+ * back without a step in between. */
+mx::array kk_mlx_shaped(kk_dev *dev, const kk_buf *b, const mx::Shape &shape);
 mx::array kk_mlx_rows(kk_dev *dev, const kk_buf *b, int64_t rows, int64_t dim);
 /* All words of an array become the first of a buffer. */
 void kk_mlx_put(kk_dev *dev, kk_buf *b, const mx::array &words);
@@ -143,9 +165,12 @@ mx::array kk_mlx_product(kk_dev *dev, const mx::array &x, const kk_weight *w);
 /* Rows of a matrix by id, as floats. */
 mx::array kk_mlx_lookup(kk_dev *dev, const kk_weight *w, const mx::array &ids);
 mx::array kk_mlx_norm_of(kk_dev *dev, const mx::array &x, const kk_buf *w, int64_t dim, float eps);
+/* Attention of rows q [n, n_head, head_dim] by MLX's own, over rows that are gathered as floats. */
+mx::array kk_mlx_plain_attend(kk_dev *dev, const kk_attend_args *a, const mx::array &q);
 mx::array kk_mlx_gelu(kk_dev *dev, const mx::array &x);
 
 extern "C" {
+int64_t kk_mlx_stored(kk_dtype type, int64_t values);
 kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_mlx_weight_free(kk_dev *dev, kk_weight *w);
 kk_status kk_mlx_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);
@@ -169,7 +194,7 @@ kk_status kk_mlx_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 kk_status kk_mlx_choose(kk_dev *dev, const kk_choose_args *a, int64_t *ticket, kk_err *err);
 kk_status kk_mlx_picked(kk_dev *dev, int64_t ticket, kk_pick *out, int32_t n, double *seconds,
                         kk_err *err);
-kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err);
+kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *pages, kk_err *err);
 }
 
 #endif

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "backend/mlx/mlx_host.h"
+#include "backend/mlx/mlx_pages.h"
 
 /* ---- products ------------------------------------------------------------------------------ */
 
@@ -209,10 +210,10 @@ static int alike_rows(kk_dev *dev, const row_product &product, int most) {
     };
     std::vector<mx::array> alone;
     for (int r = 0; r < most; r++) alone.push_back(rows(r, r + 1));
-    mx::eval(alone);
+    kk_mlx_compute(alone);
     for (int n = 2; n <= most; n++) {
         const mx::array y = rows(0, n);
-        mx::eval(y);
+        kk_mlx_compute({y});
         if (!alike(y, alone, n)) return n - 1;
     }
     return most;
@@ -283,20 +284,28 @@ static int alike_in_shapes(kk_dev *dev, const shape3 *shapes, size_t n, int bits
 /* Shapes at and off the edges of tiles, with few and many inputs and outputs, and experts: kernels
  * are chosen by these too.  Packed rows are whole groups, and of the ways to pack them, which have
  * the same kernels with other constants, one has all shapes. */
-kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *err) {
+kk_status kk_mlx_measure_exact(kk_dev *dev, kk_exact_rows *out, kk_err *pages, kk_err *err) {
     static const shape3 floats[] = {{1, 64, 256},   {1, 256, 64},   {1, 100, 96},   {1, 128, 512},
                                     {1, 513, 640},  {1, 2048, 256}, {1, 256, 2048}, {1, 1024, 1024},
                                     {1, 2816, 704}, {8, 64, 256},   {8, 256, 704}};
     static const shape3 packed[] = {{1, 64, 256},    {1, 256, 64},   {1, 513, 640}, {1, 2048, 256},
                                     {1, 1024, 1024}, {1, 704, 2816}, {8, 64, 256},  {8, 256, 704}};
     static const shape3 others[] = {{1, 513, 640}, {8, 64, 256}};
-    *out = {1, 1};
-    return kk_mlx_try(err, "the self-test of products", [&] {
+    *out = {1, 1, 0};
+    KK_TRY(kk_mlx_try(err, "the self-test of products", [&] {
         out->floats = alike_in_shapes(dev, floats, std::size(floats), 0, 0, KK_MLX_ROUND_ROWS);
         int most = alike_in_shapes(dev, packed, std::size(packed), 4, 64, KK_MLX_ROUND_ROWS);
         for (int bits : {4, 5, 6, 8})
             most = alike_in_shapes(dev, others, std::size(others), bits, 32, most);
         out->packed = alike_in_shapes(dev, others, std::size(others), 8, 64, most);
         return KK_OK;
+    }));
+    /* Kernels that cannot be compiled here, or are wrong, are not used; nothing else is lost. */
+    (void)kk_mlx_try(pages, "the self-test of kernels over pages", [&] {
+        if (!dev->kernels) dev->kernels = kk_mlx_metal_kernels(dev);
+        if (!dev->kernels) return kk_fail(pages, KK_EDEVICE, "there is no Metal here");
+        out->pages = kk_mlx_pages_alike(dev);
+        return out->pages ? KK_OK : kk_fail(pages, KK_EDEVICE, "their results are wrong here");
     });
+    return KK_OK;
 }

@@ -9,7 +9,9 @@
  *
  * Scales and biases are float32, as activations are: MLX would convert others at every product.
  * Types of 16 bits become float32, since MLX multiplies what has one type. */
+#include <algorithm>
 #include <cstdlib>
+#include <thread>
 
 #include "backend/mlx/mlx_device.h"
 
@@ -83,12 +85,45 @@ static mx::Shape shape_of(const kk_matrix *m, int64_t width) {
     return {kk_mlx_int(m->n_mat), kk_mlx_int(m->n_out), kk_mlx_int(width)};
 }
 
-static void make_floats(kk_weight *w, const kk_matrix *m, size_t row_bytes) {
+/* Runs f(from, to) over all rows, of `width` values each, shared out among threads where they are
+ * many.  f throws nothing. */
+template <typename F> static void each_row(const kk_dev *dev, size_t rows, size_t width, F &&f) {
+    constexpr size_t worth = (size_t)1 << 18; /* values that are worth a thread */
+    const size_t most = std::max(rows * width / worth, (size_t)1);
+    const size_t n = std::min({most, rows, (size_t)dev->threads});
+    std::vector<std::thread> others;
+    size_t from = 0;
+    try {
+        others.reserve(n);
+        for (size_t i = 1; i < n; i++) {
+            const size_t to = rows * i / n;
+            others.emplace_back([&f, from, to] { f(from, to); });
+            from = to;
+        }
+    } catch (...) { /* what they do not take is left for this one */
+    }
+    f(from, rows);
+    for (std::thread &t : others) t.join();
+}
+
+int64_t kk_mlx_stored(kk_dtype type, int64_t values) {
+    constexpr int64_t plane = sizeof(float);
+    const packing *p = packing_of(type);
+    if (kk_dtype_is_affine(type))
+        return values * kk_affine_bits(type) / 8 + values / kk_dtype_get(type)->values * 2 * plane;
+    if (!p) return values * plane;
+    return values * p->bits / 8 + values / GROUP * 2 * plane * (p->halves ? 2 : 1);
+}
+
+static void make_floats(const kk_dev *dev, kk_weight *w, const kk_matrix *m, size_t row_bytes) {
     const size_t rows = (size_t)(m->n_mat * m->n_out), n = (size_t)m->n_in;
     filled floats(rows * n * sizeof(float));
     const uint8_t *from = static_cast<const uint8_t *>(m->data);
-    for (size_t r = 0; r < rows; r++)
-        kk_dequantize(m->dtype, from + r * row_bytes, floats.at<float>() + r * n, n);
+    float *to = floats.at<float>();
+    each_row(dev, rows, n, [=](size_t first, size_t end) {
+        for (size_t r = first; r < end; r++)
+            kk_dequantize(m->dtype, from + r * row_bytes, to + r * n, n);
+    });
     w->bytes = (int64_t)floats.bytes();
     w->w = floats.as(shape_of(m, m->n_in), mx::float32);
 }
@@ -116,7 +151,33 @@ static mx::array first_halves(int64_t n) {
     return mx::array(mask.data(), {kk_mlx_int(n)}, mx::float32);
 }
 
-static void make_packed(kk_weight *w, const kk_matrix *m, size_t row_bytes, const packing *p) {
+/* Where a matrix is packed to: rows of words, and of each set a scale and a bias for each group. */
+struct packed_rows {
+    uint8_t *words;
+    float *scales[2], *biases[2];
+};
+
+static void pack_rows(const packed_rows &to, const kk_matrix *m, size_t row_bytes, const packing *p,
+                      size_t first, size_t end) {
+    const size_t in_row = (size_t)m->n_in / GROUP, sets = p->halves ? 2 : 1;
+    const uint8_t *from = static_cast<const uint8_t *>(m->data);
+    uint8_t *words = to.words + first * in_row * GROUP * (size_t)p->bits / 8;
+    for (size_t r = first; r < end; r++)
+        for (size_t i = 0; i < in_row; i++) {
+            const size_t g = r * in_row + i;
+            kk_codes c;
+            kk_codes_read(&c, m->dtype, from + r * row_bytes, (int32_t)i);
+            words = pack(c, p, words);
+            for (size_t s = 0; s < sets; s++) {
+                const float scale = c.d * (float)c.scale[s];
+                to.scales[s][g] = scale;
+                to.biases[s][g] = c.m * (float)c.min - (float)p->zero * scale;
+            }
+        }
+}
+
+static void make_packed(const kk_dev *dev, kk_weight *w, const kk_matrix *m, size_t row_bytes,
+                        const packing *p) {
     const size_t rows = (size_t)(m->n_mat * m->n_out), sets = p->halves ? 2 : 1;
     const int32_t in_row = (int32_t)(m->n_in / GROUP);
     const size_t groups = rows * (size_t)in_row, plane = groups * sizeof(float);
@@ -126,19 +187,13 @@ static void make_packed(kk_weight *w, const kk_matrix *m, size_t row_bytes, cons
         scales.emplace_back(plane);
         biases.emplace_back(plane);
     }
-    const uint8_t *from = static_cast<const uint8_t *>(m->data);
-    uint8_t *to = words.at<uint8_t>();
-    for (size_t g = 0; g < groups; g++) {
-        kk_codes c;
-        kk_codes_read(&c, m->dtype, from + g / (size_t)in_row * row_bytes,
-                      (int32_t)(g % (size_t)in_row));
-        to = pack(c, p, to);
-        for (size_t s = 0; s < sets; s++) {
-            const float scale = c.d * (float)c.scale[s];
-            scales[s].at<float>()[g] = scale;
-            biases[s].at<float>()[g] = c.m * (float)c.min - (float)p->zero * scale;
-        }
+    packed_rows to = {words.at<uint8_t>(), {}, {}};
+    for (size_t s = 0; s < sets; s++) {
+        to.scales[s] = scales[s].at<float>();
+        to.biases[s] = biases[s].at<float>();
     }
+    each_row(dev, rows, (size_t)m->n_in,
+             [&](size_t first, size_t end) { pack_rows(to, m, row_bytes, p, first, end); });
     w->bits = p->bits;
     w->group = GROUP;
     w->bytes = (int64_t)(words.bytes() + 2 * sets * plane);
@@ -170,9 +225,9 @@ kk_status kk_mlx_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk
         if (kk_dtype_is_affine(m->dtype))
             make_affine(w.get(), m, row_bytes);
         else if (p)
-            make_packed(w.get(), m, row_bytes, p);
+            make_packed(dev, w.get(), m, row_bytes, p);
         else
-            make_floats(w.get(), m, row_bytes);
+            make_floats(dev, w.get(), m, row_bytes);
         dev->weights += w->bytes;
         if (w->bits) dev->packed += w->bytes;
         *out = w.release();

@@ -50,6 +50,7 @@ class kk_engine_opts(Structure):
         ("isa", c_char_p), ("threads", c_int32), ("max_rows", c_int32), ("max_logits", c_int32),
         ("no_pin", c_bool), ("mlock", c_bool), ("huge_pages", c_bool), ("memory_limit", c_uint64),
         ("ahead", c_int32), ("exact_rows", c_int32), ("exact_packed_rows", c_int32),
+        ("exact_page_rows", c_int32), ("exact_measured", c_bool),
     ]
 
 
@@ -87,7 +88,9 @@ class kk_fingerprints(Structure):
 
 class kk_device_info(Structure):
     _fields_ = [("device", c_char * 16), ("isa", c_char * 64), ("threads", c_int32),
-                ("exact_rows", c_int32), ("exact_packed", c_bool), ("why", c_char * 256)]
+                ("exact_rows", c_int32), ("exact_packed", c_bool), ("page_kernel", c_bool),
+                ("exact_by", c_char * 12), ("choices", c_int64), ("near_ties", c_int64),
+                ("why", c_char * 256)]
 
 
 class kk_fused(Structure):
@@ -175,7 +178,8 @@ class kk_spec_stats(Structure):
 
 class kk_result(Structure):
     _fields_ = [("stop", Enum), ("n_tokens", c_int32), ("decode_s", c_double), ("rounds", c_int32),
-                ("logits_hash", c_uint64), ("syncs", c_int64), ("spec", kk_spec_stats)]
+                ("logits_hash", c_uint64), ("syncs", c_int64), ("near_ties", c_int32),
+                ("spec", kk_spec_stats)]
 
 
 class kk_writer_opts(Structure):

@@ -219,6 +219,8 @@ class EngineOptions(TypedDict, total=False):
     ahead: int
     exact_rows: int  #: of mlx: rows of a round measured to be exact; -1: no limit
     exact_packed_rows: int  #: the same, of weights that are packed
+    exact_page_rows: int  #: the same, of kernels over K/V pages; 0: they are not used
+    exact_measured: bool  #: these were measured here; else they are asked for
 
 
 class Engine:
