@@ -218,6 +218,8 @@ bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cud
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,
                         const kk_cuda_view *v) {
     const kk_layer_args *a = &before->a.layer;
+    /* Kernels of packed weights are not compiled for K/V in f32, which layers in bf16 may have. */
+    if (h->table->w.encoding != KK_W_BF16 && a->slot.format == KK_KV_F32) return false;
     return v->n_rows <= KK_CU_ROWS && h->x == a->scratch.x && h->hidden == a->hidden &&
            h->eps == a->eps && h->norm && h->n >= 1 && h->n <= v->n_rows && whole(h->table) &&
            h->table->w.planes == 1 && h->table->w.n_out % 16 == 0 && h->cap > 0 &&
