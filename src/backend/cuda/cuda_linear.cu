@@ -17,18 +17,28 @@ static bool is_packed(const kk_cu_weight &w) { return w.encoding != KK_W_BF16; }
 static bool is_small(int shared) { return shared < SMALL_BELOW; }
 static size_t most_of(int shared) { return (size_t)(shared - STATIC_MOST); }
 
-static size_t rings_of(int shared) {
-    return is_small(shared) ? (size_t)kk_ring_cut<true>::ALL : (size_t)kk_ring_cut<false>::ALL;
+/* Packed weights take small rings everywhere: unpacking wants more warps, that is two blocks on a
+ * multiprocessor, and their steps are short. */
+static size_t rings_of(int shared, bool packed) {
+    return packed || is_small(shared) ? (size_t)kk_ring_cut<true>::ALL
+                                      : (size_t)kk_ring_cut<false>::ALL;
 }
 
-static size_t linear_shared(int shared, int rows, int n_in) {
-    return rings_of(shared) + (size_t)kk_part_floats(rows > 8) * sizeof(float) +
+static size_t linear_shared(int shared, bool packed, int rows, int n_in) {
+    return rings_of(shared, packed) + (size_t)kk_part_floats(rows > 8) * sizeof(float) +
            (size_t)rows * (size_t)kk_stage_stride(n_in);
+}
+
+/* Blocks for so much work: one on a multiprocessor, or of packed weights two where they fit. */
+static unsigned blocks_of(kk_cu_at at, bool packed, size_t shared, int units) {
+    const bool two = packed && 2 * (shared + STATIC_MOST) <= (size_t)at.shared;
+    const int most = at.sms * (two ? 2 : 1);
+    return (unsigned)(units < most ? units : most);
 }
 
 int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     int32_t rows = KK_CU_ROWS;
-    while (rows > 1 && linear_shared(shared, rows, n_in) > most_of(shared)) rows /= 2;
+    while (rows > 1 && linear_shared(shared, false, rows, n_in) > most_of(shared)) rows /= 2;
     return rows;
 }
 
@@ -45,15 +55,19 @@ template <bool SMALL, bool PACKED> constexpr linear_kind kind_of() {
             {kk_gate_kernel<false, SMALL, PACKED>, kk_gate_kernel<true, SMALL, PACKED>},
             {kk_down_kernel<false, SMALL, PACKED>, kk_down_kernel<true, SMALL, PACKED>}};
 }
-/* By small rings and packed weights. */
-static const linear_kind kinds[2][2] = {{kind_of<false, false>(), kind_of<false, true>()},
-                                        {kind_of<true, false>(), kind_of<true, true>()}};
+static const linear_kind plain_kinds[2] = {kind_of<false, false>(), kind_of<true, false>()};
+static const linear_kind packed_kind = kind_of<true, true>();
+
+static const linear_kind &kind_for(int shared, bool packed) {
+    return packed ? packed_kind : plain_kinds[is_small(shared)];
+}
 
 static bool part_packed(const kk_cu_linear *a, int i) { return is_packed(a->part[i].w); }
 
 /* Parts of one kind of weights, packed or not: a kernel takes either. */
 static cudaError_t run_parts(kk_cu_at at, const kk_cu_linear *a) {
-    const size_t shared = linear_shared(at.shared, a->n_rows, a->n_in);
+    const bool packed = part_packed(a, 0);
+    const size_t shared = linear_shared(at.shared, packed, a->n_rows, a->n_in);
     if (shared > most_of(at.shared)) return cudaErrorInvalidValue;
     kk_linear_job_args j = {};
     bool pair = false;
@@ -85,9 +99,8 @@ static cudaError_t run_parts(kk_cu_at at, const kk_cu_linear *a) {
     j.n_in = a->n_in;
     j.silu = a->silu;
     j.early = true;
-    const unsigned grid = (unsigned)(j.units < at.sms ? j.units : at.sms);
-    const linear_kind &k = kinds[is_small(at.shared)][part_packed(a, 0)];
-    return kk_launch(at, k.linear[a->n_rows > 8][two], j, grid, KK_BLOCK_THREADS, shared);
+    return kk_launch(at, kind_for(at.shared, packed).linear[a->n_rows > 8][two], j,
+                     blocks_of(at, packed, shared, j.units), KK_BLOCK_THREADS, shared);
 }
 
 cudaError_t kk_cu_run_linear(kk_cu_at at, const kk_cu_linear *a) {
@@ -210,11 +223,12 @@ cudaError_t kk_cu_run_gate(kk_cu_at at, const kk_cu_gate *a) {
     g.act_pitch = a->act_pitch;
     g.x = a->x;
     g.n_in = a->gate.wrap * KK_STEP;
-    const size_t shared = linear_shared(at.shared, rows, g.n_in);
+    const bool packed = is_packed(a->gate);
+    const size_t shared = linear_shared(at.shared, packed, rows, g.n_in);
     const int most = a->choice.logits ? KK_MAX_EXPERTS : KK_MOST_EXPERTS;
     if (shared > most_of(at.shared) || !choice_fits(&a->choice, most)) return cudaErrorInvalidValue;
-    const linear_kind &k = kinds[is_small(at.shared)][is_packed(a->gate)];
-    return kk_launch(at, k.gate[rows > 8], g, (unsigned)at.sms, KK_BLOCK_THREADS, shared);
+    return kk_launch(at, kind_for(at.shared, packed).gate[rows > 8], g,
+                     blocks_of(at, packed, shared, 2 * at.sms), KK_BLOCK_THREADS, shared);
 }
 
 cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
@@ -233,27 +247,32 @@ cudaError_t kk_cu_run_down(kk_cu_at at, const kk_cu_down *a) {
     d.n_out = (int)a->down.n_out;
     const size_t pairs = (size_t)rows * (size_t)d.choice.n_used;
     const size_t acts = pairs * (size_t)kk_stage_stride(a->act_pitch);
-    size_t shared = rings_of(at.shared) + 2 * pairs * 8 * sizeof(float);
+    const bool packed = is_packed(a->down);
+    size_t shared = rings_of(at.shared, packed) + 2 * pairs * 8 * sizeof(float);
     d.staged = shared + acts <= most_of(at.shared);
     if (d.staged) shared += acts;
-    const unsigned grid = (unsigned)(d.strips < at.sms ? d.strips : at.sms);
-    const linear_kind &k = kinds[is_small(at.shared)][is_packed(a->down)];
-    return kk_launch(at, k.down[rows > 8], d, grid, KK_BLOCK_THREADS, shared);
+    return kk_launch(at, kind_for(at.shared, packed).down[rows > 8], d,
+                     blocks_of(at, packed, shared, d.strips), KK_BLOCK_THREADS, shared);
+}
+
+static cudaError_t set_up(const linear_kind &k, int32_t shared) {
+    for (int high = 0; high < 2; high++) {
+        const void *kernels[] = {(const void *)k.linear[high][0], (const void *)k.linear[high][1],
+                                 (const void *)k.gate[high], (const void *)k.down[high]};
+        for (const void *fn : kernels) {
+            const cudaError_t e = cudaFuncSetAttribute(
+                fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_of(shared));
+            if (e != cudaSuccess) return e;
+        }
+    }
+    return cudaSuccess;
 }
 
 cudaError_t kk_cu_setup(int32_t shared) {
-    for (const linear_kind &k : kinds[is_small(shared)])
-        for (int high = 0; high < 2; high++) {
-            const void *kernels[] = {(const void *)k.linear[high][0],
-                                     (const void *)k.linear[high][1], (const void *)k.gate[high],
-                                     (const void *)k.down[high]};
-            for (const void *fn : kernels) {
-                const cudaError_t e = cudaFuncSetAttribute(
-                    fn, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most_of(shared));
-                if (e != cudaSuccess) return e;
-            }
-        }
-    cudaError_t e = kk_cu_setup_rows();
+    cudaError_t e = set_up(plain_kinds[is_small(shared)], shared);
+    if (e == cudaSuccess) e = set_up(packed_kind, shared);
+    if (e != cudaSuccess) return e;
+    e = kk_cu_setup_rows();
     if (e == cudaSuccess) e = kk_cu_setup_rounds();
     return e == cudaSuccess ? kk_cu_setup_mega(shared) : e;
 }

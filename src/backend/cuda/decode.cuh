@@ -108,7 +108,7 @@ template <bool HIGH, int NS> struct kk_linear_job {
 };
 
 template <bool HIGH, int NS, bool SMALL, bool PACKED>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED &&HIGH ? 1 : 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_linear_kernel(const __grid_constant__ kk_linear_job_args a) {
     extern __shared__ __align__(128) char smem[];
     kk_ring<SMALL> ring;
@@ -194,7 +194,7 @@ template <bool HIGH> struct kk_gate_job {
 };
 
 template <bool HIGH, bool SMALL, bool PACKED>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, PACKED &&HIGH ? 1 : 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     kk_gate_kernel(const __grid_constant__ kk_gate_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choi
 }
 
 template <bool HIGH, bool SMALL, bool PACKED>
-__global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH ? 1 : 2)
+__global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH && !PACKED ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
     extern __shared__ __align__(128) char smem[];
     __shared__ kk_choice choice;
