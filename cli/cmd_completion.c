@@ -13,7 +13,8 @@ typedef enum { VALUE_NONE, VALUE_TEXT, VALUE_FILE, VALUE_WORDS, VALUE_CHAT } val
 static const struct {
     const char *verb, *option, *words;
 } examples[] = {
-    {NULL, "synthetic", "26b-a4b:q4_0 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32"},
+    {NULL, "synthetic",
+     "26b-a4b:q4_0 26b-a4b:q4_k_m 26b-a4b:bf16 31b:q4_0 e2b:q4_0 e4b:q4_0 tiny:f32"},
     {"bench", "arms", "plain plain,dflash plain,ngram plain,dflash,ngram plain,dflash,ngram,auto"},
     {NULL, "set", "code chat needle json edit prose"},
     {"bench", "policies", "all exact,window exact,restored"},

@@ -177,7 +177,7 @@ static kk_status make_random(kk_drafter *d, const kk_config *verifier, const cha
     released_shape(&d->config, verifier);
     c->mem = mem;
     KK_TRY(kk_inventory_make_drafter(&c->inventory, &d->config, err));
-    return kk_checkpoint_random(c, dtype, err);
+    return kk_checkpoint_random(c, dtype, false, err);
 }
 
 kk_status kk_drafter_synthetic(kk_drafter **out, const kk_config *verifier, const char *type,

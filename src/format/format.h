@@ -129,8 +129,9 @@ kk_status kk_checkpoint_pack(kk_checkpoint *c, const char *prefix, const kk_draf
 kk_status kk_tensor_pack(kk_tensor *out, const kk_tensor *t, const kk_drafter_packing *how,
                          kk_mem_category category, kk_mem *mem, kk_err *err);
 kk_status kk_checkpoint_apply(const kk_checkpoint *c, const kk_checkpoint_opts *opts, kk_err *err);
-/* Makes every tensor of c's inventory of random numbers, matrices of this type, and settles c. */
-kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err);
+/* Makes every tensor of c's inventory of random numbers, matrices of this type, and settles c.
+ * mix: some of them are q6_k. */
+kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, bool mix, kk_err *err);
 /* A type weights may have, by its name. */
 kk_status kk_weight_type(const char *name, kk_dtype *out, kk_err *err);
 

@@ -160,7 +160,7 @@ static kk_status make_random(kk_projection *p, kk_mem *mem, kk_err *err) {
     kk_checkpoint *c = p->tensors;
     c->mem = mem;
     KK_TRY(kk_inventory_make_projection(&c->inventory, &p->config, err));
-    KK_TRY(kk_checkpoint_random(c, KK_BF16, err));
+    KK_TRY(kk_checkpoint_random(c, KK_BF16, false, err));
     for (size_t i = 0; mem && i < c->n_tensors; i++) spread_rows(&c->tensors[i]);
     return KK_OK;
 }

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/mman.h>
 
 #include "core/threads.h"
@@ -145,8 +146,10 @@ static size_t plane_bytes(kk_dtype t, int64_t n) {
 typedef struct {
     kk_checkpoint *c;
     kk_dtype type;
+    bool mix; /* some matrices are q6_k */
     tile matrix, fallback, vector, router;
-    const tile **from; /* per tensor */
+    tile finer, finer_fallback; /* of a mix */
+    const tile **from;          /* per tensor */
 } maker;
 
 /* Rows that do not fill super-blocks take the type of nearest size with blocks of 32. */
@@ -165,6 +168,19 @@ static kk_dtype fallback_of(kk_dtype t) {
  * values are those of a bf16 checkpoint, from which such files are converted. */
 static kk_dtype router_type(kk_dtype t) { return t == KK_BF16 ? KK_BF16 : KK_F32; }
 
+/* Whether a mix stores a matrix in its finer type, as the converters that made these files do: the
+ * embedding, and V and the down projections of the first and last eighths of the layers and of every
+ * third between. */
+static bool is_finer(const maker *m, const char *name) {
+    const char *at = strstr(name, "layers.");
+    const int n = m->c->config.n_layer;
+    if (!m->mix) return false;
+    if (strstr(name, "embed_tokens")) return true;
+    if (!at || (!strstr(name, "v_proj") && !strstr(name, "down_proj"))) return false;
+    const int layer = atoi(at + strlen("layers."));
+    return layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2;
+}
+
 static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dtype *type) {
     *type = KK_F32;
     if (item->role == KK_ROLE_VECTOR) return &m->vector;
@@ -173,8 +189,11 @@ static const tile *tile_for(const maker *m, const kk_inventory_item *item, kk_dt
         return &m->router;
     }
     const int64_t row = item->dims[item->n_dims - 1];
-    const bool fits = row % kk_dtype_get(m->type)->values == 0;
-    *type = fits ? m->type : fallback_of(m->type);
+    const bool finer = is_finer(m, item->name);
+    const kk_dtype wanted = finer ? KK_Q6_K : m->type;
+    const bool fits = row % kk_dtype_get(wanted)->values == 0;
+    *type = fits ? wanted : fallback_of(wanted);
+    if (finer) return fits ? &m->finer : &m->finer_fallback;
     return fits ? &m->matrix : &m->fallback;
 }
 
@@ -287,20 +306,25 @@ static kk_status fill(maker *m, kk_err *err) {
         !make_tile(&m->vector, KK_F32, 1, 0.05f) ||
         !make_tile(&m->router, router_type(m->type), 0, 0.5f))
         return kk_fail(err, KK_ENOMEM, "no memory for random weights");
+    if (m->mix && (!make_tile(&m->finer, KK_Q6_K, 0, 0.02f) ||
+                   !make_tile(&m->finer_fallback, fallback_of(KK_Q6_K), 0, 0.02f)))
+        return kk_fail(err, KK_ENOMEM, "no memory for random weights");
     if (router_type(m->type) == KK_F32) round_to_bf16(&m->router);
     KK_TRY(make_tensors(m, err));
     KK_TRY(lay_all(m, err));
     return kk_checkpoint_settle(m->c, err);
 }
 
-kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, kk_err *err) {
-    maker m = {.c = c, .type = type};
+kk_status kk_checkpoint_random(kk_checkpoint *c, kk_dtype type, bool mix, kk_err *err) {
+    maker m = {.c = c, .type = type, .mix = mix};
     c->format = "synthetic";
     const kk_status st = fill(&m, err);
     kk_free(m.matrix.bytes);
     kk_free(m.fallback.bytes);
     kk_free(m.vector.bytes);
     kk_free(m.router.bytes);
+    kk_free(m.finer.bytes);
+    kk_free(m.finer_fallback.bytes);
     kk_free(m.from);
     return st;
 }
@@ -331,7 +355,14 @@ static void calm_norms(kk_checkpoint *c) {
     }
 }
 
+/* A mix that files of quantised models are made in: most matrices in q4_k, some in q6_k. */
+static bool is_mix(const char *name) { return strcasecmp(name, "q4_k_m") == 0; }
+
 kk_status kk_weight_type(const char *name, kk_dtype *out, kk_err *err) {
+    if (is_mix(name)) {
+        *out = KK_Q4_K;
+        return KK_OK;
+    }
     if (kk_dtype_named(name, out) && !kk_dtype_is_integer(*out)) return KK_OK;
     return kk_fail(err, KK_EINVAL, "no weight type named '%.20s'", name);
 }
@@ -349,7 +380,8 @@ static bool next_part(const char **at, char *out, size_t cap) {
 }
 
 /* "NAME[:TYPE[:LAYERS]]" */
-static kk_status parse_spec(const char *spec, kk_config *config, kk_dtype *type, kk_err *err) {
+static kk_status parse_spec(const char *spec, kk_config *config, kk_dtype *type, bool *mix,
+                            kk_err *err) {
     char name[32], word[16] = "bf16", count[8] = "0", *end = count;
     const char *at = spec;
     bool ok = next_part(&at, name, sizeof name);
@@ -359,6 +391,7 @@ static kk_status parse_spec(const char *spec, kk_config *config, kk_dtype *type,
     if (!ok || *at || *end || spec[strlen(spec) - 1] == ':')
         return kk_fail(err, KK_EINVAL, "'%.60s' is not NAME:TYPE or NAME:TYPE:LAYERS", spec);
     KK_TRY(kk_weight_type(word, type, err));
+    *mix = is_mix(word);
     return kk_config_preset(config, name, (int32_t)layers, err);
 }
 
@@ -373,9 +406,10 @@ kk_status kk_checkpoint_synthetic(kk_checkpoint **out, const char *spec, kk_mem 
     c->mem = mem;
     c->category = KK_MEM_WEIGHTS_VERIFIER;
     kk_dtype type = KK_BF16;
-    kk_status st = parse_spec(spec, &c->config, &type, err);
+    bool mix = false;
+    kk_status st = parse_spec(spec, &c->config, &type, &mix, err);
     if (st == KK_OK) st = kk_inventory_make(&c->inventory, &c->config, err);
-    if (st == KK_OK) st = kk_checkpoint_random(c, type, err);
+    if (st == KK_OK) st = kk_checkpoint_random(c, type, mix, err);
     if (st != KK_OK) {
         kk_checkpoint_close(c);
         return st;

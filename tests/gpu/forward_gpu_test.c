@@ -147,9 +147,9 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
     return bad;
 }
 
-/* 26B-A4B in bf16 or packed is fused whole, layers in decoding and in prompts, and the head up to 16 rows:
- * else the arms would compare small operations with themselves.  Nothing is fused on a plain
- * device. */
+/* 26B-A4B in bf16 or packed is fused whole, layers in decoding and in prompts, and the head up to
+ * 16 rows: else the arms would compare small operations with themselves.  Nothing is fused on a
+ * plain device. */
 static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fused *f, bool plain,
                        bool few_rows) {
     kk_model_info info;
@@ -177,7 +177,8 @@ static int check_format(const kk_checkpoint *ckpt, const char *spec, const kk_fu
     const bool packed = strcmp(info.weight_type, "bf16") != 0;
     const bool small =
         (getenv("KK_TEST_ISA") && format != KK_KV_BF16) || (packed && format == KK_KV_F32);
-    return small && !plain ? 0 : check_fused(ckpt, spec, f, plain, true);
+    if (!small || plain) return check_fused(ckpt, spec, f, plain, true);
+    return packed && f->layers_fused != 0; /* not compiled */
 }
 
 /* Forwards of 1 to 16 rows behind a prompt, each number once: all of every one is fused. */

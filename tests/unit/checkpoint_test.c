@@ -410,9 +410,9 @@ static kk_checkpoint *synthetic(const char *spec, kk_mem *mem) {
 static void random_weights_are_sane(void **state) {
     (void)state;
     static const char *const specs[] = {
-        "tiny:q4_0",     "tiny:q4_k:7",     "tiny:q5_k:1",    "tiny:q6_k:2",   "tiny:q5_0:2",
-        "tiny:q5_1:2",   "tiny:q8_0:2",     "tiny:f16:2",     "tiny:f32:2",    "tiny",
-        "tiny-ple:q4_0", "tiny-ple:bf16:3", "tiny:mlx4_64:2", "tiny:mlx8_32:2"};
+        "tiny:q4_0",     "tiny:q4_k:7",     "tiny:q5_k:1",    "tiny:q6_k:2",    "tiny:q5_0:2",
+        "tiny:q5_1:2",   "tiny:q8_0:2",     "tiny:f16:2",     "tiny:f32:2",     "tiny",
+        "tiny-ple:q4_0", "tiny-ple:bf16:3", "tiny:mlx4_64:2", "tiny:mlx8_32:2", "tiny:q4_k_m:7"};
     float *y = malloc(sizeof *y << 22);
     for (size_t k = 0; k < sizeof specs / sizeof *specs; k++) {
         kk_mem mem = {0};
@@ -443,6 +443,47 @@ static void random_weights_are_sane(void **state) {
     }
     free(y);
     assert_int_equal(kk_live_blocks(), 0);
+}
+
+/* Whether a matrix is in q6_k, or q8_0 where its rows do not fill super-blocks; else it is in q4_k
+ * or q5_0. */
+static bool is_finer(const kk_checkpoint *c, const char *name) {
+    const kk_tensor *t = kk_checkpoint_find(c, name);
+    assert_non_null(t);
+    const bool whole = t->dims[t->n_dims - 1] % 256 == 0;
+    const bool finer = t->dtype == (whole ? KK_Q6_K : KK_Q8_0);
+    assert_true(finer || t->dtype == (whole ? KK_Q4_K : KK_Q5_0));
+    return finer;
+}
+
+/* q4_k_m is q4_k with the embedding, and V and the down projections of some layers, in q6_k. */
+static void a_mix_has_two_types(void **state) {
+    (void)state;
+    kk_mem mem = {0};
+    kk_checkpoint *c = synthetic("tiny:q4_k_m", &mem);
+    assert_true(is_finer(c, "embed_tokens.weight"));
+    assert_false(is_finer(c, "layers.1.self_attn.v_proj.weight"));
+    assert_true(is_finer(c, "layers.3.self_attn.v_proj.weight"));
+    assert_false(is_finer(c, "layers.1.mlp.down_proj.weight"));
+    assert_true(is_finer(c, "layers.3.mlp.down_proj.weight"));
+    assert_false(is_finer(c, "layers.3.self_attn.q_proj.weight"));
+    kk_checkpoint_close(c);
+}
+
+/* Beside packed weights routers are float32 with the values of a bf16 checkpoint. */
+static void routers_are_those_of_bf16(void **state) {
+    (void)state;
+    kk_mem mem = {0};
+    kk_checkpoint *c = synthetic("tiny:q4_0:1", &mem);
+    const kk_tensor *t = kk_checkpoint_find(c, "layers.0.router.proj.weight");
+    assert_non_null(t);
+    assert_int_equal(t->dtype, KK_F32);
+    for (size_t i = 0; i < (size_t)kk_tensor_values(t); i++) {
+        uint32_t bits;
+        memcpy(&bits, (const uint8_t *)t->data.base + 4 * i, sizeof bits);
+        assert_int_equal(bits & 0xffff, 0);
+    }
+    kk_checkpoint_close(c);
 }
 
 static double mean_of(const kk_checkpoint *c, const char *name) {
@@ -558,6 +599,8 @@ int main(void) {
         IN_SCRATCH(inspects_a_folder),
         IN_SCRATCH(counts_what_is_not_finite),
         cmocka_unit_test(random_weights_are_sane),
+        cmocka_unit_test(a_mix_has_two_types),
+        cmocka_unit_test(routers_are_those_of_bf16),
         cmocka_unit_test(random_norms_are_calm),
         cmocka_unit_test(random_weights_are_the_same_each_time),
         cmocka_unit_test(odd_rows_fall_back),

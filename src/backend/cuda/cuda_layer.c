@@ -55,11 +55,6 @@ static bool all_one_plane(const kk_layer_weights *w) {
 
 static uint8_t encoding(const kk_weight *w) { return w ? (uint8_t)w->w.encoding : KK_W_BF16; }
 
-static bool any_packed(const kk_cu_mega_layer *l) {
-    return (l->as.q | l->as.k | l->as.v | l->as.o | l->as.gate | l->as.down | l->as.experts |
-            l->as.experts_down) != KK_W_BF16;
-}
-
 /* ---- the kernel's parameter ----------------------------------------------------------------- */
 
 static int32_t strips(const kk_weight *w) { return (int32_t)(w->w.n_out / 8); }
@@ -96,7 +91,6 @@ static void set_shape(const kk_dev *dev, kk_cu_mega *m, const kk_layer_args *a, 
     m->tap_stride = 0;
     m->head = NULL;
     m->head_as = KK_W_BF16;
-    m->packed = false;
     m->vocab = 0;
     m->trace = NULL;
 }
@@ -165,7 +159,6 @@ static void add_head(const kk_dev *dev, kk_cu_mega *m, const kk_cuda_op *op) {
     const kk_head_args *h = &op->a.head;
     m->head = h->table->w.data;
     m->head_as = h->table->w.encoding;
-    m->packed |= h->table->w.encoding != KK_W_BF16;
     m->norm_head = kk_cuda_f(h->norm);
     m->head_row = (const void *)(dev->control + op->control);
     m->head_first = -1;
@@ -236,7 +229,6 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
         const kk_cuda_view *v = &views[ops[*used].view];
         a = args_of(&ops[*used], v, &rows);
         if (!same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
-        m->packed |= any_packed(&m->layer[m->n_layer]);
         m->n_layer++;
         if (*used + 1 < n && add_tap(dev, m, &a, &ops[*used + 1])) ++*used;
     }

@@ -159,7 +159,8 @@ cudaError_t kk_cu_run_choose(kk_cu_at at, const kk_cu_choice *a) {
 }
 
 /* Gate and up of any shape: one warp per output of a pair, one chain per lane.  For widths that do
- * not fill strips of 8, and for gate and up with different numbers of planes; these shapes always
+ * not fill strips of 8, and for gate and up in different encodings or numbers of planes; these
+ * shapes always
  * take this kernel, so their bits do not depend on the number of rows. */
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, 2)
     odd_gate_kernel(const __grid_constant__ kk_cu_gate a) {

@@ -111,9 +111,13 @@ static const kk_mega_variant *find_kernel(kk_cu_at at, kk_cu_mega *a, cudaError_
 
 cudaError_t kk_cu_run_mega(kk_cu_at at, kk_cu_mega *a) {
     cudaError_t e;
+    a->packed = a->head && a->head_as != KK_W_BF16;
+    for (int k = 0; k < a->n_layer; k++) {
+        a->layer[k].qkv_units = units_of(&a->layer[k]);
+        a->packed = a->packed || any_packed(&a->layer[k]);
+    }
     const kk_mega_variant *kind = find_kernel(at, a, &e);
     if (!kind) return e == cudaSuccess ? cudaErrorInvalidValue : e;
-    for (int k = 0; k < a->n_layer; k++) a->layer[k].qkv_units = units_of(&a->layer[k]);
     set_shifts(a, KK_MEGA_GROUPS * at.sms);
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute together[1] = {};

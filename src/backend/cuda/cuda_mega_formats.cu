@@ -1,4 +1,4 @@
-/* cuda_mega_formats.cu - the same for other K/V formats. */
+/* cuda_mega_formats.cu - the persistent kernel for bf16 weights and other K/V formats than bf16. */
 #include "mega_kernel.cuh"
 
 static const kk_mega_variant variants[][KK_MEGA_VARIANTS] = {

@@ -1,4 +1,5 @@
-/* cuda_mega_packed_far.cu - the same for long contexts. */
+/* cuda_mega_packed_far.cu - the persistent kernel for packed weights and long contexts
+ * (attend_long.cuh). */
 #include "mega_kernel.cuh"
 
 static const kk_mega_variant variants[][KK_MEGA_VARIANTS] = {

@@ -1,4 +1,5 @@
-/* cuda_mega_packed_kv.cu - the same for other K/V formats; f32 is left to small operations. */
+/* cuda_mega_packed_kv.cu - the persistent kernel for packed weights and K/V formats beside bf16; f32
+ * is left to small operations. */
 #include "mega_kernel.cuh"
 
 static const kk_mega_variant variants[][KK_MEGA_VARIANTS] = {

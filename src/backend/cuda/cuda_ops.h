@@ -18,8 +18,8 @@ extern "C" {
 
 enum { KK_CU_SHARED_LEAST = 99 * 1024 }; /* bytes of shared memory that a block must have */
 
-/* How a strip's K steps lie in device memory: as bf16, or packed (packed.cuh): signed codes of 4, 5,
- * 6 or 8 bits with a scale (I), or unsigned ones with a scale and a minimum (A). */
+/* How a strip's K steps lie in device memory: as bf16, or packed (packed.cuh), as signed codes of
+ * 4, 5, 6 or 8 bits with a scale (I), or unsigned ones with a scale and a minimum (A). */
 enum {
     KK_W_BF16,
     KK_W_I4,
@@ -31,6 +31,16 @@ enum {
     KK_W_A8,
     KK_W_ENCODINGS,
 };
+/* 16-byte words of a K step of a strip. */
+#define KK_CU_WORDS(encoding)                                                                      \
+    ((encoding) == KK_W_BF16 ? 32                                                                  \
+     : (encoding) == KK_W_I4 ? 9                                                                   \
+     : (encoding) == KK_W_I5 ? 11                                                                  \
+     : (encoding) == KK_W_I6 ? 14                                                                  \
+     : (encoding) == KK_W_I8 ? 17                                                                  \
+     : (encoding) == KK_W_A4 ? 10                                                                  \
+     : (encoding) == KK_W_A5 ? 12                                                                  \
+                             : 18)
 
 /* A weight as the kernels read it: n_mat matrices [n_out][n_in] in strips of 8 outputs
  * (stream.cuh), n_out padded to 16 and n_in to whole steps of 32.  In bf16, one to three planes
@@ -309,7 +319,7 @@ cudaError_t kk_cu_run_gemm(kk_cu_at at, const kk_cu_linear *a);
 cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slices);
 
 /* Experts for any number of rows whose choice is known; x is swizzled.  ffn is a multiple of 8, and
- * gate and up have the same number of planes. */
+ * gate and up have the same encoding and number of planes. */
 typedef struct {
     kk_cu_choice choice;
     kk_cu_weight gate, up, down; /* up.data NULL: gate holds gate rows, then up rows */
@@ -454,8 +464,8 @@ typedef struct {
     int32_t q_strips, kv_strips, att_width;
     struct {
         uint8_t q, k, v, o, gate, down, experts, experts_down; /* up: as gate */
-    } as;                 /* encodings of the weights */
-    int32_t qkv_units;    /* set by the launcher */
+    } as;                                                      /* encodings of the weights */
+    int32_t qkv_units;                                         /* set by the launcher */
     int32_t spans;        /* most spans of eight pages of a session; 0: by page alone */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;
@@ -484,7 +494,7 @@ typedef struct {
     const int32_t *head_row; /* device memory; NULL: head_first, head_first + 1, ... */
     int32_t head_first, n_logits, vocab;
     int32_t head_as; /* encoding of the head */
-    bool packed;     /* some weight is packed: the kernels for that take all layers */
+    bool packed;     /* set by the launcher: some weight is packed */
     float cap, *head_out;
     /* Set by the launcher: first block of each phase, floats and pitch of partial sums. */
     int32_t shift[7], part_floats, part_pitch;

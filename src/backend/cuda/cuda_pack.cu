@@ -7,8 +7,9 @@
  *
  * Codes stay as they are.  Scales become f16: those of q4_0, q5_0, q5_1 and q8_0 are f16 already.
  * The product of a super-block's scale and a group's is rounded, which adds an error no larger than
- * that of the super-block's scale, an f16 itself.  MLX's bf16 scales are exact in f16 where
- * cuda_weights.c allows this. */
+ * that of the super-block's scale, an f16 itself.  MLX's bf16 scales are exact in f16's normal
+ * range; smaller ones are off by a small part of the matrix's largest (cuda_weights.c sees to
+ * that). */
 #include "core/dtype.h"
 #include "launch.cuh"
 #include "packed.cuh"
@@ -143,14 +144,20 @@ __device__ __forceinline__ void write_codes(uint8_t *block, int lane, const int 
     }
 }
 
+/* The nearest f16.  A product of two scales beyond its range is in no file that was made from
+ * weights; it must not become infinite, which the CPU's is not. */
+__device__ __forceinline__ uint16_t half_bits(float v) {
+    return __half_as_ushort(__float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f)));
+}
+
 template <int W>
 __device__ __forceinline__ void write_step(uint8_t *block, int o, const step_codes &s) {
     using p = kk_packing<W>;
 #pragma unroll
     for (int j = 0; j < 4; j++) write_codes<p::BITS>(block, o % 8 * 4 + j, s.code + 8 * j);
     uint16_t *scale = (uint16_t *)(block + p::SCALES_AT + o % 8 * p::SCALE_BYTES);
-    scale[0] = __half_as_ushort(__float2half_rn(s.d));
-    if (p::SCALE_BYTES == 4) scale[1] = __half_as_ushort(__float2half_rn(s.m));
+    scale[0] = half_bits(s.d);
+    if (p::SCALE_BYTES == 4) scale[1] = half_bits(s.m);
 }
 
 template <int W>

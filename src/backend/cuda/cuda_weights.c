@@ -102,13 +102,6 @@ static int32_t encoding_of(kk_dtype t) {
     }
 }
 
-static int32_t words_of(int32_t encoding) {
-    static const int32_t words[KK_W_ENCODINGS] = {
-        [KK_W_BF16] = 32, [KK_W_I4] = 9,  [KK_W_I5] = 11, [KK_W_I6] = 14,
-        [KK_W_I8] = 17,   [KK_W_A4] = 10, [KK_W_A5] = 12, [KK_W_A8] = 18};
-    return words[encoding];
-}
-
 static float off_in_f16(float v) { return fabsf(kk_f16_f32(kk_f32_f16(v)) - v); }
 
 /* Value i of a plane of scales or biases. */
@@ -138,9 +131,13 @@ typedef struct {
 
 static void find_largest(void *arg, int64_t begin, int64_t end, int32_t thread) {
     planes_job *j = arg;
-    for (int64_t i = begin; i < end; i++)
-        j->most[thread] = fmaxf(j->most[thread],
-                                fabsf(plane_at(j->m->planes.type, j->m->planes.scales, (size_t)i)));
+    const kk_planes *p = &j->m->planes;
+    float most = j->most[thread]; /* kept apart: threads share the array's cache line */
+    for (int64_t i = begin; i < end; i++) {
+        const float size = fabsf(plane_at(p->type, p->scales, (size_t)i));
+        if (size > most) most = size;
+    }
+    j->most[thread] = most;
 }
 
 /* f16 holds scales as well as those that are f16 in other types, or within a small part of the
@@ -353,7 +350,7 @@ static kk_cu_weight shape_of(const kk_dev *dev, const kk_matrix *m) {
                           .wrap = (int32_t)(steps < 8 ? 8 : steps),
                           .planes = encoding == KK_W_BF16 ? planes_of(m) : 1,
                           .encoding = encoding,
-                          .words = words_of(encoding)};
+                          .words = KK_CU_WORDS(encoding)};
 }
 
 /* Allocates a weight; whoever opened the file counts its bytes. */

@@ -238,6 +238,24 @@ __device__ __forceinline__ void kk_down_sum(const kk_down_args &a, const kk_choi
     }
 }
 
+/* Steps [from, end) of packed weights, whose slots hold `most` steps each.  lo, hi: activations of
+ * rows g and g + 8 at step 0; refill: starts the next copy. */
+template <bool HIGH, bool SMALL, class F>
+__device__ __forceinline__ void kk_down_packed(float c[1][4], kk_ring<SMALL> &ring, int encoding,
+                                               int most, const uint16_t *lo, const uint16_t *hi,
+                                               int from, int end, F refill) {
+    for (; from < end; from += most) {
+        const uint32_t slot = kk_shared(ring.wait() - threadIdx.x % KK_WARP);
+        kk_with_packing(encoding, [&](auto p) {
+            kk_packed_slot<decltype(p)::ENCODING, HIGH, 1>(c, slot, 0, min(most, end - from),
+                                                           (const char *)(lo + from * 32),
+                                                           (const char *)(hi + from * 32));
+        });
+        ring.release();
+        refill();
+    }
+}
+
 template <bool HIGH, bool SMALL, bool PACKED>
 __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH && !PACKED ? 1 : 2)
     kk_down_kernel(const __grid_constant__ kk_down_args a) {
@@ -315,19 +333,10 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH && !PACKED ? 1 : 2)
             for (int slice = 0; slice < slices; slice++) {
                 float c[1][4] = {};
                 const int end = kk_slice(a.steps, slice + 1);
-                int n = end - kk_slice(a.steps, slice);
-                for (; PACKED && n > 0; n -= most, step += most) {
-                    const uint32_t slot = kk_shared(ring.wait() - lane);
-                    kk_with_packing(a.encoding, [&](auto p) {
-                        kk_packed_slot<decltype(p)::ENCODING, HIGH, 1>(
-                            c, slot, 0, min(most, n), (const char *)(lo + step * 32),
-                            (const char *)(hi + step * 32));
-                    });
-                    ring.release();
-                    refill();
-                }
-                if (PACKED) step = end;
-                for (; !PACKED && n > 0; n -= STEPS) {
+                const int begin = kk_slice(a.steps, slice);
+                if (PACKED)
+                    kk_down_packed<HIGH>(c, ring, a.encoding, most, lo, hi, begin, end, refill);
+                for (int n = PACKED ? 0 : end - begin; n > 0; n -= STEPS) {
                     if (!HIGH) bring(x, step);
                     step += min((int)STEPS, n);
                     if (step >= a.wrap) step -= a.wrap;

@@ -205,6 +205,24 @@ template <bool EXPERTS, bool GLU, int W> struct kk_filler {
     __device__ __forceinline__ const void *row_at(int i) const {
         return (const char *)x + (uint64_t)row[i] * 16;
     }
+    /* Issues the copies of the next stage; none after the last. */
+    __device__ __forceinline__ void fill(uint32_t stage) {
+        uint32_t x_place = stage + x_to, w_place = stage + w_to;
+        const int bytes = left > 1 || !odd ? 16 : 0; /* 0: there is no second step, store zeros */
+        asm volatile(""
+                     : "+r"(x_place), "+r"(w_place)); /* keeps the compiler from recomputing them */
+        if (0 < rows) kk_copy16<0, 0>(x_place, row_at(0));
+        if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
+        if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
+        if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
+        if (0 < rows) {
+            kk_copy16<0, 0>(w_place, w[0] + w_at);
+            kk_copy16_or_zero<512, 512>(w_place, w[0] + w_at, bytes);
+            kk_copy16<1024, 0>(w_place, w[1] + w_at);
+            kk_copy16_or_zero<1536, 512>(w_place, w[1] + w_at, bytes);
+        }
+        advance();
+    }
     /* The same of packed weights, whose steps fill a part of their places: the first words lanes
      * copy.  Goes on to the next tile by itself. */
     __device__ __forceinline__ void fill_packed(uint32_t stage) {
@@ -227,24 +245,6 @@ template <bool EXPERTS, bool GLU, int W> struct kk_filler {
         } else {
             kk_copies_end();
         }
-    }
-    /* Issues the copies of the next stage; none after the last. */
-    __device__ __forceinline__ void fill(uint32_t stage) {
-        uint32_t x_place = stage + x_to, w_place = stage + w_to;
-        const int bytes = left > 1 || !odd ? 16 : 0; /* 0: there is no second step, store zeros */
-        asm volatile(""
-                     : "+r"(x_place), "+r"(w_place)); /* keeps the compiler from recomputing them */
-        if (0 < rows) kk_copy16<0, 0>(x_place, row_at(0));
-        if (32 < rows) kk_copy16<4096, 0>(x_place, row_at(1));
-        if (64 < rows) kk_copy16<8192, 0>(x_place, row_at(2));
-        if (96 < rows) kk_copy16<12288, 0>(x_place, row_at(3));
-        if (0 < rows) {
-            kk_copy16<0, 0>(w_place, w[0] + w_at);
-            kk_copy16_or_zero<512, 512>(w_place, w[0] + w_at, bytes);
-            kk_copy16<1024, 0>(w_place, w[1] + w_at);
-            kk_copy16_or_zero<1536, 512>(w_place, w[1] + w_at, bytes);
-        }
-        advance();
     }
     /* Commits the stage's copies and moves on. */
     __device__ __forceinline__ void advance() {

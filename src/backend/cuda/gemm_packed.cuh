@@ -74,17 +74,19 @@ template <bool EXPERTS, bool GLU, int W> struct kk_packed_gemm {
     }
     __device__ __forceinline__ void multiply(int m, const uint4 &one, const uint4 &two) {
         float u[4];
-        if (pack::AFFINE) {
+        if constexpr (pack::AFFINE) {
             const uint32_t ones = 0x3f803f80u;
             kk_mma_first(u, one.x, one.y, one.z, one.w, ones, ones);
             kk_mma(u, two.x, two.y, two.z, two.w, ones, ones);
         }
         add(c, m, one, two, 0);
         if (pack::HALVES) add(c, m, one, two, 1);
-        if (!pack::AFFINE) return;
+        if constexpr (pack::AFFINE) {
 #pragma unroll
-        for (int i = 0; i < KK_WARP_STRIPS; i++)
-            kk_add_scaled(c[m][i], u, scale[i][0].m, scale[i][1].m, scale[i][0].m, scale[i][1].m);
+            for (int i = 0; i < KK_WARP_STRIPS; i++)
+                kk_add_scaled(c[m][i], u, scale[i][0].m, scale[i][1].m, scale[i][0].m,
+                              scale[i][1].m);
+        }
     }
     /* A step of this warp's fragments; x: the address of its rows.  The rows of the next fragment
      * are loaded ahead, whether there is one or not. */

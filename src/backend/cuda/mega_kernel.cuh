@@ -32,7 +32,8 @@ __device__ __forceinline__ char *stage_of(const kk_cu_mega &a) {
 __device__ __forceinline__ kk_router_smem &router_of(const kk_cu_mega &a) {
     return *(kk_router_smem *)(kk_mega_memory + a.shared - sizeof(kk_router_smem));
 }
-/* Loads of a slot's steps may read past the end of the last staged row. */
+/* Loads of a slot's steps may read past the end of the last staged row; those of packed steps up to
+ * three steps on, in other shared memory. */
 template <class S> __device__ __forceinline__ char *stage_end(const kk_cu_mega &a) {
     return (char *)&router_of(a) - S::CHUNK * 64;
 }

@@ -23,7 +23,8 @@
  *    I6: t of the first 16 inputs and then of the others, with codes of the rest as zeros
  *
  * The order of codes in a word makes two neighbouring inputs come out of one shift and one mask as
- * the halves of a register.  A code below 128 ORed into the bits of 128.0 is the number 128 + code. */
+ * the halves of a register.  A code below 128 ORed into the bits of 128.0 is the number 128 +
+ * code. */
 #ifndef KK_CUDA_PACKED_CUH
 #define KK_CUDA_PACKED_CUH
 
@@ -32,17 +33,7 @@
 
 /* ---- the layout of a block ---------------------------------------------------------------- */
 
-/* 16-byte words of a K step of a strip. */
-__host__ __device__ __forceinline__ constexpr int kk_words_of(int w) {
-    return w == KK_W_BF16 ? 32
-           : w == KK_W_I4 ? 9
-           : w == KK_W_I5 ? 11
-           : w == KK_W_I6 ? 14
-           : w == KK_W_I8 ? 17
-           : w == KK_W_A4 ? 10
-           : w == KK_W_A5 ? 12
-                          : 18;
-}
+__host__ __device__ __forceinline__ constexpr int kk_words_of(int w) { return KK_CU_WORDS(w); }
 
 template <int W> struct kk_packing {
     static constexpr int ENCODING = W;
