@@ -164,7 +164,7 @@ static kk_dtype fallback_of(kk_dtype t) {
     }
 }
 
-/* Routers are bf16 in checkpoints of that type, and float32 beside packed weights.  There too their
+/* Routers are bf16 in checkpoints of that type, and float32 in others.  Beside packed weights their
  * values are those of a bf16 checkpoint, from which such files are converted. */
 static kk_dtype router_type(kk_dtype t) { return t == KK_BF16 ? KK_BF16 : KK_F32; }
 
@@ -309,7 +309,7 @@ static kk_status fill(maker *m, kk_err *err) {
     if (m->mix && (!make_tile(&m->finer, KK_Q6_K, 0, 0.02f) ||
                    !make_tile(&m->finer_fallback, fallback_of(KK_Q6_K), 0, 0.02f)))
         return kk_fail(err, KK_ENOMEM, "no memory for random weights");
-    if (router_type(m->type) == KK_F32) round_to_bf16(&m->router);
+    if (kk_dtype_is_quant(m->type)) round_to_bf16(&m->router);
     KK_TRY(make_tensors(m, err));
     KK_TRY(lay_all(m, err));
     return kk_checkpoint_settle(m->c, err);
