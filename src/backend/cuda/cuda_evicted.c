@@ -9,7 +9,11 @@
 
 #include "backend/cuda/cuda_device.h"
 
-enum { LEAST_SINKS = 4, SPAN = 8 /* pages of a full layer that a block takes in order */ };
+enum {
+    LEAST_SINKS = 4,
+    SPAN = 8,            /* pages of a full layer that a block takes in order */
+    NEXT_MOST = 24 << 20 /* bytes of weights that are brought to L2 ahead */
+};
 
 /* ---- shapes --------------------------------------------------------------------------------- */
 
@@ -427,10 +431,18 @@ static kk_status cut_rows(const kk_dev *dev, kk_cu_evicted *e, const kk_cuda_vie
 }
 
 static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                             const kk_cuda_view *v, kk_err *err) {
+                             const kk_cuda_then *then, const kk_cuda_view *v, kk_err *err) {
     kk_cu_evicted e;
     int32_t most = 0;
     KK_TRY(fill_evicted(dev, a, how, v, &e, err));
+    if (then) {
+        e.rounded = then->rounded;
+        e.swizzled = then->swizzled;
+    }
+    if (then && then->next) {
+        e.next = then->next->w.data;
+        e.next_bytes = then->next->bytes < NEXT_MOST ? then->next->bytes : NEXT_MOST;
+    }
     cut_spans(&e, v);
     KK_TRY(cut_rows(dev, &e, v, &most, err));
     const int32_t tiles = most / e.tile_rows;
@@ -443,7 +455,8 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
 }
 
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              bool gone, const kk_cuda_view *v, kk_err *err) {
+                              bool gone, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_err *err) {
     KK_TRY(kk_cuda_attend_stored(dev, a, how, v, gone ? dev->sums.data : NULL, err));
-    return gone ? add_latents(dev, a, how, v, err) : KK_OK;
+    return gone ? add_latents(dev, a, how, then, v, err) : KK_OK;
 }

@@ -19,9 +19,11 @@
  *        added to those of the span's pages before, in registers              -- __syncthreads
  *    smem: z | q [queries][2 wide] bf16 | score [W][queries][68] f32 | p [queries][72] bf16
  *      | sums of squares [W][64] f32 | angles of the page [wide][2] f32 | states, scales
- *    collect_kernel  256 threads per (row, head): adds spans in order, and puts the stored rows'
- *                    sum beside them; the sum of latents as two bf16 values each
- *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp
+ *      asks for what the kernels after it read first, for few rows: D_v, the layer's next weights
+ *    collect_kernel  256 threads per (row, head, 256 latent values): adds spans in order, and puts
+ *                    the stored rows' sum beside them; the sum of latents as two bf16 values each
+ *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp; rows
+ *                    in float32, and rounded for the product after them
  *
  * Values of K that are rotated take angles of the page's first row, composed with those of rows
  * 0 .. 63.  A latent that no query of a block may see, or that is no number, is read as zeros; in
@@ -136,16 +138,17 @@ struct gone_block {
 /* The values of queries that meet rebuilt ones, in the order of KK_CU_AS_KEYS. */
 __device__ __forceinline__ void stage_queries(const gone_block &b, int queries) {
     const kk_cu_evicted &a = b.a;
-    for (int i = (int)threadIdx.x; i < queries * 2 * a.wide; i += THREADS) {
-        const int m = i / (2 * a.wide), out = i % (2 * a.wide), second = out >= a.wide;
-        const int k = out - second * a.wide;
-        float x = 0;
-        if (m < b.n && k < a.half) {
-            const kk_gone_query q(b.tile, b.kv, b.q0 + m);
-            const size_t row = (size_t)(b.tile.first + q.row) * a.n_head + q.head;
-            x = a.q[row * a.head_dim + k + second * (a.head_dim / 2)];
+    const int lane = threadIdx.x % 32;
+    for (int m = (int)threadIdx.x / 32; m < queries; m += WARPS) {
+        const bool real = m < b.n;
+        const kk_gone_query q(b.tile, b.kv, b.q0 + (real ? m : 0));
+        const float *from = a.q + ((size_t)(b.tile.first + q.row) * a.n_head + q.head) * a.head_dim;
+        uint16_t *to = (uint16_t *)(b.smem + b.at.q + m * b.at.q_pitch);
+#pragma unroll 4
+        for (int out = lane; out < 2 * a.wide; out += 32) {
+            const int second = out >= a.wide, k = out - second * a.wide;
+            to[out] = kk_dbf16(real && k < a.half ? from[k + second * (a.head_dim / 2)] : 0.0f);
         }
-        *(uint16_t *)(b.smem + b.at.q + m * b.at.q_pitch + out * 2) = kk_dbf16(x);
     }
 }
 
@@ -161,20 +164,21 @@ __device__ __forceinline__ gone_coming start_page(const gone_block &b, char *z, 
     const kk_cu_evicted &a = b.a;
     const uint8_t *mem = a.rows.pages[b.tile.info.pages + page];
     const int base = page * KK_PAGE, pieces = kk_cu_latent_pitch(a.rank) / 8, rank = a.rank;
-    const int tid = (int)threadIdx.x;
+    const int tid = (int)threadIdx.x, lane = tid % 32;
+    const uint8_t *rows = mem + a.latent.v_off;
     const bool as_stored = a.latent.format == KK_CU_BF16 && rank % 8 == 0;
-    for (int i = tid; i < KK_PAGE * pieces; i += THREADS) {
-        const int j = i / pieces, at = i % pieces * 8;
-        const bool real = b.any.has(base + j) && at < rank;
-        char *to = z + j * b.at.z_pitch + at * 2;
-        const uint8_t *rows = mem + a.latent.v_off;
-        if (as_stored) {
-            kk_copy_async(to, real ? rows + ((size_t)j * rank + at) * 2 : rows, real);
-            continue;
+    for (int j = tid / 32; j < KK_PAGE; j += WARPS) {
+        const bool seen = b.any.has(base + j);
+        for (int piece = lane; piece < pieces; piece += 32) {
+            const int at = piece * 8;
+            const bool real = seen && at < rank;
+            char *to = z + j * b.at.z_pitch + at * 2;
+            if (as_stored)
+                kk_copy_async(to, real ? rows + ((size_t)j * rank + at) * 2 : rows, real);
+            else
+                *(uint4 *)to =
+                    real ? kk_latent_values(a.latent, rows, j, at) : make_uint4(0, 0, 0, 0);
         }
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (real) v = kk_latent_values(a.latent, rows, j, at);
-        *(uint4 *)to = v;
     }
     kk_copy_commit();
     gone_coming next = {0, make_float2(1, 0)};
@@ -214,42 +218,47 @@ __device__ __forceinline__ float2 add_angles(float2 x, float2 y) {
 }
 
 /* raw = D z of this warp's keys: strips 0 and 1 of the first halves of heads, 2 and 3 of the second
- * ones. */
-template <int MT>
+ * ones.  The decoder is read AHEAD steps before it is used. */
+template <int MT, int AHEAD>
 __device__ __forceinline__ void project_keys(float (&raw)[MT][4][4], const gone_block &b, int group,
                                              uint32_t z) {
     const int lane = threadIdx.x % 32, steps = kk_cu_latent_pitch(b.a.rank) / 32;
     const size_t half = (size_t)(b.a.wide / 8) * steps * 32;
     const uint4 *w =
         (const uint4 *)b.a.keys + 2 * b.kv * half + (size_t)group * 2 * steps * 32 + lane;
-    uint4 next[4];
-    const auto bring = [&](int s) {
+    uint4 next[AHEAD][4];
+    const auto bring = [&](uint4(&to)[4], int s) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) next[i] = w[(i / 2) * half + (size_t)(i % 2 * steps + s) * 32];
+        for (int i = 0; i < 4; i++) to[i] = w[(i / 2) * half + (size_t)(i % 2 * steps + s) * 32];
     };
-    bring(0);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) bring(next[k], min(k, steps - 1));
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int i = 0; i < 16; i++) raw[m][i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int s = 0; s < steps; s++) {
-        uint4 d[4];
+    for (int from = 0; from < steps; from += AHEAD)
 #pragma unroll
-        for (int i = 0; i < 4; i++) d[i] = next[i];
-        if (s + 1 < steps) bring(s + 1);
+        for (int k = 0; k < AHEAD; k++) {
+            const int s = from + k;
+            if (s >= steps) break;
+            uint4 d[4];
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
-            uint32_t x[4], y[4];
-            kk_load_rows(x, z + m * 16 * b.at.z_pitch + s * 64);
-            kk_load_rows(y, z + m * 16 * b.at.z_pitch + s * 64 + 32);
+            for (int i = 0; i < 4; i++) d[i] = next[k][i];
+            if (s + AHEAD < steps) bring(next[k], s + AHEAD);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                kk_times(raw[m][i], x, d[i].x, d[i].y);
-                kk_times(raw[m][i], y, d[i].z, d[i].w);
+            for (int m = 0; m < MT; m++) {
+                uint32_t x[4], y[4];
+                kk_load_rows(x, z + m * 16 * b.at.z_pitch + s * 64);
+                kk_load_rows(y, z + m * 16 * b.at.z_pitch + s * 64 + 32);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    kk_times(raw[m][i], x, d[i].x, d[i].y);
+                    kk_times(raw[m][i], y, d[i].z, d[i].w);
+                }
             }
         }
-    }
 }
 
 /* Sums of squares of this warp's values, for the norms of keys that have norms of their own. */
@@ -485,7 +494,8 @@ __device__ __forceinline__ void write_parts(const float (&sum)[RT][NT][4], const
 template <int MT, int NT, int RT>
 __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_block &b,
                                           char *latents, int page, const gone_coming &now) {
-    constexpr int W = 2 * MT, Q = 8 * NT;
+    /* As many steps as registers hold. */
+    constexpr int W = 2 * MT, Q = 8 * NT, AHEAD = NT > 1 || RT > 4 ? 1 : MT > 2 ? 3 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slot = warp / (4 / MT), row0 = warp % (4 / MT) * 16 * MT;
     float *score = b.floats(b.at.score) + slot * Q * SCORE_PITCH;
@@ -495,7 +505,7 @@ __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_bl
     for (int group = slot; group < b.a.wide / 16; group += W, first = false) {
         float raw[MT][4][4];
         uint32_t key[MT][2][4];
-        project_keys<MT>(raw, b, group, z);
+        project_keys<MT, AHEAD>(raw, b, group, z);
         if (!b.a.k_eq_v)
             add_squares<MT>(raw, b.floats(b.at.squares) + slot * KK_PAGE + row0, first);
         rotate_keys<MT>(key, raw, b, group, row0);
@@ -507,6 +517,33 @@ __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_bl
     __syncthreads();
     sum_latents<NT, RT>(sum, b, latents);
     __syncthreads();
+}
+
+/* Asks for share `at` of `n` of some bytes to be brought to L2. */
+__device__ __forceinline__ void prefetch_share(const void *from, size_t bytes, int at, int n) {
+    const size_t each = (bytes / 128 + n - 1) / n * 128, begin = each * at;
+    const size_t end = min(bytes, begin + each);
+    for (size_t i = begin + threadIdx.x * 128; i < end; i += THREADS * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)from + i));
+}
+
+/* The decoder of a head's keys: blocks of its pages bring a part each while latents are on their
+ * way. */
+__device__ __forceinline__ void prefetch_keys(const kk_cu_evicted &a, int kv) {
+    enum { SHARES = 16 };
+    const size_t bytes = (size_t)(a.wide / 4) * (kk_cu_latent_pitch(a.rank) / 32) * 512;
+    prefetch_share((const char *)a.keys + kv * bytes, bytes, (int)blockIdx.x % SHARES, SHARES);
+}
+
+/* What the kernels after this one read, while memory is idle: decoders of values, and then what the
+ * caller names. */
+__device__ __forceinline__ void prefetch_next(const kk_cu_evicted &a) {
+    if (!a.next_bytes) return;
+    const size_t head = (size_t)(a.head_dim / 8) * (kk_cu_latent_pitch(a.rank) / 32) * 512;
+    const int blocks = (int)(gridDim.x * gridDim.y * gridDim.z);
+    const int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
+    prefetch_share(a.values, head * a.n_kv_head, block, blocks);
+    prefetch_share(a.next, a.next_bytes, block, blocks);
 }
 
 /* MT: key_tiles; 8 NT queries; up to 128 RT latent values. */
@@ -532,10 +569,9 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
     const int from = (tile.span + (int)blockIdx.x) * a.span;
     const int begin = max(from, b.any.from / KK_PAGE);
     const int end = min(from + a.span, (b.any.to + KK_PAGE - 1) / KK_PAGE);
-    if (begin >= end || b.any.from >= b.any.to) return;
+    if (begin >= end || b.any.from >= b.any.to) return prefetch_next(a);
     if (tid < 8 * NT) ((gone_state *)(smem + b.at.state))[tid] = {-INFINITY, 0, 1, 0};
     for (int i = tid; i < 8 * NT * P_PITCH; i += THREADS) ((uint16_t *)(smem + b.at.p))[i] = 0;
-    stage_queries(b, 8 * NT);
     float sum[RT][NT][4];
 #pragma unroll
     for (int i = 0; i < RT * NT * 4; i++) sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
@@ -543,6 +579,8 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
         return smem + b.at.z + (a.ahead ? (page - begin) % 2 * b.at.z_bytes : 0);
     };
     gone_coming now = start_page(b, latents(begin), begin, freq);
+    prefetch_keys(a, kv);
+    stage_queries(b, 8 * NT);
     for (int page = begin; page < end; page++) {
         gone_coming next = now;
         const bool more = page + 1 < end;
@@ -556,16 +594,20 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
         if (!a.ahead && more) next = start_page(b, latents(page + 1), page + 1, freq);
         now = next;
     }
+    prefetch_next(a);
     write_parts<NT, RT>(sum, b);
 }
 
 /* ---- adding up ------------------------------------------------------------------------------- */
+
+enum { BATCH = 16 }; /* spans whose sums are on their way at once */
 
 __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant__ kk_cu_evicted a) {
     extern __shared__ __align__(16) float by[]; /* [spans] factors of this row's spans */
     __shared__ float tops[WARPS], all;
     const int tid = (int)threadIdx.x, lane = tid % 32, head = (int)blockIdx.x;
     const int r = (int)blockIdx.y % a.tile_rows, pitch = kk_cu_latent_pitch(a.rank);
+    const int column = (int)blockIdx.z * THREADS + tid; /* this thread's latent value */
     kk_next();
     kk_wait();
     const kk_gone_tile tile(a, (int)blockIdx.y / a.tile_rows);
@@ -574,10 +616,11 @@ __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant_
     const kk_gone see = kk_gone_at_row(a, tile.pos + r);
     uint16_t *to = a.sum + row * 2 * pitch;
     if (see.from >= see.to) {
-        for (int i = tid; i < 2 * pitch; i += THREADS) to[i] = 0;
-        if (tid == 0) a.weight[row] = 1;
+        if (column < pitch) to[column] = to[pitch + column] = 0;
+        if (column == 0) a.weight[row] = 1;
         return;
     }
+    const float2 stored = ((const float2 *)a.sums)[(size_t)(tile.first + r) * a.n_head + head];
     const size_t stride = (size_t)pitch + 4;
     const int first = see.from / KK_PAGE / a.span, n = (see.to - 1) / KK_PAGE / a.span + 1 - first;
     const float *part = a.parts + (row * a.spans + (first - tile.span)) * stride;
@@ -596,23 +639,26 @@ __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant_
         if (lane == 0) all = l;
     }
     __syncthreads();
-    const float2 stored = ((const float2 *)a.sums)[(size_t)(tile.first + r) * a.n_head + head];
     const float most = fmaxf(stored.x, top);
     const float near = __fmul_rn(stored.y, kk_dexp(__fsub_rn(stored.x, most)));
     const float far = kk_dexp(__fsub_rn(top, most));
     const float sum = __fmaf_rn(all, far, near);
-    if (tid == 0) a.weight[row] = __fdiv_rn(near, sum);
-    const float share = __fdiv_rn(far, sum);
-    for (int i = tid; i < pitch; i += THREADS) {
-        float x = 0;
-#pragma unroll 8
-        for (int k = 0; k < n; k++)
-            if (i < a.rank) x = __fmaf_rn(part[k * stride + 4 + i], by[k], x);
-        x = __fmul_rn(x, share);
-        const uint16_t high = kk_dbf16(x);
-        to[kk_swizzled(i)] = high;
-        to[pitch + kk_swizzled(i)] = kk_dbf16(__fsub_rn(x, kk_dfloat(high)));
+    if (column == 0) a.weight[row] = __fdiv_rn(near, sum);
+    if (column >= pitch) return;
+    const float *from = part + 4 + min(column, a.rank - 1);
+    float x = 0;
+    for (int k = 0; k < n; k += BATCH) {
+        float v[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) v[i] = from[min(k + i, n - 1) * stride];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (k + i < n) x = __fmaf_rn(v[i], by[k + i], x);
     }
+    x = column < a.rank ? __fmul_rn(x, __fdiv_rn(far, sum)) : 0;
+    const uint16_t high = kk_dbf16(x);
+    to[kk_swizzled(column)] = high;
+    to[pitch + kk_swizzled(column)] = kk_dbf16(__fsub_rn(x, kk_dfloat(high)));
 }
 
 __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ kk_cu_evicted a) {
@@ -649,7 +695,13 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
         float2 *out = (float2 *)(a.out + row * a.head_dim + strip * 8 + 2 * t);
         const float by = a.weight[row_of(g + 8 * h)];
         const float2 x = *out;
-        *out = make_float2(__fmaf_rn(x.x, by, c[2 * h]), __fmaf_rn(x.y, by, c[2 * h + 1]));
+        const float2 y =
+            make_float2(__fmaf_rn(x.x, by, c[2 * h]), __fmaf_rn(x.y, by, c[2 * h + 1]));
+        *out = y;
+        if (!a.rounded) continue;
+        const int column = q.head * a.head_dim + strip * 8 + 2 * t;
+        *(uint32_t *)(a.rounded + (size_t)(tile.first + q.row) * a.n_head * a.head_dim +
+                      (a.swizzled ? kk_swizzled(column) : column)) = kk_dbf16x2(y.x, y.y);
     }
 }
 
@@ -701,8 +753,9 @@ cudaError_t kk_cu_run_evicted(kk_cu_at at, const kk_cu_evicted *a) {
     }
     if (e != cudaSuccess) return e;
     e = kk_launch(at, collect_kernel, *a,
-                  dim3((unsigned)a->n_head, (unsigned)(a->n_tiles * a->tile_rows)), THREADS,
-                  (size_t)a->spans * sizeof(float));
+                  dim3((unsigned)a->n_head, (unsigned)(a->n_tiles * a->tile_rows),
+                       (unsigned)(kk_cu_latent_pitch(a->rank) + THREADS - 1) / THREADS),
+                  THREADS, (size_t)a->spans * sizeof(float));
     if (e != cudaSuccess) return e;
     const unsigned chunks = (unsigned)(a->head_dim / 8 + WARPS - 1) / WARPS;
     return kk_launch(at, finish_kernel, *a, dim3(tiles, n_kv * chunks, grid.z), THREADS, 0);

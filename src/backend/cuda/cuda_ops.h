@@ -256,6 +256,7 @@ enum {
     KK_CU_BLOCK = 256 /* threads of an expert kernel's block */
 };
 enum { KK_CU_EXPERTS = 512, KK_CU_USED = 16 }; /* most experts, and most experts of a row */
+enum { KK_CU_FEW_EXPERTS = 256 }; /* most that the experts' kernels choose from on the way */
 
 /* out[i] = w[i] x for up to 16 rows of bf16; or out[i] = act(w[i] x) * (up[i] x) as bf16. */
 typedef struct {
@@ -454,8 +455,8 @@ typedef struct {
     int32_t q_strips, kv_strips, att_width;
     struct {
         uint8_t q, k, v, o, gate, down, experts, experts_down; /* up: as gate */
-    } as;                 /* encodings of the weights */
-    int32_t qkv_units;    /* set by the launcher */
+    } as;                                                      /* encodings of the weights */
+    int32_t qkv_units;                                         /* set by the launcher */
     int32_t spans;        /* most spans of eight pages of a session; 0: by page alone */
     const size_t *tap_at; /* device: where in `tap` the layer's output goes too; NULL: nowhere */
 } kk_cu_mega_layer;

@@ -117,9 +117,12 @@ static kk_status attention(kk_dev *dev, const kk_layer_args *a, bool gone, const
     KK_TRY(multiply(dev, &in, err));
     KK_TRY(kk_cuda_store_now(dev, &store, v, err));
     float *att = kk_cuda_f(a->scratch.att);
-    KK_TRY(a->evicted ? kk_cuda_evicted_now(dev, &attend, a->evicted, gone, v, err)
+    const kk_cuda_then then = {dev->x.data, is_tiled(a), is_tiled(a) ? NULL : a->w.o};
+    if (gone && (size_t)n_rows * (size_t)width * 2 > dev->x.bytes)
+        return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, width);
+    KK_TRY(a->evicted ? kk_cuda_evicted_now(dev, &attend, a->evicted, gone, &then, v, err)
                       : kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
-    KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, is_tiled(a), err));
+    if (!gone) KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, is_tiled(a), err));
     kk_cu_linear out = {.x = dev->x.data, .n_rows = n_rows, .n_in = width};
     add_part(&out, a->w.o, kk_cuda_f(a->scratch.y));
     return multiply(dev, &out, err);
@@ -164,12 +167,14 @@ static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, bool gone,
     const kk_route_args route = kk_layer_route(a);
     const kk_experts_args experts = kk_layer_experts(a);
     const places p = places_of(dev, a);
+    const bool later = kk_cuda_chooses_later(&route);
+    assert(route.proj->w.n_out == experts.gate->w.n_mat);
     KK_TRY(enter(dev, a, before, err));
     KK_TRY(attention(dev, a, gone, v, err));
     KK_TRY(norms(dev, a, err));
-    KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, err));
+    KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, later, err));
     KK_TRY(dense_layer(dev, a, err));
-    return kk_cuda_experts_now(dev, &experts, p.z2, err);
+    return kk_cuda_experts_now(dev, &experts, later ? &route : NULL, p.z2, err);
 }
 
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
