@@ -400,13 +400,16 @@ static kk_status fill_evicted(const kk_dev *dev, const kk_attend_args *a, const 
 }
 
 /* How pages are cut into spans depends on the layer alone: a layer with a window sees few pages,
- * and a block takes each of them. */
+ * and a block takes each of them.  The first evicted row that a tile sees is at least
+ * pos - window + 1, pos that of its first row, and the last one is before its last row's kept
+ * ones.  No more spans than that, since blocks without any take the place of others. */
 static void cut_spans(kk_cu_evicted *e, const kk_cuda_view *v) {
-    int32_t pages = v->page_cap;
     e->span = e->window ? 1 : SPAN;
-    if (e->window && (e->window + v->tile_most) / KK_PAGE_ROWS + 2 < pages)
-        pages = (e->window + v->tile_most) / KK_PAGE_ROWS + 2;
-    e->spans = pages / e->span + 2;
+    e->spans = (v->page_cap + e->span - 1) / e->span;
+    if (!e->window) return;
+    const int64_t apart = (int64_t)v->tile_most + e->window - e->keep - 3; /* first and last */
+    const int64_t pages = apart > 0 ? (apart + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS + 1 : 1;
+    if (pages < e->spans) e->spans = (int32_t)pages;
 }
 
 /* Rows of a launch, as many as scratch holds. */

@@ -52,15 +52,15 @@ __global__ void __launch_bounds__(THREADS) lift_kernel(const __grid_constant__ k
     const kk_gone_tile tile(a, (int)blockIdx.z);
     const int q0 = (int)blockIdx.x * 16, n = min(16, tile.rows * tile.group - q0);
     if (n <= 0) return;
-    for (int i = (int)threadIdx.x; i < 16 * steps * 32; i += THREADS) {
-        const int m = i / (steps * 32), dim = i % (steps * 32);
-        float x = 0;
-        if (m < n && dim < a.head_dim) {
-            const kk_gone_query q(tile, kv, q0 + m);
-            const size_t row = (size_t)(tile.first + q.row) * a.n_head + q.head;
-            x = __fmul_rn(a.q[row * a.head_dim + dim], a.k_norm[dim]);
+    for (int m = warp; m < 16; m += WARPS) {
+        const kk_gone_query q(tile, kv, q0 + min(m, n - 1));
+        const float *row = a.q + ((size_t)(tile.first + q.row) * a.n_head + q.head) * a.head_dim;
+        uint16_t *to = (uint16_t *)(smem + m * pitch);
+#pragma unroll 4
+        for (int dim = lane; dim < steps * 32; dim += 32) {
+            const bool real = m < n && dim < a.head_dim;
+            to[dim] = kk_dbf16(real ? __fmul_rn(row[dim], a.k_norm[dim]) : 0.0f);
         }
-        *(uint16_t *)(smem + m * pitch + dim * 2) = kk_dbf16(x);
     }
     __syncthreads();
     if (strip >= strips) return;
@@ -217,45 +217,55 @@ __device__ __forceinline__ float2 add_angles(float2 x, float2 y) {
                        __fmaf_rn(x.y, y.x, __fmul_rn(x.x, y.y)));
 }
 
-/* raw = D z of this warp's keys: strips 0 and 1 of the first halves of heads, 2 and 3 of the second
- * ones.  The decoder is read AHEAD steps before it is used. */
-template <int MT, int AHEAD>
-__device__ __forceinline__ void project_keys(float (&raw)[MT][4][4], const gone_block &b, int group,
-                                             uint32_t z) {
-    const int lane = threadIdx.x % 32, steps = kk_cu_latent_pitch(b.a.rank) / 32;
-    const size_t half = (size_t)(b.a.wide / 8) * steps * 32;
-    const uint4 *w =
-        (const uint4 *)b.a.keys + 2 * b.kv * half + (size_t)group * 2 * steps * 32 + lane;
+/* The part of a decoder that rebuilds 16 pairs of values, AHEAD steps before they are used. */
+template <int AHEAD> struct gone_decoder {
+    const uint4 *w;
+    size_t half;
+    int steps;
     uint4 next[AHEAD][4];
-    const auto bring = [&](uint4(&to)[4], int s) {
+
+    __device__ __forceinline__ void bring(uint4 (&to)[4], int s) const {
 #pragma unroll
         for (int i = 0; i < 4; i++) to[i] = w[(i / 2) * half + (size_t)(i % 2 * steps + s) * 32];
-    };
+    }
+    __device__ __forceinline__ void open(const gone_block &b, int group) {
+        steps = kk_cu_latent_pitch(b.a.rank) / 32;
+        half = (size_t)(b.a.wide / 8) * steps * 32;
+        w = (const uint4 *)b.a.keys + 2 * b.kv * half + (size_t)group * 2 * steps * 32 +
+            threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) bring(next[k], min(k, steps - 1));
+        for (int k = 0; k < AHEAD; k++) bring(next[k], min(k, steps - 1));
+    }
+};
+
+/* raw = D z of this warp's keys: strips 0 and 1 of the first halves of heads, 2 and 3 of the second
+ * ones. */
+template <int MT, int AHEAD>
+__device__ __forceinline__ void project_keys(float (&raw)[MT][4][4], gone_decoder<AHEAD> &d,
+                                             uint32_t z, int z_pitch) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int i = 0; i < 16; i++) raw[m][i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int from = 0; from < steps; from += AHEAD)
+    for (int from = 0; from < d.steps; from += AHEAD)
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int s = from + k;
-            if (s >= steps) break;
-            uint4 d[4];
+            if (s >= d.steps) break;
+            uint4 now[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) d[i] = next[k][i];
-            if (s + AHEAD < steps) bring(next[k], s + AHEAD);
+            for (int i = 0; i < 4; i++) now[i] = d.next[k][i];
+            if (s + AHEAD < d.steps) d.bring(d.next[k], s + AHEAD);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
                 uint32_t x[4], y[4];
-                kk_load_rows(x, z + m * 16 * b.at.z_pitch + s * 64);
-                kk_load_rows(y, z + m * 16 * b.at.z_pitch + s * 64 + 32);
+                kk_load_rows(x, z + m * 16 * z_pitch + s * 64);
+                kk_load_rows(y, z + m * 16 * z_pitch + s * 64 + 32);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    kk_times(raw[m][i], x, d[i].x, d[i].y);
-                    kk_times(raw[m][i], y, d[i].z, d[i].w);
+                    kk_times(raw[m][i], x, now[i].x, now[i].y);
+                    kk_times(raw[m][i], y, now[i].z, now[i].w);
                 }
             }
         }
@@ -491,21 +501,30 @@ __device__ __forceinline__ void write_parts(const float (&sum)[RT][NT][4], const
         }
 }
 
+/* later: copies of the next page are under way too. */
 template <int MT, int NT, int RT>
 __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_block &b,
-                                          char *latents, int page, const gone_coming &now) {
+                                          char *latents, int page, const gone_coming &now,
+                                          bool later) {
     /* As many steps as registers hold. */
     constexpr int W = 2 * MT, Q = 8 * NT, AHEAD = NT > 1 || RT > 4 ? 1 : MT > 2 ? 3 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slot = warp / (4 / MT), row0 = warp % (4 / MT) * 16 * MT;
     float *score = b.floats(b.at.score) + slot * Q * SCORE_PITCH;
     const uint32_t z = kk_shared(latents) + (row0 + lane % 16) * b.at.z_pitch + lane / 16 * 16;
+    gone_decoder<AHEAD> decoder;
+    decoder.open(b, slot); /* a slot has a group: W is at most wide / 16 */
+    if (later)
+        kk_copy_wait<1>();
+    else
+        kk_copy_wait<0>();
     settle_page(b, latents, page, now);
     bool first = true;
     for (int group = slot; group < b.a.wide / 16; group += W, first = false) {
         float raw[MT][4][4];
         uint32_t key[MT][2][4];
-        project_keys<MT, AHEAD>(raw, b, group, z);
+        if (!first) decoder.open(b, group);
+        project_keys<MT, AHEAD>(raw, decoder, z, b.at.z_pitch);
         if (!b.a.k_eq_v)
             add_squares<MT>(raw, b.floats(b.at.squares) + slot * KK_PAGE + row0, first);
         rotate_keys<MT>(key, raw, b, group, row0);
@@ -583,15 +602,10 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
     stage_queries(b, 8 * NT);
     for (int page = begin; page < end; page++) {
         gone_coming next = now;
-        const bool more = page + 1 < end;
-        if (a.ahead && more) {
-            next = start_page(b, latents(page + 1), page + 1, freq);
-            kk_copy_wait<1>();
-        } else {
-            kk_copy_wait<0>();
-        }
-        gone_page<MT, NT, RT>(sum, b, latents(page), page, now);
-        if (!a.ahead && more) next = start_page(b, latents(page + 1), page + 1, freq);
+        const bool more = page + 1 < end, later = a.ahead && more;
+        if (later) next = start_page(b, latents(page + 1), page + 1, freq);
+        gone_page<MT, NT, RT>(sum, b, latents(page), page, now, later);
+        if (more && !later) next = start_page(b, latents(page + 1), page + 1, freq);
         now = next;
     }
     prefetch_next(a);
@@ -679,7 +693,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
     const uint16_t *hi = a.sum + row_of(g + 8) * 2 * pitch + t * 8;
     const uint4 *w = (const uint4 *)a.values + ((size_t)kv * strips + strip) * steps * 32 + lane;
     float c[4] = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
     for (int s = 0; s < steps; s++) {
         const uint4 d = w[s * 32];
 #pragma unroll
