@@ -72,6 +72,12 @@ typedef enum {
     KK_CUDA_HEAD,          /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
 
+/* What rows see where some are evicted. */
+typedef struct {
+    int32_t gone;  /* 1: some row sees rows that have to be rebuilt */
+    int32_t first; /* 1: some row sees page 0, which a sink that lies apart completes */
+} kk_cuda_sight;
+
 /* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
  * Zeroed before it is filled, so that equal operations have equal bytes. */
 typedef struct {
@@ -103,12 +109,12 @@ typedef struct {
         struct {
             kk_attend_args attend; /* its evicted is NULL */
             kk_evicted how;        /* without diagnosis */
-            int32_t gone;          /* 1: some row sees rows that have to be rebuilt */
+            kk_cuda_sight sees;
         } evicted;
         struct {
             kk_layer_args layer; /* where `layer` is */
             kk_evicted how;
-            int32_t gone;
+            kk_cuda_sight sees;
         } evicted_layer;
     } a;
 } kk_cuda_op;
@@ -262,10 +268,11 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
 /* The arguments of attention, except its outputs. */
 kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
-/* Attention over the rows that are stored. how: which ones are not, NULL: none; sums: where m and l
- * of its softmax go, NULL: nowhere. */
+/* Attention over the rows that are stored. how: which ones are not; sums: where m and l of its
+ * softmax go, NULL: nowhere. */
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                const kk_cuda_view *v, float *sums, kk_err *err);
+                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_err *err);
 
 /* Rows that are evicted (cuda_evicted.c). */
 kk_status kk_cuda_prepare_evicted(kk_dev *dev, const kk_prepare_args *a, kk_err *err);
@@ -283,13 +290,13 @@ kk_status kk_cuda_scales_now(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
 /* What comes after attention in a layer. */
 typedef struct {
-    uint16_t *rounded; /* its rows once more as bf16, swizzled or not; written only where `gone` */
+    uint16_t *rounded; /* its rows once more as bf16, swizzled or not; where some are gone */
     bool swizzled;
     const kk_weight *next; /* read next, by few rows; NULL: nobody says */
 } kk_cuda_then;
-/* gone: some row sees rows that have to be rebuilt.  then NULL: what comes after is not known. */
+/* then NULL: what comes after is not known. */
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              bool gone, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
                               kk_err *err);
 /* Frees what was made from a weight; all of it, where w is NULL. */
 void kk_cuda_drop_decoders(kk_dev *dev, const void *w);

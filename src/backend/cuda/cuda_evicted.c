@@ -458,8 +458,9 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
 }
 
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              bool gone, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
                               kk_err *err) {
-    KK_TRY(kk_cuda_attend_stored(dev, a, how, v, gone ? dev->sums.data : NULL, err));
-    return gone ? add_latents(dev, a, how, then, v, err) : KK_OK;
+    float *sums = sees.gone ? dev->sums.data : NULL;
+    KK_TRY(kk_cuda_attend_stored(dev, a, how, sees, v, sums, err));
+    return sees.gone ? add_latents(dev, a, how, then, v, err) : KK_OK;
 }

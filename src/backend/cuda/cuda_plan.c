@@ -316,9 +316,10 @@ static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t
     return KK_OK;
 }
 
+/* first: some row may see page 0. */
 static kk_status run_attend(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                            kk_cu_attend t, kk_err *err) {
-    if (v->sinks) KK_TRY(kk_cuda_join_sinks(dev, a, v, &t, err));
+                            kk_cu_attend t, bool first, kk_err *err) {
+    if (v->sinks && first) KK_TRY(kk_cuda_join_sinks(dev, a, v, &t, err));
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
     /* Up to 16 rows are split over pages, unless one row's pages exceed the scratch: many heads and
      * a long context. */
@@ -341,15 +342,16 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
     t.out = out;
     t.out_bf16 = out_bf16;
     t.bf16_pitch = pitch;
-    return run_attend(dev, a, v, t, err);
+    return run_attend(dev, a, v, t, true, err);
 }
 
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                const kk_cuda_view *v, float *sums, kk_err *err) {
+                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_err *err) {
     kk_cu_attend t = attend_args(dev, a, how, v);
     t.out = kk_cuda_f(a->out);
     t.sums = sums;
-    return run_attend(dev, a, v, t, err);
+    return run_attend(dev, a, v, t, sees.first, err);
 }
 
 /* ---- one by one ----------------------------------------------------------------------------- */
@@ -538,7 +540,7 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_KEEP: return kk_cuda_keep_now(dev, &op->a.keep, &views[op->view], err);
     case KK_CUDA_EVICTED:
         return kk_cuda_evicted_now(dev, &op->a.evicted.attend, &op->a.evicted.how,
-                                   op->a.evicted.gone, NULL, &views[op->view], err);
+                                   op->a.evicted.sees, NULL, &views[op->view], err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");
