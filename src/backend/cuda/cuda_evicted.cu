@@ -167,19 +167,22 @@ __device__ __forceinline__ gone_coming start_page(const gone_block &b, char *z, 
     const int tid = (int)threadIdx.x, lane = tid % 32;
     const uint8_t *rows = mem + a.latent.v_off;
     const bool as_stored = a.latent.format == KK_CU_BF16 && rank % 8 == 0;
-    for (int j = tid / 32; j < KK_PAGE; j += WARPS) {
+    for (int j = tid / 32; as_stored && j < KK_PAGE; j += WARPS) {
         const bool seen = b.any.has(base + j);
+        const uint8_t *row = rows + (size_t)j * rank * 2;
+        char *to = z + j * b.at.z_pitch;
+#pragma unroll 2
         for (int piece = lane; piece < pieces; piece += 32) {
-            const int at = piece * 8;
-            const bool real = seen && at < rank;
-            char *to = z + j * b.at.z_pitch + at * 2;
-            if (as_stored)
-                kk_copy_async(to, real ? rows + ((size_t)j * rank + at) * 2 : rows, real);
-            else
-                *(uint4 *)to =
-                    real ? kk_latent_values(a.latent, rows, j, at) : make_uint4(0, 0, 0, 0);
+            const bool real = seen && piece * 8 < rank;
+            kk_copy_async(to + piece * 16, real ? row + piece * 16 : rows, real);
         }
     }
+    for (int j = tid / 32; !as_stored && j < KK_PAGE; j += WARPS)
+        for (int piece = lane; piece < pieces; piece += 32) {
+            const bool real = b.any.has(base + j) && piece * 8 < rank;
+            *(uint4 *)(z + j * b.at.z_pitch + piece * 16) =
+                real ? kk_latent_values(a.latent, rows, j, piece * 8) : make_uint4(0, 0, 0, 0);
+        }
     kk_copy_commit();
     gone_coming next = {0, make_float2(1, 0)};
     if (tid < KK_PAGE && b.any.has(base + tid)) {

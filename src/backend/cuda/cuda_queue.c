@@ -591,8 +591,9 @@ static kk_cuda_sight sight_of(const kk_attend_args *a) {
         const kk_group *g = &a->rows->group[i];
         const kk_visible first = kk_sees(&rule, g->pos);
         if (first.sink_from < first.sink_to || first.from < KK_PAGE_ROWS) s.first = 1;
-        for (int64_t p = g->pos; e->rebuilds && p < g->pos + g->most_shift + g->n_rows; p++)
-            if (kk_visible_gone(kk_sees(&rule, p)) > 0) s.gone = 1;
+        const int64_t end = g->pos + g->most_shift + g->n_rows;
+        for (int64_t p = g->pos; e->rebuilds && !s.gone && p < end; p++)
+            s.gone = kk_visible_gone(kk_sees(&rule, p)) > 0;
     }
     return s;
 }
