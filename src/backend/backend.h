@@ -47,7 +47,8 @@ typedef struct {
     kk_kv_format format;
     bool k_eq_v;
     int32_t n_kv_head, head_dim;
-    size_t k_off, v_off; /* bytes from the page's start */
+    /* Bytes from the page's start, whole multiples of 64.  Pages begin at whole multiples of 16. */
+    size_t k_off, v_off;
 } kk_kv_slot;
 
 /* Bytes of one head in a page. */
@@ -57,10 +58,12 @@ static inline size_t kk_kv_head_bytes(kk_kv_format format, int32_t head_dim) {
 
 /* One session's rows in a forward, and its page table for one layer kind. */
 typedef struct {
-    int32_t row, n_rows;     /* its rows are [row, row + n_rows) of the forward */
-    int64_t pos;             /* absolute position of the first of them */
-    uint8_t *const *pages;   /* by absolute page index; those that no row sees may be NULL */
-    const uint8_t *sink;     /* the first rows, kept apart; NULL: they lie in their page */
+    int32_t row, n_rows;   /* its rows are [row, row + n_rows) of the forward */
+    int64_t pos;           /* absolute position of the first of them */
+    uint8_t *const *pages; /* by absolute page index; those that no row sees may be NULL */
+    /* The first rows, kept apart: laid out as a page of so many rows, whose parts may then begin
+     * at any byte.  NULL: they lie in their page. */
+    const uint8_t *sink;
     uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
     /* Only the device knows how many tokens of a draft before these rows are right: pos is the
      * least it can be, and the int32 at shift, at most most_shift, is added to it.  NULL: pos is

@@ -72,6 +72,12 @@ typedef enum {
     KK_CUDA_HEAD,          /* always directly after a layer of up to 16 rows */
 } kk_cuda_kind;
 
+/* What rows see where some are evicted. */
+typedef struct {
+    int32_t gone;  /* 1: some row sees rows that have to be rebuilt */
+    int32_t first; /* 1: some row sees page 0, which a sink that lies apart completes */
+} kk_cuda_sight;
+
 /* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
  * Zeroed before it is filled, so that equal operations have equal bytes. */
 typedef struct {
@@ -103,12 +109,12 @@ typedef struct {
         struct {
             kk_attend_args attend; /* its evicted is NULL */
             kk_evicted how;        /* without diagnosis */
-            int32_t gone;          /* 1: some row sees rows that have to be rebuilt */
+            kk_cuda_sight sees;
         } evicted;
         struct {
             kk_layer_args layer; /* where `layer` is */
             kk_evicted how;
-            int32_t gone;
+            kk_cuda_sight sees;
         } evicted_layer;
     } a;
 } kk_cuda_op;
@@ -247,20 +253,26 @@ kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_v
 /* Converts rows to bf16 in dev->x, swizzled for tiled products or not. */
 kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim, int32_t pitch,
                         bool swizzled, kk_err *err);
-/* Experts of bf16 rows at x (swizzled where they are tiled), whose choice is known. */
-kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
-                              kk_err *err);
-/* The router over normed bf16 rows at x (swizzled where they are more than 16); then the top-k. */
-kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err);
+/* Experts of bf16 rows at x (swizzled where they are tiled).  route: the router whose logits they
+ * choose from; NULL: the choice is known. */
+kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const kk_route_args *route,
+                              const uint16_t *x, kk_err *err);
+/* The router over normed bf16 rows at x (swizzled where they are more than 16); then the top-k,
+ * unless that is left to the experts. */
+kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, bool later,
+                             kk_err *err);
+/* Whether so few rows choose from so few experts that these choose faster on the way. */
+bool kk_cuda_chooses_later(const kk_route_args *a);
 kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
                              float *out, uint16_t *out_bf16, int32_t pitch, kk_err *err);
 /* The arguments of attention, except its outputs. */
 kk_cu_attend kk_cuda_attend_args(const kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v);
 kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v);
-/* Attention over the rows that are stored. how: which ones are not, NULL: none; sums: where m and l
- * of its softmax go, NULL: nowhere. */
+/* Attention over the rows that are stored. how: which ones are not; sums: where m and l of its
+ * softmax go, NULL: nowhere. */
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                const kk_cuda_view *v, float *sums, kk_err *err);
+                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_err *err);
 
 /* Rows that are evicted (cuda_evicted.c). */
 kk_status kk_cuda_prepare_evicted(kk_dev *dev, const kk_prepare_args *a, kk_err *err);
@@ -276,8 +288,16 @@ kk_status kk_cuda_keep_now(kk_dev *dev, const kk_keep_args *a, const kk_cuda_vie
 /* Scales of consecutive layers, in one launch; *used of n operations. */
 kk_status kk_cuda_scales_now(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
+/* What comes after attention in a layer. */
+typedef struct {
+    uint16_t *rounded; /* its rows once more as bf16, swizzled or not; where some are gone */
+    bool swizzled;
+    const kk_weight *next; /* read next, by few rows; NULL: nobody says */
+} kk_cuda_then;
+/* then NULL: what comes after is not known. */
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              bool gone, const kk_cuda_view *v, kk_err *err);
+                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_err *err);
 /* Frees what was made from a weight; all of it, where w is NULL. */
 void kk_cuda_drop_decoders(kk_dev *dev, const void *w);
 kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);

@@ -9,7 +9,11 @@
 
 #include "backend/cuda/cuda_device.h"
 
-enum { LEAST_SINKS = 4, SPAN = 8 /* pages of a full layer that a block takes in order */ };
+enum {
+    LEAST_SINKS = 4,
+    SPAN = 8,            /* pages of a full layer that a block takes in order */
+    NEXT_MOST = 24 << 20 /* bytes of weights that are brought to L2 ahead */
+};
 
 /* ---- shapes --------------------------------------------------------------------------------- */
 
@@ -396,13 +400,16 @@ static kk_status fill_evicted(const kk_dev *dev, const kk_attend_args *a, const 
 }
 
 /* How pages are cut into spans depends on the layer alone: a layer with a window sees few pages,
- * and a block takes each of them. */
+ * and a block takes each of them.  The first evicted row that a tile sees is at least
+ * pos - window + 1, pos that of its first row, and the last one is before its last row's kept
+ * ones.  No more spans than that, since blocks without any take the place of others. */
 static void cut_spans(kk_cu_evicted *e, const kk_cuda_view *v) {
-    int32_t pages = v->page_cap;
     e->span = e->window ? 1 : SPAN;
-    if (e->window && (e->window + v->tile_most) / KK_PAGE_ROWS + 2 < pages)
-        pages = (e->window + v->tile_most) / KK_PAGE_ROWS + 2;
-    e->spans = pages / e->span + 2;
+    e->spans = (v->page_cap + e->span - 1) / e->span;
+    if (!e->window) return;
+    const int64_t apart = (int64_t)v->tile_most + e->window - e->keep - 3; /* first and last */
+    const int64_t pages = apart > 0 ? (apart + KK_PAGE_ROWS - 1) / KK_PAGE_ROWS + 1 : 1;
+    if (pages < e->spans) e->spans = (int32_t)pages;
 }
 
 /* Rows of a launch, as many as scratch holds. */
@@ -427,10 +434,18 @@ static kk_status cut_rows(const kk_dev *dev, kk_cu_evicted *e, const kk_cuda_vie
 }
 
 static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                             const kk_cuda_view *v, kk_err *err) {
+                             const kk_cuda_then *then, const kk_cuda_view *v, kk_err *err) {
     kk_cu_evicted e;
     int32_t most = 0;
     KK_TRY(fill_evicted(dev, a, how, v, &e, err));
+    if (then) {
+        e.rounded = then->rounded;
+        e.swizzled = then->swizzled;
+    }
+    if (then && then->next) {
+        e.next = then->next->w.data;
+        e.next_bytes = then->next->bytes < NEXT_MOST ? then->next->bytes : NEXT_MOST;
+    }
     cut_spans(&e, v);
     KK_TRY(cut_rows(dev, &e, v, &most, err));
     const int32_t tiles = most / e.tile_rows;
@@ -443,7 +458,9 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
 }
 
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              bool gone, const kk_cuda_view *v, kk_err *err) {
-    KK_TRY(kk_cuda_attend_stored(dev, a, how, v, gone ? dev->sums.data : NULL, err));
-    return gone ? add_latents(dev, a, how, v, err) : KK_OK;
+                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_err *err) {
+    float *sums = sees.gone ? dev->sums.data : NULL;
+    KK_TRY(kk_cuda_attend_stored(dev, a, how, sees, v, sums, err));
+    return sees.gone ? add_latents(dev, a, how, then, v, err) : KK_OK;
 }

@@ -19,9 +19,11 @@
  *        added to those of the span's pages before, in registers              -- __syncthreads
  *    smem: z | q [queries][2 wide] bf16 | score [W][queries][68] f32 | p [queries][72] bf16
  *      | sums of squares [W][64] f32 | angles of the page [wide][2] f32 | states, scales
- *    collect_kernel  256 threads per (row, head): adds spans in order, and puts the stored rows'
- *                    sum beside them; the sum of latents as two bf16 values each
- *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp
+ *      asks for what the kernels after it read first, for few rows: D_v, the layer's next weights
+ *    collect_kernel  256 threads per (row, head, 256 latent values): adds spans in order, and puts
+ *                    the stored rows' sum beside them; the sum of latents as two bf16 values each
+ *    finish_kernel   D_v times sums of latents for 16 queries, a strip of 8 outputs per warp; rows
+ *                    in float32, and rounded for the product after them
  *
  * Values of K that are rotated take angles of the page's first row, composed with those of rows
  * 0 .. 63.  A latent that no query of a block may see, or that is no number, is read as zeros; in
@@ -50,15 +52,15 @@ __global__ void __launch_bounds__(THREADS) lift_kernel(const __grid_constant__ k
     const kk_gone_tile tile(a, (int)blockIdx.z);
     const int q0 = (int)blockIdx.x * 16, n = min(16, tile.rows * tile.group - q0);
     if (n <= 0) return;
-    for (int i = (int)threadIdx.x; i < 16 * steps * 32; i += THREADS) {
-        const int m = i / (steps * 32), dim = i % (steps * 32);
-        float x = 0;
-        if (m < n && dim < a.head_dim) {
-            const kk_gone_query q(tile, kv, q0 + m);
-            const size_t row = (size_t)(tile.first + q.row) * a.n_head + q.head;
-            x = __fmul_rn(a.q[row * a.head_dim + dim], a.k_norm[dim]);
+    for (int m = warp; m < 16; m += WARPS) {
+        const kk_gone_query q(tile, kv, q0 + min(m, n - 1));
+        const float *row = a.q + ((size_t)(tile.first + q.row) * a.n_head + q.head) * a.head_dim;
+        uint16_t *to = (uint16_t *)(smem + m * pitch);
+#pragma unroll 4
+        for (int dim = lane; dim < steps * 32; dim += 32) {
+            const bool real = m < n && dim < a.head_dim;
+            to[dim] = kk_dbf16(real ? __fmul_rn(row[dim], a.k_norm[dim]) : 0.0f);
         }
-        *(uint16_t *)(smem + m * pitch + dim * 2) = kk_dbf16(x);
     }
     __syncthreads();
     if (strip >= strips) return;
@@ -136,16 +138,17 @@ struct gone_block {
 /* The values of queries that meet rebuilt ones, in the order of KK_CU_AS_KEYS. */
 __device__ __forceinline__ void stage_queries(const gone_block &b, int queries) {
     const kk_cu_evicted &a = b.a;
-    for (int i = (int)threadIdx.x; i < queries * 2 * a.wide; i += THREADS) {
-        const int m = i / (2 * a.wide), out = i % (2 * a.wide), second = out >= a.wide;
-        const int k = out - second * a.wide;
-        float x = 0;
-        if (m < b.n && k < a.half) {
-            const kk_gone_query q(b.tile, b.kv, b.q0 + m);
-            const size_t row = (size_t)(b.tile.first + q.row) * a.n_head + q.head;
-            x = a.q[row * a.head_dim + k + second * (a.head_dim / 2)];
+    const int lane = threadIdx.x % 32;
+    for (int m = (int)threadIdx.x / 32; m < queries; m += WARPS) {
+        const bool real = m < b.n;
+        const kk_gone_query q(b.tile, b.kv, b.q0 + (real ? m : 0));
+        const float *from = a.q + ((size_t)(b.tile.first + q.row) * a.n_head + q.head) * a.head_dim;
+        uint16_t *to = (uint16_t *)(b.smem + b.at.q + m * b.at.q_pitch);
+#pragma unroll 4
+        for (int out = lane; out < 2 * a.wide; out += 32) {
+            const int second = out >= a.wide, k = out - second * a.wide;
+            to[out] = kk_dbf16(real && k < a.half ? from[k + second * (a.head_dim / 2)] : 0.0f);
         }
-        *(uint16_t *)(b.smem + b.at.q + m * b.at.q_pitch + out * 2) = kk_dbf16(x);
     }
 }
 
@@ -161,21 +164,25 @@ __device__ __forceinline__ gone_coming start_page(const gone_block &b, char *z, 
     const kk_cu_evicted &a = b.a;
     const uint8_t *mem = a.rows.pages[b.tile.info.pages + page];
     const int base = page * KK_PAGE, pieces = kk_cu_latent_pitch(a.rank) / 8, rank = a.rank;
-    const int tid = (int)threadIdx.x;
+    const int tid = (int)threadIdx.x, lane = tid % 32;
+    const uint8_t *rows = mem + a.latent.v_off;
     const bool as_stored = a.latent.format == KK_CU_BF16 && rank % 8 == 0;
-    for (int i = tid; i < KK_PAGE * pieces; i += THREADS) {
-        const int j = i / pieces, at = i % pieces * 8;
-        const bool real = b.any.has(base + j) && at < rank;
-        char *to = z + j * b.at.z_pitch + at * 2;
-        const uint8_t *rows = mem + a.latent.v_off;
-        if (as_stored) {
-            kk_copy_async(to, real ? rows + ((size_t)j * rank + at) * 2 : rows, real);
-            continue;
+    for (int j = tid / 32; as_stored && j < KK_PAGE; j += WARPS) {
+        const bool seen = b.any.has(base + j);
+        const uint8_t *row = rows + (size_t)j * rank * 2;
+        char *to = z + j * b.at.z_pitch;
+#pragma unroll 2
+        for (int piece = lane; piece < pieces; piece += 32) {
+            const bool real = seen && piece * 8 < rank;
+            kk_copy_async(to + piece * 16, real ? row + piece * 16 : rows, real);
         }
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (real) v = kk_latent_values(a.latent, rows, j, at);
-        *(uint4 *)to = v;
     }
+    for (int j = tid / 32; !as_stored && j < KK_PAGE; j += WARPS)
+        for (int piece = lane; piece < pieces; piece += 32) {
+            const bool real = b.any.has(base + j) && piece * 8 < rank;
+            *(uint4 *)(z + j * b.at.z_pitch + piece * 16) =
+                real ? kk_latent_values(a.latent, rows, j, piece * 8) : make_uint4(0, 0, 0, 0);
+        }
     kk_copy_commit();
     gone_coming next = {0, make_float2(1, 0)};
     if (tid < KK_PAGE && b.any.has(base + tid)) {
@@ -213,43 +220,58 @@ __device__ __forceinline__ float2 add_angles(float2 x, float2 y) {
                        __fmaf_rn(x.y, y.x, __fmul_rn(x.x, y.y)));
 }
 
+/* The part of a decoder that rebuilds 16 pairs of values, AHEAD steps before they are used. */
+template <int AHEAD> struct gone_decoder {
+    const uint4 *w;
+    size_t half;
+    int steps;
+    uint4 next[AHEAD][4];
+
+    __device__ __forceinline__ void bring(uint4 (&to)[4], int s) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[i] = w[(i / 2) * half + (size_t)(i % 2 * steps + s) * 32];
+    }
+    __device__ __forceinline__ void open(const gone_block &b, int group) {
+        steps = kk_cu_latent_pitch(b.a.rank) / 32;
+        half = (size_t)(b.a.wide / 8) * steps * 32;
+        w = (const uint4 *)b.a.keys + 2 * b.kv * half + (size_t)group * 2 * steps * 32 +
+            threadIdx.x % 32;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) bring(next[k], min(k, steps - 1));
+    }
+};
+
 /* raw = D z of this warp's keys: strips 0 and 1 of the first halves of heads, 2 and 3 of the second
  * ones. */
-template <int MT>
-__device__ __forceinline__ void project_keys(float (&raw)[MT][4][4], const gone_block &b, int group,
-                                             uint32_t z) {
-    const int lane = threadIdx.x % 32, steps = kk_cu_latent_pitch(b.a.rank) / 32;
-    const size_t half = (size_t)(b.a.wide / 8) * steps * 32;
-    const uint4 *w =
-        (const uint4 *)b.a.keys + 2 * b.kv * half + (size_t)group * 2 * steps * 32 + lane;
-    uint4 next[4];
-    const auto bring = [&](int s) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) next[i] = w[(i / 2) * half + (size_t)(i % 2 * steps + s) * 32];
-    };
-    bring(0);
+template <int MT, int AHEAD>
+__device__ __forceinline__ void project_keys(float (&raw)[MT][4][4], gone_decoder<AHEAD> &d,
+                                             uint32_t z, int z_pitch) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int i = 0; i < 16; i++) raw[m][i / 4][i % 4] = 0;
 #pragma unroll 1
-    for (int s = 0; s < steps; s++) {
-        uint4 d[4];
+    for (int from = 0; from < d.steps; from += AHEAD)
 #pragma unroll
-        for (int i = 0; i < 4; i++) d[i] = next[i];
-        if (s + 1 < steps) bring(s + 1);
+        for (int k = 0; k < AHEAD; k++) {
+            const int s = from + k;
+            if (s >= d.steps) break;
+            uint4 now[4];
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
-            uint32_t x[4], y[4];
-            kk_load_rows(x, z + m * 16 * b.at.z_pitch + s * 64);
-            kk_load_rows(y, z + m * 16 * b.at.z_pitch + s * 64 + 32);
+            for (int i = 0; i < 4; i++) now[i] = d.next[k][i];
+            if (s + AHEAD < d.steps) d.bring(d.next[k], s + AHEAD);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                kk_times(raw[m][i], x, d[i].x, d[i].y);
-                kk_times(raw[m][i], y, d[i].z, d[i].w);
+            for (int m = 0; m < MT; m++) {
+                uint32_t x[4], y[4];
+                kk_load_rows(x, z + m * 16 * z_pitch + s * 64);
+                kk_load_rows(y, z + m * 16 * z_pitch + s * 64 + 32);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    kk_times(raw[m][i], x, now[i].x, now[i].y);
+                    kk_times(raw[m][i], y, now[i].z, now[i].w);
+                }
             }
         }
-    }
 }
 
 /* Sums of squares of this warp's values, for the norms of keys that have norms of their own. */
@@ -482,20 +504,30 @@ __device__ __forceinline__ void write_parts(const float (&sum)[RT][NT][4], const
         }
 }
 
+/* later: copies of the next page are under way too. */
 template <int MT, int NT, int RT>
 __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_block &b,
-                                          char *latents, int page, const gone_coming &now) {
-    constexpr int W = 2 * MT, Q = 8 * NT;
+                                          char *latents, int page, const gone_coming &now,
+                                          bool later) {
+    /* As many steps as registers hold. */
+    constexpr int W = 2 * MT, Q = 8 * NT, AHEAD = NT > 1 || RT > 4 ? 1 : MT > 2 ? 3 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slot = warp / (4 / MT), row0 = warp % (4 / MT) * 16 * MT;
     float *score = b.floats(b.at.score) + slot * Q * SCORE_PITCH;
     const uint32_t z = kk_shared(latents) + (row0 + lane % 16) * b.at.z_pitch + lane / 16 * 16;
+    gone_decoder<AHEAD> decoder;
+    decoder.open(b, slot); /* a slot has a group: W is at most wide / 16 */
+    if (later)
+        kk_copy_wait<1>();
+    else
+        kk_copy_wait<0>();
     settle_page(b, latents, page, now);
     bool first = true;
     for (int group = slot; group < b.a.wide / 16; group += W, first = false) {
         float raw[MT][4][4];
         uint32_t key[MT][2][4];
-        project_keys<MT>(raw, b, group, z);
+        if (!first) decoder.open(b, group);
+        project_keys<MT, AHEAD>(raw, decoder, z, b.at.z_pitch);
         if (!b.a.k_eq_v)
             add_squares<MT>(raw, b.floats(b.at.squares) + slot * KK_PAGE + row0, first);
         rotate_keys<MT>(key, raw, b, group, row0);
@@ -507,6 +539,33 @@ __device__ __forceinline__ void gone_page(float (&sum)[RT][NT][4], const gone_bl
     __syncthreads();
     sum_latents<NT, RT>(sum, b, latents);
     __syncthreads();
+}
+
+/* Asks for share `at` of `n` of some bytes to be brought to L2. */
+__device__ __forceinline__ void prefetch_share(const void *from, size_t bytes, int at, int n) {
+    const size_t each = (bytes / 128 + n - 1) / n * 128, begin = each * at;
+    const size_t end = min(bytes, begin + each);
+    for (size_t i = begin + threadIdx.x * 128; i < end; i += THREADS * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)from + i));
+}
+
+/* The decoder of a head's keys: blocks of its pages bring a part each while latents are on their
+ * way. */
+__device__ __forceinline__ void prefetch_keys(const kk_cu_evicted &a, int kv) {
+    enum { SHARES = 16 };
+    const size_t bytes = (size_t)(a.wide / 4) * (kk_cu_latent_pitch(a.rank) / 32) * 512;
+    prefetch_share((const char *)a.keys + kv * bytes, bytes, (int)blockIdx.x % SHARES, SHARES);
+}
+
+/* What the kernels after this one read, while memory is idle: decoders of values, and then what the
+ * caller names. */
+__device__ __forceinline__ void prefetch_next(const kk_cu_evicted &a) {
+    if (!a.next_bytes) return;
+    const size_t head = (size_t)(a.head_dim / 8) * (kk_cu_latent_pitch(a.rank) / 32) * 512;
+    const int blocks = (int)(gridDim.x * gridDim.y * gridDim.z);
+    const int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
+    prefetch_share(a.values, head * a.n_kv_head, block, blocks);
+    prefetch_share(a.next, a.next_bytes, block, blocks);
 }
 
 /* MT: key_tiles; 8 NT queries; up to 128 RT latent values. */
@@ -532,10 +591,9 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
     const int from = (tile.span + (int)blockIdx.x) * a.span;
     const int begin = max(from, b.any.from / KK_PAGE);
     const int end = min(from + a.span, (b.any.to + KK_PAGE - 1) / KK_PAGE);
-    if (begin >= end || b.any.from >= b.any.to) return;
+    if (begin >= end || b.any.from >= b.any.to) return prefetch_next(a);
     if (tid < 8 * NT) ((gone_state *)(smem + b.at.state))[tid] = {-INFINITY, 0, 1, 0};
     for (int i = tid; i < 8 * NT * P_PITCH; i += THREADS) ((uint16_t *)(smem + b.at.p))[i] = 0;
-    stage_queries(b, 8 * NT);
     float sum[RT][NT][4];
 #pragma unroll
     for (int i = 0; i < RT * NT * 4; i++) sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
@@ -543,29 +601,30 @@ __global__ void __launch_bounds__(THREADS, 1) gone_kernel(const __grid_constant_
         return smem + b.at.z + (a.ahead ? (page - begin) % 2 * b.at.z_bytes : 0);
     };
     gone_coming now = start_page(b, latents(begin), begin, freq);
+    prefetch_keys(a, kv);
+    stage_queries(b, 8 * NT);
     for (int page = begin; page < end; page++) {
         gone_coming next = now;
-        const bool more = page + 1 < end;
-        if (a.ahead && more) {
-            next = start_page(b, latents(page + 1), page + 1, freq);
-            kk_copy_wait<1>();
-        } else {
-            kk_copy_wait<0>();
-        }
-        gone_page<MT, NT, RT>(sum, b, latents(page), page, now);
-        if (!a.ahead && more) next = start_page(b, latents(page + 1), page + 1, freq);
+        const bool more = page + 1 < end, later = a.ahead && more;
+        if (later) next = start_page(b, latents(page + 1), page + 1, freq);
+        gone_page<MT, NT, RT>(sum, b, latents(page), page, now, later);
+        if (more && !later) next = start_page(b, latents(page + 1), page + 1, freq);
         now = next;
     }
+    prefetch_next(a);
     write_parts<NT, RT>(sum, b);
 }
 
 /* ---- adding up ------------------------------------------------------------------------------- */
+
+enum { BATCH = 16 }; /* spans whose sums are on their way at once */
 
 __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant__ kk_cu_evicted a) {
     extern __shared__ __align__(16) float by[]; /* [spans] factors of this row's spans */
     __shared__ float tops[WARPS], all;
     const int tid = (int)threadIdx.x, lane = tid % 32, head = (int)blockIdx.x;
     const int r = (int)blockIdx.y % a.tile_rows, pitch = kk_cu_latent_pitch(a.rank);
+    const int column = (int)blockIdx.z * THREADS + tid; /* this thread's latent value */
     kk_next();
     kk_wait();
     const kk_gone_tile tile(a, (int)blockIdx.y / a.tile_rows);
@@ -574,10 +633,11 @@ __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant_
     const kk_gone see = kk_gone_at_row(a, tile.pos + r);
     uint16_t *to = a.sum + row * 2 * pitch;
     if (see.from >= see.to) {
-        for (int i = tid; i < 2 * pitch; i += THREADS) to[i] = 0;
-        if (tid == 0) a.weight[row] = 1;
+        if (column < pitch) to[column] = to[pitch + column] = 0;
+        if (column == 0) a.weight[row] = 1;
         return;
     }
+    const float2 stored = ((const float2 *)a.sums)[(size_t)(tile.first + r) * a.n_head + head];
     const size_t stride = (size_t)pitch + 4;
     const int first = see.from / KK_PAGE / a.span, n = (see.to - 1) / KK_PAGE / a.span + 1 - first;
     const float *part = a.parts + (row * a.spans + (first - tile.span)) * stride;
@@ -596,23 +656,26 @@ __global__ void __launch_bounds__(THREADS) collect_kernel(const __grid_constant_
         if (lane == 0) all = l;
     }
     __syncthreads();
-    const float2 stored = ((const float2 *)a.sums)[(size_t)(tile.first + r) * a.n_head + head];
     const float most = fmaxf(stored.x, top);
     const float near = __fmul_rn(stored.y, kk_dexp(__fsub_rn(stored.x, most)));
     const float far = kk_dexp(__fsub_rn(top, most));
     const float sum = __fmaf_rn(all, far, near);
-    if (tid == 0) a.weight[row] = __fdiv_rn(near, sum);
-    const float share = __fdiv_rn(far, sum);
-    for (int i = tid; i < pitch; i += THREADS) {
-        float x = 0;
-#pragma unroll 8
-        for (int k = 0; k < n; k++)
-            if (i < a.rank) x = __fmaf_rn(part[k * stride + 4 + i], by[k], x);
-        x = __fmul_rn(x, share);
-        const uint16_t high = kk_dbf16(x);
-        to[kk_swizzled(i)] = high;
-        to[pitch + kk_swizzled(i)] = kk_dbf16(__fsub_rn(x, kk_dfloat(high)));
+    if (column == 0) a.weight[row] = __fdiv_rn(near, sum);
+    if (column >= pitch) return;
+    const float *from = part + 4 + min(column, a.rank - 1);
+    float x = 0;
+    for (int k = 0; k < n; k += BATCH) {
+        float v[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) v[i] = from[min(k + i, n - 1) * stride];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (k + i < n) x = __fmaf_rn(v[i], by[k + i], x);
     }
+    x = column < a.rank ? __fmul_rn(x, __fdiv_rn(far, sum)) : 0;
+    const uint16_t high = kk_dbf16(x);
+    to[kk_swizzled(column)] = high;
+    to[pitch + kk_swizzled(column)] = kk_dbf16(__fsub_rn(x, kk_dfloat(high)));
 }
 
 __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ kk_cu_evicted a) {
@@ -633,7 +696,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
     const uint16_t *hi = a.sum + row_of(g + 8) * 2 * pitch + t * 8;
     const uint4 *w = (const uint4 *)a.values + ((size_t)kv * strips + strip) * steps * 32 + lane;
     float c[4] = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
     for (int s = 0; s < steps; s++) {
         const uint4 d = w[s * 32];
 #pragma unroll
@@ -649,7 +712,13 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__
         float2 *out = (float2 *)(a.out + row * a.head_dim + strip * 8 + 2 * t);
         const float by = a.weight[row_of(g + 8 * h)];
         const float2 x = *out;
-        *out = make_float2(__fmaf_rn(x.x, by, c[2 * h]), __fmaf_rn(x.y, by, c[2 * h + 1]));
+        const float2 y =
+            make_float2(__fmaf_rn(x.x, by, c[2 * h]), __fmaf_rn(x.y, by, c[2 * h + 1]));
+        *out = y;
+        if (!a.rounded) continue;
+        const int column = q.head * a.head_dim + strip * 8 + 2 * t;
+        *(uint32_t *)(a.rounded + (size_t)(tile.first + q.row) * a.n_head * a.head_dim +
+                      (a.swizzled ? kk_swizzled(column) : column)) = kk_dbf16x2(y.x, y.y);
     }
 }
 
@@ -701,8 +770,9 @@ cudaError_t kk_cu_run_evicted(kk_cu_at at, const kk_cu_evicted *a) {
     }
     if (e != cudaSuccess) return e;
     e = kk_launch(at, collect_kernel, *a,
-                  dim3((unsigned)a->n_head, (unsigned)(a->n_tiles * a->tile_rows)), THREADS,
-                  (size_t)a->spans * sizeof(float));
+                  dim3((unsigned)a->n_head, (unsigned)(a->n_tiles * a->tile_rows),
+                       (unsigned)(kk_cu_latent_pitch(a->rank) + THREADS - 1) / THREADS),
+                  THREADS, (size_t)a->spans * sizeof(float));
     if (e != cudaSuccess) return e;
     const unsigned chunks = (unsigned)(a->head_dim / 8 + WARPS - 1) / WARPS;
     return kk_launch(at, finish_kernel, *a, dim3(tiles, n_kv * chunks, grid.z), THREADS, 0);

@@ -15,12 +15,26 @@ enum { THREADS = 256, WARPS = 8, TILE = 16 };
 
 /* ---- sinks ---------------------------------------------------------------------------------- */
 
-/* Copies rows [from, to) of a plane, whose rows may lie at odd multiples of two bytes. */
+template <class T> __device__ __forceinline__ void copy_words(void *to, const void *from, int n) {
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < n / (int)sizeof(T); i += THREADS)
+        ((T *)to)[i] = ((const T *)from)[i];
+}
+
+/* Copies rows [first, end) of a plane in the widest words that both sides allow: a sink may lie at
+ * any byte. */
 __device__ __forceinline__ void copy_rows(uint8_t *to, const uint8_t *from, int row, int first,
                                           int end) {
-    const uint16_t *x = (const uint16_t *)(from + (size_t)row * first);
-    uint16_t *y = (uint16_t *)(to + (size_t)row * first);
-    for (int i = (int)threadIdx.x; i < (end - first) * row / 2; i += THREADS) y[i] = x[i];
+    const int n = (end - first) * row;
+    to += (size_t)row * first;
+    from += (size_t)row * first;
+    const uintptr_t odd = (uintptr_t)to | (uintptr_t)from | (uintptr_t)n;
+    if (odd % 16 == 0)
+        copy_words<uint4>(to, from, n);
+    else if (odd % 2 == 0)
+        copy_words<uint16_t>(to, from, n);
+    else
+        copy_words<uint8_t>(to, from, n);
 }
 
 __global__ void __launch_bounds__(THREADS) sinks_kernel(const __grid_constant__ kk_cu_sinks a) {

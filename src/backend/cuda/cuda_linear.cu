@@ -7,6 +7,7 @@
  * kernels here take beside their dynamic memory. */
 enum { SMALL_BELOW = 160 * 1024, STATIC_MOST = 7 * 1024 };
 static_assert((int)KK_CU_BLOCK == (int)KK_BLOCK_THREADS, "cuda_plan.c divides rows by KK_CU_BLOCK");
+static_assert((int)KK_CU_FEW_EXPERTS == (int)KK_MAX_EXPERTS, "cuda_plan.c leaves choices to these");
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
 static size_t matrix_size(const kk_cu_weight &w) { /* of one matrix, in 16-byte words */

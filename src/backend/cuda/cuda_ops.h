@@ -266,6 +266,7 @@ enum {
     KK_CU_BLOCK = 256 /* threads of an expert kernel's block */
 };
 enum { KK_CU_EXPERTS = 512, KK_CU_USED = 16 }; /* most experts, and most experts of a row */
+enum { KK_CU_FEW_EXPERTS = 256 }; /* most that the experts' kernels choose from on the way */
 
 /* out[i] = w[i] x for up to 16 rows of bf16; or out[i] = act(w[i] x) * (up[i] x) as bf16. */
 typedef struct {

@@ -89,7 +89,13 @@ kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) 
     return KK_OK;
 }
 
-kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, kk_err *err) {
+bool kk_cuda_chooses_later(const kk_route_args *a) {
+    enum { ROWS = 3 }; /* every block chooses for all rows: one kernel is faster for more */
+    return a->n_rows <= ROWS && a->proj->w.n_out <= KK_CU_FEW_EXPERTS;
+}
+
+kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t *x, bool later,
+                             kk_err *err) {
     const kk_cu_weight *w = &a->proj->w;
     const int32_t pitch = w->wrap * 32, n_expert = (int32_t)w->n_out;
     const int32_t most = kk_cu_linear_rows(dev->shared, pitch);
@@ -108,6 +114,7 @@ kk_status kk_cuda_choose_now(kk_dev *dev, const kk_route_args *a, const uint16_t
             KK_CUDA_TRY(kk_cu_run_linear(kk_cuda_at(dev), &l), "the router", err);
         }
     }
+    if (later) return KK_OK;
     const kk_cu_choice c = {.logits = dev->logits.data,
                             .slices = slices,
                             .scale = kk_cuda_f(a->per_expert_scale),
@@ -142,7 +149,7 @@ static kk_status route_now(kk_dev *dev, const kk_route_args *a, kk_err *err) {
     kk_cu_at at = kk_cuda_at(dev);
     if (pitch != dim) at.early = false;
     KK_CUDA_TRY(kk_cu_run_between(at, &b), "the router's norm", err);
-    return kk_cuda_choose_now(dev, a, dev->x.data, err);
+    return kk_cuda_choose_now(dev, a, dev->x.data, false, err);
 }
 
 /* Up to 16 rows. */
@@ -174,8 +181,8 @@ static bool experts_fit(const kk_dev *dev, const kk_experts_args *a, size_t at_o
             kk_cu_experts_scratch((int32_t)pairs, (int32_t)a->gate->w.n_mat) <= dev->lists.bytes);
 }
 
-kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint16_t *x,
-                              kk_err *err) {
+kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const kk_route_args *route,
+                              const uint16_t *x, kk_err *err) {
     const int32_t pitch = a->gate->w.wrap * 32, act_pitch = a->down->w.wrap * 32;
     const bool tiled = experts_tiled(a);
     int32_t most = tiled ? a->n_rows : kk_cu_linear_rows(dev->shared, pitch);
@@ -202,6 +209,11 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const uint1
                            .scratch = dev->lists.data,
                            .out = kk_cuda_f(a->out) + (size_t)r * (size_t)a->down->w.n_out};
         if (a->up) e.up = a->up->w;
+        if (route) {
+            e.choice.logits =
+                (const float *)dev->logits.data + (size_t)r * (size_t)a->gate->w.n_mat;
+            e.choice.scale = kk_cuda_f(route->per_expert_scale);
+        }
         kk_cu_at at = kk_cuda_at(dev);
         if (act_pitch !=
             a->ffn) { /* the padding of a row is multiplied by weights of 0, and must be finite */
@@ -220,7 +232,7 @@ static kk_status experts_now(kk_dev *dev, const kk_experts_args *a, kk_err *err)
     const int32_t pitch = a->gate->w.wrap * 32;
     KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)a->gate->w.n_in, pitch,
                          experts_tiled(a), err));
-    return kk_cuda_experts_now(dev, a, dev->x.data, err);
+    return kk_cuda_experts_now(dev, a, NULL, dev->x.data, err);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -304,9 +316,10 @@ static kk_status attend_tiles(kk_dev *dev, kk_cu_attend t, int32_t tiles, size_t
     return KK_OK;
 }
 
+/* first: some row may see page 0. */
 static kk_status run_attend(kk_dev *dev, const kk_attend_args *a, const kk_cuda_view *v,
-                            kk_cu_attend t, kk_err *err) {
-    if (v->sinks) KK_TRY(kk_cuda_join_sinks(dev, a, v, &t, err));
+                            kk_cu_attend t, bool first, kk_err *err) {
+    if (v->sinks && first) KK_TRY(kk_cuda_join_sinks(dev, a, v, &t, err));
     const size_t row = kk_cu_attend_row_bytes(a->n_head, a->slot.head_dim, t.rows.most_pages);
     /* Up to 16 rows are split over pages, unless one row's pages exceed the scratch: many heads and
      * a long context. */
@@ -329,15 +342,16 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
     t.out = out;
     t.out_bf16 = out_bf16;
     t.bf16_pitch = pitch;
-    return run_attend(dev, a, v, t, err);
+    return run_attend(dev, a, v, t, true, err);
 }
 
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                const kk_cuda_view *v, float *sums, kk_err *err) {
+                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_err *err) {
     kk_cu_attend t = attend_args(dev, a, how, v);
     t.out = kk_cuda_f(a->out);
     t.sums = sums;
-    return run_attend(dev, a, v, t, err);
+    return run_attend(dev, a, v, t, sees.first, err);
 }
 
 /* ---- one by one ----------------------------------------------------------------------------- */
@@ -526,7 +540,7 @@ static kk_status run_op(kk_dev *dev, const kk_cuda_op *op, const kk_cuda_view *v
     case KK_CUDA_KEEP: return kk_cuda_keep_now(dev, &op->a.keep, &views[op->view], err);
     case KK_CUDA_EVICTED:
         return kk_cuda_evicted_now(dev, &op->a.evicted.attend, &op->a.evicted.how,
-                                   op->a.evicted.gone, &views[op->view], err);
+                                   op->a.evicted.sees, NULL, &views[op->view], err);
     default: {
         const cudaError_t e = run_rows_op(dev, op);
         return e == cudaSuccess ? KK_OK : kk_cuda_fail(err, e, "an operation on rows");

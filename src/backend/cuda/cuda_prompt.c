@@ -103,9 +103,8 @@ static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args 
     return KK_OK;
 }
 
-/* gone: some row sees rows that have to be rebuilt. */
-static kk_status attention(kk_dev *dev, const kk_layer_args *a, bool gone, const kk_cuda_view *v,
-                           kk_err *err) {
+static kk_status attention(kk_dev *dev, const kk_layer_args *a, kk_cuda_sight sees,
+                           const kk_cuda_view *v, kk_err *err) {
     const int32_t n_rows = a->rows->n_rows, width = (int32_t)a->w.o->w.n_in;
     const kk_store_args store = kk_layer_store(a);
     const kk_attend_args attend = kk_layer_attend(a);
@@ -117,9 +116,12 @@ static kk_status attention(kk_dev *dev, const kk_layer_args *a, bool gone, const
     KK_TRY(multiply(dev, &in, err));
     KK_TRY(kk_cuda_store_now(dev, &store, v, err));
     float *att = kk_cuda_f(a->scratch.att);
-    KK_TRY(a->evicted ? kk_cuda_evicted_now(dev, &attend, a->evicted, gone, v, err)
+    const kk_cuda_then then = {dev->x.data, is_tiled(a), is_tiled(a) ? NULL : a->w.o};
+    if (sees.gone && (size_t)n_rows * (size_t)width * 2 > dev->x.bytes)
+        return kk_fail(err, KK_EINVAL, "%d rows of %d values were not prepared for", n_rows, width);
+    KK_TRY(a->evicted ? kk_cuda_evicted_now(dev, &attend, a->evicted, sees, &then, v, err)
                       : kk_cuda_attend_now(dev, &attend, v, att, NULL, 0, err));
-    KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, is_tiled(a), err));
+    if (!sees.gone) KK_TRY(kk_cuda_round(dev, att, n_rows, width, width, is_tiled(a), err));
     kk_cu_linear out = {.x = dev->x.data, .n_rows = n_rows, .n_in = width};
     add_part(&out, a->w.o, kk_cuda_f(a->scratch.y));
     return multiply(dev, &out, err);
@@ -159,17 +161,19 @@ static kk_status dense_layer(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     return multiply(dev, &out, err);
 }
 
-static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, bool gone,
+static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, kk_cuda_sight sees,
                            const kk_layer_args *before, const kk_cuda_view *v, kk_err *err) {
     const kk_route_args route = kk_layer_route(a);
     const kk_experts_args experts = kk_layer_experts(a);
     const places p = places_of(dev, a);
+    const bool later = kk_cuda_chooses_later(&route);
+    assert(route.proj->w.n_out == experts.gate->w.n_mat);
     KK_TRY(enter(dev, a, before, err));
-    KK_TRY(attention(dev, a, gone, v, err));
+    KK_TRY(attention(dev, a, sees, v, err));
     KK_TRY(norms(dev, a, err));
-    KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, err));
+    KK_TRY(kk_cuda_choose_now(dev, &route, p.z3, later, err));
     KK_TRY(dense_layer(dev, a, err));
-    return kk_cuda_experts_now(dev, &experts, p.z2, err);
+    return kk_cuda_experts_now(dev, &experts, later ? &route : NULL, p.z2, err);
 }
 
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
@@ -184,8 +188,8 @@ kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         a.rows = &rows;
         a.evicted = evicted ? &op->a.evicted_layer.how : NULL;
         if (v->n_rows != rows.n_rows || a.scratch.x != ops->a.layer.scratch.x) break;
-        KK_TRY(run_layer(dev, &a, evicted && op->a.evicted_layer.gone, *used ? &before : NULL, v,
-                         err));
+        const kk_cuda_sight sees = evicted ? op->a.evicted_layer.sees : (kk_cuda_sight){0, 1};
+        KK_TRY(run_layer(dev, &a, sees, *used ? &before : NULL, v, err));
         before = a;
     }
     return enter(dev, NULL, &before, err);

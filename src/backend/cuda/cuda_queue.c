@@ -581,17 +581,21 @@ kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
 
-/* Whether some row sees evicted rows. */
-static bool sees_gone(const kk_attend_args *a) {
+/* What the rows see; a group's first row sees the most of page 0. */
+static kk_cuda_sight sight_of(const kk_attend_args *a) {
     const kk_evicted *e = a->evicted;
+    kk_cuda_sight s = {0, 0};
     const kk_visible_rule rule = {
         .mask = a->window, .evicts = true, .bounds = {e->window, a->sink, e->chunk}};
     for (int32_t i = 0; i < a->rows->n_groups; i++) {
         const kk_group *g = &a->rows->group[i];
-        for (int64_t p = g->pos; p < g->pos + g->most_shift + g->n_rows; p++)
-            if (kk_visible_gone(kk_sees(&rule, p)) > 0) return true;
+        const kk_visible first = kk_sees(&rule, g->pos);
+        if (first.sink_from < first.sink_to || first.from < KK_PAGE_ROWS) s.first = 1;
+        const int64_t end = g->pos + g->most_shift + g->n_rows;
+        for (int64_t p = g->pos; e->rebuilds && !s.gone && p < end; p++)
+            s.gone = kk_visible_gone(kk_sees(&rule, p)) > 0;
     }
-    return false;
+    return s;
 }
 
 /* What attention needs beside what it is given, before it is recorded: making it may flush. */
@@ -606,7 +610,7 @@ static kk_status record_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *er
     KK_TRY(record(dev, KK_CUDA_EVICTED, &op, err));
     copy_attend(&op->a.evicted.attend, a);
     copy_evicted(&op->a.evicted.how, a->evicted);
-    op->a.evicted.gone = a->evicted->rebuilds && sees_gone(a);
+    op->a.evicted.sees = sight_of(a);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
 
@@ -690,7 +694,7 @@ kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err
     if (!*taken || !a->evicted) return KK_OK;
     op->kind = KK_CUDA_EVICTED_LAYER;
     copy_evicted(&op->a.evicted_layer.how, a->evicted);
-    op->a.evicted_layer.gone = a->evicted->rebuilds && sees_gone(&attend);
+    op->a.evicted_layer.sees = sight_of(&attend);
     return KK_OK;
 }
 

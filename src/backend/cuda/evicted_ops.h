@@ -114,6 +114,12 @@ typedef struct {
     uint16_t *lifted; /* [row][n_head][rank, padded]: queries in latent space, swizzled */
     uint16_t *sum;    /* [row][n_head][2][rank, padded]: sums of latents in two parts, swizzled */
     float *weight;    /* [row][n_head] of what attention over stored rows came to */
+    /* The rows once more as bf16, in the layout of tiled products where `swizzled`; NULL: no. */
+    uint16_t *rounded;
+    bool swizzled;
+    /* What the kernel after these reads first, which is brought to L2 meanwhile; 0: nothing. */
+    const void *next;
+    size_t next_bytes;
 } kk_cu_evicted;
 
 /* Latent values of a row padded to whole steps. */
