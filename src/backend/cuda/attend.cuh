@@ -317,19 +317,25 @@ __device__ __forceinline__ void kk_page_scores(float *score, const uint4 (&k)[kk
     kk_sync();
 }
 
-/* One warp computes one query's softmax within the page: scores become p (bf16) in place; returns m
- * and l.  s0, s1: whether this lane's two keys are visible. */
-__device__ __forceinline__ float2 kk_softmax_of(float *score, int lane, bool s0, bool s1) {
-    const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
+/* One warp computes one query's softmax within the page from the scores x and y of this lane's two
+ * keys: p goes to `to` as bf16; returns m and l.  s0, s1: whether the keys are visible. */
+__device__ __forceinline__ float2 kk_softmax_two(uint16_t *to, int lane, float x, float y, bool s0,
+                                                 bool s1) {
     float m = fmaxf(x, y);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, o));
     const float p0 = s0 ? kk_dexp(__fsub_rn(x, m)) : 0.0f;
     const float p1 = s1 ? kk_dexp(__fsub_rn(y, m)) : 0.0f;
     const float l = kk_warp_sum(__fadd_rn(p0, p1));
-    ((uint16_t *)score)[lane] = kk_dbf16(p0);
-    ((uint16_t *)score)[lane + 32] = kk_dbf16(p1);
+    to[lane] = kk_dbf16(p0);
+    to[lane + 32] = kk_dbf16(p1);
     return make_float2(m, l);
+}
+
+/* The same, in place of the scores. */
+__device__ __forceinline__ float2 kk_softmax_of(float *score, int lane, bool s0, bool s1) {
+    const float x = s0 ? score[lane] : -INFINITY, y = s1 ? score[lane + 32] : -INFINITY;
+    return kk_softmax_two((uint16_t *)score, lane, x, y, s0, s1);
 }
 
 /* m and l go to the query's part. */

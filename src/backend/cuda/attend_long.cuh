@@ -8,11 +8,19 @@
  *
  *    a block's run:  queries of the lane normed and rotated -> smem, once
  *      page i:  wait for its copies                                                     -- sync
- *               start the copies of page i + 1 (cp.async); K from shared memory, rebuilt
- *               scores, two chains -- sync: start the copies of page i + 1's angles     -- sync
+ *               start the copies of page i + 1 (cp.async)
+ *               eight keys and one chain per warp: K from shared memory, rebuilt and multiplied
+ *               step by step; start the copies of page i + 1's angles, which no other warp reads;
+ *               prefetch page i + 2 to L2
+ *               scores -> smem, by chain (several rows: added and scaled, one more sync)  -- sync
+ *               V of 32 columns -> registers, by ldmatrix
  *               softmax, one query per warp; factors of the running (m, l, o)           -- sync
- *               o = p V by ldmatrix; the running o of 16 x 512 stays in registers
+ *               o = p V; the running o of 16 x 512 stays in registers
  *      (m, l, o) -> parts at the end of a span of eight pages, or of the run
+ *    The loop over pages is bound by the instructions that are issued (16 warps, four schedulers)
+ *    and by shared memory's bandwidth, so places in shared memory are computed once per run
+ *    (kk_long_at).  Registers that do not fit would go to local memory, which the little L1 beside
+ *    this much shared memory does not hold.
  *
  *    shared memory while attention runs: the weight rings, which are empty
  *      bf16:    page i 64 KB | page i + 1 64 KB | angles 32 KB
@@ -134,41 +142,110 @@ template <int KV_FORMAT> struct kk_long_stored {
         if (KV_FORMAT == KK_CU_BF16) return (char *)kk_few_piece<512>(page, key, piece);
         return page + key * ROW + ((piece ^ (key & 3) << 1) << 4);
     }
+    /* A thread copies the same piece of every eighth key, or 16th or 32nd: their places differ by
+     * a constant. */
     static __device__ __forceinline__ void copy(char *to, const uint8_t *from) {
-        enum { PIECES = ROW / 16 };
+        enum { PIECES = ROW / 16, EACH = CODES / 16 / 512 };
         const int tid = kk_tid();
+        char *mine = piece(to, tid / PIECES, tid % PIECES);
+        from += tid * 16;
 #pragma unroll
-        for (int i = 0; i < CODES / 16 / 512; i++) {
-            const int x = tid + i * 512;
-            kk_long_copy16(piece(to, x / PIECES, x % PIECES), from + x * 16);
-        }
-        if (tid < PLANES / 16) kk_long_copy16(to + CODES + tid * 16, from + CODES + tid * 16);
+        for (int i = 0; i < EACH; i++) kk_long_copy16(mine + i * 512 * 16, from + i * 512 * 16);
+        if (tid < PLANES / 16) kk_long_copy16(to + CODES + tid * 16, from + CODES);
     }
 };
 
-__device__ __forceinline__ char *kk_long_angle(char *angles, int key, int piece) {
-    return angles + key * (KK_LONG_ROT * 8) + ((piece ^ (key & 1)) << 4);
-}
-__device__ __forceinline__ void kk_long_copy_angles(char *to, const kk_cu_attend &t, int page) {
-    const char *from = (const char *)t.rope_pos + (size_t)page * KK_LONG_ANGLES;
+/* Angles of a page: [key][64 cosines, 64 sines], pieces of 16 bytes whose index is xored with the
+ * key's lowest bit.  Each of the warps 0 to 7 alone reads those of its eight keys, and copies
+ * them. */
+__device__ __forceinline__ void kk_long_copy_angles(char *to, const float *angles, int page) {
+    const int warp = kk_tid() / 32, lane = kk_tid() % 32;
+    const char *from = (const char *)angles + (size_t)page * KK_LONG_ANGLES + warp * 4096;
+    if (warp >= 8) return;
 #pragma unroll
-    for (int i = 0; i < KK_LONG_ANGLES / 16 / 512; i++) {
-        const int x = kk_tid() + i * 512;
-        kk_long_copy16(kk_long_angle(to, x / (KK_LONG_ROT / 2), x % (KK_LONG_ROT / 2)),
-                       from + x * 16);
-    }
+    for (int i = 0; i < 8; i++)
+        kk_long_copy16(to + warp * 4096 + i * 512 + ((lane ^ (i & 1)) << 4),
+                       from + i * 512 + lane * 16);
+}
+
+/* Prefetches a page and its angles to L2, by one thread. */
+__device__ __forceinline__ void kk_long_prefetch(const uint8_t *rows, uint32_t bytes,
+                                                 const float *angles, int page) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)angles +
+                                                                    (size_t)page * KK_LONG_ANGLES),
+                 "r"((uint32_t)KK_LONG_ANGLES)
+                 : "memory");
+#else
+    (void)rows, (void)bytes, (void)angles, (void)page;
+#endif
 }
 
 /* ---- one page ------------------------------------------------------------------------------ */
 
-/* kk_rebuild with the angles in shared memory: values at .. at + 7 of key j, and those half a head
- * on. */
-__device__ __forceinline__ void kk_long_rebuild(float (&lo)[8], float (&hi)[8], const float *k_norm,
-                                                char *angles, int j, int at) {
+/* Where a thread reads and writes, the same in all pages: byte offsets, so that a step of the loop
+ * over a page takes a load or store with a constant offset and next to no arithmetic. */
+template <int KV_FORMAT> struct kk_long_at {
+    int key;    /* in V as bf16: this lane's key, first piece of its chain */
+    int stored; /* the same in a page as stored */
+    int angle, norm, query, score, value, plane;
+
+    __device__ __forceinline__ kk_long_at() {
+        const int tid = kk_tid(), lane = tid % 32, warp = tid / 32, t = tid % 4, chain = tid / 256;
+        const int j = warp % 8 * 8 + lane / 4;
+        key = (int)((char *)kk_few_piece<512>((char *)NULL, j, 16 * chain + t) - (char *)NULL);
+        stored = key;
+        if (KV_FORMAT != KK_CU_BF16) {
+            const int first = (KV_FORMAT == KK_CU_Q4 ? 4 : 8) * chain + t / 2;
+            stored =
+                j * (KV_FORMAT == KK_CU_Q4 ? 256 : 512) + ((first ^ (j & 3) << 1) << 4) + t % 2 * 8;
+        }
+        plane = (j * 8 + 2 * chain) * 2;
+        angle = j * 512 + ((2 * t ^ (j & 1)) << 4);
+        norm = chain * 512 + t * 32;
+        query = lane / 4 * kk_cut<512>::PITCH + chain * 256 + t * 16;
+        score = (lane / 4 * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t) * 4;
+        /* Matrices 0, 1: keys 0 .. 7 and 8 .. 15 of eight columns; 2, 3: of the next eight. */
+        value = (int)((char *)kk_few_piece<512>((char *)NULL, lane % 16, warp * 4 + lane / 16) -
+                      (char *)NULL);
+    }
+};
+
+/* Step i of this lane's key: eight values of V and those half a head on.  V of other formats than
+ * bf16 goes to `values` as bf16.  by: scales and biases of the two groups, read at even steps. */
+template <int KV_FORMAT>
+__device__ __forceinline__ void kk_long_value(float (&lo)[8], float (&hi)[8], float2 (&by)[2],
+                                              const kk_long_at<KV_FORMAT> &at, int i,
+                                              const char *page, char *values) {
+    using stored = kk_long_stored<KV_FORMAT>;
+    const int piece = (at.key ^ (i & 1) << 6) + i / 2 * 128;
+    if (KV_FORMAT == KK_CU_BF16) {
+        kk_widen(lo, *(const uint4 *)(page + piece));
+        kk_widen(hi, *(const uint4 *)(page + piece + 512));
+        return;
+    }
+    if (i % 2 == 0) {
+        const uint16_t *plane = (const uint16_t *)(page + stored::CODES + at.plane);
+        by[0] = kk_few_scale<KV_FORMAT, 512>(plane, i / 2);
+        by[1] = kk_few_scale<KV_FORMAT, 512>(plane, i / 2 + 4);
+    }
+    const char *codes = page + (at.stored ^ (KV_FORMAT == KK_CU_Q4 ? i / 2 : i) << 5);
+    kk_unpack8<KV_FORMAT>(lo, *(const uint2 *)codes, i % 2, by[0].x, by[0].y);
+    kk_unpack8<KV_FORMAT>(hi, *(const uint2 *)(codes + stored::ROW / 2), i % 2, by[1].x, by[1].y);
+    *(uint4 *)(values + piece) = kk_narrow(lo);
+    *(uint4 *)(values + piece + 512) = kk_narrow(hi);
+}
+
+/* kk_rebuild with the angles in shared memory, as bf16.  norm: weights of these values; angles:
+ * their cosines, from piece `angle` on. */
+__device__ __forceinline__ void kk_long_rebuild(uint4 &near, uint4 &far, float (&lo)[8],
+                                                float (&hi)[8], const char *norm, bool rotates,
+                                                const char *angles, int angle) {
 #pragma unroll
     for (int e = 0; e < 8; e += 4) {
-        const float4 x = *(const float4 *)(k_norm + at + e);
-        const float4 y = *(const float4 *)(k_norm + at + 256 + e);
+        const float4 x = *(const float4 *)(norm + e * 4);
+        const float4 y = *(const float4 *)(norm + 1024 + e * 4);
         const float w[4] = {x.x, x.y, x.z, x.w}, v[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -176,64 +253,78 @@ __device__ __forceinline__ void kk_long_rebuild(float (&lo)[8], float (&hi)[8], 
             hi[e + i] = __fmul_rn(hi[e + i], v[i]);
         }
     }
-    if (at >= KK_LONG_ROT) return; /* the same for a whole warp */
+    if (rotates) { /* the same for a whole warp */
 #pragma unroll
-    for (int e = 0; e < 8; e += 4) {
-        const float4 x = *(const float4 *)kk_long_angle(angles, j, (at + e) / 4);
-        const float4 y = *(const float4 *)kk_long_angle(angles, j, (KK_LONG_ROT + at + e) / 4);
-        const float c[4] = {x.x, x.y, x.z, x.w}, s[4] = {y.x, y.y, y.z, y.w};
+        for (int e = 0; e < 8; e += 4) {
+            const char *from = angles + (angle ^ e << 2);
+            const float4 x = *(const float4 *)from;
+            const float4 y = *(const float4 *)(from + KK_LONG_ROT * 4);
+            const float c[4] = {x.x, x.y, x.z, x.w}, s[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float a = lo[e + i], b = hi[e + i];
-            lo[e + i] = __fmaf_rn(-b, s[i], __fmul_rn(a, c[i]));
-            hi[e + i] = __fmaf_rn(a, s[i], __fmul_rn(b, c[i]));
+            for (int i = 0; i < 4; i++) {
+                const float a = lo[e + i], b = hi[e + i];
+                lo[e + i] = __fmaf_rn(-b, s[i], __fmul_rn(a, c[i]));
+                hi[e + i] = __fmaf_rn(a, s[i], __fmul_rn(b, c[i]));
+            }
         }
     }
+    near = kk_narrow(lo);
+    far = kk_narrow(hi);
 }
 
-/* K of this lane's key and chain as bf16 from a page in shared memory; V of other formats than bf16
- * goes to `values`. */
-template <int KV_FORMAT>
-__device__ __forceinline__ void kk_long_keys(uint4 (&k)[8], const kk_cu_attend &t, char *page,
-                                             char *angles, char *values) {
-    using stored = kk_long_stored<KV_FORMAT>;
-    const int tid = kk_tid(), j = tid / 32 % 8 * 8 + tid % 32 / 4, lane = tid % 4,
-              chain = tid / 256;
-    const uint16_t *plane = (const uint16_t *)(page + stored::CODES);
+template <bool WIDE>
+__device__ __forceinline__ void kk_long_step(float (&c)[4], const uint4 &k, const char *q) {
+    const uint4 x = *(const uint4 *)q;
+    const uint4 y = WIDE ? *(const uint4 *)(q + 8 * kk_cut<512>::PITCH) : x;
+    kk_step<WIDE>(c, k, x, y);
+}
+
+/* One chain of the scores of this lane's key: a key's values are multiplied as soon as they are
+ * rebuilt, and those half a head on are kept for the chain's second half. */
+template <bool WIDE, int KV_FORMAT>
+__device__ __forceinline__ void kk_long_chain(float (&c)[4], const kk_long_at<KV_FORMAT> &at,
+                                              const char *page, const char *norm,
+                                              const char *angles, const char *q, char *values) {
+    const bool first = kk_tid() < 256;
+    uint4 far[4];
+    float2 by[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int step = 4 * chain + i, at = (4 * step + lane) * 8;
         float lo[8], hi[8];
-        if (KV_FORMAT == KK_CU_BF16) {
-            kk_widen(lo, *(const uint4 *)stored::piece(page, j, at / 8));
-            kk_widen(hi, *(const uint4 *)stored::piece(page, j, at / 8 + 32));
-        } else {
-            const int b = KV_FORMAT == KK_CU_Q4 ? step / 2 * 32 + lane * 8 : at;
-            const int far = KV_FORMAT == KK_CU_Q4 ? 128 : 256;
-            const float2 x = kk_few_scale<KV_FORMAT, 512>(plane, j * 8 + step / 2);
-            const float2 y = kk_few_scale<KV_FORMAT, 512>(plane, j * 8 + step / 2 + 4);
-            kk_unpack8<KV_FORMAT>(lo, *(const uint2 *)(stored::piece(page, j, b / 16) + b % 16),
-                                  i % 2, x.x, x.y);
-            kk_unpack8<KV_FORMAT>(hi,
-                                  *(const uint2 *)(stored::piece(page, j, (b + far) / 16) + b % 16),
-                                  i % 2, y.x, y.y);
-            *kk_few_piece<512>(values, j, at / 8) = kk_narrow(lo);
-            *kk_few_piece<512>(values, j, at / 8 + 32) = kk_narrow(hi);
-        }
-        kk_long_rebuild(lo, hi, t.k_norm, angles, j, at);
-        k[i] = kk_narrow(lo);
-        k[i + 4] = kk_narrow(hi);
+        uint4 near;
+        kk_long_value<KV_FORMAT>(lo, hi, by, at, i, page, values);
+        kk_long_rebuild(near, far[i], lo, hi, norm + at.norm + i * 128, i < 2 && first,
+                        angles + i * 128, at.angle);
+        kk_long_step<WIDE>(c, near, q + at.query + i * 64);
         asm volatile("" ::: "memory"); /* keeps the loads of the next step behind these */
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) kk_long_step<WIDE>(c, far[i], q + at.query + 512 + i * 64);
 }
 
-/* o = p V for 32 columns of this warp and all 64 keys, in the order of kk_few_sums. */
+/* V of this warp's 32 columns and all 64 keys: [16 keys][16 columns]. */
+__device__ __forceinline__ void kk_long_values(uint32_t (&values)[4][2][4], const char *from,
+                                               int at_lane) {
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t(&v)[4] = values[s][h];
+            const uint32_t at = kk_shared(from + (at_lane ^ h << 5));
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                         : "r"(at + s * 16 * 1024)
+                         : "memory");
+        }
+}
+
+/* o = p V for those columns, in the order of kk_few_sums. */
 template <bool WIDE>
-__device__ __forceinline__ void kk_long_sums(float (&o)[4][4], const char *p, char *values) {
-    const int tid = kk_tid(), lane = tid % 32, g = lane / 4, t = lane % 4, warp = tid / 32;
-    const char *row = p + g * KK_SCORE_PITCH * 4 + t * 4, *low = row + 8 * KK_SCORE_PITCH * 4;
-    /* Matrices 0, 1: keys 0 .. 7 and 8 .. 15 of eight columns; 2, 3: of the next eight. */
-    const int key = lane % 16, column = warp * 4 + lane / 16;
+__device__ __forceinline__ void kk_long_sums(float (&o)[4][4], const char *p,
+                                             const uint32_t (&v)[4][2][4]) {
+    const int lane = kk_tid() % 32;
+    const char *row = p + lane / 4 * KK_SCORE_PITCH * 4 + lane % 4 * 4;
+    const char *low = row + 8 * KK_SCORE_PITCH * 4;
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -246,14 +337,8 @@ __device__ __forceinline__ void kk_long_sums(float (&o)[4][4], const char *p, ch
         const uint32_t a3 = WIDE ? *(const uint32_t *)(low + s * 32 + 16) : 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t v[4];
-            const uint32_t at = kk_shared(kk_few_piece<512>(values, key, column + 2 * h));
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                         : "r"(at + s * 16 * 1024)
-                         : "memory");
-            kk_mma(o[2 * h], a0, a1, a2, a3, v[0], v[1]);
-            kk_mma(o[2 * h + 1], a0, a1, a2, a3, v[2], v[3]);
+            kk_mma(o[2 * h], a0, a1, a2, a3, v[s][h][0], v[s][h][1]);
+            kk_mma(o[2 * h + 1], a0, a1, a2, a3, v[s][h][2], v[s][h][3]);
         }
     }
 }
@@ -283,32 +368,37 @@ struct kk_long_run {
     }
 };
 
-/* Scores of the page to smem: kk_few_scores, with copies for the next page started between. */
-template <bool WIDE, class F>
-__device__ __forceinline__ void kk_long_scores(float *score, const uint4 (&k)[8], const char *q,
-                                               float scale, F between) {
-    const int lane = kk_tid() % 32, warp = kk_tid() / 32, g = lane / 4, t = lane % 4;
-    float c[4] = {0, 0, 0, 0};
-    float *to = score + g * KK_SCORE_PITCH + warp % 8 * 8 + 2 * t;
-    float *low = to + 8 * KK_SCORE_PITCH;
-    kk_few_chain<512, WIDE>(c, k, q + g * kk_cut<512>::PITCH + t * 16, warp / 8);
-    if (warp / 8) {
-        *(float2 *)to = make_float2(c[0], c[1]);
-        if (WIDE) *(float2 *)low = make_float2(c[2], c[3]);
-    }
-    kk_sync();
-    between();
-    if (warp < 8) {
-        const float2 x = *(const float2 *)to;
+/* Scores of the page to smem.  The two chains of a score are in different warps: with a tile of
+ * eight queries each has a buffer, and the softmax adds them up; otherwise they share one, and the
+ * first chain's warps add and scale.  Ends with a barrier. */
+template <bool WIDE>
+__device__ __forceinline__ void kk_long_scores(char *score, char *second, const float (&c)[4],
+                                               int at, float scale) {
+    const bool first = kk_tid() < 256;
+    float *to = (float *)((WIDE || first ? score : second) + at), *low = to + 8 * KK_SCORE_PITCH;
+    if (!WIDE || !first) *(float2 *)to = make_float2(c[0], c[1]);
+    if (WIDE && !first) *(float2 *)low = make_float2(c[2], c[3]);
+    if (WIDE) kk_sync();
+    if (WIDE && first) {
+        const float2 x = *(const float2 *)to, y = *(const float2 *)low;
         *(float2 *)to = make_float2(__fmul_rn(__fadd_rn(c[0], x.x), scale),
                                     __fmul_rn(__fadd_rn(c[1], x.y), scale));
-        if (WIDE) {
-            const float2 y = *(const float2 *)low;
-            *(float2 *)low = make_float2(__fmul_rn(__fadd_rn(c[2], y.x), scale),
-                                         __fmul_rn(__fadd_rn(c[3], y.y), scale));
-        }
+        *(float2 *)low = make_float2(__fmul_rn(__fadd_rn(c[2], y.x), scale),
+                                     __fmul_rn(__fadd_rn(c[3], y.y), scale));
     }
     kk_sync();
+}
+
+/* Softmax of a warp's query: p in place of `score`; returns m and l. */
+template <bool WIDE>
+__device__ __forceinline__ float2 kk_long_softmax(float *score, const float *second, int lane,
+                                                  float scale) {
+    float x = score[lane], y = score[lane + 32];
+    if (!WIDE) {
+        x = __fmul_rn(__fadd_rn(x, second[lane]), scale);
+        y = __fmul_rn(__fadd_rn(y, second[lane + 32]), scale);
+    }
+    return kk_softmax_two((uint16_t *)score, lane, x, y, true, true);
 }
 
 /* The running (m, l) of a warp's query: takes a page's in, and returns the factors of the running o
@@ -363,9 +453,16 @@ template <bool WIDE> struct kk_long_sum {
 };
 
 /* The shared memory of a run: buffers for pages and angles, and what a team of attend_few.cuh
- * has. */
+ * has.  With a tile of eight queries, the second chain's scores and K's norm weights lie where
+ * queries 8 to 15 would. */
 struct kk_long_smem {
     char *pages, *angles, *team;
+    __device__ __forceinline__ char *score() const { return team + 16 * kk_cut<512>::PITCH; }
+    __device__ __forceinline__ float2 *factors() const {
+        return (float2 *)(score() + 16 * KK_SCORE_PITCH * 4);
+    }
+    __device__ __forceinline__ char *second() const { return team + 8 * kk_cut<512>::PITCH; }
+    __device__ __forceinline__ char *norm() const { return second() + 8 * KK_SCORE_PITCH * 4; }
 };
 
 /* WIDE: the tile has more than eight queries.  PAGES_BYTES: bytes of `pages`. */
@@ -379,53 +476,58 @@ __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_a
     constexpr bool TWO = PAGES_BYTES - FIRST >= 2 * (int)stored::BYTES;
     static_assert(PAGES_BYTES - FIRST >= (PLAIN ? 2 : 1) * (int)stored::BYTES,
                   "pages fit the rings");
-    float *score = (float *)(smem.team + 16 * kk_cut<512>::PITCH);
-    float2 *factors = (float2 *)(score + 16 * KK_SCORE_PITCH);
-    const int warp = kk_tid() / 32;
     uint8_t *const *table = t.rows.pages + f.table;
     const size_t head = t.slot.v_off + (size_t)r.kv * t.slot.head_bytes;
-    const auto buffer = [&](int page) {
-        return smem.pages + FIRST + (TWO ? (page - r.from) % 2 * (int)stored::BYTES : 0);
-    };
-    stored::copy(buffer(r.from), table[r.from] + head);
-    kk_long_copy_angles(smem.angles, t, r.from);
+    const float *angles = t.rope_pos;
+    const float scale = t.scale;
+    char *now = smem.pages + FIRST;
+    stored::copy(now, table[r.from] + head);
+    kk_long_copy_angles(smem.angles, angles, r.from);
     kk_few_heads<512, true, KV_FORMAT>(s, f, r.kv, r.q0, r.n, smem.team, NULL, 0, 0, 0);
-    const uint8_t *next = table[min(r.from + 1, r.to - 1)]; /* looked up a page ahead */
+    if (!WIDE) ((float *)smem.norm())[kk_tid()] = t.k_norm[kk_tid()];
+    const char *norm = WIDE ? (const char *)t.k_norm : smem.norm();
+    /* Pages are looked up two ahead, to be prefetched to L2 one page before they are copied. */
+    const uint8_t *next = table[min(r.from + 1, r.to - 1)];
+    const uint8_t *after = table[min(r.from + 2, r.to - 1)];
+    const kk_long_at<KV_FORMAT> at;
     kk_long_top top = {-INFINITY, 0};
     kk_long_sum<WIDE> sum = {};
 #pragma unroll 1
     for (int page = r.from; page < r.to; page++) {
         const bool more = page + 1 < r.to, begins = r.begins(page);
-        char *now = buffer(page), *values = PLAIN ? now : smem.pages;
+        char *values = PLAIN ? now : smem.pages;
+        char *other = TWO ? smem.pages + 2 * FIRST + stored::BYTES - (now - smem.pages) : now;
         asm volatile("cp.async.wait_all;" ::: "memory");
         kk_sync();
-        if (TWO && more) {
-            stored::copy(buffer(page + 1), next + head);
-            next = table[min(page + 2, r.to - 1)];
-        }
-        uint4 k[8];
-        kk_long_keys<KV_FORMAT>(k, t, now, smem.angles, values);
-        kk_long_scores<WIDE>(score, k, smem.team, t.scale, [&]() {
-            if (more) kk_long_copy_angles(smem.angles, t, page + 1);
-            if (!TWO && more) {
-                stored::copy(buffer(page + 1), next + head);
-                next = table[min(page + 2, r.to - 1)];
-            }
-        });
+        if (TWO && more) stored::copy(other, next + head);
+        float c[4] = {0, 0, 0, 0};
+        kk_long_chain<WIDE, KV_FORMAT>(c, at, now, norm, smem.angles, smem.team, values);
+        __syncwarp(); /* the warp has read its angles */
+        if (more) kk_long_copy_angles(smem.angles, angles, page + 1);
+        if (page + 2 < r.to && kk_tid() == KK_ATTEND_WARPS * 32 - 1)
+            kk_long_prefetch(after + head, stored::BYTES, angles, page + 2);
+        kk_long_scores<WIDE>(smem.score(), smem.second(), c, at.score, scale);
+        if (!TWO && more) stored::copy(other, next + head);
+        next = after;
+        after = table[min(page + 3, r.to - 1)];
+        uint32_t v[4][2][4];
+        kk_long_values(v, values, at.value);
+        const int warp = kk_tid() / 32, lane = kk_tid() % 32;
         if (warp < r.n) {
-            const int lane = kk_tid() % 32;
-            const float2 by =
-                top.add(kk_softmax_of(score + warp * KK_SCORE_PITCH, lane, true, true), begins,
-                        r.own(page));
-            if (lane == 0) factors[warp] = by;
+            const int row = warp * KK_SCORE_PITCH;
+            const float2 ml = kk_long_softmax<WIDE>(
+                (float *)smem.score() + row, (const float *)smem.second() + row, lane, scale);
+            const float2 by = top.add(ml, begins, r.own(page));
+            if (lane == 0) smem.factors()[warp] = by;
             if (lane == 0 && r.stores(page))
                 *(float2 *)r.part(t, f, page, warp) = make_float2(top.m, top.l);
         }
         kk_sync();
         float o[4][4];
-        kk_long_sums<WIDE>(o, (const char *)score, values);
-        sum.add(o, factors, begins);
+        kk_long_sums<WIDE>(o, smem.score(), v);
+        sum.add(o, smem.factors(), begins);
         if (r.stores(page)) sum.store(t, f, r, page);
+        now = other;
     }
     kk_sync(); /* queries and pages may be overwritten */
 }
@@ -449,9 +551,10 @@ __device__ __forceinline__ void kk_attend_long(const kk_cu_store &s, const kk_cu
             continue;
         }
         const int lane = (i - first) / pages, page = (i - first) - lane * pages;
-        kk_few f = {of.pos, of.rows, of.row, of.table, 0, 0};
-        kk_long_run r = {lane / p.tiles(of), lane % p.tiles(of) * 16, 0, page, 0};
-        r.n = min(16, of.rows * KK_LONG_HEADS - r.q0);
+        kk_few f = {of.pos, WIDE ? of.rows : 1, WIDE ? of.row : 0, MANY ? of.table : 0, 0, 0};
+        kk_long_run r = {WIDE ? lane / p.tiles(of) : lane, WIDE ? lane % p.tiles(of) * 16 : 0, 0,
+                         page, 0};
+        r.n = min(16, f.rows * KK_LONG_HEADS - r.q0);
         if (far) {
             r.to = min(pages, page + end - i);
             kk_long_walk<WIDE, KV_FORMAT, PAGES_BYTES>(s, t, f, r, smem);
@@ -465,29 +568,21 @@ __device__ __forceinline__ void kk_attend_long(const kk_cu_store &s, const kk_cu
     }
 }
 
-/* Prefetches the first page of this block's run to L2, and its angles. */
+/* Prefetches the first two pages of this block's run to L2, and their angles. */
 template <bool MANY>
 __device__ __forceinline__ void kk_prefetch_long(const kk_cu_attend &t,
                                                  const kk_few_group *groups) {
-#if __CUDA_ARCH__ >= 900
     if (kk_tid()) return;
     const kk_long_plan p = kk_long_plan_of<MANY>(t, groups);
     if (kk_bid() >= p.blocks || !p.units) return;
     int g = 0, i = p.start(kk_bid());
     while (MANY && i >= p.far_units(groups[g])) i -= p.far_units(groups[g++]);
     const int pages = p.far(groups[g]), lane = i / pages, page = i - lane * pages;
-    const uint8_t *head = t.rows.pages[groups[g].table + page] + t.slot.v_off +
-                          (size_t)(lane / p.tiles(groups[g])) * t.slot.head_bytes;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
-                 "r"((uint32_t)t.slot.head_bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)t.rope_pos +
-                                                                    (size_t)page * KK_LONG_ANGLES),
-                 "r"((uint32_t)KK_LONG_ANGLES)
-                 : "memory");
-#else
-    (void)t, (void)groups;
-#endif
+    const size_t head = t.slot.v_off + (size_t)(lane / p.tiles(groups[g])) * t.slot.head_bytes;
+#pragma unroll 1
+    for (int k = page; k < min(page + 2, pages); k++)
+        kk_long_prefetch(t.rows.pages[groups[g].table + k] + head, (uint32_t)t.slot.head_bytes,
+                         t.rope_pos, k);
 }
 
 /* ---- merging ------------------------------------------------------------------------------- */

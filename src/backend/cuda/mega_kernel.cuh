@@ -49,9 +49,10 @@ __device__ __forceinline__ void release_rings() {
 /* Heads of 512 over long contexts.  Not inlined: it needs the registers of other stages. */
 template <class S>
 __device__ __noinline__ void attend_far(const kk_cu_mega_layer &l, const kk_few_group *groups,
-                                        char *stage) {
+                                        int stage_at) {
     constexpr int RINGS = KK_MEGA_GROUPS * S::SLOTS * S::SLOT;
     constexpr int PAGES_BYTES = S::ONE ? RINGS - (int)KK_LONG_ANGLES : RINGS;
+    char *stage = kk_mega_memory + stage_at; /* so that it is known to be shared memory */
     const kk_long_smem smem = {
         kk_mega_memory, S::ONE ? kk_mega_memory + PAGES_BYTES : stage + KK_ATTEND_SMEM, stage};
     kk_attend_long<S::MANY, !S::ONE, S::KV, PAGES_BYTES>(
@@ -89,7 +90,7 @@ __device__ __forceinline__ void attention(const kk_cu_mega &a, kk_mega_shared &s
         kk_attend_few<256, false, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                   kk_mega_memory);
     else if constexpr (S::FAR)
-        attend_far<S>(l, s.group, stage_of(a));
+        attend_far<S>(l, s.group, a.stage_at);
     else
         kk_attend_few<512, true, S::MANY, S::KV>(l.store, l.attend, groups, stage_of(a),
                                                  kk_mega_memory);
