@@ -169,8 +169,8 @@ static kk_dtype fallback_of(kk_dtype t) {
 static kk_dtype router_type(kk_dtype t) { return t == KK_BF16 ? KK_BF16 : KK_F32; }
 
 /* Whether a mix stores a matrix in its finer type, as the converters that made these files do: the
- * embedding, and V and the down projections of the first and last eighths of the layers and of every
- * third between. */
+ * embedding, and V and the down projections of the first and last eighths of the layers and of
+ * every third between. */
 static bool is_finer(const maker *m, const char *name) {
     const char *at = strstr(name, "layers.");
     const int n = m->c->config.n_layer;

@@ -76,7 +76,7 @@ typedef enum {
 typedef struct {
     int32_t gone;  /* 1: some row sees rows that have to be rebuilt */
     int32_t first; /* 1: some row sees page 0, which a sink that lies apart completes */
-} kk_cuda_sight;
+} kk_cuda_visible;
 
 /* A recorded operation: its arguments, with host memory replaced by offsets in the control block.
  * Zeroed before it is filled, so that equal operations have equal bytes. */
@@ -109,12 +109,12 @@ typedef struct {
         struct {
             kk_attend_args attend; /* its evicted is NULL */
             kk_evicted how;        /* without diagnosis */
-            kk_cuda_sight sees;
+            kk_cuda_visible sees;
         } evicted;
         struct {
             kk_layer_args layer; /* where `layer` is */
             kk_evicted how;
-            kk_cuda_sight sees;
+            kk_cuda_visible sees;
         } evicted_layer;
     } a;
 } kk_cuda_op;
@@ -271,7 +271,7 @@ kk_cu_store kk_cuda_store_args(const kk_dev *dev, const kk_store_args *a, const 
 /* Attention over the rows that are stored. how: which ones are not; sums: where m and l of its
  * softmax go, NULL: nowhere. */
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_cuda_visible sees, const kk_cuda_view *v, float *sums,
                                 kk_err *err);
 
 /* Rows that are evicted (cuda_evicted.c). */
@@ -296,7 +296,7 @@ typedef struct {
 } kk_cuda_then;
 /* then NULL: what comes after is not known. */
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_cuda_visible sees, const kk_cuda_then *then, const kk_cuda_view *v,
                               kk_err *err);
 /* Frees what was made from a weight; all of it, where w is NULL. */
 void kk_cuda_drop_decoders(kk_dev *dev, const void *w);

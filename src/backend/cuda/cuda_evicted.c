@@ -458,7 +458,7 @@ static kk_status add_latents(kk_dev *dev, const kk_attend_args *a, const kk_evic
 }
 
 kk_status kk_cuda_evicted_now(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                              kk_cuda_sight sees, const kk_cuda_then *then, const kk_cuda_view *v,
+                              kk_cuda_visible sees, const kk_cuda_then *then, const kk_cuda_view *v,
                               kk_err *err) {
     float *sums = sees.gone ? dev->sums.data : NULL;
     KK_TRY(kk_cuda_attend_stored(dev, a, how, sees, v, sums, err));

@@ -1,4 +1,4 @@
-/* cuda_mega_packed_kv.cu - the persistent kernel for packed weights and K/V formats beside bf16; f32
+/* cuda_mega_packed_kv.cu - the persistent kernel for packed weights and K/V in q8, q4 and s8; f32
  * is left to small operations. */
 #include "mega_kernel.cuh"
 

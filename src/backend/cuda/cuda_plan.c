@@ -346,7 +346,7 @@ kk_status kk_cuda_attend_now(kk_dev *dev, const kk_attend_args *a, const kk_cuda
 }
 
 kk_status kk_cuda_attend_stored(kk_dev *dev, const kk_attend_args *a, const kk_evicted *how,
-                                kk_cuda_sight sees, const kk_cuda_view *v, float *sums,
+                                kk_cuda_visible sees, const kk_cuda_view *v, float *sums,
                                 kk_err *err) {
     kk_cu_attend t = attend_args(dev, a, how, v);
     t.out = kk_cuda_f(a->out);

@@ -103,7 +103,7 @@ static kk_status enter(kk_dev *dev, const kk_layer_args *a, const kk_layer_args 
     return KK_OK;
 }
 
-static kk_status attention(kk_dev *dev, const kk_layer_args *a, kk_cuda_sight sees,
+static kk_status attention(kk_dev *dev, const kk_layer_args *a, kk_cuda_visible sees,
                            const kk_cuda_view *v, kk_err *err) {
     const int32_t n_rows = a->rows->n_rows, width = (int32_t)a->w.o->w.n_in;
     const kk_store_args store = kk_layer_store(a);
@@ -161,7 +161,7 @@ static kk_status dense_layer(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     return multiply(dev, &out, err);
 }
 
-static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, kk_cuda_sight sees,
+static kk_status run_layer(kk_dev *dev, const kk_layer_args *a, kk_cuda_visible sees,
                            const kk_layer_args *before, const kk_cuda_view *v, kk_err *err) {
     const kk_route_args route = kk_layer_route(a);
     const kk_experts_args experts = kk_layer_experts(a);
@@ -188,7 +188,7 @@ kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
         a.rows = &rows;
         a.evicted = evicted ? &op->a.evicted_layer.how : NULL;
         if (v->n_rows != rows.n_rows || a.scratch.x != ops->a.layer.scratch.x) break;
-        const kk_cuda_sight sees = evicted ? op->a.evicted_layer.sees : (kk_cuda_sight){0, 1};
+        const kk_cuda_visible sees = evicted ? op->a.evicted_layer.sees : (kk_cuda_visible){0, 1};
         KK_TRY(run_layer(dev, &a, sees, *used ? &before : NULL, v, err));
         before = a;
     }

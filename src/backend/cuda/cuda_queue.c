@@ -582,9 +582,9 @@ kk_status kk_cuda_store(kk_dev *dev, const kk_store_args *a, kk_err *err) {
 }
 
 /* What the rows see; a group's first row sees the most of page 0. */
-static kk_cuda_sight sight_of(const kk_attend_args *a) {
+static kk_cuda_visible visible_of(const kk_attend_args *a) {
     const kk_evicted *e = a->evicted;
-    kk_cuda_sight s = {0, 0};
+    kk_cuda_visible s = {0, 0};
     const kk_visible_rule rule = {
         .mask = a->window, .evicts = true, .bounds = {e->window, a->sink, e->chunk}};
     for (int32_t i = 0; i < a->rows->n_groups; i++) {
@@ -610,7 +610,7 @@ static kk_status record_evicted(kk_dev *dev, const kk_attend_args *a, kk_err *er
     KK_TRY(record(dev, KK_CUDA_EVICTED, &op, err));
     copy_attend(&op->a.evicted.attend, a);
     copy_evicted(&op->a.evicted.how, a->evicted);
-    op->a.evicted.sees = sight_of(a);
+    op->a.evicted.sees = visible_of(a);
     return unrecord(dev, view_of(dev, a->rows, &op->view, err));
 }
 
@@ -694,7 +694,7 @@ kk_status kk_cuda_layer(kk_dev *dev, const kk_layer_args *a, bool *taken, kk_err
     if (!*taken || !a->evicted) return KK_OK;
     op->kind = KK_CUDA_EVICTED_LAYER;
     copy_evicted(&op->a.evicted_layer.how, a->evicted);
-    op->a.evicted_layer.sees = sight_of(&attend);
+    op->a.evicted_layer.sees = visible_of(&attend);
     return KK_OK;
 }
 

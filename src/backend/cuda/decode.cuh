@@ -268,8 +268,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH && !PACKED ? 1 : 2)
     const int lane = threadIdx.x % KK_WARP, warp = threadIdx.x / KK_WARP, g = lane / 4;
     /* The kernel before called kk_next after its own wait, so the router's logits are complete. */
     kk_make_choice<KK_BLOCK_THREADS>(&choice, a.choice, false);
-    const int b = (int)blockIdx.x, grid = (int)gridDim.x;
-    const int slices = kk_slices(a.steps);
+    const int b = (int)blockIdx.x, grid = (int)gridDim.x, slices = kk_slices(a.steps);
     enum { STEPS = kk_acts<1, SMALL>::STEPS };
     const int most = PACKED ? kk_slot_steps<1, SMALL>(a.words) : (int)STEPS; /* of a slot */
     int strip_in = b, k_in = warp, slice_in = 0, left = 0;                   /* the next copy */
@@ -307,8 +306,7 @@ __global__ void __launch_bounds__(KK_BLOCK_THREADS, HIGH && !PACKED ? 1 : 2)
         pitch = kk_stage_stride(a.act_pitch) / 2;
         __syncthreads();
     }
-    int nth = 0;
-    for (int strip = b; strip < a.strips; strip += grid, nth++) {
+    for (int strip = b, nth = 0; strip < a.strips; strip += grid, nth++) {
         float *to = result + (nth & 1) * pairs * 8;
         for (int k = warp; k < choice.n_active; k += KK_BLOCK_WARPS) {
             const int from = choice.first[k], rows = choice.first[k + 1] - from;
