@@ -10,11 +10,12 @@
  *      page i:  wait for its copies                                                     -- sync
  *               start the copies of page i + 1 (cp.async)
  *               eight keys and one chain per warp: K from shared memory, rebuilt and multiplied
- *               step by step; start the copies of page i + 1's angles, which no other warp reads;
- *               prefetch page i + 2 to L2
+ *               step by step
  *               scores -> smem, by chain (several rows: added and scaled, one more sync)  -- sync
  *               V of 32 columns -> registers, by ldmatrix
- *               softmax, one query per warp; factors of the running (m, l, o)           -- sync
+ *               warps 0 to 7: start the copies of page i + 1's angles; prefetch page i + 2 to L2
+ *               softmax, one query per warp, warps 8 to 15 where there are eight; factors of the
+ *               running (m, l, o)                                                       -- sync
  *               o = p V; the running o of 16 x 512 stays in registers
  *      (m, l, o) -> parts at the end of a span of eight pages, or of the run
  *    The loop over pages is bound by the instructions that are issued (16 warps, four schedulers)
@@ -157,11 +158,10 @@ template <int KV_FORMAT> struct kk_long_stored {
 
 /* Angles of a page: [key][64 cosines, 64 sines], pieces of 16 bytes whose index is xored with the
  * key's lowest bit.  Each of the warps 0 to 7 alone reads those of its eight keys, and copies
- * them. */
+ * them; not to be called by other warps. */
 __device__ __forceinline__ void kk_long_copy_angles(char *to, const float *angles, int page) {
     const int warp = kk_tid() / 32, lane = kk_tid() % 32;
     const char *from = (const char *)angles + (size_t)page * KK_LONG_ANGLES + warp * 4096;
-    if (warp >= 8) return;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         kk_long_copy16(to + warp * 4096 + i * 512 + ((lane ^ (i & 1)) << 4),
@@ -212,19 +212,15 @@ template <int KV_FORMAT> struct kk_long_at {
     }
 };
 
-/* Step i of this lane's key: eight values of V and those half a head on.  V of other formats than
- * bf16 goes to `values` as bf16.  by: scales and biases of the two groups, read at even steps. */
+/* Step i of this lane's key in another format than bf16: eight values of V and those half a head
+ * on, which also go to `values` as bf16.  by: scales and biases of the two groups, read at even
+ * steps. */
 template <int KV_FORMAT>
 __device__ __forceinline__ void kk_long_value(float (&lo)[8], float (&hi)[8], float2 (&by)[2],
                                               const kk_long_at<KV_FORMAT> &at, int i,
                                               const char *page, char *values) {
     using stored = kk_long_stored<KV_FORMAT>;
     const int piece = (at.key ^ (i & 1) << 6) + i / 2 * 128;
-    if (KV_FORMAT == KK_CU_BF16) {
-        kk_widen(lo, *(const uint4 *)(page + piece));
-        kk_widen(hi, *(const uint4 *)(page + piece + 512));
-        return;
-    }
     if (i % 2 == 0) {
         const uint16_t *plane = (const uint16_t *)(page + stored::CODES + at.plane);
         by[0] = kk_few_scale<KV_FORMAT, 512>(plane, i / 2);
@@ -272,6 +268,16 @@ __device__ __forceinline__ void kk_long_rebuild(uint4 &near, uint4 &far, float (
     far = kk_narrow(hi);
 }
 
+/* bf16 times bf16, rounded to bf16: the bits of a product in float32, which is exact, rounded. */
+__device__ __forceinline__ uint32_t kk_long_times(uint32_t a, uint32_t b) {
+    const __nv_bfloat162 y = __hmul2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
+    return *(const uint32_t *)&y;
+}
+__device__ __forceinline__ uint4 kk_long_times(const uint4 &a, const uint4 &b) {
+    return make_uint4(kk_long_times(a.x, b.x), kk_long_times(a.y, b.y), kk_long_times(a.z, b.z),
+                      kk_long_times(a.w, b.w));
+}
+
 template <bool WIDE>
 __device__ __forceinline__ void kk_long_step(float (&c)[4], const uint4 &k, const char *q) {
     const uint4 x = *(const uint4 *)q;
@@ -280,21 +286,39 @@ __device__ __forceinline__ void kk_long_step(float (&c)[4], const uint4 &k, cons
 }
 
 /* One chain of the scores of this lane's key: a key's values are multiplied as soon as they are
- * rebuilt, and those half a head on are kept for the chain's second half. */
+ * rebuilt, and those half a head on are kept for the chain's second half.  exact: the norm weights
+ * are bf16, and lie as such behind those in float32. */
 template <bool WIDE, int KV_FORMAT>
 __device__ __forceinline__ void kk_long_chain(float (&c)[4], const kk_long_at<KV_FORMAT> &at,
-                                              const char *page, const char *norm,
+                                              const char *page, const char *norm, bool exact,
                                               const char *angles, const char *q, char *values) {
     const bool first = kk_tid() < 256;
     uint4 far[4];
     float2 by[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float lo[8], hi[8];
         uint4 near;
-        kk_long_value<KV_FORMAT>(lo, hi, by, at, i, page, values);
-        kk_long_rebuild(near, far[i], lo, hi, norm + at.norm + i * 128, i < 2 && first,
-                        angles + i * 128, at.angle);
+        if (KV_FORMAT == KK_CU_BF16) {
+            const char *from = page + (at.key ^ (i & 1) << 6) + i / 2 * 128;
+            const uint4 x = *(const uint4 *)from, y = *(const uint4 *)(from + 512);
+            if (!WIDE && exact && (i >= 2 || !first)) {
+                const char *by_bf16 = norm + 2048 + at.norm / 2 + i * 64;
+                const uint4 w = *(const uint4 *)by_bf16, v = *(const uint4 *)(by_bf16 + 512);
+                near = kk_long_times(x, w);
+                far[i] = kk_long_times(y, v);
+            } else {
+                float lo[8], hi[8];
+                kk_widen(lo, x);
+                kk_widen(hi, y);
+                kk_long_rebuild(near, far[i], lo, hi, norm + at.norm + i * 128, i < 2 && first,
+                                angles + i * 128, at.angle);
+            }
+        } else {
+            float lo[8], hi[8];
+            kk_long_value<KV_FORMAT>(lo, hi, by, at, i, page, values);
+            kk_long_rebuild(near, far[i], lo, hi, norm + at.norm + i * 128, i < 2 && first,
+                            angles + i * 128, at.angle);
+        }
         kk_long_step<WIDE>(c, near, q + at.query + i * 64);
         asm volatile("" ::: "memory"); /* keeps the loads of the next step behind these */
     }
@@ -465,6 +489,24 @@ struct kk_long_smem {
     __device__ __forceinline__ char *norm() const { return second() + 8 * KK_SCORE_PITCH * 4; }
 };
 
+/* K's norm weights to smem: 512 in float32, then their upper halves. */
+__device__ __forceinline__ void kk_long_copy_norm(char *to, const float *norm) {
+    const int tid = kk_tid();
+    const float w = norm[tid];
+    ((float *)to)[tid] = w;
+    ((uint16_t *)(to + 2048))[tid] = (uint16_t)(__float_as_uint(w) >> 16);
+}
+/* Whether those upper halves are all there is: the weights are bf16.  The same for all warps. */
+__device__ __forceinline__ bool kk_long_exact(const float *norm) {
+    uint32_t low = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 w = ((const uint4 *)norm)[kk_tid() % 32 + 32 * i];
+        low |= w.x | w.y | w.z | w.w;
+    }
+    return !__any_sync(0xffffffffu, (low & 0xffff) != 0);
+}
+
 /* WIDE: the tile has more than eight queries.  PAGES_BYTES: bytes of `pages`. */
 template <bool WIDE, int KV_FORMAT, int PAGES_BYTES>
 __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_attend &t,
@@ -482,10 +524,11 @@ __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_a
     const float scale = t.scale;
     char *now = smem.pages + FIRST;
     stored::copy(now, table[r.from] + head);
-    kk_long_copy_angles(smem.angles, angles, r.from);
+    if (kk_tid() < 256) kk_long_copy_angles(smem.angles, angles, r.from);
     kk_few_heads<512, true, KV_FORMAT>(s, f, r.kv, r.q0, r.n, smem.team, NULL, 0, 0, 0);
-    if (!WIDE) ((float *)smem.norm())[kk_tid()] = t.k_norm[kk_tid()];
     const char *norm = WIDE ? (const char *)t.k_norm : smem.norm();
+    if (!WIDE) kk_long_copy_norm(smem.norm(), t.k_norm);
+    const bool exact = !WIDE && PLAIN && kk_long_exact(t.k_norm);
     /* Pages are looked up two ahead, to be prefetched to L2 one page before they are copied. */
     const uint8_t *next = table[min(r.from + 1, r.to - 1)];
     const uint8_t *after = table[min(r.from + 2, r.to - 1)];
@@ -501,26 +544,27 @@ __device__ __forceinline__ void kk_long_walk(const kk_cu_store &s, const kk_cu_a
         kk_sync();
         if (TWO && more) stored::copy(other, next + head);
         float c[4] = {0, 0, 0, 0};
-        kk_long_chain<WIDE, KV_FORMAT>(c, at, now, norm, smem.angles, smem.team, values);
-        __syncwarp(); /* the warp has read its angles */
-        if (more) kk_long_copy_angles(smem.angles, angles, page + 1);
-        if (page + 2 < r.to && kk_tid() == KK_ATTEND_WARPS * 32 - 1)
-            kk_long_prefetch(after + head, stored::BYTES, angles, page + 2);
+        kk_long_chain<WIDE, KV_FORMAT>(c, at, now, norm, exact, smem.angles, smem.team, values);
         kk_long_scores<WIDE>(smem.score(), smem.second(), c, at.score, scale);
         if (!TWO && more) stored::copy(other, next + head);
-        next = after;
-        after = table[min(page + 3, r.to - 1)];
         uint32_t v[4][2][4];
         kk_long_values(v, values, at.value);
-        const int warp = kk_tid() / 32, lane = kk_tid() % 32;
-        if (warp < r.n) {
-            const int row = warp * KK_SCORE_PITCH;
+        const int query = kk_tid() / 32 - (WIDE ? 0 : 8), lane = kk_tid() % 32;
+        if (more && kk_tid() < 256) {
+            kk_long_copy_angles(smem.angles, angles, page + 1);
+            if (kk_tid() == 0 && page + 2 < r.to)
+                kk_long_prefetch(after + head, stored::BYTES, angles, page + 2);
+        }
+        next = after;
+        after = table[min(page + 3, r.to - 1)];
+        if (query >= 0 && query < r.n) {
+            const int row = query * KK_SCORE_PITCH;
             const float2 ml = kk_long_softmax<WIDE>(
                 (float *)smem.score() + row, (const float *)smem.second() + row, lane, scale);
             const float2 by = top.add(ml, begins, r.own(page));
-            if (lane == 0) smem.factors()[warp] = by;
+            if (lane == 0) smem.factors()[query] = by;
             if (lane == 0 && r.stores(page))
-                *(float2 *)r.part(t, f, page, warp) = make_float2(top.m, top.l);
+                *(float2 *)r.part(t, f, page, query) = make_float2(top.m, top.l);
         }
         kk_sync();
         float o[4][4];
@@ -619,44 +663,70 @@ __device__ __forceinline__ const float *kk_long_part(const kk_cu_attend &t, cons
     return kk_few_part(t, 512, l.row, l.head, page / KK_SPAN);
 }
 
+/* Where the part of a lane's page lies, in floats from the first part (NONE: it has none), and its
+ * m and l. */
+struct kk_long_look {
+    static constexpr uint32_t NONE = 0xffffffffu;
+    uint32_t off;
+    float2 ml;
+    __device__ __forceinline__ void at(const kk_cu_attend &t, const kk_long_plan &p,
+                                       const kk_long_lane &l, int page, int spans) {
+        const float *part = kk_long_part(t, p, l, page, spans);
+        off = part ? (uint32_t)(part - t.parts) : NONE;
+        ml = make_float2(-INFINITY, 0);
+        if (part) ml = __ldcg((const float2 *)part);
+    }
+};
+
+/* Loads a lane's column of the first eight pages in `load`; of fewer the last one again, to avoid a
+ * branch. */
+__device__ __forceinline__ void kk_long_columns(float (&o)[8], const float *parts, uint32_t off,
+                                                unsigned load) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t at = __shfl_sync(0xffffffffu, off, __ffs((int)load) - 1);
+        o[i] = __ldcg(parts + at);
+        load = load & (load - 1) ? load & (load - 1) : load;
+    }
+}
+
 /* Merges the pages of four spans, 32 pages from `first` on, for the 32 columns from `column` on;
- * each span's (m, l) and o go to smem [4] and [4][32].  By one warp: lane i looks at page i. */
-__device__ __forceinline__ void kk_long_spans(const kk_cu_attend &t, const kk_long_plan &p,
-                                              const kk_long_lane &l, int first, int column,
-                                              int spans, float2 *ml_to, float *o_to) {
+ * each span's (m, l) and o go to smem [4] and [4][32].  By one warp: lane i has looked at page i.
+ * The next eight pages are loaded while eight are merged. */
+__device__ __forceinline__ void kk_long_spans(const kk_cu_attend &t, const kk_long_look &look,
+                                              int first, int far, int column, float2 *ml_to,
+                                              float *o_to) {
     const int lane = kk_tid() % 32;
-    const float *part = kk_long_part(t, p, l, first + lane, spans);
-    float2 ml = make_float2(-INFINITY, 0);
-    if (part) ml = __ldcg((const float2 *)part);
-    const uint32_t off = part ? (uint32_t)(part - t.parts) : 0;
-    const kk_span_scan scan = kk_scan_span(ml.x, lane);
+    const float *parts = t.parts + 4 + column + lane;
+    unsigned left = __ballot_sync(0xffffffffu, look.off != kk_long_look::NONE);
+    float o[8], next[8] = {};
+    kk_long_columns(o, parts, look.off, left);
+    const kk_span_scan scan = kk_scan_span(look.ml.x, lane);
     kk_fold one = {0, 0, 0};
 #pragma unroll 1
-    for (unsigned left = __ballot_sync(0xffffffffu, part != NULL); left;) {
-        float o[8];
-        unsigned load = left;
+    while (left) {
+        unsigned rest = left;
 #pragma unroll
-        for (int i = 0; i < 8; i++) { /* fewer parts: the last one again, to avoid a branch */
-            const uint32_t at = __shfl_sync(0xffffffffu, off, __ffs((int)load) - 1);
-            o[i] = __ldcg(t.parts + at + 4 + column + lane);
-            load = load & (load - 1) ? load & (load - 1) : load;
-        }
+        for (int i = 0; i < 8; i++) rest &= rest - 1;
+        if (rest) kk_long_columns(next, parts, look.off, rest);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (!left) break;
             const int k = __ffs((int)left) - 1, at = k / KK_SPAN;
             const float a = __shfl_sync(0xffffffffu, scan.keep, k);
             const float b = __shfl_sync(0xffffffffu, scan.by, k);
-            const float ln = __shfl_sync(0xffffffffu, ml.y, k);
+            const float ln = __shfl_sync(0xffffffffu, look.ml.y, k);
             if (k % KK_SPAN == 0) /* every span's first page has a part */
                 one = {__shfl_sync(0xffffffffu, scan.top, k + KK_SPAN - 1), 0, 0};
-            const bool merged = k % KK_SPAN == 0 && first + k < l.far;
+            const bool merged = k % KK_SPAN == 0 && first + k < far;
             one.l = merged ? ln : __fmaf_rn(ln, b, __fmul_rn(one.l, a));
             one.o = merged ? o[i] : __fmaf_rn(o[i], b, __fmul_rn(one.o, a));
             o_to[at * 32 + lane] = one.o;
             if (lane == 0) ml_to[at] = make_float2(one.m, one.l);
             left &= left - 1;
         }
+#pragma unroll
+        for (int i = 0; i < 8; i++) o[i] = next[i];
     }
 }
 
@@ -684,15 +754,15 @@ __device__ __forceinline__ void kk_long_fold(kk_fold &all, const float2 *ml_of, 
 }
 
 /* Merges all parts of all rows and heads: eight warps per 32 columns, four spans each at a time.
- * smem: 8,704 B. */
+ * The first warp adds them up while the others merge the next ones into another buffer, whose m and
+ * l were asked for before.  smem: 17,408 B. */
 template <bool MANY>
 __device__ __forceinline__ void kk_combine_long(const kk_cu_attend &t, const kk_few_group *groups,
                                                 const kk_long_plan &p, int rows, int spans,
                                                 float *smem) {
-    enum { CHUNKS = 512 / 32, EACH = 8 * 4 /* spans of eight warps */ };
+    enum { CHUNKS = 512 / 32, EACH = 8 * 4 /* spans of eight warps */, PAGES = EACH * KK_SPAN };
     const int lane = kk_tid() % 32, warp = kk_tid() / 32 % 8, team = kk_tid() / 256;
-    float *o = smem + team * EACH * (32 + 2);
-    float2 *ml = (float2 *)(o + EACH * 32);
+    int turn = 0;
 #pragma unroll 1
     for (int i = kk_bid() + team * (int)gridDim.x; i < rows * KK_CU_26B_HEADS * CHUNKS;
          i += 2 * (int)gridDim.x) {
@@ -700,15 +770,21 @@ __device__ __forceinline__ void kk_combine_long(const kk_cu_attend &t, const kk_
         const int head = i / CHUNKS % KK_CU_26B_HEADS;
         const kk_long_lane l = kk_long_lane::of<MANY>(t, groups, row, head);
         kk_fold all = {-INFINITY, 0, 0};
+        kk_long_look look;
+        look.at(t, p, l, warp * 32 + lane, spans);
 #pragma unroll 1
-        for (int from = 0; from < l.end; from += EACH * KK_SPAN) {
+        for (int from = 0; from < l.end; from += PAGES) {
             const int first = from + warp * 32;
+            const kk_long_look now = look;
+            float *o = smem + (2 * team + turn) * EACH * (32 + 2);
+            float2 *ml = (float2 *)(o + EACH * 32);
+            look.at(t, p, l, first + PAGES + lane, spans);
             if (first < l.end)
-                kk_long_spans(t, p, l, first, column, spans, ml + warp * 4, o + warp * 4 * 32);
+                kk_long_spans(t, now, first, l.far, column, ml + warp * 4, o + warp * 4 * 32);
             asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
             if (warp == 0)
                 kk_long_fold(all, ml, o, min((int)EACH, (l.end - from + KK_SPAN - 1) / KK_SPAN));
-            asm volatile("bar.sync %0, 256;" ::"r"(1 + team) : "memory");
+            turn ^= 1;
         }
         if (warp == 0) kk_few_put(t, row, head * 512 + column + lane, all);
     }
