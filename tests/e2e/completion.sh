@@ -110,8 +110,8 @@ has "$formats" "bf16 f32 q8 q4"
 completes "$formats" kakeya run --kv-format ""
 completes "q8 q4" kakeya run --kv-format = q
 completes "--kv-full" kakeya chat --kv-fu
-completes "q4_0 bf16" kakeya run --synthetic 26b-a4b :
-completes "q4_0" kakeya run --synthetic 26b-a4b : q
+completes "q4_0 q4_k_m bf16" kakeya run --synthetic 26b-a4b :
+completes "q4_0 q4_k_m" kakeya run --synthetic 26b-a4b : q
 completes "" kakeya run --prompt ""
 mkdir -p folder "$XDG_STATE_HOME/kakeya/sessions"
 touch folder/model.gguf "$XDG_STATE_HOME/kakeya/sessions/"{book.kks,talk.kks,hello.chat.json}

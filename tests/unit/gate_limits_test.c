@@ -36,6 +36,9 @@ static bool finds(const char *kind, const char *edits, const char *code, const c
 #define DRAFTER                                                                                    \
     "model/weight_bytes = 1000; bytes/weights.verifier = 1000; drafter/weight_bytes = 100; "       \
     "bytes/weights.drafter = "
+#define PROJECTION(device)                                                                         \
+    "machine/device = \"" device "\"; projection = {\"weight_bytes\": 100, \"params\": 10}; "      \
+    "bytes/weights.projection = "
 #define KNEE                                                                                       \
     "rows/2/recall = 1.0; rows/1/recall = 0.0; rows/0/alpha = 0.25; knee = 0.25; rows/0/recall = "
 /* Rounds of 1 ms each. */
@@ -92,6 +95,12 @@ static const struct {
      "99 bytes of weights"},
     {"bench", DRAFTER "100", DRAFTER "99", "WEIGHTS_MISMATCH", "99 bytes of a drafter"},
     {"bench", DRAFTER "1100", DRAFTER "1101", "WEIGHTS_MISMATCH", "1101 bytes of a drafter"},
+    {"bench", PROJECTION("cuda") "120", PROJECTION("cuda") "121", "WEIGHTS_MISMATCH",
+     "121 bytes of a projection"},
+    {"bench", PROJECTION("cuda") "100", PROJECTION("cuda") "99", "WEIGHTS_MISMATCH",
+     "99 bytes of a projection"},
+    {"bench", PROJECTION("cpu") "100", PROJECTION("cpu") "101", "WEIGHTS_MISMATCH",
+     "101 bytes of a projection"},
     {"memory", "rows/8/restored_rows = 824", "rows/8/restored_rows = 823", "RESTORED_COUNTS",
      "824 at least are gone"},
     {"soak", "buckets/3/from_s = 3.5", "buckets/3/from_s = 3.51", "SERVING_COUNTS",
