@@ -19,7 +19,7 @@ set(why "no nvcc was found (make cuda fetches one)")
 if(KK_NVCC)
   execute_process(COMMAND "${KK_NVCC}" --version OUTPUT_VARIABLE said ERROR_QUIET)
   string(REGEX MATCH "release ([0-9.]+)" said "${said}")
-  set(why "${KK_NVCC} is of CUDA ${CMAKE_MATCH_1}, and 12.1 is needed") # for parameters of 21 KB
+  set(why "${KK_NVCC} is of CUDA ${CMAKE_MATCH_1}, and 12.1 is needed") # for parameters of 24 KB
   if(CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.1)
     set(why "${KK_NVCC} does not compile; it needs a C++ compiler beside it")
     include(CheckLanguage)

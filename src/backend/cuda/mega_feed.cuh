@@ -10,6 +10,7 @@
  *
  *    slot, 32 KB:   part 0 | part 1 | ... | part 7     one part (4 KB) per K slice = per warp
  *    part, 4 KB:    strip one, 4 steps of 512 B | strip two, 4 steps of 512 B
+ *                   (packed weights: as many steps of 144 to 288 B as fit each half)
  *    half:          parts 0..3 and parts 4..7 have a FULL mbarrier each
  *    slots:         3 for one row, 2 for more rows (whose activations need the shared memory)
  *    Chips with less shared memory have slots of fewer steps (kk_mega_of).  Before sm_90 there is

@@ -9,7 +9,8 @@
  *      lane 0:  mbarrier.arrive.expect_tx, cp.async.bulk -> slot `put`   (up to 3 slots ahead)
  *      warp:    wait slot `get` (phase bit), 16-byte loads, mma; __syncwarp; refill the slot
  *    ring of a warp:  3 slots x 4 KB; a slot is 4 steps of two strips, or 8 steps of one
- *                     (SMALL, where a block has 99 KB: 2 slots x 2 KB)
+ *                     (SMALL, where a block has 99 KB or weights are packed: 2 slots x 2 KB;
+ *                     of packed steps as many as fit)
  *    shared memory: rings 8 warps x 12 KB (SMALL: 4 KB) | mbarriers 8 x 3 x 8 B
  *      | partial sums [2][strips][8 slices][8 or 16 rows][8 outputs] f32 (8 or 16 KB)
  *      | staged activations [rows][n_in] bf16, padded against bank conflicts
