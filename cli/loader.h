@@ -11,7 +11,8 @@ typedef struct {
     int32_t threads, exact_rows;
     const char *page_kernel;
     bool mlock, huge_pages;
-    bool restores;  /* rows are to be restored: the shipped model brings its projection */
+    int32_t key_cache; /* MiB */
+    bool restores;     /* rows are to be restored: the shipped model brings its projection */
     bool keeps_few; /* an evaluation of rows that are not kept: the CPU, unless a device is named */
 } loader_args;
 
@@ -110,6 +111,9 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_STRING(NULL, "isa", "NAME", offsetof(T, m.isa),                                     \
                       "for diagnosis: avx512, avx2, neon or reference (default: the best); of "    \
                       "cuda: sm_80 or sm_86, to keep to the limits of such a chip"),               \
+        OPTION_INT(NULL, "key-cache", "MIB", offsetof(T, m.key_cache), -1, 1 << 20,                \
+                   "of cpu: most memory, of all sessions together, for keys of restored rows "     \
+                   "that are not rebuilt for every token (default: 32); -1: none"),                \
         OPTION_FLAG(NULL, "mlock", offsetof(T, m.mlock), "lock the weights in memory"),            \
         OPTION_FLAG(NULL, "huge-pages", offsetof(T, m.huge_pages),                                 \
                     "ask for huge pages under the weights; a file gets them when the page "        \

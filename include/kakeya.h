@@ -146,6 +146,9 @@ typedef struct {
     bool mlock;                    /* lock the weights in memory */
     bool huge_pages;               /* ask for huge pages where the system has them */
     uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
+    /* "cpu": bytes of keys of evicted rows that stay rebuilt between tokens, of all sessions
+     * together; 0: 32 MiB, or 1/8 of memory_limit where that is less; -1: none */
+    int64_t key_cache;
     int32_t ahead; /* enqueue rounds before their token is known: 1; -1: never; 0: where it gains */
     /* "mlx": rows of a round measured to be exact, of weights as floats and of packed ones; 0: 1;
      * -1: no limit */

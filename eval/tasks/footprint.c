@@ -189,6 +189,7 @@ static kk_status check_lengths(const kk_footprint *f, kk_err *err) {
 static kk_status on_engine(kk_footprint *f, int32_t i, kk_err *err) {
     kk_engine_opts how = f->opts->engine;
     how.projection = i ? f->opts->projection[i - 1] : NULL;
+    how.key_cache = -1; /* the engine's, whatever its sessions hold */
     KK_TRY(kk_engine_open(&f->engine, &how, err));
     KK_TRY(check_lengths(f, err));
     if (i == 0) {

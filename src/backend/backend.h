@@ -65,6 +65,9 @@ typedef struct {
      * at any byte.  NULL: they lie in their page. */
     const uint8_t *sink;
     uint8_t *const *latents; /* as pages; NULL: nothing is rebuilt */
+    /* Of pages of latents: as long as a page has the same one, its rows below pos are the same.
+     * NULL: not known. */
+    const int64_t *latent_ids;
     /* Only the device knows how many tokens of a draft before these rows are right: pos is the
      * least it can be, and the int32 at shift, at most most_shift, is added to it.  NULL: pos is
      * known.  Only on a device that queues. */
@@ -422,6 +425,9 @@ typedef struct {
     const char *isa; /* NULL: the best; of a GPU: a smaller chip whose limits it keeps, for tests */
     kk_mem *mem;
     int32_t max_rows; /* the most rows any operation will be given */
+    /* Bytes of keys of evicted rows that stay rebuilt between forwards, of all sessions together,
+     * where the device keeps some; 0: as many as suit it, -1: none. */
+    int64_t key_cache;
     /* For tests and measurements, where a device fuses or overlaps its work: nothing is fused;
      * fused, but nothing begins before what is before it has ended. */
     bool plain, late;

@@ -93,6 +93,7 @@ static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err)
                              .isa = o->isa,
                              .mem = &e->mem,
                              .max_rows = e->rounds.max_rows,
+                             .key_cache = o->key_cache,
                              .exact = {o->exact_rows, o->exact_packed_rows, o->exact_page_rows}};
     const bool said = o->exact_rows || o->exact_packed_rows;
     e->exact_by = !said ? "neither" : o->exact_measured ? "measured" : "asked";

@@ -1,9 +1,9 @@
 /* cache.c - a session's page tables, and marks on them; see kv.h for the invariants.
  *
  * The pages of a kind lie side by side in its table, at [first, end) by absolute page index, so
- * residence is a comparison.  A table has two columns: the page, and its memory as attention wants
- * it.  A sink is copied from page 0 as its rows are committed; that page then goes like any
- * other. */
+ * residence is a comparison.  A table has three columns: the page, and its memory and number as
+ * attention wants them.  A sink is copied from page 0 as its rows are committed; that page then
+ * goes like any other. */
 #include <assert.h>
 #include <string.h>
 
@@ -17,6 +17,7 @@ typedef struct {
 typedef struct {
     kk_page **page; /* [cap] */
     uint8_t **data; /* [cap] */
+    int64_t *id;    /* [cap] */
     extent held;
     int64_t cap, promised;
     uint8_t *sink; /* NULL: none */
@@ -74,7 +75,8 @@ static kk_status open_table(kk_cache *c, kk_kind kind, kk_err *err) {
     t->cap = pages_for(c->opts.max_len);
     t->page = kk_calloc((size_t)t->cap, sizeof *t->page);
     t->data = kk_calloc((size_t)t->cap, sizeof *t->data);
-    if (!t->page || !t->data)
+    t->id = kk_calloc((size_t)t->cap, sizeof *t->id);
+    if (!t->page || !t->data || !t->id)
         return kk_fail(err, KK_ENOMEM, "no memory for a table of %lld K/V pages",
                        (long long)t->cap);
     const int64_t most = most_pages(c, kind);
@@ -126,13 +128,18 @@ kk_status kk_cache_new(kk_cache **out, const kk_cache_opts *opts, kk_err *err) {
     return KK_OK;
 }
 
+static void put_page(table *t, int64_t i, kk_page *page) {
+    t->page[i] = page;
+    t->data[i] = page ? page->data : NULL;
+    t->id[i] = page ? page->id : 0;
+}
+
 /* Drops the pages outside `keep`, of which all that the table is to have are in it. */
 static void narrow(table *t, kk_pool *pool, extent keep) {
     for (int64_t i = t->held.first; i < t->held.end; i++) {
         if (i >= keep.first && i < keep.end) continue;
         kk_pool_drop(pool, t->page[i]);
-        t->page[i] = NULL;
-        t->data[i] = NULL;
+        put_page(t, i, NULL);
     }
     t->held = keep;
 }
@@ -146,6 +153,7 @@ void kk_cache_free(kk_cache *c) {
         kk_pool_side_give(c->opts.pool[kind], t->sink, kk_cache_sink_bytes(c, (kk_kind)kind));
         kk_free(t->page);
         kk_free(t->data);
+        kk_free(t->id);
     }
     kk_free(c);
 }
@@ -153,6 +161,7 @@ void kk_cache_free(kk_cache *c) {
 int64_t kk_cache_len(const kk_cache *c) { return c->len; }
 const kk_cache_opts *kk_cache_how(const kk_cache *c) { return &c->opts; }
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind) { return c->table[kind].data; }
+const int64_t *kk_cache_page_ids(const kk_cache *c, kk_kind kind) { return c->table[kind].id; }
 
 kk_visible_rule kk_cache_rule(const kk_cache *c, kk_kind kind) {
     const kk_kv_policy *policy = c->opts.policy[kind];
@@ -246,8 +255,14 @@ static void own_page(table *t, kk_pool *pool, int64_t i, int64_t len) {
     } else {
         t->held.end = i + 1;
     }
-    t->page[i] = mine;
-    t->data[i] = mine->data;
+    put_page(t, i, mine);
+}
+
+/* Rows of page i are going to be written, which may have been others' before (truncate, marks that
+ * are gone): what was made of those must not be taken for what is made of these. */
+static void renumber(table *t, kk_pool *pool, int64_t i) {
+    kk_pool_renumber(pool, t->page[i]);
+    put_page(t, i, t->page[i]);
 }
 
 kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err) {
@@ -270,8 +285,12 @@ kk_status kk_cache_reserve(kk_cache *c, int64_t n, kk_err *err) {
     }
     for (int kind = 0; kind < KK_KINDS; kind++) {
         table *t = &c->table[kind];
-        for (int64_t i = from; has_kind(c, kind) && i < to; i++)
-            if (!writable(t, i)) own_page(t, c->opts.pool[kind], i, c->len);
+        for (int64_t i = from; has_kind(c, kind) && i < to; i++) {
+            if (writable(t, i))
+                renumber(t, c->opts.pool[kind], i);
+            else
+                own_page(t, c->opts.pool[kind], i, c->len);
+        }
     }
     c->reserved = c->len + n;
     return KK_OK;
@@ -395,14 +414,10 @@ static void replace(kk_cache *c, int kind, int64_t len, const uint8_t *const sha
         const bool stays = i >= need.first && i < need.end && bit(shared, kind, i - need.first);
         if (stays) continue;
         kk_pool_drop(pool, t->page[i]);
-        t->page[i] = NULL;
-        t->data[i] = NULL;
+        put_page(t, i, NULL);
     }
     for (int64_t i = need.first; i < need.end; i++)
-        if (!bit(shared, kind, i - need.first)) {
-            t->page[i] = kk_pool_take(pool);
-            t->data[i] = t->page[i]->data;
-        }
+        if (!bit(shared, kind, i - need.first)) put_page(t, i, kk_pool_take(pool));
     t->held = need;
 }
 
@@ -530,10 +545,7 @@ void kk_mark_restore(const kk_mark *m, kk_cache *c) {
         /* Shared first, so that pages both hold are never freed in between. */
         for (int64_t i = 0; i < n; i++) f->page[i]->refs++;
         narrow(t, c->opts.pool[kind], (extent){0, 0});
-        for (int64_t i = 0; i < n; i++) {
-            t->page[f->held.first + i] = f->page[i];
-            t->data[f->held.first + i] = f->page[i]->data;
-        }
+        for (int64_t i = 0; i < n; i++) put_page(t, f->held.first + i, f->page[i]);
         t->held = f->held;
         assert(f->sink_bytes == kk_cache_sink_bytes(c, (kk_kind)kind));
         if (f->sink) kk_pool_copy(f->pool, t->sink, f->sink, f->sink_bytes);

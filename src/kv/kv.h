@@ -147,6 +147,9 @@ bool kk_cache_truncate(kk_cache *c, int64_t len);
 bool kk_cache_can_truncate(const kk_cache *c, int64_t len); /* whether it would be true */
 /* Page table of a kind, by absolute page index; borrowed until the next call. */
 uint8_t *const *kk_cache_pages(const kk_cache *c, kk_kind kind);
+/* Its numbers: as long as a page at an address has the same one, rows of it that were below the
+ * length are what they were.  A page's numbers never come again in its pool. */
+const int64_t *kk_cache_page_ids(const kk_cache *c, kk_kind kind);
 /* The first rows of a kind, laid out as a page of bounds.sink rows would be: at a slot's offset
  * times sink / KK_PAGE_ROWS; NULL: it has no sink.  Borrowed as long as the cache.  Rows at or
  * after len have no meaning; those being written get here when they are committed.  Where the pool

@@ -37,7 +37,8 @@ struct kk_pool {
     size_t stride;              /* page_bytes, rounded up to pages of the system */
     int64_t capacity, promised; /* pages */
     int64_t booked, taken;
-    int64_t side; /* bytes beside the pages */
+    int64_t side;    /* bytes beside the pages */
+    int64_t last_id; /* of pages */
     kk_slab *slabs;
     kk_page *warm, *cold; /* free pages: with memory behind them, without */
     int64_t n_warm, most_warm;
@@ -215,11 +216,14 @@ void kk_pool_unbook(kk_pool *p, int64_t pages) {
     kk_mem_count(p->mem, p->category, -pages * (int64_t)p->stride);
 }
 
+void kk_pool_renumber(kk_pool *p, kk_page *page) { page->id = ++p->last_id; }
+
 kk_page *kk_pool_take(kk_pool *p) {
     assert(p->taken < p->booked && p->taken < p->promised);
     kk_page *page = p->warm ? pop(&p->warm) : pop(&p->cold);
     if (p->n_warm > 0) p->n_warm--;
     page->refs = 1;
+    kk_pool_renumber(p, page);
     page->slab->taken++;
     p->taken++;
     return page;

@@ -15,6 +15,7 @@ struct kk_page {
     uint8_t *data;
     kk_slab *slab; /* the slab that the page lies in */
     int32_t refs;  /* 0: free */
+    int64_t id;    /* another one whenever its rows may be written */
     kk_page *next; /* in a free list */
 };
 
@@ -23,8 +24,9 @@ void kk_pool_unpromise(kk_pool *p, int64_t pages);
 kk_status kk_pool_book(kk_pool *p, int64_t pages, kk_err *err);
 void kk_pool_unbook(kk_pool *p, int64_t pages);
 
-kk_page *kk_pool_take(kk_pool *p);        /* booked; one reference, any content */
-void kk_pool_drop(kk_pool *p, kk_page *); /* one reference less; the last frees and unbooks */
+kk_page *kk_pool_take(kk_pool *p);            /* booked; one reference, any content */
+void kk_pool_renumber(kk_pool *p, kk_page *); /* gives it an id that no page of the pool had */
+void kk_pool_drop(kk_pool *p, kk_page *);     /* one reference less; the last frees and unbooks */
 
 /* Memory beside the pages, where they lie, counted with them; taking it needs no promise and may
  * fail.  Zeroed, or, on a device, of any content. */

@@ -210,6 +210,7 @@ static kk_status gather_groups(kk_gemma4 *m, const kk_gemma4_forward_args *a, kk
                                          .pages = kk_cache_pages(g->cache, (kk_kind)k),
                                          .sink = kk_cache_sink(g->cache, (kk_kind)k),
                                          .latents = kk_cache_pages(g->cache, KK_LATENT),
+                                         .latent_ids = kk_cache_page_ids(g->cache, KK_LATENT),
                                          .shift = m->shift,
                                          .most_shift = m->most_shift};
         for (int32_t r = 0; r < g->n_rows; r++, m->n_rows++) {

@@ -119,7 +119,7 @@ completes "folder" kakeya run -m fo
 completes "folder/model.gguf" kakeya quantize folder/
 completes "book talk" kakeya session load ""
 completes "talk" kakeya session rm book ta
-completes "--keep" kakeya session load book --ke
+completes "--keep" kakeya session load book --kee
 completes "--json --help" kakeya session list --
 completes "hello" kakeya chat --load ""
 completes "save load ls rm" kakeya help session ""

@@ -28,13 +28,17 @@ static int setup(void **state) {
     return projection_unlearned(scratch_path(*state, "p"), MOE, NULL) == KK_OK ? 0 : -1;
 }
 
-static kk_status open_engine(kk_engine **e, void *state, kk_err *err) {
+static kk_status open_engine_keys(kk_engine **e, void *state, int64_t key_cache, kk_err *err) {
     const kk_engine_opts opts = {.model = MOE,
                                  .projection = scratch_path(state, "p"),
                                  .threads = 2,
                                  .no_pin = true,
+                                 .key_cache = key_cache,
                                  .max_rows = CHUNK};
     return kk_engine_open(e, &opts, err);
+}
+static kk_status open_engine(kk_engine **e, void *state, kk_err *err) {
+    return open_engine_keys(e, state, 0, err);
 }
 
 static void check_failure(kk_status st, const kk_err *err) {
@@ -207,7 +211,7 @@ static void live_within(kk_engine *e, int64_t limit, refusals *n) {
 static void limits_refuse_cleanly(void **state) {
     kk_engine *e = NULL;
     refusals n = {0};
-    assert_ok(open_engine(&e, *state, why));
+    assert_ok(open_engine_keys(&e, *state, -1, why));
     const int64_t base = counted(e);
     kk_session *s = session_of(e, restored);
     tiny_append(s, prompt, PROMPT);

@@ -5,6 +5,7 @@
  * sizes of passes, drafts, forks, rewinds, company in a forward.  With the true rows mixed in whole
  * (mix 1), the reference is a session that keeps everything. */
 #define _GNU_SOURCE
+#include "backend/cpu/device.h"
 #include "support/projection_folder.h"
 #include "support/restored.h"
 #include "support/rounds.h"
@@ -338,10 +339,12 @@ static void wander(kk_session **s, uint64_t *random) {
     }
 }
 
+/* Against sessions of an engine that rebuilds all keys for every token. */
 static void wandering_changes_nothing(void **state) {
     (void)state;
     enum { STEPS = 15 };
     kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 48);
+    kk_engine *plain = restoring_engine_keys("tiny:q4_0:7", 1, 48, -1);
     for (int i = 0; i < 2 * 4 * BOUNDS; i++) {
         if (slow() && i % 11) continue;
         uint64_t random = (uint64_t)i + 77;
@@ -354,7 +357,7 @@ static void wandering_changes_nothing(void **state) {
         for (int step = 0; step < STEPS; step++) {
             wander(&s, &random);
             if (step % 5 != 4) continue;
-            kk_session *fresh = given_at_once(e, how, s->tokens, s->len);
+            kk_session *fresh = given_at_once(plain, how, s->tokens, s->len);
             kk_session *twin = NULL; /* looking at the logits settles it */
             assert_ok(kk_session_fork(&twin, s, why));
             assert_same_logits(twin, fresh);
@@ -366,6 +369,9 @@ static void wandering_changes_nothing(void **state) {
         }
         kk_session_free(s);
     }
+    assert_true(e->dev->keys.found > 100 && e->dev->keys.made > 100);
+    assert_true(plain->dev->keys.found == 0 && plain->dev->keys.made == 0);
+    kk_engine_close(plain);
     kk_engine_close(e);
 }
 
@@ -475,7 +481,7 @@ static void check_latent_page(const kk_session *s, int32_t rank) {
 /* Bytes of kept rows and of scratch do not depend on how long the context is. */
 static void bytes_do_not_grow(void **state) {
     (void)state;
-    kk_engine *e = restoring_engine("tiny:q4_0:7", 2, 0);
+    kk_engine *e = restoring_engine_keys("tiny:q4_0:7", 2, 0, -1);
     for (int i = 0; i < 5; i++) {
         const bool window = i == 4;
         const int32_t most = slow() || i % 2 ? 2048 : TINY_CONTEXT;
@@ -500,6 +506,61 @@ static void bytes_do_not_grow(void **state) {
         if (!window) check_latent_page(s, RESTORED_RANK);
         kk_session_free(s);
     }
+    kk_engine_close(e);
+}
+
+/* Rows of a page whose keys are kept are taken back and written again, in place. */
+static void rows_written_again_are_rebuilt_again(void **state) {
+    (void)state;
+    enum { FULL = 132, BACK = 110, END = 230 };
+    const kk_session_opts how = {.ctx = 512,
+                                 .kv_sliding = KK_KEEP_RESTORED,
+                                 .kv_full = KK_KEEP_RESTORED,
+                                 .window = 32,
+                                 .chunk = 32};
+    kk_engine *e = restoring_engine("tiny:q4_0:7", 1, 0);
+    kk_engine *plain = restoring_engine_keys("tiny:q4_0:7", 1, 0, -1);
+    kk_session *s = session_of(e, how);
+    int32_t tokens[END];
+    for (int32_t i = 0; i < END; i++) tokens[i] = prompt[i < BACK ? i : i + 300];
+    tiny_append(s, prompt, FULL - 8);
+    for (int32_t i = FULL - 8; i < FULL; i++) tiny_append(s, prompt + i, 1);
+    const int64_t made = e->dev->keys.made;
+    assert_true(made > 0);
+    int32_t evaluated = -1;
+    assert_ok(kk_session_rewind(s, BACK, &evaluated, why));
+    assert_int_equal(evaluated, 0);
+    for (int32_t i = BACK; i < END; i++) tiny_append(s, tokens + i, 1);
+    assert_true(e->dev->keys.made > made);
+    kk_session *want = given_at_once(plain, how, tokens, END);
+    assert_same_as(s, want);
+    kk_session_free(want);
+    kk_session_free(s);
+    kk_engine_close(plain);
+    kk_engine_close(e);
+}
+
+/* Keys that stay rebuilt are counted as workspace, and keep to their budget whatever the length. */
+static void kept_keys_keep_to_their_budget(void **state) {
+    (void)state;
+    enum { BUDGET = 1 << 20 };
+    kk_engine *e = restoring_engine_keys("tiny:q4_0:7", 2, 0, BUDGET);
+    kk_session *s = session_of(e, (kk_session_opts){.ctx = TINY_CONTEXT,
+                                                    .kv_sliding = KK_KEEP_RESTORED,
+                                                    .kv_full = KK_KEEP_RESTORED,
+                                                    .sink = 4,
+                                                    .window = 32,
+                                                    .chunk = 32});
+    int64_t before[KK_MEM_CATEGORIES], after[KK_MEM_CATEGORIES];
+    tiny_append(s, prompt, 512);
+    kk_engine_memory(e, before);
+    tiny_append(s, prompt + 512, 1536);
+    generate(s, 20, 1);
+    kk_engine_memory(e, after);
+    const int64_t grown = after[KK_MEM_WORKSPACE] - before[KK_MEM_WORKSPACE];
+    assert_true(grown > BUDGET / 2 && grown <= BUDGET);
+    assert_true(e->dev->keys.found > 0);
+    kk_session_free(s);
     kk_engine_close(e);
 }
 
@@ -544,6 +605,8 @@ int main(void) {
         cmocka_unit_test(company_changes_nothing),
         cmocka_unit_test(strangers_are_refused),
         cmocka_unit_test(bytes_do_not_grow),
+        cmocka_unit_test(rows_written_again_are_rebuilt_again),
+        cmocka_unit_test(kept_keys_keep_to_their_budget),
         cmocka_unit_test(latents_go_with_their_layers),
     };
     return cmocka_run_group_tests_name("restored", tests, setup, NULL);

@@ -9,16 +9,21 @@ enum { TINY_CONTEXT = 8192, RESTORED_RANK = 64, BOUNDS = 6 };
 
 /* A synthetic model with a drafter and a projection that has learned nothing: what it rebuilds is
  * far from true, so that a row taken for another shows. */
-static inline kk_engine *restoring_engine(const char *spec, int32_t threads, int32_t max_rows) {
+static inline kk_engine *restoring_engine_keys(const char *spec, int32_t threads, int32_t max_rows,
+                                               int64_t key_cache) {
     kk_engine *e = NULL;
     const kk_engine_opts opts = {.synthetic = spec,
                                  .drafter = "synthetic",
                                  .projection = "synthetic:64",
                                  .threads = threads,
                                  .max_rows = max_rows,
+                                 .key_cache = key_cache,
                                  .no_pin = true};
     assert_ok(kk_engine_open(&e, &opts, why));
     return e;
+}
+static inline kk_engine *restoring_engine(const char *spec, int32_t threads, int32_t max_rows) {
+    return restoring_engine_keys(spec, threads, max_rows, 0);
 }
 
 /* Sinks, windows and chunks on and off each other's borders. */

@@ -3,7 +3,8 @@
  *
  * Random histories run against the model of cache_world.h, with lengths drawn near page borders,
  * chunks and window wraps, and after every step each row that each cache and each mark has is
- * compared, and the bytes counted are compared with the pages that can be reached. */
+ * compared, and the bytes counted are compared with the pages that can be reached.  A page that
+ * has the number it had must have the rows it had. */
 #include "support/cache_world.h"
 
 #include <stdlib.h>
@@ -135,11 +136,47 @@ static int64_t add_pages(const kk_cache *c, int kind, const uint8_t **seen, int6
     return n;
 }
 
+/* What was in pages of latents by address and number, as far as rows were committed. */
+typedef struct {
+    const uint8_t *page;
+    int64_t id;
+    int32_t rows;
+    uint32_t tag[KK_PAGE_ROWS];
+} seen_page;
+enum { SEEN_PAGES = 1 << 15 };
+static seen_page seen_pages[SEEN_PAGES];
+static size_t same_again; /* pages seen with their number before, which had rows */
+
+static seen_page *seen_at(const uint8_t *page, int64_t id) {
+    size_t i = ((uintptr_t)page / 4096 * 31 + (size_t)id * 2654435761u) % SEEN_PAGES;
+    while (seen_pages[i].page && (seen_pages[i].page != page || seen_pages[i].id != id))
+        i = (i + 1) % SEEN_PAGES;
+    return &seen_pages[i];
+}
+
+static void check_numbers(const kk_cache *c, const timeline *t) {
+    for (int64_t i = 0; i * KK_PAGE_ROWS < t->len; i++) {
+        const uint8_t *page = kk_cache_pages(c, KK_LATENT)[i];
+        if (!page) continue;
+        const int64_t id = kk_cache_page_ids(c, KK_LATENT)[i], left = t->len - i * KK_PAGE_ROWS;
+        const int32_t rows = left < KK_PAGE_ROWS ? (int32_t)left : KK_PAGE_ROWS;
+        const uint32_t *tag = t->tag + i * KK_PAGE_ROWS;
+        seen_page *seen = seen_at(page, id);
+        const size_t both = (size_t)(rows < seen->rows ? rows : seen->rows);
+        assert_memory_equal(seen->tag, tag, both * sizeof *tag);
+        same_again += both > 0;
+        if (rows <= seen->rows) continue;
+        *seen = (seen_page){.page = page, .id = id, .rows = rows};
+        memcpy(seen->tag, tag, (size_t)rows * sizeof *tag);
+    }
+}
+
 static void check_all(world *w, held_cache *caches, held_mark *marks) {
     kk_cache *view[MARKS] = {NULL};
     for (int i = 0; i < CACHES; i++) {
         assert_int_equal(kk_cache_len(caches[i].cache), caches[i].rows.len);
         check_rows(w, caches[i].cache, &caches[i].rows, caches[i].rows.len);
+        if (w->layout.page_bytes[KK_LATENT]) check_numbers(caches[i].cache, &caches[i].rows);
     }
     for (int i = 0; i < MARKS; i++) {
         if (!marks[i].mark) continue;
@@ -166,6 +203,7 @@ static void run_history(world *w, int steps) {
     held_cache caches[CACHES];
     held_mark marks[MARKS];
     memset(marks, 0, sizeof marks);
+    memset(seen_pages, 0, sizeof seen_pages);
     for (int i = 0; i < CACHES; i++) {
         caches[i].cache = cache_open(w);
         caches[i].rows.len = 0;
@@ -336,6 +374,7 @@ static void random_histories_with_latents(void **state) {
         }
         run_history(&w, packed ? 150 : 300);
     }
+    assert_true(same_again > 1000);
     assert_int_equal(kk_live_bytes(), live);
 }
 

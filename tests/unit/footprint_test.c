@@ -14,6 +14,7 @@ static kk_engine *pair(void) {
                                  .projection = "synthetic:64",
                                  .threads = 1,
                                  .max_rows = 64,
+                                 .key_cache = -1,
                                  .no_pin = true};
     assert_ok(kk_engine_open(&e, &opts, why));
     return e;

@@ -14,7 +14,11 @@
  * Where K/V heads can be shared out evenly, a thread takes a head through all pages of a batch:
  * it rebuilds a page's keys where it reads them at once, no thread reads what another one wrote
  * but the rounded latents, and threads wait for each other twice a batch.  Elsewhere pages are
- * rebuilt by all threads, and then pairs shared out. */
+ * rebuilt by all threads, and then pairs shared out.
+ *
+ * In forwards of few rows, keys of pages whose rows are all committed stay rebuilt for the next
+ * forwards, as many as key_cache.h has a place for: whole pages, as later rows see others of
+ * them. */
 #include "backend/cpu/evicted.h"
 #include "core/mathf.h"
 #include "core/span.h"
@@ -27,6 +31,7 @@ enum {
     TASK_PAIRS = 64,       /* most pairs of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
     ANGLES = 16,           /* pages of the widest head, all of it rotated, whose angles are kept */
+    KEEP_ROWS = 32,        /* most rows of a forward that keeps keys: a prompt's are soon gone */
 };
 
 /* ---- scratch ---------------------------------------------------------------------------- */
@@ -115,6 +120,7 @@ kk_status kk_cpu_prepare_latents(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
                               pair_layout_for(pairs, rank, d).floats * sizeof(float), err));
     memset(dev->angle_pages, 0, sizeof dev->angle_pages);
     memset(dev->rounded_pages, 0, sizeof dev->rounded_pages);
+    kk_key_cache_clear(&dev->keys);
     KK_TRY(
         kk_cpu_scratch_fit(dev, &dev->rounded, KK_ROUNDED_PAGES * page * rounded_bytes(rank), err));
     KK_TRY(kk_cpu_scratch_fit(dev, &dev->angles, ANGLES * page * (size_t)d * sizeof(float), err));
@@ -148,6 +154,12 @@ typedef struct {
     bool by_head;      /* a task is a K/V head, and not a page's keys or some pairs */
     bool unpacked;     /* by_head, and what rebuilds its keys is unpacked for a batch */
     bool in_place;     /* latents are read in place, as bf16, and not as floats */
+    size_t kept_bytes; /* of a page's keys and, behind them, factors; 0: none are kept */
+    struct {
+        kk_key_entry *entry; /* NULL: this page of the batch has none */
+        float *keys;
+    } kept[MOST_PAGES];
+    int32_t rebuilt; /* pages of the batch whose keys are not ready */
     float freq[KK_MAX_HEAD_DIM / 2];
 } pass;
 
@@ -165,14 +177,20 @@ static kk_act_block *page_acts(const pass *s, int32_t i) {
     return (kk_act_block *)(void *)((uint8_t *)s->dev->rounded.data +
                                     (size_t)((s->first + i) % KK_ROUNDED_PAGES) * bytes);
 }
+static bool is_kept(const pass *s, int32_t i) { return s->kept[i].entry != NULL; }
+static bool is_ready(const pass *s, int32_t i) { return is_kept(s, i) && s->kept[i].entry->ready; }
+static size_t key_floats(const pass *s) { return (size_t)(KK_PAGE_ROWS * 2 * s->half); }
 static float *page_keys(const pass *s, int32_t i, int32_t head) {
-    return page_floats(s, i, s->page.keys) + (size_t)(head * KK_PAGE_ROWS * 2 * s->half);
+    float *of_page = is_kept(s, i) ? s->kept[i].keys : page_floats(s, i, s->page.keys);
+    return of_page + (size_t)head * key_floats(s);
 }
 static float *key_factors(const pass *s, int32_t i, int32_t head) {
-    return page_floats(s, i, s->page.factors) + (size_t)(head * KK_PAGE_ROWS);
+    float *of_page = is_kept(s, i) ? s->kept[i].keys + (size_t)s->n_kv * key_floats(s)
+                                   : page_floats(s, i, s->page.factors);
+    return of_page + (size_t)(head * KK_PAGE_ROWS);
 }
 static float *value_factors(const pass *s, int32_t i, int32_t head) {
-    return key_factors(s, i, s->n_kv + head);
+    return page_floats(s, i, s->page.factors) + (size_t)((s->n_kv + head) * KK_PAGE_ROWS);
 }
 static float *pair_at(const pass *s, size_t of, int32_t pair, int32_t wide) {
     return (float *)s->dev->pairs.data + of + (size_t)pair * (size_t)wide;
@@ -191,6 +209,12 @@ static int64_t first_gone(const pass *s, int32_t r) {
 static page_rows gone_of_page(const pass *s, int32_t r, int64_t page) {
     const int64_t base = page * KK_PAGE_ROWS;
     return (page_rows){kk_in_page(first_gone(s, r) - base), kk_in_page(s->rows->stored - base)};
+}
+/* Rows of page i of the batch whose keys are rebuilt now. */
+static page_rows rows_rebuilt(const pass *s, int32_t i) {
+    if (is_ready(s, i)) return (page_rows){0, 0};
+    if (is_kept(s, i)) return (page_rows){0, KK_PAGE_ROWS};
+    return gone_of_page(s, 0, s->first + i);
 }
 static bool none_gone(const pass *s, int32_t r) { return first_gone(s, r) >= s->rows->stored; }
 
@@ -333,37 +357,37 @@ static void fill_angles(const pass *s, int32_t i, page_rows rows) {
 }
 
 /* Rows of latents as floats, and rounded, if decoders are. */
-static void widen_latents(const pass *s, int32_t i, page_rows gone) {
+static void widen_latents(const pass *s, int32_t i, page_rows rows) {
     const kk_evicted *e = s->e;
-    const size_t lo = (size_t)gone.lo, n = (size_t)(gone.hi - gone.lo), rank = (size_t)s->rank;
+    const size_t lo = (size_t)rows.lo, n = (size_t)(rows.hi - rows.lo), rank = (size_t)s->rank;
     float *z = page_z(s, i) + lo * rank;
     s->dev->k->widen(z, e->latent.format, s->rank,
-                     s->rows->g->latents[s->first + i] + e->latent.v_off, gone.lo, (int32_t)n);
-    if (kk_dtype_is_quant(e->v->m.dtype))
+                     s->rows->g->latents[s->first + i] + e->latent.v_off, rows.lo, (int32_t)n);
+    if (kk_dtype_is_quant(e->v->m.dtype) && !is_ready(s, i))
         s->dev->k->quantize(z, n * rank, page_acts(s, i) + lo * (rank / KK_BLOCK));
 }
 
 /* Rows of latents rounded, straight from bf16, unless another layer's pass has done it. */
-static void round_latents(const pass *s, int32_t i, page_rows gone, int32_t thread) {
+static void round_latents(const pass *s, int32_t i, page_rows rows, int32_t thread) {
     const kk_kernels *k = s->dev->k;
     const uint8_t *from = s->rows->g->latents[s->first + i] + s->e->latent.v_off;
     const size_t rank = (size_t)s->rank;
     if (keeps_rounded(s)) {
         struct kk_rounded_page *kept = &s->dev->rounded_pages[(s->first + i) % KK_ROUNDED_PAGES];
-        if (kept->latents == from && kept->forward == s->e->forward && kept->lo <= gone.lo &&
-            kept->hi >= gone.hi)
+        if (kept->latents == from && kept->forward == s->e->forward && kept->lo <= rows.lo &&
+            kept->hi >= rows.hi)
             return;
-        *kept = (struct kk_rounded_page){from, s->e->forward, gone.lo, gone.hi};
+        *kept = (struct kk_rounded_page){from, s->e->forward, rows.lo, rows.hi};
     }
-    kk_act_block *acts = page_acts(s, i) + (size_t)gone.lo * (rank / KK_BLOCK);
+    kk_act_block *acts = page_acts(s, i) + (size_t)rows.lo * (rank / KK_BLOCK);
     if (k->quantize_bf16) {
-        k->quantize_bf16(from + (size_t)gone.lo * rank * sizeof(uint16_t),
-                         (size_t)(gone.hi - gone.lo) * rank, acts);
+        k->quantize_bf16(from + (size_t)rows.lo * rank * sizeof(uint16_t),
+                         (size_t)(rows.hi - rows.lo) * rank, acts);
         return;
     }
     float *z = kk_thread_scratch(s->dev, thread); /* a few rows at a time stay near */
-    for (int32_t j = gone.lo, some; j < gone.hi; j += some) {
-        some = gone.hi - j < 8 ? gone.hi - j : 8;
+    for (int32_t j = rows.lo, some; j < rows.hi; j += some) {
+        some = rows.hi - j < 8 ? rows.hi - j : 8;
         k->widen(z, s->e->latent.format, s->rank, from, j, some);
         k->quantize(z, (size_t)some * rank, acts);
         acts += (size_t)some * (rank / KK_BLOCK);
@@ -376,13 +400,13 @@ static void ready_pages(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const kk_evicted *e = s->e;
     for (int32_t i = (int32_t)begin; i < (int32_t)end; i++) {
         const int64_t page = s->first + i;
-        const page_rows gone = gone_of_page(s, 0, page);
+        const page_rows gone = gone_of_page(s, 0, page), rebuilt = rows_rebuilt(s, i);
         const uint8_t *scales = s->rows->g->latents[page] + e->scales.v_off;
-        if (s->in_place)
-            round_latents(s, i, gone, thread);
-        else
-            widen_latents(s, i, gone);
-        fill_angles(s, i, gone);
+        if (!s->in_place)
+            widen_latents(s, i, is_ready(s, i) ? gone : rebuilt);
+        else if (!is_ready(s, i))
+            round_latents(s, i, rebuilt, thread);
+        if (!is_ready(s, i)) fill_angles(s, i, rebuilt);
         for (int32_t j = gone.lo; j < gone.hi; j++) {
             const uint8_t *row = scales + 2 * (size_t)(j * e->scales.head_dim + e->scale_at);
             for (int32_t h = 0; h < s->n_kv; h++) {
@@ -408,17 +432,17 @@ static void unpack_head(const pass *s, int32_t head, void *panel) {
     }
 }
 
-/* Rebuilds the keys of one head of page i, from its first evicted row on, into x; with `score`,
- * they are scored at once, by all pairs of the head. */
+/* Rebuilds the keys of one head of page i, those of rows_rebuilt(), into x; with `score`, they are
+ * scored at once, by all pairs of the head. */
 static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void *panel,
                          float *score) {
     const bool k_eq_v = s->a->slot.k_eq_v;
     const kk_weight *w = key_decoder(s);
-    const page_rows gone = gone_of_page(s, 0, s->first + i);
-    const size_t wide = 2 * (size_t)s->half, lo = (size_t)gone.lo, rank = (size_t)s->rank;
+    const page_rows rows = rows_rebuilt(s, i);
+    const size_t wide = 2 * (size_t)s->half, lo = (size_t)rows.lo, rank = (size_t)s->rank;
     kk_strip strip = {.dtype = w->m.dtype,
                       .n_in = s->rank,
-                      .n_rows = gone.hi - gone.lo,
+                      .n_rows = rows.hi - rows.lo,
                       .w_stride = w->row_bytes,
                       .x = {.f = s->in_place ? NULL : page_z(s, i) + lo * rank,
                             .b = page_acts(s, i) + lo * (rank / KK_BLOCK)},
@@ -441,7 +465,7 @@ static void rebuild_page(const pass *s, int32_t i, int32_t head, float *x, void 
                           .inv = k_eq_v ? NULL : key_factors(s, i, head) + lo,
                           .w = pair_at(s, s->pair.norm, 0, 0),
                           .cs = page_angles(s, i) + lo * 2 * (size_t)s->a->n_rot,
-                          .n = gone.hi - gone.lo,
+                          .n = rows.hi - rows.lo,
                           .dim = 2 * s->half,
                           .n_rot = s->a->n_rot,
                           .eps = s->e->eps,
@@ -456,7 +480,8 @@ static void rebuild_keys(void *arg, int64_t begin, int64_t end, int32_t thread) 
     const pass *s = arg;
     for (int64_t t = begin; t < end; t++) {
         const int32_t head = (int32_t)(t % s->n_kv), i = (int32_t)(t / s->n_kv);
-        const size_t lo = (size_t)gone_of_page(s, 0, s->first + i).lo;
+        const size_t lo = (size_t)rows_rebuilt(s, i).lo;
+        if (is_ready(s, i)) continue;
         rebuild_page(s, i, head, page_keys(s, i, head) + lo * 2 * (size_t)s->half,
                      kk_thread_scratch(s->dev, thread), NULL);
     }
@@ -628,18 +653,20 @@ static void finish_strips(void *arg, int64_t begin, int64_t end, int32_t thread)
 static void attend_heads(void *arg, int64_t begin, int64_t end, int32_t thread) {
     const pass *s = arg;
     uint8_t *scratch = kk_thread_scratch(s->dev, thread);
-    float *keys = (float *)(void *)(scratch + head_panel(s->rank, s->d));
+    float *one = (float *)(void *)(scratch + head_panel(s->rank, s->d));
     tile m = open_tile(s, (float *)(void *)(scratch + head_scores(s->rank, s->d)));
-    m.keys = keys;
-    m.scored = s->per_kv == 1;
     for (int32_t kv = (int32_t)begin; kv < (int32_t)end; kv++) {
         const int32_t first = kv * s->per_kv, last = first + s->per_kv;
         for (int32_t at = 0; s->begins && at < s->rank; at += SLICE) start_slice(s, kv, at, thread);
-        if (s->unpacked) unpack_head(s, kv, scratch);
+        if (s->unpacked && s->rebuilt) unpack_head(s, kv, scratch);
         for (m.page = 0; m.page < s->n_pages; m.page++) {
-            const size_t lo = (size_t)gone_of_page(s, 0, s->first + m.page).lo;
-            rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, scratch,
-                         m.scored ? m.score : NULL);
+            const size_t lo = (size_t)rows_rebuilt(s, m.page).lo;
+            float *keys = is_kept(s, m.page) ? page_keys(s, m.page, kv) : one;
+            m.keys = keys;
+            m.scored = s->per_kv == 1 && !is_kept(s, m.page);
+            if (!is_ready(s, m.page))
+                rebuild_page(s, m.page, kv, keys + lo * 2 * (size_t)s->half, scratch,
+                             m.scored ? m.score : NULL);
             for (int32_t p = first; p < last; p += TASK_PAIRS)
                 attend_page(&m, p, p + TASK_PAIRS < last ? p + TASK_PAIRS : last);
         }
@@ -692,20 +719,49 @@ static pass open_pass(const kk_latent_rows *rows) {
                  s.half % KK_STRIP == 0;
     s.page = page_layout_for(s.n_kv, s.rank, !s.in_place, s.by_head ? 0 : s.half, a->n_rot);
     s.task_pairs = even < TASK_PAIRS ? even : TASK_PAIRS;
+    if (s.e->forward && rows->g->latent_ids && a->rows->n_rows <= KEEP_ROWS)
+        s.kept_bytes =
+            whole_lines((size_t)s.n_kv * (key_floats(&s) + KK_PAGE_ROWS) * sizeof(float));
     kk_cpu_frequencies(&a->evicted->rope, s.freq);
     copy_rebuilt(&s, pair_at(&s, s.pair.norm, 0, 0), kk_buf_f(a->k_norm));
     return s;
 }
 
+/* Looks up which pages of the batch have their keys.  A page may be kept once all its rows are
+ * committed. */
+static void find_kept(pass *s) {
+    kk_key_cache *c = &s->dev->keys;
+    s->rebuilt = s->n_pages;
+    for (int32_t i = 0; i < s->n_pages; i++) {
+        const int64_t page = s->first + i;
+        s->kept[i].entry = NULL;
+        if (!s->kept_bytes || (page + 1) * KK_PAGE_ROWS > s->rows->g->pos) continue;
+        const kk_key_name name = {.latents = s->rows->g->latents[page],
+                                  .id = s->rows->g->latent_ids[page],
+                                  .decoder = key_decoder(s),
+                                  .layer = s->e->layer};
+        kk_key_entry *e = kk_key_cache_place(c, &name, s->kept_bytes, s->e->forward);
+        s->kept[i].entry = e;
+        if (!e) continue;
+        s->kept[i].keys = kk_key_cache_data(c, e, s->kept_bytes);
+        s->rebuilt -= e->ready;
+        *(e->ready ? &c->found : &c->made) += 1;
+    }
+}
+
 static void attend_batch(pass *s) {
     kk_threads *threads = s->dev->threads;
+    find_kept(s);
     kk_threads_loop(threads, s->n_pages, 1, ready_pages, s);
     if (s->by_head) {
         kk_threads_loop(threads, s->n_kv, 1, attend_heads, s);
-        return;
+    } else {
+        kk_threads_loop(threads, (int64_t)s->n_pages * s->n_kv, 1, rebuild_keys, s);
+        kk_threads_loop(threads, (s->pairs + s->task_pairs - 1) / s->task_pairs, 1, attend_pairs,
+                        s);
     }
-    kk_threads_loop(threads, (int64_t)s->n_pages * s->n_kv, 1, rebuild_keys, s);
-    kk_threads_loop(threads, (s->pairs + s->task_pairs - 1) / s->task_pairs, 1, attend_pairs, s);
+    for (int32_t i = 0; i < s->n_pages; i++)
+        if (is_kept(s, i)) s->kept[i].entry->ready = true;
 }
 
 void kk_cpu_attend_latents(const kk_latent_rows *rows) {

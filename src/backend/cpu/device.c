@@ -41,6 +41,7 @@ static void cpu_close(kk_dev *dev) {
     scratch_free(dev, &dev->angles);
     kk_sampler_free(dev->sampler);
     scratch_free(dev, &dev->rounded);
+    kk_key_cache_clear(&dev->keys);
     kk_threads_free(dev->threads);
     kk_free(dev);
 }
@@ -60,6 +61,7 @@ static kk_status cpu_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
     dev->max_rows = opts->max_rows;
+    kk_key_cache_open(&dev->keys, opts->mem, opts->key_cache);
     kk_status st = KK_EDEVICE;
     dev->k = kk_kernels_named(opts->isa);
     if (!dev->k) {

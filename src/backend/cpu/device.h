@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/key_cache.h"
 #include "core/threads.h"
 
 struct kk_buf {
@@ -60,6 +61,7 @@ struct kk_dev {
         int32_t lo, hi;  /* rows */
     } rounded_pages[KK_ROUNDED_PAGES];
     kk_attend_counts attends;
+    kk_key_cache keys;
     int64_t latents[2]; /* passes over latents: as floats; where they lie */
     kk_pick picks[KK_PICKS][KK_PICK_ROWS];
     int64_t tickets;            /* choices made */

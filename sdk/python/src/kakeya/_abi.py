@@ -49,6 +49,7 @@ class kk_engine_opts(Structure):
         ("projection", c_char_p), ("projection_type", c_char_p), ("device", c_char_p),
         ("isa", c_char_p), ("threads", c_int32), ("max_rows", c_int32), ("max_logits", c_int32),
         ("no_pin", c_bool), ("mlock", c_bool), ("huge_pages", c_bool), ("memory_limit", c_uint64),
+        ("key_cache", c_int64),
         ("ahead", c_int32), ("exact_rows", c_int32), ("exact_packed_rows", c_int32),
         ("exact_page_rows", c_int32), ("exact_measured", c_bool),
     ]
