@@ -39,6 +39,11 @@ static bool give_up(call *c, metrics_finish why) {
     return false;
 }
 
+/* The client takes nothing any more: it reads too slowly, or has left. */
+static bool give_up_client(call *c) {
+    return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+}
+
 /* A stream begins once the session is the call's own: until then a refusal has a status. */
 static void begin_stream(call *c) {
     if (c->request.stream && c->x->answer == EXCHANGE_OPEN) exchange_stream(c->x);
@@ -51,8 +56,7 @@ static bool goes_on(void *user) {
     begin_stream(c);
     if (now - c->looked < GENERATION_LOOK_S) return true;
     c->looked = now;
-    if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s))
-        return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+    if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s)) return give_up_client(c);
     if (now - c->x->started > s->opts->request_s) return give_up(c, FINISH_TIMEOUT);
     return !atomic_load(&s->cancelled) || give_up(c, FINISH_CANCELLED);
 }
@@ -280,7 +284,7 @@ static bool on_piece(void *user, const sessions_piece *piece) {
     if (piece->id >= 0) json_object_set_new(event, "token", json_integer(piece->id));
     add_drafting(c, event, piece);
     add_kind(c, event, piece);
-    return send_event(c, event) || give_up(c, FINISH_SLOW);
+    return send_event(c, event) || give_up_client(c);
 }
 
 static void count(call *c, bool done, const sessions_generated *g) {

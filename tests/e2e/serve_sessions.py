@@ -179,6 +179,15 @@ def test_busy_and_left():
         assert results == ["cancelled"], results
 
 
+def test_leaving_is_not_lagging():
+    with start("-c", "16384", "--spec", "none") as s:
+        for _ in range(20):
+            a = create(s)
+            append(s, a, text="def add(a, b):")
+            s.leave(f"{ALL}/{a}/generate", dict(GREEDY, max_tokens=8000, stream=True), b'"token":')
+        assert s.finished() == {"cancelled": 20}, s.finished()
+
+
 def test_drafting_is_told():
     """What a stream says of drafts adds up to what the engine counted, and changes no token."""
     with start("-c", "4096") as s:
