@@ -571,6 +571,17 @@ def test_port_in_use():
         assert str(s.grpc_port) in other.stderr
 
 
+def test_address_of_its_own():
+    """--grpc HOST:PORT, beside --http HOST:PORT."""
+    with Server(KAKEYA, "--http", "127.0.0.1:0", "--grpc", "127.0.0.2:0") as s:
+        assert s.get("/health") == {"status": "ok"}
+        assert any(f"gRPC on 127.0.0.2:{s.grpc_port}" in line for line in s.lines), s.lines
+        with grpc.insecure_channel(f"127.0.0.2:{s.grpc_port}") as channel:
+            made = rpc.RuntimeServiceStub(channel).CreateSession(pb.CreateSessionRequest(),
+                                                                 timeout=LIMIT)
+        assert made.session_id.startswith("sess-")
+
+
 def test_drain():
     with served("-c", "16384") as (s, c):
         stream = c.stream(c.started(), 2000, ignore_eos=True)
