@@ -209,6 +209,21 @@ def test_full_disk():
         assert s.metrics()["state_failures_total"] == 2
 
 
+def test_full_disk_of_conversations():
+    """An answer that could be given is given; that it is stored nowhere is said and counted."""
+    with start("unstored") as s:
+        talk(s, 1)
+        os.rename(folder("unstored"), folder("unstored.away"))
+        talk(s, 2)
+        os.rename(folder("unstored.away"), folder("unstored"))
+        assert s.metrics()["state_failures_total"] >= 1
+        assert any("conv-" in line and "is not stored: cannot create" in line for line in s.lines)
+        talk(s, 3)
+        assert s.metrics()["state_conversations"] == 2
+        os.rename(folder("unstored"), folder("unstored.away"))
+    assert any("the K/V of 2 of 2 sessions in memory was not saved" in line for line in s.lines)
+
+
 def talk(s, i):
     body = dict(messages=[{"role": "user", "content": f"{i} " + WORDS * 20}], temperature=0,
                 max_tokens=4)
@@ -230,6 +245,8 @@ def test_locked_index():
         # Over the limit, and nothing can be deleted: that ends all the same.
         s.until(lambda m: m["held_session_resident"] == 0, LIMIT)
         append(s, a, text=WORDS)  # it is in the journal
+        error, _ = s.refused(f"{ALL}/{a}/generate", GREEDY, 503)
+        assert "locked" in error["message"], error
         talk(s, 6)
         m = s.metrics()
         assert m["state_failures_total"] >= 1 and m["state_deleted_total"] == 0, m
