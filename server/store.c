@@ -276,22 +276,31 @@ static kk_status open_index(store *s, kk_err *err) {
     return catalog_open(&s->catalog, path, err);
 }
 
-kk_status store_open(store **out, const char *folder, const store_opts *opts, kk_err *err) {
-    kk_fingerprints prints;
+kk_status store_claim(store **out, const char *folder, kk_err *err) {
     store *s = *out = calloc(1, sizeof *s);
     if (!s) return server_fail(err, KK_ENOMEM, "no memory for the state folder");
-    s->opts = *opts;
     s->lock_fd = -1;
-    kk_engine_fingerprints(opts->engine, &prints);
-    s->identity = prints.identity;
     pthread_mutex_init(&s->lock, NULL);
-    snprintf(s->folder, sizeof s->folder, "%s", folder);
-    kk_status st = lock_folder(s, err);
-    if (st == KK_OK) st = open_index(s, err);
-    if (st == KK_OK) st = compare_folder(s, err);
+    const int n = snprintf(s->folder, sizeof s->folder, "%s", folder);
+    const kk_status st = (size_t)n < sizeof s->folder
+                             ? lock_folder(s, err)
+                             : server_fail(err, KK_EINVAL,
+                                           "the name of the state folder has %d "
+                                           "bytes: %zu at most",
+                                           n, sizeof s->folder - 1);
     if (st == KK_OK) return KK_OK;
     store_close(s);
     *out = NULL;
+    return st;
+}
+
+kk_status store_open(store *s, const store_opts *opts, kk_err *err) {
+    kk_fingerprints prints;
+    s->opts = *opts;
+    kk_engine_fingerprints(opts->engine, &prints);
+    s->identity = prints.identity;
+    kk_status st = open_index(s, err);
+    if (st == KK_OK) st = compare_folder(s, err);
     return st;
 }
 

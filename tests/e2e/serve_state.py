@@ -326,6 +326,19 @@ def test_one_server():
         assert other.returncode == 1 and "another server uses" in other.stderr, other.stderr
 
 
+def test_folder_before_the_model():
+    """A folder that cannot be had is found before a model is read, which may take minutes."""
+    os.mkdir(folder("no_model"))
+    with start("one"):
+        for state, words in ((folder("one"), "another server uses"),
+                             (os.path.join(FOLDER, "none", "state"), "cannot make the folder"),
+                             ("x" * 4000, "at most")):
+            other = subprocess.run([KAKEYA, "serve", "--port", "0", "-m", folder("no_model"),
+                                    "--state", state], capture_output=True, text=True,
+                                   timeout=LIMIT, check=False)
+            assert other.returncode == 1 and words in other.stderr, (state, other.stderr)
+
+
 # ---- conversations --------------------------------------------------------------------------
 
 
