@@ -163,7 +163,10 @@ static kk_status index_again(store *s, const char *id, kk_err *err) {
     path_of(s, id, ".journal", path);
     const int64_t used = stat(path, &st) == 0 ? (int64_t)st.st_mtime : 0;
     kk_status status = read_journal(s, id, &j, err);
-    if (status != KK_OK) return status;
+    if (status != KK_OK) {
+        if (status != KK_EFORMAT) say(s, "state: %s", err->msg); /* else it was set aside */
+        return status;
+    }
     catalog_row row = row_of(s, &j, used);
     pthread_mutex_lock(&s->lock);
     status = catalog_put(s->catalog, &row, err);

@@ -280,6 +280,20 @@ def test_leftovers():
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
 
 
+def test_no_files():
+    """What has a journal's name and is none hangs nothing, and is said."""
+    path = os.path.join(folder("odd"), "sess-" + 32 * "%d")
+    os.mkdir(folder("odd"))
+    os.mkfifo(path % ((0,) * 32) + ".journal")
+    os.mkdir(path % ((1,) * 32) + ".journal")
+    os.symlink("nowhere", path % ((2,) * 32) + ".journal")
+    with start("odd") as s:
+        assert s.metrics()["state_sessions"] == 0
+        said = "\n".join(line for line in s.lines if "state: " in line)
+        assert said.count("is not a regular file") == 2 and "cannot open" in said, s.lines
+        append(s, create(s), text=WORDS)
+
+
 def test_lost_kv():
     """K/V that is gone is evaluated again, and saved again."""
     with start("lost") as s:
