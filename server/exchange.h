@@ -50,6 +50,7 @@ typedef struct exchange {
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */
+    bool last;                 /* its connection ends with the answer */
     size_t dropped;            /* bytes of the body that were not kept */
     struct exchange *next;     /* in the queue of workers */
 

@@ -160,7 +160,17 @@ static int64_t declared_length(struct MHD_Connection *c) {
     return length ? strtoll(length, NULL, 10) : 0;
 }
 
+/* Of two lengths a proxy may believe the other one, and take a part of this body for a request of
+ * somebody else. */
+static bool has_one_length(exchange *x, struct MHD_Connection *c) {
+    if (!header(c, "Transfer-Encoding") || !header(c, "Content-Length")) return true;
+    x->last = true;
+    return fault_set(&x->refused, 400, NULL,
+                     "a request has a Content-Length or a Transfer-Encoding, not both");
+}
+
 static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
+    if (!has_one_length(x, c)) return false;
     if (!admit_head(x, c, url, method)) return false;
     if (declared_length(c) <= x->server->opts->max_body) return true;
     return fault_set(&x->refused, 413, NULL, "the body has %lld bytes: %lld at most",
@@ -201,7 +211,7 @@ static void add_headers(struct MHD_Response *r, const exchange *x) {
         snprintf(seconds, sizeof seconds, "%d", x->retry_s);
         MHD_add_response_header(r, "Retry-After", seconds);
     }
-    if (atomic_load(&s->state) == SERVER_DRAINING)
+    if (x->last || atomic_load(&s->state) == SERVER_DRAINING)
         MHD_add_response_header(r, "Connection", "close");
 }
 
@@ -435,6 +445,7 @@ static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
         {MHD_OPTION_CONNECTION_LIMIT, o->connections, NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
         {MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, NULL},
+        {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
         /* TLS options end the list where there is no TLS. */

@@ -372,6 +372,30 @@ def test_too_large():
         assert s.get("/health")
 
 
+def raw(s, request):
+    """All that comes back for these bytes until the connection ends."""
+    one, got = s.connect(), b""
+    one.sendall(request)
+    while piece := one.recv(1 << 16):
+        got += piece
+    one.close()
+    return got
+
+
+def test_two_lengths():
+    """A body that a proxy may end elsewhere is refused, and what follows it is not answered."""
+    with start() as s:
+        both = (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\n"
+                b"Host: x\r\nConnection: close\r\n\r\n")
+        got = raw(s, both)
+        assert got.count(b"HTTP/1.1 ") == 1 and got.startswith(b"HTTP/1.1 400"), got
+        assert b'"ok"' not in got and b"not both" in got, got
+        # HTTP/1.1 says whom it asks.
+        assert raw(s, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")[:12] == b"HTTP/1.1 400"
+        assert raw(s, b"GET /health HTTP/1.0\r\n\r\n")[:12] == b"HTTP/1.1 200"
+
+
 def test_timeout():
     with start("--timeout", "1", "-c", "16384") as s:
         error, _ = s.refused(TEXT, LONG, 504)

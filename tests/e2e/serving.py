@@ -45,6 +45,7 @@ class Server:
         with self.changed:
             while not what(self):
                 if self.process.poll() is not None or time.monotonic() > end:
+                    self.process.kill()
                     raise AssertionError(f"the server is not there: {self.lines}")
                 self.changed.wait(0.2)
         return self
