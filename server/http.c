@@ -458,7 +458,7 @@ static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
     v->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
                                  no_log, NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
     if (v->daemon) return KK_OK;
-    return server_fail(err, KK_EIO, "the HTTP server does not start%s",
+    return server_fail(err, v->cert ? KK_EINVAL : KK_EIO, "the HTTP server does not start%s",
                        v->cert ? ": check the certificate and its key" : "");
 }
 
