@@ -106,7 +106,7 @@ ssize_t prompt_line(char **line, size_t *cap, FILE *f) {
     size_t n = 0;
     int c = 0;
     errno = 0;
-    while (c != '\n' && (c = getc(f)) != EOF) {
+    while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
         if (!has_room(line, cap, n)) return -1;
         (*line)[n++] = (char)c;
     }
