@@ -49,14 +49,14 @@ static void wake(exchange *x) {
 
 /* A client that shuts down its side of a connection has left; bytes of a next request that wait
  * to be read do not hide that. */
-static bool hung_up(int fd) {
+bool exchange_hung_up(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
 bool exchange_left(exchange *x) {
     pthread_mutex_lock(&x->lock);
-    if (!x->gone && x->connection && hung_up(x->fd)) x->gone = true;
+    if (!x->gone && x->connection && exchange_hung_up(x->fd)) x->gone = true;
     const bool left = x->gone;
     pthread_mutex_unlock(&x->lock);
     return left;

@@ -96,6 +96,9 @@ bool exchange_ping(exchange *x, double after);
 
 /* ---- the connection's side --------------------------------------------------------------- */
 
+/* Whether the other side of a socket has shut it down. */
+bool exchange_hung_up(int fd);
+
 /* Up to max bytes of the stream; 0: the connection was suspended; -1: it has ended; -2: its client
  * lagged too far behind. */
 long exchange_read(exchange *x, char *to, size_t max);

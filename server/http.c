@@ -28,6 +28,7 @@
 enum {
     HEAD_BYTES = 64 << 10,   /* of a connection: the head of a request, and a piece of its body */
     STREAM_BLOCK = 16 << 10, /* bytes of a stream that are sent at a time */
+    LEFT_S = 1,              /* seconds after which a connection that was shut down is closed */
 };
 
 /* A connection, for the sweep. */
@@ -394,12 +395,16 @@ static void on_connection(void *user, struct MHD_Connection *c, void **slot,
 static void end_before(http *h, bool all);
 
 /* libmicrohttpd's own limit starts anew with each byte, so that a head that trickles in would hold
- * its connection without an end.  A socket is closed only after on_connection has heard of it. */
+ * its connection without an end; and it misses the end of one that had sent a part of a head and
+ * left before it was accepted.  A socket is closed only after on_connection has heard of it. */
 void http_sweep(http *h) {
     const double now = text_now(), most = h->server->opts->idle_s;
     pthread_mutex_lock(&h->lock);
-    for (const peer *p = h->peers; p; p = p->next)
-        if (!p->busy && now - p->since > most) shutdown(p->fd, SHUT_RDWR);
+    for (const peer *p = h->peers; p; p = p->next) {
+        const double idle = now - p->since;
+        if (!p->busy && (idle > most || (idle > LEFT_S && exchange_hung_up(p->fd))))
+            shutdown(p->fd, SHUT_RDWR);
+    }
     pthread_mutex_unlock(&h->lock);
     end_before(h, false);
 }

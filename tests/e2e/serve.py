@@ -354,6 +354,20 @@ def test_trickles():
         assert s.get("/health")
 
 
+def test_left_before_it_was_accepted():
+    """Connections that wait for a place, send a part of a head and leave, take no place."""
+    with start("--max-connections", "4") as s:
+        many = [s.connect() for _ in range(12)]
+        for one in many:
+            one.sendall(b"GET /health HT")
+        time.sleep(0.2)
+        for one in many:
+            one.close()
+        begin = time.monotonic()
+        assert s.get("/health") == {"status": "ok"}
+        assert time.monotonic() - begin < 30, "as long as --idle-timeout"
+
+
 def test_too_large():
     with start("--max-body", "1") as s:
         error, _ = s.refused(TEXT, b"x" * 1500000, 413)
