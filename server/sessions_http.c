@@ -216,14 +216,16 @@ static void append(call *c) {
 
 static void fork_session(call *c) {
     sessions *t = c->x->server->sessions;
+    const sessions_watch watch = {goes_on, c};
     char fork_id[SESSIONS_ID];
     sessions_place at;
     sessions_appended got;
     json_t *body = c->x->body.len ? request_object(c->x->body.bytes, c->x->body.len, &c->failed)
                                   : json_object();
     const bool done = body && sessions_json_place(body, &at, &c->failed) &&
-                      sessions_fork(t, c->id, at, fork_id, &got, &c->failed);
+                      sessions_fork(t, c->id, at, &watch, fork_id, &got, &c->failed);
     json_decref(body);
+    if (!done) explain(c);
     json_t *answer = done ? sessions_appended_json(fork_id, &got) : NULL;
     if (answer) json_object_set_new(answer, "forked_from", json_string(c->id));
     reply(c, done, answer);
