@@ -331,6 +331,10 @@ static bool refuse_unsupported(const reading *in) {
                          "tokens for filling in");
     if (best_of && json_integer_value(best_of) != in->r->n)
         return fault_set(in->f, 501, "best_of", "'best_of' other than 'n' is not supported");
+    if (in->r->echo && in->r->logprobs >= 0)
+        return fault_set(in->f, 501, "logprobs",
+                         "'logprobs' with 'echo' is not supported: those of the prompt are not "
+                         "computed");
     return true;
 }
 

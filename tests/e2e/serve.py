@@ -90,6 +90,7 @@ def test_errors():
         (TEXT, {"prompt": ["a"] * 20}, 400, "n", "20"),
         (TEXT, {"prompt": "a", "suffix": "b"}, 501, "suffix", "not supported"),
         (TEXT, {"prompt": "a", "best_of": 3}, 501, "best_of", "not supported"),
+        (TEXT, {"prompt": "a", "echo": True, "logprobs": 1}, 501, "logprobs", "of the prompt"),
     ]
     with start() as s:
         for path, body, status, param, part in cases:
