@@ -57,28 +57,12 @@ static bool fits(completion *c, size_t n) {
     return n < (size_t)c->server->session.ctx || too_long(c, n);
 }
 
-/* The conversation, or its first message alone, as the library reads it. */
-static char *conversation(const request *r, bool system_only, bool generation_prompt, size_t *len) {
-    json_t *messages = json_incref((json_t *)r->messages);
-    if (system_only) {
-        json_decref(messages);
-        messages = json_pack("[O]", json_array_get(r->messages, 0));
-    }
-    json_t *o = json_pack("{s:o, s:b, s:b}", "messages", messages, "enable_thinking", r->think,
-                          "add_generation_prompt", generation_prompt);
-    if (r->tools) json_object_set(o, "tools", (json_t *)r->tools);
-    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-    json_decref(o);
-    *len = text ? strlen(text) : 0;
-    return text;
-}
-
 static bool encode_chat(completion *c, bool system_only, bool generation_prompt, int32_t **ids,
                         size_t *n) {
     size_t len;
     kk_err err;
     *ids = NULL;
-    char *text = conversation(&c->request, system_only, generation_prompt, &len);
+    char *text = request_conversation(&c->request, system_only, generation_prompt, &len);
     if (!text) return fault_set(&c->failed, 503, NULL, "out of memory");
     const kk_status st = kk_chat_encode(c->server->tok, text, len, ids, n, &err);
     free(text);
@@ -228,6 +212,8 @@ static void count_generation(completion *c, const generation *g, const kk_result
     c->usage.accepted += r->spec.accepted;
     c->usage.rejected += r->spec.drafted - r->spec.accepted;
     c->usage.decode_s += r->decode_s;
+    c->usage.rounds += r->spec.rounds;
+    for (int i = 0; i <= KK_MAX_DRAFT; i++) c->usage.histogram[i] += r->spec.histogram[i];
     const exchange_usage told = {.prompt = c->usage.prompt,
                                  .cached = c->usage.cached,
                                  .completion = c->usage.completion,
@@ -344,8 +330,11 @@ static bool one_prompt(completion *c, prompt *p) {
 
 static void end_stream(completion *c, bool done) {
     textbuf out = {0};
-    if (done && c->request.include_usage)
-        wire_event(&out, wire_response(&c->wire, json_array(), wire_usage_json(&c->usage)));
+    if (done && c->request.include_usage) {
+        json_t *o = wire_response(&c->wire, json_array(), wire_usage_json(&c->usage));
+        wire_measured(o, &c->usage);
+        wire_event(&out, o);
+    }
     if (done)
         text_add(&out, "data: [DONE]\n\n", 14);
     else if (c->failed.status)
@@ -360,7 +349,7 @@ static void respond(completion *c, bool done) {
         end_stream(c, done);
     } else if (done) {
         json_t *o = wire_response(&c->wire, json_incref(c->choices), wire_usage_json(&c->usage));
-        json_object_set_new(o, "timings", wire_timings(&c->usage));
+        wire_measured(o, &c->usage);
         exchange_reply_json(c->x, 200, o);
     } else {
         if (!c->failed.status) fault_set(&c->failed, 408, NULL, "the client has left");

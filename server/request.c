@@ -385,6 +385,22 @@ bool request_generation(request *out, const char *body, size_t len, const reques
            read_bias(&in) && read_stops(&in) && read_bool(&in, "ignore_eos", &out->ignore_eos);
 }
 
+char *request_conversation(const request *r, bool system_only, bool generation_prompt,
+                           size_t *len) {
+    json_t *messages = json_incref((json_t *)r->messages);
+    if (system_only) {
+        json_decref(messages);
+        messages = json_pack("[O]", json_array_get(r->messages, 0));
+    }
+    json_t *o = json_pack("{s:o, s:b, s:b}", "messages", messages, "enable_thinking", r->think,
+                          "add_generation_prompt", generation_prompt);
+    if (r->tools) json_object_set(o, "tools", (json_t *)r->tools);
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    *len = text ? strlen(text) : 0;
+    return text;
+}
+
 void request_free(request *r) {
     json_decref(r->root);
     free(r->bias);

@@ -39,6 +39,9 @@ bool request_parse(request *out, const char *body, size_t len, const request_def
 /* The same of a body that says only how to generate, without a prompt; it may be empty. */
 bool request_generation(request *out, const char *body, size_t len, const request_defaults *d,
                         fault *f);
+/* The conversation of a chat, or its first message alone, as the library reads it: released with
+ * free(); NULL without memory. */
+char *request_conversation(const request *r, bool system_only, bool generation_prompt, size_t *len);
 void request_free(request *r);
 /* An object of a body, for endpoints that need no more; NULL after writing down why not. */
 json_t *request_object(const char *body, size_t len, fault *f);

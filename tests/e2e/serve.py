@@ -41,6 +41,13 @@ def test_small_endpoints():
         with_bos = s.post("/tokenize", {"content": "a", "add_special": True})["tokens"]
         assert with_bos[1:] == s.post("/tokenize", {"content": "a"})["tokens"]
         s.refused("/tokenize", {"content": 3}, 400)
+        assert s.get("/version")["version"] and s.get("/version")["build"]
+        prompt = s.post("/apply-template", {"messages": USER})["prompt"]
+        assert USER[0]["content"] in prompt and "<|turn>model\n" in prompt, prompt
+        ids = s.post("/tokenize", {"content": prompt})["tokens"]
+        told = s.chat(messages=USER, max_tokens=1)["usage"]["prompt_tokens"]
+        assert len(ids) == told, (ids, told)
+        assert s.refused("/apply-template", {"messages": []}, 400)[0]["param"] == "messages"
         s.refused("/detokenize", {"tokens": [1, 99999999]}, 400)
         s.refused("/detokenize", {"tokens": 1}, 400)
         assert s.ask("GET", "/nothing")[0] == 404
@@ -123,6 +130,25 @@ def test_stream_is_the_same():
         assert usage["completion_tokens"] == whole["usage"]["completion_tokens"]
         assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 64
         assert "usage" not in s.stream(CHAT, body)[0]
+
+
+def test_drafting_is_told():
+    """What drafting did is in a response, and in the last chunk of a stream that has the usage."""
+    with start() as s:
+        body = dict(messages=USER, temperature=0, max_tokens=200, ignore_eos=True)
+        whole = s.chat(**body)
+        last = s.stream(CHAT, dict(body, stream_options={"include_usage": True}))[-1]
+        for answer in whole, last:
+            usage = answer["usage"]["completion_tokens_details"]
+            told = answer["metrics"]["speculative_decoding"]
+            steps, by = told["num_spec_steps"], told["acceptance_histogram"]
+            accepted, rejected = (usage[k + "_prediction_tokens"] for k in ("accepted", "rejected"))
+            assert accepted > 0 and told["num_accepted_tokens"] == accepted
+            assert told["num_draft_tokens"] == accepted + rejected
+            assert sum(by) == steps and sum(i * n for i, n in enumerate(by)) == accepted, told
+            assert abs(told["mean_acceptance_length"] - 1 - accepted / steps) < 1e-6
+            assert abs(told["draft_acceptance_rate"] - accepted / (accepted + rejected)) < 1e-6
+            assert answer["timings"]["predicted_n"] == 200
 
 
 def test_choices():
