@@ -499,6 +499,7 @@ kk_status http_start(http **out, server *s, int *port, kk_err *err) {
     if (st == KK_OK) st = listen_on(s->opts->host, s->opts->port, &h->listening, err);
     if (st == KK_OK) st = start_daemon(h, h->listening, &h->now, err);
     if (st == KK_OK) {
+        listen_warn(s, h->listening);
         *port = listen_port(h->listening);
         return KK_OK;
     }

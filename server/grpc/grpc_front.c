@@ -72,6 +72,7 @@ kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
     if (st == KK_OK) st = listen_on(host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
     if (st != KK_OK) return st;
     const int port = listen_port(listening);
+    listen_warn(s, listening);
     const kk_grpc_opts opts = {.service = service_of(s),
                                .listening = listening,
                                .connections = o->connections,
