@@ -345,7 +345,7 @@ def test_folder_before_the_model():
     os.mkdir(folder("no_model"))
     with start("one"):
         for state, words in ((folder("one"), "another server uses"),
-                             (os.path.join(FOLDER, "none", "state"), "cannot make the folder"),
+                             (os.path.join(FOLDER, "absent", "state"), "cannot make the folder"),
                              ("x" * 4000, "at most")):
             other = subprocess.run([KAKEYA, "serve", "--port", "0", "-m", folder("no_model"),
                                     "--state", state], capture_output=True, text=True,
