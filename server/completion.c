@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "server/completion.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -195,8 +196,7 @@ static bool read_into(completion *c, generation *g, prefixes_found *found, promp
 
 /* ---- choices ----------------------------------------------------------------------------- */
 
-static void count_generation(completion *c, const generation *g, const kk_result *r) {
-    const double now = text_now();
+static void count_generation(completion *c, const generation *g, const kk_result *r, double now) {
     const metrics_generation m = {.finish = g->finish,
                                   .tokens = g->n_tokens,
                                   .first_s = g->first > 0 ? g->first - c->x->started : -1,
@@ -246,17 +246,6 @@ static bool greet(completion *c, const generation *g) {
     return sent;
 }
 
-static bool write_choice(completion *c, generation *g, const prompt *p, kk_session *s) {
-    kk_result r = {0};
-    const kv_rows before = rows_of(s);
-    const bool written = echo(c, g, p) && generation_run(g, s, &r);
-    count_generation(c, g, &r);
-    metrics_rows(&c->server->metrics, before, rows_of(s));
-    if (!written) c->failed = g->failed;
-    if (written && !c->wire.stream) json_array_append_new(c->choices, generation_choice(g));
-    return written;
-}
-
 static generation new_generation(completion *c) {
     return (generation){.server = c->server,
                         .x = c->x,
@@ -272,20 +261,81 @@ static void journal_turn_of(void *user) {
     prefixes_journal(c->server->prefixes, c->found, c->shared);
 }
 
-/* A choice of a prompt that is in the session: the last one continues it, others a fork. */
-static bool one_choice(completion *c, const prompt *p, kk_session *s, bool last) {
-    generation g = new_generation(c);
-    if (last) g.before_end = journal_turn_of;
-    if (last) g.user = c;
-    kk_session *mine = s;
+/* A choice of a prompt that is in the session. */
+typedef struct {
+    completion *c;
+    const prompt *p;
+    kk_session *session;
+    generation g;
+    kk_result result;
+    kv_rows before;
+    double ended; /* text_now() */
+    bool written, threaded;
+    pthread_t thread;
+} choice;
+
+/* The last one continues the session, others a fork. */
+static bool open_choice(choice *o, completion *c, const prompt *p, kk_session *s, bool last) {
     kk_err err;
-    kk_status st = generation_open(&g, p->ids, p->n, &err);
-    if (st == KK_OK && !last) st = kk_session_fork(&mine, s, &err);
-    bool written = st == KK_OK ? greet(c, &g) : fault_from(&c->failed, &err);
-    if (written) written = write_choice(c, &g, p, mine);
-    if (mine != s) kk_session_free(mine);
-    generation_close(&g);
-    return written;
+    o->c = c;
+    o->p = p;
+    o->g = new_generation(c);
+    if (last) o->g.before_end = journal_turn_of;
+    if (last) o->g.user = c;
+    kk_status st = generation_open(&o->g, p->ids, p->n, &err);
+    if (st == KK_OK && !last) st = kk_session_fork(&o->session, s, &err);
+    if (st == KK_OK && last) o->session = s;
+    return st == KK_OK || fault_from(&c->failed, &err);
+}
+
+static void *write_choice(void *user) {
+    choice *o = user;
+    generation *g = &o->g;
+    o->before = rows_of(o->session);
+    const bool greeted = greet(o->c, g);
+    if (!greeted) g->finish = g->x->slow ? FINISH_SLOW : FINISH_CANCELLED;
+    o->written = greeted && echo(o->c, g, o->p) && generation_run(g, o->session, &o->result);
+    o->ended = text_now();
+    return NULL;
+}
+
+static bool end_choice(choice *o) {
+    completion *c = o->c;
+    if (!o->written && o->g.finish == FINISH_KINDS) o->g.finish = FINISH_ERROR;
+    count_generation(c, &o->g, &o->result, o->ended);
+    metrics_rows(&c->server->metrics, o->before, rows_of(o->session));
+    if (o->written && !c->wire.stream) json_array_append_new(c->choices, generation_choice(&o->g));
+    if (!o->written && !c->failed.status) c->failed = o->g.failed;
+    return o->written;
+}
+
+/* Each has a thread, so that they share passes over the weights; the last one has ours. */
+static bool write_choices(choice *all, int32_t n) {
+    bool done = true;
+    for (int32_t i = 0; i + 1 < n; i++)
+        all[i].threaded = pthread_create(&all[i].thread, NULL, write_choice, &all[i]) == 0;
+    for (int32_t i = 0; i < n; i++)
+        if (!all[i].threaded) write_choice(&all[i]);
+    for (int32_t i = 0; i < n; i++) {
+        if (all[i].threaded) pthread_join(all[i].thread, NULL);
+        done = end_choice(&all[i]) && done;
+    }
+    return done;
+}
+
+static bool run_choices(completion *c, const prompt *p, kk_session *s) {
+    const int32_t n = c->request.n;
+    int32_t opened = 0;
+    choice *all = calloc((size_t)n, sizeof *all);
+    bool done = all || fault_set(&c->failed, 503, NULL, "out of memory");
+    for (; done && opened < n; opened++) done = open_choice(&all[opened], c, p, s, opened == n - 1);
+    if (done) done = write_choices(all, n);
+    for (int32_t i = 0; i < opened; i++) {
+        if (all[i].session != s) kk_session_free(all[i].session);
+        generation_close(&all[i].g);
+    }
+    free(all);
+    return done;
 }
 
 /* A generation that only reads: it knows when to stop. */
@@ -318,8 +368,7 @@ static bool one_prompt(completion *c, prompt *p) {
     bool done = read_prompt(c, p, &found, &stand_in);
     c->found = &found;
     c->shared = (int32_t)p->shared;
-    for (int32_t i = 0; done && i < c->request.n; i++)
-        done = one_choice(c, p, found.session, i == c->request.n - 1);
+    if (done) done = run_choices(c, p, found.session);
     /* Also a session whose request failed holds what was read until then. */
     prefixes_keep(c->server->prefixes, &found, c->shared, stand_in);
     c->found = NULL;

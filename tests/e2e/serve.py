@@ -170,6 +170,22 @@ def test_choices():
             assert got == text, (got, text)
 
 
+def test_choices_together():
+    """The choices of a request share passes, and each is what its seed gives alone."""
+    with start() as s:
+        body = dict(prompt="def add(", max_tokens=100, ignore_eos=True)
+        answer = s.post(TEXT, dict(body, seed=7, n=4))
+        m = s.metrics()
+        assert m["decode_passes_shared_total"] > 20, m["decode_passes_shared_total"]
+        assert m["decode_pass_sessions_most"] == 4
+        assert answer["usage"]["completion_tokens"] == 400
+        for i, choice in enumerate(answer["choices"]):
+            alone = s.post(TEXT, dict(body, seed=7 + i))
+            assert choice["index"] == i and choice["text"] == alone["choices"][0]["text"], i
+        s.leave(TEXT, dict(LONG, stream=True, n=4), b'"index":3')
+        assert s.finished() == {"length": 8, "cancelled": 4}, s.finished()
+
+
 def test_stops_bias_logprobs():
     with start() as s:
         body = dict(prompt="def add(", temperature=0, max_tokens=40)
