@@ -88,7 +88,7 @@ char *prompt_slurp(const char *path, size_t *len) {
     return text;
 }
 
-static bool has_room(char **line, size_t *cap, size_t n) {
+static bool reserve(char **line, size_t *cap, size_t n) {
     if (n + 1 < *cap) return true;
     if (*cap >= PROMPT_LONGEST) {
         errno = EFBIG;
@@ -107,7 +107,7 @@ ssize_t prompt_line(char **line, size_t *cap, FILE *f) {
     int c = 0;
     errno = 0;
     while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
-        if (!has_room(line, cap, n)) return -1;
+        if (!reserve(line, cap, n)) return -1;
         (*line)[n++] = (char)c;
     }
     if (n == 0 || (c == EOF && errno)) return -1;
