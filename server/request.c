@@ -348,8 +348,28 @@ static bool check_choices(const reading *in) {
                      prompts * (size_t)in->r->n, in->d->max_choices);
 }
 
+bool request_is_small(const char *body, size_t len, fault *f) {
+    size_t values = 0, containers = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        const char c = body[i];
+        if (quoted && c == '\\')
+            i++;
+        else if (c == '"')
+            quoted = !quoted;
+        else if (!quoted && (c == '[' || c == '{'))
+            containers++;
+        else if (!quoted && c == ',')
+            values++;
+    }
+    if (values < REQUEST_VALUES && containers <= REQUEST_CONTAINERS) return true;
+    return fault_set(f, 413, NULL, "the body has more than %d values, or %d lists and objects",
+                     REQUEST_VALUES, REQUEST_CONTAINERS);
+}
+
 json_t *request_object(const char *body, size_t len, fault *f) {
     json_error_t at;
+    if (!request_is_small(body, len, f)) return NULL;
     json_t *root = json_loadb(body ? body : "", len, 0, &at);
     if (!root) {
         fault_set(f, 400, NULL, "the body is not JSON: %s (line %d, column %d)", at.text, at.line,

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "server/checkpoints.h"
+#include "server/request.h"
 #include "server/server.h"
 #include "server/sessions_table.h"
 #include "server/text.h"
@@ -178,7 +179,7 @@ bool sessions_append_messages(sessions *t, const char *id, const char *json, siz
     size_t n = 0;
     int64_t cached, evaluated;
     *out = (sessions_appended){0};
-    if (!needs_tokenizer(t, f)) return false;
+    if (!needs_tokenizer(t, f) || !request_is_small(json, len, f)) return false;
     sessions_entry *e = sessions_acquire(t, id, f);
     if (!e) return false;
     bool done = sessions_wake(t, e, watch, &cached, &evaluated, f) &&

@@ -424,7 +424,7 @@ def test_too_large():
         one.close()
         status, _, _ = s.ask("GET", "/health", headers={"X-Long": "x" * 100000})
         assert status in (400, 431, 413), status
-        deep = "[" * 100000
+        deep = "[" * 50000
         s.refused(TEXT, '{"prompt": ' + deep, 400)
         assert s.get("/health")
 
@@ -451,6 +451,22 @@ def test_two_lengths():
         # HTTP/1.1 says whom it asks.
         assert raw(s, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")[:12] == b"HTTP/1.1 400"
         assert raw(s, b"GET /health HTTP/1.0\r\n\r\n")[:12] == b"HTTP/1.1 200"
+
+
+def test_many_values():
+    """A tree of millions of values would take a hundred times the memory of its body."""
+    with start() as s:
+        for body in ('{"messages": [%s[]]}' % ("[]," * 5400000), '{"z": [%s{}]}' % ("{}," * 80000),
+                     '{"prompt": [%s5]}' % ("5," * 600000)):
+            error, _ = s.refused(TEXT, body, 413)
+            assert "values" in error["message"], error
+        with open(f"/proc/{s.process.pid}/status", encoding="ascii") as f:
+            most = int(re.search(r"VmHWM:\s+(\d+) kB", f.read()).group(1))
+        assert most < 400000, most
+        # What stands in a text is no value, and a long context may come as ids.
+        s.chat(messages=[{"role": "user", "content": "a"}], user='[{,\\"' * 100000, max_tokens=1)
+        error, _ = s.refused(TEXT, {"prompt": [5] * 260000}, 400)
+        assert error["type"] == "exceed_context_size_error", error
 
 
 def test_timeout():
