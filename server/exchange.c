@@ -26,11 +26,17 @@ exchange *exchange_new(server *s, struct MHD_Connection *c, int fd) {
     return x;
 }
 
+void exchange_forget_body(exchange *x) {
+    text_free(&x->body);
+    atomic_fetch_sub(&x->server->bodies, (long long)x->held);
+    x->held = 0;
+}
+
 void exchange_hold(exchange *x) { atomic_fetch_add(&x->refs, 1); }
 
 void exchange_release(exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) != 1) return;
-    text_free(&x->body);
+    exchange_forget_body(x);
     text_free(&x->reply);
     text_free(&x->said);
     outbox_free(&x->out);

@@ -51,7 +51,7 @@ typedef struct exchange {
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */
     bool last;                 /* its connection ends with the answer */
-    size_t dropped;            /* bytes of the body that were not kept */
+    size_t dropped, held;      /* bytes of the body that were not kept, and that were */
     struct exchange *next;     /* in the queue of workers */
 
     pthread_mutex_t lock;
@@ -96,6 +96,7 @@ bool exchange_ping(exchange *x, double after);
 
 /* ---- the connection's side --------------------------------------------------------------- */
 
+void exchange_forget_body(exchange *x);
 /* Whether the other side of a socket has shut it down. */
 bool exchange_hung_up(int fd);
 

@@ -28,6 +28,7 @@
 enum {
     HEAD_BYTES = 64 << 10,   /* of a connection: the head of a request, and a piece of its body */
     STREAM_BLOCK = 16 << 10, /* bytes of a stream that are sent at a time */
+    BODIES = 16,             /* so many of the longest that is taken may be held */
     LEFT_S = 1,              /* seconds after which a connection that was shut down is closed */
 };
 
@@ -286,18 +287,31 @@ static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url,
     return declared_length(c) <= 4 * h->server->opts->max_body ? MHD_YES : refuse(x, c);
 }
 
+/* All bodies together have a limit too: hundreds of connections may each hold one. */
+static bool keep_body(exchange *x, const char *data, size_t n) {
+    server *s = x->server;
+    const long long most = BODIES * (long long)s->opts->max_body;
+    if (n > (size_t)s->opts->max_body || x->body.len > (size_t)s->opts->max_body - n)
+        return fault_set(&x->refused, 413, NULL, "the body has more than %lld bytes",
+                         (long long)s->opts->max_body);
+    if (atomic_fetch_add(&s->bodies, (long long)n) + (long long)n > most) {
+        atomic_fetch_sub(&s->bodies, (long long)n);
+        fault_set(&x->refused, 503, NULL, "the requests that wait have too many bytes");
+        x->refused.retry_s = 1;
+        return false;
+    }
+    text_add(&x->body, data, n);
+    x->held += n;
+    return true;
+}
+
 static enum MHD_Result take_body(exchange *x, const char *data, size_t *n) {
     const kk_serve_opts *o = x->server->opts;
-    const size_t most = (size_t)o->max_body;
     if (text_now() - x->started > o->idle_s) return MHD_NO; /* a trickle */
-    if (!x->refused.status && (*n > most || x->body.len > most - *n))
-        fault_set(&x->refused, 413, NULL, "the body has more than %zu bytes", most);
-    if (x->refused.status) {
-        text_free(&x->body);
+    if (x->refused.status || !keep_body(x, data, *n)) {
+        exchange_forget_body(x);
         x->dropped += *n;
-        if (x->dropped > 4 * most) return MHD_NO;
-    } else {
-        text_add(&x->body, data, *n);
+        if (x->dropped > 4 * (size_t)o->max_body) return MHD_NO;
     }
     *n = 0;
     return x->body.failed ? MHD_NO : MHD_YES;

@@ -453,6 +453,22 @@ def test_two_lengths():
         assert raw(s, b"GET /health HTTP/1.0\r\n\r\n")[:12] == b"HTTP/1.1 200"
 
 
+def test_many_bodies():
+    """All bodies together are bounded: requests beyond that are refused, and only while it lasts."""
+    with start("--max-body", "1") as s:
+        many = [s.connect() for _ in range(40)]
+        for one in many:
+            one.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n" +
+                        b"x" * 899999)
+        for one in many:
+            one.sendall(b"x")
+        codes = [one.recv(12)[9:] for one in many]
+        assert set(codes) == {b"400", b"503"} and codes.count(b"503") > 4, codes
+        for one in many:
+            one.close()
+        assert s.post("/tokenize", {"content": "a" * 900000})
+
+
 def test_many_values():
     """A tree of millions of values would take a hundred times the memory of its body."""
     with start() as s:
