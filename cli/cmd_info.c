@@ -243,6 +243,12 @@ static void on_bad(void *user, const char *tensor, int64_t count) {
         printf("not finite   %s: %s values\n", tensor, term_count(count).text);
 }
 
+/* The usual advice about a broken file is this command. */
+static int failed(const kk_err *err) {
+    return err->code == KK_EFORMAT ? output_failed(err->msg, "Download or convert the file again.")
+                                   : output_error(err);
+}
+
 /* Scans the weights; a model with bad values is a failure. */
 static int check(const char *path, json_t *object) {
     bad_list bad = {.list = object ? json_array() : NULL};
@@ -251,7 +257,7 @@ static int check(const char *path, json_t *object) {
     kk_status st = kk_model_check(path, on_bad, &bad, &n, &err);
     if (st != KK_OK) {
         json_decref(bad.list);
-        return output_error(&err);
+        return failed(&err);
     }
     if (object) {
         json_object_set_new(object, "bad_values", json_integer(n));
@@ -274,7 +280,7 @@ static bool inspect(const info_args *a, loader_path *path, kk_model_info *info, 
     }
     if (!loader_find(&verb_info, &a->load, path, code)) return false;
     if (kk_model_inspect(path->path, info, &err) == KK_OK) return true;
-    *code = output_error(&err);
+    *code = failed(&err);
     return false;
 }
 

@@ -20,15 +20,18 @@ typedef struct {
     loader_args load;
     loader_cache_args cache;
     kk_sampling sampling;
-    const char *http, *host, *alias, *key_file, *tls_cert, *tls_key, *cors_origin, *state;
+    const char *http, *grpc, *host, *grpc_host, *alias, *key_file, *tls_cert, *tls_key,
+        *cors_origin, *state;
     const char *config, *log;
     int32_t port, grpc_port, parallel, queue, connections, kept, sessions, kv_memory, max_body,
         stream_buffer;
     int32_t max_messages, max_choices, timeout, idle, ping, drain, idle_time, state_limit;
     bool think, quiet, verbose, log_content;
     notify_link notify;
-    char file_host[256], given_host[256]; /* of --http, in the config file and beside it */
-    int code;                             /* to exit with, where options are wrong */
+    struct {
+        char http[256], grpc[256];
+    } file, given; /* hosts of --http and --grpc, in the config file and beside it */
+    int code;      /* to exit with, where options are wrong */
 } serve_args;
 
 #define AT(field) offsetof(serve_args, field)
@@ -47,6 +50,8 @@ static const option serve_options[] = {
     OPTION_INT(NULL, "port", "N", AT(port), 0, 65535, "0: one that is free (default: 8080)"),
     OPTION_INT(NULL, "grpc-port", "N", AT(grpc_port), 0, 65535,
                "serve sessions over gRPC too; 0: a port that is free (default: no gRPC)"),
+    OPTION_STRING(NULL, "grpc", "HOST:PORT", AT(grpc),
+                  "the same at an address of its own (default: that of --host)"),
     OPTION_STRING(NULL, "api-key-file", "FILE", AT(key_file),
                   "a key on each line; requests must bring one of them.  SIGHUP reads it again"),
     OPTION_STRING(NULL, "tls-cert", "FILE", AT(tls_cert),
@@ -142,25 +147,35 @@ static void enter(void *user, kk_serve_phase phase) {
     }
 }
 
-/* HOST:PORT, [V6]:PORT, or :PORT for this machine only. */
-static bool split_http(serve_args *a, char *host, size_t cap, int *code) {
-    if (!a->http) return true;
-    const char *colon = strrchr(a->http, ':');
+/* HOST:PORT, [V6]:PORT, or :PORT for this machine only.  False: it is none of these. */
+static bool split_address(const char *text, char *host, size_t cap, const char **out,
+                          int32_t *out_port) {
+    const char *colon = strrchr(text, ':');
     char *end = NULL;
     const long port = colon ? strtol(colon + 1, &end, 10) : -1;
-    size_t n = colon ? (size_t)(colon - a->http) : 0;
-    const char *from = a->http;
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    const char *from = text;
     if (n >= 2 && from[0] == '[' && from[n - 1] == ']') from++, n -= 2;
-    if (!colon || end == colon + 1 || *end || port < 0 || port > 65535 || n >= cap) {
-        *code = options_wrong(&verb_serve, "--http takes HOST:PORT, as in 127.0.0.1:8080, not '%s'",
-                              a->http);
-        return false;
-    }
+    if (!colon || end == colon + 1 || *end || port < 0 || port > 65535 || n >= cap) return false;
     snprintf(host, cap, "%.*s", (int)n, from);
-    if (n > 0) a->host = host;
-    a->port = (int32_t)port;
-    a->http = NULL; /* --host and --port that come later win */
+    if (n > 0) *out = host;
+    *out_port = (int32_t)port;
     return true;
+}
+
+/* --host, --port and --grpc-port that come later win. */
+static bool split_addresses(serve_args *a, char *http, char *grpc, size_t cap) {
+    const char *wrong = NULL, *flag = "http";
+    if (a->http && !split_address(a->http, http, cap, &a->host, &a->port)) wrong = a->http;
+    if (!wrong && a->grpc && !split_address(a->grpc, grpc, cap, &a->grpc_host, &a->grpc_port)) {
+        wrong = a->grpc;
+        flag = "grpc";
+    }
+    if (wrong)
+        a->code = options_wrong(&verb_serve, "--%s takes HOST:PORT, as in 127.0.0.1:%s, not '%s'",
+                                flag, a->grpc == wrong ? "50051" : "8080", wrong);
+    a->http = a->grpc = NULL;
+    return !wrong;
 }
 
 /* The last part of a path, without .gguf; of the shipped model its folder's name tells nothing. */
@@ -196,6 +211,7 @@ static kk_serve_opts server_options(serve_args *a) {
                            .host = a->host,
                            .port = a->port,
                            .grpc_port = grpc_port(a),
+                           .grpc_host = a->grpc_host,
                            .key_file = a->key_file,
                            .tls_cert = a->tls_cert,
                            .tls_key = a->tls_key,
@@ -252,9 +268,9 @@ static int serve(serve_args *a) {
 static bool configure(serve_args *a, char **text, int argc, char **argv) {
     const char *file = config_file_asked(argc, argv);
     if (file && !config_file_read(&verb_serve, file, a, text, &a->code)) return false;
-    if (!split_http(a, a->file_host, sizeof a->file_host, &a->code) ||
+    if (!split_addresses(a, a->file.http, a->file.grpc, sizeof a->file.http) ||
         !options_parse(&verb_serve, argc, argv, a, NULL, &a->code) ||
-        !split_http(a, a->given_host, sizeof a->given_host, &a->code))
+        !split_addresses(a, a->given.http, a->given.grpc, sizeof a->given.http))
         return false;
     if (!a->tls_cert != !a->tls_key) {
         a->code = options_wrong(&verb_serve, "--tls-cert and --tls-key go together");

@@ -100,7 +100,7 @@ static int each_line(const tokenize_args *a, const kk_tokenizer *tok) {
     size_t cap = 0;
     ssize_t n;
     int code = EXIT_DONE;
-    for (long number = 1; (n = getline(&line, &cap, f)) >= 0; number++) {
+    for (long number = 1; (n = prompt_line(&line, &cap, f)) >= 0; number++) {
         size_t len = (size_t)n;
         while (len && (line[len - 1] == '\n' || line[len - 1] == '\r')) len--;
         if (len == 0) continue;
@@ -108,7 +108,12 @@ static int each_line(const tokenize_args *a, const kk_tokenizer *tok) {
                           : encode_line(tok, line, len, number, a->bos, &code);
         if (!ok) break;
     }
-    if (ferror(f)) code = output_failed("reading the lines failed", "Check the file.");
+    if (n < 0 && errno) {
+        char what[400];
+        snprintf(what, sizeof what, "cannot read the lines of '%.200s': %s", a->jsonl,
+                 strerror(errno));
+        code = output_failed(what, "Check the file.");
+    }
     free(line);
     if (f != stdin) fclose(f);
     return code;

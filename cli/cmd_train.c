@@ -280,6 +280,11 @@ static json_t *result_json(const train_args *a, const kk_train_result *r) {
 }
 
 /* trained: takes the result for --json; NULL: nobody does. */
+/* The file is one to train on, and not of the model. */
+static bool is_of_texts(const kk_err *err) {
+    return err->code == KK_EFORMAT && strncmp(err->msg, "line ", 5) == 0;
+}
+
 static int run_training(const train_args *a, const kk_train_opts *o, json_t **trained) {
     kk_train_result *r = malloc(sizeof *r);
     const kk_train_api *training;
@@ -293,7 +298,10 @@ static int run_training(const train_args *a, const kk_train_opts *o, json_t **tr
     if (st == KK_OK)
         print_result(a, r);
     else
-        code = loader_failed(&a->load, &err);
+        code = is_of_texts(&err)
+                   ? output_failed(err.msg, "A line of a .jsonl file is an object with \"text\" or "
+                                            "\"messages\".")
+                   : loader_failed(&a->load, &err);
     if (st == KK_OK && trained) *trained = result_json(a, r);
     free(r);
     return code;

@@ -1,5 +1,7 @@
 /* kakeya.c - the command line: finds the verb, gives it its arguments, and makes sure that what
  * it printed arrived. */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -72,7 +74,17 @@ static int dispatch(int argc, char **argv) {
     return v ? v->run(argc - 2, argv + 2) : unknown_verb(name);
 }
 
+/* A program may be started without its standard streams, and the next file that it opens would get
+ * their numbers: what is said would go into a model, or a socket.  What is said to stderr is
+ * dropped then; input and output that are not there fail as they did. */
+static void hold_standard_streams(void) {
+    static const int modes[] = {O_WRONLY, O_RDONLY, O_WRONLY};
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", modes[fd]); /* the lowest is free */
+}
+
 int main(int argc, char **argv) {
+    hold_standard_streams();
     term_open();
     truncated_watch();
     int code = dispatch(argc, argv);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
+#include "cli/prompt.h"
 #include "cli/state.h"
 #include "cli/term.h"
 
@@ -32,7 +33,7 @@ struct lines {
     char prompt[300];        /* escape sequences in it stand between \1 */
     lines_complete complete;
     void *user;
-    char *plain; /* getline's buffer */
+    char *plain; /* prompt_line's buffer */
     size_t plain_cap;
 };
 
@@ -281,7 +282,9 @@ static lines_event read_line(lines *l, const char *prompt, const char **line, si
     if (l->editor) {
         *line = el_gets(l->editor, &n);
     } else {
-        ssize_t got = getline(&l->plain, &l->plain_cap, stdin);
+        const ssize_t got = prompt_line(&l->plain, &l->plain_cap, stdin);
+        if (got < 0 && errno && !term_signal())
+            fprintf(stderr, "kakeya: cannot read a line: %s\n", strerror(errno));
         *line = got >= 0 ? l->plain : NULL;
         n = (int)got;
     }

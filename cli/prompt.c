@@ -68,7 +68,11 @@ char *prompt_slurp(const char *path, size_t *len) {
     while (text) {
         n += fread(text + n, 1, cap - n - 1, f);
         if (n + 1 < cap) break; /* the end, or an error */
-        char *more = realloc(text, cap *= 2);
+        char *more = NULL;
+        if (cap >= PROMPT_LONGEST)
+            errno = EFBIG;
+        else
+            more = realloc(text, cap *= 2);
         if (!more) free(text);
         text = more;
     }
@@ -82,6 +86,33 @@ char *prompt_slurp(const char *path, size_t *len) {
     if (text) text[n] = 0;
     *len = n;
     return text;
+}
+
+static bool reserve(char **line, size_t *cap, size_t n) {
+    if (n + 1 < *cap) return true;
+    if (*cap >= PROMPT_LONGEST) {
+        errno = EFBIG;
+        return false;
+    }
+    const size_t more = *cap ? 2 * *cap : 256;
+    char *grown = realloc(*line, more);
+    if (!grown) return false;
+    *line = grown;
+    *cap = more;
+    return true;
+}
+
+ssize_t prompt_line(char **line, size_t *cap, FILE *f) {
+    size_t n = 0;
+    int c = 0;
+    errno = 0;
+    while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
+        if (!reserve(line, cap, n)) return -1;
+        (*line)[n++] = (char)c;
+    }
+    if (n == 0 || (c == EOF && errno)) return -1;
+    (*line)[n] = 0;
+    return (ssize_t)n;
 }
 
 const char prompt_tools_advice[] =

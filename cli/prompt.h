@@ -3,6 +3,8 @@
 #define KAKEYA_CLI_PROMPT_H
 
 #include <jansson.h>
+#include <stdio.h>
+#include <sys/types.h>
 
 #include "cli/options.h"
 #include "kakeya.h"
@@ -27,8 +29,13 @@ bool prompt_read(const verb *v, const prompt_args *a, const kk_tokenizer *tok, c
                  prompt_tokens *out, int *code);
 void prompt_free(prompt_tokens *p);
 
-/* All of a stream, NUL-terminated, released with free; NULL when it cannot be read. */
+enum { PROMPT_LONGEST = 1 << 30 }; /* bytes of a file; a stream may have no end */
+
+/* All of a stream, NUL-terminated, released with free; NULL when it cannot be read: errno. */
 char *prompt_slurp(const char *path, size_t *len); /* path "-": standard input */
+/* The next line of a stream with its end, as getline(3) has it, but of PROMPT_LONGEST bytes at
+ * most; -1: there is none, or, where errno is not 0, it cannot be read. */
+ssize_t prompt_line(char **line, size_t *cap, FILE *f);
 
 /* {"messages": [...], "enable_thinking": ..., "add_generation_prompt": true} of one user turn,
  * as text released with free; system and tools (a list of declarations) may be NULL; NULL without

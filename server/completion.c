@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "server/completion.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,28 +58,12 @@ static bool fits(completion *c, size_t n) {
     return n < (size_t)c->server->session.ctx || too_long(c, n);
 }
 
-/* The conversation, or its first message alone, as the library reads it. */
-static char *conversation(const request *r, bool system_only, bool generation_prompt, size_t *len) {
-    json_t *messages = json_incref((json_t *)r->messages);
-    if (system_only) {
-        json_decref(messages);
-        messages = json_pack("[O]", json_array_get(r->messages, 0));
-    }
-    json_t *o = json_pack("{s:o, s:b, s:b}", "messages", messages, "enable_thinking", r->think,
-                          "add_generation_prompt", generation_prompt);
-    if (r->tools) json_object_set(o, "tools", (json_t *)r->tools);
-    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-    json_decref(o);
-    *len = text ? strlen(text) : 0;
-    return text;
-}
-
 static bool encode_chat(completion *c, bool system_only, bool generation_prompt, int32_t **ids,
                         size_t *n) {
     size_t len;
     kk_err err;
     *ids = NULL;
-    char *text = conversation(&c->request, system_only, generation_prompt, &len);
+    char *text = request_conversation(&c->request, system_only, generation_prompt, &len);
     if (!text) return fault_set(&c->failed, 503, NULL, "out of memory");
     const kk_status st = kk_chat_encode(c->server->tok, text, len, ids, n, &err);
     free(text);
@@ -211,8 +196,7 @@ static bool read_into(completion *c, generation *g, prefixes_found *found, promp
 
 /* ---- choices ----------------------------------------------------------------------------- */
 
-static void count_generation(completion *c, const generation *g, const kk_result *r) {
-    const double now = text_now();
+static void count_generation(completion *c, const generation *g, const kk_result *r, double now) {
     const metrics_generation m = {.finish = g->finish,
                                   .tokens = g->n_tokens,
                                   .first_s = g->first > 0 ? g->first - c->x->started : -1,
@@ -228,6 +212,8 @@ static void count_generation(completion *c, const generation *g, const kk_result
     c->usage.accepted += r->spec.accepted;
     c->usage.rejected += r->spec.drafted - r->spec.accepted;
     c->usage.decode_s += r->decode_s;
+    c->usage.rounds += r->spec.rounds;
+    for (int i = 0; i <= KK_MAX_DRAFT; i++) c->usage.histogram[i] += r->spec.histogram[i];
     const exchange_usage told = {.prompt = c->usage.prompt,
                                  .cached = c->usage.cached,
                                  .completion = c->usage.completion,
@@ -260,17 +246,6 @@ static bool greet(completion *c, const generation *g) {
     return sent;
 }
 
-static bool write_choice(completion *c, generation *g, const prompt *p, kk_session *s) {
-    kk_result r = {0};
-    const kv_rows before = rows_of(s);
-    const bool written = echo(c, g, p) && generation_run(g, s, &r);
-    count_generation(c, g, &r);
-    metrics_rows(&c->server->metrics, before, rows_of(s));
-    if (!written) c->failed = g->failed;
-    if (written && !c->wire.stream) json_array_append_new(c->choices, generation_choice(g));
-    return written;
-}
-
 static generation new_generation(completion *c) {
     return (generation){.server = c->server,
                         .x = c->x,
@@ -286,20 +261,81 @@ static void journal_turn_of(void *user) {
     prefixes_journal(c->server->prefixes, c->found, c->shared);
 }
 
-/* A choice of a prompt that is in the session: the last one continues it, others a fork. */
-static bool one_choice(completion *c, const prompt *p, kk_session *s, bool last) {
-    generation g = new_generation(c);
-    if (last) g.before_end = journal_turn_of;
-    if (last) g.user = c;
-    kk_session *mine = s;
+/* A choice of a prompt that is in the session. */
+typedef struct {
+    completion *c;
+    const prompt *p;
+    kk_session *session;
+    generation g;
+    kk_result result;
+    kv_rows before;
+    double ended; /* text_now() */
+    bool written, threaded;
+    pthread_t thread;
+} choice;
+
+/* The last one continues the session, others a fork. */
+static bool open_choice(choice *o, completion *c, const prompt *p, kk_session *s, bool last) {
     kk_err err;
-    kk_status st = generation_open(&g, p->ids, p->n, &err);
-    if (st == KK_OK && !last) st = kk_session_fork(&mine, s, &err);
-    bool written = st == KK_OK ? greet(c, &g) : fault_from(&c->failed, &err);
-    if (written) written = write_choice(c, &g, p, mine);
-    if (mine != s) kk_session_free(mine);
-    generation_close(&g);
-    return written;
+    o->c = c;
+    o->p = p;
+    o->g = new_generation(c);
+    if (last) o->g.before_end = journal_turn_of;
+    if (last) o->g.user = c;
+    kk_status st = generation_open(&o->g, p->ids, p->n, &err);
+    if (st == KK_OK && !last) st = kk_session_fork(&o->session, s, &err);
+    if (st == KK_OK && last) o->session = s;
+    return st == KK_OK || fault_from(&c->failed, &err);
+}
+
+static void *write_choice(void *user) {
+    choice *o = user;
+    generation *g = &o->g;
+    o->before = rows_of(o->session);
+    const bool greeted = greet(o->c, g);
+    if (!greeted) g->finish = g->x->slow ? FINISH_SLOW : FINISH_CANCELLED;
+    o->written = greeted && echo(o->c, g, o->p) && generation_run(g, o->session, &o->result);
+    o->ended = text_now();
+    return NULL;
+}
+
+static bool end_choice(choice *o) {
+    completion *c = o->c;
+    if (!o->written && o->g.finish == FINISH_KINDS) o->g.finish = FINISH_ERROR;
+    count_generation(c, &o->g, &o->result, o->ended);
+    metrics_rows(&c->server->metrics, o->before, rows_of(o->session));
+    if (o->written && !c->wire.stream) json_array_append_new(c->choices, generation_choice(&o->g));
+    if (!o->written && !c->failed.status) c->failed = o->g.failed;
+    return o->written;
+}
+
+/* Each has a thread, so that they share passes over the weights; the last one has ours. */
+static bool write_choices(choice *all, int32_t n) {
+    bool done = true;
+    for (int32_t i = 0; i + 1 < n; i++)
+        all[i].threaded = pthread_create(&all[i].thread, NULL, write_choice, &all[i]) == 0;
+    for (int32_t i = 0; i < n; i++)
+        if (!all[i].threaded) write_choice(&all[i]);
+    for (int32_t i = 0; i < n; i++) {
+        if (all[i].threaded) pthread_join(all[i].thread, NULL);
+        done = end_choice(&all[i]) && done;
+    }
+    return done;
+}
+
+static bool run_choices(completion *c, const prompt *p, kk_session *s) {
+    const int32_t n = c->request.n;
+    int32_t opened = 0;
+    choice *all = calloc((size_t)n, sizeof *all);
+    bool done = all || fault_set(&c->failed, 503, NULL, "out of memory");
+    for (; done && opened < n; opened++) done = open_choice(&all[opened], c, p, s, opened == n - 1);
+    if (done) done = write_choices(all, n);
+    for (int32_t i = 0; i < opened; i++) {
+        if (all[i].session != s) kk_session_free(all[i].session);
+        generation_close(&all[i].g);
+    }
+    free(all);
+    return done;
 }
 
 /* A generation that only reads: it knows when to stop. */
@@ -332,8 +368,7 @@ static bool one_prompt(completion *c, prompt *p) {
     bool done = read_prompt(c, p, &found, &stand_in);
     c->found = &found;
     c->shared = (int32_t)p->shared;
-    for (int32_t i = 0; done && i < c->request.n; i++)
-        done = one_choice(c, p, found.session, i == c->request.n - 1);
+    if (done) done = run_choices(c, p, found.session);
     /* Also a session whose request failed holds what was read until then. */
     prefixes_keep(c->server->prefixes, &found, c->shared, stand_in);
     c->found = NULL;
@@ -344,8 +379,11 @@ static bool one_prompt(completion *c, prompt *p) {
 
 static void end_stream(completion *c, bool done) {
     textbuf out = {0};
-    if (done && c->request.include_usage)
-        wire_event(&out, wire_response(&c->wire, json_array(), wire_usage_json(&c->usage)));
+    if (done && c->request.include_usage) {
+        json_t *o = wire_response(&c->wire, json_array(), wire_usage_json(&c->usage));
+        wire_measured(o, &c->usage);
+        wire_event(&out, o);
+    }
     if (done)
         text_add(&out, "data: [DONE]\n\n", 14);
     else if (c->failed.status)
@@ -360,7 +398,7 @@ static void respond(completion *c, bool done) {
         end_stream(c, done);
     } else if (done) {
         json_t *o = wire_response(&c->wire, json_incref(c->choices), wire_usage_json(&c->usage));
-        json_object_set_new(o, "timings", wire_timings(&c->usage));
+        wire_measured(o, &c->usage);
         exchange_reply_json(c->x, 200, o);
     } else {
         if (!c->failed.status) fault_set(&c->failed, 408, NULL, "the client has left");

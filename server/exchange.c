@@ -26,11 +26,17 @@ exchange *exchange_new(server *s, struct MHD_Connection *c, int fd) {
     return x;
 }
 
+void exchange_forget_body(exchange *x) {
+    text_free(&x->body);
+    atomic_fetch_sub(&x->server->bodies, (long long)x->held);
+    x->held = 0;
+}
+
 void exchange_hold(exchange *x) { atomic_fetch_add(&x->refs, 1); }
 
 void exchange_release(exchange *x) {
     if (atomic_fetch_sub(&x->refs, 1) != 1) return;
-    text_free(&x->body);
+    exchange_forget_body(x);
     text_free(&x->reply);
     text_free(&x->said);
     outbox_free(&x->out);
@@ -49,14 +55,14 @@ static void wake(exchange *x) {
 
 /* A client that shuts down its side of a connection has left; bytes of a next request that wait
  * to be read do not hide that. */
-static bool hung_up(int fd) {
+bool exchange_hung_up(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
 bool exchange_left(exchange *x) {
     pthread_mutex_lock(&x->lock);
-    if (!x->gone && x->connection && hung_up(x->fd)) x->gone = true;
+    if (!x->gone && x->connection && exchange_hung_up(x->fd)) x->gone = true;
     const bool left = x->gone;
     pthread_mutex_unlock(&x->lock);
     return left;

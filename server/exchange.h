@@ -50,7 +50,8 @@ typedef struct exchange {
     textbuf body;              /* of the request */
     fault refused;             /* found before the body was read; status 0: nothing */
     bool dispatched;           /* handed to a worker, or answered */
-    size_t dropped;            /* bytes of the body that were not kept */
+    bool last;                 /* its connection ends with the answer */
+    size_t dropped, held;      /* bytes of the body that were not kept, and that were */
     struct exchange *next;     /* in the queue of workers */
 
     pthread_mutex_t lock;
@@ -94,6 +95,10 @@ void exchange_count(exchange *x, const exchange_usage *usage);
 bool exchange_ping(exchange *x, double after);
 
 /* ---- the connection's side --------------------------------------------------------------- */
+
+void exchange_forget_body(exchange *x);
+/* Whether the other side of a socket has shut it down. */
+bool exchange_hung_up(int fd);
 
 /* Up to max bytes of the stream; 0: the connection was suspended; -1: it has ended; -2: its client
  * lagged too far behind. */

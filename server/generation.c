@@ -48,10 +48,14 @@ static bool give_up(generation *g, metrics_finish why) {
     return false;
 }
 
+/* The client takes nothing any more: it reads too slowly, or has left. */
+static bool give_up_client(generation *g) {
+    return give_up(g, g->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+}
+
 bool generation_goes_on(generation *g) {
     const kk_serve_opts *o = g->server->opts;
-    if (exchange_left(g->x) || !exchange_ping(g->x, o->ping_s))
-        return give_up(g, g->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+    if (exchange_left(g->x) || !exchange_ping(g->x, o->ping_s)) return give_up_client(g);
     if (text_now() - g->x->started > o->request_s) {
         fault_set(&g->failed, 504, NULL, "the request took longer than %g seconds", o->request_s);
         return give_up(g, FINISH_TIMEOUT);
@@ -73,8 +77,8 @@ static bool send_chunk(generation *g, json_t *said, json_t *logprobs, const char
     if (event.failed) fault_set(&g->failed, 503, NULL, "out of memory");
     const bool sent = !event.failed && exchange_add(g->x, event.bytes, event.len);
     text_free(&event);
-    if (!sent) give_up(g, g->failed.status ? FINISH_ERROR : FINISH_SLOW);
-    return sent;
+    if (sent) return true;
+    return g->failed.status ? give_up(g, FINISH_ERROR) : give_up_client(g);
 }
 
 /* The frame is the event that says "\1", which JSON writes as six characters, without them. */
@@ -106,8 +110,8 @@ static bool send_text(generation *g, bool thought, const char *bytes, size_t n) 
     }
     if (!framed || event->failed) fault_set(&g->failed, 503, NULL, "out of memory");
     const bool sent = framed && !event->failed && exchange_add(g->x, event->bytes, event->len);
-    if (!sent) give_up(g, g->failed.status ? FINISH_ERROR : FINISH_SLOW);
-    return sent;
+    if (sent) return true;
+    return g->failed.status ? give_up(g, FINISH_ERROR) : give_up_client(g);
 }
 
 /* The log-probabilities of the tokens that a text came from. */

@@ -28,6 +28,8 @@
 enum {
     HEAD_BYTES = 64 << 10,   /* of a connection: the head of a request, and a piece of its body */
     STREAM_BLOCK = 16 << 10, /* bytes of a stream that are sent at a time */
+    BODIES = 16,             /* so many of the longest that is taken may be held */
+    LEFT_S = 1,              /* seconds after which a connection that was shut down is closed */
 };
 
 /* A connection, for the sweep. */
@@ -160,7 +162,17 @@ static int64_t declared_length(struct MHD_Connection *c) {
     return length ? strtoll(length, NULL, 10) : 0;
 }
 
+/* Of two lengths a proxy may believe the other one, and take a part of this body for a request of
+ * somebody else. */
+static bool has_one_length(exchange *x, struct MHD_Connection *c) {
+    if (!header(c, "Transfer-Encoding") || !header(c, "Content-Length")) return true;
+    x->last = true;
+    return fault_set(&x->refused, 400, NULL,
+                     "a request has a Content-Length or a Transfer-Encoding, not both");
+}
+
 static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
+    if (!has_one_length(x, c)) return false;
     if (!admit_head(x, c, url, method)) return false;
     if (declared_length(c) <= x->server->opts->max_body) return true;
     return fault_set(&x->refused, 413, NULL, "the body has %lld bytes: %lld at most",
@@ -201,7 +213,7 @@ static void add_headers(struct MHD_Response *r, const exchange *x) {
         snprintf(seconds, sizeof seconds, "%d", x->retry_s);
         MHD_add_response_header(r, "Retry-After", seconds);
     }
-    if (atomic_load(&s->state) == SERVER_DRAINING)
+    if (x->last || atomic_load(&s->state) == SERVER_DRAINING)
         MHD_add_response_header(r, "Connection", "close");
 }
 
@@ -275,18 +287,31 @@ static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url,
     return declared_length(c) <= 4 * h->server->opts->max_body ? MHD_YES : refuse(x, c);
 }
 
+/* All bodies together have a limit too: hundreds of connections may each hold one. */
+static bool keep_body(exchange *x, const char *data, size_t n) {
+    server *s = x->server;
+    const long long most = BODIES * (long long)s->opts->max_body;
+    if (n > (size_t)s->opts->max_body || x->body.len > (size_t)s->opts->max_body - n)
+        return fault_set(&x->refused, 413, NULL, "the body has more than %lld bytes",
+                         (long long)s->opts->max_body);
+    if (atomic_fetch_add(&s->bodies, (long long)n) + (long long)n > most) {
+        atomic_fetch_sub(&s->bodies, (long long)n);
+        fault_set(&x->refused, 503, NULL, "the requests that wait have too many bytes");
+        x->refused.retry_s = 1;
+        return false;
+    }
+    text_add(&x->body, data, n);
+    x->held += n;
+    return true;
+}
+
 static enum MHD_Result take_body(exchange *x, const char *data, size_t *n) {
     const kk_serve_opts *o = x->server->opts;
-    const size_t most = (size_t)o->max_body;
     if (text_now() - x->started > o->idle_s) return MHD_NO; /* a trickle */
-    if (!x->refused.status && (*n > most || x->body.len > most - *n))
-        fault_set(&x->refused, 413, NULL, "the body has more than %zu bytes", most);
-    if (x->refused.status) {
-        text_free(&x->body);
+    if (x->refused.status || !keep_body(x, data, *n)) {
+        exchange_forget_body(x);
         x->dropped += *n;
-        if (x->dropped > 4 * most) return MHD_NO;
-    } else {
-        text_add(&x->body, data, *n);
+        if (x->dropped > 4 * (size_t)o->max_body) return MHD_NO;
     }
     *n = 0;
     return x->body.failed ? MHD_NO : MHD_YES;
@@ -384,12 +409,16 @@ static void on_connection(void *user, struct MHD_Connection *c, void **slot,
 static void end_before(http *h, bool all);
 
 /* libmicrohttpd's own limit starts anew with each byte, so that a head that trickles in would hold
- * its connection without an end.  A socket is closed only after on_connection has heard of it. */
+ * its connection without an end; and it misses the end of one that had sent a part of a head and
+ * left before it was accepted.  A socket is closed only after on_connection has heard of it. */
 void http_sweep(http *h) {
     const double now = text_now(), most = h->server->opts->idle_s;
     pthread_mutex_lock(&h->lock);
-    for (const peer *p = h->peers; p; p = p->next)
-        if (!p->busy && now - p->since > most) shutdown(p->fd, SHUT_RDWR);
+    for (const peer *p = h->peers; p; p = p->next) {
+        const double idle = now - p->since;
+        if (!p->busy && (idle > most || (idle > LEFT_S && exchange_hung_up(p->fd))))
+            shutdown(p->fd, SHUT_RDWR);
+    }
     pthread_mutex_unlock(&h->lock);
     end_before(h, false);
 }
@@ -435,6 +464,7 @@ static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
         {MHD_OPTION_CONNECTION_LIMIT, o->connections, NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
         {MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, NULL},
+        {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
         /* TLS options end the list where there is no TLS. */
@@ -447,7 +477,7 @@ static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
     v->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
                                  no_log, NULL, MHD_OPTION_ARRAY, options, MHD_OPTION_END);
     if (v->daemon) return KK_OK;
-    return server_fail(err, KK_EIO, "the HTTP server does not start%s",
+    return server_fail(err, v->cert ? KK_EINVAL : KK_EIO, "the HTTP server does not start%s",
                        v->cert ? ": check the certificate and its key" : "");
 }
 
@@ -483,6 +513,7 @@ kk_status http_start(http **out, server *s, int *port, kk_err *err) {
     if (st == KK_OK) st = listen_on(s->opts->host, s->opts->port, &h->listening, err);
     if (st == KK_OK) st = start_daemon(h, h->listening, &h->now, err);
     if (st == KK_OK) {
+        listen_warn(s, h->listening);
         *port = listen_port(h->listening);
         return KK_OK;
     }

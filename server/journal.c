@@ -145,11 +145,16 @@ static kk_status fail_errno(kk_err *err, const char *what, const char *path) {
 static kk_status read_bytes(const char *path, size_t from, uint8_t **out, size_t *n, kk_err *err) {
     struct stat st;
     *out = NULL;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* A FIFO of that name would not open until somebody writes to it. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) != 0) {
         fail_errno(err, "open", path);
         if (fd >= 0) close(fd);
         return KK_EIO;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return server_fail(err, KK_EIO, "'%.150s' is not a regular file", path);
     }
     *n = (size_t)st.st_size > from ? (size_t)st.st_size - from : 0;
     *out = malloc(*n + 1);

@@ -10,7 +10,7 @@
 
 #include "server/server.h"
 
-enum { MOST_KEYS = 4096 };
+enum { MOST_KEYS = 4096, LONGEST_LINE = 4096 };
 
 /* The key of a line, without the blanks around it; NULL: it has none. */
 static char *key_of(char *line) {
@@ -29,9 +29,9 @@ static void forget(key_list *k) {
 static kk_status add(key_list *k, const char *key, int line, kk_err *err) {
     const size_t n = strlen(key);
     if (n >= KEYS_LONGEST)
-        return server_fail(err, KK_EFORMAT, "the key in line %d is longer than %d bytes", line,
+        return server_fail(err, KK_EINVAL, "the key in line %d is longer than %d bytes", line,
                            KEYS_LONGEST - 1);
-    if (k->n >= MOST_KEYS) return server_fail(err, KK_EFORMAT, "more than %d keys", MOST_KEYS);
+    if (k->n >= MOST_KEYS) return server_fail(err, KK_EINVAL, "more than %d keys", MOST_KEYS);
     void *more = realloc(k->key, (k->n + 1) * sizeof *k->key);
     if (!more) return server_fail(err, KK_ENOMEM, "no memory for keys");
     k->key = more;
@@ -44,18 +44,23 @@ static kk_status read_list(key_list *k, const char *path, kk_err *err) {
     FILE *f = fopen(path, "re");
     if (!f)
         return server_fail(err, KK_EIO, "cannot open the key file '%s': %s", path, strerror(errno));
-    char *line = NULL;
-    size_t cap = 0;
+    char line[LONGEST_LINE];
     kk_status st = KK_OK;
-    for (int i = 1; st == KK_OK && getline(&line, &cap, f) >= 0; i++) {
+    for (int i = 1; st == KK_OK && fgets(line, sizeof line, f); i++) {
+        if (!strchr(line, '\n') && !feof(f)) {
+            st = server_fail(err, KK_EINVAL,
+                             "line %d of '%.180s' is no line of text of less than "
+                             "%d bytes",
+                             i, path, LONGEST_LINE);
+            break;
+        }
         const char *key = key_of(line);
         if (key) st = add(k, key, i, err);
     }
     if (st == KK_OK && ferror(f)) st = server_fail(err, KK_EIO, "cannot read '%s'", path);
     if (st == KK_OK && k->n == 0)
-        st = server_fail(err, KK_EFORMAT, "the key file '%s' has no key in it", path);
-    if (line) explicit_bzero(line, cap);
-    free(line);
+        st = server_fail(err, KK_EINVAL, "the key file '%s' has no key in it", path);
+    explicit_bzero(line, sizeof line);
     fclose(f);
     return st;
 }

@@ -26,15 +26,35 @@ static kk_status try_listen(const struct addrinfo *a, int *out, kk_err *err) {
     return server_fail(err, KK_EIO, "%s", strerror(why));
 }
 
+typedef union {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+} address;
+
+/* False: it has none. */
+static bool address_of(int fd, address *a) {
+    socklen_t n = sizeof *a;
+    return getsockname(fd, &a->any, &n) == 0;
+}
+
 int listen_port(int fd) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } a;
-    socklen_t n = sizeof a;
-    if (getsockname(fd, &a.any, &n) != 0) return 0;
+    address a;
+    if (!address_of(fd, &a)) return 0;
     return ntohs(a.any.sa_family == AF_INET6 ? a.v6.sin6_port : a.v4.sin_port);
+}
+
+static bool is_loopback(const address *a) {
+    if (a->any.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
+    return ntohl(a->v4.sin_addr.s_addr) >> 24 == 127;
+}
+
+void listen_warn(const server *s, int fd) {
+    address a;
+    if (s->opts->key_file || !address_of(fd, &a) || is_loopback(&a)) return;
+    server_warn(s,
+                "there are no keys (--api-key-file): whoever reaches port %d may use this server",
+                listen_port(fd));
 }
 
 kk_status listen_on(const char *host, int port, int *out, kk_err *err) {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/checkpoints.h"
 #include "server/server.h"
 #include "server/text.h"
 
@@ -160,28 +161,6 @@ static int32_t longest(const prefixes *p, const int32_t *tokens, size_t n, int32
     return best;
 }
 
-/* The last checkpoint at or before len; 0: the start. */
-static int32_t checkpoint_before(const kk_session *s, int32_t len) {
-    const int32_t n = kk_session_checkpoints(s, NULL, 0);
-    int32_t *at = n > 0 ? calloc((size_t)n, sizeof *at) : NULL;
-    int32_t best = 0;
-    if (!at) return 0;
-    kk_session_checkpoints(s, at, n);
-    for (int32_t i = 0; i < n; i++)
-        if (at[i] <= len && at[i] > best) best = at[i];
-    free(at);
-    return best;
-}
-
-/* Where to go back to so that little is evaluated inside the call that goes back, for that can
- * neither be stopped nor watched: beyond the window the last checkpoint, from which the caller
- * appends as any prompt. */
-static int32_t point_before(const prefixes *p, const kk_session *s, int32_t len) {
-    if (kk_session_len(s) - len < p->opts.window / 2) return len;
-    const int32_t at = checkpoint_before(s, len);
-    return len - at <= 64 ? len : at;
-}
-
 /* ---- taking ------------------------------------------------------------------------------ */
 
 /* Under the lock: a kept session is touched by nobody else.  out->session stays NULL when none
@@ -191,7 +170,7 @@ static kk_status find(prefixes *p, const int32_t *tokens, size_t n, prefixes_fou
     const int32_t i = longest(p, tokens, n, &out->parts);
     if (i < 0) return KK_OK;
     kk_session *s = p->kept[i].session;
-    out->len = point_before(p, s, out->parts);
+    out->len = checkpoints_before(s, out->parts, p->opts.window);
     if (out->len == 0 || out->parts < WORTH_SHARING) return KK_OK;
     if (out->parts < p->kept[i].prompt) {
         p->kept[i].used = ++p->clock;
@@ -234,7 +213,7 @@ static kk_status use_stored(prefixes *p, store_loaded *l, const int32_t *tokens,
     const bool continued = (int64_t)same >= l->journal.prompt;
     out->parts = (int32_t)same;
     const int32_t held = common(l->session, tokens, n);
-    out->len = point_before(p, l->session, held);
+    out->len = checkpoints_before(l->session, held, p->opts.window);
     const kk_status st = kk_session_rewind(l->session, out->len, &evaluated, err);
     if (st != KK_OK) {
         kk_session_free(l->session);

@@ -331,6 +331,10 @@ static bool refuse_unsupported(const reading *in) {
                          "tokens for filling in");
     if (best_of && json_integer_value(best_of) != in->r->n)
         return fault_set(in->f, 501, "best_of", "'best_of' other than 'n' is not supported");
+    if (in->r->echo && in->r->logprobs >= 0)
+        return fault_set(in->f, 501, "logprobs",
+                         "'logprobs' with 'echo' is not supported: those of the prompt are not "
+                         "computed");
     return true;
 }
 
@@ -344,8 +348,28 @@ static bool check_choices(const reading *in) {
                      prompts * (size_t)in->r->n, in->d->max_choices);
 }
 
+bool request_is_small(const char *body, size_t len, fault *f) {
+    size_t values = 0, containers = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        const char c = body[i];
+        if (quoted && c == '\\')
+            i++;
+        else if (c == '"')
+            quoted = !quoted;
+        else if (!quoted && (c == '[' || c == '{'))
+            containers++;
+        else if (!quoted && c == ',')
+            values++;
+    }
+    if (values < REQUEST_VALUES && containers <= REQUEST_CONTAINERS) return true;
+    return fault_set(f, 413, NULL, "the body has more than %d values, or %d lists and objects",
+                     REQUEST_VALUES, REQUEST_CONTAINERS);
+}
+
 json_t *request_object(const char *body, size_t len, fault *f) {
     json_error_t at;
+    if (!request_is_small(body, len, f)) return NULL;
     json_t *root = json_loadb(body ? body : "", len, 0, &at);
     if (!root) {
         fault_set(f, 400, NULL, "the body is not JSON: %s (line %d, column %d)", at.text, at.line,
@@ -379,6 +403,22 @@ bool request_generation(request *out, const char *body, size_t len, const reques
     out->root = len > 0 ? request_object(body, len, f) : json_object();
     return out->root && read_stream(&in) && read_length(&in) && read_sampling(&in) &&
            read_bias(&in) && read_stops(&in) && read_bool(&in, "ignore_eos", &out->ignore_eos);
+}
+
+char *request_conversation(const request *r, bool system_only, bool generation_prompt,
+                           size_t *len) {
+    json_t *messages = json_incref((json_t *)r->messages);
+    if (system_only) {
+        json_decref(messages);
+        messages = json_pack("[O]", json_array_get(r->messages, 0));
+    }
+    json_t *o = json_pack("{s:o, s:b, s:b}", "messages", messages, "enable_thinking", r->think,
+                          "add_generation_prompt", generation_prompt);
+    if (r->tools) json_object_set(o, "tools", (json_t *)r->tools);
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    json_decref(o);
+    *len = text ? strlen(text) : 0;
+    return text;
 }
 
 void request_free(request *r) {

@@ -7,7 +7,12 @@
 #include "kakeya.h"
 #include "server/fault.h"
 
-enum { REQUEST_STOPS = 16, REQUEST_BIASES = 1024 };
+enum {
+    REQUEST_STOPS = 16,
+    REQUEST_BIASES = 1024,
+    REQUEST_VALUES = 1 << 19, /* of a body: a long context as token ids */
+    REQUEST_CONTAINERS = 1 << 16,
+};
 
 typedef struct {
     bool chat;            /* messages, or a prompt */
@@ -39,7 +44,12 @@ bool request_parse(request *out, const char *body, size_t len, const request_def
 /* The same of a body that says only how to generate, without a prompt; it may be empty. */
 bool request_generation(request *out, const char *body, size_t len, const request_defaults *d,
                         fault *f);
+/* The conversation of a chat, or its first message alone, as the library reads it: released with
+ * free(); NULL without memory. */
+char *request_conversation(const request *r, bool system_only, bool generation_prompt, size_t *len);
 void request_free(request *r);
+/* Whether JSON has few enough values to be made a tree, which takes hundreds of bytes for each. */
+bool request_is_small(const char *body, size_t len, fault *f);
 /* An object of a body, for endpoints that need no more; NULL after writing down why not. */
 json_t *request_object(const char *body, size_t len, fault *f);
 

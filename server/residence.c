@@ -90,7 +90,17 @@ void residence_stop(residence *r) {
 }
 
 void residence_end(server *s) {
+    store_counts before, after;
     if (!s->store || !s->sessions) return;
+    store_count(s->store, &before);
     const int n = sessions_evict_idle(s->sessions, -1) + prefixes_evict_idle(s->prefixes, -1);
-    if (n > 0) server_say(s, "state: %d sessions in memory went to %s", n, s->opts->state);
+    store_count(s->store, &after);
+    const int64_t failed = after.failed - before.failed;
+    if (failed > 0)
+        server_warn(s,
+                    "state: the K/V of %lld of %d sessions in memory was not saved to %s: they are "
+                    "evaluated again when they are used",
+                    (long long)failed, n, s->opts->state);
+    else if (n > 0)
+        server_say(s, "state: %d sessions in memory went to %s", n, s->opts->state);
 }

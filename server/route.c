@@ -52,6 +52,12 @@ static void one_model(exchange *x, const char *rest) {
     exchange_refuse(x, &f);
 }
 
+static void version(exchange *x, const char *rest) {
+    (void)rest;
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s, s:s}", "version", KK_VERSION, "build", kk_version()));
+}
+
 static const char *keep_name(kk_keep k, const char *all) {
     return k == KK_KEEP_WINDOW ? "window" : k == KK_KEEP_RESTORED ? "restored" : all;
 }
@@ -191,6 +197,40 @@ static json_t *decode(const server *s, const json_t *in, fault *f) {
     return o;
 }
 
+/* The body of a chat -> {"prompt": TEXT}, which is what its tokens are made of. */
+static json_t *render(const server *s, const json_t *in, fault *f) {
+    const request_defaults d = {.chat = true,
+                                .think = s->opts->think,
+                                .max_messages = s->opts->max_messages,
+                                .max_choices = s->opts->max_choices,
+                                .vocab = s->info.vocab};
+    request r;
+    char *text;
+    size_t len;
+    kk_err err;
+    json_t *out = NULL;
+    char *body = json_dumps(in, JSON_COMPACT);
+    if (!body) {
+        fault_set(f, 503, NULL, "out of memory");
+        return NULL;
+    }
+    if (request_parse(&r, body, strlen(body), &d, f)) {
+        size_t n;
+        char *conversation = request_conversation(&r, false, true, &n);
+        if (!conversation)
+            fault_set(f, 503, NULL, "out of memory");
+        else if (kk_chat_render(conversation, n, &text, &len, &err) != KK_OK)
+            fault_from(f, &err);
+        else
+            out = json_pack("{s:o}", "prompt", text_json(text, len));
+        if (out) kk_free(text);
+        free(conversation);
+    }
+    request_free(&r);
+    free(body);
+    return out;
+}
+
 static void convert(exchange *x, json_t *(*how)(const server *, const json_t *, fault *)) {
     fault f = {0};
     json_t *in = NULL, *out = NULL;
@@ -211,6 +251,11 @@ static void tokenize(exchange *x, const char *rest) {
 static void detokenize(exchange *x, const char *rest) {
     (void)rest;
     convert(x, decode);
+}
+
+static void apply_template(exchange *x, const char *rest) {
+    (void)rest;
+    convert(x, render);
 }
 
 /* ---- the table --------------------------------------------------------------------------- */
@@ -234,10 +279,12 @@ static const route routes[] = {
     {.method = "GET", .path = "/healthz", .open = true, .early = true, .run = health},
     {.method = "GET", .path = "/metrics", .early = true, .run = show_metrics},
     {.method = "GET", .path = "/props", .run = props},
+    {.method = "GET", .path = "/version", .early = true, .run = version},
     {.method = "GET", .path = "/v1/models", .run = models},
     {.method = "GET", .path = "/v1/models/", .run = one_model},
     {.method = "POST", .path = "/tokenize", .works = true, .run = tokenize},
     {.method = "POST", .path = "/detokenize", .works = true, .run = detokenize},
+    {.method = "POST", .path = "/apply-template", .works = true, .run = apply_template},
     {.method = "POST",
      .path = "/v1/chat/completions",
      .works = true,

@@ -24,10 +24,11 @@ typedef struct {
     bool think;              /* whether the model thinks where a request does not say */
 
     const char *host;
-    int32_t port;         /* 0: one that is free */
-    int32_t grpc_port;    /* 0: no gRPC; -1: one that is free */
-    const char *key_file; /* API keys, one a line; NULL: any key, or none, is accepted */
-    const char *tls_cert; /* PEM files; NULL: plain HTTP */
+    int32_t port;          /* 0: one that is free */
+    int32_t grpc_port;     /* 0: no gRPC; -1: one that is free */
+    const char *grpc_host; /* NULL: host */
+    const char *key_file;  /* API keys, one a line; NULL: any key, or none, is accepted */
+    const char *tls_cert;  /* PEM files; NULL: plain HTTP */
     const char *tls_key;
     const char *cors_origin; /* the origin whose pages may call; "*": any; NULL: none */
 

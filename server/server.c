@@ -61,8 +61,8 @@ static kk_status open_store(server *s, kk_err *err) {
     const store_opts opts = {
         .engine = s->engine, .limit = s->opts->state_bytes, .say = say_line, .user = s};
     store_counts counts;
-    if (!s->opts->state) return KK_OK;
-    const kk_status st = store_open(&s->store, s->opts->state, &opts, err);
+    if (!s->store) return KK_OK;
+    const kk_status st = store_open(s->store, &opts, err);
     if (st != KK_OK) return st;
     store_count(s->store, &counts);
     server_say(s, "state: %lld sessions and %lld conversations in %s", (long long)counts.sessions,
@@ -72,7 +72,8 @@ static kk_status open_store(server *s, kk_err *err) {
 
 static kk_status load(server *s, kk_err *err) {
     kk_fingerprints prints;
-    kk_status st = kk_engine_open(&s->engine, &s->opts->engine, err);
+    kk_status st = s->opts->state ? store_claim(&s->store, s->opts->state, err) : KK_OK;
+    if (st == KK_OK) st = kk_engine_open(&s->engine, &s->opts->engine, err);
     if (st == KK_OK) st = probe_session(s, err);
     if (st != KK_OK) return st;
     kk_engine_info(s->engine, &s->info);

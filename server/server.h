@@ -27,6 +27,7 @@ typedef struct server {
     const kk_serve_opts *opts;
     atomic_int state;      /* server_state */
     atomic_bool cancelled; /* the time to drain is over: requests end at their next token */
+    atomic_llong bodies;   /* bytes of the bodies that requests hold */
     int64_t created;       /* seconds since 1970 */
     keys keys;
     metrics metrics;

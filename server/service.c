@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/checkpoints.h"
+#include "server/request.h"
 #include "server/server.h"
 #include "server/sessions_table.h"
 #include "server/text.h"
@@ -177,7 +179,7 @@ bool sessions_append_messages(sessions *t, const char *id, const char *json, siz
     size_t n = 0;
     int64_t cached, evaluated;
     *out = (sessions_appended){0};
-    if (!needs_tokenizer(t, f)) return false;
+    if (!needs_tokenizer(t, f) || !request_is_small(json, len, f)) return false;
     sessions_entry *e = sessions_acquire(t, id, f);
     if (!e) return false;
     bool done = sessions_wake(t, e, watch, &cached, &evaluated, f) &&
@@ -439,34 +441,38 @@ static bool place_of(const history *h, sessions_place at, int64_t *len, fault *f
 
 /* Both entries are the caller's. */
 static bool fork_into(sessions *t, sessions_entry *to, sessions_entry *from, int64_t len,
-                      sessions_appended *out, fault *f) {
+                      const sessions_watch *watch, sessions_appended *out, fault *f) {
+    const int32_t *tokens = kk_session_tokens(from->session);
+    const int32_t at = checkpoints_before(from->session, (int32_t)len, t->opts.info.window);
     int32_t evaluated = 0;
     kk_err err;
     kk_status st;
     do {
-        st = kk_session_fork_at(&to->session, from->session, (int32_t)len, &evaluated, &err);
+        st = kk_session_fork_at(&to->session, from->session, at, &evaluated, &err);
     } while (sessions_try_again(t, st));
     if (st != KK_OK) return fault_from(f, &err);
     sessions_bind(&to->binding, to->id, to->session);
     sessions_show_made(t, to);
-    if (!history_fork(&to->history, &from->history, kk_session_tokens(from->session), len))
+    if (!sessions_evaluate(t, to, tokens + at, (size_t)(len - at), watch, f)) return false;
+    if (!history_fork(&to->history, &from->history, tokens, len))
         return fault_set(f, 503, NULL, "out of memory");
+    sessions_bind_position(&to->binding, to->session);
     out->history = len;
-    out->evaluated += evaluated;
+    out->evaluated += evaluated + len - at;
     return sessions_holds(t, to, f) && sessions_store_entry(t, to, f);
 }
 
-bool sessions_fork(sessions *t, const char *id, sessions_place at, char fork_id[SESSIONS_ID],
-                   sessions_appended *out, fault *f) {
+bool sessions_fork(sessions *t, const char *id, sessions_place at, const sessions_watch *watch,
+                   char fork_id[SESSIONS_ID], sessions_appended *out, fault *f) {
     int64_t len;
     *out = (sessions_appended){0};
     sessions_entry *from = sessions_acquire(t, id, f);
     if (!from) return false;
     sessions_entry *to = NULL;
-    bool done = sessions_wake(t, from, NULL, &out->cached, &out->evaluated, f) &&
+    bool done = sessions_wake(t, from, watch, &out->cached, &out->evaluated, f) &&
                 place_of(&from->history, at, &len, f) &&
                 (to = sessions_add(t, &from->how, f)) != NULL &&
-                fork_into(t, to, from, len, out, f);
+                fork_into(t, to, from, len, watch, out, f);
     sessions_release(t, from);
     if (done) memcpy(fork_id, to->id, SESSIONS_ID);
     if (to && done) sessions_release(t, to);

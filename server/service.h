@@ -133,8 +133,8 @@ typedef struct {
     int32_t turn;   /* -1: not by this; both -1: all of it */
 } sessions_place;
 /* A second session with the first part of the history; pages are shared until they are written. */
-bool sessions_fork(sessions *t, const char *id, sessions_place at, char fork_id[SESSIONS_ID],
-                   sessions_appended *out, fault *f);
+bool sessions_fork(sessions *t, const char *id, sessions_place at, const sessions_watch *watch,
+                   char fork_id[SESSIONS_ID], sessions_appended *out, fault *f);
 
 typedef struct {
     char id[SESSIONS_ID], label[SESSIONS_LABEL];

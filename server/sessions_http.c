@@ -39,6 +39,11 @@ static bool give_up(call *c, metrics_finish why) {
     return false;
 }
 
+/* The client takes nothing any more: it reads too slowly, or has left. */
+static bool give_up_client(call *c) {
+    return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+}
+
 /* A stream begins once the session is the call's own: until then a refusal has a status. */
 static void begin_stream(call *c) {
     if (c->request.stream && c->x->answer == EXCHANGE_OPEN) exchange_stream(c->x);
@@ -51,8 +56,7 @@ static bool goes_on(void *user) {
     begin_stream(c);
     if (now - c->looked < GENERATION_LOOK_S) return true;
     c->looked = now;
-    if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s))
-        return give_up(c, c->x->slow ? FINISH_SLOW : FINISH_CANCELLED);
+    if (exchange_left(c->x) || !exchange_ping(c->x, s->opts->ping_s)) return give_up_client(c);
     if (now - c->x->started > s->opts->request_s) return give_up(c, FINISH_TIMEOUT);
     return !atomic_load(&s->cancelled) || give_up(c, FINISH_CANCELLED);
 }
@@ -212,14 +216,16 @@ static void append(call *c) {
 
 static void fork_session(call *c) {
     sessions *t = c->x->server->sessions;
+    const sessions_watch watch = {goes_on, c};
     char fork_id[SESSIONS_ID];
     sessions_place at;
     sessions_appended got;
     json_t *body = c->x->body.len ? request_object(c->x->body.bytes, c->x->body.len, &c->failed)
                                   : json_object();
     const bool done = body && sessions_json_place(body, &at, &c->failed) &&
-                      sessions_fork(t, c->id, at, fork_id, &got, &c->failed);
+                      sessions_fork(t, c->id, at, &watch, fork_id, &got, &c->failed);
     json_decref(body);
+    if (!done) explain(c);
     json_t *answer = done ? sessions_appended_json(fork_id, &got) : NULL;
     if (answer) json_object_set_new(answer, "forked_from", json_string(c->id));
     reply(c, done, answer);
@@ -280,7 +286,7 @@ static bool on_piece(void *user, const sessions_piece *piece) {
     if (piece->id >= 0) json_object_set_new(event, "token", json_integer(piece->id));
     add_drafting(c, event, piece);
     add_kind(c, event, piece);
-    return send_event(c, event) || give_up(c, FINISH_SLOW);
+    return send_event(c, event) || give_up_client(c);
 }
 
 static void count(call *c, bool done, const sessions_generated *g) {

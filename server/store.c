@@ -156,33 +156,38 @@ static catalog_row row_of(store *s, const journal *j, int64_t used) {
     return r;
 }
 
-static void index_again(store *s, const char *id) {
+static kk_status index_again(store *s, const char *id, kk_err *err) {
     journal j;
-    kk_err err;
     char path[PATH];
     struct stat st;
     path_of(s, id, ".journal", path);
     const int64_t used = stat(path, &st) == 0 ? (int64_t)st.st_mtime : 0;
-    if (read_journal(s, id, &j, &err) != KK_OK) return;
+    kk_status status = read_journal(s, id, &j, err);
+    if (status != KK_OK) {
+        if (status != KK_EFORMAT) say(s, "state: %s", err->msg); /* else it was set aside */
+        return status;
+    }
     catalog_row row = row_of(s, &j, used);
     pthread_mutex_lock(&s->lock);
-    kk_status put = catalog_put(s->catalog, &row, &err);
-    if (put == KK_OK) put = put_prefixes(s, &row, j.tokens, 0, &err);
+    status = catalog_put(s->catalog, &row, err);
+    if (status == KK_OK) status = put_prefixes(s, &row, j.tokens, 0, err);
     pthread_mutex_unlock(&s->lock);
-    if (put != KK_OK) say(s, "state: %s", err.msg);
+    if (status != KK_OK) say(s, "state: %s", err->msg);
     journal_free(&j);
+    return status;
 }
 
 /* A journal that the index does not know as it is was written before a crash. */
 static void check_file(store *s, const char *name) {
     char id[JOURNAL_ID], path[PATH];
     catalog_row row;
+    kk_err err; /* was said */
     const char *dot = strrchr(name, '.');
     if (!dot || strcmp(dot, ".journal") != 0 || (size_t)(dot - name) >= sizeof id) return;
     snprintf(id, sizeof id, "%.*s", (int)(dot - name), name);
     path_of(s, name, "", path);
     const bool known = catalog_get(s->catalog, id, &row);
-    if (!known || row.journal_bytes != size_of(path)) index_again(s, id);
+    if (!known || row.journal_bytes != size_of(path)) index_again(s, id, &err);
     catalog_row_free(&row);
 }
 
@@ -274,22 +279,31 @@ static kk_status open_index(store *s, kk_err *err) {
     return catalog_open(&s->catalog, path, err);
 }
 
-kk_status store_open(store **out, const char *folder, const store_opts *opts, kk_err *err) {
-    kk_fingerprints prints;
+kk_status store_claim(store **out, const char *folder, kk_err *err) {
     store *s = *out = calloc(1, sizeof *s);
     if (!s) return server_fail(err, KK_ENOMEM, "no memory for the state folder");
-    s->opts = *opts;
     s->lock_fd = -1;
-    kk_engine_fingerprints(opts->engine, &prints);
-    s->identity = prints.identity;
     pthread_mutex_init(&s->lock, NULL);
-    snprintf(s->folder, sizeof s->folder, "%s", folder);
-    kk_status st = lock_folder(s, err);
-    if (st == KK_OK) st = open_index(s, err);
-    if (st == KK_OK) st = compare_folder(s, err);
+    const int n = snprintf(s->folder, sizeof s->folder, "%s", folder);
+    const kk_status st = (size_t)n < sizeof s->folder
+                             ? lock_folder(s, err)
+                             : server_fail(err, KK_EINVAL,
+                                           "the name of the state folder has %d "
+                                           "bytes: %zu at most",
+                                           n, sizeof s->folder - 1);
     if (st == KK_OK) return KK_OK;
     store_close(s);
     *out = NULL;
+    return st;
+}
+
+kk_status store_open(store *s, const store_opts *opts, kk_err *err) {
+    kk_fingerprints prints;
+    s->opts = *opts;
+    kk_engine_fingerprints(opts->engine, &prints);
+    s->identity = prints.identity;
+    kk_status st = open_index(s, err);
+    if (st == KK_OK) st = compare_folder(s, err);
     return st;
 }
 
@@ -329,6 +343,13 @@ kk_status store_each(store *s, store_kind kind, catalog_each_fn each, void *user
 
 /* ---- writing ----------------------------------------------------------------------------- */
 
+/* Of a conversation nobody else hears: its client has the answer all the same. */
+static kk_status unwritten(store *s, const char *id, kk_status st, const kk_err *err) {
+    say(s, "state: %s is not stored: %s", id, err->msg);
+    bump(s, &s->counts.failed);
+    return st;
+}
+
 kk_status store_add(store *s, store_kind kind, const char *id, const char *meta, kk_err *err) {
     char path[PATH];
     const int64_t now = (int64_t)time(NULL);
@@ -346,13 +367,14 @@ kk_status store_add(store *s, store_kind kind, const char *id, const char *meta,
     memcpy(row.id, head.id, sizeof row.id);
     path_of(s, id, ".journal", path);
     kk_status st = journal_create(path, &head, &row.journal_bytes, err);
-    if (st != KK_OK) return st;
+    if (st != KK_OK) return unwritten(s, id, st, err);
     row.meta = (char *)meta;
     pthread_mutex_lock(&s->lock);
     st = catalog_put(s->catalog, &row, err);
     pthread_mutex_unlock(&s->lock);
-    if (st != KK_OK) unlink(path);
-    return st;
+    if (st == KK_OK) return KK_OK;
+    unlink(path);
+    return unwritten(s, id, st, err);
 }
 
 /* What the journal has now is true whether the index takes it or not: the next start looks. */
@@ -389,8 +411,8 @@ kk_status store_turn(store *s, const char *id, const journal_turn *turn, const i
     kk_status st = append_turn(s, id, turn, &row, err);
     if (st == KK_EFORMAT) { /* the index missed a turn, or an end was cut off */
         catalog_row_free(&row);
-        index_again(s, id);
-        st = append_turn(s, id, turn, &row, err);
+        st = index_again(s, id, err);
+        if (st == KK_OK) st = append_turn(s, id, turn, &row, err);
     }
     if (st == KK_OK) {
         row.tokens = turn->at + (int64_t)turn->n;
@@ -400,11 +422,9 @@ kk_status store_turn(store *s, const char *id, const journal_turn *turn, const i
         row.used = (int64_t)time(NULL);
         if (row.kv_tokens > turn->at) row.kv_tokens = turn->at;
         note_turn(s, &row, turn, all);
-    } else {
-        bump(s, &s->counts.failed);
     }
     catalog_row_free(&row);
-    return st;
+    return st == KK_OK ? st : unwritten(s, id, st, err);
 }
 
 /* ---- the limit --------------------------------------------------------------------------- */

@@ -25,8 +25,11 @@ typedef struct {
     void (*say)(void *user, const char *line);
     void *user;
 } store_opts;
-/* Makes the folder where it is not.  KK_EBUSY: another server uses it. */
-kk_status store_open(store **out, const char *folder, const store_opts *opts, kk_err *err);
+/* Takes the folder, before a model is loaded for nothing, and makes it where it is not.  KK_EBUSY:
+ * another server uses it. */
+kk_status store_claim(store **out, const char *folder, kk_err *err);
+/* Reads what is in it; comes once, before all that is below. */
+kk_status store_open(store *s, const store_opts *opts, kk_err *err);
 void store_close(store *s); /* NULL is fine */
 
 /* Every stored one of this engine's model, the oldest first. */

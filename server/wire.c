@@ -34,12 +34,33 @@ json_t *wire_usage_json(const wire_usage *u) {
                      "rejected_prediction_tokens", (json_int_t)u->rejected);
 }
 
-json_t *wire_timings(const wire_usage *u) {
+static json_t *timings(const wire_usage *u) {
     const double rate = u->decode_s > 0 ? (double)u->completion / u->decode_s : 0;
     return json_pack("{s:I, s:I, s:f, s:I, s:f, s:f}", "cache_n", (json_int_t)u->cached, "prompt_n",
                      (json_int_t)(u->prompt - u->cached), "prompt_ms", 1e3 * u->prompt_s,
                      "predicted_n", (json_int_t)u->completion, "predicted_ms", 1e3 * u->decode_s,
                      "predicted_per_second", rate);
+}
+
+static json_t *speculation(const wire_usage *u) {
+    const int64_t drafted = u->accepted + u->rejected;
+    const double rounds = (double)u->rounds;
+    json_t *histogram = json_array();
+    int last = KK_MAX_DRAFT;
+    while (last > 0 && u->histogram[last] == 0) last--;
+    for (int i = 0; i <= last; i++)
+        json_array_append_new(histogram, json_integer((json_int_t)u->histogram[i]));
+    return json_pack(
+        "{s:{s:f, s:f, s:o, s:I, s:I, s:I}}", "speculative_decoding", "mean_acceptance_length",
+        rounds > 0 ? 1 + (double)u->accepted / rounds : 0, "draft_acceptance_rate",
+        drafted > 0 ? (double)u->accepted / (double)drafted : 0, "acceptance_histogram", histogram,
+        "num_spec_steps", (json_int_t)u->rounds, "num_draft_tokens", (json_int_t)drafted,
+        "num_accepted_tokens", (json_int_t)u->accepted);
+}
+
+void wire_measured(json_t *response, const wire_usage *u) {
+    json_object_set_new(response, "timings", timings(u));
+    json_object_set_new(response, "metrics", speculation(u));
 }
 
 json_t *wire_choice(const wire *w, int32_t index, json_t *said, json_t *logprobs,

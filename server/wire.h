@@ -20,12 +20,14 @@ void wire_open(wire *w, bool chat, bool stream, bool include_usage);
 typedef struct {
     int64_t prompt, cached, completion, reasoning, accepted, rejected; /* tokens */
     double prompt_s, decode_s;
+    int64_t rounds, histogram[KK_MAX_DRAFT + 1]; /* of drafting: all, and by tokens accepted */
 } wire_usage;
 
 /* The whole response, or one chunk of it.  choices and usage are taken over; usage NULL: none. */
 json_t *wire_response(const wire *w, json_t *choices, json_t *usage);
 json_t *wire_usage_json(const wire_usage *u);
-json_t *wire_timings(const wire_usage *u);
+/* What it took, added to a response, or to the chunk of a stream that has the usage. */
+void wire_measured(json_t *response, const wire_usage *u);
 /* One choice of a response or a chunk.  `said` is a message, a delta or a text, and is taken over,
  * as is logprobs (NULL: null); finish NULL: it goes on. */
 json_t *wire_choice(const wire *w, int32_t index, json_t *said, json_t *logprobs,

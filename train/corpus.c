@@ -137,6 +137,9 @@ void kk_corpus_skipped_text(const kk_corpus_skipped *s, char *out, size_t cap) {
     } rest[] = {{s->large, "file over 4 MiB", "files over 4 MiB"},
                 {s->small, "file of a few bytes", "files of a few bytes"},
                 {s->links, "symbolic link", "symbolic links"},
+                {s->hidden, "hidden file or folder", "hidden files or folders"},
+                {s->special, "entry that is no file", "entries that are no files"},
+                {s->deep, "folder that is nested too deep", "folders that are nested too deep"},
                 {s->lines, "line without \"text\" or \"messages\"",
                  "lines without \"text\" or \"messages\""}};
     out[0] = 0;
@@ -172,9 +175,16 @@ static kk_status list_entry(file_list *l, const char *folder, const char *name, 
     const bool there = lstat(path, &s) == 0;
     if (there && S_ISREG(s.st_mode) && is_text(name)) return list_file(l, path, err);
     kk_status st = KK_OK;
-    if (there && S_ISDIR(s.st_mode) && depth < MOST_DEPTH) st = list_path(l, path, depth + 1, err);
-    if (there && S_ISREG(s.st_mode)) skip_kind(l->skipped, name);
-    if (there && S_ISLNK(s.st_mode)) l->skipped->links++;
+    if (there && S_ISDIR(s.st_mode) && depth < MOST_DEPTH)
+        st = list_path(l, path, depth + 1, err);
+    else if (there && S_ISDIR(s.st_mode))
+        l->skipped->deep++;
+    else if (there && S_ISREG(s.st_mode))
+        skip_kind(l->skipped, name);
+    else if (there && S_ISLNK(s.st_mode))
+        l->skipped->links++;
+    else
+        l->skipped->special++;
     kk_free(path);
     return st;
 }
@@ -194,6 +204,8 @@ static kk_status list_path(file_list *l, const char *path, int depth, kk_err *er
     for (int i = 0; i < n; i++) {
         const char *name = entry[i]->d_name;
         if (st == KK_OK && name[0] != '.') st = list_entry(l, path, name, depth, err);
+        if (name[0] == '.' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            l->skipped->hidden++;
         free(entry[i]);
     }
     free(entry);

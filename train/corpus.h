@@ -28,6 +28,9 @@ typedef struct {
     int64_t other, links; /* files of kinds that are not read; symbolic links */
     int64_t large, small; /* files of text over 4 MiB, and of a few bytes */
     int64_t lines;        /* lines of .jsonl files with neither "text" nor "messages" */
+    int64_t hidden;       /* files and folders whose names begin with a dot */
+    int64_t special;      /* neither files nor folders, as FIFOs are, or not to be looked at */
+    int64_t deep;         /* folders in too many others */
     int32_t n_ends;       /* kinds of files, by how their names end: */
     struct {
         char end[12]; /* ".png"; "": names without an ending */

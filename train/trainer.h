@@ -72,7 +72,7 @@ typedef struct {
     int32_t steps, resumed_at;       /* 0: from the beginning */
     double initial_loss, final_loss; /* steps */
     double ratio;                    /* attention's output, of the last lines; 0: not measured */
-    char skipped[240]; /* what was found at the paths and not read, as a sentence; "": nothing */
+    char skipped[400]; /* what was found at the paths and not read, as a sentence; "": nothing */
 } kk_train_result;
 
 kk_status kk_train_run(const kk_train_opts *opts, kk_train_result *out, kk_err *err);

@@ -45,7 +45,7 @@ kk_status kk_record_read(kk_record *out, const char *line, size_t len, kk_err *e
     json_t *o;
     *out = (kk_record){0};
     if (is_blank(line, len)) return KK_OK;
-    KK_TRY(kk_json_tree(&o, line, len, "it", KK_EFORMAT, err));
+    KK_TRY(kk_json_tree(&o, line, len, "JSON", KK_EFORMAT, err));
     const kk_status st = read_object(out, o, err);
     json_decref(o);
     return st;

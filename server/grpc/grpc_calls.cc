@@ -404,7 +404,8 @@ bool fork_session(const Context &c, const v1::ForkSessionRequest &in, v1::ForkSe
     }
     if (in.at_case() == v1::ForkSessionRequest::kTurn && !take_size(in.turn(), "turn", &at.turn, f))
         return false;
-    if (!c.service->fork(c.table, in.session_id().c_str(), at, id, &done, f)) return false;
+    if (!c.service->fork(c.table, in.session_id().c_str(), at, &c.watch, id, &done, f))
+        return false;
     out->set_session_id(id);
     out->set_history_length(static_cast<uint64_t>(done.history));
     return true;

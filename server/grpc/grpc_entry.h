@@ -49,8 +49,8 @@ typedef struct {
                             const sessions_watch *watch, sessions_appended *out, fault *f);
     bool (*generate)(sessions *t, const char *id, const sessions_generation *how,
                      sessions_generated *out, fault *f);
-    bool (*fork)(sessions *t, const char *id, sessions_place at, char fork_id[SESSIONS_ID],
-                 sessions_appended *out, fault *f);
+    bool (*fork)(sessions *t, const char *id, sessions_place at, const sessions_watch *watch,
+                 char fork_id[SESSIONS_ID], sessions_appended *out, fault *f);
     bool (*describe)(sessions *t, const char *id, sessions_info *out, fault *f);
     bool (*list)(sessions *t, sessions_info **out, size_t *n, fault *f);
     bool (*remove)(sessions *t, const char *id, int64_t *history, fault *f);

@@ -64,13 +64,15 @@ static kk_grpc_service service_of(server *s) {
 
 kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
     const kk_serve_opts *o = s->opts;
+    const char *host = o->grpc_host ? o->grpc_host : o->host;
     int listening;
     *g = (grpc_front){NULL, NULL};
     if (o->grpc_port == 0) return KK_OK;
     kk_status st = kk_grpc_load(&g->api, err);
-    if (st == KK_OK) st = listen_on(o->host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
+    if (st == KK_OK) st = listen_on(host, o->grpc_port < 0 ? 0 : o->grpc_port, &listening, err);
     if (st != KK_OK) return st;
     const int port = listen_port(listening);
+    listen_warn(s, listening);
     const kk_grpc_opts opts = {.service = service_of(s),
                                .listening = listening,
                                .connections = o->connections,
@@ -84,8 +86,8 @@ kk_status grpc_front_start(grpc_front *g, server *s, kk_err *err) {
                                .idle_s = o->idle_s};
     st = g->api->start(&g->grpc, &opts, err);
     if (st != KK_OK) return st;
-    const bool v6 = strchr(o->host, ':') != NULL;
-    server_say(s, "gRPC on %s%s%s:%d%s", v6 ? "[" : "", o->host, v6 ? "]" : "", port,
+    const bool v6 = strchr(host, ':') != NULL;
+    server_say(s, "gRPC on %s%s%s:%d%s", v6 ? "[" : "", host, v6 ? "]" : "", port,
                o->tls_cert ? ", with TLS" : "");
     return KK_OK;
 }

@@ -376,7 +376,14 @@ kk_status credentials(const kk_grpc_opts &opts, std::shared_ptr<grpc::ServerCred
     return KK_OK;
 }
 
+/* Messages that come in pieces are held until they are whole: all together have a limit too, above
+ * which gRPC stops reading and cancels calls. */
+constexpr int64_t held_messages = 8, other_bytes = 64 << 20;
+
 void set_limits(const kk_grpc_opts &opts, grpc::ServerBuilder *builder) {
+    grpc::ResourceQuota quota("kakeya");
+    quota.Resize(static_cast<size_t>(held_messages * opts.max_message + other_bytes));
+    builder->SetResourceQuota(quota);
     const int idle_ms = static_cast<int>(std::min(opts.idle_s, 1e6) * 1000);
     builder->SetMaxReceiveMessageSize(
         static_cast<int>(std::min<int64_t>(opts.max_message, INT32_MAX)));

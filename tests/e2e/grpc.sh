@@ -14,6 +14,8 @@ command -v python3 >/dev/null || exit 77
 # ---- the command line
 exits 2 serve --grpc-port 65536
 has "$err" "--grpc-port"
+exits 2 serve --grpc 50051
+has "$err" "--grpc takes HOST:PORT"
 exits 1 serve --port 0 --host 256.1.1.1 --grpc-port 0
 has "$err" "is no address to listen on"
 

@@ -65,4 +65,10 @@ json "$out" cpu features best_isa cores memory memory_free bandwidth backends li
 
 exits 0 version
 has "$out" "kakeya 0." "compiler" "backends  cpu"
+# Advice about a broken file is not to do what was just done.
+cp -r "$model" "$work/broken"
+printf '{' >"$work/broken/config.json"
+exits 1 info -m "$work/broken"
+has "$err" "config.json" "Download or convert the file again."
+lacks "$err" "kakeya info"
 finish

@@ -143,6 +143,22 @@ for what in quantize session bench eval page; do
     rm -f "$work/held"
 done
 
+# ---- no standard streams ---------------------------------------------------------------------------
+# What is said goes nowhere then, and not into the file that took the number of the stream.
+exits 0 quantize "$model" "$work/o/whole" --type q4_0
+for closed in '2>&-' '>&- 2>&-' '<&- 2>&-' '<&- >&- 2>&-'; do
+    rm -f "$work/o/closed"
+    eval "\"\$KAKEYA\" quantize '$model' '$work/o/closed' --type q4_0 $closed"
+    same $? 0 "quantize $closed"
+    cmp "$work/o/closed" "$work/o/whole" || fail "quantize $closed wrote something else"
+done
+"$KAKEYA" run $tiny --tokens 2,3 -n 2 >&- 2>"$work/err"
+same $? 1 "run without a standard output"
+has "$(cat "$work/err")" "cannot write to standard output"
+"$KAKEYA" run -m "$model" -f - -n 2 <&- >"$work/out" 2>"$work/err"
+same $? 1 "run without a standard input"
+has "$(cat "$work/err")" "cannot read the prompt from '-'"
+
 # ---- standard output -----------------------------------------------------------------------------
 exits 0 $bench --report -
 json "$out" kind machine arms

@@ -16,6 +16,12 @@ has "$err" "cannot open the key file" "$work/none"
 printf '# nothing but this\n\n' >"$work/empty"
 exits 1 serve --api-key-file "$work/empty"
 has "$err" "has no key in it"
+lacks "$err" "kakeya info"
+if [ -c /dev/zero ]; then
+    (ulimit -v 4000000 && exec "$KAKEYA" serve --api-key-file /dev/zero) >"$work/out" 2>"$work/err"
+    same $? 1 "keys without an end"
+    has "$(cat "$work/err")" "line 1 of '/dev/zero' is no line of text"
+fi
 exits 1 serve --host 256.1.1.1
 has "$err" "is no address to listen on"
 exits 1 serve -m "$model/none" --port 0

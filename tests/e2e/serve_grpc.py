@@ -4,6 +4,7 @@ The shipped model answers; what it says is not judged, only that it is what the 
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -502,6 +503,99 @@ def test_slow_client():
 # ---- keys, TLS, health, reflection, the end --------------------------------------------------
 
 
+def frame(kind, flags, stream, payload=b""):
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def header(name, value):
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+class Holder:
+    """A connection on which many messages begin and none ends; HTTP/2 as it lies on the wire."""
+
+    DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, UPDATE = 0, 1, 3, 4, 6, 7, 8
+
+    def __init__(self, port, streams, size):
+        self.size, self.connection, self.initial, self.buffer = size, 65535, 65535, b""
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT)
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(self.SETTINGS, 0, 0))
+        head = b"".join(header(*h) for h in (
+            (b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"),
+            (b":path", b"/kakeya.v1.RuntimeService/AppendText"), (b"te", b"trailers"),
+            (b"content-type", b"application/grpc")))
+        self.window, self.sent = {}, {}
+        for stream in range(1, 2 * streams, 2):
+            self.socket.sendall(frame(self.HEADERS, 4, stream, head))
+            self.window[stream], self.sent[stream] = self.initial, 0
+
+    def heard(self, kind, flags, stream, payload):
+        if kind == self.UPDATE and stream == 0:
+            self.connection += int.from_bytes(payload, "big")
+        elif kind == self.UPDATE and stream in self.window:
+            self.window[stream] += int.from_bytes(payload, "big")
+        elif kind == self.SETTINGS and not flags & 1:
+            for at in range(0, len(payload), 6):
+                value = int.from_bytes(payload[at + 2:at + 6], "big")
+                if payload[at:at + 2] == b"\0\4":
+                    self.window = {k: w + value - self.initial for k, w in self.window.items()}
+                    self.initial = value
+            self.socket.sendall(frame(self.SETTINGS, 1, 0))
+        elif kind == self.PING and not flags & 1:
+            self.socket.sendall(frame(self.PING, 1, 0, payload))
+        elif kind in (self.RESET, self.HEADERS):
+            self.window.pop(stream, None)
+
+    def listen(self):
+        self.socket.settimeout(0.01)
+        with contextlib.suppress(TimeoutError):
+            piece = self.socket.recv(1 << 16)
+            if not piece:
+                raise ConnectionError
+            self.buffer += piece
+        self.socket.settimeout(LIMIT)
+        while len(self.buffer) >= 9 + (n := int.from_bytes(self.buffer[:3], "big")):
+            f, self.buffer = self.buffer[:9 + n], self.buffer[9 + n:]
+            self.heard(f[3], f[4], int.from_bytes(f[5:9], "big"), f[9:])
+
+    def push(self):
+        """All that the windows let through; whether there was anything."""
+        any_sent = False
+        for stream in list(self.window):
+            n = min(16000, self.window[stream], self.connection, self.size - self.sent[stream])
+            if n < 6:
+                continue
+            begin = b"" if self.sent[stream] else b"\0" + (self.size + 9).to_bytes(4, "big")
+            self.socket.sendall(frame(self.DATA, 0, stream, begin + bytes(n - len(begin))))
+            self.window[stream] -= n
+            self.connection -= n
+            self.sent[stream] += n
+            any_sent = True
+        return any_sent
+
+
+def test_held_messages():
+    """Messages that never end are not held without a limit, and keep nobody from being served."""
+    with start("--max-body", "1") as s:
+        holders = [Holder(s.grpc_port, 60, 900000) for _ in range(12)]
+        open_ones, idle = list(holders), 0
+        while open_ones and idle < 20:
+            any_sent = False
+            for one in list(open_ones):
+                try:
+                    any_sent |= one.push()
+                    one.listen()
+                except OSError:
+                    open_ones.remove(one)
+            idle = 0 if any_sent else idle + 1
+        taken = sum(sum(one.sent.values()) for one in holders)
+        assert taken < 0.8 * 12 * 60 * 900000, taken
+        with Client(s) as c:
+            assert c.started()
+        for one in holders:
+            one.socket.close()
+
+
 def test_keys():
     path = os.path.join(FOLDER, "keys")
     with open(path, "w", encoding="utf-8") as f:
@@ -569,6 +663,17 @@ def test_port_in_use():
                                capture_output=True, text=True, timeout=LIMIT, check=False)
         assert other.returncode == 1 and "in use" in other.stderr, other.stderr
         assert str(s.grpc_port) in other.stderr
+
+
+def test_address_of_its_own():
+    """--grpc HOST:PORT, beside --http HOST:PORT."""
+    with Server(KAKEYA, "--http", "127.0.0.1:0", "--grpc", "127.0.0.2:0") as s:
+        assert s.get("/health") == {"status": "ok"}
+        assert any(f"gRPC on 127.0.0.2:{s.grpc_port}" in line for line in s.lines), s.lines
+        with grpc.insecure_channel(f"127.0.0.2:{s.grpc_port}") as channel:
+            made = rpc.RuntimeServiceStub(channel).CreateSession(pb.CreateSessionRequest(),
+                                                                 timeout=LIMIT)
+        assert made.session_id.startswith("sess-")
 
 
 def test_drain():

@@ -15,6 +15,7 @@ from serving import LIMIT, Server, run_tests
 
 KAKEYA, FOLDER, DASHBOARD = sys.argv[1:4]
 CHAT = "/v1/chat/completions"
+GRPC = "KK_GRPC_MODULE" in os.environ
 USER = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
 # Names that dashboards made for other servers look for, beside our own.
@@ -350,6 +351,21 @@ def test_slow_save():
 # ---- metrics --------------------------------------------------------------------------------
 
 
+def test_open_doors():
+    """A server that others reach and that has no keys says so, of each port."""
+    def warnings(*args):
+        with Server(KAKEYA, *args) as s:
+            return sum("there are no keys" in line for line in s.lines)
+    keys = write("door.keys", "secret\n")
+    assert warnings() == 0
+    assert warnings("--host", "0.0.0.0") == 1
+    assert warnings("--host", "0.0.0.0", "--api-key-file", keys) == 0
+    assert warnings("--host", "localhost") == 0
+    if GRPC:
+        assert warnings("--grpc", "0.0.0.0:0") == 1
+        assert warnings("--host", "0.0.0.0", "--grpc-port", "0") == 2
+
+
 def test_metrics():
     """All names are there, in the text's own form; the counters move as they should."""
     cache = ("--kv-sliding", "restored", "--kv-full", "restored")
@@ -405,4 +421,5 @@ def dashboard(text):
 
 
 run_tests([test_config, test_log, test_log_content, test_reload_keys, test_reload_certificate,
-           test_exchanges_beside_old_connections, test_notify, test_slow_save, test_metrics])
+           test_exchanges_beside_old_connections, test_notify, test_slow_save, test_open_doors,
+           test_metrics])

@@ -173,10 +173,19 @@ def test_busy_and_left():
         long = threading.Thread(
             target=lambda: results.append(generate(s, a, max_tokens=3000)["stop_reason"]))
         long.start()
-        s.until(lambda m: m["num_requests_running"] > 0)
+        s.until(lambda m: s.get(f"{ALL}/{a}")["busy"])  # a call that runs may not have it yet
         assert delete(s, a)[0] == 200
         long.join()
         assert results == ["cancelled"], results
+
+
+def test_leaving_is_not_lagging():
+    with start("-c", "16384", "--spec", "none") as s:
+        for _ in range(20):
+            a = create(s)
+            append(s, a, text="def add(a, b):")
+            s.leave(f"{ALL}/{a}/generate", dict(GREEDY, max_tokens=8000, stream=True), b'"token":')
+        assert s.finished() == {"cancelled": 20}, s.finished()
 
 
 def test_drafting_is_told():

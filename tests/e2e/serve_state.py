@@ -209,6 +209,21 @@ def test_full_disk():
         assert s.metrics()["state_failures_total"] == 2
 
 
+def test_full_disk_of_conversations():
+    """An answer that could be given is given; that it is stored nowhere is said and counted."""
+    with start("unstored") as s:
+        talk(s, 1)
+        os.rename(folder("unstored"), folder("unstored.away"))
+        talk(s, 2)
+        os.rename(folder("unstored.away"), folder("unstored"))
+        assert s.metrics()["state_failures_total"] >= 1
+        assert any("conv-" in line and "is not stored: cannot create" in line for line in s.lines)
+        talk(s, 3)
+        assert s.metrics()["state_conversations"] == 2
+        os.rename(folder("unstored"), folder("unstored.away"))
+    assert any("the K/V of 2 of 2 sessions in memory was not saved" in line for line in s.lines)
+
+
 def talk(s, i):
     body = dict(messages=[{"role": "user", "content": f"{i} " + WORDS * 20}], temperature=0,
                 max_tokens=4)
@@ -230,6 +245,8 @@ def test_locked_index():
         # Over the limit, and nothing can be deleted: that ends all the same.
         s.until(lambda m: m["held_session_resident"] == 0, LIMIT)
         append(s, a, text=WORDS)  # it is in the journal
+        error, _ = s.refused(f"{ALL}/{a}/generate", GREEDY, 503)
+        assert "locked" in error["message"], error
         talk(s, 6)
         m = s.metrics()
         assert m["state_failures_total"] >= 1 and m["state_deleted_total"] == 0, m
@@ -261,6 +278,20 @@ def test_leftovers():
         assert generate(s, a)["evaluated_tokens"] == 0
         for path in glob.glob(os.path.join(folder("left"), "index.sqlite*")):
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
+
+
+def test_no_files():
+    """What has a journal's name and is none hangs nothing, and is said."""
+    path = os.path.join(folder("odd"), "sess-" + 32 * "%d")
+    os.mkdir(folder("odd"))
+    os.mkfifo(path % ((0,) * 32) + ".journal")
+    os.mkdir(path % ((1,) * 32) + ".journal")
+    os.symlink("nowhere", path % ((2,) * 32) + ".journal")
+    with start("odd") as s:
+        assert s.metrics()["state_sessions"] == 0
+        said = "\n".join(line for line in s.lines if "state: " in line)
+        assert said.count("is not a regular file") == 2 and "cannot open" in said, s.lines
+        append(s, create(s), text=WORDS)
 
 
 def test_lost_kv():
@@ -307,6 +338,19 @@ def test_one_server():
         other = subprocess.run([KAKEYA, "serve", "--port", "0", "--state", folder("one")],
                                capture_output=True, text=True, timeout=60)
         assert other.returncode == 1 and "another server uses" in other.stderr, other.stderr
+
+
+def test_folder_before_the_model():
+    """A folder that cannot be had is found before a model is read, which may take minutes."""
+    os.mkdir(folder("no_model"))
+    with start("one"):
+        for state, words in ((folder("one"), "another server uses"),
+                             (os.path.join(FOLDER, "absent", "state"), "cannot make the folder"),
+                             ("x" * 4000, "at most")):
+            other = subprocess.run([KAKEYA, "serve", "--port", "0", "-m", folder("no_model"),
+                                    "--state", state], capture_output=True, text=True,
+                                   timeout=LIMIT, check=False)
+            assert other.returncode == 1 and words in other.stderr, (state, other.stderr)
 
 
 # ---- conversations --------------------------------------------------------------------------

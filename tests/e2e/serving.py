@@ -45,6 +45,7 @@ class Server:
         with self.changed:
             while not what(self):
                 if self.process.poll() is not None or time.monotonic() > end:
+                    self.process.kill()
                     raise AssertionError(f"the server is not there: {self.lines}")
                 self.changed.wait(0.2)
         return self
@@ -127,6 +128,12 @@ class Server:
         found = re.findall(r"^(kakeya_\S+) (\S+)$", body.decode(), re.M)
         return {name[len("kakeya_"):]: float(value) for name, value in found}
 
+    def finished(self):
+        """How generations ended, once none runs."""
+        m = self.until(lambda m: m["num_requests_running"] + m["num_requests_waiting"] == 0)
+        name = 'request_success_total{finished_reason="'
+        return {k[len(name):-2]: v for k, v in m.items() if k.startswith(name) and v > 0}
+
     def until(self, what, seconds=LIMIT):
         """Waits until the metrics are so; returns them."""
         end = time.monotonic() + seconds
@@ -144,6 +151,15 @@ class Server:
         s.settimeout(LIMIT)
         s.connect(("127.0.0.1", self.port))
         return s
+
+    def leave(self, path, body, after):
+        """Reads a stream until these bytes have come, and leaves."""
+        one, got = self.send(path, body), b""
+        while after not in got:
+            piece = one.recv(1 << 16)
+            assert piece, got
+            got += piece
+        one.close()
 
     def send(self, path, body, receive=0):
         """Sends a request and reads nothing; the socket."""

@@ -60,4 +60,13 @@ has "$out" "Hello you" "<|turn>"
 exits 1 tokenize -m "$model" -f "$work/nothing"
 has "$err" "cannot read '$work/nothing'"
 exits 2 tokenize -m "$model" -f "$work/text" -p x
+# A line without an end is an error, not the end of the file.
+if [ -c /dev/zero ]; then
+    (ulimit -v 4000000 && exec "$KAKEYA" tokenize -m "$model" --jsonl /dev/zero) >"$work/out" 2>"$work/err"
+    same $? 1 "tokenize --jsonl /dev/zero"
+    has "$(cat "$work/err")" "cannot read the lines of '/dev/zero': File too large"
+fi
+printf '{"text": "a"}\n{"text": "b"}' >"$work/unended.jsonl"
+exits 0 tokenize -m "$model" --jsonl "$work/unended.jsonl"
+same "$(printf '%s\n' "$out" | wc -l)" 2 "lines of which the last has no end"
 finish

@@ -76,6 +76,10 @@ exits 1 "${train[@]}" --out "$work/x" --source context --data "$work/texts"
 has "$err" "drafter"
 exits 1 "${train[@]}" --out "$work/x" --loss mse --resume --data "$work/texts"
 has "$err" "training.state"
+printf '{"text": "some words"}\nno JSON\n' >"$work/lines.jsonl"
+exits 1 "${train[@]}" --out "$work/x" --data "$work/lines.jsonl"
+has "$err" "line 2 of" "A line of a .jsonl file is an object"
+lacks "$err" "kakeya info"
 exits 0 help train projection
 has "$out" "--rank" "attn_distill_hybrid"
 finish

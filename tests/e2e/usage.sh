@@ -54,6 +54,12 @@ has "$err" "restoring full layers needs a projection" "-mp"
 exits 1 run -m "$root/models/tiny/verifier" -p x --isa sse
 has "$err" "'sse'" "leave --isa out"
 lacks "$err" '`'
+# A stream without an end is given up before it has the machine's memory.
+if [ -c /dev/zero ]; then
+    (ulimit -v 4000000 && exec "$KAKEYA" run -m "$model" -f /dev/zero) >"$work/out" 2>"$work/err"
+    same $? 1 "run -f /dev/zero"
+    has "$(cat "$work/err")" "cannot read the prompt from '/dev/zero': File too large"
+fi
 # Flags that stand for options of the library are flags.
 flags=$(sed -n 's/^ *{"[A-Za-z_]*", "\(-.*\)"},$/\1/p' "$root/cli/flags.c")
 has "$flags" -c --device

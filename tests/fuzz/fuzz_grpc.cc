@@ -104,8 +104,8 @@ bool run(sessions *t, const char *id, const sessions_generation *how, sessions_g
     return true;
 }
 
-bool fork_at(sessions *, const char *id, sessions_place at, char fork_id[SESSIONS_ID],
-             sessions_appended *out, fault *) {
+bool fork_at(sessions *, const char *id, sessions_place at, const sessions_watch *,
+             char fork_id[SESSIONS_ID], sessions_appended *out, fault *) {
     check_id(id);
     need(at.tokens >= -1 && at.tokens <= INT32_MAX && at.turn >= -1);
     need(at.tokens == -1 || at.turn == -1);

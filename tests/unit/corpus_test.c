@@ -235,12 +235,20 @@ static void test_nothing_is_left(void **state) {
     FILE *f = fopen(path, "w");
     fputs("of another kind", f);
     fclose(f);
+    char pipe[96], hidden[96];
+    snprintf(pipe, sizeof pipe, "%s/pipe.py", other);
+    snprintf(hidden, sizeof hidden, "%s/.git", other);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(mkdir(hidden, 0700), 0);
     o.paths = paths;
     o.n_paths = 1;
     assert_true(o.needles > 0);
     assert_int_equal(kk_corpus_new(&c, &o, &err), KK_EINVAL);
-    assert_non_null(strstr(err.msg, "passed over: 1 file of other kinds (.bin 1)"));
+    assert_non_null(strstr(err.msg, "passed over: 1 file of other kinds (.bin 1), 1 hidden file or "
+                                    "folder, 1 entry that is no file"));
     remove(path);
+    remove(pipe);
+    rmdir(hidden);
     rmdir(other);
 }
 

@@ -68,7 +68,7 @@ static int setup(void **state) {
                               .max_body = 4096,
                               .stream_buffer = 1 << 20,
                               .max_messages = 16,
-                              .max_choices = 2,
+                              .max_choices = 3,
                               .request_s = 100,
                               .idle_s = 20,
                               .ping_s = 1,
@@ -142,8 +142,8 @@ static void *talk(void *arg) {
     for (int i = 0; i < TURNS; i++) {
         snprintf(body, sizeof body,
                  "{\"prompt\": \"def f%d(\", \"max_tokens\": 12, \"stream\": %s, \"seed\": 1,"
-                 " \"ignore_eos\": true}",
-                 c->number, how[i % 2]);
+                 " \"ignore_eos\": true, \"n\": %d}",
+                 c->number, how[i % 2], 1 + i % 3);
         const int fd = request_of(c->w, "POST", "/v1/completions", body);
         if (i == 2 && c->number % 2) {
             close(fd); /* it leaves */

@@ -194,17 +194,17 @@ static void test_fork(void **state) {
     generate(w, id, &first);
     append(w, id, 0, 1);
     good(sessions_append(w->t, id, w->a + 150, 50, NULL, &got, f));
-    good(sessions_fork(w->t, id, (sessions_place){-1, 1}, by_turn, &got, f));
+    good(sessions_fork(w->t, id, (sessions_place){-1, 1}, NULL, by_turn, &got, f));
     assert_int_equal(got.history, 150 + NEW);
-    good(sessions_fork(w->t, id, (sessions_place){150, -1}, by_place, &got, f));
+    good(sessions_fork(w->t, id, (sessions_place){150, -1}, NULL, by_place, &got, f));
     assert_int_equal(got.history, 150);
     generate(w, by_place, &again);
     assert_memory_equal(&first, &again, sizeof first);
     sessions_info info;
     good(sessions_describe(w->t, by_turn, &info, f));
     assert_int_equal(info.turns, 1);
-    refused(400, 3, sessions_fork(w->t, id, (sessions_place){-1, 2}, by_turn, &got, f));
-    refused(400, 3, sessions_fork(w->t, id, (sessions_place){900, -1}, by_turn, &got, f));
+    refused(400, 3, sessions_fork(w->t, id, (sessions_place){-1, 2}, NULL, by_turn, &got, f));
+    refused(400, 3, sessions_fork(w->t, id, (sessions_place){900, -1}, NULL, by_turn, &got, f));
 }
 
 static void test_cancel(void **state) {
@@ -222,6 +222,31 @@ static void test_cancel(void **state) {
 static bool never(void *user) {
     (void)user;
     return false;
+}
+
+/* A fork that has to evaluate much can be stopped, and leaves nothing. */
+static void test_fork_is_watched(void **state) {
+    world *w = *state;
+    const sessions_watch watch = {.goes_on = never};
+    char id[SESSIONS_ID], fork[SESSIONS_ID];
+    sessions_appended got;
+    sessions_totals all;
+    heard first = {0}, again = {0};
+    create(w, NULL, id);
+    append(w, id, LEN, LEN);
+    refused(499, 1, sessions_fork(w->t, id, (sessions_place){100, -1}, &watch, fork, &got, f));
+    assert_true(sessions_evict_oldest(w->t)); /* the original has to be evaluated itself, now */
+    refused(499, 1, sessions_fork(w->t, id, (sessions_place){-1, -1}, &watch, fork, &got, f));
+    sessions_count(w->t, &all);
+    assert_int_equal(all.count, 1);
+    good(sessions_fork(w->t, id, (sessions_place){100, -1}, NULL, fork, &got, f));
+    assert_int_equal(got.history, 100);
+    assert_int_equal(got.evaluated, LEN + 100);
+    generate(w, fork, &first);
+    create(w, NULL, id);
+    append(w, id, 100, 7);
+    generate(w, id, &again);
+    assert_memory_equal(&first, &again, sizeof first);
 }
 
 static void test_refusals(void **state) {
@@ -412,6 +437,7 @@ int main(void) {
         TEST(test_own_caches),
         TEST(test_sleep),
         TEST(test_fork),
+        TEST(test_fork_is_watched),
         TEST(test_cancel),
         TEST(test_refusals),
         TEST(test_other_tokens),
