@@ -6,7 +6,8 @@
 #                       environment, and KK_LIBRARY, libkakeya.so, where it has no instruments
 #   tools               tests/tools/NAME_test.py, where there is a python3; and a few of the signals
 #                       of tests/signals (`make signals` sends them all)
-#   release             a draw of rows of the stored reports executed again
+#   release             a draw of rows of the stored reports executed again, and the gate of reports
+#                       with limits that are a step off
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
 # A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
@@ -278,6 +279,14 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
                                         $<TARGET_FILE:kakeya_cli> "${root}"
                                         $<TARGET_FILE:lossless_all>)
     set_tests_properties(release.rerun PROPERTIES LABELS release TIMEOUT 900)
+  endif()
+  if(KK_PYTHON AND CMOCKA_FOUND AND TARGET kakeya_eval)
+    # A limit of the gate that is a step off, or a finding that is left out, fails one of its tests.
+    set(mutate "${KK_PYTHON}" -B "${root}/tests/tools/mutate_gate.py" "${CMAKE_BINARY_DIR}")
+    add_test(NAME release.gate_limits COMMAND ${mutate} --only KK_GATE_)
+    add_test(NAME release.gate_rules COMMAND ${mutate} --draw 60)
+    set_tests_properties(release.gate_limits release.gate_rules PROPERTIES LABELS release TIMEOUT 900
+                         ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
   endif()
   add_test(NAME package.install
            COMMAND bash "${root}/tests/package/package_test.sh" "${CMAKE_BINARY_DIR}" "${root}")
