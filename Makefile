@@ -101,7 +101,7 @@ help:
 	@echo 'make fuzz       every fuzzer for SECONDS=$(SECONDS) each'
 	@echo 'make asan       that part of make check alone; also tsan, and valgrind (slow)'
 	@echo 'make bench      BENCH="$(BENCH)"'
-	@echo 'make lossless-all  drafted against plain decoding in every setting (about 20 minutes)'
+	@echo 'make lossless-all  drafted against plain decoding in every setting (about half an hour)'
 	@echo 'make load       speed of the server with 8 clients (a minute): LOAD="$(LOAD)"'
 	@echo 'make soak       8 clients for MINUTES=$(MINUTES), or HOURS=4: memory, K/V and latency stay'
 	@echo 'make chaos      200 kills, faults, 100,000 malformed requests each over HTTP and gRPC (about 8 minutes)'

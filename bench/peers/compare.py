@@ -42,7 +42,8 @@ def kakeya(a):
     r["model"]["synthetic"] = r["model"]["synthetic"] or a.random_weights
     return {"decode": decode, "prefill": plain["prefill_tok_s"]["median"],
             "share": decode * r["model"]["token_bytes"] / 1e9 / bandwidth, "bandwidth": bandwidth,
-            "machine": r["machine"], "model": r["model"], "version": r["version"]}
+            "machine": r["machine"], "model": r["model"], "version": r["version"],
+            "build": r["build"]}
 
 
 def llama(a):
@@ -85,7 +86,7 @@ def main():
             for i, (k, l) in enumerate(zip(ours, theirs))]
     settings = {"threads": a.threads, "predict": a.predict, "prefill": a.prefill, "repeat": a.repeat, "inner": a.inner}
     report = {
-        "schema": 3, "kind": "compare", "version": ours[0]["version"],
+        "schema": 4, "kind": "compare", "version": ours[0]["version"], "build": ours[0]["build"],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(["compare.py"] + [f"--{name} {value}" for name, value in settings.items()]),
         "machine": ours[0]["machine"], "model": ours[0]["model"], "drafter": None, "projection": None,

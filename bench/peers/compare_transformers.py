@@ -125,7 +125,7 @@ def make_report(a, ours, peer):
                 "prefill": a.prefill, "rows": a.rows, "turns": a.turns, "peer_turns_before": a.before,
                 "weights": "random, of each program's own making"}
     return {
-        "schema": 3, "kind": "compare", "version": ours["version"],
+        "schema": 4, "kind": "compare", "version": ours["version"], "build": ours["build"],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": "make bench-gpu",
         "machine": ours["machine"], "model": ours["model"], "drafter": None, "projection": None, "settings": settings,
         "peer": {"name": "transformers", "build": peer.version, "torch": peer.torch.__version__,

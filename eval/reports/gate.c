@@ -250,7 +250,10 @@ kk_status kk_gate_check_kinds(const kk_gate_kind *const *kinds, size_t n_kinds, 
                               size_t len, kk_verdict *out, kk_err *err) {
     *out = (kk_verdict){0};
     kk_gate g = {.verdict = out};
-    if (parse(&g, text, len) && read_schema(&g) && read_kind(&g, kinds, n_kinds)) apply(&g);
+    if (parse(&g, text, len) && read_schema(&g) && read_kind(&g, kinds, n_kinds)) {
+        g.older = kk_gate_is_older(g.report);
+        apply(&g);
+    }
     if (g.status == KK_OK) return KK_OK;
     kk_verdict_release(out);
     return kk_fail(err, KK_ENOMEM, "no memory for what is wrong with a report");

@@ -11,6 +11,13 @@ enum { FIRST_SCHEMA = 4 };
 
 static const json_t *machine_of(const kk_gate *g) { return kk_gate_get(g->report, "machine"); }
 
+/* Not asked of: older reports of this repository, and those of the CPU, whose kernels are all made
+ * to be exact. */
+static bool is_earlier(const kk_gate *g) {
+    return kk_gate_number_or(g->report, "schema", 0) < FIRST_SCHEMA &&
+           (g->older || strcmp(kk_gate_text(machine_of(g), "device"), "cpu") == 0);
+}
+
 /* What exact rows rest on, where it is not how kernels are made. */
 static bool is_limited(const char *by) {
     return strcmp(by, "measured") == 0 || strcmp(by, "asked") == 0 || strcmp(by, "neither") == 0;
@@ -21,7 +28,7 @@ static void rule_exact_unsaid(kk_gate *g) {
     const json_t *m = machine_of(g);
     const char *by = kk_gate_text(m, "exact_by");
     double rows = 0;
-    if (kk_gate_number_or(g->report, "schema", 0) < FIRST_SCHEMA) return;
+    if (is_earlier(g)) return;
     const bool limited = kk_gate_number(m, "exact_rows", &rows), open = kk_gate_get(m, "exact");
     if (!is_limited(by) && strcmp(by, "kernels") != 0) {
         kk_gate_say(g, "exact rows are by '%.20s': kernels, measured, asked or neither", by);
@@ -60,7 +67,7 @@ static void rule_ties_recount(kk_gate *g) {
     const json_t *m = machine_of(g), *ties = kk_gate_get(m, "near_ties");
     double choices, near, share;
     const char *by = kk_gate_text(m, "exact_by");
-    if (kk_gate_number_or(g->report, "schema", 0) < FIRST_SCHEMA || !is_limited(by)) return;
+    if (is_earlier(g) || !is_limited(by)) return;
     if (!kk_gate_number(ties, "choices", &choices) || !kk_gate_number(ties, "near", &near) ||
         !kk_gate_number(ties, "share", &share)) {
         kk_gate_say(g, "near ties are not counted on a device that is exact by %s", by);

@@ -14,6 +14,24 @@ typedef enum { FINE, MISSING, OTHER_TYPE, BROKEN, NOT_POSITIVE } fault;
 
 enum { WHERE = 160, STEP = 40 };
 
+/* Where a member stands.  It is written out for what is found alone. */
+typedef struct place {
+    const struct place *in; /* NULL: the report */
+    const char *name;       /* NULL: an entry of a list */
+    size_t entry;
+} place;
+
+static void write_place(const place *p, char *out) {
+    *out = 0;
+    if (!p->in) return;
+    write_place(p->in, out);
+    const size_t n = strlen(out);
+    if (p->name)
+        snprintf(out + n, WHERE - n, "%s%.36s", n ? "." : "", p->name);
+    else
+        snprintf(out + n, WHERE - n, "[%zu]", p->entry);
+}
+
 static bool is_hash(const json_t *v) {
     const char *s = json_string_value(v);
     return s && strlen(s) == 16 && strspn(s, "0123456789abcdef") == 16;
@@ -63,7 +81,7 @@ typedef struct {
     kk_member_type type;
 } search;
 
-static void say(const search *s, const char *where, fault f) {
+static void say(const search *s, const place *at, fault f) {
     static const char *const needs[] = {[KK_MEMBER_TEXT] = "a text",
                                         [KK_MEMBER_HASH] = "a hash of 16 digits",
                                         [KK_MEMBER_BOOL] = "true or false",
@@ -75,7 +93,9 @@ static void say(const search *s, const char *where, fault f) {
                                         [KK_MEMBER_LIST] = "a list",
                                         [KK_MEMBER_OBJECT] = "an object",
                                         [KK_MEMBER_SPREAD] = "a spread {median, min, max, n}"};
+    char where[WHERE];
     if (f != s->wanted) return;
+    write_place(at, where);
     if (f == MISSING)
         kk_gate_say(s->gate, "it has no `%s`, or nothing in it", where);
     else if (f == OTHER_TYPE)
@@ -87,35 +107,30 @@ static void say(const search *s, const char *where, fault f) {
                     s->type == KK_MEMBER_COUNT ? "negative" : "not greater than 0");
 }
 
-static void follow(const search *s, const json_t *at, const char *path, const char *where);
+static void follow(const search *s, const json_t *at, const char *path, const place *where);
 
-static void follow_all(const search *s, const json_t *at, const char *rest, const char *where) {
-    char deeper[WHERE];
+static void follow_all(const search *s, const json_t *at, const char *rest, const place *where) {
     const char *key;
     json_t *member;
     if (!json_is_array(at) && !json_is_object(at)) say(s, where, OTHER_TYPE);
-    for (size_t i = 0; i < json_array_size(at); i++) {
-        snprintf(deeper, sizeof deeper, "%.120s[%zu]", where, i);
-        follow(s, json_array_get(at, i), rest, deeper);
-    }
+    for (size_t i = 0; i < json_array_size(at); i++)
+        follow(s, json_array_get(at, i), rest, &(place){.in = where, .entry = i});
     json_object_foreach((json_t *)(uintptr_t)at, key, member) {
-        snprintf(deeper, sizeof deeper, "%.120s.%.36s", where, key);
-        follow(s, member, rest, deeper);
+        follow(s, member, rest, &(place){.in = where, .name = key});
     }
 }
 
 static void follow_one(const search *s, const json_t *at, const char *step, bool optional,
-                       const char *rest, const char *where) {
-    char deeper[WHERE];
+                       const char *rest, const place *where) {
     const json_t *member = json_object_get(at, step);
-    snprintf(deeper, sizeof deeper, "%.110s%s%.40s", where, *where ? "." : "", step);
+    const place deeper = {.in = where, .name = step};
     if (member && !json_is_null(member))
-        follow(s, member, rest, deeper);
+        follow(s, member, rest, &deeper);
     else if (!optional)
-        say(s, deeper, MISSING);
+        say(s, &deeper, MISSING);
 }
 
-static void follow(const search *s, const json_t *at, const char *path, const char *where) {
+static void follow(const search *s, const json_t *at, const char *path, const place *where) {
     char step[STEP];
     size_t len = strcspn(path, "/");
     if (!*path) {
@@ -124,7 +139,9 @@ static void follow(const search *s, const json_t *at, const char *path, const ch
     }
     const char *rest = path + len + (path[len] == '/');
     const bool optional = path[len - 1] == '?';
-    snprintf(step, sizeof step, "%.*s", (int)(len - optional), path);
+    const size_t n = len - optional < sizeof step ? len - optional : sizeof step - 1;
+    memcpy(step, path, n);
+    step[n] = 0;
     if (strcmp(step, "*") == 0)
         follow_all(s, at, rest, where);
     else
@@ -142,7 +159,8 @@ static const kk_gate_member of_all[] = {
     {"model/weight_bytes", KK_MEMBER_SIZE},    {"model/token_bytes", KK_MEMBER_SIZE},
     {"drafter?/layers", KK_MEMBER_SIZE},       {"drafter?/block", KK_MEMBER_SIZE},
     {"drafter?/weight_bytes", KK_MEMBER_SIZE}, {"projection?/source", KK_MEMBER_TEXT},
-    {"projection?/rank", KK_MEMBER_SIZE},
+    {"projection?/rank", KK_MEMBER_SIZE},      {"2:build/compiler", KK_MEMBER_TEXT},
+    {"2:build/optimised", KK_MEMBER_BOOL},
 };
 
 static void search_all(kk_gate *g, fault wanted) {
@@ -152,8 +170,8 @@ static void search_all(kk_gate *g, fault wanted) {
         const kk_gate_member *m = i < common ? &of_all[i] : &g->kind->member[i - common];
         const search s = {.gate = g, .wanted = wanted, .type = m->type};
         const bool later = m->path[1] == ':';
-        if (later && schema < m->path[0] - '0') continue;
-        follow(&s, g->report, m->path + (later ? 2 : 0), "");
+        if (later && g->older && schema < m->path[0] - '0') continue;
+        follow(&s, g->report, m->path + (later ? 2 : 0), &(place){0});
     }
 }
 

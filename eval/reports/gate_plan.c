@@ -1,6 +1,7 @@
 /* gate_plan.c - rules about what was to be run: counts of rows, prompts, texts and samples are
  * those of the settings, and documents are drawn again from their seed. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -149,9 +150,8 @@ static void count_compare(kk_gate *g) {
                         kk_gate_number_or(row, "turn", 0));
         for (size_t j = 0; j < i; j++) {
             const json_t *o = kk_gate_item(g->report, "rows", j);
-            const json_t *a = json_object_get(row, "peer"), *b = json_object_get(o, "peer");
-            const json_t *x = json_object_get(row, "kakeya"), *y = json_object_get(o, "kakeya");
-            if (a && b && x && y && json_equal(a, b) && json_equal(x, y))
+            if (json_equal(json_object_get(row, "peer"), json_object_get(o, "peer")) &&
+                json_equal(json_object_get(row, "kakeya"), json_object_get(o, "kakeya")))
                 kk_gate_say(g, "turns %zu and %zu are the same", j + 1, i + 1);
         }
     }
@@ -313,30 +313,63 @@ static void rule_plan_prompts(kk_gate *g) {
 
 /* ---- the command --------------------------------------------------------------------------- */
 
-/* The number behind an option of the command, where it is there. */
+/* The number behind an option of the command, where it is there; of a list the first. */
 static bool typed(const kk_gate *g, const char *option, double *out) {
     const char *command = kk_gate_text(g->report, "command");
     const size_t len = strlen(option);
     for (const char *at = command; (at = strstr(at, option)); at += len)
-        if (at > command && at[-1] == ' ' && (at[len] == ' ' || at[len] == '='))
-            return sscanf(at + len + 1, "%lf", out) == 1;
+        if (at > command && at[-1] == ' ' && (at[len] == ' ' || at[len] == '=')) {
+            char *end;
+            *out = strtod(at + len + 1, &end);
+            return end > at + len + 1 && strchr(" ,", *end); /* the end of the text as well */
+        }
     return false;
 }
 
+/* Options of which a report's settings hold the number: always, or where its kind has it there. */
+static const struct {
+    const char *option, *key;
+    bool always;
+} options[] = {
+    {"--repeat", "repeat", true},
+    {"--min-recall", "min_recall", true},
+    {"--max-kl", "max_kl", true},
+    {"--seed", "seed", true},
+    {"--min-kv-ratio", "min_kv_ratio", true},
+    {"--min-restored", "min_restored_speed", true},
+    {"--min-drafted", "min_drafted_speed", true},
+    {"--samples", "samples", false},
+    {"--turns", "repeat", false},
+    {"--threads", "threads", false},
+    {"-t", "threads", false},
+    {"-n", "predict", false},
+    {"--predict", "predict", false},
+    {"--arm-predict", "arm_predict", false},
+    {"--prefill", "prefill", false},
+    {"--inner", "inner", false},
+    {"--ctx", "ctx", false},
+    {"--draft-max", "draft_max", false},
+    {"--sink", "sink", false},
+    {"--window", "window", false},
+    {"--chunk", "chunk", false},
+    {"--rank", "rank", false},
+    {"--clients", "clients", false},
+    {"--seconds", "seconds", false},
+    {"--turns", "turns", false},
+    {"--requests", "requests", false},
+    {"--bucket", "bucket_s", false},
+    {"--kills", "kills", false},
+};
+
 static void rule_plan_command(kk_gate *g) {
-    static const char *const options[][2] = {
-        {"--samples", "samples"}, {"--repeat", "repeat"}, {"--min-recall", "min_recall"},
-        {"--max-kl", "max_kl"},   {"--seed", "seed"},     {"--min-kv-ratio", "min_kv_ratio"},
-    };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         double asked, said = -1;
-        const bool has = kk_gate_number(settings_of(g), options[i][1], &said);
-        if (!typed(g, options[i][0], &asked)) continue;
-        if (strcmp(options[i][0], "--samples") == 0 && !has) continue;
+        const bool has = kk_gate_number(settings_of(g), options[i].key, &said);
+        if (!typed(g, options[i].option, &asked)) continue;
         /* A training that climbs a ladder was given the limits of the ladder's own reports. */
-        if (kk_gate_is(g, "projection") && !has) continue;
+        if (!has && (!options[i].always || kk_gate_is(g, "projection"))) continue;
         if (!has || !kk_gate_same(said, asked))
-            kk_gate_say(g, "%s %.6g was given, and the settings say %.6g", options[i][0], asked,
+            kk_gate_say(g, "%s %.6g was given, and the settings say %.6g", options[i].option, asked,
                         said);
     }
 }

@@ -208,7 +208,7 @@ static void rule_loss_recount(kk_gate *g) {
         double said, is = 0;
         const char *name;
         json_t *part;
-        if (!parts || !kk_gate_number(row, "loss", &said)) continue;
+        if (!kk_gate_number(row, "loss", &said)) continue;
         json_object_foreach((json_t *)parts, name, part) is +=
             json_number_value(part) * kk_gate_number_or(weights, name, 0);
         if (!kk_gate_same(said, is))

@@ -66,11 +66,16 @@ bool kk_gate_sum(const json_t *o, const char *list, const char *key, double *out
 
 enum { WHERE = 160 };
 
+/* Whether there can be objects in it: names are put together for such values alone, since most are
+ * numbers and every walk would pay for them. */
+static bool is_deep(const json_t *v) { return json_is_object(v) || json_is_array(v); }
+
 static void visit_all(kk_gate *g, const char *where, const json_t *v, kk_gate_visit visit);
 
 static void visit_list(kk_gate *g, const char *where, const json_t *list, kk_gate_visit visit) {
     char deeper[WHERE];
     for (size_t i = 0; i < json_array_size(list); i++) {
+        if (!is_deep(json_array_get(list, i))) continue;
         snprintf(deeper, sizeof deeper, "%.120s[%zu]", where, i);
         visit_all(g, deeper, json_array_get(list, i), visit);
     }
@@ -85,6 +90,7 @@ static void visit_all(kk_gate *g, const char *where, const json_t *v, kk_gate_vi
     visit(g, *where ? where : "the report", v);
     /* jansson's iterators take no const, and change nothing. */
     json_object_foreach((json_t *)v, key, member) {
+        if (!is_deep(member)) continue;
         snprintf(deeper, sizeof deeper, "%.120s%s%.36s", where, *where ? "." : "", key);
         visit_all(g, deeper, member, visit);
     }

@@ -159,7 +159,7 @@ static bool is_relative(const char *figure) {
            strcmp(figure, "restored_rows") == 0;
 }
 
-static void check_needle_arms(kk_gate *g) {
+static void check_arms(kk_gate *g) {
     const json_t *exact = arm_cache(g, "exact");
     const json_t *gate = json_object_get(g->report, "gate");
     const char *name;
@@ -184,7 +184,7 @@ static const json_t *policy_row(const kk_gate *g, const char *policy) {
 }
 
 static void rule_baseline_as_sut(kk_gate *g) {
-    if (kk_gate_like(g, "needle")) check_needle_arms(g);
+    check_arms(g);
     const json_t *exact = kk_gate_item(g->report, "policies", 0);
     for (size_t i = 1; i < kk_gate_size(g->report, "policies"); i++) {
         const json_t *policy = kk_gate_item(g->report, "policies", i);

@@ -15,6 +15,7 @@ typedef struct {
     const struct kk_gate_kind *kind;
     const char *code; /* of the rule at work */
     size_t said;      /* by it */
+    bool older;       /* one that members of later schemas are not asked of: gate_older.c */
     kk_status status;
 } kk_gate;
 
@@ -80,6 +81,9 @@ bool kk_gate_like(const kk_gate *g, const char *kind);
 bool kk_gate_same(double a, double b);
 /* Sum of a number over a list; false when an item has none. */
 bool kk_gate_sum(const json_t *o, const char *list, const char *key, double *out);
+
+/* Whether it is one of the reports that were taken before some members were asked for. */
+bool kk_gate_is_older(const json_t *report);
 
 /* Every object of the report with where it lies, as in "sets[2].arms.plain". */
 typedef void (*kk_gate_visit)(kk_gate *g, const char *where, const json_t *object);
@@ -160,8 +164,8 @@ typedef enum {
 } kk_member_type;
 
 /* A member by its path: names with a slash between, `*` for every item of a list or member of an
- * object, `?` behind a name that may be absent or null.  "3:" before it: reports of an older schema
- * may lack it. */
+ * object, `?` behind a name that may be absent or null.  "3:" before it: the reports of
+ * gate_older.c that name an older schema may lack it. */
 typedef struct {
     const char *path;
     kk_member_type type;

@@ -346,7 +346,7 @@ bool kk_serving_value(const json_t *report, const char *figure, const char *arm,
 
 /* Six digits, as the gate compares. */
 static bool holds(const kk_serving_limit *l, double value) {
-    const double slack = 1e-6 * fabs(l->limit) + 1e-9;
+    const double slack = KK_GATE_BEYOND * fabs(l->limit) + KK_GATE_BEYOND_NEAR_0;
     return l->at_least ? value >= l->limit - slack : value <= l->limit + slack;
 }
 

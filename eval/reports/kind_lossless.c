@@ -11,10 +11,10 @@
 static const kk_gate_member members[] = {
     {"settings/tokens", KK_MEMBER_SIZE},
     {"settings/draft_most", KK_MEMBER_SIZE},
-    {"3:settings/step", KK_MEMBER_SIZE},
-    {"3:settings/seed", KK_MEMBER_COUNT},
-    {"3:settings/document_seed", KK_MEMBER_COUNT},
-    {"3:settings/formats", KK_MEMBER_LIST},
+    {"settings/step", KK_MEMBER_SIZE},
+    {"settings/seed", KK_MEMBER_COUNT},
+    {"settings/document_seed", KK_MEMBER_COUNT},
+    {"settings/formats", KK_MEMBER_LIST},
     {"prompts", KK_MEMBER_SIZE},
     {"prompt_tokens", KK_MEMBER_SIZE},
     {"cases", KK_MEMBER_SIZE},
@@ -23,15 +23,15 @@ static const kk_gate_member members[] = {
     {"cases_by", KK_MEMBER_OBJECT},
     {"cases_by/*/*", KK_MEMBER_COUNT},
     {"seconds", KK_MEMBER_TIME},
-    {"3:groups", KK_MEMBER_LIST},
-    {"3:groups/*/prompt", KK_MEMBER_HASH},
-    {"3:groups/*/kind", KK_MEMBER_TEXT},
-    {"3:groups/*/tokens", KK_MEMBER_SIZE},
-    {"3:groups/*/format", KK_MEMBER_TEXT},
-    {"3:groups/*/policy", KK_MEMBER_TEXT},
-    {"3:groups/*/cases", KK_MEMBER_SIZE},
-    {"3:groups/*/plain", KK_MEMBER_HASH},
-    {"3:groups/*/drafted", KK_MEMBER_HASH},
+    {"groups", KK_MEMBER_LIST},
+    {"groups/*/prompt", KK_MEMBER_HASH},
+    {"groups/*/kind", KK_MEMBER_TEXT},
+    {"groups/*/tokens", KK_MEMBER_SIZE},
+    {"groups/*/format", KK_MEMBER_TEXT},
+    {"groups/*/policy", KK_MEMBER_TEXT},
+    {"groups/*/cases", KK_MEMBER_SIZE},
+    {"groups/*/plain", KK_MEMBER_HASH},
+    {"groups/*/drafted", KK_MEMBER_HASH},
 };
 
 static bool compared(const kk_gate *g, const char *what) {
@@ -152,6 +152,19 @@ static void check_group(kk_gate *g, size_t at, size_t formats, int32_t step) {
         kk_gate_say(g, "group %zu is not the one that the plan has there", at);
 }
 
+/* Lengths of the prompts and of what was generated. */
+static void check_tokens(kk_gate *g, size_t prompts, int32_t step) {
+    const double said = kk_gate_number_or(g->report, "prompt_tokens", 0);
+    const double made = kk_gate_number_or(json_object_get(g->report, "settings"), "tokens", 0);
+    double sum = 0;
+    for (size_t i = 0; i < prompts; i++)
+        sum += kk_lossless_sizes[(int32_t)i * step / KK_LOSSLESS_KINDS];
+    if (said != sum)
+        kk_gate_say(g, "prompts of %.0f tokens, and those of the plan have %.0f", said, sum);
+    if (made != KK_LOSSLESS_TOKENS)
+        kk_gate_say(g, "generations of %.0f tokens, and the plan has %d", made, KK_LOSSLESS_TOKENS);
+}
+
 /* Prompts of the plan of which every step-th is taken. */
 static double drawn_prompts(double step) {
     const int32_t n = (KK_LOSSLESS_PROMPTS - 1) / (int32_t)step + 1;
@@ -163,7 +176,7 @@ static void rule_cases_plan(kk_gate *g) {
     const size_t n = kk_gate_size(g->report, "groups"), formats = kk_gate_size(s, "formats");
     const double step = kk_gate_number_or(s, "step", 0);
     const double prompts = kk_gate_number_or(g->report, "prompts", 0);
-    if (!kk_gate_get(g->report, "groups")) return; /* an older one: MEMBER_MISSING asks */
+    if (!kk_gate_get(g->report, "groups")) return; /* MEMBER_MISSING asks */
     if (!(step >= 1 && step <= KK_LOSSLESS_PROMPTS) || formats == 0 || formats > KK_KV_FORMATS ||
         prompts != drawn_prompts(step) || (double)n != prompts * (double)formats ||
         kk_gate_number_or(s, "seed", 0) != KK_LOSSLESS_SEED ||
@@ -173,6 +186,7 @@ static void rule_cases_plan(kk_gate *g) {
         return;
     }
     for (size_t i = 0; i < n; i++) check_group(g, i, formats, (int32_t)step);
+    check_tokens(g, (size_t)prompts, (int32_t)step);
     json_t *planned = json_object();
     count_planned(planned, json_object_get(s, "formats"), (size_t)prompts, (int32_t)step);
     compare_counts(g, planned);
@@ -194,14 +208,21 @@ static void rule_cases_differ(kk_gate *g) {
     }
 }
 
-/* The same prompt has the same hash in all formats, and no two have. */
+/* A prompt of one token is <bos>, but for random ones. */
+static bool is_start(const json_t *group) {
+    return kk_gate_number_or(group, "tokens", 0) == 1 &&
+           strcmp(kk_gate_text(group, "kind"), "random") != 0;
+}
+
+/* The same prompt has the same hash in all formats, and no two have but those that are <bos>. */
 static void rule_cases_prompts(kk_gate *g) {
     const size_t formats = kk_gate_size(json_object_get(g->report, "settings"), "formats");
     for (size_t i = 0; formats && i < kk_gate_size(g->report, "groups"); i++) {
-        const char *own = kk_gate_text(kk_gate_item(g->report, "groups", i), "prompt");
+        const json_t *own = kk_gate_item(g->report, "groups", i);
         for (size_t j = 0; j < i; j++) {
-            const char *one = kk_gate_text(kk_gate_item(g->report, "groups", j), "prompt");
-            if ((strcmp(own, one) == 0) != (i / formats == j / formats)) {
+            const json_t *one = kk_gate_item(g->report, "groups", j);
+            const bool same = i / formats == j / formats || (is_start(own) && is_start(one));
+            if ((strcmp(kk_gate_text(own, "prompt"), kk_gate_text(one, "prompt")) == 0) != same) {
                 kk_gate_say(g, "groups %zu and %zu: the hashes of their prompts do not fit", j, i);
                 break;
             }

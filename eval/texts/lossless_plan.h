@@ -19,6 +19,7 @@ enum {
     KK_LOSSLESS_BLOCKS = 16, /* rows of a round: 1 to so many */
     KK_LOSSLESS_PROPOSERS = 7,
     KK_LOSSLESS_ENDINGS = 3,
+    KK_LOSSLESS_TOKENS = 12, /* the most that a generation of a case has */
     KK_LOSSLESS_GROUP = KK_LOSSLESS_THREADS * KK_LOSSLESS_SAMPLINGS * KK_LOSSLESS_BLOCKS,
     /* What the texts are drawn by. */
     KK_LOSSLESS_SEED = 7,

@@ -2,7 +2,7 @@
 # common_bridge.sh - sourced by the tests of the bridge: a bus, keys, a runner, and a program that
 # stands in for kakeya where a test needs one that hangs, floods or deletes.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-for tool in git ssh-keygen python3; do command -v $tool >/dev/null || exit 77; done
+need_tool git ssh-keygen python3
 
 export HOME=$work/home XDG_CONFIG_HOME=$work/config
 export GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@t GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@t

@@ -2,8 +2,8 @@
 # docs.sh - what the documents show is what happens: the tour's commands print what stands behind
 # them, the examples of the API reference are answered, those of its clients run.
 . "$(dirname "$0")/lib.sh"
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-command -v python3 >/dev/null && command -v curl >/dev/null || exit 77
+need_serve
+need_tool python3 curl
 here=$(cd "$(dirname "$0")" && pwd)
 docs=$here/../../docs
 run() { python3 -B "$here/docs_run.py" "$1" "$KAKEYA" "$docs/$2" || fail "docs/$2"; }

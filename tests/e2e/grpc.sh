@@ -3,13 +3,13 @@
 # the public .proto (scripts/setup clients).
 . "$(dirname "$0")/lib.sh"
 here=$(cd "$(dirname "$0")" && pwd)
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
+need_serve
 if [ -z "${KK_GRPC_MODULE:-}" ]; then
     exits 1 serve --port 0 --grpc-port 0
     has "$err" "no module libkakeya_grpc" "libgrpc++-dev"
-    finish
+    skip_all "gRPC is not built (scripts/setup grpc)"
 fi
-command -v python3 >/dev/null || exit 77
+need_tool python3
 
 # ---- the command line
 exits 2 serve --grpc-port 65536
@@ -28,9 +28,7 @@ has "$(cat "$work/err")" "no module libkakeya_grpc" "libgrpc++-dev"
 
 export PYTHONPATH=$here/../../.cache/clients PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=upb
 if ! python3 -c 'import grpc, grpc_tools, grpc_health, grpc_reflection' 2>/dev/null; then
-    echo "not run: grpcio is not installed (scripts/setup clients)"
-    [ "$failures" -eq 0 ] && exit 77
-    finish
+    skip_all "grpcio is not installed (scripts/setup clients)"
 fi
 python3 -B "$here/serve_grpc.py" "$KAKEYA" "$work" "$here/../../proto" || fail "serve_grpc.py"
 finish

@@ -34,9 +34,7 @@ exits 1 "${train[@]}" -m "$work/broken" --out "$work/x" --ladder 10
 has "$out" "check     weights  FAIL" "not finite"
 [ ! -e "$work/x" ] || fail "something was trained"
 
-if [ -z "${KK_TRAIN_MODULE:-}" ]; then
-    finish
-fi
+[ -n "${KK_TRAIN_MODULE:-}" ] || skip_all "the module of kakeya train is not built (scripts/setup train)"
 
 # Full layers keep their rows, so that codes are found however little was trained.
 exits 0 "${train[@]}" --out "$work/p" --taps 2,5,8 --rank 64 --layers sliding --ladder 10,16 \

@@ -95,6 +95,25 @@ skip_part() {
     skipped=1
 }
 
+# skip_all WORDS - the whole test needs what is not here.
+skip_all() {
+    skip_part "$@"
+    finish
+}
+
+# need_tool NAME... - programs that the whole test runs.
+need_tool() {
+    local tool
+    for tool in "$@"; do
+        command -v "$tool" >/dev/null || skip_all "no $tool (scripts/setup test)"
+    done
+}
+
+# need_serve - the module of `kakeya serve` is needed.
+need_serve() {
+    [ -n "${KK_SERVE_MODULE:-}" ] || skip_all "the module of kakeya serve is not built (scripts/setup serve)"
+}
+
 finish() {
     [ "$failures" -eq 0 ] || echo "$failures checks failed" >&2
     [ "$failures" -eq 0 ] && [ "$skipped" -eq 1 ] && exit 77

@@ -11,7 +11,7 @@ if [ -z "${KK_MLX_MODULE:-}" ]; then
     has "$err" "libkakeya_mlx"
     exits 0 doctor
     has "$out" "mlx: not in this build"
-    finish
+    skip_all "the MLX device is not built (scripts/setup mlx)"
 fi
 
 exits 0 run -m "$verifier" -p "$prompt" -n 12 --device cpu

@@ -352,5 +352,7 @@ if [ -n "${KK_TRAIN_MODULE:-}" ]; then
     echo half >"$work/s/training.state.kakeya-tmp"
     exits 0 "${train[@]}" --out "$work/s" --force
     same "$(ls -A "$work/s")" "$(printf 'projection.json\nprojection.safetensors\ntraining.state')"
+else
+    skip_part "the module of kakeya train is not built (scripts/setup train)"
 fi
 finish

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # The page of `kakeya report html` in a browser: every report of this repository is drawn, figures are
 # those of the JSON, refused and failed ones are marked, and what a report says stays text.
-browser=$(command -v chromium || command -v chromium-browser) || {
-    echo "no chromium: scripts/setup test installs it" >&2
-    exit 77
-}
-command -v python3 >/dev/null || exit 77
 . "$(dirname "$0")/lib.sh"
+browser=$(command -v chromium || command -v chromium-browser) || skip_all "no chromium (scripts/setup test)"
+need_tool python3
 root=$KK_TEST_DATA/../..
+
+# On a telephone: what the program wrote, before a foreign script is put into it below.
+narrow() {
+    PYTHONPATH=$root/.cache/clients HOME=$work timeout 240 python3 -B "$(dirname "$0")/page_width.py" "$browser" \
+        "$work/page.html" 380 >"$work/said" 2>&1 || fail "at 380 pixels: $(cat "$work/said")"
+}
 
 # Beside the reports that hold: a lie, a kind that nobody knows, hostile strings and values of wrong
 # types in every kind, and a file that is no JSON.
@@ -19,6 +22,12 @@ python3 -B "$(dirname "$0")/page_dom.py" hostile "$KK_TEST_DATA/reports" "$work/
 exits 0 report html "$root/bench/results" "$KK_TEST_DATA/reports" "$work/bad" -o "$work/page.html"
 kakeya report check "$root/bench/results" "$KK_TEST_DATA/reports" "$work/bad" --json
 printf '%s' "$out" >"$work/verdicts.json"
+
+if PYTHONPATH=$root/.cache/clients python3 -c 'import playwright.sync_api' 2>/dev/null; then
+    narrow
+else
+    skip_part "Playwright is not installed (scripts/setup clients): the page was not measured"
+fi
 
 # A script that the page does not know by its hash must not run.
 sed -i 's|</body>|<script>document.documentElement.dataset.foreign = "ran"</script></body>|' \

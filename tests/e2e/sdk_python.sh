@@ -2,8 +2,8 @@
 # sdk_python.sh - sdk/python's clients against a server, and the examples of its README.
 . "$(dirname "$0")/lib.sh"
 sdk=$(cd "$(dirname "$0")/../../sdk/python" && pwd)
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-command -v python3 >/dev/null || exit 77
+need_serve
+need_tool python3
 [ -z "${KK_LIBRARY:-}" ] || export KAKEYA_LIBRARY=$KK_LIBRARY
 for test in wire client readme; do
     python3 -B -W error::ResourceWarning "$sdk/tests/test_$test.py" >"$work/said" 2>&1 ||

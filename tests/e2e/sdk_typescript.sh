@@ -3,11 +3,8 @@
 # the examples of its README compiled against its declarations and run.
 . "$(dirname "$0")/lib.sh"
 sdk=$(cd "$(dirname "$0")/../../sdk/typescript" && pwd)
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-if ! command -v node >/dev/null || ! command -v tsc >/dev/null; then
-    echo "not run: node or tsc is not installed (scripts/setup test)"
-    exit 77
-fi
+need_serve
+need_tool node tsc
 package=$work/node_modules/@kakeya/runtime
 mkdir -p "$package"
 cp "$sdk/package.json" "$package"

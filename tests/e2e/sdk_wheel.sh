@@ -3,11 +3,10 @@
 # mypy agrees with its types.  setuptools and mypy come from PyPI (scripts/setup clients).
 . "$(dirname "$0")/lib.sh"
 root=$(cd "$(dirname "$0")/../.." && pwd)
-[ -n "${KK_LIBRARY:-}" ] || exit 77 # once, in the release build, is enough
+[ -n "${KK_LIBRARY:-}" ] || skip_all "once, in the release build, is enough"
 tools=$root/.cache/clients
 if ! PYTHONPATH=$tools python3 -c 'import setuptools, mypy, pip' 2>/dev/null; then
-    echo "not run: setuptools, mypy or pip is not installed (scripts/setup clients)"
-    exit 77
+    skip_all "setuptools, mypy or pip is not installed (scripts/setup clients)"
 fi
 
 # A copy, since setuptools writes beside what it builds.

@@ -3,8 +3,8 @@
 # with OpenAI's, where it is installed (scripts/setup clients).
 . "$(dirname "$0")/lib.sh"
 here=$(cd "$(dirname "$0")" && pwd)
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-command -v python3 >/dev/null || exit 77
+need_serve
+need_tool python3
 
 # ---- the command line
 exits 2 serve --http nowhere

@@ -2,8 +2,8 @@
 # serve_ops.sh - what whoever operates a server relies on: config file, log, reload, what a service
 # manager is told, metrics and their dashboard.
 . "$(dirname "$0")/lib.sh"
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-command -v python3 >/dev/null || exit 77
+need_serve
+need_tool python3
 here=$(cd "$(dirname "$0")" && pwd)
 
 # ---- config files that are wrong name the file and the line

@@ -3,7 +3,7 @@
 # or is damaged on disk.
 . "$(dirname "$0")/lib.sh"
 here=$(cd "$(dirname "$0")" && pwd)
-[ -n "${KK_SERVE_MODULE:-}" ] || exit 77
-command -v python3 >/dev/null || exit 77
+need_serve
+need_tool python3
 python3 -B "$here/serve_state.py" "$KAKEYA" "$work" || fail "serve_state.py"
 finish

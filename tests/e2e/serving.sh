@@ -2,7 +2,8 @@
 # serving.sh - short forms of the commands that measure a server from outside; that limits of speed
 # hold is not asked of a machine that runs other tests.
 . "$(dirname "$0")/lib.sh"
-[ -n "${KK_SERVING:-}" ] && [ -n "${KK_SERVE_MODULE:-}" ] || exit 77
+need_serve
+[ -n "${KK_SERVING:-}" ] || skip_all "tests/serving is not built"
 
 # holds REPORT FIGURE ARM - the check of that figure holds in the report.
 holds() {
@@ -13,7 +14,7 @@ checks = json.load(open(report))["gate"]["checks"]
 sys.exit(not [c for c in checks if (c["figure"], c["arm"]) == (figure, arm) and c["holds"]])
 PY
 }
-command -v python3 >/dev/null || exit 77
+need_tool python3
 
 # ---- load: every stream is what it is alone, and forwards were shared
 "$KK_SERVING" load --kakeya "$KAKEYA" --clients 4 --ctx 48 --predict 48 --turns 1 --requests 8 --arrivals 1 \
@@ -46,7 +47,7 @@ holds "$work/soak.json" failed turns
 holds "$work/soak.json" different turns
 
 # ---- chaos: a few kills and faults; malformed traffic goes over gRPC too
-[ -n "${KK_GRPC_MODULE:-}" ] || finish
+[ -n "${KK_GRPC_MODULE:-}" ] || skip_all "gRPC is not built (scripts/setup grpc): no chaos"
 "$KK_SERVING" chaos --kakeya "$KAKEYA" --clients 3 --kills 4 --requests 500 \
     --report "$work/chaos.json" >"$work/said" 2>&1
 [ -f "$work/chaos.json" ] || fail "no report: $(cat "$work/said")"

@@ -109,6 +109,11 @@ passes '| a | b |' '|---|---|' '| x | 14 ms, 15 ms, as asked <!--= none: limits 
 passes '<!--= none: limits -->' '| a | b |' '|---|---|' '| x | 14 ms |'
 refuses "'14 ms' has no mark" '<!--= none: limits -->' 'text' '' '| a |' '|---|' '| 14 ms |'
 refuses 'gives no reason' '14 tok/s<!--= none: -->'
+# What was measured has a report, or stands in docs/journal.
+refuses 'was measured' '14 tok/s<!--= none: no report is kept -->'
+refuses 'was measured' '0.84 ms<!--= none: read by drafts_gpu_test -->'
+refuses 'was measured' '10 of 12 ms<!--= none: timed once, while other work ran -->'
+refuses 'was measured' '<!--= none: measured on another day -->' '| a | b |' '|---|---|' '| x | 14 ms |'
 echo '1.04x as fast' >"$work/docs/journal/past.md"
 passes 'nothing'
 for place in docs/a.md models/m/README.md bench/README.md DESIGN.md; do

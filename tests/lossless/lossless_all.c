@@ -22,7 +22,7 @@
 
 #define TINY KK_MODELS "/tiny"
 
-enum { TOKENS = 12, MOST_WORKERS = 64, MOST_SAID = 8 };
+enum { TOKENS = KK_LOSSLESS_TOKENS, MOST_WORKERS = 64, MOST_SAID = 8 };
 
 static char folder[] = "/tmp/kakeya-lossless-XXXXXX"; /* of the projection */
 static const kk_engine_opts pair = {

@@ -6,6 +6,7 @@
 #define main cpu_main
 #include "parity/evicted_test.c"
 #undef main
+#include "support/skips.h"
 
 static const rig_device mlx = {.backend = "mlx"};
 
@@ -45,10 +46,7 @@ static void shapes_hold_on_mlx(void **state) {
         const evicted_shape s = draw_for_mlx(&random, i);
         rig_records none = {0};
         char label[112];
-        if (!rig_open(&r, &mlx, MOST_ROWS, &none, bits_at(&random))) {
-            print_message("skipped: the module of MLX is not built here (scripts/setup mlx)\n");
-            skip();
-        }
+        need_mlx(rig_open(&r, &mlx, MOST_ROWS, &none, bits_at(&random)));
         evicted_label(&s, label, sizeof label);
         evicted_world *w = evicted_open(&r, &s, true);
         RIG_RUN(&r, attend, &w->args);
@@ -66,5 +64,5 @@ static void shapes_hold_on_mlx(void **state) {
 int main(void) {
     (void)cpu_main;
     const struct CMUnitTest tests[] = {cmocka_unit_test(shapes_hold_on_mlx)};
-    return cmocka_run_group_tests_name("mlx_evicted", tests, NULL, NULL);
+    return ended(cmocka_run_group_tests_name("mlx_evicted", tests, NULL, NULL));
 }

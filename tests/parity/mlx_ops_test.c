@@ -5,6 +5,7 @@
 #undef main
 
 #include "support/mlx_judge.h"
+#include "support/skips.h"
 
 static const rig_device mlx = {.backend = "mlx"};
 
@@ -12,10 +13,7 @@ static void run_on_mlx(void **state) {
     const op_case *c = *state;
     static rig r;
     rig_records want = {0}, got = {0};
-    if (!rig_open(&r, &mlx, c->max_rows, &got, seed_of(c))) {
-        print_message("skipped: the module of MLX is not built here (scripts/setup mlx)\n");
-        skip();
-    }
+    need_mlx(rig_open(&r, &mlx, c->max_rows, &got, seed_of(c)));
     c->fn(&r);
     rig_close(&r);
     assert_true(rig_open(&r, &reference, c->max_rows, &want, seed_of(c)));
@@ -42,7 +40,7 @@ static void weights_stay_packed(void **state) {
     static rig r;
     rig_records none = {0};
     kk_dev_facts facts;
-    if (!rig_open(&r, &mlx, 4, &none, 7)) skip();
+    need_mlx(rig_open(&r, &mlx, 4, &none, 7));
     int64_t before = 0;
     for (size_t i = 0; i < COUNT(types); i++) {
         rig_weight(&r, types[i].type, 24, 768);
@@ -61,7 +59,7 @@ static void near_ties_are_told(void **state) {
     static const bool near[ROWS] = {true, true, false, false};
     static rig r;
     rig_records none = {0};
-    if (!rig_open(&r, &mlx, ROWS, &none, 7)) skip();
+    need_mlx(rig_open(&r, &mlx, ROWS, &none, 7));
     float x[ROWS * N];
     kk_choose_row row[ROWS] = {[3] = {.how = {.temp = 1, .seed = 5}}};
     kk_pick pick[ROWS];
@@ -92,5 +90,5 @@ int main(void) {
                                        (void *)(uintptr_t)&cases[i]};
     tests[COUNT(cases)] = (struct CMUnitTest)cmocka_unit_test(weights_stay_packed);
     tests[COUNT(cases) + 1] = (struct CMUnitTest)cmocka_unit_test(near_ties_are_told);
-    return cmocka_run_group_tests_name("mlx", tests, NULL, NULL);
+    return ended(cmocka_run_group_tests_name("mlx", tests, NULL, NULL));
 }

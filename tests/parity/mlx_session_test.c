@@ -17,9 +17,9 @@
 #include "eval/measure/devices.h"
 #include "eval/tasks/parity.h"
 #include "support/lossless_axes.h"
-#include "support/ok.h"
 #include "support/projection_folder.h"
 #include "support/scratch.h"
+#include "support/skips.h"
 
 #define TINY KK_MODELS "/tiny"
 
@@ -27,18 +27,12 @@ enum { CASES_OF_A_PROMPT = 8, TOKENS = 6, LONGEST = 70, EXACT = 16 };
 
 static int wanted_cases = 24;
 
-static void need_mlx(void) {
-    if (kk_backend_named("mlx")) return;
-    print_message("skipped: the module of MLX is not built here (scripts/setup mlx)\n");
-    skip();
-}
-
 /* ---- goldens ------------------------------------------------------------------------------- */
 
 static void goldens_hold(void **state) {
     (void)state;
     static const char *const names[] = {"dense", "layout", "moe", "perlayer", "scale", "shared"};
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char folder[512];
         kk_parity_report r;
@@ -82,7 +76,7 @@ static void drafting_changes_nothing(void **state) {
     int cases = 0;
     lossless_world w;
     char why[SAY];
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     const kk_engine_opts pair = {.model = TINY "/verifier",
                                  .drafter = TINY "/drafter",
                                  .projection = scratch_path(*state, "projection"),
@@ -136,7 +130,7 @@ static kk_result say(kk_session *s, int32_t n, kk_sampling how) {
 /* A plain round computes everything in one graph and waits for it once, greedy or sampled. */
 static void a_round_waits_once(void **state) {
     (void)state;
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     kk_engine *e = open_on("mlx", 0);
     const kk_sampling ways[] = {{0}, {.temp = 0.8f, .seed = 3}};
     for (size_t i = 0; i < 2; i++) {
@@ -154,7 +148,7 @@ static void a_round_waits_once(void **state) {
 static void drafts_keep_to_what_was_measured(void **state) {
     (void)state;
     kk_device_exactness measured;
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     assert_ok(kk_device_measure("mlx", &measured, why));
     assert_true(measured.measured && measured.exact_rows >= 1 && measured.exact_rows <= 32);
     assert_true(measured.exact_packed_rows >= 1 && measured.exact_packed_rows <= 32);
@@ -212,7 +206,7 @@ static void near_ties_are_counted(void **state) {
     (void)state;
     enum { N = 40, TRIES = 6 };
     int32_t all = 0, choices = 0;
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     kk_engine *e = NULL;
     const kk_engine_opts o = {.synthetic = "tiny:bf16", .device = "mlx", .exact_rows = EXACT};
     assert_ok(kk_engine_open(&e, &o, why));
@@ -265,7 +259,7 @@ static uint64_t goes_on(kk_engine *e, const char *path) {
 /* A prompt that fails while it is computed leaves nothing that is computed later, when its pages
  * are another session's: one that is loaded goes on as it does without the failure. */
 static void failures_are_forgotten(void **state) {
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     const char *path = scratch_path(*state, "before");
     kk_engine *e = open_on("mlx", 0);
     kk_session *s = session_on(e, KK_SPEC_NONE, KK_KV_BF16), *pages;
@@ -302,7 +296,7 @@ static void *converse(void *engine) {
 /* What one thread asked for may be computed by another. */
 static void threads_take_turns(void **state) {
     (void)state;
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     kk_engine *e = open_on("mlx", 0);
     pthread_t t[4];
     uint64_t *hash[4];
@@ -336,7 +330,7 @@ static void *open_and_close(void *unused) {
 static void engines_come_and_go(void **state) {
     (void)state;
     enum { OTHERS = 3 };
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     kk_engine *e = open_on("mlx", 0);
     pthread_t t[OTHERS];
     uint64_t *want = converse(e);
@@ -374,7 +368,7 @@ static double difference(kk_session *a, kk_session *b, int32_t vocab) {
  * drafts that change nothing, within the rows of packed products. */
 static void packed_weights(void **state) {
     static const char *const types[] = {"q8_0", "q4_0"};
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         kk_engine *mlx, *cpu;
         kk_device_info d;
@@ -406,7 +400,7 @@ static void packed_weights(void **state) {
 /* ---- saved sessions ------------------------------------------------------------------------ */
 
 static void sessions_cross_devices(void **state) {
-    need_mlx();
+    need_mlx(kk_backend_named("mlx") != NULL);
     kk_engine *mlx = open_on("mlx", EXACT), *cpu = open_on("cpu", 0);
     const char *path = scratch_path(*state, "session");
     for (int f = 0; f < KK_KV_FORMATS; f++) {
@@ -448,5 +442,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(sessions_cross_devices, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(drafting_changes_nothing, scratch_setup, scratch_teardown),
     };
-    return cmocka_run_group_tests_name("mlx_session", tests, NULL, NULL);
+    return ended(cmocka_run_group_tests_name("mlx_session", tests, NULL, NULL));
 }

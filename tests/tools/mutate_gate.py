@@ -2,13 +2,14 @@
 """mutate_gate.py - breaks the gate of reports in one place at a time and sees that a test fails.
 
 A mutant is one statement of eval/reports that is left out (a finding, a call that leads to one, a
-group of rules of a kind), or one limit of gate_rules.h and gate.h that
-is a step higher or lower in its last digit.  All of them are compiled into one set of test
-programs, and the variable KK_MUTANT says which is at work, so that a mutant costs a run and no
-build.  Programs that never come to the place of a mutant are not run for it.  Members that a kind
+group of rules of a kind), one limit of gate_rules.h and gate.h that is a step higher or lower in its
+last digit, or with --clauses one part of a condition: a clause that always or never holds, a
+comparison that takes in its edge or leaves it out, a number beside one that is a step off.  All of
+them are compiled into one set of test programs, and the variable KK_MUTANT says which is at work,
+so that a mutant costs a run and no build.  Programs that never come to the place of a mutant are not run for it.  Members that a kind
 needs are no mutants: tests/unit/gate_members_test.c takes every member of every report away.
 
-  mutate_gate.py BUILD [--draw N] [--seed S] [--only WORD] [--jobs N] [--list]
+  mutate_gate.py BUILD [--clauses] [--draw N] [--seed S] [--only WORD] [--jobs N] [--list]
 
 BUILD is a build folder with libkakeya_eval.a and libkakeya.a.  Exit status 1 when a mutant
 survives that tests/tools/mutants.txt does not argue for, or when one listed there is found out.
@@ -26,8 +27,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = ROOT / "eval" / "reports"
-TESTS = ["gate_test", "gate_doctored_test", "gate_rounds_test", "gate_steps_test",
-         "gate_limits_test", "gate_alone_test"]
+TESTS = ["gate_serving_test", "gate_steps_test", "gate_exact_test", "gate_alone_test",
+         "gate_rounds_test", "gate_test", "gate_doctored_test", "gate_limits_test"]
 ALLOWED = ROOT / "tests" / "tools" / "mutants.txt"
 
 HEAD = """#ifndef KK_MUTANT_H
@@ -118,6 +119,126 @@ def mutate_calls(name, text, known, mutants):
     return text
 
 
+# ---- clauses ----------------------------------------------------------------------------------
+
+def skip_quoted(text, at):
+    """Behind a literal that begins here."""
+    end = at + 1
+    while text[end] != text[at]:
+        end += 2 if text[end] == "\\" else 1
+    return end + 1
+
+
+def split(text, operators):
+    """Parts of an expression between operators that stand in no parentheses, with each operator."""
+    parts, found, depth, begin, at = [], [], 0, 0, 0
+    while at < len(text):
+        if text[at] in "\"'":
+            at = skip_quoted(text, at)
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        one = next((o for o in operators if depth == 0 and text.startswith(o, at)), None)
+        if one and not (one in "<>" and (text[at - 1] == "-" or text[at + 1] in "<>" or
+                                         text[at - 1] in "<>")):
+            parts.append(text[begin:at])
+            found.append(one)
+            at += len(one)
+            begin = at
+            continue
+        at += 1
+    return parts + [text[begin:]], found
+
+
+def closing(text, at):
+    """Where the parenthesis that opens here is closed."""
+    depth = 0
+    while True:
+        if text[at] in "\"'":
+            at = skip_quoted(text, at)
+            continue
+        depth += (text[at] == "(") - (text[at] == ")")
+        if depth == 0:
+            return at
+        at += 1
+
+
+class Clauses:
+    """Puts questions into the conditions of one function."""
+
+    def __init__(self, where, mutants):
+        self.where, self.mutants = where, mutants
+
+    def new(self, text, how):
+        return self.mutants.new(f"{self.where}: ({shorten(text)}) {how}")
+
+    def compare(self, text):
+        """One comparison, or something else that is left alone."""
+        (left, *right), found = split(text, ["<=", ">=", "==", "!=", "<", ">"])
+        if len(found) != 1:
+            return text
+        right, op = right[0], found[0]
+        swap = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}.get(op)
+        out = text
+        others = [(f"({left}) {swap} ({right})", f"as {swap}")] if swap else []
+        if re.fullmatch(r"\s*\d+(\.\d+)?\s*", right) and "cmp(" not in left:
+            others += [(f"({left}) {op} ({step(right.strip(), up)})", "up" if up else "down")
+                       for up in (True, False)]
+        for other, how in others:
+            out = f"(kk_mutant_at({self.new(text, how)}) ? ({other}) : ({out}))"
+        return out
+
+    def inner(self, text):
+        """The same with the parentheses or the negation around it."""
+        m = re.match(r"\s*(!?)\s*\(", text)
+        if m and closing(text, m.end() - 1) == len(text.rstrip()) - 1:
+            return f"{m.group(1)}({self.parts(text[m.end():len(text.rstrip()) - 1])})"
+        return self.compare(text)
+
+    def parts(self, text):
+        if len(split(text, ["?"])[0]) > 1 or len(split(text, [","])[0]) > 1:
+            return text
+        for operator, join, mutant in (("||", " || ", "&& !"), ("&&", " && ", "|| ")):
+            parts, _ = split(text, [operator])
+            if len(parts) == 1:
+                continue
+            how = "never" if operator == "||" else "always"
+            out = []
+            for part in parts:
+                n = self.new(part, how)
+                out.append(f"(({self.parts(part)}) {mutant}kk_mutant_at({n}))")
+            return join.join(out)
+        return self.inner(text)
+
+    def condition(self, text):
+        if any(len(split(text, [o])[0]) > 1 for o in ("||", "&&")):
+            return self.parts(text)
+        always, never = self.new(text, "always"), self.new(text, "never")
+        return f"((({self.parts(text)}) || kk_mutant_at({always})) && !kk_mutant_at({never}))"
+
+
+def mutate_clauses(name, text, mutants):
+    """Conditions of `if`, and what functions of type bool return."""
+    out, inside, is_bool, at = [], "?", False, 0
+    pattern = re.compile(r"^(?=\w)(?:static |const )*(?P<type>\w+)[ *]+(?P<name>\w+)\("
+                         r"|(?P<if>\bif \()|(?P<return>\breturn )"
+                         r"|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"", re.M | re.S)
+    while m := pattern.search(text, at):
+        out.append(text[at:m.end()])
+        at = m.end()
+        clauses = Clauses(f"{name} {inside}", mutants)
+        if m.group("name"):
+            inside, is_bool = m.group("name"), m.group("type") == "bool"
+        elif m.group("if"):
+            end = closing(text, at - 1)
+            out.append(clauses.condition(text[at:end]))
+            at = end
+        elif m.group("return") and is_bool:
+            end = text.index(";", at)
+            out.append(clauses.parts(text[at:end]))
+            at = end
+    return "".join(out) + text[at:]
+
+
 def mutate_tables(name, text, kinds, mutants):
     """Groups of a kind, left out where the table is read."""
     if name == "gate.c":
@@ -176,7 +297,7 @@ def read_kinds():
     return kinds
 
 
-def write_sources(folder):
+def write_sources(folder, clauses):
     mutants, kinds = Mutants(), read_kinds()
     sources = sorted(RULES.glob("gate*.c")) + sorted(RULES.glob("kind_*.c"))
     target = folder / "eval" / "reports"
@@ -189,6 +310,8 @@ def write_sources(folder):
         (target / path.name).write_text(text)
     for path in sources:
         text = path.read_text()
+        if clauses and path.name != "gate_files.c":  # which has no rules
+            text = mutate_clauses(path.name, text, mutants)
         known = functions(text) | {"kk_gate_say", "kk_gate_walk"}
         text = mutate_calls(path.name, text, known, mutants)
         text = mutate_tables(path.name, text, kinds, mutants)
@@ -261,6 +384,7 @@ def allowed():
 def main():
     ask = argparse.ArgumentParser()
     ask.add_argument("build", type=pathlib.Path)
+    ask.add_argument("--clauses", action="store_true", help="parts of conditions as well")
     ask.add_argument("--draw", type=int, default=0, help="so many of them; 0: all")
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--only", default="", help="those whose words hold this one")
@@ -269,7 +393,7 @@ def main():
     args = ask.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kakeya-mutants-"))
     try:
-        words, sources = write_sources(folder)
+        words, sources = write_sources(folder, args.clauses)
         numbers = [i for i, w in enumerate(words) if not re.search(r" -( #\d+)?$", w)
                    and args.only in w]
         if args.draw:
@@ -279,14 +403,18 @@ def main():
             return 0
         programs = build(folder, sources, args.build.resolve(), args.jobs)
         reached = reach(programs, folder)
+        nowhere = {words[n] for n in numbers if not any(n in r for r in reached.values())}
+        fine, looked_at, alive = allowed(), {words[n] for n in numbers}, set()
         def survives(n):
             return all(passes(p, n) for p in programs if n in reached[p])
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            alive = {words[n] for n, s in zip(numbers, pool.map(survives, numbers)) if s}
-        nowhere = {words[n] for n in numbers if not any(n in r for r in reached.values())}
-        fine, looked_at = allowed(), {words[n] for n in numbers}
-        for w in sorted(alive - fine):
-            print(f"survives{' (no test comes there)' if w in nowhere else ''}: {w}")
+            for w, is_alive in zip((words[n] for n in numbers), pool.map(survives, numbers)):
+                if not is_alive:
+                    continue
+                alive.add(w)
+                if w not in fine:
+                    print(f"survives{' (no test comes there)' if w in nowhere else ''}: {w}",
+                          flush=True)
         for w in sorted((fine & looked_at) - alive):
             print(f"listed in {ALLOWED.name}, and found out: {w}")
         print(f"{len(numbers)} mutants, {len(alive)} survive, {len(alive & fine)} of them argued for")

@@ -7,6 +7,7 @@
 #define SET "sets/0/arms/"
 #define GPU "bench/results/compare-transformers-26b-a4b-bf16.json"
 #define OTHER "\"0123456789abcdef\""
+#define NO_OLDER " MEMBER_MISSING EXACT_UNSAID"
 #define TRACE "{\"kind\": \"geom\"}"
 #define TRACED                                                                                     \
     "arms/dflash/accept_trace = " TRACE "; sets/*/arms/dflash/accept_trace = " TRACE               \
@@ -31,8 +32,14 @@ static const lie lies[] = {
          "dflash/different = 5; arms/dflash/lossless = false; arms/dflash/different = 1",
      "LOSSLESS_CONTRADICTED SPEEDUP_DRAFTS"},
     {"accept", "sets/0/lossless = false", "LOSSLESS_CONTRADICTED"},
+    {"accept", "rows/0/lossless = true", "LOSSLESS_UNPROVEN"},
+    {"bench", "sampling", "SAMPLING_RECOUNT"},
+    {"bench", "sessions/ratio", "SESSIONS_RECOUNT MEMBER_MISSING"},
+    {"bench", "arms/dflash/timing; arms/plain/timing", "SPEEDUP_SCOPE"},
+    {"chaos", "malformed/resident_after", "GATE_RECOUNT MEMBER_MISSING"},
+    {"chaos", "malformed/resident_before", "GATE_RECOUNT MEMBER_MISSING"},
     {"accept", "all/0/lossless = false", "LOSSLESS_CONTRADICTED"},
-    {GPU, "forwards = 5", "MEMBER_TYPE"},
+    {GPU, "forwards = 5", "MEMBER_TYPE" NO_OLDER},
     {"memory", "growth/2/against = \"nobody\"", "GROWTH_RECOUNT"},
     /* what was to be run */
     {"bench", "sets/0/set = \"random\"; settings/vocab = 0", "PLAN_PROMPTS"},
@@ -45,6 +52,13 @@ static const lie lies[] = {
     {"needle", "settings/seed = -1", "PLAN_DOCUMENTS NOT_POSITIVE"},
     {"needle", "rungs/*/lines = 1e9; settings/ladder = [1e9]",
      "PLAN_DOCUMENTS GATE_RECOUNT PLAN_COUNTS RECALL_SCOPE"},
+    {"needle", "settings/max_kl; gate/checks/4", "PLAN_COMMAND"},
+    {"soak", "settings/clients = 40", "PLAN_COMMAND"},
+    {"load", "settings/predict = 640", "PLAN_COMMAND"},
+    {"sweep", "settings/sink = 4.0; settings/window = 16", "PLAN_COMMAND"},
+    {"bench", "settings/arm_predict = 48; settings/draft_max = 5", "PLAN_COMMAND"},
+    {"lossless", "settings/document_seed = 12", "CASES_PLAN"},
+    {"load", "gate/checks/1/figure = \"vibes\"", "GATE_RECOUNT SERVING_LIMITS"},
     /* policies */
     {"bench", "policies/2/arms/plain/keys_per_query/rebuilt = 1.0", "POLICY_RECOUNT"},
     {"bench", "policies/2/arms/plain/restored_rows = 1", "POLICY_RECOUNT"},
@@ -54,7 +68,12 @@ static const lie lies[] = {
     {"bench", "policies/2/arms/dflash/token_ms/n = 4", "POLICY_RECOUNT"},
     {"bench", "policies/0/kv_full = \"window\"", "POLICY_RECOUNT POLICY_WORDS"},
     /* quality and answers */
+    {"projection", "curve/0/parts", "LOSS_RECOUNT MEMBER_MISSING"},
+    {"needle", "gate/checks/4/figure = \"worst_kl\"; gate/checks/4/arm = \"exact\"",
+     "BASELINE_AS_SUT GATE_LIMITS GATE_RECOUNT"},
     {"kv", "rows/2/layers/1/rel_mse", "REL_MSE_RECOUNT"},
+    {"kv", "rows/2/layers/1/power", "REL_MSE_RECOUNT"},
+    {"kv", "rows/2/layers/1/error", "REL_MSE_RECOUNT"},
     {"sweep", "rows/2/alpha = 0.99", "KNEE_RECOUNT PLAN_COUNTS CONSTANT"},
     {"sweep", "rows/0/quality = []", "KL_RECOUNT MEMBER_MISSING KL_ROWS PLAN_COUNTS"},
     {"needle",
@@ -78,8 +97,8 @@ static const lie lies[] = {
      "\"max\": 0.5, \"n\": 5}",
      "SHARE_RECOUNT"},
     {"compare", "prefill_ratio/median = 1.13", "SPEEDUP_RECOUNT SPREAD_ORDER SHARE_RECOUNT"},
-    {GPU, "forwards/1/ratio = 9.0", "SHARE_RECOUNT"},
-    {GPU, "contexts/0/decode_tok_s/kakeya/median = 443.5", "SHARE_RECOUNT"},
+    {GPU, "forwards/1/ratio = 9.0", "SHARE_RECOUNT" NO_OLDER},
+    {GPU, "contexts/0/decode_tok_s/kakeya/median = 443.5", "SHARE_RECOUNT" NO_OLDER},
     {"bench", "arms/dflash/tok_s = null; arms/dflash/tokens = 1000",
      "RATE_RECOUNT NOT_FINITE SPEEDUP_RECOUNT"},
     {"bench", "arms/dflash/tok_s = null; arms/dflash/seconds = 99.0",
@@ -90,6 +109,7 @@ static const lie lies[] = {
     {"needle", "rungs/0/tokens = 5.0", "RATE_RECOUNT"},
     {"bench", "arms/plain/decode_tok_s/n = 4", "SPREAD_ORDER SPREAD_RECOUNT SHARE_RECOUNT"},
     {"bench", "arms/dflash/tok_s = null", "SPEEDUP_RECOUNT NOT_FINITE"},
+    {"bench", "arms/dflash/speedup = 1", "SPEEDUP_RECOUNT"},
     /* steps */
     {"steps",
      "policies/0/arms/plain/rows/2/prompt = @policies/0/arms/plain/rows/1/prompt; "
@@ -101,6 +121,10 @@ static const lie lies[] = {
      "0.040051446875",
      "STEPS_RECOUNT RATE_RECOUNT ROUND_TIMES"},
     {"steps", "settings/accept_trace = " TRACE, "TRACE_UNLABELLED"},
+    {"steps",
+     "policies/1/policy = \"exact\"; policies/1/kv_sliding = \"native\"; policies/1/kv_full = "
+     "\"exact\"",
+     "STEPS_RECOUNT BASELINE_RESTORED"},
     {"steps", "rungs/1/rows/0/tokens = 5", "RECALL_SCOPE RATE_RECOUNT"},
     /* bytes */
     {"bench", "bytes/weights.drafter = 1000", "WEIGHTS_MISMATCH"},

@@ -45,7 +45,7 @@ static const lie long_lies[] = {
     {"soak", "buckets/3/failed = 2", "GATE_RECOUNT"},
     {"soak", "buckets/3/different = 1", "GATE_RECOUNT"},
     {"soak", "buckets/2", "GATE_RECOUNT SERVING_COUNTS"},
-    {"soak", "settings/seconds = 7200", "GATE_RECOUNT SERVING_COUNTS"},
+    {"soak", "settings/seconds = 7200", "GATE_RECOUNT SERVING_COUNTS PLAN_COMMAND"},
     {"soak", "gate/checks/0/limit = 0.5", "SERVING_LIMITS"},
     {"soak", "gate/checks/2", "SERVING_LIMITS"},
     {"soak", "gate/checks/6/holds = false", "GATE_RECOUNT"},
@@ -158,6 +158,12 @@ static void test_soak_figures(void **state) {
     assert_near(value(r, "latency_slope", "turns"), 0.001 * 120 / 2); /* 0.01 s every 10 s */
     assert_near(value(r, "prefill_growth_s", "turns"), 0.2);
     assert_near(value(r, "checked", "turns"), 24);
+    /* Of an hour the start is five minutes: two of these buckets. */
+    json_object_set_new(json_object_get(r, "settings"), "seconds", json_integer(3600));
+    for (size_t i = 0; i < 12; i++)
+        json_object_set_new(json_array_get(json_object_get(r, "buckets"), i), "from_s",
+                            json_integer((json_int_t)(i < 2 ? 299 * i : 300 * (i - 1))));
+    assert_near(value(r, "kv_range", "server"), 0.01);
     assert_false(kk_serving_value(r, "recall", "turns", &out));
     json_decref(r);
 }

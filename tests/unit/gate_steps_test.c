@@ -16,10 +16,10 @@ static const lie lies[] = {
     {"steps", "gate/checks/8", "STEPS_RECOUNT"},
     {"steps", "gate/checks/0/limit = 0.2", "STEPS_RECOUNT GATE_LIMITS"},
     {"steps", "gate/checks/6/limit = 0.01", "STEPS_RECOUNT"},
-    {"steps", "settings/min_restored_speed = 0.85", "STEPS_RECOUNT"},
+    {"steps", "settings/min_restored_speed = 0.85", "STEPS_RECOUNT PLAN_COMMAND"},
     {"steps", "settings/max_kl = 0.01", "STEPS_RECOUNT PLAN_COMMAND GATE_LIMITS"},
-    {"steps", "settings/repeat = 9", "STEPS_RECOUNT"},
-    {"steps", "settings/predict = 64", "STEPS_RECOUNT"},
+    {"steps", "settings/repeat = 9", "STEPS_RECOUNT PLAN_COMMAND"},
+    {"steps", "settings/predict = 64", "STEPS_RECOUNT PLAN_COMMAND"},
     {"steps", TURNS "4",
      "STEPS_RECOUNT GATE_RECOUNT RATE_RECOUNT LOSSLESS_UNPROVEN SPREAD_RECOUNT POLICY_RECOUNT "
      "ROUND_TIMES SPEEDUP_SAMPLES"},

@@ -34,7 +34,7 @@ static const lie lies[] = {
      "NOT_POSITIVE RATE_RECOUNT SPREAD_RECOUNT ROUND_TIMES RUNS_RECOUNT"},
     /* what was run */
     {"needle", "command", "MISSING_ENVELOPE"},
-    {"kv", "machine = null", "MISSING_ENVELOPE MEMBER_MISSING"},
+    {"kv", "machine = null", "MISSING_ENVELOPE MEMBER_MISSING EXACT_UNSAID"},
     {"bench", "version = \"0.1.0\"", "MISSING_COMMIT"},
     {"needle", "model/fingerprint", "FINGERPRINT_MISSING"},
     {"bench", "drafter/fingerprint = \"?\"", "FINGERPRINT_MISSING"},
@@ -278,6 +278,17 @@ static void test_every_rule(void **state) {
         assert_true(strlen(rule.text) > 10);
     }
     kk_free(other);
+    /* And the list has the first rule and the last. */
+    bool first = false, last = false;
+    for (size_t r = 0; r < kk_gate_count(); r++) {
+        first |= strcmp(kk_gate_rule_at(r).code, "MISSING_ENVELOPE") == 0;
+        last |= strcmp(kk_gate_rule_at(r).code, "STEPS_RECOUNT") == 0;
+        if (strcmp(kk_gate_rule_at(r).code, "SPEEDUP_RECOUNT") == 0)
+            assert_string_equal(kk_gate_rule_at(r).kinds, "bench compare steps");
+        if (strcmp(kk_gate_rule_at(r).code, "MISSING_ENVELOPE") == 0)
+            assert_string_equal(kk_gate_rule_at(r).kinds, "");
+    }
+    assert_true(first && last);
 }
 
 /* ---- what is no report of ours ------------------------------------------------------------- */

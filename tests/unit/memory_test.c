@@ -5,6 +5,7 @@
  * what is resident of those.  What sessions took is given back when they close. */
 #define _GNU_SOURCE
 #include "support/rounds.h"
+#include "support/skips.h"
 #include "support/slow.h"
 #include "support/tiny.h"
 
@@ -163,7 +164,7 @@ static void shared_pages_count_once(void **state) {
 static void gains_are_real(void **state) {
     (void)state;
     static const kk_kv_format formats[] = {KK_KV_F32, KK_KV_BF16, KK_KV_Q8, KK_KV_Q4};
-    if (slow()) skip();
+    if (slow()) skip_test("the kernel counts what instruments take, too");
     kk_engine *e = open_pair();
     kk_session_free(use(e, KK_KV_BF16, KK_SPEC_DFLASH)); /* all workspace has been touched */
     kk_engine_close(e);
@@ -193,5 +194,5 @@ int main(void) {
         cmocka_unit_test(shared_pages_count_once),
         cmocka_unit_test(gains_are_real),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return ended(cmocka_run_group_tests(tests, NULL, NULL));
 }

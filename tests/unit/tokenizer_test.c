@@ -94,45 +94,6 @@ static void test_added_token_vectors(void **state) {
     kk_tokenizer_close(tok);
 }
 
-/* Ids of the released vocabulary, as its users published them; needs the file, by path. */
-static void test_real_tokenizer(void **state) {
-    (void)state;
-    static const struct {
-        const char *text;
-        size_t n;
-        int32_t ids[12];
-    } cases[] = {
-        {"Hello world", 2, {9259, 1902}},
-        {" Hello world", 2, {26352, 1902}},
-        {"Hello, world!", 4, {9259, 236764, 1902, 236888}},
-        {"  Hello", 2, {138, 9259}},
-        {"    Hello\n    Hello", 5, {140, 9259, 107, 140, 9259}},
-        {"\n =", 2, {107, 578}},
-        {"' era", 2, {236789, 6933}},
-        {"333", 3, {236800, 236800, 236800}},
-        {"!!!!!!", 1, {123947}},
-        {"\t\n", 2, {255968, 107}},
-        {" this is \xf0\x9f\xa6\x99.cpp", 9, {672, 563, 236743, 478, 397, 404, 391, 236761, 12362}},
-        {"w048 7tuijk dsdfhu",
-         11,
-         {236765, 236771, 236812, 236828, 236743, 236832, 11372, 12065, 31806, 3405, 9360}},
-        {"ied 4 \xc2\xbd months", 5, {1178, 236743, 236812, 47041, 3794}},
-        {"\xc3\x84pfel", 3, {239122, 22744, 535}},
-        {" discards", 2, {2243, 2206}},
-    };
-    const char *path = getenv("KAKEYA_REAL_TOKENIZER");
-    if (!path) {
-        print_message("KAKEYA_REAL_TOKENIZER names no tokenizer\n");
-        skip();
-    }
-    kk_tokenizer *tok;
-    kk_err err;
-    if (kk_tokenizer_open(&tok, path, &err) != KK_OK) fail_msg("%s", err.msg);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        assert_ids(tok, cases[i].text, 0, cases[i].n, cases[i].ids);
-    kk_tokenizer_close(tok);
-}
-
 /* ---- properties ------------------------------------------------------------------------- */
 
 /* Text of every kind: bytes, characters, words of the vocabulary, special strings, runs. */
@@ -713,7 +674,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         WITH_GOLDEN(test_vectors),
         cmocka_unit_test(test_added_token_vectors),
-        cmocka_unit_test(test_real_tokenizer),
         WITH_GOLDEN(test_bytes_come_back),
         WITH_GOLDEN(test_plain_text_is_never_special),
         WITH_GOLDEN(test_streams_add_up),
