@@ -279,12 +279,12 @@ static json_t *result_json(const train_args *a, const kk_train_result *r) {
                      a->report && strcmp(a->report, "-") != 0 ? a->report : NULL);
 }
 
-/* trained: takes the result for --json; NULL: nobody does. */
 /* The file is one to train on, and not of the model. */
 static bool is_of_texts(const kk_err *err) {
     return err->code == KK_EFORMAT && strncmp(err->msg, "line ", 5) == 0;
 }
 
+/* trained: takes the result for --json; NULL: nobody does. */
 static int run_training(const train_args *a, const kk_train_opts *o, json_t **trained) {
     kk_train_result *r = malloc(sizeof *r);
     const kk_train_api *training;
