@@ -131,8 +131,7 @@ static int32_t queued(const kk_schedule *q, int64_t kind) {
 /* ---- who runs next ---------------------------------------------------------------------- */
 
 static int32_t most_sessions(const kk_task *t) {
-    const kk_rounds *all = &t->session->engine->rounds;
-    const int32_t rows = all->max_rows < all->max_logits ? all->max_rows : all->max_logits;
+    const int32_t rows = kk_round_rows(&t->session->engine->rounds);
     return rows < KK_MAX_GROUPS ? rows : KK_MAX_GROUPS;
 }
 

@@ -731,6 +731,24 @@ static void who_begins_shares_the_first_round(void **state) {
     kk_engine_close(e);
 }
 
+/* A device that works beside the host chooses so many tokens by itself, and no more. */
+static void rounds_are_filled_up_to(void **state) {
+    (void)state;
+    static const int32_t ahead[] = {-1, 1}, rows[] = {64, KK_PICK_ROWS};
+    for (int i = 0; i < 2; i++) {
+        kk_engine *e = NULL;
+        const kk_engine_opts opts = {.synthetic = "tiny:f32:2",
+                                     .threads = 1,
+                                     .max_rows = 128,
+                                     .max_logits = 64,
+                                     .ahead = ahead[i],
+                                     .no_pin = true};
+        assert_ok(kk_engine_open(&e, &opts, why));
+        assert_int_equal(kk_round_rows(&e->rounds), rows[i]);
+        kk_engine_close(e);
+    }
+}
+
 static double cpu_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -798,6 +816,7 @@ int main(void) {
         cmocka_unit_test(who_waits_is_woken_for_several),
         cmocka_unit_test(who_leads_and_stays_away_stops_nobody),
         cmocka_unit_test(who_begins_shares_the_first_round),
+        cmocka_unit_test(rounds_are_filled_up_to),
         cmocka_unit_test(nobody_spins),
         cmocka_unit_test(callbacks_may_generate),
     };
