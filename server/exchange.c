@@ -134,6 +134,7 @@ bool exchange_add(exchange *x, const char *bytes, size_t n) {
     }
     const bool there = !x->gone;
     pthread_mutex_unlock(&x->lock);
+    pace_look(&x->server->pace);
     return there;
 }
 

@@ -8,6 +8,8 @@
 #include "server/server.h"
 
 static const double pace_s = 1e-3 * PACE_MS;
+/* After which the thread tells what no stream has told by writing more. */
+static const double rest_s = 2e-3 * PACE_MS;
 
 /* The caller holds the lock. */
 static void wait_until(pace *p, double when) {
@@ -34,7 +36,7 @@ static void *run(void *arg) {
     pace *p = arg;
     pthread_mutex_lock(&p->lock);
     while (!p->ending) {
-        const double due = p->last + pace_s;
+        const double due = p->last + rest_s;
         if (text_now() < due) {
             wait_until(p, due);
         } else if (p->first) {
@@ -81,6 +83,13 @@ bool pace_is_due(pace *p, exchange *x) {
     }
     pthread_mutex_unlock(&p->lock);
     return due;
+}
+
+void pace_look(pace *p) {
+    if (!p->started) return;
+    pthread_mutex_lock(&p->lock);
+    if (p->first && text_now() - p->last >= pace_s) tell(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
 void pace_stop(pace *p) {

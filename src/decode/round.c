@@ -25,6 +25,11 @@ typedef struct {
     bool untimed;  /* it was read while another session waited: how long it took is not known */
 } step;
 
+int32_t kk_round_rows(const kk_rounds *all) {
+    const int32_t rows = least(all->max_rows, all->max_logits);
+    return all->ahead ? least(rows, KK_PICK_ROWS) : rows;
+}
+
 /* Sessions of a round keep their rows alike. */
 static kk_costs *costs_of(const step *s) {
     const bool rebuilds = s->rounds[0]->layout->latents.rank > 0;
@@ -164,9 +169,10 @@ static void fix_length(kk_choice *c, int32_t most) {
 
 /* The controller has the rows that drafts of a fixed length leave. */
 static void choose_lengths(step *s) {
-    const int32_t fit = least(s->all->max_rows, s->all->max_logits), exact = s->all->exact_rows;
+    const int32_t exact = s->all->exact_rows, fit = kk_round_rows(s->all);
+    const int32_t wanted = exact && exact < fit ? exact : fit;
     /* Every session has its own row, whatever the device promises. */
-    const int32_t most = exact && exact < fit ? (exact > s->n ? exact : s->n) : fit;
+    const int32_t most = wanted > s->n ? wanted : s->n;
     const int32_t share = most / s->n;
     int32_t left = most;
     bool asks = false;
@@ -320,7 +326,7 @@ static void land(kk_rounds *all) {
 static void choose_flight(const step *s, kk_flight *f, int32_t before) {
     const kk_round *r = s->rounds[0];
     kk_choice *c = &f->choice;
-    int32_t rows = least(least(s->all->max_rows, s->all->max_logits), KK_PICK_ROWS);
+    int32_t rows = least(kk_round_rows(s->all), KK_PICK_ROWS);
     if (s->all->exact_rows > 0) rows = least(rows, s->all->exact_rows);
     *c = (kk_choice){.n_from = r->drafting->n};
     if (c->n_from == 0) return;

@@ -108,6 +108,9 @@ typedef struct kk_round {
     int32_t at_hand[KK_MAX_DRAFT];   /* scratch: a draft that was made before the choice */
 } kk_round;
 
+/* The rows that rounds of several sessions are filled up to: as many as have logits, and on a
+ * device that works beside the host as many as it chooses tokens for by itself. */
+int32_t kk_round_rows(const kk_rounds *all);
 /* Runs a round of all n sessions in one forward.  On failure every session is as it was. */
 kk_status kk_round_run(kk_rounds *all, kk_round *const *rounds, int32_t n, kk_err *err);
 /* The outcome without a forward, for a session whose last token's logits are known (in

@@ -97,6 +97,32 @@ static void test_together(void **state) {
     assert_true(together > 0);
 }
 
+/* Who writes after the time is up tells all, itself too, before the thread would. */
+static void test_writers_tell(void **state) {
+    world *w = *state;
+    test_first_parts(state);
+    int told = 0;
+    for (int turn = 0; turn < 50; turn++) {
+        for (int i = 0; i < STREAMS; i++) until_told(w->x[i]);
+        nap(3e-3 * PACE_MS);
+        const double start = text_now();
+        add(w->x[0]);
+        add(w->x[1]);
+        const bool waited = add(w->x[2]) && waits(w->x[1]);
+        if (text_now() - start > 0.5e-3 * PACE_MS) continue; /* the machine was elsewhere */
+        assert_true(waited);
+        while (text_now() - start < 1.2e-3 * PACE_MS) nap(1e-4);
+        const bool before = waits(w->x[1]);
+        const bool own = add(w->x[2]);
+        const bool others = waits(w->x[1]);
+        if (text_now() - start > 1.9e-3 * PACE_MS) continue; /* it may have been the thread */
+        assert_true(before);
+        assert_false(own || others);
+        told++;
+    }
+    assert_true(told > 0);
+}
+
 /* Whatever is written and whenever, it is told of. */
 static void test_all_is_told(void **state) {
     world *w = *state;
@@ -116,6 +142,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_first_parts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_together, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_writers_tell, setup, teardown),
         cmocka_unit_test_setup_teardown(test_all_is_told, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
