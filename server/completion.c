@@ -327,7 +327,8 @@ static bool run_choices(completion *c, const prompt *p, kk_session *s) {
     const int32_t n = c->request.n;
     int32_t opened = 0;
     choice *all = calloc((size_t)n, sizeof *all);
-    bool done = all || fault_set(&c->failed, 503, NULL, "out of memory");
+    if (!all) return fault_set(&c->failed, 503, NULL, "out of memory");
+    bool done = true;
     for (; done && opened < n; opened++) done = open_choice(&all[opened], c, p, s, opened == n - 1);
     if (done) done = write_choices(all, n);
     for (int32_t i = 0; i < opened; i++) {
