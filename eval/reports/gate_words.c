@@ -84,9 +84,9 @@ static void check_counts(kk_gate *g, const char *where, const json_t *row, doubl
         kk_gate_say(g, "%s: %.0f rows were rebuilt, and read %.0f times", where, rows, keys);
 }
 
-/* By how many keys as many queries may differ.  Rows of drafts that were not accepted may have stood
- * at other positions in the two answers, though at none beyond the answer and a draft.  Turns that
- * count their drafts are plain ones. */
+/* By how many keys as many queries may differ.  Rows of drafts that were not accepted may have
+ * stood at other positions in the two answers, though at none beyond the answer and a draft.  Turns
+ * that count their drafts are plain ones. */
 static double drafts_apart(const kk_gate *g, const json_t *row) {
     const char *spec = kk_gate_text(json_object_get(g->report, "settings"), "spec");
     const double layers = kk_gate_number_or(json_object_get(g->report, "model"), "layers", 0);
