@@ -278,7 +278,7 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
     add_test(NAME release.rerun COMMAND bash "${root}/tests/release/rerun_test.sh"
                                         $<TARGET_FILE:kakeya_cli> "${root}"
                                         $<TARGET_FILE:lossless_all>)
-    set_tests_properties(release.rerun PROPERTIES LABELS release TIMEOUT 900)
+    set_tests_properties(release.rerun PROPERTIES LABELS release TIMEOUT 1800)
   endif()
   if(KK_PYTHON AND CMOCKA_FOUND AND TARGET kakeya_eval)
     # A limit of the gate that is a step off, or a finding that is left out, fails one of its tests.

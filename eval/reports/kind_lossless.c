@@ -156,11 +156,12 @@ static void check_group(kk_gate *g, size_t at, size_t formats, int32_t step) {
 static void check_tokens(kk_gate *g, size_t prompts, int32_t step) {
     const double said = kk_gate_number_or(g->report, "prompt_tokens", 0);
     const double made = kk_gate_number_or(json_object_get(g->report, "settings"), "tokens", 0);
-    double sum = 0;
+    int64_t sum = 0;
     for (size_t i = 0; i < prompts; i++)
         sum += kk_lossless_sizes[(int32_t)i * step / KK_LOSSLESS_KINDS];
-    if (said != sum)
-        kk_gate_say(g, "prompts of %.0f tokens, and those of the plan have %.0f", said, sum);
+    if (said != (double)sum)
+        kk_gate_say(g, "prompts of %.0f tokens, and those of the plan have %lld", said,
+                    (long long)sum);
     if (made != KK_LOSSLESS_TOKENS)
         kk_gate_say(g, "generations of %.0f tokens, and the plan has %d", made, KK_LOSSLESS_TOKENS);
 }

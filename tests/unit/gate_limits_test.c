@@ -54,6 +54,10 @@ static bool finds(const char *kind, const char *edits, const char *code, const c
         "\"mean_ms\": 1, \"longest_ms\": 1, \"warm_up\": 8, \"first_ms\": [1, 1, 1, 1, 1, 1, 1, "  \
         "1], \"steady\": {\"n\": 1, \"mean_ms\": 1, \"deviation_ms\": 0, \"cv\": " cv "}}"
 
+/* Of 17 tokens behind 1,124 in 12 layers, 13,680 queries are of no drafts. */
+#define KEYS(queries, rebuilt)                                                                     \
+    "rungs/1/rows/0/reach/queries = " queries "; rungs/5/rows/0/reach/queries = " queries          \
+    "; rungs/5/rows/0/reach/keys_rebuilt = " rebuilt
 #define FASTER(how) "arms/other = {\"tok_s\": 1e6, \"kv_sliding\": " how "}"
 
 /* What lies just within a limit, and what lies just beyond it. */
@@ -120,6 +124,15 @@ static const struct {
      "SPEEDUP_BASELINE", "other is faster"},
     {"bench", FASTER("\"native\", \"restored_rows\": 1"),
      FASTER("\"native\", \"restored_rows\": 0"), "SPEEDUP_BASELINE", "other is faster"},
+    {"needle", KEYS("13692", "5153616"), KEYS("13692", "5153617"), "RESTORED_COUNTS",
+     "with all rows"},
+    {"needle", KEYS("13680", "5153040"), KEYS("13680", "5153041"), "RESTORED_COUNTS",
+     "with all rows"},
+    {"needle", "settings/spec = \"auto\"; " KEYS("13692", "5153041"),
+     "settings/spec = \"none\"; " KEYS("13692", "5153041"), "RESTORED_COUNTS", "with all rows"},
+    {"needle", "settings/seed = 0", "settings/seed = -1", "PLAN_DOCUMENTS", "cannot be drawn"},
+    {"bench", "arms/plain/speedup = 1", "arms/plain/speedup = 1.1", "SPEEDUP_SELF", "plain"},
+    {"bench", "machine/fast = true", "model/fast = true", "CONSTANT", "`fast`"},
     {"sweep", KNEE "0.95", KNEE "0.949", "KNEE_RECOUNT", "the knee is said to be at 0.25"},
     {"bench", ROUNDS("32", "24", "1") "0.064", ROUNDS("32", "24", "1") "0.0641", "ROUND_TIMES",
      "took only"},
