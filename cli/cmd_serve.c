@@ -243,15 +243,6 @@ static kk_serve_opts server_options(serve_args *a) {
                            .user = a};
 }
 
-/* Rows of a round that the sessions of all workers share, each with a draft: the library's own
- * number is made for one session, whose draft of 16 would leave 8 sessions one token each. */
-static int32_t shared_rows(int32_t parallel) {
-    enum { LEAST = 17, EACH = 8, MOST = 64 };
-    const int32_t rows = EACH * parallel < MOST ? EACH * parallel : MOST;
-    const int32_t enough = rows > LEAST ? rows : LEAST;
-    return enough > parallel ? enough : parallel;
-}
-
 static int serve(serve_args *a) {
     char name[256];
     loader_path path;
@@ -266,7 +257,7 @@ static int serve(serve_args *a) {
     kk_serve_opts opts = server_options(a);
     name_model(a, &path, name, sizeof name);
     opts.engine = engine;
-    opts.engine.max_logits = shared_rows(a->parallel);
+    opts.engine.max_logits = -a->parallel; /* all of them may share a round, and draft */
     opts.name = name;
     signal(SIGPIPE, SIG_IGN); /* a client that left is an error of its connection alone */
     term_on_signal(TERM_ASK);

@@ -141,7 +141,8 @@ typedef struct {
     const char *isa;               /* "avx512", "avx2", "neon", "reference"; a GPU's: "sm_86" */
     int32_t threads;               /* 0: all cores this process may run on */
     int32_t max_rows;              /* rows of one forward pass; 0: 128, 2048 on a GPU */
-    int32_t max_logits;            /* rows of it that may ask for logits; 0: 17 */
+    int32_t max_logits;            /* rows of it that may ask for logits; 0: 17; -n: as many as
+                                    * suit n sessions that draft together */
     bool no_pin;                   /* do not pin threads to cores */
     bool mlock;                    /* lock the weights in memory */
     bool huge_pages;               /* ask for huge pages where the system has them */

@@ -28,12 +28,14 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
                        o->model ? "give a model or a synthetic one, not both" : "no model given");
     const struct {
         const char *name;
-        int32_t value;
-    } sizes[] = {{"threads", o->threads}, {"max_rows", o->max_rows}, {"max_logits", o->max_logits}};
+        int64_t value;
+    } sizes[] = {{"threads", o->threads},
+                 {"max_rows", o->max_rows},
+                 {"max_logits", o->max_logits < 0 ? -(int64_t)o->max_logits : o->max_logits}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 0 || sizes[i].value > MOST_ROWS)
-            return kk_fail(err, KK_EINVAL, "%s is %d: between 0 (the default) and %d",
-                           sizes[i].name, sizes[i].value, MOST_ROWS);
+            return kk_fail(err, KK_EINVAL, "%s is %lld: between 0 (the default) and %d",
+                           sizes[i].name, (long long)sizes[i].value, MOST_ROWS);
     if (o->ahead < -1 || o->ahead > 1)
         return kk_fail(err, KK_EINVAL, "ahead is %d: 1, 0 or -1", o->ahead);
     if (o->exact_packed_rows < -1 || o->exact_packed_rows > KK_PICK_ROWS)
@@ -83,9 +85,20 @@ static int32_t rows_for(const kk_engine *e, const kk_engine_opts *o) {
     return rows;
 }
 
+/* 17 rows are one session and its draft of 16, which would leave 8 sessions one drafted token each.
+ * A device that queues its work has its fastest kernels for so few rows. */
+static int32_t logits_for(const kk_engine *e, const kk_engine_opts *o) {
+    enum { EACH = 8, MOST = 64 };
+    if (o->max_logits > 0) return o->max_logits;
+    const int32_t n = -o->max_logits;
+    const int32_t suits = e->backend->queues ? 0 : n < MOST / EACH ? n * EACH : MOST;
+    const int32_t rows = suits > DEFAULT_LOGITS ? suits : DEFAULT_LOGITS;
+    return rows > n ? rows : n;
+}
+
 static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
     e->rounds.max_rows = rows_for(e, o);
-    e->rounds.max_logits = o->max_logits ? o->max_logits : DEFAULT_LOGITS;
+    e->rounds.max_logits = logits_for(e, o);
     if (e->rounds.max_logits > e->rounds.max_rows) e->rounds.max_logits = e->rounds.max_rows;
     e->rounds.ahead = o->ahead > 0 || (o->ahead == 0 && e->backend->queues);
     const kk_dev_opts how = {.threads = o->threads,

@@ -749,6 +749,18 @@ static void rounds_are_filled_up_to(void **state) {
     }
 }
 
+/* Rows for the drafts of so many sessions, on a device that does not queue its work. */
+static void rows_suit_the_sessions(void **state) {
+    (void)state;
+    static const int32_t asked[] = {0, -1, -4, -8, -20, -100},
+                         rows[] = {17, 17, 32, 64, 64, 100};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        kk_engine *e = shared_engine(asked[i], -1);
+        assert_int_equal(e->rounds.max_logits, rows[i]);
+        kk_engine_close(e);
+    }
+}
+
 static double cpu_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -817,6 +829,7 @@ int main(void) {
         cmocka_unit_test(who_leads_and_stays_away_stops_nobody),
         cmocka_unit_test(who_begins_shares_the_first_round),
         cmocka_unit_test(rounds_are_filled_up_to),
+        cmocka_unit_test(rows_suit_the_sessions),
         cmocka_unit_test(nobody_spins),
         cmocka_unit_test(callbacks_may_generate),
     };

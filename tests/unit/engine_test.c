@@ -43,6 +43,7 @@ static void bad_options_are_named(void **state) {
         {{.synthetic = "tiny:f32:2", .threads = -2}, KK_EINVAL, "threads is -2"},
         {{.synthetic = "tiny:f32:2", .max_rows = -1}, KK_EINVAL, "max_rows is -1"},
         {{.synthetic = "tiny:f32:2", .max_logits = 1 << 20}, KK_EINVAL, "max_logits"},
+        {{.synthetic = "tiny:f32:2", .max_logits = INT32_MIN}, KK_EINVAL, "max_logits"},
         {{.synthetic = "tiny:f32:2", .memory_limit = UINT64_MAX}, KK_EINVAL, "limit"},
         {{.synthetic = "tiny:f32:2", .memory_limit = 1000}, KK_ENOMEM, ""},
         {{.model = "/no/such/model"}, KK_EIO, "/no/such/model"},

@@ -31,7 +31,7 @@ enum {
     TASK_PAIRS = 64,       /* most pairs of an attention task */
     SLICE = 256,           /* latent values of a task that makes q' */
     ANGLES = 16,           /* pages of the widest head, all of it rotated, whose angles are kept */
-    KEEP_ROWS = 32,        /* most rows of a forward that keeps keys: a prompt's are soon gone */
+    KEEP_ROWS = 64,        /* most rows of a forward that keeps keys: a prompt's are soon gone */
 };
 
 /* ---- scratch ---------------------------------------------------------------------------- */
