@@ -577,6 +577,23 @@ static void forget_kv(store *s, const char *id) {
     catalog_row_free(&row);
 }
 
+/* Whether a loaded session keeps its rows as one of these options does: what loads one keeps them
+ * as they were saved. */
+static bool keeps_alike(store *s, const kk_session *loaded, const kk_session_opts *opts) {
+    kk_session *probe;
+    kk_session_opts is, want;
+    if (kk_session_new(&probe, s->opts.engine, opts, NULL) != KK_OK) return true;
+    kk_session_options(probe, &want);
+    kk_session_free(probe);
+    kk_session_options(loaded, &is);
+    if (is.kv_format != want.kv_format || is.kv_sliding != want.kv_sliding ||
+        is.kv_full != want.kv_full)
+        return false;
+    const bool all = is.kv_sliding == KK_KEEP_ALL && is.kv_full == KK_KEEP_ALL;
+    return all || (is.sink == want.sink && is.window == want.window && is.chunk == want.chunk &&
+                   is.latents == want.latents);
+}
+
 static kk_status load_kv(store *s, const char *id, const kk_session_opts *opts, store_loaded *l,
                          kk_err *err) {
     char path[PATH];
@@ -592,6 +609,8 @@ static kk_status load_kv(store *s, const char *id, const kk_session_opts *opts, 
     if (st != KK_OK && st != KK_EFORMAT) say(s, "state: %s: %.200s; it is read again", id, why.msg);
     if (st == KK_OK && kk_session_other_weights(l->session)) {
         say(s, "state: the K/V of %s was made with other weights; it is read again", id);
+    } else if (st == KK_OK && !keeps_alike(s, l->session, opts)) {
+        say(s, "state: the K/V of %s was kept in another way; it is read again", id);
     } else if (st == KK_OK && fits(s, path, l)) {
         bump(s, &s->counts.loaded);
         return KK_OK;

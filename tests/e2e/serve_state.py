@@ -394,6 +394,18 @@ def test_five_turns_with_restarts():
             [there["content"], there.get("reasoning_content")]
 
 
+def test_kept_in_another_way():
+    """Rows of another format or policy than this start's serve no conversation: it is read again."""
+    ways = (), ("--kv-format", "q8"), (), ("--kv-full", "window", "--window", "64"), ()
+    for way in ways:
+        with start("ways", *way) as s:
+            first = talk(s, 1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            again = talk(s, 1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert first == 0 and again > 200, (way, first, again, s.lines)
+    with start("ways") as s:
+        assert talk(s, 1)["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
+
+
 def test_killed_conversation():
     """Without a K/V file nothing is cached, nothing is wrong, and it is still one conversation."""
     _, cached, _ = turns("killed", "kill", reasoning_effort="none")
