@@ -752,8 +752,7 @@ static void rounds_are_filled_up_to(void **state) {
 /* Rows for the drafts of so many sessions, on a device that does not queue its work. */
 static void rows_suit_the_sessions(void **state) {
     (void)state;
-    static const int32_t asked[] = {0, -1, -4, -8, -20, -100},
-                         rows[] = {17, 17, 32, 64, 64, 100};
+    static const int32_t asked[] = {0, -1, -4, -8, -20, -100}, rows[] = {17, 17, 32, 64, 64, 100};
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
         kk_engine *e = shared_engine(asked[i], -1);
         assert_int_equal(e->rounds.max_logits, rows[i]);
