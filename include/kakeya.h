@@ -256,7 +256,7 @@ typedef struct {
     int64_t retried;            /* shared ones that failed and were run again one by one */
     int64_t chunks, chunk_rows; /* passes that evaluated appended tokens, and these */
     int64_t cut;                /* chunks made shorter because other sessions were decoding */
-    int64_t ahead; /* of `sessions`, those whose thread had not handed out all earlier tokens */
+    int64_t ahead; /* of `sessions`, those whose thread was still handing out earlier tokens */
 } kk_sharing;
 KK_API void kk_engine_sharing(kk_engine *e, kk_sharing *out);
 

@@ -17,18 +17,15 @@ enum {
     CHUNK_ROUNDS = 4, /* a chunk takes as long as so many rounds while others decode, which then
                        * go on at a fifth of their speed while the prompt has the rest */
     LEAST_ROWS = 16,  /* least rows of a chunk: fewer cost nearly as much */
-    WAKE_AT = KK_MOST_AHEAD / 2, /* outcomes for which a thread is woken: the others are its time to
-                                  * get a core, in which it need not be waited for */
 };
 
 /* How long others wait for a session that is between two rounds: a share of what a round takes, and
  * at least as long as a thread may need to wake up and come back. */
 static const double wait_share = 0.25, wait_least = 200e-6;
-static const double patience = 4e-3; /* text that comes so often is seen to come at once */
-static const double newest = 0.25;   /* weight of the last round in the average */
+static const double newest = 0.25; /* weight of the last round in the average */
 
 void kk_schedule_init(kk_schedule *q) {
-    *q = (kk_schedule){.patience = patience, .wait_least = wait_least};
+    *q = (kk_schedule){0};
     pthread_mutex_init(&q->lock, NULL);
     q->end = &q->first;
 }
@@ -64,9 +61,9 @@ void kk_task_free(kk_task *t) {
 
 /* ---- the queue -------------------------------------------------------------------------- */
 
-static double due_back(const kk_schedule *q, const kk_task *t) {
+static double due_back(const kk_task *t) {
     const double share = wait_share * t->round_s;
-    return t->done_at + (share > q->wait_least ? share : q->wait_least);
+    return t->done_at + (share > wait_least ? share : wait_least);
 }
 
 static void count_overtaken(kk_schedule *q, kk_task *t) {
@@ -76,7 +73,7 @@ static void count_overtaken(kk_schedule *q, kk_task *t) {
 
 /* A session is slow that comes back for a round later than others wait. */
 static void push(kk_schedule *q, kk_task *t, bool chunk) {
-    t->slow = !chunk && t->round_s > 0 && kk_now() > due_back(q, t);
+    t->slow = !chunk && t->round_s > 0 && kk_now() > due_back(t);
     t->state = KK_TASK_QUEUED;
     t->chunk = chunk;
     t->overtaken = 0;
@@ -114,7 +111,7 @@ static bool can_come_along(const kk_task *t) {
 static int32_t expected(const kk_schedule *q, int64_t kind, double now, double *until) {
     int32_t n = 0;
     for (const kk_task *t = q->decoding; t; t = t->decoding) {
-        const double due = due_back(q, t);
+        const double due = due_back(t);
         if (t->state != KK_TASK_BETWEEN || t->slow || due <= now || can_come_along(t)) continue;
         if (kind >= 0 && t->kind != kind) continue;
         if (n++ == 0 || due > *until) *until = due;
@@ -139,7 +136,7 @@ static void take(kk_schedule *q, kk_task *t) {
     q->batch[q->n_batch++] = t;
     t->state = KK_TASK_RUNNING;
     t->open_before = t->n_open;
-    q->counts.ahead += !t->awaited || t->n_ready > 0;
+    q->counts.ahead += !t->awaited;
     if (q->timer == t) q->timer = NULL;
 }
 
@@ -204,20 +201,6 @@ static bool dispatch(kk_schedule *q, kk_task *self) {
     return start(q, t, self, now) == self;
 }
 
-/* When a thread that sleeps looks whether outcomes are there that nobody told it of, because who
- * led is busy with its callback; 0: it is told of each. */
-static double look_again(const kk_schedule *q, const kk_task *t) {
-    if (q->timer == t) return q->timer_at;
-    return t->awaited && t->goes_on ? kk_now() + q->patience + 2 * q->round_s : 0;
-}
-
-/* Whether outcomes are there and nobody is about to tell it of them. */
-static bool finds_outcomes(kk_task *t) {
-    const bool found = t->awaited && t->n_ready > 0;
-    if (found) t->awaited = false;
-    return found;
-}
-
 /* Queues the task, unless somebody runs it already.  True: it leads the forward that is to start
  * now; false: others ran it. */
 static bool wait_turn(kk_schedule *q, kk_task *t, bool chunk) {
@@ -229,7 +212,7 @@ static bool wait_turn(kk_schedule *q, kk_task *t, bool chunk) {
     t->awaited = true;
     if (t->state != KK_TASK_RUNNING) push(q, t, chunk);
     bool leads = t->state == KK_TASK_QUEUED && dispatch(q, t);
-    double until = look_again(q, t);
+    double until = q->timer == t ? q->timer_at : 0;
     pthread_mutex_unlock(&q->lock);
     while (!leads) {
         const unsigned woken = kk_wake_wait(&t->wake, until);
@@ -237,11 +220,9 @@ static bool wait_turn(kk_schedule *q, kk_task *t, bool chunk) {
         if (woken & LEAD) return true;
         pthread_mutex_lock(&q->lock);
         if (q->timer == t && q->timer_at <= kk_now()) q->timer = NULL;
-        const bool found = finds_outcomes(t);
         leads = t->state == KK_TASK_QUEUED && dispatch(q, t);
-        until = look_again(q, t);
+        until = q->timer == t ? q->timer_at : 0;
         pthread_mutex_unlock(&q->lock);
-        if (found) return false;
     }
     return true;
 }
@@ -315,7 +296,6 @@ static void post(kk_schedule *q, const kk_engine *e, kk_task *t, double seconds,
     t->goes_on = may_go_on(q, e, t);
     if (lost && t->st == KK_OK) kk_round_drop(r);
     if (lost) return;
-    if (t->n_ready == 0) t->ready_at = t->done_at;
     kk_outcome *o = &t->outcome[(t->ready + t->n_ready++) % KK_MOST_AHEAD];
     kk_outcome_of(r, o);
     o->st = t->st;
@@ -329,62 +309,31 @@ static void post(kk_schedule *q, const kk_engine *e, kk_task *t, double seconds,
     }
 }
 
-/* Whether the thread that sleeps beside its outcomes is woken now: also when there was no place for
- * its session in the round that ended, as whoever is queued comes first. */
-static bool is_due(const kk_schedule *q, const kk_task *t, double now) {
-    const bool left_out = t->done_at < now;
-    return !t->goes_on || left_out || t->n_ready >= WAKE_AT ||
-           now + q->round_s - t->ready_at > q->patience;
-}
-
-/* The sessions whose threads are to be woken, by the leader. */
-static int32_t list_due(kk_schedule *q, kk_task *self, kk_task *due[KK_MAX_GROUPS], double now) {
-    const bool back_soon = self->goes_on && !self->slow;
-    int32_t n = 0;
-    self->awaited = false;
-    for (kk_task *t = q->decoding; t && n < KK_MAX_GROUPS; t = t->decoding) {
-        if (t->state != KK_TASK_BETWEEN || !t->awaited) continue;
-        if (back_soon && !is_due(q, t, now)) continue;
-        t->awaited = false;
-        due[n++] = t;
-    }
-    q->woken += n;
-    return n;
-}
-
-/* Who leads now leaves: somebody else must, of those that sleep beside their outcomes. */
-static void wake_others(kk_schedule *q) {
-    for (kk_task *t = q->decoding; t; t = t->decoding) {
-        if (t->state != KK_TASK_BETWEEN || !t->awaited) continue;
-        t->awaited = false;
-        q->woken++;
-        kk_wake_set(&t->wake, DONE);
-    }
-}
-
 /* The forward is over: its sessions call back, and the next may start. */
-static void end_batch(kk_engine *e, kk_task *self, double seconds, int64_t syncs) {
+static void end_batch(kk_engine *e, const kk_task *self, double seconds, int64_t syncs) {
     kk_schedule *q = &e->schedule;
-    kk_task *due[KK_MAX_GROUPS];
+    kk_task *done[KK_MAX_GROUPS];
+    int32_t n = 0;
     pthread_mutex_lock(&q->lock);
     count_rounds(q, seconds);
     const double now = kk_now();
     for (int32_t i = 0; i < q->n_batch; i++) {
         kk_task *t = q->batch[i];
+        post(q, e, t, seconds, syncs);
         t->round_s = seconds;
         t->done_at = now;
         t->state = KK_TASK_BETWEEN;
-        post(q, e, t, seconds, syncs);
+        if (t != self && t->awaited) done[n++] = t;
+        t->awaited = false;
     }
-    const int32_t n = list_due(q, self, due, now);
     q->busy = false;
     dispatch(q, NULL);
     pthread_mutex_unlock(&q->lock);
-    for (int32_t i = 0; i < n; i++) kk_wake_set(&due[i]->wake, DONE);
+    for (int32_t i = 0; i < n; i++) kk_wake_set(&done[i]->wake, DONE);
 }
 
 /* Runs the batch, of which self is a part. */
-static void lead(kk_engine *e, kk_task *self) {
+static void lead(kk_engine *e, const kk_task *self) {
     kk_engine_lock(e);
     const double from = kk_now();
     const int64_t before = syncs_of(e);
@@ -404,10 +353,10 @@ static void hand_in(kk_task *t, kk_round *r, const kk_outcome *last, int32_t n_k
 }
 
 /* False: there is none yet. */
-static bool take_outcome(const kk_schedule *q, kk_task *t, kk_outcome *out) {
+static bool take_outcome(kk_task *t, kk_outcome *out) {
     if (t->n_ready == 0) return false;
     const bool full = t->n_ready == KK_MOST_AHEAD;
-    t->slow = full && kk_now() > due_back(q, t);
+    t->slow = full && kk_now() > due_back(t);
     *out = t->outcome[t->ready];
     t->ready = (t->ready + 1) % KK_MOST_AHEAD;
     t->n_ready--;
@@ -420,13 +369,13 @@ void kk_schedule_round(kk_session *s, kk_round *r, const kk_outcome *last, kk_ou
     pthread_mutex_lock(&q->lock);
     if (last) hand_in(t, r, last, last->n);
     const bool full = t->n_ready == KK_MOST_AHEAD;
-    bool there = take_outcome(q, t, out);
+    bool there = take_outcome(t, out);
     if (full) dispatch(q, NULL); /* waiting sessions can be joined with it again */
     pthread_mutex_unlock(&q->lock);
     while (!there) {
         if (wait_turn(q, t, false)) lead(s->engine, t);
         pthread_mutex_lock(&q->lock);
-        there = take_outcome(q, t, out);
+        there = take_outcome(t, out);
         pthread_mutex_unlock(&q->lock);
     }
 }
@@ -442,8 +391,6 @@ void kk_schedule_enter(kk_session *s, kk_round *r) {
     t->kind = other ? other->kind : q->kinds++;
     t->round = r;
     t->round_s = 0;
-    t->done_at = kk_now();
-    t->state = KK_TASK_BETWEEN;
     t->slow = t->goes_on = t->leaves = false;
     t->n_open = t->n_ready = 0;
     t->decoding = q->decoding;
@@ -478,7 +425,6 @@ void kk_schedule_leave(kk_session *s, kk_round *r, const kk_outcome *last, int32
     *at = t->decoding;
     t->decoding = NULL;
     t->state = KK_TASK_IDLE;
-    wake_others(q);
     dispatch(q, NULL); /* nobody waits for it any more */
     pthread_mutex_unlock(&q->lock);
 }

@@ -7,25 +7,15 @@
  * until it is told to lead.  A chunk of a prompt is queued too, and run by its own thread when its
  * turn comes.
  *
- * A plain session goes on while its thread still hands out the tokens of the rounds before, or
- * sleeps: whoever leads takes it along, and its outcomes wait for it, at most KK_MOST_AHEAD.  When
- * its callback then stops the generation, the rounds after that are forgotten.  So callbacks run
- * beside the next forward, and a thread that gets no core for a while finds several outcomes.
- *
- * A thread that wakes up takes a core from the forward, and rounds of a small model are shorter
- * than it takes to wake eight threads.  So a plain session's thread is woken when half of its
- * outcomes are there, or when the oldest would be older than `patience` after one more round, or
- * when no other outcome can follow; where rounds take longer than that, it is woken after each.
- * The leader, whose thread is awake, hands out its own outcome and leads again.  Should its
- * callback take its time, or end the generation, the others must not sleep on: it wakes all of them
- * when it was slow the last time or will not come back, and a thread that sleeps looks by itself
- * after a while.
+ * A plain session goes on while its thread still hands out the tokens of the rounds before: whoever
+ * leads takes it along, and its outcomes wait for it, at most KK_MOST_AHEAD.  When its callback
+ * then stops the generation, the rounds after that are forgotten.  So threads wake up and run their
+ * callbacks beside the next forward, and one that gets no core for a while finds several outcomes.
  *
  * Sessions that draft, or whose choices ask their caller, come back for each round, after their
  * callbacks, at nearly the same time.  Whoever comes first waits for the others, at most a quarter
  * of what a round takes; the last one leads.  A session that took longer is not waited for until it
- * has been quick once more.  One that has just begun is expected in the same way, so that sessions
- * that begin together share their first round too.
+ * has been quick once more.
  *
  * Order: the oldest first.  A round that had to wait for a chunk comes before the next chunk, so
  * that a session that decodes waits for one chunk at most, however many prompts there are.  While
@@ -42,14 +32,13 @@
 
 typedef struct kk_task kk_task;
 
-enum { KK_MOST_AHEAD = 8 }; /* outcomes that wait for a session's thread */
+enum { KK_MOST_AHEAD = 4 }; /* outcomes that wait for a session's thread */
 
 typedef enum {
     KK_TASK_IDLE,
     KK_TASK_QUEUED,
     KK_TASK_RUNNING,
-    KK_TASK_BETWEEN, /* its round is done or its generation began: its thread is expected to queue
-                      * the next, where whoever leads does not take it along */
+    KK_TASK_BETWEEN, /* its round is done, and its thread is expected to queue the next */
 } kk_task_state;
 
 /* What a round came to, for the thread that hands it out. */
@@ -75,7 +64,7 @@ struct kk_task {
     kk_wake wake;
     kk_session *session;
     kk_task_state state;
-    bool awaited;      /* its thread sleeps until it is told of its outcomes */
+    bool awaited;      /* its thread sleeps until an outcome is there */
     kk_task *next;     /* in the queue */
     kk_task *decoding; /* the next session that is inside kk_generate */
     bool chunk;        /* a chunk of a prompt; false: a round */
@@ -85,7 +74,6 @@ struct kk_task {
     double round_s;    /* how long that took; 0: there was none */
     bool slow;         /* it came back late the last time */
     double row_s;      /* seconds per row of its last chunk; 0: there was none */
-    double ready_at;   /* when the oldest outcome that waits was there */
 
     kk_round *round; /* while it runs, or may be taken along, the leader's */
     kk_status st;    /* status of the running round, with err; written by the leader */
@@ -111,10 +99,6 @@ typedef struct {
     double timer_at;
     double round_s; /* how long rounds took of late; 0: there was none */
     int64_t kinds;  /* numbers given out */
-    /* Seconds that outcomes may wait for more of them, and that others wait at least for a session
-     * that is between two rounds; tests change them. */
-    double patience, wait_least;
-    int64_t woken; /* threads that were woken for outcomes */
     kk_sharing counts;
     int32_t most_overtaken; /* chunks that ran while one and the same round was queued */
 } kk_schedule;

@@ -192,14 +192,12 @@ static kk_engine *shared_engine(int32_t max_logits, int32_t ahead) {
 
 static void everybody_gets_what_they_get_alone(void **state) {
     static const int32_t users[] = {2, 16, 5, 9, 3, 12};
-    static const double patience[] = {0, 4e-3, 1}; /* woken for each outcome, or for several */
     (void)state;
     uint64_t rng = 20261116;
     int64_t shared = 0, ahead = 0;
     for (size_t i = 0; i < sizeof users / sizeof *users; i++) {
         kk_engine *e = shared_engine(i % 2 ? 5 : 0, i % 3 == 1 ? 1 : 0);
         kk_sharing c;
-        e->schedule.patience = patience[i / 2];
         for (int k = 0; k < 2; k++) compare_drawn(e, &rng, users[i]);
         kk_engine_sharing(e, &c);
         assert_true(c.most <= (i % 2 ? 5 : 17));
@@ -261,14 +259,13 @@ static bool wait_at_gate(void *arg, int32_t id) {
 }
 
 /* Until a forward was begun and so many rounds wait behind it. */
-static void await_queue(kk_engine *e, int32_t n, bool with_those_it_has) {
-    kk_schedule *q = &e->schedule;
+static void await_queue(kk_engine *e, int32_t n) {
     for (bool there = false; !there; nap()) {
-        pthread_mutex_lock(&q->lock);
-        int32_t queued = with_those_it_has ? q->n_batch : 0;
-        for (const kk_task *t = q->first; t; t = t->next) queued++;
-        there = q->busy && queued == n;
-        pthread_mutex_unlock(&q->lock);
+        pthread_mutex_lock(&e->schedule.lock);
+        int32_t queued = 0;
+        for (const kk_task *t = e->schedule.first; t; t = t->next) queued++;
+        there = e->schedule.busy && queued == n;
+        pthread_mutex_unlock(&e->schedule.lock);
     }
 }
 
@@ -303,7 +300,7 @@ static void sixty_four_take_turns(void **state) {
     kk_fault_after(1, true);
     kk_engine_lock(e);
     for (int i = 0; i < N; i++) atomic_store(&gates[i].open, true);
-    await_queue(e, N, true); /* the first may have waited for the last that began */
+    await_queue(e, N - 1);
     kk_engine_unlock(e);
     for (int i = 0; i < N; i++) pthread_join(id[i], NULL);
     kk_fault_after(0, false);
@@ -500,9 +497,9 @@ static void a_failure_is_one_session_s_own(void **state) {
     /* One leads, and takes the one along that is to fail; the others share the next. */
     kk_engine_lock(e);
     atomic_store(&gates[0].open, true);
-    await_queue(e, 0, false);
+    await_queue(e, 0);
     for (int i = 1; i <= OTHERS; i++) atomic_store(&gates[i].open, true);
-    await_queue(e, OTHERS - 1, false);
+    await_queue(e, OTHERS - 1);
     kk_engine_unlock(e);
     for (int i = 0; i <= OTHERS; i++) pthread_join(id[i], NULL);
     for (int i = 0; i < OTHERS; i++) {
@@ -598,137 +595,16 @@ static void who_is_away_is_taken_along(void **state) {
     kk_engine_close(e);
 }
 
-static bool is_waited_for(kk_fair_lock *l) {
-    pthread_mutex_lock(&l->lock);
-    const bool waited = l->next - l->serving > 1;
-    pthread_mutex_unlock(&l->lock);
-    return waited;
-}
-
-/* Until all sleep, or are done: who leads waits for the engine, which the caller holds, and the
- * others for it. */
-static void await_sleepers(kk_engine *e) {
-    kk_schedule *q = &e->schedule;
-    for (bool there = false; !there; nap()) {
-        int32_t awake = 0;
-        pthread_mutex_lock(&q->lock);
-        for (const kk_task *t = q->decoding; t; t = t->decoding) awake += !t->awaited;
-        there = !q->decoding || (q->busy && awake == 0 && is_waited_for(&e->lock));
-        pthread_mutex_unlock(&q->lock);
-    }
-}
-
-/* Threads that wait sleep through several rounds, in which the leader takes them along. */
-static void who_waits_is_woken_for_several(void **state) {
-    (void)state;
-    enum { N = 4, EACH = 201, STEPS = 24, FOR = KK_MOST_AHEAD / 2 };
-    static decoder d[N], alone;
-    static gate gates[N];
-    pthread_t id[N];
-    uint64_t hash[N];
-    kk_sharing before, after;
-    kk_engine *e = tiny_engine("tiny:f32:2", 2, ROWS);
-    e->schedule.patience = 1000;
-    e->schedule.wait_least = 5; /* nobody is slow */
-    for (uint32_t i = 0; i < N; i++) {
-        make_decoder(&alone, e, 10, EACH, i + 1);
-        run_decoder(&alone);
-        hash[i] = alone.r.logits_hash;
-        kk_session_free(alone.s);
-        make_decoder(&d[i], e, 10, EACH, i + 1);
-        gates[i] = (gate){.at = 1};
-        d[i].hears = wait_at_gate;
-        d[i].other = &gates[i];
-        assert_int_equal(pthread_create(&id[i], NULL, run_decoder, &d[i]), 0);
-    }
-    for (int i = 0; i < N; i++)
-        while (atomic_load(&d[i].heard) < 1) nap();
-    kk_engine_lock(e);
-    for (int i = 0; i < N; i++) atomic_store(&gates[i].open, true);
-    kk_engine_sharing(e, &before);
-    for (int i = 0; i < STEPS; i++) { /* a forward each, or more where this thread is late */
-        await_sleepers(e);
-        kk_engine_unlock(e);
-        kk_engine_lock(e);
-    }
-    pthread_mutex_lock(&e->schedule.lock);
-    const int64_t woken = e->schedule.woken;
-    after = e->schedule.counts;
-    pthread_mutex_unlock(&e->schedule.lock);
-    kk_engine_unlock(e);
-    for (int i = 0; i < N; i++) pthread_join(id[i], NULL);
-    for (int i = 0; i < N; i++) {
-        assert_int_equal(d[i].st, KK_OK);
-        assert_int_equal(d[i].heard, EACH);
-        assert_true(d[i].r.logits_hash == hash[i]);
-        kk_session_free(d[i].s);
-    }
-    assert_true(woken > 0);
-    assert_true(woken <= (N - 1) * (after.rounds - before.rounds) / FOR);
-    assert_true(after.ahead > before.ahead);
-    kk_engine_close(e);
-}
-
-/* Others sleep and rely on the leader, whose callback then waits for them to be done. */
-static void who_leads_and_stays_away_stops_nobody(void **state) {
-    (void)state;
-    enum { N = 6, EACH = 40 };
-    static decoder d[N];
-    pthread_t id[N];
-    static gate gates[N];
-    kk_engine *e = tiny_engine("tiny:f32:2", 2, ROWS);
-    for (int first = 0; first < N; first++) { /* each of them may be the one that leads then */
-        for (uint32_t i = 0; i < N; i++) {
-            make_decoder(&d[i], e, 10, EACH, i + 1);
-            gates[i] = (gate){.at = (int)i == first ? 1 + 5 * first : EACH + 1};
-            d[i].hears = wait_at_gate;
-            d[i].other = &gates[i];
-            assert_int_equal(pthread_create(&id[i], NULL, run_decoder, &d[i]), 0);
-        }
-        for (int i = 0; i < N; i++)
-            if (i != first) pthread_join(id[i], NULL);
-        atomic_store(&gates[first].open, true);
-        pthread_join(id[first], NULL);
-        for (int i = 0; i < N; i++) {
-            assert_int_equal(d[i].st, KK_OK);
-            assert_int_equal(d[i].heard, EACH);
-            kk_session_free(d[i].s);
-        }
-    }
-    kk_engine_close(e);
-}
-
-/* One that has begun, and hears its first token, is waited for. */
-static void who_begins_shares_the_first_round(void **state) {
-    (void)state;
-    enum { EACH = 20 };
-    static decoder a, b;
-    gate begins = {.at = 1};
-    pthread_t id[2];
-    kk_sharing c;
-    kk_engine *e = tiny_engine("tiny:f32:2", 2, ROWS);
-    e->schedule.wait_least = 5;
-    make_decoder(&a, e, 10, EACH, 1);
-    make_decoder(&b, e, 10, EACH, 2);
-    b.hears = wait_at_gate;
-    b.other = &begins;
-    assert_int_equal(pthread_create(&id[1], NULL, run_decoder, &b), 0);
-    while (atomic_load(&b.heard) < 1) nap();
-    assert_int_equal(pthread_create(&id[0], NULL, run_decoder, &a), 0);
-    for (bool waits = false; !waits; nap()) {
-        pthread_mutex_lock(&e->schedule.lock);
-        waits = e->schedule.first == &a.s->task || e->schedule.counts.rounds > 0;
-        pthread_mutex_unlock(&e->schedule.lock);
-    }
-    atomic_store(&begins.open, true);
-    pthread_join(id[0], NULL);
-    pthread_join(id[1], NULL);
-    kk_engine_sharing(e, &c);
-    assert_int_equal(c.rounds, EACH - 1);
-    assert_int_equal(c.shared, EACH - 1);
-    kk_session_free(a.s);
-    kk_session_free(b.s);
-    kk_engine_close(e);
+static kk_engine *rows_engine(int32_t max_logits, int32_t ahead) {
+    kk_engine *e = NULL;
+    const kk_engine_opts opts = {.synthetic = "tiny:f32:2",
+                                 .threads = 1,
+                                 .max_rows = 128,
+                                 .max_logits = max_logits,
+                                 .ahead = ahead,
+                                 .no_pin = true};
+    assert_ok(kk_engine_open(&e, &opts, why));
+    return e;
 }
 
 /* A device that works beside the host chooses so many tokens by itself, and no more. */
@@ -736,14 +612,7 @@ static void rounds_are_filled_up_to(void **state) {
     (void)state;
     static const int32_t ahead[] = {-1, 1}, rows[] = {64, KK_PICK_ROWS};
     for (int i = 0; i < 2; i++) {
-        kk_engine *e = NULL;
-        const kk_engine_opts opts = {.synthetic = "tiny:f32:2",
-                                     .threads = 1,
-                                     .max_rows = 128,
-                                     .max_logits = 64,
-                                     .ahead = ahead[i],
-                                     .no_pin = true};
-        assert_ok(kk_engine_open(&e, &opts, why));
+        kk_engine *e = rows_engine(64, ahead[i]);
         assert_int_equal(kk_round_rows(&e->rounds), rows[i]);
         kk_engine_close(e);
     }
@@ -754,7 +623,7 @@ static void rows_suit_the_sessions(void **state) {
     (void)state;
     static const int32_t asked[] = {0, -1, -4, -8, -20, -100}, rows[] = {17, 17, 32, 64, 64, 100};
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
-        kk_engine *e = shared_engine(asked[i], -1);
+        kk_engine *e = rows_engine(asked[i], -1);
         assert_int_equal(e->rounds.max_logits, rows[i]);
         kk_engine_close(e);
     }
@@ -824,9 +693,6 @@ int main(void) {
         cmocka_unit_test(a_chunk_that_is_cut_can_be_taken_back),
         cmocka_unit_test(a_failure_is_one_session_s_own),
         cmocka_unit_test(who_is_away_is_taken_along),
-        cmocka_unit_test(who_waits_is_woken_for_several),
-        cmocka_unit_test(who_leads_and_stays_away_stops_nobody),
-        cmocka_unit_test(who_begins_shares_the_first_round),
         cmocka_unit_test(rounds_are_filled_up_to),
         cmocka_unit_test(rows_suit_the_sessions),
         cmocka_unit_test(nobody_spins),
