@@ -109,6 +109,14 @@ need_tool() {
     done
 }
 
+# within_memory KB COMMAND... - in a subshell: under a limit of addresses, if the program starts
+# there at all; a sanitizer's shadow takes terabytes of them.
+within_memory() {
+    (ulimit -v "$1" && "$KAKEYA" version) >/dev/null 2>&1 && ulimit -v "$1"
+    shift
+    exec "$@"
+}
+
 # need_serve - the module of `kakeya serve` is needed.
 need_serve() {
     [ -n "${KK_SERVE_MODULE:-}" ] || skip_all "the module of kakeya serve is not built (scripts/setup serve)"

@@ -18,7 +18,7 @@ exits 1 serve --api-key-file "$work/empty"
 has "$err" "has no key in it"
 lacks "$err" "kakeya info"
 if [ -c /dev/zero ]; then
-    (ulimit -v 4000000 && exec "$KAKEYA" serve --api-key-file /dev/zero) >"$work/out" 2>"$work/err"
+    (within_memory 4000000 "$KAKEYA" serve --api-key-file /dev/zero) >"$work/out" 2>"$work/err"
     same $? 1 "keys without an end"
     has "$(cat "$work/err")" "line 1 of '/dev/zero' is no line of text"
 fi

@@ -62,7 +62,7 @@ has "$err" "cannot read '$work/nothing'"
 exits 2 tokenize -m "$model" -f "$work/text" -p x
 # A line without an end is an error, not the end of the file.
 if [ -c /dev/zero ]; then
-    (ulimit -v 4000000 && exec "$KAKEYA" tokenize -m "$model" --jsonl /dev/zero) >"$work/out" 2>"$work/err"
+    (within_memory 4000000 "$KAKEYA" tokenize -m "$model" --jsonl /dev/zero) >"$work/out" 2>"$work/err"
     same $? 1 "tokenize --jsonl /dev/zero"
     has "$(cat "$work/err")" "cannot read the lines of '/dev/zero': File too large"
 fi

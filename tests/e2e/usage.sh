@@ -56,7 +56,7 @@ has "$err" "'sse'" "leave --isa out"
 lacks "$err" '`'
 # A stream without an end is given up before it has the machine's memory.
 if [ -c /dev/zero ]; then
-    (ulimit -v 4000000 && exec "$KAKEYA" run -m "$model" -f /dev/zero) >"$work/out" 2>"$work/err"
+    (within_memory 4000000 "$KAKEYA" run -m "$model" -f /dev/zero) >"$work/out" 2>"$work/err"
     same $? 1 "run -f /dev/zero"
     has "$(cat "$work/err")" "cannot read the prompt from '/dev/zero': File too large"
 fi

@@ -369,7 +369,8 @@ static void wandering_changes_nothing(void **state) {
         }
         kk_session_free(s);
     }
-    assert_true(e->dev->keys.found > 100 && e->dev->keys.made > 100);
+    const int64_t some = slow() ? 0 : 100;
+    assert_true(e->dev->keys.found > some && e->dev->keys.made > some);
     assert_true(plain->dev->keys.found == 0 && plain->dev->keys.made == 0);
     kk_engine_close(plain);
     kk_engine_close(e);
