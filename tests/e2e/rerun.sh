@@ -77,7 +77,7 @@ cp "$needle" "$work/other.json"
 edit "$work/other.json" "r['machine']['cpu'] = 'Abacus'; r['version'] = '0.0.1 (1234567)'"
 exits 0 report rerun "$work/other.json" "${own[@]}"
 has "$out" "machine: Abacus in the report" "version: 0.0.1 (1234567) in the report"
-edit "$work/other.json" "r['machine']['isa'] = 'abc'; r['rungs'][0]['bytes']['workspace'] += 1"
+edit "$work/other.json" "r['machine']['isa'] = 'abc'; r['rungs'][0]['bytes']['workspace'] *= 2"
 exits 0 report rerun "$work/other.json" "${own[@]}" -v
 has "$out" "instructions: abc in the report" "shown, not judged" \
     "shown rungs[exact 25].bytes.workspace: "
