@@ -28,14 +28,15 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
                        o->model ? "give a model or a synthetic one, not both" : "no model given");
     const struct {
         const char *name;
-        int64_t value;
-    } sizes[] = {{"threads", o->threads},
-                 {"max_rows", o->max_rows},
-                 {"max_logits", o->max_logits < 0 ? -(int64_t)o->max_logits : o->max_logits}};
+        int32_t value;
+    } sizes[] = {{"threads", o->threads}, {"max_rows", o->max_rows}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 0 || sizes[i].value > MOST_ROWS)
-            return kk_fail(err, KK_EINVAL, "%s is %lld: between 0 (the default) and %d",
-                           sizes[i].name, (long long)sizes[i].value, MOST_ROWS);
+            return kk_fail(err, KK_EINVAL, "%s is %d: between 0 (the default) and %d",
+                           sizes[i].name, sizes[i].value, MOST_ROWS);
+    if (o->max_logits < -MOST_ROWS || o->max_logits > MOST_ROWS)
+        return kk_fail(err, KK_EINVAL, "max_logits is %d: between -%d and %d", o->max_logits,
+                       MOST_ROWS, MOST_ROWS);
     if (o->ahead < -1 || o->ahead > 1)
         return kk_fail(err, KK_EINVAL, "ahead is %d: 1, 0 or -1", o->ahead);
     if (o->exact_packed_rows < -1 || o->exact_packed_rows > KK_PICK_ROWS)
