@@ -217,8 +217,8 @@ static void decode(const kk_cu_at &at, const shape &sh, int rows, int context, b
         const double kernels = microseconds(at, [&] { MUST(cudaGraphLaunch(exec, at.stream)); });
         cudaGraphExecDestroy(exec);
         cudaGraphDestroy(graph);
-        printf("%-8s %2d rows at %5d: %6.2f us a layer (%.2f us of bytes)\n", sh.name, rows, context,
-               kernels / n_layers, bytes / 4.5e6);
+        printf("%-8s %2d rows at %5d: %6.2f us a layer (%.2f us of bytes)\n", sh.name, rows,
+               context, kernels / n_layers, bytes / 4.5e6);
     }
     drop(b);
 }

@@ -1,4 +1,4 @@
-/* attend_tiles.cuh - what the kernels for attention of more than 16 rows share: the block's queries,
+/* attend_tiles.cuh - what the kernels for attention of more than 16 rows share: a block's queries,
  * the softmax of a page in registers, the merge of spans, and the output.  cuda_attend_tiles.cu
  * multiplies with mma, cuda_attend_hopper.cu with wgmma; the bits are the same (attend.cuh).
  *
@@ -198,22 +198,25 @@ __device__ __forceinline__ void write_rows(const float (&acc)[tile_cut<D>::NT][4
                                            const tile_rows &rows, const tile_place &p, int q0,
                                            int column) {
     const kk_cu_attend &a = *p.a;
+    const int t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int q = q0 + threadIdx.x % 32 / 4 + 8 * h;
         if (q >= p.n) continue;
+        const size_t row = p.at(q, (size_t)a.n_head * D);
         const float inverse = __fdiv_rn(1.0f, rows.l[h]);
-        if (a.sums && column == 0 && threadIdx.x % 4 == 0)
-            *(float2 *)(a.sums + 2 * p.at(q, (size_t)a.n_head * D) / D) =
-                make_float2(rows.m[h], rows.l[h]);
+        if (a.sums && column == 0 && t == 0)
+            *(float2 *)(a.sums + 2 * row / D) = make_float2(rows.m[h], rows.l[h]);
+        /* Addresses are computed once: 64-bit arithmetic for every pair is most of a kernel. */
+        float *wide = a.out ? a.out + row + column + 2 * t : NULL;
+        uint16_t *narrow =
+            a.out_bf16 ? a.out_bf16 + p.at(q, (size_t)a.bf16_pitch) + column + 2 * t : NULL;
 #pragma unroll
         for (int n = 0; n < tile_cut<D>::NT; n++) {
-            const int at = column + n * 8 + 2 * (threadIdx.x % 4);
             const float x = __fadd_rn(__fmul_rn(acc[n][2 * h], inverse), 0.0f);
             const float y = __fadd_rn(__fmul_rn(acc[n][2 * h + 1], inverse), 0.0f);
-            if (a.out) *(float2 *)(a.out + p.at(q, (size_t)a.n_head * D) + at) = make_float2(x, y);
-            if (a.out_bf16)
-                *(uint32_t *)(a.out_bf16 + p.at(q, (size_t)a.bf16_pitch) + at) = kk_dbf16x2(x, y);
+            if (wide) *(float2 *)(wide + n * 8) = make_float2(x, y);
+            if (narrow) *(uint32_t *)(narrow + n * 8) = kk_dbf16x2(x, y);
         }
     }
 }

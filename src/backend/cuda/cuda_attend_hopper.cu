@@ -1,6 +1,6 @@
 /* cuda_attend_hopper.cu - attention of more than 16 rows on chips with wgmma: heads of 256 and 512,
- * every K/V format, with the bits of cuda_attend_tiles.cu.  A wgmma over 16 values gives the bits of
- * m16n8k16 over the same 16, so scores are the same chains, and a page's o the same chain over keys.
+ * every K/V format, with the bits of cuda_attend_tiles.cu.  A wgmma over 16 values has the bits of
+ * m16n8k16 over the same 16: scores are the same chains, a page's o the same chain over keys.
  *
  *    block: 64 queries (rows and query heads of one K/V head); a warpgroup (four warps) has all of
  *      them and 256 columns of o, so a head of 512 takes two warpgroups, one block a multiprocessor
@@ -9,17 +9,18 @@
  *      K in smem: rebuilt from V where K = V, unpacked, or put into wgmma's order in place; bar
  *      scores: wgmma m64n64k16, q and K from smem.  A head of 512: a chain per warpgroup, the other
  *        chain's sums through smem; bar; cp.async of what the next page needs first
- *      softmax in registers, in both warpgroups
+ *      softmax in registers, in both warpgroups; bar; cp.async of the next page's angles to where
+ *        the scores were, if they are needed and fit
  *      o = p V: wgmma m64n64k16, p from registers, V from smem, 64 columns at a time, while the 64
  *        columns before are merged into the sums so far
  *      where K = V, the two buffers are swapped: the next page's V arrives where K was
  *    shared memory: q | K | V, each [64][D] bf16 | scores of both chains [2][64][64] f32 for 512;
  *      97 KB for D = 256, 225 KB for D = 512
  *
- * A buffer is D / 64 chunks of 64 rows by 64 values, 128 bytes a row, with wgmma's 128-byte swizzle:
- * the 16 bytes c of row r lie at c ^ (r % 8).  V keeps the order of its values.  Of q and K each 32
- * values (a step of attend.cuh) are permuted, so that the 16 values of a product are neighbours:
- * 16 bytes number w hold word w (two values) of each of the step's four 16 bytes, as kk_swizzled. */
+ * A buffer is D / 64 chunks of 64 rows by 64 values, 128 bytes a row, in wgmma's 128-byte swizzle:
+ * the 16 bytes c of row r lie at c ^ (r % 8).  V keeps the order of its values.  Of q and K each
+ * 32 values (a step of attend.cuh) are permuted, so that the 16 values of a product are neighbours:
+ * 16 bytes number w hold word w (two values) of each of the step's 16 bytes, as kk_swizzled. */
 #include "attend_tiles.cuh"
 #include "launch.cuh"
 
@@ -27,7 +28,7 @@ template <int D> struct wide_cut : tile_cut<D> {
     enum {
         CHUNK = KK_PAGE * 128, /* bytes of 64 rows by 64 values */
         BUFFER = KK_PAGE * D * 2,
-        SHARE = tile_cut<D>::GROUPS > 1 ? 2 * TILE_QUERIES * KK_PAGE * 4 : 0,
+        SHARE = tile_cut<D>::GROUPS > 1 ? 2 * TILE_QUERIES *KK_PAGE * 4 : 0,
         SHARED = 1024 + 3 * BUFFER + SHARE, /* chunks are aligned to 1024 bytes */
     };
 };
@@ -60,14 +61,36 @@ __device__ __forceinline__ void put_step(char *to, int row, int step, const uint
     *(uint4 *)(to + wide_at(row, 4 * step + 3)) = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
 }
 
-/* Copies 64 bf16 rows of a page asynchronously; rows not in `keys` become zeros. */
+/* Sixteen bytes of every fourth row of a page, from row FIRST of them on; offsets are immediates,
+ * because address arithmetic would take more instructions than the products. */
+template <int D, int I> struct wide_rows {
+    static __device__ __forceinline__ void copy(const uint32_t (&to)[2], const uint8_t *from,
+                                                const uint64_t keys, bool whole) {
+        const int bytes = whole || keys >> 4 * I & 1 ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to[I & 1]),
+                     "l"(from), "n"(I * 512), "n"(I * 4 * D * 2), "r"(bytes)
+                     : "memory");
+        wide_rows<D, I + 1>::copy(to, from, keys, whole);
+    }
+};
+template <int D> struct wide_rows<D, KK_PAGE / 4> {
+    static __device__ __forceinline__ void copy(const uint32_t (&)[2], const uint8_t *, uint64_t,
+                                                bool) {}
+};
+
+/* Copies 64 bf16 rows of a page asynchronously; rows not in `keys` become zeros.  A thread copies
+ * the same 16 bytes of rows j, j + 4, ..., whose swizzle alternates. */
 template <int D>
 __device__ __forceinline__ void wide_load(char *to, const uint8_t *head, uint64_t keys) {
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += wide_cut<D>::THREADS) {
-        const int j = i / (D / 8), c = i % (D / 8);
-        copy_async(to + wide_at(j, c), head + ((size_t)j * D + c * 8) * 2, keys >> j & 1);
-    }
+    static_assert(wide_cut<D>::THREADS * 2 == D, "a quarter of a page's rows at a time");
+    const int j = (int)threadIdx.x / (D / 8), c = (int)threadIdx.x % (D / 8);
+    const uint32_t base = kk_shared(to);
+    const uint32_t at[2] = {base + wide_at(j, c), base + wide_at(j + 4, c) - 512};
+    const uint8_t *from = head + ((size_t)j * D + c * 8) * 2;
+    if (keys == ~0ull)
+        wide_rows<D, 0>::copy(at, from, 0, true);
+    else
+        wide_rows<D, 0>::copy(at, from, keys >> j, false);
 }
 
 /* Puts K, copied as it is stored, into wgmma's order. */
@@ -81,26 +104,107 @@ template <int D> __device__ __forceinline__ void wide_permute(char *k) {
     }
 }
 
+/* Values 8 c .. 8 c + 7 of a key that RoPE does not rotate, rebuilt from V. */
+__device__ __forceinline__ uint4 wide_normed(const char *value, const float *norm) {
+    const float4 x = *(const float4 *)norm, y = *(const float4 *)(norm + 4);
+    float f[8];
+    kk_widen(f, *(const uint4 *)value);
+    const float w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int e = 0; e < 8; e++) f[e] = __fmul_rn(f[e], w[e]);
+    return kk_narrow(f);
+}
+
+/* Whether the angles of a page lie in shared memory, where the scores of both chains do later. */
+template <int D, bool EQ, bool BF16>
+__device__ __forceinline__ bool wide_staged(const kk_cu_attend &a) {
+    return EQ && BF16 && a.n_rot > 0 && a.n_rot % 32 == 0 &&
+           KK_PAGE * 2 * a.n_rot * 4 <= (int)wide_cut<D>::SHARE;
+}
+/* Byte offset of 16 bytes (four floats) of a key's angles, swizzled by key. */
+__device__ __forceinline__ int angle_at(int n_rot, int j, int c) {
+    return j * n_rot * 8 + (c ^ (j & 7)) * 16;
+}
+/* Copies the angles of a page asynchronously; keys that no row sees may have none. */
+template <int D>
+__device__ __forceinline__ void wide_angles(char *to, const kk_cu_attend &a, int base,
+                                            uint64_t keys) {
+    const int per = a.n_rot / 2; /* 16 bytes of a key */
+    const float *from = a.rope_pos + (size_t)base * 2 * (size_t)a.n_rot;
+    for (int i = (int)threadIdx.x; i < KK_PAGE * per; i += wide_cut<D>::THREADS) {
+        const int j = i / per, c = i - j * per;
+        const bool real = keys >> j & 1;
+        copy_async(to + angle_at(a.n_rot, j, c), real ? from + 4 * i : from, real);
+    }
+}
+
+/* Values 8 c .. 8 c + 7 of a key and their partners half a head on, rebuilt from V: times k_norm,
+ * and rotated by the angles in shared memory. */
+template <int D>
+__device__ __forceinline__ void wide_rotated(uint4 &low, uint4 &high, const char *values, int j,
+                                             int c, const float *norm, const char *angles,
+                                             int n_rot) {
+    float lo[8], hi[8];
+    kk_widen(lo, *(const uint4 *)(values + wide_at(j, c)));
+    kk_widen(hi, *(const uint4 *)(values + wide_at(j, c + D / 16)));
+#pragma unroll
+    for (int e = 0; e < 8; e += 4) {
+        const float4 x = *(const float4 *)(norm + 8 * c + e);
+        const float4 y = *(const float4 *)(norm + 8 * c + D / 2 + e);
+        const float4 cos4 = *(const float4 *)(angles + angle_at(n_rot, j, 2 * c + e / 4));
+        const float4 sin4 =
+            *(const float4 *)(angles + angle_at(n_rot, j, n_rot / 4 + 2 * c + e / 4));
+        const float nx[4] = {x.x, x.y, x.z, x.w}, ny[4] = {y.x, y.y, y.z, y.w};
+        const float co[4] = {cos4.x, cos4.y, cos4.z, cos4.w};
+        const float si[4] = {sin4.x, sin4.y, sin4.z, sin4.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float v = __fmul_rn(lo[e + i], nx[i]), w = __fmul_rn(hi[e + i], ny[i]);
+            lo[e + i] = __fmaf_rn(-w, si[i], __fmul_rn(v, co[i]));
+            hi[e + i] = __fmaf_rn(v, si[i], __fmul_rn(w, co[i]));
+        }
+    }
+    low = kk_narrow(lo);
+    high = kk_narrow(hi);
+}
+
 /* Rebuilds K from the V of a page in shared memory.  A thread takes 32 values of the lower half of
- * a key and their partners half a head on. */
+ * a key and their partners half a head on; a warp 32 keys, so that all its lanes take the same
+ * branch.  angles: of the page, in shared memory; NULL: they are read from the table, which has
+ * none for keys that no row sees; their scores are masked. */
 template <int D>
 __device__ __forceinline__ void wide_rebuild(char *to, const char *values, const kk_cu_attend &a,
-                                             int base, uint64_t keys) {
+                                             const char *angles, int base, uint64_t keys) {
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 64); i += wide_cut<D>::THREADS) {
         const int j = i % KK_PAGE, step = i / KK_PAGE;
-        const float *angles = a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot;
         uint4 low[4], high[4];
+        if (32 * step >= a.n_rot) {
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const int c = 4 * step + t;
-            float lo[8] = {}, hi[8] = {};
-            if (keys >> j & 1) {
-                kk_widen(lo, *(const uint4 *)(values + wide_at(j, c)));
-                kk_widen(hi, *(const uint4 *)(values + wide_at(j, c + D / 16)));
-                kk_rebuild<true>(lo, hi, a.k_norm, angles, a.n_rot, 8 * c, D);
+            for (int t = 0; t < 4; t++) {
+                const int c = 4 * step + t;
+                low[t] = wide_normed(values + wide_at(j, c), a.k_norm + 8 * c);
+                high[t] = wide_normed(values + wide_at(j, c + D / 16), a.k_norm + 8 * c + D / 2);
             }
-            low[t] = kk_narrow(lo);
-            high[t] = kk_narrow(hi);
+        } else if (angles) {
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+                wide_rotated<D>(low[t], high[t], values, j, 4 * step + t, a.k_norm, angles,
+                                a.n_rot);
+        } else {
+            const float *table = a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot;
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const int c = 4 * step + t;
+                float lo[8] = {}, hi[8] = {};
+                if (keys >> j & 1) {
+                    kk_widen(lo, *(const uint4 *)(values + wide_at(j, c)));
+                    kk_widen(hi, *(const uint4 *)(values + wide_at(j, c + D / 16)));
+                    kk_rebuild<true>(lo, hi, a.k_norm, table, a.n_rot, 8 * c, D);
+                }
+                low[t] = kk_narrow(lo);
+                high[t] = kk_narrow(hi);
+            }
         }
         put_step(to, j, step, low);
         put_step(to, j, step + D / 64, high);
@@ -162,7 +266,8 @@ template <int D> __device__ __forceinline__ void wide_queries(char *to, const ti
 
 /* The descriptor of a tile in shared memory: 128-byte swizzle, eight rows in 1024 bytes. */
 __device__ __forceinline__ uint64_t wide_tile(uint32_t at) {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
 }
 
 #define FOUR(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
@@ -241,8 +346,7 @@ __device__ __forceinline__ void wide_scores(float (&c)[8][4], uint32_t q, uint32
         products_wait<0>(c);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            share[(group * 8 + i) * 128 + thread] =
-                make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+            share[(group * 8 + i) * 128 + thread] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 8; i++) other[i] = share[((1 - group) * 8 + i) * 128 + thread];
@@ -277,8 +381,8 @@ __device__ __forceinline__ void merge_sums(float (&acc)[NT][4], const float (&o)
             acc[block * 8 + n][i] = __fmaf_rn(o[n][i], f.b[i / 2], acc[block * 8 + n][i]);
 }
 
-template <int NT> __device__ __forceinline__ void scale_sums(float (&acc)[NT][4],
-                                                             const tile_fold &f) {
+template <int NT>
+__device__ __forceinline__ void scale_sums(float (&acc)[NT][4], const tile_fold &f) {
     /* The maximum mostly stays, and a factor of 1 changes nothing. */
     if (!__any_sync(0xffffffffu, f.a[0] != 1.0f || f.a[1] != 1.0f)) return;
 #pragma unroll
@@ -311,10 +415,9 @@ __device__ __forceinline__ void wide_sums(float (&acc)[tile_cut<D>::NT][4],
 
 /* The same where a value that only some rows see is not finite. */
 template <int D>
-__device__ __forceinline__ void wide_careful(float (&acc)[tile_cut<D>::NT][4],
-                                             const uint32_t (&p)[4][4], const char *v,
-                                             const tile_fold &f, const tile_place &place, int q0,
-                                             int base, int column) {
+__device__ __forceinline__ void
+wide_careful(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
+             const tile_fold &f, const tile_place &place, int q0, int base, int column) {
     const int lane = threadIdx.x % 32;
     scale_sums(acc, f);
 #pragma unroll
@@ -353,8 +456,15 @@ template <int D> __device__ __forceinline__ bool wide_odd(const char *v, uint64_
     return __syncthreads_or(odd);
 }
 
-/* Scores in registers become the operands of p V. */
-__device__ __forceinline__ void wide_weights(uint32_t (&w)[4][4], const float (&c)[8][4]) {
+/* Scores become p, the operands of p V; the page's m and l are merged into the rows'. */
+__device__ __forceinline__ tile_fold wide_softmax(uint32_t (&w)[4][4], float (&c)[8][4],
+                                                  tile_rows &rows, const tile_place &p, int q0,
+                                                  int base) {
+    const int q = q0 + (int)threadIdx.x % 32 / 4;
+    const uint64_t seen[2] = {p.seen(q, base), p.seen(q + 8, base)};
+    const tile_fold f = __all_sync(0xffffffffu, (seen[0] & seen[1]) == ~0ull)
+                            ? tile_softmax<true>(c, rows, seen)
+                            : tile_softmax<false>(c, rows, seen);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         w[s][0] = kk_dbf16x2(c[2 * s][0], c[2 * s][1]);
@@ -362,9 +472,25 @@ __device__ __forceinline__ void wide_weights(uint32_t (&w)[4][4], const float (&
         w[s][2] = kk_dbf16x2(c[2 * s + 1][0], c[2 * s + 1][1]);
         w[s][3] = kk_dbf16x2(c[2 * s + 1][2], c[2 * s + 1][3]);
     }
+    return f;
 }
 
 #endif
+
+/* The block's queries.  info: in shared memory, where the tile's description is read page by page. */
+__device__ __forceinline__ tile_place wide_place(const kk_cu_attend &a, kk_cu_tile *info,
+                                                 int tile) {
+    tile_place p;
+    p.a = &a;
+    p.info = info;
+    p.kv = (int)blockIdx.y;
+    p.group = a.n_head / a.slot.n_kv_head;
+    p.first = ((int)gridDim.x - 1 - (int)blockIdx.x) * TILE_QUERIES;
+    if (threadIdx.x == 0) *info = a.rows.tile[a.first_tile + tile];
+    __syncthreads();
+    p.n = min((int)TILE_QUERIES, info->rows * p.group - p.first);
+    return p;
+}
 
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
@@ -374,6 +500,7 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     using cut = wide_cut<D>;
     extern __shared__ char unaligned[];
+    __shared__ kk_cu_tile info; /* read for every page */
     char *queries = unaligned + (-kk_shared(unaligned) & 1023), *k = queries + cut::BUFFER;
     char *v = k + cut::BUFFER;
     float4 *share = (float4 *)(v + cut::BUFFER);
@@ -382,18 +509,13 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
     const int tile = a.n_tiles - 1 - (int)blockIdx.z; /* the longest tile first */
     kk_next();
     kk_wait();
-    tile_place p;
-    p.a = &a;
-    p.info = a.rows.tile + a.first_tile + tile;
-    p.kv = (int)blockIdx.y;
-    p.group = a.n_head / a.slot.n_kv_head;
-    p.first = ((int)gridDim.x - 1 - (int)blockIdx.x) * TILE_QUERIES;
-    p.n = min((int)TILE_QUERIES, p.info->rows * p.group - p.first);
+    const tile_place p = wide_place(a, &info, tile);
     if (p.n <= 0) return;
     const kk_visible first = kk_visible_of(a, *p.info, p.row(0));
     const kk_visible last = kk_visible_of(a, *p.info, p.row(p.n - 1));
     const kk_visible any = kk_visible_any(first, last);
     const kk_tile_pages pages = kk_pages_between(first, last);
+    const bool staged = wide_staged<D, EQ, BF16>(a);
     float *kept = a.parts + (((size_t)tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
                                 (size_t)cut::KEPT;
     const auto head_at = [&](int page, bool keys) {
@@ -407,6 +529,13 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
         }
         commit();
     };
+    const auto load_angles = [&](int unit) {
+        if (unit >= pages.n) return;
+        const int base = pages.at(unit) * KK_PAGE;
+        wide_angles<D>((char *)share, a, base, kk_seen(any, base));
+        commit();
+    };
+    if (staged) load_angles(0);
     if (!EQ) load(k, 0, true);
     load(v, 0, false);
     wide_queries<D>(queries, p);
@@ -426,7 +555,7 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
         if (!BF16)
             wide_unpack<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base, keys);
         else if (EQ)
-            wide_rebuild<D>(k, v, a, base, keys);
+            wide_rebuild<D>(k, v, a, staged ? (const char *)share : NULL, base, keys);
         else
             wide_permute<D>(k);
         wide_publish();
@@ -434,13 +563,12 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
         float c[8][4];
         wide_scores<D>(c, kk_shared(queries), kk_shared(k), share, a.scale, group);
         load(k, unit + 1, !EQ); /* where K = V: the next page's V, and the buffers are swapped */
-        const int g = threadIdx.x % 32 / 4;
-        const uint64_t seen[2] = {p.seen(q0 + g, base), p.seen(q0 + g + 8, base)};
-        const tile_fold f = __all_sync(0xffffffffu, (seen[0] & seen[1]) == ~0ull)
-                                ? tile_softmax<true>(c, rows, seen)
-                                : tile_softmax<false>(c, rows, seen);
         uint32_t w[4][4];
-        wide_weights(w, c);
+        const tile_fold f = wide_softmax(w, c, rows, p, q0, base);
+        if (staged) {
+            __syncthreads(); /* both warpgroups have read the other's scores */
+            load_angles(unit + 1);
+        }
         if (!EQ && BF16) {
             wait_for<1>();
             wide_publish();

@@ -71,8 +71,7 @@ __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend
                                             int base, uint64_t keys) {
     for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += mma_cut<D>::THREADS) {
         const int j = i / (D / 16), at = i % (D / 16) * 8;
-        char *kj = k + j * mma_cut<D>::K_PITCH + at * 2,
-             *vj = v + j * mma_cut<D>::V_PITCH + at * 2;
+        char *kj = k + j * mma_cut<D>::K_PITCH + at * 2, *vj = v + j * mma_cut<D>::V_PITCH + at * 2;
         float lo[8] = {}, hi[8] = {};
         const bool real = keys >> j & 1;
         if (real) {
