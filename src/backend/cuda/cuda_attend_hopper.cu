@@ -477,7 +477,7 @@ __device__ __forceinline__ tile_fold wide_softmax(uint32_t (&w)[4][4], float (&c
 
 #endif
 
-/* The block's queries.  info: the tile's description, in shared memory since every page reads it. */
+/* The block's queries.  info: the tile's description, in shared memory, as every page reads it. */
 __device__ __forceinline__ tile_place wide_place(const kk_cu_attend &a, kk_cu_tile *info,
                                                  int tile) {
     tile_place p;
