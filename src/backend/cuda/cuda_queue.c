@@ -2,7 +2,7 @@
  *
  * A recorded queue is compared with earlier ones: when it is queued for the second time it is
  * captured as a graph, and replayed from then on.  Only the control block differs. */
-#include "backend/cuda/cuda_device.h"
+#include "backend/cuda/cuda_offload.h"
 
 enum { ALIGN = 16, LEAST_PAGES = 32 };
 
@@ -543,6 +543,7 @@ static void copy_head(kk_head_args *to, const kk_head_args *a) {
 /* The first operation of a forward.  Flushes if less than half of the control block is left for its
  * page tables. */
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
+    KK_TRY(kk_cuda_tend(dev, err));
     if (dev->q.control > KK_CUDA_CONTROL / 2) KK_TRY(kk_cuda_flush(dev, err));
     RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
     if (a->chosen) return KK_OK;
