@@ -324,9 +324,9 @@ static void print_offload(const kk_bench_result *r) {
     const kk_offload *f = &r->decode.offload;
     const double bytes = (double)(f->gpu_bytes + f->host_bytes), tokens = (double)r->decode.tokens;
     if (!f->on_host) return;
-    printf("experts       %s on the GPU, %s in host memory; %lld pieces swapped, %lld made room\n",
+    printf("experts       %s on the GPU, %s in host memory; %lld pieces swapped, %lld evicted\n",
            term_bytes((double)f->on_gpu).text, term_bytes((double)f->on_host).text,
-           (long long)f->swaps, (long long)f->left);
+           (long long)f->swaps, (long long)f->evicted);
     if (bytes > 0 && tokens > 0)
         printf(
             "              %.1f %% of what was read of them was on the GPU, %lld of %lld matrices "

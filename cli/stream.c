@@ -223,9 +223,9 @@ static void print_offload(const stream *s) {
     if (bytes > 0)
         fprintf(stderr,
                 "; %.1f %% of what was read of them was on the GPU, %s came from the host; %lld "
-                "pieces swapped, %lld made room",
+                "pieces swapped, %lld evicted",
                 100 * (double)f.gpu_bytes / bytes, term_bytes((double)f.host_bytes).text,
-                (long long)f.swaps, (long long)f.left);
+                (long long)f.swaps, (long long)f.evicted);
     fprintf(stderr, "%s\n", term_reset(stderr));
 }
 

@@ -79,13 +79,14 @@ static json_t *offload_json(const kk_bench_result *r) {
     const kk_offload *o = &r->decode.offload;
     const int64_t bytes = o->gpu_bytes + o->host_bytes;
     if (!o->limit && !o->on_host) return NULL;
-    return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}", "limit", (json_int_t)o->limit,
-        "on_gpu", (json_int_t)o->on_gpu, "on_host", (json_int_t)o->on_host, "hits",
-        (json_int_t)o->hits, "misses", (json_int_t)o->misses, "gpu_bytes", (json_int_t)o->gpu_bytes,
-        "host_bytes", (json_int_t)o->host_bytes, "hit_rate",
-        bytes ? kk_report_real((double)o->gpu_bytes / (double)bytes) : json_null(), "tokens",
-        (json_int_t)r->decode.tokens, "swaps", (json_int_t)o->swaps, "left", (json_int_t)o->left);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}", "limit",
+                     (json_int_t)o->limit, "on_gpu", (json_int_t)o->on_gpu, "on_host",
+                     (json_int_t)o->on_host, "hits", (json_int_t)o->hits, "misses",
+                     (json_int_t)o->misses, "read_gpu", (json_int_t)o->gpu_bytes, "read_host",
+                     (json_int_t)o->host_bytes, "hit_rate",
+                     bytes ? kk_report_real((double)o->gpu_bytes / (double)bytes) : json_null(),
+                     "tokens", (json_int_t)r->decode.tokens, "swaps", (json_int_t)o->swaps,
+                     "evicted", (json_int_t)o->evicted);
 }
 
 static void add_device(json_t *body, const kk_bench_opts *o, const kk_bench_result *r) {

@@ -551,7 +551,7 @@ typedef struct {
      * refused by name. */
     bool (*stores)(kk_kv_format f);
 
-    /* Before weights are loaded, so that those of experts may find room elsewhere; refuses what
+    /* Before weights are loaded, so that those of experts may go elsewhere; refuses what
      * cannot fit.  NULL: it does not matter. */
     kk_status (*expect)(kk_dev *dev, const kk_expected *w, kk_err *err);
     /* Zeroed.  reserve: address space for something that grows; count what is used of it. */

@@ -1,10 +1,10 @@
 /* placement.h - which pieces of experts' weights lie on the device, and which in host memory.
  *
- * A weight is the stacked matrices of a layer's experts, one run of bytes that is cut into pieces of
- * equal size, whatever matrices they touch.  A piece is worth what forwards read of it: the reads of
- * the matrices that lie in it, each by its share.  Pieces have one size, so the best that a number
- * of them can do is to be those worth most, and swapping the best piece of the host with the worst
- * of the device comes nearer to that each time.
+ * A weight is the stacked matrices of a layer's experts, one run of bytes that is cut into pieces
+ * of equal size, whatever matrices they touch.  A piece is worth what forwards read of it: the
+ * reads of the matrices that lie in it, each by its share.  As pieces have one size, the best that
+ * a number of them can do is to be those worth most, and swapping the best piece of the host with
+ * the worst of the device comes nearer to that each time.
  *
  * Nothing here knows of a device: cuda/cuda_offload.c moves what this says. */
 #ifndef KK_PLACEMENT_H
@@ -65,8 +65,8 @@ void kk_placement_read(kk_placement *p, int32_t index, const uint32_t *reads);
 void kk_placement_age(kk_placement *p);
 
 /* Moves in an order in which no more than p->most pieces ever lie on the device, at most `cap`:
- * pieces that have to leave because there are more; pieces that enter because there is room; and
- * swaps, a piece that leaves before one that enters.  *swaps: how many of these. */
+ * pieces that have to leave because there are more; pieces that enter because more may lie there;
+ * and swaps, a piece that leaves before one that enters.  *swaps: how many of these. */
 int32_t kk_placement_plan(kk_placement *p, kk_piece_move *out, int32_t cap, int32_t *swaps);
 
 #endif

@@ -1,6 +1,6 @@
 /* offload_gpu_test.c - experts that do not fit the GPU's memory: the bits of prompts, of decoding
  * and of several rows are those of a device that holds them all, before pieces of weights have been
- * swapped, after, and when others of its memory take their room; what was read from host memory is
+ * swapped, after, and when they are evicted for other memory; what was read from host memory is
  * counted; what cannot fit is refused; and all memory is given back, also after failures.
  *
  *   offload_gpu_test [SPEC...]
@@ -23,7 +23,7 @@ typedef struct {
     kk_checkpoint *ckpt;
     kk_mem mem;
     int64_t experts, others; /* bytes of weights */
-    int64_t limit;           /* under which a third of the experts find room */
+    int64_t limit;           /* under which a third of the experts fit */
     size_t vocab;
     int32_t tokens[PROMPT + TAIL];
     float *want, *got; /* [TAIL][vocab] */
@@ -37,10 +37,10 @@ static kk_offload offload_of(const world *w) {
 
 static void say(const char *spec, const char *when, const kk_offload *f) {
     printf("%s: %s: %.0f MB of experts on the GPU, %.0f MB in host memory; %lld hits, %lld misses, "
-           "%.0f MB read from the host, %lld swaps, %lld made room\n",
+           "%.0f MB read from the host, %lld swaps, %lld evicted\n",
            spec, when, (double)f->on_gpu / 1e6, (double)f->on_host / 1e6, (long long)f->hits,
            (long long)f->misses, (double)f->host_bytes / 1e6, (long long)f->swaps,
-           (long long)f->left);
+           (long long)f->evicted);
     fflush(stdout);
 }
 
@@ -115,9 +115,9 @@ static void give_way(world *w, const setting *s) {
     if (st != KK_OK) printf("%s\n", err.msg);
     const kk_offload after = offload_of(w);
     say(s->spec, "after a buffer was taken", &after);
-    check(st == KK_OK && after.left > before.left && after.on_gpu < before.on_gpu, s->spec,
-          "experts make room");
-    same(w, s, 64, 5, "after experts made room");
+    check(st == KK_OK && after.evicted > before.evicted && after.on_gpu < before.on_gpu, s->spec,
+          "experts are evicted");
+    same(w, s, 64, 5, "after experts were evicted");
     w->be->buf_free(w->dev, b);
     for (int32_t i = 0; i < 3 * LOOK; i++) forward(w, s->tokens + PROMPT, 1, 0, NULL, false);
     const kk_offload back = offload_of(w);

@@ -46,12 +46,13 @@ static bool within_limit(const kk_dev *dev, size_t bytes) {
 
 /* Once more where pieces of weights have given way. */
 static cudaError_t try_to_hold(kk_dev *dev, size_t bytes, void **out) {
-    if (!within_limit(dev, bytes) && (!kk_cuda_make_room(dev, bytes) || !within_limit(dev, bytes)))
+    if (!within_limit(dev, bytes) &&
+        (!kk_cuda_evict_experts(dev, bytes) || !within_limit(dev, bytes)))
         return cudaErrorMemoryAllocation;
     const cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
     if (e != cudaErrorMemoryAllocation) return e;
     (void)cudaGetLastError();
-    return kk_cuda_make_room(dev, bytes) ? cudaMalloc(out, bytes ? bytes : 1) : e;
+    return kk_cuda_evict_experts(dev, bytes) ? cudaMalloc(out, bytes ? bytes : 1) : e;
 }
 
 kk_status kk_cuda_hold(kk_dev *dev, size_t bytes, const char *what, void **out, kk_err *err) {

@@ -32,13 +32,13 @@ typedef struct kk_cuda_offload {
     kk_cuda_vmm vmm;
     kk_placement placement;
     placed weight[WEIGHTS];
-    int64_t room, experts; /* bytes for experts when they were expected, of so many in the file */
-    CUdeviceptr stage;     /* [SLOTS] pieces of addresses, to copy through */
+    int64_t budget, experts; /* bytes for experts when they were expected; of so many in the file */
+    CUdeviceptr stage;       /* [SLOTS] pieces of addresses, to copy through */
     spares device, host;
     uint32_t *reads;      /* [WEIGHTS][KK_CU_EXPERTS], on the device */
     uint32_t *reads_host; /* pinned */
     int64_t forwards;
-    int64_t swaps, left;
+    int64_t swaps, evicted;
 } offload;
 
 static size_t reads_bytes(void) { return sizeof(uint32_t) * WEIGHTS * KK_CU_EXPERTS; }
@@ -150,19 +150,19 @@ kk_status kk_cuda_expect(kk_dev *dev, const kk_expected *w, kk_err *err) {
         return kk_fail(err, st, "the weights have %lld bytes, and %lld are left on the GPU: %s",
                        (long long)(w->experts + w->others), (long long)left, why.msg);
     if (st != KK_OK) return KK_OK; /* it may just fit */
-    const int64_t room = left - w->others - scratch;
-    dev->offload->room = room > 0 ? room : 0;
+    const int64_t budget = left - w->others - scratch;
+    dev->offload->budget = budget > 0 ? budget : 0;
     dev->offload->experts = w->experts;
     return KK_OK;
 }
 
 /* ---- weights -------------------------------------------------------------------------------- */
 
-/* Pieces of a weight that begin on the device: its part of what there is room for, so that every
+/* Pieces of a weight that begin on the device: its part of the budget, so that every
  * layer has as many. */
 static int32_t pieces_here(const offload *o, int32_t pieces, size_t share) {
     if (o->experts <= 0) return 0;
-    const double bytes = (double)o->room * (double)share / (double)o->experts;
+    const double bytes = (double)o->budget * (double)share / (double)o->experts;
     const double n = bytes / (double)o->vmm.piece;
     return n < pieces ? (int32_t)n : pieces;
 }
@@ -180,7 +180,7 @@ static void free_placed(kk_dev *dev, int32_t index) {
     kk_placement_remove(&o->placement, index);
 }
 
-/* A piece that finds no room on the device goes to host memory. */
+/* A piece that finds no memory on the device goes to the host's. */
 static kk_status fill_placed(kk_dev *dev, int32_t index, int32_t here, kk_err *err) {
     offload *o = dev->offload;
     placed *p = &o->weight[index];
@@ -397,11 +397,11 @@ kk_status kk_cuda_tend(kk_dev *dev, kk_err *err) {
     kk_placement_age(&o->placement);
     KK_TRY(look(dev, err));
     do KK_TRY(move_planned(dev, &all, err));
-    while (first && all); /* what room was left when all weights had come */
+    while (first && all); /* all that was left when the weights had come */
     return KK_OK;
 }
 
-bool kk_cuda_make_room(kk_dev *dev, size_t bytes) {
+bool kk_cuda_evict_experts(kk_dev *dev, size_t bytes) {
     offload *o = dev->offload;
     kk_piece_move plan[SLOTS];
     int64_t spare;
@@ -416,7 +416,7 @@ bool kk_cuda_make_room(kk_dev *dev, size_t bytes) {
         const int32_t planned = kk_placement_plan(&o->placement, plan, (int32_t)some, &swaps);
         const kk_status st = move_all(dev, plan, planned, false, &moved, NULL);
         drop_spares(dev, true);
-        o->left += moved;
+        o->evicted += moved;
         n -= moved;
         if (st != KK_OK || moved == 0) return false;
     }
@@ -440,7 +440,7 @@ void kk_cuda_offloaded(kk_dev *dev, kk_offload *out) {
     out->gpu_bytes = (int64_t)(p->reads.bytes - p->reads.host_bytes);
     out->host_bytes = (int64_t)p->reads.host_bytes;
     out->swaps = o->swaps;
-    out->left = o->left;
+    out->evicted = o->evicted;
 }
 
 int64_t kk_cuda_offload_bytes(const kk_dev *dev) {

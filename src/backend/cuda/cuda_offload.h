@@ -2,9 +2,9 @@
  * host memory, and kernels read them over the bus.
  *
  * A weight of experts is one range of addresses, whose pieces of 2 MiB lie here or there
- * (cuda_vmm.h), so that kernels, graphs and their bits are the same.  Which pieces lie on the device
- * is decided by what forwards read (placement.h): launches that read experts count them on the
- * device, and every KK_OFFLOAD_EVERY forwards, while the device is idle, some pieces are swapped.
+ * (cuda_vmm.h), so that kernels, graphs and their bits are the same.  Which pieces lie on the
+ * device is decided by what forwards read (placement.h): launches that read experts count them on
+ * the device, and now and then, while it is idle, some pieces are swapped.
  *
  * Invariants:
  * 1. Mappings change only while the stream is idle.
@@ -37,7 +37,7 @@ kk_status kk_cuda_count_reads(kk_dev *dev, const kk_weight *gate, const kk_weigh
 kk_status kk_cuda_tend(kk_dev *dev, kk_err *err);
 /* Moves pieces to host memory until at least so many bytes more can be had on the device; false:
  * there is no such piece, or no host memory. */
-bool kk_cuda_make_room(kk_dev *dev, size_t bytes);
+bool kk_cuda_evict_experts(kk_dev *dev, size_t bytes);
 
 void kk_cuda_offloaded(kk_dev *dev, kk_offload *out);
 int64_t kk_cuda_offload_bytes(const kk_dev *dev); /* of weights of experts, on the device */

@@ -102,7 +102,7 @@ class kk_fused(Structure):
 class kk_offload(Structure):
     _fields_ = [("limit", c_int64), ("on_gpu", c_int64), ("on_host", c_int64), ("hits", c_int64),
                 ("misses", c_int64), ("gpu_bytes", c_int64), ("host_bytes", c_int64),
-                ("swaps", c_int64), ("left", c_int64)]
+                ("swaps", c_int64), ("evicted", c_int64)]
 
 
 class kk_sharing(Structure):
