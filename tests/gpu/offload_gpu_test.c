@@ -125,6 +125,33 @@ static void give_way(world *w, const setting *s) {
     check(back.on_gpu > after.on_gpu, s->spec, "and come back");
 }
 
+/* Takings that fail while pieces move: what is told is an error, and every piece stays where it can
+ * be read. */
+static void fail_moving(world *w, const setting *s) {
+    int32_t failed = 0, bad = 0, steps = 0;
+    world_start(w, PROMPT + TAIL + 32);
+    forward(w, s->tokens, PROMPT, 0, NULL, true);
+    for (int64_t n = 1; n < 400; n += 1 + n / 2, steps++) {
+        kk_err err = {0};
+        kk_buf *b = NULL;
+        const kk_offload f = offload_of(w);
+        w->be->instruments->fault_after(n, false);
+        const kk_status st =
+            w->be->buf_new(w->dev, KK_MEM_WORKSPACE, (size_t)f.on_gpu / 8, &b, &err);
+        w->be->instruments->fault_after(0, false);
+        failed += st != KK_OK;
+        for (int32_t i = 0; i < LOOK + 1; i++) { /* with a look, at which some come back */
+            if (i == LOOK / 2) w->be->buf_free(w->dev, b);
+            forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
+            bad += memcmp(s->got, s->want, s->vocab * sizeof *s->got) != 0;
+        }
+    }
+    const kk_offload f = offload_of(w);
+    say(s->spec, "after failures", &f);
+    printf("%s: %d of %d failed\n", s->spec, failed, steps);
+    check(bad == 0 && failed > 1, s->spec, "failures while pieces move change no bit");
+}
+
 static int64_t taken(const world *w) {
     const kk_dev_facts facts = world_kind(w);
     return facts.memory.taken;
@@ -153,6 +180,7 @@ static void limited(const setting *s) {
     check(taken(&w) <= s->limit + 128 * MB, s->spec, "the limit is kept");
     printf("%s: %.0f MB taken\n", s->spec, (double)taken(&w) / 1e6);
     give_way(&w, s);
+    fail_moving(&w, s);
     same(&w, s, 64, 2, "after they came back");
     check(taken(&w) <= s->limit + 128 * MB, s->spec, "the limit is kept");
     world_close(&w);
@@ -187,6 +215,23 @@ static void refused(const setting *s, const world *idle) {
     check(st == KK_ENOMEM && strstr(err.msg, "gpu_memory") && strstr(err.msg, "bytes"), s->spec,
           "what cannot fit is refused");
     check(free_bytes(idle) >= before - 4 * MB, s->spec, "and takes nothing");
+}
+
+/* Without a limit, on a card that somebody else has nearly filled. */
+static void automatic(const setting *s, const world *idle) {
+    world w;
+    kk_err err = {0};
+    kk_buf *b;
+    const int64_t filled = free_bytes(idle) - s->limit;
+    must(idle->be->buf_new(idle->dev, KK_MEM_WORKSPACE, (size_t)filled, &b, &err), &err, "fill");
+    world_open_in(&w, s->ckpt, "cuda", false, MAX_ROWS, MAX_LOGITS, 0);
+    same(&w, s, 64, 4, "on a full card");
+    const kk_offload f = offload_of(&w);
+    say(s->spec, "on a full card", &f);
+    check(f.limit == 0 && f.on_host > 0 && f.on_gpu > 0 && f.misses > 0, s->spec,
+          "experts that do not fit go to host memory without being asked to");
+    world_close(&w);
+    idle->be->buf_free(idle->dev, b);
 }
 
 /* Every so-many-th taking fails, and all that was taken before is given back. */
@@ -249,6 +294,7 @@ static void test(const char *spec) {
     limited(&s);
     check(free_bytes(&idle) >= before - 64 * MB, spec, "all memory is given back");
     printf("%s: %.1f MB less are free\n", spec, (double)(before - free_bytes(&idle)) / 1e6);
+    automatic(&s, &idle);
     refused(&s, &idle);
     idle.be->close(idle.dev);
     free(s.want);

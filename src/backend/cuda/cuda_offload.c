@@ -79,6 +79,16 @@ static void drop_spares(kk_dev *dev, bool on_device) {
     while (s->n) drop_memory(dev, on_device, s->of[--s->n]);
 }
 
+/* Host memory for pieces that will be swapped: making it takes the system longer than all else of a
+ * swap. */
+static void take_spares(kk_dev *dev) {
+    offload *o = dev->offload;
+    kk_cuda_memory m;
+    if (o->placement.here == o->placement.pieces) return;
+    while (o->host.n < SLOTS && kk_cuda_vmm_make(&o->vmm, false, &m, NULL) == KK_OK)
+        give_memory(dev, false, m);
+}
+
 /* ---- opening and closing --------------------------------------------------------------------- */
 
 static kk_status fill_offload(kk_dev *dev, kk_err *err) {
@@ -398,6 +408,7 @@ kk_status kk_cuda_tend(kk_dev *dev, kk_err *err) {
     KK_TRY(look(dev, err));
     do KK_TRY(move_planned(dev, &all, err));
     while (first && all); /* all that was left when the weights had come */
+    if (first) take_spares(dev);
     return KK_OK;
 }
 
