@@ -217,6 +217,27 @@ static void refused(const setting *s, const world *idle) {
     check(free_bytes(idle) >= before - 4 * MB, s->spec, "and takes nothing");
 }
 
+/* A limit under which all fit, until other memory is needed. */
+static void roomy(const setting *s) {
+    world w;
+    kk_err err = {0};
+    kk_buf *b;
+    world_open_in(&w, s->ckpt, "cuda", false, MAX_ROWS, MAX_LOGITS, s->limit + s->experts);
+    same(&w, s, 64, 1, "all fit");
+    same(&w, s, 64, 1, "all fit");
+    kk_offload f = offload_of(&w);
+    check(f.on_host == 0 && f.on_gpu >= s->experts && f.hits == 0 && f.misses == 0, s->spec,
+          "all lie on the GPU, and nothing is counted");
+    must(w.be->buf_new(w.dev, KK_MEM_WORKSPACE, (size_t)s->experts, &b, &err), &err, "buffer");
+    same(&w, s, 64, 1, "after many were evicted");
+    f = offload_of(&w);
+    say(s->spec, "after many were evicted", &f);
+    check(f.evicted > 0 && f.on_host > 0 && f.hits > 0 && f.misses > 0, s->spec,
+          "and are counted from then on");
+    w.be->buf_free(w.dev, b);
+    world_close(&w);
+}
+
 /* Without a limit, on a card that somebody else has nearly filled. */
 static void automatic(const setting *s, const world *idle) {
     world w;
@@ -294,6 +315,7 @@ static void test(const char *spec) {
     limited(&s);
     check(free_bytes(&idle) >= before - 64 * MB, spec, "all memory is given back");
     printf("%s: %.1f MB less are free\n", spec, (double)(before - free_bytes(&idle)) / 1e6);
+    roomy(&s);
     automatic(&s, &idle);
     refused(&s, &idle);
     idle.be->close(idle.dev);

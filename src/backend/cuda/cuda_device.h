@@ -141,6 +141,7 @@ typedef struct {
     kk_cuda_view *views;    /* [KK_CUDA_VIEWS] */
     cudaGraphExec_t exec;   /* NULL: queued once so far, not captured */
     int64_t used;           /* dev->clock of the last use */
+    bool counts;            /* it counts what it reads of experts (cuda_offload.h) */
 } kk_cuda_graph;
 
 /* A decoder of evicted rows in lane order. */

@@ -228,7 +228,7 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
     kk_rows rows;
     kk_layer_args a = args_of(ops, &views[ops->view], &rows);
     const kk_layer_weights first = a.w;
-    const bool counts = first.expert_gate->placed || first.expert_down->placed;
+    const bool counts = kk_cuda_counts(dev);
     set_shape(dev, m, &a, rows.n_rows);
     for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
         if (counts && m->n_layer) break;

@@ -132,7 +132,7 @@ void kk_cuda_close_offload(kk_dev *dev) {
 
 bool kk_cuda_offloads(const kk_dev *dev) { return dev->offload != NULL; }
 
-/* Bytes that can still be had on the device, and how many of these stay free; 0: unknown. */
+/* Bytes that can still be had on the device, and how many of these stay free. */
 static int64_t bytes_left(const kk_dev *dev, int64_t *spare) {
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
@@ -148,7 +148,7 @@ kk_status kk_cuda_expect(kk_dev *dev, const kk_expected *w, kk_err *err) {
     int64_t spare;
     const int64_t left = bytes_left(dev, &spare);
     const int64_t scratch = (int64_t)dev->max_rows * ROW_BYTES + spare;
-    if (w->experts + w->others + scratch <= left) return KK_OK;
+    if (!dev->limit && w->experts + w->others + scratch <= left) return KK_OK;
     if (w->others > left)
         return kk_fail(err, KK_ENOMEM,
                        "the weights beside the experts' have %lld bytes, and %lld are left of the "
@@ -360,8 +360,13 @@ kk_status kk_cuda_count_reads(kk_dev *dev, const kk_weight *gate, const kk_weigh
         c.reads[i] = dev->offload->reads + (size_t)(w[i]->placed - 1) * KK_CU_EXPERTS;
         any = true;
     }
-    if (any) KK_CUDA_TRY(kk_cu_run_count(kk_cuda_at(dev), &c), "counting experts", err);
+    if (any && kk_cuda_counts(dev))
+        KK_CUDA_TRY(kk_cu_run_count(kk_cuda_at(dev), &c), "counting experts", err);
     return KK_OK;
+}
+
+bool kk_cuda_counts(const kk_dev *dev) {
+    return dev->offload && dev->offload->placement.here < dev->offload->placement.pieces;
 }
 
 /* Waits for the device and takes the counts of what forwards have read. */

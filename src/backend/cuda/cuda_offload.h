@@ -16,8 +16,8 @@
 
 #include "backend/cuda/cuda_device.h"
 
-/* Decides whether weights of experts may have to lie in host memory, and refuses what cannot fit
- * even so. */
+/* Decides whether weights of experts may have to lie in host memory, now or when other memory is
+ * needed, as it may be under a limit; refuses what cannot fit even so. */
 kk_status kk_cuda_expect(kk_dev *dev, const kk_expected *w, kk_err *err);
 /* Whether weights of experts are placed in pieces from now on. */
 bool kk_cuda_offloads(const kk_dev *dev);
@@ -28,8 +28,10 @@ void kk_cuda_offload_free(kk_dev *dev, kk_weight *w);
 kk_status kk_cuda_offload_fill(kk_dev *dev, const kk_weight *w, size_t at, const void *from,
                                size_t n, kk_err *err);
 
-/* After a launch that read the experts of so many (row, expert) pairs; up may be NULL.  Nothing
- * where all of these weights lie on the device alone. */
+/* Whether forwards are to count what they read: some pieces lie in host memory.  A graph that
+ * counts is another one. */
+bool kk_cuda_counts(const kk_dev *dev);
+/* After a launch that read the experts of so many (row, expert) pairs; up may be NULL. */
 kk_status kk_cuda_count_reads(kk_dev *dev, const kk_weight *gate, const kk_weight *up,
                               const kk_weight *down, const int32_t *expert, int32_t pairs,
                               kk_err *err);
