@@ -9,7 +9,7 @@
 /* A swap must promise more than chance: what reads are worth varies, as counts do, by about the
  * root of `spread`, and the best of thousands of pieces by several times that. */
 static const float sure = 4.0f;
-static const float least = 1.0f;        /* and one read of a whole piece, as it costs two */
+static const float least = 8.0f;        /* reads of a piece; a swap takes as long as more of them */
 static const float keeps = 7.0f / 8.0f; /* of earlier reads, each time they age */
 
 /* Of equal worth, pieces near the start of their weight stay on the device: all weights then have

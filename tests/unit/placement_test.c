@@ -262,7 +262,7 @@ static void test_straddling(void **state) {
     assert_true(p.reads.host_bytes - was == 900 + 1700);
 }
 
-/* A swap that gains less than one read of a piece, or no more than chance does, is left. */
+/* A swap that gains a few reads of a piece, or no more than chance does, is left. */
 static void test_doubt(void **state) {
     int32_t swaps;
     (void)state;
@@ -281,6 +281,23 @@ static void test_doubt(void **state) {
     assert_int_equal(swaps, 1);
     assert_true(p.weight[w].here[3]);
     assert_int_equal(carry_out(MOVES, &swaps), 0);
+}
+
+/* A swap that is certain, and gains 8 reads of a piece or more than that. */
+static void test_least(void **state) {
+    int32_t swaps;
+    (void)state;
+    const int32_t w = add(1, PIECE), s = add(1, 1250); /* a quarter of the second piece is used */
+    p.most = 2;
+    fill();
+    assert_true(p.weight[w].here[0] && p.weight[s].here[0] && !p.weight[s].here[1]);
+    uint32_t reads[1] = {32};
+    kk_placement_read(&p, s, reads);
+    assert_int_equal(carry_out(MOVES, &swaps), 0);
+    reads[0] = 1;
+    kk_placement_read(&p, s, reads);
+    assert_int_equal(carry_out(MOVES, &swaps), 2);
+    assert_true(!p.weight[w].here[0] && p.weight[s].here[0] && p.weight[s].here[1]);
 }
 
 /* One piece more or less than fits. */
@@ -350,7 +367,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {TEST(test_even),       TEST(test_uniform_moves_nothing),
                                        TEST(test_zipf),       TEST(test_zipf_small),
                                        TEST(test_zipf_whole), TEST(test_straddling),
-                                       TEST(test_doubt),      TEST(test_limits),
-                                       TEST(test_refused),    TEST(test_faults)};
+                                       TEST(test_doubt),      TEST(test_least),
+                                       TEST(test_limits),     TEST(test_refused),
+                                       TEST(test_faults)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,8 +12,8 @@ enum {
     WEIGHTS = 768,        /* most that are placed: three of each layer */
     ROW_BYTES = 384 << 10 /* of workspace for a row of a forward, nearly */
 };
-/* Of the device's memory, part of which stays free for K/V rows: pieces that give way to them do so
- * while a prompt waits. */
+/* Of the memory that this device may have, part of which stays free for K/V rows: pieces that are
+ * evicted for them are while a prompt waits. */
 enum { SPARE_SHARE = 32, SPARE_LEAST = 32 << 20, SPARE_MOST = 1 << 30 };
 
 typedef struct {
@@ -136,11 +136,11 @@ bool kk_cuda_offloads(const kk_dev *dev) { return dev->offload != NULL; }
 static int64_t bytes_left(const kk_dev *dev, int64_t *spare) {
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
-    const int64_t whole = dev->limit && dev->limit < (int64_t)all ? dev->limit : (int64_t)all;
-    const int64_t part = whole / SPARE_SHARE;
+    const int64_t allowed = dev->limit ? dev->limit - dev->held : (int64_t)left;
+    const int64_t more = allowed < (int64_t)left ? allowed : (int64_t)left;
+    const int64_t part = (more + dev->held) / SPARE_SHARE;
     *spare = part < SPARE_LEAST ? SPARE_LEAST : part > SPARE_MOST ? SPARE_MOST : part;
-    const int64_t allowed = dev->limit - dev->held;
-    return dev->limit && allowed < (int64_t)left ? allowed : (int64_t)left;
+    return more;
 }
 
 kk_status kk_cuda_expect(kk_dev *dev, const kk_expected *w, kk_err *err) {
