@@ -12,6 +12,7 @@ static const struct {
     {"device", "--device"},
     {"drafter", "-md"},
     {"file", "--file"},
+    {"gpu_memory", "--gpu-memory"},
     {"isa", "--isa"},
     {"mlock", "--mlock"},
     {"model", "-m"},

@@ -146,7 +146,7 @@ typedef struct {
     bool no_pin;                   /* do not pin threads to cores */
     bool mlock;                    /* lock the weights in memory */
     bool huge_pages;               /* ask for huge pages where the system has them */
-    uint64_t memory_limit;         /* bytes of K/V and workspace; 0: none */
+    uint64_t memory_limit, gpu_memory; /* most bytes of K/V and workspace; on "cuda"; 0: no limit */
     /* "cpu": bytes of keys of evicted rows that stay rebuilt between tokens, of all sessions
      * together; 0: 32 MiB, or 1/8 of memory_limit where that is less; -1: none */
     int64_t key_cache;
@@ -231,6 +231,11 @@ typedef struct {
     int64_t layers_fused, layers_by_ops, heads_fused, heads_by_ops;
 } kk_fused;
 KK_API void kk_engine_fused(kk_engine *e, kk_fused *out);
+/* Experts that do not fit gpu_memory are read from host memory; docs/gpu.md says what each is. */
+typedef struct {
+    int64_t limit, on_gpu, on_host, hits, misses, gpu_bytes, host_bytes, swaps, evicted;
+} kk_offload;
+KK_API void kk_engine_offload(kk_engine *e, kk_offload *out); /* waits for the device */
 
 /* Bytes by category, read from the allocator. */
 typedef enum {

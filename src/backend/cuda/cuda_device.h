@@ -43,6 +43,7 @@ struct kk_buf {
 struct kk_weight {
     kk_cu_weight w;
     size_t bytes;
+    int32_t placed; /* 1 + its number in dev->offload; 0: it lies on the device */
 };
 
 typedef enum {
@@ -140,6 +141,7 @@ typedef struct {
     kk_cuda_view *views;    /* [KK_CUDA_VIEWS] */
     cudaGraphExec_t exec;   /* NULL: queued once so far, not captured */
     int64_t used;           /* dev->clock of the last use */
+    bool counts;            /* it counts what it reads of experts (cuda_offload.h) */
 } kk_cuda_graph;
 
 /* A decoder of evicted rows in lane order. */
@@ -177,7 +179,9 @@ struct kk_dev {
     int64_t replays, runs; /* flushes that replayed a graph, and other flushes */
     kk_status lost;        /* status of queued work whose failure has not been reported yet */
     kk_dev_counts counts;
-    int64_t free_at_open, weights; /* bytes */
+    int64_t free_at_open, weights;   /* bytes; of the weights that are not placed in pieces */
+    int64_t held, limit;             /* bytes taken of its memory; and allowed, 0: all */
+    struct kk_cuda_offload *offload; /* NULL: all weights lie on the device */
     /* greedy choices of the last KK_PICKS tickets */
     kk_cu_pick *picks;             /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
     kk_cu_logprobs *pick_logprobs; /* as picks */
@@ -335,6 +339,10 @@ void kk_cuda_give_for(kk_dev *dev, kk_mem_category c, void *p, size_t bytes);
 /* Allocates device memory, counted as workspace. */
 kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err);
 void kk_cuda_give(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
+/* The same without an account; pieces of experts' weights give way.  Nothing else calls cudaMalloc
+ * or cudaFree. */
+kk_status kk_cuda_hold(kk_dev *dev, size_t bytes, const char *what, void **out, kk_err *err);
+void kk_cuda_let_go(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_cuda_weight_free(kk_dev *dev, kk_weight *w);
 /* Frees the staging buffers when weights are loaded. */

@@ -4,8 +4,11 @@
  *
  * Rows between its stages lie in scratch of the device, as bf16 where a matrix follows.  The
  * model's own buffers for them (z, gate, up and so on) are not written, which the contract of a
- * layer allows.  More rows go to cuda_prompt.c. */
-#include "backend/cuda/cuda_device.h"
+ * layer allows.  More rows go to cuda_prompt.c.
+ *
+ * Each layer overwrites what the one before chose.  Where reads of experts are counted, because
+ * some lie in host memory, every layer is a launch of its own. */
+#include "backend/cuda/cuda_offload.h"
 
 /* Rows between stages: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -224,8 +227,11 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
     kk_cu_mega *m = dev->mega;
     kk_rows rows;
     kk_layer_args a = args_of(ops, &views[ops->view], &rows);
+    const kk_layer_weights first = a.w;
+    const bool counts = kk_cuda_counts(dev);
     set_shape(dev, m, &a, rows.n_rows);
     for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
+        if (counts && m->n_layer) break;
         const kk_cuda_view *v = &views[ops[*used].view];
         a = args_of(&ops[*used], v, &rows);
         if (!same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
@@ -235,7 +241,8 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
     if (!m->n_layer) return kk_fail(err, KK_EDEVICE, "a layer was queued that no kernel takes");
     if (*used < n && ops[*used].kind == KK_CUDA_HEAD) add_head(dev, m, &ops[(*used)++]);
     KK_CUDA_TRY(kk_cu_run_mega(kk_cuda_at(dev), m), "a forward", err);
-    return KK_OK;
+    return kk_cuda_count_reads(dev, first.expert_gate, NULL, first.expert_down, m->expert,
+                               m->n_rows * m->n_used, err);
 }
 
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,

@@ -4,7 +4,7 @@
  * the same bits in a chunk of a prompt as on its own. */
 #include <assert.h>
 
-#include "backend/cuda/cuda_device.h"
+#include "backend/cuda/cuda_offload.h"
 
 kk_cu_at kk_cuda_at(const kk_dev *dev) {
     return (kk_cu_at){dev->stream, dev->sms, dev->early, dev->shared};
@@ -224,6 +224,8 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const kk_ro
         }
         KK_CUDA_TRY(tiled ? kk_cu_run_experts(at, &e) : run_few_experts(at, dev, &e), "experts",
                     err);
+        KK_TRY(
+            kk_cuda_count_reads(dev, a->gate, a->up, a->down, e.choice.expert, n * a->n_used, err));
     }
     return KK_OK;
 }
