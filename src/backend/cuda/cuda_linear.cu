@@ -1,6 +1,7 @@
 /* cuda_linear.cu - launches of the weight-streaming kernels in decode.cuh (its sketch shows their
  * pipeline), the top-k kernel, and a fallback for expert shapes that do not fill strips. */
 #include "decode.cuh"
+#include "dense_ops.h"
 #include "launch.cuh"
 
 /* Blocks of less shared memory than this have small rings.  STATIC_MOST: bytes that the
@@ -41,6 +42,14 @@ int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     int32_t rows = KK_CU_ROWS;
     while (rows > 1 && linear_shared(shared, false, rows, n_in) > most_of(shared)) rows /= 2;
     return rows;
+}
+
+bool kk_cu_linear_fits(kk_cu_at at, const kk_cu_linear *a) {
+    for (int i = 0; i < a->n_parts; i++)
+        if (linear_shared(at.shared, is_packed(a->part[i].w), a->n_rows, a->n_in) >
+            most_of(at.shared))
+            return false;
+    return a->n_rows <= KK_CU_ROWS;
 }
 
 /* The kernels of one kind of weights and of rings: kk_linear_kernel by rows above 8 and strips of a
