@@ -1,9 +1,9 @@
 /* cuda_dense.cu - what lies between the products of a dense layer, and the shared-memory limits of
  * the kernels that dense_ops.h lists.
  *
- *    tail_kernel      512 threads, one row per block, in registers as in rows.cuh: the residual with
- *                     its norm, and the next product's rows as bf16
- *    ple_gate_kernel  256 threads, a value each: the gated per-layer input as bf16 */
+ *    tail_kernel      512 threads, one row per block, in registers as in rows.cuh: the residual
+ *                     with its norm, and the next product's rows as bf16
+ *    gated_kernel     256 threads, a value each: a gated activation as bf16 */
 #include "dense_ops.h"
 #include "launch.cuh"
 #include "rows.cuh"
@@ -34,20 +34,20 @@ __global__ void __launch_bounds__(KK_ROW_THREADS, 1)
     const size_t at = (size_t)blockIdx.x * (size_t)a.dim;
     kk_row<V> w, w1;
     kk_next();
-    if (a.y) w = kk_row_load<V>(a.w, a.dim); /* weights are read before the rows are there */
+    if (a.y && a.w) w = kk_row_load<V>(a.w, a.dim); /* weights are read before the rows are there */
     if (a.w1) w1 = kk_row_load<V>(a.w1, a.dim);
     kk_wait();
     kk_row<V> x = kk_row_load<V>(a.x + at, a.dim);
     if (a.y) {
         kk_row<V> y = load_row<V>(a, blockIdx.x);
-        kk_scale(y, y, kk_inv_rms(y, a.dim, a.eps, sums[0]), w);
+        if (a.w) kk_scale(y, y, kk_inv_rms(y, a.dim, a.eps, sums[0]), w);
 #pragma unroll
         for (int i = 0; i < 4 * V; i++) x.v[i] = __fmul_rn(__fadd_rn(x.v[i], y.v[i]), a.scale);
         kk_row_store(a.x + at, x, a.dim);
     }
-    if (!a.z) return;
     if (a.w1) kk_scale(x, x, kk_inv_rms(x, a.dim, a.eps, sums[1]), w1);
-    kk_row_store_bf16(a.z + at, x, a.dim, a.swizzled);
+    if (a.zf) kk_row_store(a.zf + at, x, a.dim);
+    if (a.z) kk_row_store_bf16(a.z + at, x, a.dim, a.swizzled);
 }
 
 cudaError_t kk_cu_run_tail(kk_cu_at at, const kk_cu_tail *a) {
@@ -59,22 +59,22 @@ cudaError_t kk_cu_run_tail(kk_cu_at at, const kk_cu_tail *a) {
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    ple_gate_kernel(const __grid_constant__ kk_cu_ple_gate a) {
+    gated_kernel(const __grid_constant__ kk_cu_gated a) {
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     const size_t r = i / (size_t)a.dim, c = i % (size_t)a.dim;
     kk_next();
     kk_wait();
     if (r >= (size_t)a.n_rows) return;
-    const float up = a.ple[r * (size_t)a.stride + (size_t)a.offset + c];
-    a.out[r * (size_t)a.dim + (a.swizzled ? (size_t)kk_swizzled((int)c) : c)] =
-        kk_dbf16(kk_glu_of(a.gate[i], up, 0));
+    const float up = a.up[r * (size_t)a.stride + (size_t)a.offset + c];
+    const float y = kk_glu_of(a.gate[i], up, a.silu);
+    if (a.outf) a.outf[i] = y;
+    a.out[r * (size_t)a.dim + (a.swizzled ? (size_t)kk_swizzled((int)c) : c)] = kk_dbf16(y);
 }
 
-cudaError_t kk_cu_run_ple_gate(kk_cu_at at, const kk_cu_ple_gate *a) {
+cudaError_t kk_cu_run_gated(kk_cu_at at, const kk_cu_gated *a) {
     if (a->dim % KK_STEP) return cudaErrorInvalidValue;
     const size_t all = (size_t)a->n_rows * (size_t)a->dim;
-    return kk_launch(at, ple_gate_kernel, *a, (unsigned)((all + THREADS - 1) / THREADS), THREADS,
-                     0);
+    return kk_launch(at, gated_kernel, *a, (unsigned)((all + THREADS - 1) / THREADS), THREADS, 0);
 }
 
 cudaError_t kk_setup_slices(int32_t shared);

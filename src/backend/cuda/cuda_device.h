@@ -253,6 +253,12 @@ kk_cu_at kk_cuda_at(const kk_dev *dev);
  * slices that are still to be added; NULL: they are added. */
 kk_status kk_cuda_multiply(kk_dev *dev, const kk_cu_linear *l, bool *sliced, kk_err *err);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* The same of rows that lie in dev->x as bf16. */
+kk_status kk_cuda_linear_rounded(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* Launches ops[0] and those after it that go with it as one kernel (cuda_pairs.c); *used of n
+ * operations, 0: none. */
+kk_status kk_cuda_run_pairs(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                            const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
                             kk_err *err);
 /* Converts rows to bf16 in dev->x, swizzled for tiled products or not. */

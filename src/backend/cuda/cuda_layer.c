@@ -1,6 +1,6 @@
-/* cuda_layer.c - which layers are fused; and 26B-A4B's layers of mixed experts, up to 16 rows of one
- * session or of several, and the head after them: consecutive layers of the queue go as one launch
- * to the persistent kernel of mega.cuh, with the same bits as the small operations.
+/* cuda_layer.c - which layers are fused; and 26B-A4B's layers of mixed experts, up to 16 rows of
+ * one session or of several, and the head after them: consecutive layers of the queue go as one
+ * launch to the persistent kernel of mega.cuh, with the same bits as the small operations.
  *
  * Rows between its stages lie in scratch of the device, as bf16 where a matrix follows.  The
  * model's own buffers for them (z, gate, up and so on) are not written, which the contract of a

@@ -109,18 +109,22 @@ kk_status kk_cuda_multiply(kk_dev *dev, const kk_cu_linear *l, bool *sliced, kk_
     return KK_OK;
 }
 
-kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
-    const kk_cu_weight *w0 = &a->w[0]->w;
-    const int32_t pitch = w0->wrap * 32;
+kk_status kk_cuda_linear_rounded(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    const int32_t pitch = a->w[0]->w.wrap * 32;
     kk_cu_linear l = {.n_parts = a->n, .x = dev->x.data, .n_rows = a->n_rows, .n_in = pitch};
     for (int32_t i = 0; i < a->n; i++) {
         l.part[i].w = a->w[i]->w;
         l.part[i].out = kk_cuda_f(a->out[i]);
         l.part[i].pitch = (int32_t)a->w[i]->w.n_out;
     }
-    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch,
-                         a->n_rows > KK_CU_ROWS, err));
     return kk_cuda_multiply(dev, &l, NULL, err);
+}
+
+kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    const kk_cu_weight *w = &a->w[0]->w;
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w->n_in, w->wrap * 32,
+                         a->n_rows > KK_CU_ROWS, err));
+    return kk_cuda_linear_rounded(dev, a, err);
 }
 
 bool kk_cuda_chooses_later(const kk_route_args *a) {
@@ -628,8 +632,9 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
         } else if (ops[i].kind == KK_CUDA_SCALE) {
             KK_TRY(kk_cuda_scales_now(dev, ops + i, n - i, views, &used, err));
         } else {
-            KK_TRY(run_op(dev, &ops[i], views, err));
-            used = 1;
+            KK_TRY(kk_cuda_run_pairs(dev, ops + i, n - i, views, &used, err));
+            if (!used) KK_TRY(run_op(dev, &ops[i], views, err));
+            used = used ? used : 1;
         }
         i += used;
     }

@@ -1,8 +1,9 @@
-/* cuda_prompt.c - layers as a sequence of kernels: dense ones of any number of rows; those of mixed
- * experts of more than 16 rows, the chunks of a prompt, and of any number where some are evicted.
+/* cuda_prompt.c - layers as a sequence of kernels: dense ones of any number of rows; those of
+ * mixed experts of more than 16 rows, the chunks of a prompt, and of any number where some are
+ * evicted.
  *
- *    norm -> q, k, v -> store -> attention -> o -> norms -> gate and up -> down [experts] [per-layer
- *    input]; the residual after the last product comes with the first norm of the next layer
+ *    norm -> q, k, v -> store -> attention -> o -> norms -> gate and up -> down [experts]
+ *    [per-layer input]; the residual after the last product comes with the next layer's first norm
  *
  * Products are tiled, and those of decode.cuh for up to 16 rows, which are then not swizzled.  Rows
  * between kernels are bf16 where a matrix follows, and lie in the buffers that small operations
@@ -211,22 +212,46 @@ static kk_status mixed(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     return kk_cuda_experts_now(dev, &experts, later ? &route : NULL, p.z2, err);
 }
 
-/* y = proj(gelu(gate x) * ple); z1 is x.  The gate's rows lie where attention's have been. */
+/* y = proj(gelu(gate x) * ple) of few rows and small matrices; z1 is x. */
+static kk_status small_input(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
+    const places p = places_of(dev, a);
+    const kk_cu_small gate = {.w = a->w.ple_gate->w,
+                              .x = p.z1,
+                              .n_rows = a->rows->n_rows,
+                              .n_in = a->hidden,
+                              .act = p.act,
+                              .ple = kk_cuda_f(a->scratch.ple),
+                              .stride = a->ple_stride,
+                              .offset = a->ple_offset};
+    const kk_cu_small proj = {.w = a->w.ple_proj->w,
+                              .x = p.act,
+                              .n_rows = a->rows->n_rows,
+                              .n_in = a->ple_dim,
+                              .out = kk_cuda_f(a->scratch.y)};
+    KK_CUDA_TRY(kk_cu_run_small(kk_cuda_at(dev), &gate), "a per-layer input", err);
+    KK_CUDA_TRY(kk_cu_run_small(kk_cuda_at(dev), &proj), "a per-layer input", err);
+    return KK_OK;
+}
+
+/* The same of any rows.  The gate's lie where attention's have been. */
 static kk_status per_layer_input(kk_dev *dev, const kk_layer_args *a, kk_err *err) {
     const places p = places_of(dev, a);
     float *gate = kk_cuda_f(a->scratch.att);
+    if (kk_cu_small_takes(&a->w.ple_gate->w, a->rows->n_rows) &&
+        kk_cu_small_takes(&a->w.ple_proj->w, a->rows->n_rows))
+        return small_input(dev, a, err);
     kk_cu_linear in = {.x = p.z1, .n_rows = a->rows->n_rows, .n_in = a->hidden};
     add_part(&in, a->w.ple_gate, gate);
     KK_TRY(kk_cuda_multiply(dev, &in, NULL, err));
-    const kk_cu_ple_gate g = {.out = p.act,
-                              .gate = gate,
-                              .ple = kk_cuda_f(a->scratch.ple),
-                              .n_rows = a->rows->n_rows,
-                              .dim = a->ple_dim,
-                              .stride = a->ple_stride,
-                              .offset = a->ple_offset,
-                              .swizzled = is_tiled(a)};
-    KK_CUDA_TRY(kk_cu_run_ple_gate(kk_cuda_at(dev), &g), "a per-layer input", err);
+    const kk_cu_gated g = {.out = p.act,
+                           .gate = gate,
+                           .up = kk_cuda_f(a->scratch.ple),
+                           .n_rows = a->rows->n_rows,
+                           .dim = a->ple_dim,
+                           .stride = a->ple_stride,
+                           .offset = a->ple_offset,
+                           .swizzled = is_tiled(a)};
+    KK_CUDA_TRY(kk_cu_run_gated(kk_cuda_at(dev), &g), "a per-layer input", err);
     kk_cu_linear out = {.x = p.act, .n_rows = a->rows->n_rows, .n_in = a->ple_dim};
     add_part(&out, a->w.ple_proj, kk_cuda_f(a->scratch.y));
     return kk_cuda_multiply(dev, &out, NULL, err);

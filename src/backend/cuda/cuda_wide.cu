@@ -1,5 +1,5 @@
-/* cuda_wide.cu - kk_cu_run_linear for rows whose activations leave room for small ring buffers
- * only, such as 16 rows of 5376: their weights are read once all the same.
+/* cuda_wide.cu - kk_cu_run_linear for rows whose activations take so much shared memory that ring
+ * buffers are half as large, such as 16 rows of 5376: their weights are read once all the same.
  *
  *    kk_wide_kernel  256 threads, one block per multiprocessor
  *      shared memory: rings 8 warps x 6 KB | mbarriers | partial sums [2 strips][8 slices][16 rows]

@@ -33,11 +33,13 @@ typedef struct {
 } kk_cu_join;
 cudaError_t kk_cu_run_join(kk_cu_at at, const kk_cu_join *a);
 
-/* x = (x + norm(y; w)) * scale, where y is not NULL; then z = norm(x; w1), or x itself where w1 is
- * NULL, as bf16.  y: [n_rows][dim], or sliced: [KK_CU_SLICES][n_rows][dim], still to be added. */
+/* x = (x + norm(y; w)) * scale, where y is not NULL, y itself where w is NULL; then
+ * zf = norm(x; w1), or x itself where w1 is NULL, and z, the same as bf16.  y: [n_rows][dim], or
+ * sliced: [KK_CU_SLICES][n_rows][dim], still to be added. */
 typedef struct {
     float *x;
     const float *y, *w, *w1;
+    float *zf;   /* NULL: not wanted; it may be x where y is NULL */
     uint16_t *z; /* NULL: not wanted */
     float scale, eps;
     int32_t n_rows, dim;
@@ -46,14 +48,30 @@ typedef struct {
 } kk_cu_tail;
 cudaError_t kk_cu_run_tail(kk_cu_at at, const kk_cu_tail *a);
 
-/* out = gelu(gate) * ple as bf16: out and gate are [n_rows][dim], ple's rows are stride apart. */
+/* out = act(gate) * up as bf16, outf the same as f32: they and gate are [n_rows][dim], rows of up
+ * are stride apart. */
 typedef struct {
+    float *outf; /* NULL: not wanted; it may be gate */
     uint16_t *out;
-    const float *gate, *ple;
-    int32_t n_rows, dim, stride, offset;
+    const float *gate, *up;
+    int32_t n_rows, dim, stride, offset, silu;
     bool swizzled;
-} kk_cu_ple_gate;
-cudaError_t kk_cu_run_ple_gate(kk_cu_at at, const kk_cu_ple_gate *a);
+} kk_cu_gated;
+cudaError_t kk_cu_run_gated(kk_cu_at at, const kk_cu_gated *a);
+
+/* A product of up to 16 rows with a matrix of a megabyte or two, one launch of little latency; or
+ * its gated per-layer input, as above. */
+typedef struct {
+    kk_cu_weight w;
+    const uint16_t *x; /* [n_rows][n_in] */
+    int32_t n_rows, n_in;
+    float *out;       /* [n_rows][n_out], where ple is NULL */
+    uint16_t *act;    /* else this */
+    const float *ple; /* rows stride apart */
+    int32_t stride, offset;
+} kk_cu_small;
+bool kk_cu_small_takes(const kk_cu_weight *w, int32_t n_rows);
+cudaError_t kk_cu_run_small(kk_cu_at at, const kk_cu_small *a);
 
 cudaError_t kk_cu_setup_dense(int32_t shared);
 
