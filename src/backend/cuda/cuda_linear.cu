@@ -38,6 +38,13 @@ static unsigned blocks_of(kk_cu_at at, bool packed, size_t shared, int units) {
     return (unsigned)(units < most ? units : most);
 }
 
+/* Shared memory of a block that has a multiprocessor to itself: where two fit, some multiprocessor
+ * may get two and another none, which takes twice as long. */
+static size_t alone_of(int shared, size_t bytes) {
+    const size_t half = (size_t)shared / 2 + 1024;
+    return bytes > half ? bytes : half;
+}
+
 int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     int32_t rows = KK_CU_ROWS;
     while (rows > 1 && linear_shared(shared, false, rows, n_in) > most_of(shared)) rows /= 2;
@@ -77,8 +84,9 @@ static bool part_packed(const kk_cu_linear *a, int i) { return is_packed(a->part
 /* Parts of one kind of weights, packed or not: a kernel takes either. */
 static cudaError_t run_parts(kk_cu_at at, const kk_cu_linear *a) {
     const bool packed = part_packed(a, 0);
-    const size_t shared = linear_shared(at.shared, packed, a->n_rows, a->n_in);
+    size_t shared = linear_shared(at.shared, packed, a->n_rows, a->n_in);
     if (shared > most_of(at.shared)) return cudaErrorInvalidValue;
+    if (!packed && !is_small(at.shared)) shared = alone_of(at.shared, shared);
     kk_linear_job_args j = {};
     bool pair = false;
     int strips = 0;
