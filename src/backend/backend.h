@@ -495,10 +495,11 @@ typedef struct {
     int64_t experts, others;
 } kk_expected;
 
-/* What a device was waited for, since it was opened. */
+/* Of a device since it was opened: what it was waited for, and what it did the slow way. */
 typedef struct {
-    int64_t syncs; /* waits that left it without work */
-    int64_t waits; /* waits for something with more behind it */
+    int64_t syncs;   /* waits that left it without work */
+    int64_t waits;   /* waits for something with more behind it */
+    int64_t repeats; /* products of few rows that read their weights more than once */
 } kk_dev_counts;
 
 /* Puts recorded ids into a draft: ids[i] = record[at + i] for i < right, one that differs from it

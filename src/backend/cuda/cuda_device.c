@@ -281,6 +281,7 @@ static kk_status open_gpu(kk_dev *dev, const char *isa, kk_err *err) {
     KK_TRY(check_mega(dev, err));
     KK_CUDA_TRY(kk_cu_setup(dev->shared), "loading kernels", err);
     KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
+    KK_CUDA_TRY(kk_cu_setup_dense(dev->shared), "loading kernels", err);
     int32_t built_for = 0;
     KK_CUDA_TRY(kk_cu_built_for(&built_for), "loading kernels", err);
     dev->early = dev->early && built_for >= 90; /* older code does not wait for the kernel before */

@@ -7,6 +7,7 @@
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
+#include "backend/cuda/dense_ops.h"
 #include "backend/cuda/evicted_ops.h"
 #include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
@@ -242,8 +243,8 @@ bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_
  * operations. */
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-/* The same for more rows than a decode kernel takes, and for any number where rows are evicted: any
- * layer of mixed experts. */
+/* The same as a sequence of kernels: dense layers of any number of rows; layers of mixed experts of
+ * more rows than a decode kernel takes, and of any number where rows are evicted. */
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows);
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
@@ -251,7 +252,17 @@ kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 bool kk_cuda_stores(kk_kv_format f);
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* the format must be one that kk_cuda_stores */
 kk_cu_at kk_cuda_at(const kk_dev *dev);
+/* A product of any number of rows, swizzled where they are more than 16: in one launch, unless few
+ * rows are too wide for that.  sliced: whether it lies in dev->parts instead of its place, in K
+ * slices that are still to be added; NULL: they are added. */
+kk_status kk_cuda_multiply(kk_dev *dev, const kk_cu_linear *l, bool *sliced, kk_err *err);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* The same of rows that lie in dev->x as bf16. */
+kk_status kk_cuda_linear_rounded(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* Launches ops[0] and those after it that go with it as one kernel (cuda_pairs.c); *used of n
+ * operations, 0: none. */
+kk_status kk_cuda_run_pairs(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                            const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
                             kk_err *err);
 /* Converts rows to bf16 in dev->x, swizzled for tiled products or not. */
