@@ -63,7 +63,8 @@ bool head_is_good(struct MHD_Connection *c, const char *version, const head_uri 
     if (!is_small(c, uri, n.lines, f)) return false;
     if (uri && uri->spaced) return fault_set(f, 400, NULL, "there is a space in the path");
     if (!n.named) return fault_set(f, 400, NULL, "a line of the head has no name of a header");
-    if (n.hosts > 1) return fault_set(f, 400, NULL, "a request has one Host, and this one has %d", n.hosts);
+    if (n.hosts > 1)
+        return fault_set(f, 400, NULL, "a request has one Host, and this one has %d", n.hosts);
     if (n.hosts == 0 && strcmp(version, "HTTP/1.0") != 0)
         return fault_set(f, 400, NULL, "a request of %.10s needs a Host", version);
     if (n.lengths + n.encodings > 1)

@@ -167,6 +167,7 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
     if (st == KK_OK) {
         kk_device_info device;
         kk_engine_device(s->engine, &device);
+        enter(s, KK_SERVE_LOADED);
         atomic_store(&s->state, SERVER_READY);
         grpc_front_ready(&s->grpc);
         server_say(s, "ready: %s on %s, %d tokens of context, drafting: %s", s->opts->name,
