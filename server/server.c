@@ -113,6 +113,9 @@ static void reload(server *s, http *h) {
     if (o->tls_cert && http_renew(h, &err) != KK_OK) {
         server_warn(s, "the certificate stays as it was: %s", err.msg);
         good = false;
+    } else if (o->tls_cert && grpc_front_renew(&s->grpc, &err) != KK_OK) {
+        server_warn(s, "the certificate of gRPC stays as it was: %s", err.msg);
+        good = false;
     }
     metrics_reloaded(&s->metrics, good);
     if (good)
