@@ -334,7 +334,7 @@ static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
     server *s = x->server;
     if (x->refused.status) return refuse(x, c);
     x->dispatched = true;
-    if (!x->route->works) {
+    if (!x->route->works && !x->route->reads) {
         x->route->run(x, x->rest);
         return respond(x, c);
     }
@@ -343,12 +343,13 @@ static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
     MHD_suspend_connection(c);
     pthread_mutex_unlock(&x->lock);
     /* A body may have come after its head was admitted, and the server be ending since. */
-    if (atomic_load(&s->state) != SERVER_DRAINING && workers_submit(&s->workers, x)) return MHD_YES;
+    workers *to = x->route->reads ? &s->readers : &s->workers;
+    if (atomic_load(&s->state) != SERVER_DRAINING && workers_submit(to, x)) return MHD_YES;
     fault f;
     if (atomic_load(&s->state) == SERVER_DRAINING)
         fault_set(&f, 503, NULL, "the server is shutting down");
     else
-        fault_set(&f, 429, NULL, "%d requests are waiting already", s->opts->queue);
+        fault_set(&f, 429, NULL, "%d requests are waiting already", to->most_waiting);
     f.retry_s = 1;
     exchange_refuse(x, &f);
     return MHD_YES;

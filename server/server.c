@@ -13,6 +13,8 @@
 #include "server/http.h"
 #include "server/route.h"
 
+enum { READERS = 2 };
+
 kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
     if (!err) return code;
     va_list ap;
@@ -153,6 +155,7 @@ static void drain(server *s, http *h) {
         atomic_store(&s->cancelled, true);
     }
     workers_stop(&s->workers);
+    workers_stop(&s->readers);
     http_flush(h, 5);
 }
 
@@ -196,7 +199,9 @@ kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
     metrics_open(&s.metrics);
     st = pace_start(&s.pace, err);
     if (st == KK_OK) st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
+    if (st == KK_OK) st = workers_start(&s.readers, READERS, opts->connections, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);
+    workers_close(&s.readers);
     workers_close(&s.workers);
     pace_stop(&s.pace);
     residence_end(&s);

@@ -16,12 +16,16 @@ static exchange *take(workers *w) {
         if (!w->first) w->last = NULL;
         w->n_waiting--;
         w->n_running++;
+        x->runs_in = w;
     }
     pthread_mutex_unlock(&w->lock);
     return x;
 }
 
-static void done(workers *w) {
+void workers_answered(exchange *x) {
+    workers *w = x->runs_in; /* the worker that runs it calls this, nobody else */
+    if (!w) return;
+    x->runs_in = NULL;
     pthread_mutex_lock(&w->lock);
     w->n_running--;
     pthread_cond_broadcast(&w->changed);
@@ -32,8 +36,8 @@ static void *work(void *arg) {
     workers *w = arg;
     for (exchange *x; (x = take(w));) {
         w->run(x);
+        workers_answered(x); /* where it was not answered */
         exchange_release(x);
-        done(w);
     }
     return NULL;
 }

@@ -11,7 +11,7 @@
 
 typedef void (*worker_run)(exchange *x);
 
-typedef struct {
+typedef struct workers {
     pthread_t *thread;
     int n_threads;
     worker_run run;
@@ -26,6 +26,9 @@ typedef struct {
 kk_status workers_start(workers *w, int threads, int queue, worker_run run, kk_err *err);
 /* Queues it, with a reference of its own; false: the queue is full, or the workers are ending. */
 bool workers_submit(workers *w, exchange *x);
+/* From the request that runs, before its client hears the end of the answer: whoever asks again at
+ * once must find the worker free that answered. */
+void workers_answered(exchange *x);
 void workers_count(workers *w, int *waiting, int *running);
 /* Waits until nothing waits or runs; false: not within so many seconds. */
 bool workers_drain(workers *w, double seconds);

@@ -334,6 +334,16 @@ def test_full_queue():
             one.close()
 
 
+def test_one_after_another():
+    """Who asks again as soon as there is an answer finds the worker free that gave it."""
+    with start("--parallel", "1", "--queue", "0") as s:
+        for i in range(100):
+            if i % 2:
+                s.post("/tokenize", {"content": "a"})
+            else:
+                s.stream(TEXT, dict(prompt="a", max_tokens=1))
+
+
 # ---- clients that leave, lag, trickle -------------------------------------------------------
 
 
