@@ -70,6 +70,7 @@ struct Call {
         done.code = status.error_code();
         done.whole_s = age();
         if (service.ended) service.ended(service.server, &done);
+        Pool::answered();
     }
     bool goes_on() const { return !left->load() && !late(); }
 };

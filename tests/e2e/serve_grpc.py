@@ -483,6 +483,15 @@ def test_full_queue():
         assert said == ["token_id", "done"], said
 
 
+def test_one_after_another():
+    """Who calls again as soon as there is an answer finds the thread free that gave it."""
+    with start("--parallel", "1", "--queue", "0") as s, Client(s) as c:
+        session = c.started()
+        for _ in range(100):
+            c.append(session, [5])
+            assert c.generate(session, 1)[0]
+
+
 def test_slow_client():
     """A client that does not read is given up; the thread is free for others long before."""
     with start("-c", "16384", "--parallel", "1", "--stream-buffer", "64", "--spec", "none") as s:
