@@ -17,6 +17,9 @@ static exchange *take(workers *w) {
         w->n_waiting--;
         w->n_running++;
         x->runs_in = w;
+        for (int i = 0; !x->slot && i < w->n_threads; i++)
+            if (!atomic_load(&w->slots[i].runs)) x->slot = &w->slots[i];
+        slot_begin(x->slot, ++w->tasks);
     }
     pthread_mutex_unlock(&w->lock);
     return x;
@@ -27,6 +30,8 @@ void workers_answered(exchange *x) {
     if (!w) return;
     x->runs_in = NULL;
     pthread_mutex_lock(&w->lock);
+    slot_end(x->slot);
+    x->slot = NULL;
     w->n_running--;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
@@ -51,7 +56,9 @@ kk_status workers_start(workers *w, int threads, int queue, worker_run run, kk_e
     pthread_cond_init(&w->changed, &attr);
     pthread_condattr_destroy(&attr);
     w->thread = calloc((size_t)threads, sizeof *w->thread);
-    if (!w->thread) return server_fail(err, KK_ENOMEM, "no memory for %d workers", threads);
+    w->slots = calloc((size_t)threads, sizeof *w->slots);
+    if (!w->thread || !w->slots)
+        return server_fail(err, KK_ENOMEM, "no memory for %d workers", threads);
     for (; w->n_threads < threads; w->n_threads++)
         if (pthread_create(&w->thread[w->n_threads], NULL, work, w) != 0) {
             workers_stop(w);
@@ -150,6 +157,8 @@ void workers_stop(workers *w) {
 
 void workers_close(workers *w) {
     workers_stop(w);
+    free(w->slots);
+    w->slots = NULL;
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
 }

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "server/exchange.h"
+#include "server/slots.h"
 
 typedef void (*worker_run)(exchange *x);
 
@@ -19,6 +20,8 @@ typedef struct workers {
     pthread_cond_t changed;
     exchange *first, *last; /* waiting, oldest first */
     int n_waiting, n_running, most_waiting;
+    worker_slot *slots; /* [n_threads], of those that run */
+    long long tasks;    /* that began so far */
     bool ending;
 } workers;
 

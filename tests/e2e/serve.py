@@ -334,6 +334,41 @@ def test_full_queue():
             one.close()
 
 
+def test_slots():
+    """What each worker is at, in the words of llama.cpp's server, for who has a key."""
+    with open(os.path.join(FOLDER, "slot-keys"), "w", encoding="ascii") as f:
+        f.write("sesame\n")
+    with start("--parallel", "2", "--api-key-file", f.name) as s:
+        assert s.ask("GET", "/slots")[0] == 401
+    with start("--parallel", "2", "-c", "16384", "--spec", "none") as s:
+        slots = s.get("/slots")
+        assert [(o["id"], o["is_processing"], o["n_ctx"]) for o in slots] == \
+            [(0, False, 16384), (1, False, 16384)] and "id_task" not in slots[0], slots
+        prompt = dict(prompt=[5] * 100, temperature=0)
+        s.post(TEXT, dict(prompt, max_tokens=3, ignore_eos=True))
+        first = s.get("/slots")[0]
+        assert first["id_task"] == 1 and first["n_prompt_tokens"] == 100, first
+        assert first["n_prompt_tokens_cache"] == 0 and first["n_prompt_tokens_processed"] == 100
+        assert first["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 3}]
+        s.post(TEXT, dict(prompt, max_tokens=3, ignore_eos=True))
+        first = s.get("/slots")[0]
+        assert first["n_prompt_tokens_cache"] >= 64, first
+        assert first["n_prompt_tokens_cache"] + first["n_prompt_tokens_processed"] == 100, first
+        held = [s.send(TEXT, dict(LONG, max_tokens=9000, prompt=text)) for text in "ab"]
+        s.until(lambda m: m["num_requests_running"] == 2)
+        slots = s.get("/slots")
+        while not all(o["next_token"][0]["n_decoded"] for o in slots):
+            slots = s.get("/slots")
+        for o in slots:
+            assert o["is_processing"] and o["next_token"][0]["has_next_token"], o
+            assert sum(o["next_token"][0][k] for k in ("n_decoded", "n_remain")) == 9000, o
+        assert s.ask("GET", "/slots?fail_on_no_slot=1")[0] == 503
+        for one in held:
+            one.close()
+        s.until(lambda m: m["num_requests_running"] == 0)
+        assert s.ask("GET", "/slots?fail_on_no_slot=1")[0] == 200
+
+
 def test_one_after_another():
     """Who asks again as soon as there is an answer finds the worker free that gave it."""
     with start("--parallel", "1", "--queue", "0") as s:
