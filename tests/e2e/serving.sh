@@ -30,10 +30,11 @@ PY
 holds "$work/load.json" failed requests
 
 # ---- beside another server: this one under another name stands in for it
-runs quantize "$model/verifier" "$work/tiny.gguf" --type q8_0
+top=$(cd "$(dirname "$0")/../.." && pwd)
+exits 0 quantize "$top/models/tiny/verifier" "$work/tiny.gguf" --type q8_0
 printf '#!/bin/sh\nexec "%s" serve -q "$@"\n' "$KAKEYA" >"$work/other"
 chmod +x "$work/other"
-python3 -B "$(dirname "$0")/../../bench/peers/serve.py" --kakeya "$KAKEYA" --client "$KK_SERVING" \
+python3 -B "$top/bench/peers/serve.py" --kakeya "$KAKEYA" --client "$KK_SERVING" \
     --model "$work/tiny.gguf" --llama-server "$work/other" --threads 1 --clients 1,3 --requests 6 \
     --predict 4 --turns 1 --json "$work/peers.json" >"$work/said" 2>&1 || fail "serve.py: $(cat "$work/said")"
 python3 - "$work/peers.json" <<'PY' || fail "serve.py: $(cat "$work/peers.json")"
