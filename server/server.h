@@ -1,9 +1,10 @@
 /* server.h - what the parts of a running server share.
  *
  * Threads: one of libmicrohttpd's runs every callback of http.c; `parallel` workers run requests,
- * and two readers those that only read sessions; one tells connections of what workers wrote (pace.h), one saves idle sessions (residence.h); the
- * caller's own loads the model, waits to be asked to stop, and drains.  A request is an exchange
- * (exchange.h), which its connection and its worker both hold. */
+ * and two readers those that only read sessions; one tells connections of what workers wrote
+ * (pace.h), one saves idle sessions (residence.h); the caller's own loads the model, waits to be
+ * asked to stop, and drains.  A request is an exchange (exchange.h), which its connection and its
+ * worker both hold. */
 #ifndef KK_SERVER_SERVER_H
 #define KK_SERVER_SERVER_H
 

@@ -835,8 +835,8 @@ bool kk_round_may_go_on(const kk_round *r, int32_t n_open) {
     const int32_t len = r->len + r->n_out;
     const bool fits = r->tokens_left > r->n_out && len < r->cap &&
                       n_open < kk_cache_how(r->cache)->max_block && !fills_sink(r, len - n_open);
-    /* mask_at may ask what the caller has seen, and logprobs have one place a generation.  What is in
-     * flight begins behind tokens that are committed. */
+    /* mask_at may ask what the caller has seen, and logprobs have one place a generation.  What is
+     * in flight begins behind tokens that are committed. */
     return fits && !r->flight[0].queued && r->n_out > 0 && !r->stopped && r->drafting->n == 0 &&
            r->layout->latents.rank == 0 && !a->mask_at && !a->logprobs;
 }
