@@ -269,15 +269,14 @@ static const kk_drafting_member *drafter_ahead(const kk_round *r) {
     return r->drafting->n > 0 ? &r->drafting->member[0] : NULL;
 }
 
-/* Rounds of one session, whose rows are all stored and committed, and whose choices and drafts need
- * no host. */
+/* Rounds of one session, whose rows are all stored, and whose choices and drafts need no host. */
 static bool goes_ahead(const step *s) {
     const kk_round *r = s->rounds[0];
     const kk_drafting_member *m = drafter_ahead(r);
     const bool drafts =
         !m || (r->drafting->n == 1 && m->proposer->enqueue && m->proposer->can_go_ahead(m->self));
     return s->all->ahead && s->n == 1 && drafts && r->layout->latents.rank == 0 &&
-           open_rows(r) == 0 && is_the_devices(s->all, r);
+           is_the_devices(s->all, r);
 }
 
 /* What the device is asked for after n tokens that are known here and `pending` that are not. */
@@ -830,14 +829,13 @@ void kk_round_commit(kk_round *r, int32_t n_keep) {
     kk_round_settle(r, 0);
 }
 
-bool kk_round_may_go_on(const kk_round *r, int32_t n_open) {
+bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open) {
     const kk_choose_opts *a = &r->choose;
     const int32_t len = r->len + r->n_out;
     const bool fits = r->tokens_left > r->n_out && len < r->cap &&
                       n_open < kk_cache_how(r->cache)->max_block && !fills_sink(r, len - n_open);
-    /* mask_at may ask what the caller has seen, and logprobs have one place a generation.  What is
-     * in flight begins behind tokens that are committed. */
-    return fits && !r->flight[0].queued && r->n_out > 0 && !r->stopped && r->drafting->n == 0 &&
+    /* mask_at may ask what the caller has seen, and logprobs have one place a generation. */
+    return fits && !all->ahead && r->n_out > 0 && !r->stopped && r->drafting->n == 0 &&
            r->layout->latents.rank == 0 && !a->mask_at && !a->logprobs;
 }
 

@@ -127,7 +127,7 @@ void kk_round_commit(kk_round *r, int32_t n_keep);
 void kk_round_keep(kk_round *r, int32_t n_keep);
 void kk_round_settle(kk_round *r, int32_t n_open);
 /* Whether the next round may run while the last n_open tokens, the outcome included, are open. */
-bool kk_round_may_go_on(const kk_round *r, int32_t n_open);
+bool kk_round_may_go_on(const kk_rounds *all, const kk_round *r, int32_t n_open);
 /* Takes the last n tokens off the timeline, which kk_round_settle left open, each the outcome of a
  * round of its own. */
 void kk_round_forget(kk_round *r, int32_t n);

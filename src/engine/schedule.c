@@ -282,18 +282,18 @@ static void count_rounds(kk_schedule *q, double seconds) {
 
 /* Whether the session's next round may run before its thread has come back.  Nobody else would run
  * it when it decodes alone. */
-static bool may_go_on(const kk_schedule *q, const kk_task *t) {
+static bool may_go_on(const kk_schedule *q, const kk_engine *e, const kk_task *t) {
     const bool alone = !q->decoding->decoding;
     return !alone && !t->leaves && t->st == KK_OK &&
-           kk_round_may_go_on(t->round, t->n_open + t->round->n_out);
+           kk_round_may_go_on(&e->rounds, t->round, t->n_open + t->round->n_out);
 }
 
 /* What the round came to is put where the session's thread finds it.  A round that failed while
  * that thread was away is not reported: it asks for that round itself when it is back. */
-static void post(kk_schedule *q, kk_task *t, double seconds, int64_t syncs) {
+static void post(kk_schedule *q, const kk_engine *e, kk_task *t, double seconds, int64_t syncs) {
     kk_round *r = t->round;
     const bool lost = !t->awaited && (t->st != KK_OK || r->n_out == 0);
-    t->goes_on = may_go_on(q, t);
+    t->goes_on = may_go_on(q, e, t);
     if (lost && t->st == KK_OK) kk_round_drop(r);
     if (lost) return;
     kk_outcome *o = &t->outcome[(t->ready + t->n_ready++) % KK_MOST_AHEAD];
@@ -319,7 +319,7 @@ static void end_batch(kk_engine *e, const kk_task *self, double seconds, int64_t
     const double now = kk_now();
     for (int32_t i = 0; i < q->n_batch; i++) {
         kk_task *t = q->batch[i];
-        post(q, t, seconds, syncs);
+        post(q, e, t, seconds, syncs);
         t->round_s = seconds;
         t->done_at = now;
         t->state = KK_TASK_BETWEEN;
