@@ -3,10 +3,10 @@
  * Telling one wakes the thread of connections, which takes a core from the threads that evaluate
  * the next token.  A small model writes a token in a fraction of that, so connections are told at
  * most every PACE_MS, all of them together: what comes within so much of the last time waits until
- * any stream writes after the end of it.  Where none does, a thread tells them, after twice that, or
- * four times PACE_MS behind streams that told by themselves before: a thread that woke up each time
- * would take a core as well.  What a slower model writes is sent at once, and so are the first parts
- * and the end of a stream. */
+ * any stream writes after the end of it.  Where none does, a thread tells them, after twice that,
+ * or four times behind streams that told by themselves before: a thread that woke up each time
+ * would take a core as well.  What a slower model writes is sent at once, and so are the first
+ * parts and the end of a stream. */
 #ifndef KK_SERVER_PACE_H
 #define KK_SERVER_PACE_H
 
