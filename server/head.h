@@ -1,4 +1,4 @@
-/* head.h - whether the head of a request is well formed: its size, its lines, and how its body ends.
+/* head.h - whether the head of a request is well formed: its size, its lines, how its body ends.
  *
  * libmicrohttpd parses heads, and answers what it cannot parse with a page of its own.  What it
  * takes, and what is within its memory, is judged here, so that clients get an error that they can
