@@ -1,4 +1,4 @@
-/* grpc_accept.h - takes connections for gRPC, so many at a time, and hands them to one of its servers.
+/* grpc_accept.h - takes connections for gRPC, so many at a time, and hands them to its servers.
  *
  * gRPC's own listener has no bound: every connection costs memory and a descriptor before its
  * client has shown a key.  So connections are taken here, and handed to it.  It does not tell when
