@@ -141,6 +141,7 @@ static bool reload(void *user) {
 static void enter(void *user, kk_serve_phase phase) {
     const serve_args *a = user;
     switch (phase) {
+    case KK_SERVE_LOADED: term_on_signal(TERM_ASK); break;
     case KK_SERVE_READY: notify_ready(&a->notify); break;
     case KK_SERVE_RELOADING: notify_reloading(&a->notify); break;
     case KK_SERVE_STOPPING: notify_stopping(&a->notify); break;
@@ -259,8 +260,8 @@ static int serve(serve_args *a) {
     opts.engine = engine;
     opts.engine.max_logits = -a->parallel; /* all of them may share a round, and draft */
     opts.name = name;
-    signal(SIGPIPE, SIG_IGN); /* a client that left is an error of its connection alone */
-    term_on_signal(TERM_ASK);
+    signal(SIGPIPE, SIG_IGN);   /* a client that left is an error of its connection alone */
+    term_on_signal(TERM_LEAVE); /* loading may take minutes, and looks at no signal */
     term_catch_reload();
     return api->run(&opts, &err) == KK_OK ? EXIT_DONE : output_error(&err);
 }
@@ -330,9 +331,10 @@ const verb verb_serve = {
         "only unless told otherwise, and ends after SIGTERM when what runs is done.\n"
         "With --grpc-port, sessions are served over gRPC too (kakeya.v1.RuntimeService).\n\n"
         "Signals: SIGTERM and SIGINT end it when what runs is done, within --drain-timeout; a\n"
-        "second one at once.  SIGHUP reads the key file and the certificate again; what cannot be\n"
-        "read is said, and what was there stays.  Under systemd (Type=notify) it says when it is\n"
-        "ready, reloading and stopping, and feeds the watchdog.\n\n"
+        "second one, or one while the model loads, at once.  SIGHUP reads the key file and the\n"
+        "certificate again; what cannot be read is said, and what was there stays.  Under systemd\n"
+        "(Type=notify) it says when it is ready, reloading and stopping, and feeds the "
+        "watchdog.\n\n"
         "To watch: /health answers 503 until the model is loaded and while it ends; /metrics is\n"
         "Prometheus text; every answer has an X-Request-Id, the client's own or one that was\n"
         "drawn, which -v writes to the log.  Exit codes: 0 ended as asked, 1 failed, 2 wrong "

@@ -28,7 +28,8 @@ static bool understands(int fd) {
 }
 
 static void handle(int signum) {
-    if (term.mode != TERM_QUIT && (!term.signal || term.mode == TERM_INSIST)) {
+    const bool at_once = term.mode == TERM_QUIT || term.mode == TERM_LEAVE;
+    if (!at_once && (!term.signal || term.mode == TERM_INSIST)) {
         term.signal = signum;
         return;
     }
@@ -40,7 +41,7 @@ static void handle(int signum) {
     if (term.removes && stat(term.removed, &now) == 0 && now.st_dev == term.file.st_dev &&
         now.st_ino == term.file.st_ino)
         unlink(term.removed);
-    _exit(128 + signum);
+    _exit(term.mode == TERM_LEAVE ? 0 : 128 + signum);
 }
 
 void term_open(void) {

@@ -23,6 +23,7 @@ const char *term_reset(FILE *f);
 /* What SIGINT, SIGTERM and SIGHUP do from now on. */
 typedef enum {
     TERM_QUIT,   /* end the process at once with 128 + signal: nothing to clean up */
+    TERM_LEAVE,  /* the same with 0: to be ended so is no failure */
     TERM_ASK,    /* remember it for term_signal; a second one ends the process */
     TERM_INSIST, /* remember it, however often: something must be cleaned up first */
 } term_signal_mode;

@@ -10,6 +10,10 @@
 
 #include "server/server.h"
 
+/* Another program may look at the index for a moment; who holds it for longer is not waited for,
+ * since other sessions wait meanwhile. */
+enum { BUSY_MS = 200 };
+
 struct catalog {
     sqlite3 *db;
 };
@@ -71,6 +75,7 @@ kk_status catalog_open(catalog **out, const char *path, kk_err *err) {
     const int how = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
     const bool opened = sqlite3_open_v2(path, &c->db, how, NULL) == SQLITE_OK;
     kk_status st = opened ? KK_OK : failed(c, err);
+    if (opened) sqlite3_busy_timeout(c->db, BUSY_MS);
     if (opened && !is_whole(c->db))
         st = server_fail(err, KK_EFORMAT, "the index '%.150s' is damaged", path);
     if (st == KK_OK && sqlite3_exec(c->db, schema, NULL, NULL, NULL) != SQLITE_OK)

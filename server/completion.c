@@ -30,6 +30,7 @@ typedef struct {
     int32_t index;         /* of the next choice */
     prefixes_found *found; /* the session of the prompt, while it is there */
     int32_t shared;        /* tokens of the prompt that the next turn will have too */
+    int64_t cached;        /* tokens of the prompt that were there */
 } completion;
 
 /* One prompt as tokens. */
@@ -143,10 +144,17 @@ static void prompt_free(prompt *p) {
 
 /* ---- the prompt in a session ------------------------------------------------------------- */
 
+/* A piece of the prompt while it is read. */
+typedef struct {
+    generation *g;
+    int64_t before; /* tokens of the prompt that were evaluated before it */
+} piece;
+
 static bool on_progress(void *user, int64_t done, int64_t total) {
-    (void)done;
+    const piece *p = user;
     (void)total;
-    return generation_goes_on(user);
+    slot_read(p->g->x->slot, p->before + done);
+    return generation_goes_on(p->g);
 }
 
 /* Where memory ends, kept sessions give way one by one. */
@@ -156,7 +164,8 @@ static bool append(completion *c, generation *g, kk_session *s, const int32_t *i
     if (n == 0) return true;
     do {
         if (!generation_goes_on(g)) return false;
-        st = kk_session_append(s, ids, n, on_progress, g, &err);
+        piece p = {g, kk_session_len(s) - c->cached};
+        st = kk_session_append(s, ids, n, on_progress, &p, &err);
     } while (st == KK_ENOMEM && residence_make_place(c->server));
     if (st == KK_OK) return true;
     if (st != KK_ESTOPPED) fault_from(&g->failed, &err);
@@ -349,6 +358,9 @@ static bool read_prompt(completion *c, prompt *p, prefixes_found *found, uint64_
     const double start = text_now();
     const int64_t cached = found->len - found->evaluated;
     const kv_rows before = rows_of(found->session);
+    c->cached = cached;
+    slot_prompt(c->x->slot, (long long)p->n, cached,
+                (long long)c->request.max_tokens * c->request.n);
     const bool read = read_into(c, &g, found, p, stand_in);
     c->usage.prompt_s += text_now() - start;
     c->usage.prompt += (int64_t)p->n;

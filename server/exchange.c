@@ -82,6 +82,7 @@ void exchange_count(exchange *x, const exchange_usage *usage) {
 }
 
 void exchange_reply(exchange *x, int status, textbuf *body) {
+    workers_answered(x);
     pthread_mutex_lock(&x->lock);
     if (x->answer == EXCHANGE_OPEN) {
         x->answer = EXCHANGE_BODY;
@@ -154,6 +155,7 @@ void exchange_tell(exchange *x) {
 }
 
 void exchange_end(exchange *x) {
+    workers_answered(x);
     pthread_mutex_lock(&x->lock);
     x->ended = true;
     wake(x);

@@ -53,6 +53,8 @@ typedef struct exchange {
     bool last;                 /* its connection ends with the answer */
     size_t dropped, held;      /* bytes of the body that were not kept, and that were */
     struct exchange *next;     /* in the queue of workers */
+    struct workers *runs_in;   /* that count it among those they run, until it is answered */
+    struct worker_slot *slot;  /* where what it is at is written down, as long; NULL: nowhere */
 
     pthread_mutex_t lock;
     struct MHD_Connection *connection;

@@ -26,6 +26,8 @@ static const struct {
     {504, "timeout_error", "timeout", 4},
     {409, "conflict_error", NULL, 10},        /* ABORTED */
     {499, "cancelled_error", "cancelled", 1}, /* CANCELLED */
+    {414, "invalid_request_error", "uri_too_long", 3},
+    {431, "invalid_request_error", "head_too_large", 3},
 };
 
 static size_t kind_of(int status) {

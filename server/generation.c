@@ -217,6 +217,7 @@ bool generation_token(void *user, int32_t id) {
     size_t n;
     kk_err err;
     if (g->n_tokens++ == 0) g->first = text_now();
+    slot_wrote(g->x->slot);
     if (!g->server->tok) return on_bare_id(g, id) && goes_on_now_and_then(g);
     if (kk_answer_push(g->answer, id, &spans, &n, &err) != KK_OK) {
         fault_from(&g->failed, &err);

@@ -20,16 +20,19 @@
 #include <unistd.h>
 
 #include "server/exchange.h"
+#include "server/head.h"
 #include "server/listen.h"
 #include "server/log.h"
 #include "server/route.h"
 #include "server/server.h"
 
 enum {
-    HEAD_BYTES = 64 << 10,   /* of a connection: the head of a request, and a piece of its body */
-    STREAM_BLOCK = 16 << 10, /* bytes of a stream that are sent at a time */
-    BODIES = 16,             /* so many of the longest that is taken may be held */
-    LEFT_S = 1,              /* seconds after which a connection that was shut down is closed */
+    POOL_BYTES = 4 * HEAD_BYTES, /* libmicrohttpd's of a connection: for heads longer than those
+                                  * that are taken, so that they are refused here, and for a piece
+                                  * of a body */
+    STREAM_BLOCK = 16 << 10,     /* bytes of a stream that are sent at a time */
+    BODIES = 16,                 /* so many of the longest that is taken may be held */
+    LEFT_S = 1,                  /* seconds after which a connection that was shut down is closed */
 };
 
 /* A connection, for the sweep. */
@@ -37,6 +40,7 @@ typedef struct peer {
     struct peer *next, **link;
     int fd;
     bool busy;    /* the head of a request has come, and its answer was not sent */
+    head_uri uri; /* of its last request */
     double since; /* text_now() of the last change */
 } peer;
 
@@ -57,10 +61,14 @@ struct http {
     int n_busy;
 };
 
-static void set_busy(http *h, struct MHD_Connection *c, bool busy) {
+static peer *peer_of(struct MHD_Connection *c) {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    peer *p = info ? info->socket_context : NULL;
+    return info ? info->socket_context : NULL;
+}
+
+static void set_busy(http *h, struct MHD_Connection *c, bool busy) {
+    peer *p = peer_of(c);
     pthread_mutex_lock(&h->lock);
     if (p && p->busy != busy) {
         h->n_busy += busy ? 1 : -1;
@@ -162,17 +170,21 @@ static int64_t declared_length(struct MHD_Connection *c) {
     return length ? strtoll(length, NULL, 10) : 0;
 }
 
-/* Of two lengths a proxy may believe the other one, and take a part of this body for a request of
- * somebody else. */
-static bool has_one_length(exchange *x, struct MHD_Connection *c) {
-    if (!header(c, "Transfer-Encoding") || !header(c, "Content-Length")) return true;
-    x->last = true;
-    return fault_set(&x->refused, 400, NULL,
-                     "a request has a Content-Length or a Transfer-Encoding, not both");
+/* What it returns is the request's context until on_request sets it. */
+static void *on_uri(void *user, const char *uri, struct MHD_Connection *c) {
+    peer *p = peer_of(c);
+    (void)user;
+    if (p) p->uri = head_uri_of(uri);
+    return NULL;
 }
 
-static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const char *method) {
-    if (!has_one_length(x, c)) return false;
+static bool admit(exchange *x, struct MHD_Connection *c, const char *url, const char *method,
+                  const char *version) {
+    const peer *p = peer_of(c);
+    if (!head_is_good(c, version, p ? &p->uri : NULL, &x->refused)) {
+        x->last = true;
+        return false;
+    }
     if (!admit_head(x, c, url, method)) return false;
     if (declared_length(c) <= x->server->opts->max_body) return true;
     return fault_set(&x->refused, 413, NULL, "the body has %lld bytes: %lld at most",
@@ -272,7 +284,7 @@ static enum MHD_Result refuse(exchange *x, struct MHD_Connection *c) {
 }
 
 static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url, const char *method,
-                             void **slot) {
+                             const char *version, void **slot) {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (strcmp(method, "OPTIONS") == 0) return preflight(h->server, c);
@@ -281,10 +293,11 @@ static enum MHD_Result begin(http *h, struct MHD_Connection *c, const char *url,
     *slot = x;
     identify(x, header(c, "X-Request-Id"));
     set_busy(h, c, true);
-    if (admit(x, c, url, method)) return MHD_YES;
+    if (admit(x, c, url, method, version)) return MHD_YES;
     /* A body that is not much too long is read and thrown away, so that the client hears why; it
      * would see a broken connection otherwise. */
-    return declared_length(c) <= 4 * h->server->opts->max_body ? MHD_YES : refuse(x, c);
+    const bool ends = head_has_end(c) && declared_length(c) <= 4 * h->server->opts->max_body;
+    return ends ? MHD_YES : refuse(x, c);
 }
 
 /* All bodies together have a limit too: hundreds of connections may each hold one. */
@@ -321,7 +334,7 @@ static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
     server *s = x->server;
     if (x->refused.status) return refuse(x, c);
     x->dispatched = true;
-    if (!x->route->works) {
+    if (!x->route->works && !x->route->reads) {
         x->route->run(x, x->rest);
         return respond(x, c);
     }
@@ -330,12 +343,13 @@ static enum MHD_Result dispatch(exchange *x, struct MHD_Connection *c) {
     MHD_suspend_connection(c);
     pthread_mutex_unlock(&x->lock);
     /* A body may have come after its head was admitted, and the server be ending since. */
-    if (atomic_load(&s->state) != SERVER_DRAINING && workers_submit(&s->workers, x)) return MHD_YES;
+    workers *to = x->route->reads ? &s->readers : &s->workers;
+    if (atomic_load(&s->state) != SERVER_DRAINING && workers_submit(to, x)) return MHD_YES;
     fault f;
     if (atomic_load(&s->state) == SERVER_DRAINING)
         fault_set(&f, 503, NULL, "the server is shutting down");
     else
-        fault_set(&f, 429, NULL, "%d requests are waiting already", s->opts->queue);
+        fault_set(&f, 429, NULL, "%d requests are waiting already", to->most_waiting);
     f.retry_s = 1;
     exchange_refuse(x, &f);
     return MHD_YES;
@@ -345,8 +359,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *c, const ch
                                   const char *method, const char *version, const char *data,
                                   size_t *n, void **slot) {
     exchange *x = *slot;
-    (void)version;
-    if (!x) return begin(user, c, url, method, slot);
+    if (!x) return begin(user, c, url, method, version, slot);
     if (*n > 0) return take_body(x, data, n);
     return x->dispatched ? respond(x, c) : dispatch(x, c);
 }
@@ -463,8 +476,9 @@ static kk_status start_daemon(http *h, int listening, serving *v, kk_err *err) {
         {MHD_OPTION_LISTEN_SOCKET, listening, NULL},
         {MHD_OPTION_CONNECTION_LIMIT, o->connections, NULL},
         {MHD_OPTION_CONNECTION_TIMEOUT, (intptr_t)o->idle_s, NULL},
-        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, NULL},
-        {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
+        {MHD_OPTION_CONNECTION_MEMORY_LIMIT, POOL_BYTES, NULL},
+        {MHD_OPTION_STRICT_FOR_CLIENT, 0, NULL}, /* head.c refuses what 1 would */
+        {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)on_uri, h},
         {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)on_completed, h},
         {MHD_OPTION_NOTIFY_CONNECTION, (intptr_t)on_connection, h},
         /* TLS options end the list where there is no TLS. */

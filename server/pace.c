@@ -8,8 +8,9 @@
 #include "server/server.h"
 
 static const double pace_s = 1e-3 * PACE_MS;
-/* After which the thread tells what no stream has told by writing more. */
-static const double rest_s = 2e-3 * PACE_MS;
+/* After which the thread tells what no stream has told by writing more; and when it looks again
+ * where one has, as they do while text comes fast. */
+static const double rest_s = 2e-3 * PACE_MS, nap_s = 4e-3 * PACE_MS;
 
 /* The caller holds the lock. */
 static void wait_until(pace *p, double when) {
@@ -35,16 +36,21 @@ static void tell(pace *p) {
 static void *run(void *arg) {
     pace *p = arg;
     pthread_mutex_lock(&p->lock);
+    double seen = 0; /* p->last when this was about to wait; 0: it did not wait for a time */
     while (!p->ending) {
         const double due = p->last + rest_s;
         if (text_now() < due) {
-            wait_until(p, due);
+            const bool others = seen > 0 && p->last > seen;
+            seen = p->last;
+            wait_until(p, others ? p->last + nap_s : due);
         } else if (p->first) {
             tell(p);
+            seen = 0;
         } else {
             p->asleep = true;
             pthread_cond_wait(&p->changed, &p->lock);
             p->asleep = false;
+            seen = 0;
         }
     }
     tell(p);

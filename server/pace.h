@@ -3,9 +3,10 @@
  * Telling one wakes the thread of connections, which takes a core from the threads that evaluate
  * the next token.  A small model writes a token in a fraction of that, so connections are told at
  * most every PACE_MS, all of them together: what comes within so much of the last time waits until
- * any stream writes after the end of it.  Where none does, a thread tells them, after twice that: a
- * thread that woke up each time would take a core as well.  What a slower model writes is sent at
- * once, and so are the first parts and the end of a stream. */
+ * any stream writes after the end of it.  Where none does, a thread tells them, after twice that,
+ * or four times behind streams that told by themselves before: a thread that woke up each time
+ * would take a core as well.  What a slower model writes is sent at once, and so are the first
+ * parts and the end of a stream. */
 #ifndef KK_SERVER_PACE_H
 #define KK_SERVER_PACE_H
 
@@ -16,7 +17,7 @@
 
 struct exchange;
 
-enum { PACE_MS = 4 };
+enum { PACE_MS = 8 };
 
 typedef struct {
     pthread_mutex_t lock;
@@ -29,7 +30,7 @@ typedef struct {
 } pace;
 
 kk_status pace_start(pace *p, kk_err *err);
-/* Whether the caller is to tell the connection of x itself; else it is told within 2 PACE_MS.  The
+/* Whether the caller is to tell the connection of x itself; else it is told within 4 PACE_MS.  The
  * caller holds the lock of x, which is not waiting already. */
 bool pace_is_due(pace *p, struct exchange *x);
 /* Tells those that wait, where it is time.  After each part that was written, without locks. */

@@ -1,6 +1,7 @@
 /* route.c - see route.h; and the endpoints that need no worker, or little of one. */
 #include "server/route.h"
 
+#include <microhttpd.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +127,24 @@ static void show_stats(exchange *x, const char *rest) {
     json_object_set_new(o, "parallel", json_integer(s->opts->parallel));
     json_object_set_new(o, "queue", json_integer(s->opts->queue));
     exchange_reply_json(x, o ? 200 : 500, o);
+}
+
+/* With ?fail_on_no_slot=1 the status says whether one is idle. */
+static void show_slots(exchange *x, const char *rest) {
+    int idle;
+    json_t *list = slots_json(x->server, &idle);
+    const char *must =
+        MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, "fail_on_no_slot");
+    (void)rest;
+    if (!must || strcmp(must, "0") == 0 || idle > 0) {
+        exchange_reply_json(x, list ? 200 : 500, list);
+        return;
+    }
+    fault f;
+    json_decref(list);
+    fault_set(&f, 503, NULL, "all %d slots are busy", (int)x->server->opts->parallel);
+    f.retry_s = 1;
+    exchange_refuse(x, &f);
 }
 
 static void show_metrics(exchange *x, const char *rest) {
@@ -279,6 +298,7 @@ static const route routes[] = {
     {.method = "GET", .path = "/healthz", .open = true, .early = true, .run = health},
     {.method = "GET", .path = "/metrics", .early = true, .run = show_metrics},
     {.method = "GET", .path = "/props", .run = props},
+    {.method = "GET", .path = "/slots", .run = show_slots},
     {.method = "GET", .path = "/version", .early = true, .run = version},
     {.method = "GET", .path = "/v1/models", .run = models},
     {.method = "GET", .path = "/v1/models/", .run = one_model},
@@ -292,8 +312,8 @@ static const route routes[] = {
      .run = complete},
     {.method = "POST", .path = "/v1/completions", .works = true, .run = complete},
     {.method = "POST", .path = "/v1/sessions", .works = true, .run = sessions_post},
-    {.method = "GET", .path = "/v1/sessions", .run = sessions_get},
-    {.method = "GET", .path = "/v1/sessions/", .works = true, .run = sessions_get_one},
+    {.method = "GET", .path = "/v1/sessions", .reads = true, .run = sessions_get},
+    {.method = "GET", .path = "/v1/sessions/", .reads = true, .run = sessions_get_one},
     {.method = "POST", .path = "/v1/sessions/", .works = true, .run = sessions_post_one},
     {.method = "DELETE", .path = "/v1/sessions/", .works = true, .run = sessions_delete_one},
     {.method = "POST", .path = "/v1/responses", .run = not_yet},

@@ -9,7 +9,9 @@ typedef struct route {
     bool whole;                /* but not this one */
     bool open;                 /* needs no key */
     bool early;                /* answers while the model loads */
-    bool works;                /* in a worker; else in the connection's thread, at once */
+    bool works;                /* in a worker; */
+    bool reads;                /* in a reader, also while all workers are busy; with neither: in the
+                                * connection's thread, at once */
     bool chat;
     void (*run)(exchange *x, const char *rest); /* rest: of the path */
 } route;

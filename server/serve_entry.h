@@ -10,7 +10,8 @@
 #include "kakeya.h"
 
 typedef enum {
-    KK_SERVE_READY,     /* the model is loaded, and requests are served */
+    KK_SERVE_LOADED,    /* the model is; until then nothing is lost by whoever ends the server */
+    KK_SERVE_READY,     /* requests are served */
     KK_SERVE_RELOADING, /* files are read again; READY follows */
     KK_SERVE_STOPPING,  /* no more requests are taken */
 } kk_serve_phase;

@@ -13,6 +13,8 @@
 #include "server/http.h"
 #include "server/route.h"
 
+enum { READERS = 2 };
+
 kk_status server_fail(kk_err *err, kk_status code, const char *fmt, ...) {
     if (!err) return code;
     va_list ap;
@@ -113,6 +115,9 @@ static void reload(server *s, http *h) {
     if (o->tls_cert && http_renew(h, &err) != KK_OK) {
         server_warn(s, "the certificate stays as it was: %s", err.msg);
         good = false;
+    } else if (o->tls_cert && grpc_front_renew(&s->grpc, &err) != KK_OK) {
+        server_warn(s, "the certificate of gRPC stays as it was: %s", err.msg);
+        good = false;
     }
     metrics_reloaded(&s->metrics, good);
     if (good)
@@ -150,6 +155,7 @@ static void drain(server *s, http *h) {
         atomic_store(&s->cancelled, true);
     }
     workers_stop(&s->workers);
+    workers_stop(&s->readers);
     http_flush(h, 5);
 }
 
@@ -167,6 +173,7 @@ static kk_status listen_load_serve(server *s, kk_err *err) {
     if (st == KK_OK) {
         kk_device_info device;
         kk_engine_device(s->engine, &device);
+        enter(s, KK_SERVE_LOADED);
         atomic_store(&s->state, SERVER_READY);
         grpc_front_ready(&s->grpc);
         server_say(s, "ready: %s on %s, %d tokens of context, drafting: %s", s->opts->name,
@@ -192,7 +199,9 @@ kk_status server_run(const kk_serve_opts *opts, kk_err *err) {
     metrics_open(&s.metrics);
     st = pace_start(&s.pace, err);
     if (st == KK_OK) st = workers_start(&s.workers, opts->parallel, opts->queue, run_exchange, err);
+    if (st == KK_OK) st = workers_start(&s.readers, READERS, opts->connections, run_exchange, err);
     if (st == KK_OK) st = listen_load_serve(&s, err);
+    workers_close(&s.readers);
     workers_close(&s.workers);
     pace_stop(&s.pace);
     residence_end(&s);

@@ -1,9 +1,10 @@
 /* server.h - what the parts of a running server share.
  *
- * Threads: one of libmicrohttpd's runs every callback of http.c; `parallel` workers run requests;
- * one tells connections of what workers wrote (pace.h), one saves idle sessions (residence.h); the
- * caller's own loads the model, waits to be asked to stop, and drains.  A request is an exchange
- * (exchange.h), which its connection and its worker both hold. */
+ * Threads: one of libmicrohttpd's runs every callback of http.c; `parallel` workers run requests,
+ * and two readers those that only read sessions; one tells connections of what workers wrote
+ * (pace.h), one saves idle sessions (residence.h); the caller's own loads the model, waits to be
+ * asked to stop, and drains.  A request is an exchange (exchange.h), which its connection and its
+ * worker both hold. */
 #ifndef KK_SERVER_SERVER_H
 #define KK_SERVER_SERVER_H
 
@@ -32,6 +33,7 @@ typedef struct server {
     keys keys;
     metrics metrics;
     workers workers;
+    workers readers; /* of what needs no forward pass */
     pace pace;
     grpc_front grpc;
     /* From here on: unchanged, and to be read, once the state is SERVER_READY. */

@@ -276,6 +276,7 @@ static void add_kind(const call *c, json_t *event, const sessions_piece *piece) 
 static bool on_piece(void *user, const sessions_piece *piece) {
     call *c = user;
     if (c->first == 0) c->first = text_now();
+    if (piece->id >= 0) slot_wrote(c->x->slot);
     if (!c->request.stream) {
         if (piece->id >= 0) json_array_append_new(c->tokens, json_integer(piece->id));
         text_add(&c->text, piece->text, piece->len);
@@ -349,6 +350,8 @@ static void generate(call *c) {
     if (done) {
         c->chat = json_is_true(json_object_get(c->request.root, "chat"));
         c->drafts = json_is_true(json_object_get(c->request.root, "drafts"));
+        slot_prompt(c->x->slot, info.history, info.resident ? info.history : 0,
+                    c->request.max_tokens);
         done = run_generation(c, stop_ids, n_stop_ids, &out);
         count(c, done, &out);
     }

@@ -16,13 +16,22 @@ static exchange *take(workers *w) {
         if (!w->first) w->last = NULL;
         w->n_waiting--;
         w->n_running++;
+        x->runs_in = w;
+        for (int i = 0; !x->slot && i < w->n_threads; i++)
+            if (!atomic_load(&w->slots[i].runs)) x->slot = &w->slots[i];
+        slot_begin(x->slot, ++w->tasks);
     }
     pthread_mutex_unlock(&w->lock);
     return x;
 }
 
-static void done(workers *w) {
+void workers_answered(exchange *x) {
+    workers *w = x->runs_in; /* the worker that runs it calls this, nobody else */
+    if (!w) return;
+    x->runs_in = NULL;
     pthread_mutex_lock(&w->lock);
+    slot_end(x->slot);
+    x->slot = NULL;
     w->n_running--;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
@@ -32,8 +41,8 @@ static void *work(void *arg) {
     workers *w = arg;
     for (exchange *x; (x = take(w));) {
         w->run(x);
+        workers_answered(x); /* where it was not answered */
         exchange_release(x);
-        done(w);
     }
     return NULL;
 }
@@ -47,7 +56,9 @@ kk_status workers_start(workers *w, int threads, int queue, worker_run run, kk_e
     pthread_cond_init(&w->changed, &attr);
     pthread_condattr_destroy(&attr);
     w->thread = calloc((size_t)threads, sizeof *w->thread);
-    if (!w->thread) return server_fail(err, KK_ENOMEM, "no memory for %d workers", threads);
+    w->slots = calloc((size_t)threads, sizeof *w->slots);
+    if (!w->thread || !w->slots)
+        return server_fail(err, KK_ENOMEM, "no memory for %d workers", threads);
     for (; w->n_threads < threads; w->n_threads++)
         if (pthread_create(&w->thread[w->n_threads], NULL, work, w) != 0) {
             workers_stop(w);
@@ -146,6 +157,8 @@ void workers_stop(workers *w) {
 
 void workers_close(workers *w) {
     workers_stop(w);
+    free(w->slots);
+    w->slots = NULL;
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
 }

@@ -1,4 +1,4 @@
-/* grpc_accept.h - takes connections for gRPC, so many at a time.
+/* grpc_accept.h - takes connections for gRPC, so many at a time, and hands them to its servers.
  *
  * gRPC's own listener has no bound: every connection costs memory and a descriptor before its
  * client has shown a key.  So connections are taken here, and handed to it.  It does not tell when
@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -25,9 +26,9 @@ class Acceptor {
   public:
     using Target = grpc::experimental::ExternalConnectionAcceptor;
 
-    /* The socket is closed with it. */
-    Acceptor(int listening, int most, std::unique_ptr<Target> target)
-        : listening_(listening), most_(static_cast<size_t>(most)), target_(std::move(target)) {
+    /* The socket is closed with it.  The target is borrowed. */
+    Acceptor(int listening, int most, Target *target)
+        : listening_(listening), most_(static_cast<size_t>(most)), target_(target) {
         open_.reserve(most_);
         ending_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (ending_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
@@ -47,10 +48,24 @@ class Acceptor {
     Acceptor(const Acceptor &) = delete;
     Acceptor &operator=(const Acceptor &) = delete;
 
+    /* Connections go to this one from now on.  The one before keeps those that it has. */
+    void aim(Target *target) {
+        const std::lock_guard<std::mutex> hold(lock_);
+        target_ = target;
+    }
+    /* Whether it still has connections. */
+    bool serves(const Target *target) {
+        const std::lock_guard<std::mutex> hold(lock_);
+        return std::any_of(open_.begin(), open_.end(), [target](const Connection &c) {
+            return c.target == target && !ended(c);
+        });
+    }
+
   private:
     struct Connection {
         int fd;
         ino_t inode;
+        const Target *target;
     };
 
     static bool inode_of(int fd, ino_t *inode) {
@@ -72,7 +87,8 @@ class Acceptor {
     }
 
     void take(int fd) {
-        Connection c = {fd, 0};
+        const std::lock_guard<std::mutex> hold(lock_);
+        Connection c = {fd, 0, target_};
         if (!has_place() || !inode_of(fd, &c.inode)) {
             close(fd);
             return;
@@ -101,7 +117,8 @@ class Acceptor {
 
     int listening_, ending_ = -1;
     size_t most_;
-    std::unique_ptr<Target> target_;
+    std::mutex lock_; /* of the next two */
+    Target *target_;
     std::vector<Connection> open_;
     std::thread thread_;
 };

@@ -79,6 +79,9 @@ typedef struct {
     kk_status (*start)(kk_grpc **out, const kk_grpc_opts *opts, kk_err *err);
     /* What grpc.health.v1 answers: NOT_SERVING until it is told otherwise. */
     void (*serving)(kk_grpc *g, bool ready);
+    /* Reads the certificate and its key again, for connections that come; where that fails all
+     * stays as it was. */
+    kk_status (*renew)(kk_grpc *g, kk_err *err);
     /* Takes no new calls, lets those that run end for so many seconds, and then cancels them. */
     void (*drain)(kk_grpc *g, double seconds);
     void (*stop)(kk_grpc *g); /* NULL is fine; cancels what still runs */

@@ -96,6 +96,10 @@ void grpc_front_ready(grpc_front *g) {
     if (g->grpc) g->api->serving(g->grpc, true);
 }
 
+kk_status grpc_front_renew(grpc_front *g, kk_err *err) {
+    return g->grpc ? g->api->renew(g->grpc, err) : KK_OK;
+}
+
 void grpc_front_drain(grpc_front *g, double seconds) {
     if (g->grpc) g->api->drain(g->grpc, seconds);
 }

@@ -18,6 +18,8 @@ kk_grpc_service grpc_front_table(void);
  * server is ready. */
 kk_status grpc_front_start(grpc_front *g, struct server *s, kk_err *err);
 void grpc_front_ready(grpc_front *g); /* as of now sessions may be used */
+/* New connections get the certificate that is in its files now. */
+kk_status grpc_front_renew(grpc_front *g, kk_err *err);
 /* Takes no new calls; those that run have so many seconds. */
 void grpc_front_drain(grpc_front *g, double seconds);
 void grpc_front_stop(grpc_front *g);

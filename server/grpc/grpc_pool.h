@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kakeya_grpc {
@@ -51,7 +52,22 @@ class Pool {
         return true;
     }
 
+    /* From a job, before its client hears the end: whoever asks again at once must find the thread
+     * free that answered. */
+    static void answered() {
+        Pool *pool = std::exchange(current(), nullptr);
+        if (!pool) return;
+        const std::lock_guard<std::mutex> hold(pool->lock_);
+        pool->running_--;
+    }
+
   private:
+    /* The pool that counts this thread among those that run something. */
+    static Pool *&current() {
+        static thread_local Pool *pool = nullptr;
+        return pool;
+    }
+
     void take_left(std::vector<Job> *to) {
         for (auto at = waiting_.begin(); at != waiting_.end();) {
             if (at->left->load()) {
@@ -72,10 +88,11 @@ class Pool {
             waiting_.pop_front();
             running_++;
             hold.unlock();
+            current() = this;
             job.run();
-            job = Job{}; /* what it holds is let go of while it still counts as running */
+            answered();
+            job = Job{};
             hold.lock();
-            running_--;
         }
     }
 

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <vector>
 
 #include "server/grpc/grpc_accept.h"
 #include "server/grpc/grpc_calls.h"
@@ -69,6 +70,7 @@ struct Call {
         done.code = status.error_code();
         done.whole_s = age();
         if (service.ended) service.ended(service.server, &done);
+        Pool::answered();
     }
     bool goes_on() const { return !left->load() && !late(); }
 };
@@ -406,48 +408,94 @@ const char *const service_name = "kakeya.v1.RuntimeService";
 
 using namespace kakeya_grpc;
 
+namespace {
+
+/* A server of gRPC with one certificate; none of its ports is its own. */
+struct Serving {
+    explicit Serving(const Shared &shared) : service(shared) {}
+    Service service;
+    std::unique_ptr<Acceptor::Target> target;
+    std::unique_ptr<grpc::Server> server; /* the first to go */
+};
+
+} // namespace
+
 struct kk_grpc {
     explicit kk_grpc(const kk_grpc_opts &opts) { shared.opts = opts; }
     Shared shared;
-    Service service{shared};
-    std::unique_ptr<grpc::Server> server;
+    bool ready = false;
+    std::vector<std::unique_ptr<Serving>> all; /* the last takes what comes */
     std::unique_ptr<Acceptor> acceptor;
 };
 
 namespace {
 
-kk_status begin(kk_grpc *g, kk_err *err) {
+void tell_health(const Serving &v, bool ready) {
+    v.server->GetHealthCheckService()->SetServingStatus(ready);
+    v.server->GetHealthCheckService()->SetServingStatus(service_name, ready);
+}
+
+/* Another one, with the certificate as it is in its files now. */
+kk_status add_serving(kk_grpc *g, kk_err *err) {
     const kk_grpc_opts &opts = g->shared.opts;
     std::shared_ptr<grpc::ServerCredentials> how;
     const kk_status st = credentials(opts, &how, err);
     if (st != KK_OK) return st;
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    auto v = std::make_unique<Serving>(g->shared);
     grpc::ServerBuilder builder;
     set_limits(opts, &builder);
     constexpr auto given = grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD;
-    auto target = builder.experimental().AddExternalConnectionAcceptor(given, how);
-    builder.RegisterService(&g->service);
-    g->server = builder.BuildAndStart();
-    if (!g->server)
+    v->target = builder.experimental().AddExternalConnectionAcceptor(given, how);
+    builder.RegisterService(&v->service);
+    v->server = builder.BuildAndStart();
+    if (!v->server)
         return fail(err, KK_EIO, "gRPC does not start%s",
                     opts.tls_cert ? ": the certificate and its key may not be a pair" : "");
-    g->acceptor = std::make_unique<Acceptor>(opts.listening, opts.connections, std::move(target));
-    g->server->GetHealthCheckService()->SetServingStatus(false);
-    g->server->GetHealthCheckService()->SetServingStatus(service_name, false);
+    tell_health(*v, g->ready);
+    g->all.push_back(std::move(v));
     return KK_OK;
+}
+
+kk_status begin(kk_grpc *g, kk_err *err) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    const kk_status st = add_serving(g, err);
+    if (st != KK_OK) return st;
+    g->acceptor = std::make_unique<Acceptor>(g->shared.opts.listening, g->shared.opts.connections,
+                                             g->all.back()->target.get());
+    return KK_OK;
+}
+
+/* gRPC's library exchanges no certificate of a server that runs: another one takes what comes from
+ * now on, and those before go on with the connections they have. */
+kk_status renew(kk_grpc *g, kk_err *err) {
+    try {
+        const kk_status st = add_serving(g, err);
+        if (st != KK_OK) return st;
+        g->acceptor->aim(g->all.back()->target.get());
+        const auto idle = [g](const std::unique_ptr<Serving> &v) {
+            if (g->acceptor->serves(v->target.get())) return false;
+            v->server->Shutdown(std::chrono::system_clock::now());
+            return true;
+        };
+        g->all.erase(std::remove_if(g->all.begin(), g->all.end() - 1, idle), g->all.end() - 1);
+        return KK_OK;
+    } catch (const std::exception &e) {
+        return fail(err, KK_ENOMEM, "gRPC takes no certificate: %.180s", e.what());
+    } catch (...) {
+        return fail(err, KK_EDEVICE, "gRPC takes no certificate");
+    }
 }
 
 void drain(kk_grpc *g, double s) {
     try {
         const Clock::time_point end = Clock::now() + seconds(s);
-        if (!g->server) return;
-        g->server->GetHealthCheckService()->Shutdown();
+        for (const auto &v : g->all) v->server->GetHealthCheckService()->Shutdown();
         /* gRPC's own Shutdown would wait for those who watch the health, too. */
         while (g->shared.calls > 0 && Clock::now() < end)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         g->acceptor.reset(); /* it hands nothing to a server that has ended */
-        g->server->Shutdown(std::chrono::system_clock::now());
+        for (const auto &v : g->all) v->server->Shutdown(std::chrono::system_clock::now());
     } catch (...) { /* what was not drained is ended by `stop` */
     }
 }
@@ -486,13 +534,13 @@ kk_status start(kk_grpc **out, const kk_grpc_opts *opts, kk_err *err) {
 
 void serving(kk_grpc *g, bool ready) {
     try {
-        g->server->GetHealthCheckService()->SetServingStatus(ready);
-        g->server->GetHealthCheckService()->SetServingStatus(service_name, ready);
+        g->ready = ready;
+        for (const auto &v : g->all) tell_health(*v, ready);
     } catch (...) { /* clients go on hearing what they heard before */
     }
 }
 
-const kk_grpc_api api = {start, serving, drain, stop};
+const kk_grpc_api api = {start, serving, renew, drain, stop};
 
 } // namespace
 

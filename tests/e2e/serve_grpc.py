@@ -4,6 +4,7 @@ The shipped model answers; what it says is not judged, only that it is what the 
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -482,6 +483,15 @@ def test_full_queue():
         assert said == ["token_id", "done"], said
 
 
+def test_one_after_another():
+    """Who calls again as soon as there is an answer finds the thread free that gave it."""
+    with start("--parallel", "1", "--queue", "0") as s, Client(s) as c:
+        session = c.started()
+        for _ in range(100):
+            c.append(session, [5])
+            assert c.generate(session, 1)[0]
+
+
 def test_slow_client():
     """A client that does not read is given up; the thread is free for others long before."""
     with start("-c", "16384", "--parallel", "1", "--stream-buffer", "64", "--spec", "none") as s:
@@ -631,6 +641,28 @@ def test_tls():
             with Client(s, credentials=other) as c:
                 with refused(Code.UNAVAILABLE):
                     c.create()
+        first, calls = Client(s, credentials=trusted), []
+        with first as before:  # its connection keeps the certificate it began with
+            session = before.started()
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+                            "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+                            "-keyout", key, "-out", cert], capture_output=True, check=True)
+            with open(cert, "rb") as f:
+                renewed = grpc.ssl_channel_credentials(root_certificates=f.read())
+            for _ in range(3):  # also beside those before
+                s.process.send_signal(signal.SIGHUP)
+                s.wait(lambda s, n=len(calls): sum("read again" in l for l in s.lines) > n)
+                with Client(s, credentials=renewed) as c:
+                    calls.append(c.generate(c.started(), 4)[0])
+                with Client(s, credentials=trusted) as c, refused(Code.UNAVAILABLE):
+                    c.create()
+                assert before.generate(session, 4)[0]
+            with open(cert, "w", encoding="utf-8") as f:
+                f.write("no certificate\n")
+            s.process.send_signal(signal.SIGHUP)
+            s.wait(lambda s: any("stays as it was" in l for l in s.lines))
+            with Client(s, credentials=renewed) as c:
+                assert c.generate(c.started(), 4)[0] == calls[0]
     with open(os.path.join(FOLDER, "other.pem"), "w", encoding="utf-8") as f:
         f.write("no certificate\n")
     bad = subprocess.run([KAKEYA, "serve", "--port", "0", "--grpc-port", "0", "--tls-key", key,

@@ -315,6 +315,17 @@ def test_notify():
                 ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"], seen
 
 
+def test_ended_while_it_loads():
+    """Whoever asks a server to end that still loads does not wait until it has loaded."""
+    for ask in signal.SIGTERM, signal.SIGINT:
+        s = Server(KAKEYA, "--synthetic", "26b-a4b:q4_0:1")
+        s.wait(lambda s: s.port)
+        s.ending = True
+        s.process.send_signal(ask)
+        s.__exit__(None)
+        assert not s.ready and len(s.lines) == 1, s.lines
+
+
 def test_slow_save():
     """While a session is saved to a disk that takes its time, the watchdog is fed, and requests
     are answered.  A FIFO in the place of its file is as slow as one likes."""
@@ -421,5 +432,5 @@ def dashboard(text):
 
 
 run_tests([test_config, test_log, test_log_content, test_reload_keys, test_reload_certificate,
-           test_exchanges_beside_old_connections, test_notify, test_slow_save, test_open_doors,
-           test_metrics])
+           test_exchanges_beside_old_connections, test_notify, test_ended_while_it_loads,
+           test_slow_save, test_open_doors, test_metrics])

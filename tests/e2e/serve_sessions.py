@@ -179,6 +179,22 @@ def test_busy_and_left():
         assert results == ["cancelled"], results
 
 
+def test_read_while_all_work():
+    """Sessions can be looked at, and /metrics, while every worker has a request."""
+    with start("-c", "16384", "--parallel", "1", "--queue", "0", "--spec", "none") as s:
+        a, b = create(s), create(s)
+        append(s, a, text="def add(a, b):")
+        append(s, b, text="def add(a, b):")
+        sock = s.send(f"{ALL}/{a}/generate", dict(GREEDY, max_tokens=15000, stream=True))
+        assert sock.recv(10)
+        for _ in range(3):
+            assert len(s.get(ALL)["data"]) == 2 and s.get(f"{ALL}/{a}")["busy"]
+            assert s.get(f"{ALL}/{b}/tokens")["tokens"] and s.get(f"{ALL}/{b}/messages")["messages"]
+            assert s.metrics()["num_requests_running"] == 1
+        s.refused(f"{ALL}/{b}/fork", {}, 429)
+        sock.close()
+
+
 def test_leaving_is_not_lagging():
     with start("-c", "16384", "--spec", "none") as s:
         for _ in range(20):

@@ -29,6 +29,25 @@ sys.exit(sum(r["sessions_in_passes"] for r in rows) <= sum(r["passes"] for r in 
 PY
 holds "$work/load.json" failed requests
 
+# ---- beside another server: this one under another name stands in for it
+top=$(cd "$(dirname "$0")/../.." && pwd)
+exits 0 quantize "$top/models/tiny/verifier" "$work/tiny.gguf" --type q8_0
+printf '#!/bin/sh\nexec "%s" serve -q "$@"\n' "$KAKEYA" >"$work/other"
+chmod +x "$work/other"
+python3 -B "$top/bench/peers/serve.py" --kakeya "$KAKEYA" --client "$KK_SERVING" \
+    --model "$work/tiny.gguf" --llama-server "$work/other" --threads 1 --clients 1,3 --requests 6 \
+    --predict 4 --turns 1 --json "$work/peers.json" >"$work/said" 2>&1 || fail "serve.py: $(cat "$work/said")"
+python3 - "$work/peers.json" <<'PY' || fail "serve.py: $(cat "$work/peers.json")"
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+assert [(r["server"], r["clients"]) for r in rows] == \
+    [("kakeya", 1), ("kakeya", 3), ("llama.cpp", 1), ("llama.cpp", 3)], rows
+for r in rows:
+    assert r["requests"] == 6 and r["failed"] == 0 and r["first_s"]["n"] == 6, r
+    # Requests follow each other: no time is counted in which none runs.
+    assert r["clients"] > 1 or r["seconds"] < 6 * r["latency_s"]["max"] + 0.5, r
+PY
+
 # ---- soak: buckets are filled, and known answers stay as they are
 # A busy machine may not end a turn in every second: then buckets are longer.
 for bucket in 1 4 12; do

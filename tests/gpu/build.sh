@@ -1,23 +1,47 @@
 #!/bin/sh
 # build.sh [ARCH...] - everything that a machine with a GPU needs, in build-gpu: the program, the
-# CUDA module, the tests and the libraries they load.  Nothing has to be installed there.
+# CUDA module, the tests and the libraries they load; where libmicrohttpd and SQLite are found here,
+# the server and the program that measures it too.  Nothing has to be installed there.
 set -eu
 cd "$(dirname "$0")/../.."
 arch=$(echo "${*:-90}" | sed 's/\b90\b/90a/g') # with the instructions that only that chip has
 cmake -S . -B build-cuda -G Ninja -DKK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(echo $arch | tr ' ' ';')" \
     -DKK_TRAIN=OFF -DKK_TESTS=OFF >/dev/null
-ninja -C build-cuda kakeya_cli kakeya_static kakeya_cuda kakeya_eval
+targets="kakeya_cli kakeya_static kakeya_cuda kakeya_eval" serves=
+if ninja -C build-cuda -t query kakeya_serve_module >/dev/null 2>&1; then
+    targets="$targets kakeya_serve_module" serves=yes
+fi
+ninja -C build-cuda $targets
+rm -rf build-gpu/lib build-gpu/serving build-gpu/libkakeya_serve.so
 mkdir -p build-gpu/lib
 cp build-cuda/kakeya build-cuda/libkakeya_cuda.so build-gpu/
 nvcc=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build-cuda/CMakeCache.txt)
 cuda=$(dirname "$(dirname "$nvcc")")
-for test in tests/gpu/*_gpu_test.c; do
+
+# compile OUT SOURCE...: with the flags and the libraries that tests have.
+compile() {
+    out=$1
+    shift
     gcc -std=gnu11 -O1 -g -Wall -Wno-unused-function -Iinclude -Isrc -Itests -I. \
-        -isystem "$cuda/include" -DKK_TEST_DATA='"tests/data"' -DKK_MODELS='"models"' "$test" \
-        -o "build-gpu/$(basename "$test" .c)" build-cuda/libkakeya_eval.a build-cuda/libkakeya.a \
+        -isystem "$cuda/include" -DKK_TEST_DATA='"tests/data"' -DKK_MODELS='"models"' "$@" \
+        -o "$out" build-cuda/libkakeya_eval.a build-cuda/libkakeya.a \
         -L"$cuda/lib64" -L"$cuda/lib" -lcudart_static -lcmocka -ljansson -lpthread -ldl -lrt -lm
+}
+
+for test in tests/gpu/*_gpu_test.c; do
+    compile "build-gpu/$(basename "$test" .c)" "$test"
 done
-for lib in cmocka jansson edit bsd md tinfo; do
-    found=$(ldconfig -p | sed -n "s/.*lib$lib\.so\.[0-9]* .*=> //p" | head -1)
-    [ -z "$found" ] || cp -L "$found" build-gpu/lib/
-done
+if [ -n "$serves" ]; then
+    cp build-cuda/libkakeya_serve.so build-gpu/
+    compile build-gpu/serving tests/serving/*.c
+fi
+
+# All that these load, but what every Linux has of the C library and the compiler: a C library of
+# there does not take parts of another one.
+for file in build-gpu/*; do
+    [ ! -f "$file" ] || ldd "$file" 2>/dev/null || true
+done | sed -n 's/.* => \(\/[^ ]*\) (.*/\1/p' | sort -u |
+    grep -Ev '/(ld-linux[^/]*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+))\.so' |
+    while read -r found; do
+        cp -L "$found" build-gpu/lib/
+    done

@@ -14,7 +14,7 @@
 #include "serving/scene.h"
 
 #define COMPLETIONS "/v1/completions"
-enum { SPECS = 2, MOST_CTX = 4, LONG = 4096, SHORT = 16, MOST_ARRIVALS = 20 };
+enum { SPECS = 2, MOST_CTX = 4, LONG = 4096, SHORT = 16, MOST_ARRIVALS = 20, LEAST_PARALLEL = 8 };
 static const char *const spec_names[SPECS] = {"none", "auto"};
 static const double most_s = 300; /* of one turn */
 
@@ -22,6 +22,7 @@ typedef struct {
     const scene *s;
     size_t n_specs; /* 1: the model has no drafter */
     target server[SPECS];
+    char parallel[16]; /* requests at the same time, as the servers are told */
     spoken said[MOST_CTX][SCENE_MOST_CLIENTS];
     spoken longs[2 * MOST_ARRIVALS], shorts[MOST_ARRIVALS];
     client clients[SCENE_MOST_CLIENTS];
@@ -41,12 +42,16 @@ static bool start_server(load *l, size_t spec) {
     target *t = &l->server[spec];
     size_t n = 0;
     t->kakeya = s->kakeya;
+    snprintf(l->parallel, sizeof l->parallel, "%d",
+             s->clients > LEAST_PARALLEL ? s->clients : LEAST_PARALLEL);
     snprintf(t->log, sizeof t->log, "%s/%s.log", s->work, spec_names[spec]);
     for (size_t i = 0; i < s->n_model_args; i++) t->args[n++] = s->model_args[i];
     t->args[n++] = "-c";
     t->args[n++] = "8192";
     t->args[n++] = "--sessions";
     t->args[n++] = "256";
+    t->args[n++] = "--parallel";
+    t->args[n++] = l->parallel;
     t->args[n++] = "--spec";
     t->args[n++] = spec_names[spec];
     if (target_start(t, 120)) return true;
@@ -270,7 +275,8 @@ static bool mixed_arm(load *l) {
                 sent++;
             }
         }
-        (void)clients_wait(l->clients, n, 1);
+        /* Behind the last answer there is nothing to wait for. */
+        if ((int)json_array_size(l->mixed) < s->requests) (void)clients_wait(l->clients, n, 1);
     }
     l->mixed_s = kk_now() - from;
     return true;

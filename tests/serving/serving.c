@@ -30,7 +30,7 @@ static int usage(void) {
             "  --kakeya PATH     the program (default: build/kakeya)\n"
             "  --report FILE     write a report\n"
             "  --prompts DIR     folder of prompt sets (default: models/tiny/prompts)\n"
-            "  -m, -md, --synthetic, -t   the model and the threads, as `kakeya serve` takes them\n"
+            "  -m, -md, --synthetic, -t, --device   as `kakeya serve` takes them\n"
             "  --clients N       at the same time (default: 8)\n"
             "  --seed N          of what is drawn (default: 7)\n"
             "load:\n"
@@ -59,6 +59,7 @@ enum {
     OPT_REPORT,
     OPT_PROMPTS,
     OPT_SYNTHETIC,
+    OPT_DEVICE,
     OPT_CLIENTS,
     OPT_SEED,
     OPT_CTX,
@@ -79,6 +80,7 @@ static const struct option long_options[] = {
     {"report", required_argument, NULL, OPT_REPORT},
     {"prompts", required_argument, NULL, OPT_PROMPTS},
     {"synthetic", required_argument, NULL, OPT_SYNTHETIC},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"clients", required_argument, NULL, OPT_CLIENTS},
     {"seed", required_argument, NULL, OPT_SEED},
     {"ctx", required_argument, NULL, OPT_CTX},
@@ -136,6 +138,10 @@ static bool take_model(scene *s, int option, const char *value) {
         s->engine.synthetic = value;
         s->engine.model = s->engine.drafter = NULL;
         add_model(s, "--synthetic", value);
+        return true;
+    case OPT_DEVICE:
+        s->engine.device = value;
+        add_model(s, "--device", value);
         return true;
     case 't':
         if (!whole(value, 1, 1024, &threads)) return false;
