@@ -134,6 +134,7 @@ typedef struct {
                                     * model; NULL: none */
     const char *draft_type;        /* "q8_0", "q4_0", "file"; NULL: q8_0, on a GPU file */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
+    const char *draft_vocab;       /* ids of its short head, FILE or FILE:N; "full"; NULL: docs */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* its folder; "synthetic:RANK" beside a synthetic; NULL: none */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
@@ -186,6 +187,7 @@ KK_API kk_status kk_model_inspect(const char *model, kk_model_info *out, kk_err 
 /* The drafter beside it. */
 typedef struct {
     int32_t layers, hidden, block, window; /* block - 1 tokens are the most it drafts */
+    int32_t short_rows;                    /* ids of its short head; 0: it has none */
     int32_t n_taps, taps[16];              /* layers of the verifier that it reads */
     char embed_scale[8];                   /* "1", "once" or "twice" */
     int64_t params, weight_bytes;
@@ -413,6 +415,7 @@ typedef struct {
     int64_t drafts[KK_MAX_DRAFT + 1];    /* rounds by tokens that were drafted */
     int64_t looking;                     /* rounds that drafted only to learn whether it pays */
     int64_t ahead;                       /* rounds enqueued before their token was known */
+    int64_t short_rounds, short_missed;  /* drafts by the short head; tokens chosen outside it */
     kk_spec_part by[KK_SPEC_NGRAM + 1];  /* by kk_spec: dflash and ngram */
     double draft_s, verify_s, choose_s, commit_s; /* where the time went */
 } kk_spec_stats;
