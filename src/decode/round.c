@@ -720,8 +720,8 @@ static void tell_chosen(const step *s, int32_t i) {
     const int32_t n = r->n_draft > 0 ? least(r->n_out, r->n_draft) : r->n_out;
     for (int32_t k = 0; k < r->drafting->n; k++) {
         const kk_drafting_member *m = &r->drafting->member[k];
-        if (!m->proposer->chose) continue;
-        const int32_t outside = m->proposer->chose(m->self, r->tokens + r->len, n);
+        const int32_t *tokens = r->tokens + r->len;
+        const int32_t outside = m->proposer->chose ? m->proposer->chose(m->self, tokens, n) : 0;
         if (r->n_draft == 0 || c->who != k || !c->from[k].short_head) continue;
         r->stats->short_rounds++;
         r->stats->short_missed += outside;

@@ -22,18 +22,19 @@ static bool read_number(const char *text, int32_t *out) {
     return true;
 }
 
-/* What is asked for: a file ("" : the one beside the drafter) and how many of its ids. */
+/* What is asked for: a file and how many of its ids. */
 typedef struct {
-    char *path;
+    char *path;   /* NULL: none */
     int32_t most; /* 0: not said */
-    bool named;   /* it was asked for */
+    bool named;   /* the file was; else it may lie beside the drafter, or not */
 } wanted;
 
 static kk_status read_wanted(wanted *w, const char *asked, const char *folder, kk_err *err) {
     const char *colon = asked ? strrchr(asked, ':') : NULL;
-    *w = (wanted){.named = asked != NULL};
+    *w = (wanted){0};
     if (asked && !read_number(asked, &w->most)) {
         const bool both = colon && read_number(colon + 1, &w->most);
+        w->named = true;
         w->path = kk_strndup(asked, both ? (size_t)(colon - asked) : strlen(asked));
     } else if (folder) {
         w->path = kk_path_join(folder, beside);
@@ -87,7 +88,7 @@ kk_status kk_draft_vocab_find(kk_draft_vocab *out, const char *asked, const char
         st = from_file(out, &w, vocab, never, err);
     else if (w.most && random)
         st = keep(out, NULL, vocab, w.most, never, err);
-    else if (w.named)
+    else if (w.most)
         st = kk_fail(err, KK_EINVAL,
                      "`draft_vocab` asks for %d ids, and there are no counts beside the drafter to "
                      "choose them by: name a file of counts",
