@@ -1,7 +1,7 @@
 /* cmd_train.c - `kakeya train`: makes what a model needs beside its own weights.
  *
- * The projection that rebuilds K/V rows; counts of tokens have a file of their own.  The table goes to stdout, the progress
- * and the curve to stderr. */
+ * The projection that rebuilds K/V rows; counts of tokens are train_counts.c's.  The table goes to
+ * stdout, the progress and the curve to stderr. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -205,6 +205,8 @@ int loader_failed(const loader_args *a, const kk_err *err) {
     if (fits_not && (a->projection || a->restores) && strstr(err->msg, "projection"))
         return output_failed(err->msg, "-mp takes a projection that was trained for this model; "
                                        "'kakeya train projection' makes one.");
+    if (fits_not && a->draft_vocab && strstr(err->msg, "count"))
+        return output_failed(err->msg, "'kakeya train counts' writes a file of counts.");
     if (fits_not && a->drafter && strstr(err->msg, "drafter"))
         return output_failed(err->msg,
                              "-md takes a drafter that was made for this model, or none.");

@@ -521,8 +521,8 @@ static inline void lossless_world_close(lossless_world *w) {
     *w = (lossless_world){0};
 }
 
-/* how: the model, its drafter and its projection.  The short head, where there is one, drafts in the
- * engine of two threads, so that the full one does as well. */
+/* how: the model, its drafter and its projection.  The short head, where there is one, drafts in
+ * the engine of two threads, so that the full one does as well. */
 static inline bool lossless_world_open(lossless_world *w, const kk_engine_opts *how,
                                        char why[SAY]) {
     kk_engine_opts opts = *how;
