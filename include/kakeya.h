@@ -134,7 +134,7 @@ typedef struct {
                                     * model; NULL: none */
     const char *draft_type;        /* "q8_0", "q4_0", "file"; NULL: q8_0, on a GPU file */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
-    const char *draft_vocab;       /* ids of its short head, FILE or FILE:N; "full"; NULL: docs */
+    const char *draft_vocab;       /* its short head: FILE[:N] of counts, N ids; "full": none */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* its folder; "synthetic:RANK" beside a synthetic; NULL: none */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
