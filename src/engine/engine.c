@@ -177,7 +177,8 @@ static bool is_random(const kk_engine_opts *o) {
 static kk_status read_draft_type(const kk_engine *e, const kk_engine_opts *o, bool random,
                                  kk_drafter_packing *how, bool *packs, kk_err *err) {
     /* A device with memory of its own has the head there already, in the verifier's type, and
-     * packed weights take longer there, with a short head too.  Random ones are made in the type they are to have. */
+     * packed weights take longer there, with a short head too.  Random ones are made in the type
+     * they are to have. */
     const char *standard = e->backend->own_memory || random ? "file" : "q8_0";
     const char *type = o->draft_type ? o->draft_type : standard;
     *how = (kk_drafter_packing){.mlock = o->mlock, .threads = o->threads};

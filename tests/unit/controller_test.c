@@ -392,7 +392,9 @@ static void heads_have_costs_of_their_own(void **state) {
                                                 .rows = drafts ? 4 : 1,
                                                 .drafted = drafts ? 3 : 0,
                                                 .verify_s = dense(drafts ? 4 : 1),
-                                                .draft_s = brief ? short_s : drafts ? full_s : 0,
+                                                .draft_s = brief    ? short_s
+                                                           : drafts ? full_s
+                                                                    : 0,
                                                 .short_head = brief});
     }
     assert_true(fabs(kk_cost_at(&costs.draft, 3) - full_s) < 0.01);
@@ -400,9 +402,8 @@ static void heads_have_costs_of_their_own(void **state) {
     assert_true(fabs(kk_cost_at(&costs.verify, 1) - 1) < 0.01);
     /* 1.74 tokens for a forward of 1.3 plain rounds and a draft of 0.6 or of 0.15; nothing may be
      * explored. */
-    kk_acceptance seen = {.tried = {{60, 60, 60}},
-                          .right = {{27, 27, 27}},
-                          .budget = {.exploration = -10}};
+    kk_acceptance seen = {
+        .tried = {{60, 60, 60}}, .right = {{27, 27, 27}}, .budget = {.exploration = -10}};
     kk_choice full = choice_of(&seen, 3, false), brief = full;
     brief.from[0].short_head = true;
     kk_controller_choose(&costs, &full, 1, MOST_ROWS);
