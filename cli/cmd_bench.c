@@ -319,6 +319,22 @@ static void print_forwards(const kk_bench_result *r) {
     }
 }
 
+/* Weights of experts that are larger than the GPU's memory, in decoding at the first context. */
+static void print_offload(const kk_bench_result *r) {
+    const kk_offload *f = &r->decode.offload;
+    const double bytes = (double)(f->gpu_bytes + f->host_bytes), tokens = (double)r->decode.tokens;
+    if (!f->on_host) return;
+    printf("experts       %s on the GPU, %s in host memory; %lld pieces swapped, %lld evicted\n",
+           term_bytes((double)f->on_gpu).text, term_bytes((double)f->on_host).text,
+           (long long)f->swaps, (long long)f->evicted);
+    if (bytes > 0 && tokens > 0)
+        printf(
+            "              %.1f %% of what was read of them was on the GPU, %lld of %lld matrices "
+            "whole; %s a token from the host\n",
+            100 * (double)f->gpu_bytes / bytes, (long long)f->hits,
+            (long long)(f->hits + f->misses), term_bytes((double)f->host_bytes / tokens).text);
+}
+
 static void print_device(const kk_bench_result *r) {
     if (!r->device_total) return;
     printf("              %s of the device's %s over the weights, at most\n",
@@ -358,6 +374,7 @@ static void print_table(const kk_bench_opts *o, const kk_bench_result *r) {
     bench_print_sampling(o, r);
     print_memory(r);
     print_device(r);
+    print_offload(r);
 }
 
 /* An arm that does not give the tokens of plain decoding is a failure, whatever its speed. */

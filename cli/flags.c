@@ -13,6 +13,7 @@ static const struct {
     {"draft_vocab", "--draft-vocab"},
     {"drafter", "-md"},
     {"file", "--file"},
+    {"gpu_memory", "--gpu-memory"},
     {"isa", "--isa"},
     {"mlock", "--mlock"},
     {"model", "-m"},

@@ -193,6 +193,7 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .threads = a->threads,
                             .mlock = a->mlock,
                             .huge_pages = a->huge_pages,
+                            .gpu_memory = a->gpu_memory,
                             .key_cache = a->key_cache < 0 ? -1 : (int64_t)a->key_cache << 20,
                             .exact_rows = a->exact_rows,
                             .exact_packed_rows = a->exact_rows};

@@ -12,8 +12,9 @@ typedef struct {
     int32_t threads, exact_rows;
     const char *page_kernel;
     bool mlock, huge_pages;
-    int32_t key_cache; /* MiB */
-    bool restores;     /* rows are to be restored: the shipped model brings its projection */
+    int32_t key_cache;   /* MiB */
+    uint64_t gpu_memory; /* 0: all */
+    bool restores;       /* rows are to be restored: the shipped model brings its projection */
     bool keeps_few; /* an evaluation of rows that are not kept: the CPU, unless a device is named */
 } loader_args;
 
@@ -120,6 +121,9 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_INT(NULL, "key-cache", "MIB", offsetof(T, m.key_cache), -1, 1 << 20,                \
                    "of cpu: most memory, of all sessions together, for keys of restored rows "     \
                    "that are not rebuilt for every token (default: 32); -1: none"),                \
+        OPTION_SIZE("gpu-memory", offsetof(T, m.gpu_memory),                                       \
+                    "of cuda: most memory of the GPU that is taken, as in 24GB (default: all); "   \
+                    "experts that do not fit lie in host memory, and are read from there"),        \
         OPTION_FLAG(NULL, "mlock", offsetof(T, m.mlock), "lock the weights in memory"),            \
         OPTION_FLAG(NULL, "huge-pages", offsetof(T, m.huge_pages),                                 \
                     "ask for huge pages under the weights; a file gets them when the page "        \

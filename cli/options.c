@@ -148,6 +148,24 @@ static bool seed(const char *text, uint64_t *out) {
     return end != text && !*end && !errno && text[0] != '-';
 }
 
+/* "24GB", "7.5 GiB", "1000": bytes.  Without the B, as in 24G, decimal units; no size is 0. */
+static bool size(const char *text, uint64_t *out) {
+    static const char units[] = "kMGT";
+    char *end;
+    if (!isdigit((unsigned char)*text)) return false;
+    double x = strtod(text, &end);
+    while (*end == ' ') end++;
+    const int letter = *end == 'K' || *end == 'm' || *end == 'g' || *end == 't' ? *end ^ 32 : *end;
+    const char *unit = *end ? strchr(units, letter) : NULL;
+    const bool binary = unit && end[1] == 'i';
+    for (long i = 0; unit && i <= unit - units; i++) x *= binary ? 1024 : 1000;
+    end += (unit != NULL) + binary;
+    if (*end == 'B' || *end == 'b') end++;
+    if (*end || !(x >= 1 && x < 0x1p63)) return false;
+    *out = (uint64_t)x;
+    return true;
+}
+
 /* -1, where the option takes it: any. */
 static bool any_seed(const option *o, const char *text, uint64_t *out) {
     if (o->min >= 0 || strcmp(text, "-1") != 0) return false;
@@ -219,6 +237,9 @@ bool options_store(const option *o, char *value, void *args, option_text *why) {
         return whole(value, o->min, o->max, to) || wrong_number(o, value, "a whole number", why);
     case OPT_REAL:
         return real(value, o->min, o->max, to) || wrong_number(o, value, "a number", why);
+    case OPT_SIZE:
+        return size(value, to) ||
+               refuse(why, "--%s takes bytes, as in 24GB or 7.5GiB, not '%s'", o->name, value);
     case OPT_SEED:
         return seed(value, to) || any_seed(o, value, to) ||
                refuse(why, "--%s takes a whole number of at most 64 bits, not '%s'", o->name,

@@ -19,6 +19,7 @@ typedef enum {
     OPT_INT,     /* int32_t in [min, max] */
     OPT_SEED,    /* uint64_t */
     OPT_REAL,    /* float in [min, max] */
+    OPT_SIZE,    /* uint64_t of bytes: a number and B, kB, MB, GB, TB, KiB, MiB, GiB or TiB */
     OPT_CHOICE,  /* const char *, one of choices */
     OPT_WORDS,   /* option_words: one more each time it is given */
 } option_kind;
@@ -110,6 +111,8 @@ bool options_int_list(const char *text, int32_t min, int32_t max, int32_t **out,
     { .kind = OPT_STRING, .brief = (b), .name = (n), .arg = (a), .offset = (to), .help = (h) }
 #define OPTION_SEED(b, n, a, to, h)                                                                \
     { .kind = OPT_SEED, .brief = (b), .name = (n), .arg = (a), .offset = (to), .help = (h) }
+#define OPTION_SIZE(n, to, h)                                                                      \
+    { .kind = OPT_SIZE, .name = (n), .arg = "SIZE", .offset = (to), .help = (h) }
 #define OPTION_INT(b, n, a, to, lo, hi, h)                                                         \
     {                                                                                              \
         .kind = OPT_INT, .brief = (b), .name = (n), .arg = (a), .offset = (to), .min = (lo),       \

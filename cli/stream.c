@@ -213,6 +213,23 @@ static bool print_json(const stream *s, json_t *more) {
     return output_json(all);
 }
 
+/* Where weights of experts lie, if they did not all fit the GPU. */
+static void print_offload(const stream *s) {
+    kk_offload f;
+    kk_engine_offload(s->engine, &f);
+    if (!f.on_host) return;
+    const double bytes = (double)(f.gpu_bytes + f.host_bytes);
+    fprintf(stderr, "%sexperts: %s in the GPU's memory, %s in host memory", term_dim(stderr),
+            term_bytes((double)f.on_gpu).text, term_bytes((double)f.on_host).text);
+    if (bytes > 0)
+        fprintf(stderr,
+                "; %.1f %% of what was read of them was on the GPU, %s came from the host; %lld "
+                "pieces swapped, %lld evicted",
+                100 * (double)f.gpu_bytes / bytes, term_bytes((double)f.host_bytes).text,
+                (long long)f.swaps, (long long)f.evicted);
+    fprintf(stderr, "%s\n", term_reset(stderr));
+}
+
 void stream_loaded(const stream *s) {
     kk_model_info info;
     kk_device_info dev;
@@ -236,6 +253,7 @@ void stream_loaded(const stream *s) {
         fprintf(stderr, "%sprojection of rank %d from %s, %s%s\n", term_dim(stderr),
                 projection.rank, projection.source,
                 term_bytes((double)projection.weight_bytes).text, term_reset(stderr));
+    print_offload(s);
 }
 
 static void print_memory(const stream *s) {
@@ -303,6 +321,7 @@ int stream_report(stream *s, json_t *more) {
     if (s->verbose) {
         print_memory(s);
         print_fused(s);
+        print_offload(s);
         print_drafting(s);
         print_counts(s);
     }

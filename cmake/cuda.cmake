@@ -55,7 +55,7 @@ message(STATUS "with the CUDA device: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
 file(GLOB cuda_sources CONFIGURE_DEPENDS "src/backend/cuda/*.c" "src/backend/cuda/*.cu")
 file(GLOB kv_formats CONFIGURE_DEPENDS "src/core/kv*.c")
 add_library(kakeya_cuda MODULE ${cuda_sources} ${kv_formats} src/backend/layer.c
-            src/backend/sampling_options.c src/backend/stores.c src/core/alloc.c src/core/clock.c src/core/dtype.c
+            src/backend/placement.c src/backend/sampling_options.c src/backend/stores.c src/core/alloc.c src/core/clock.c src/core/dtype.c
             src/core/error.c src/core/threads.c)
 target_include_directories(kakeya_cuda PRIVATE include src)
 target_include_directories(kakeya_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

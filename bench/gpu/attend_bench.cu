@@ -2,9 +2,9 @@
  * contexts, and a prompt.
  *
  * Every layer has pages of its own, so that nothing but what a layer reads twice comes from the
- * cache.  Built with cuda_attend.cu and cuda_attend_tiles.cu:
- *   nvcc -O3 -arch=sm_90 -Isrc/backend/cuda bench/gpu/attend_bench.cu src/backend/cuda/cuda_attend*.cu
- *   attend_bench [check]     check: small, for sanitizers */
+ * cache.  Built with cuda_attend*.cu:
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/backend/cuda bench/gpu/attend_bench.cu src/backend/cuda/cuda_attend*.cu
+ *   attend_bench [check | profile]     check: small, for sanitizers; profile: two prompts, for ncu */
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -217,21 +217,44 @@ static void decode(const kk_cu_at &at, const shape &sh, int rows, int context, b
         const double kernels = microseconds(at, [&] { MUST(cudaGraphLaunch(exec, at.stream)); });
         cudaGraphExecDestroy(exec);
         cudaGraphDestroy(graph);
-        printf("%-8s %2d rows at %5d: %6.2f us a layer (%.2f us of bytes)\n", sh.name, rows, context,
-               kernels / n_layers, bytes / 4.5e6);
+        printf("%-8s %2d rows at %5d: %6.2f us a layer (%.2f us of bytes)\n", sh.name, rows,
+               context, kernels / n_layers, bytes / 4.5e6);
     }
     drop(b);
 }
 
+/* Values of the rows' outputs that differ between two runs, the second with other kernels. */
+static size_t differing(const kk_cu_at &one, const kk_cu_at &two, const bench &b, int rows) {
+    const size_t n = (size_t)rows * b.l.a.bf16_pitch;
+    std::vector<uint16_t> out[2] = {std::vector<uint16_t>(n), std::vector<uint16_t>(n)};
+    size_t differ = 0;
+    for (int i = 0; i < 2; i++) {
+        const kk_cu_at &at = i ? two : one;
+        MUST(cudaMemsetAsync(b.l.a.out_bf16, 0xff, n * 2, at.stream));
+        by_kernels(at, b.l, false);
+        MUST(cudaStreamSynchronize(at.stream));
+        MUST(cudaMemcpy(out[i].data(), b.l.a.out_bf16, n * 2, cudaMemcpyDeviceToHost));
+    }
+    for (size_t i = 0; i < n; i++) differ += out[0][i] != out[1][i];
+    return differ;
+}
+
+/* With the kernels of this chip, and with those of chips without wgmma. */
 static double prompt(const kk_cu_at &at, const shape &sh, int rows, int context) {
     bench b = make(sh, rows, context, 1, KK_CU_TILE_ROWS);
-    const double us = microseconds(at, [&] { by_kernels(at, b.l, false); });
+    kk_cu_at other = at;
+    other.shared = 228000; /* enough for the tiles of either, and not for wgmma's */
     double keys = 0;
     for (int p = context - rows; p < context; p++)
         keys += sh.window && p >= sh.window ? sh.window : p + 1;
     const double flop = keys * sh.n_head * sh.d * 4;
-    printf("%-8s prompt of %d at %d: %8.1f us a layer, %.0f TFLOP/s\n", sh.name, rows,
-           context - rows, us, flop / us * 1e-6);
+    const size_t differ = differing(at, other, b, rows);
+    const double us = microseconds(at, [&] { by_kernels(at, b.l, false); });
+    const double mma = microseconds(other, [&] { by_kernels(other, b.l, false); });
+    printf("%-8s prompt of %d at %d: %8.1f us a layer, %.0f TFLOP/s; mma %8.1f us, %.0f TFLOP/s; "
+           "%zu values differ\n",
+           sh.name, rows, context - rows, us, flop / us * 1e-6, mma, flop / mma * 1e-6, differ);
+    if (differ) exit(1);
     drop(b);
     return us;
 }
@@ -239,11 +262,22 @@ static double prompt(const kk_cu_at &at, const shape &sh, int rows, int context)
 int main(int argc, char **argv) {
     const bool small = argc > 1 && !strcmp(argv[1], "check");
     kk_cu_at at = {};
-    int device_sms;
+    int device_sms, shared;
     MUST(cudaDeviceGetAttribute(&device_sms, cudaDevAttrMultiProcessorCount, 0));
     MUST(cudaStreamCreate(&at.stream));
+    MUST(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
     at.sms = device_sms;
+    at.shared = shared;
     at.early = !small;
+    if (argc > 1 && !strcmp(argv[1], "profile")) {
+        for (const shape *sh : {&sliding, &full}) {
+            bench b = make(*sh, 2048, 4096, 1, KK_CU_TILE_ROWS);
+            by_kernels(at, b.l, false);
+            MUST(cudaStreamSynchronize(at.stream));
+            drop(b);
+        }
+        return 0;
+    }
     static const int rows[] = {1, 8, 16}, contexts[] = {1238, 3238, 32768};
     if (small) {
         for (int r : {1, 5, 16}) {

@@ -135,6 +135,15 @@ static kk_status warm_up(bench *b, kk_err *err) {
 }
 
 /* Behind a context of ctx tokens, of which some may be there already. */
+/* Which experts were read from host memory meanwhile. */
+static void note_offload(const bench *b, const kk_offload *before, kk_bench_decode *out) {
+    kk_engine_offload(b->engine, &out->offload);
+    out->offload.hits -= before->hits;
+    out->offload.misses -= before->misses;
+    out->offload.gpu_bytes -= before->gpu_bytes;
+    out->offload.host_bytes -= before->host_bytes;
+}
+
 static kk_status time_decode(bench *b, int32_t ctx, kk_bench_decode *out, kk_err *err) {
     const kk_bench_opts *o = b->opts;
     double rate[MAX_REPEAT], round[MAX_REPEAT];
@@ -144,6 +153,8 @@ static kk_status time_decode(bench *b, int32_t ctx, kk_bench_decode *out, kk_err
     KK_TRY(append_random(b, ctx - there, 2 + (uint64_t)there, err));
     KK_TRY(kk_session_checkpoint(b->session, err));
     KK_TRY(step(b, "decoding", err));
+    kk_offload before;
+    kk_engine_offload(b->engine, &before);
     for (int32_t i = 0; i < o->repeat; i++) {
         kk_result r;
         KK_TRY(generate(b, o->predict, &r, err));
@@ -157,6 +168,8 @@ static kk_status time_decode(bench *b, int32_t ctx, kk_bench_decode *out, kk_err
         syncs += r.syncs;
         ahead += r.spec.ahead;
     }
+    note_offload(b, &before, out);
+    out->tokens = tokens;
     out->ctx = ctx;
     memcpy(out->rate, rate, (size_t)o->repeat * sizeof *rate);
     out->tok_s = kk_bench_spread_of(rate, o->repeat);

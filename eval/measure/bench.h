@@ -116,6 +116,8 @@ typedef struct {
     double syncs, ahead;  /* per token: waits that left the device idle; rounds enqueued ahead */
     uint64_t logits_hash; /* of the last repeat */
     kk_bench_rounds turn[KK_BENCH_MAX_REPEAT], rounds; /* by repeat, and of all */
+    kk_offload offload;                                /* its counts: of these tokens */
+    int64_t tokens;                                    /* in all */
 } kk_bench_decode;
 
 /* One arm on one set.  Of the repeats of a prompt the one of median time counts. */

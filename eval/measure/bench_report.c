@@ -73,6 +73,22 @@ static json_t *contexts_json(const kk_bench_opts *o, const kk_bench_result *r) {
     return list;
 }
 
+/* Where weights of experts lie that are larger than the device's memory, and how often plain
+ * decoding at the first context found them there; NULL: they all lie on the device. */
+static json_t *offload_json(const kk_bench_result *r) {
+    const kk_offload *o = &r->decode.offload;
+    const int64_t bytes = o->gpu_bytes + o->host_bytes;
+    if (!o->limit && !o->on_host) return NULL;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I}", "limit",
+                     (json_int_t)o->limit, "on_gpu", (json_int_t)o->on_gpu, "on_host",
+                     (json_int_t)o->on_host, "hits", (json_int_t)o->hits, "misses",
+                     (json_int_t)o->misses, "read_gpu", (json_int_t)o->gpu_bytes, "read_host",
+                     (json_int_t)o->host_bytes, "hit_rate",
+                     bytes ? kk_report_real((double)o->gpu_bytes / (double)bytes) : json_null(),
+                     "tokens", (json_int_t)r->decode.tokens, "swaps", (json_int_t)o->swaps,
+                     "evicted", (json_int_t)o->evicted);
+}
+
 static void add_device(json_t *body, const kk_bench_opts *o, const kk_bench_result *r) {
     if (!body) return;
     json_object_set_new(body, "contexts", contexts_json(o, r));
@@ -83,9 +99,11 @@ static void add_device(json_t *body, const kk_bench_opts *o, const kk_bench_resu
                                   (json_int_t)r->fused.heads_fused, "heads_by_ops",
                                   (json_int_t)r->fused.heads_by_ops));
     if (r->device_total == 0) return;
-    json_object_set_new(body, "device_memory",
-                        json_pack("{s:I, s:I}", "total", (json_int_t)r->device_total,
-                                  "over_weights", (json_int_t)r->device_over_weights));
+    json_t *memory = json_pack("{s:I, s:I}", "total", (json_int_t)r->device_total, "over_weights",
+                               (json_int_t)r->device_over_weights);
+    json_t *experts = offload_json(r);
+    if (experts) json_object_set_new(memory, "experts", experts);
+    json_object_set_new(body, "device_memory", memory);
     json_object_set_new(body, "copy_s", kk_report_real(r->copy_s));
 }
 

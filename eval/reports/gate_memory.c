@@ -95,6 +95,16 @@ static void check_ratios(kk_gate *g) {
     }
 }
 
+/* Experts in host memory: the share of bytes that did not come from there. */
+static void check_hits(kk_gate *g) {
+    const json_t *e = kk_gate_get(json_object_get(g->report, "device_memory"), "experts");
+    double gpu, host, said;
+    if (kk_gate_number(e, "read_gpu", &gpu) && kk_gate_number(e, "read_host", &host) &&
+        kk_gate_number(e, "hit_rate", &said) && !kk_gate_same(said, gpu / (gpu + host)))
+        kk_gate_say(g, "hit_rate is %.6g, and %.0f of %.0f bytes is %.6g", said, gpu, gpu + host,
+                    gpu / (gpu + host));
+}
+
 static void visit_claims(kk_gate *g, const char *where, const json_t *o) {
     const char *key;
     json_t *v;
@@ -106,6 +116,7 @@ static void visit_claims(kk_gate *g, const char *where, const json_t *o) {
 static void rule_memory_claim(kk_gate *g) {
     kk_gate_walk(g, visit_claims);
     check_ratios(g);
+    check_hits(g);
 }
 
 /* ---- growth ------------------------------------------------------------------------------- */

@@ -39,6 +39,17 @@ static const kk_gate_member members[] = {
     {"rows/dense_q4_0/*/ms", KK_MEMBER_TIME},
     {"3:rows/dense_q4_0/*/samples_ms", KK_MEMBER_LIST},
     {"bytes", KK_MEMBER_OBJECT},
+    /* Experts that do not fit the device's memory. */
+    {"device_memory?/experts?/limit", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/on_gpu", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/on_host", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/hits", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/misses", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/read_gpu", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/read_host", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/tokens", KK_MEMBER_SIZE},
+    {"device_memory?/experts?/swaps", KK_MEMBER_COUNT},
+    {"device_memory?/experts?/evicted", KK_MEMBER_COUNT},
     /* Arms that took turns on prompts. */
     {"sets?", KK_MEMBER_LIST},
     {"sets?/*/set", KK_MEMBER_TEXT},

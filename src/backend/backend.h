@@ -429,6 +429,8 @@ typedef struct {
     /* Bytes of keys of evicted rows that stay rebuilt between forwards, of all sessions together,
      * where the device keeps some; 0: as many as suit it, -1: none. */
     int64_t key_cache;
+    /* Bytes of its own memory that a device takes at most; 0: all. */
+    int64_t gpu_memory;
     /* For tests and measurements, where a device fuses or overlaps its work: nothing is fused;
      * fused, but nothing begins before what is before it has ended. */
     bool plain, late;
@@ -489,10 +491,16 @@ typedef struct {
     kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 } kk_latent_ops;
 
-/* What a device was waited for, since it was opened. */
+/* Bytes of weights that will be loaded, as the file has them. */
 typedef struct {
-    int64_t syncs; /* waits that left it without work */
-    int64_t waits; /* waits for something with more behind it */
+    int64_t experts, others;
+} kk_expected;
+
+/* Of a device since it was opened: what it was waited for, and what it did the slow way. */
+typedef struct {
+    int64_t syncs;   /* waits that left it without work */
+    int64_t waits;   /* waits for something with more behind it */
+    int64_t repeats; /* products of few rows that read their weights more than once */
 } kk_dev_counts;
 
 /* Puts recorded ids into a draft: ids[i] = record[at + i] for i < right, one that differs from it
@@ -511,6 +519,8 @@ typedef struct {
      * that does not queue, so that what fails there is told before they are committed. */
     kk_status (*sync)(kk_dev *dev, kk_err *err);
     void (*counts)(const kk_dev *dev, kk_dev_counts *out);
+    /* Weights that do not fit its memory; waits for it.  NULL: it has no others. */
+    void (*offloaded)(kk_dev *dev, kk_offload *out);
     /* Bytes per second at which it reads a buffer of its own; NULL: as fast as the machine. */
     kk_status (*read_rate)(kk_dev *dev, size_t bytes, double *out, kk_err *err);
     /* kk_fault_after of a module that has an allocator of its own; NULL: it has none. */
@@ -543,6 +553,9 @@ typedef struct {
      * refused by name. */
     bool (*stores)(kk_kv_format f);
 
+    /* Before weights are loaded, so that those of experts may go elsewhere; refuses what
+     * cannot fit.  NULL: it does not matter. */
+    kk_status (*expect)(kk_dev *dev, const kk_expected *w, kk_err *err);
     /* Zeroed.  reserve: address space for something that grows; count what is used of it. */
     kk_status (*buf_new)(kk_dev *dev, kk_mem_category c, size_t bytes, kk_buf **out, kk_err *err);
     kk_status (*buf_reserve)(kk_dev *dev, size_t bytes, kk_buf **out, kk_err *err);

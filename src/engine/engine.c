@@ -52,6 +52,9 @@ static kk_status check_opts(const kk_engine_opts *o, kk_err *err) {
     if (o->memory_limit > INT64_MAX)
         return kk_fail(err, KK_EINVAL, "a memory limit of %llu bytes is beyond any machine",
                        (unsigned long long)o->memory_limit);
+    if (o->gpu_memory > INT64_MAX)
+        return kk_fail(err, KK_EINVAL, "`gpu_memory` is %llu bytes: beyond any device",
+                       (unsigned long long)o->gpu_memory);
     return KK_OK;
 }
 
@@ -109,6 +112,7 @@ static kk_status open_device(kk_engine *e, const kk_engine_opts *o, kk_err *err)
                              .mem = &e->mem,
                              .max_rows = e->rounds.max_rows,
                              .key_cache = o->key_cache,
+                             .gpu_memory = (int64_t)o->gpu_memory,
                              .exact = {o->exact_rows, o->exact_packed_rows, o->exact_page_rows}};
     const bool said = o->exact_rows || o->exact_packed_rows;
     e->exact_by = !said ? "neither" : o->exact_measured ? "measured" : "asked";
@@ -517,6 +521,14 @@ void kk_engine_device(const kk_engine *e, kk_device_info *out) {
 void kk_engine_fused(kk_engine *e, kk_fused *out) {
     kk_engine_lock(e);
     *out = *kk_gemma4_fused(e->model);
+    kk_engine_unlock(e);
+}
+
+void kk_engine_offload(kk_engine *e, kk_offload *out) {
+    *out = (kk_offload){0};
+    if (!e->backend->instruments->offloaded) return;
+    kk_engine_lock(e);
+    e->backend->instruments->offloaded(e->dev, out);
     kk_engine_unlock(e);
 }
 

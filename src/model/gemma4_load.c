@@ -84,9 +84,21 @@ static kk_status load_layer(loader *l, int32_t i, kk_err *err) {
     return st;
 }
 
+/* Stacked matrices are experts'. */
+static kk_status expect(const kk_gemma4 *m, const kk_checkpoint *ckpt, kk_err *err) {
+    kk_expected w = {0};
+    if (!m->be->expect) return KK_OK;
+    for (size_t i = 0; i < kk_checkpoint_count(ckpt); i++) {
+        const kk_tensor *t = kk_checkpoint_at(ckpt, i);
+        *(t->n_dims > 2 ? &w.experts : &w.others) += (int64_t)kk_tensor_bytes(t);
+    }
+    return m->be->expect(m->dev, &w, err);
+}
+
 kk_status kk_gemma4_load(kk_gemma4 *m, const kk_checkpoint *ckpt, kk_err *err) {
     const kk_config *c = &m->cfg;
     loader l = {.m = m, .from = {m->be, m->dev, KK_MEM_WEIGHTS_VERIFIER, ckpt, ""}};
+    KK_TRY(expect(m, ckpt, err));
     KK_TRY(matrix(&l, "embed_tokens.weight", 0, c->vocab, c->hidden, 1, &m->embed, err));
     KK_TRY(vector(&l, "norm.weight", c->hidden, &m->norm, err));
     if (c->ple_dim) {

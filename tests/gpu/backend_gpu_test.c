@@ -323,6 +323,40 @@ static void linear_rows_are_alone(kk_dtype type) {
     }
 }
 
+/* Products so wide that few rows take kernels of their own (cuda_slices.cu, cuda_wide.cu): 2 to 16
+ * rows together against each alone, and where a block has 227 KB weights are read once. */
+static void wide_rows_are_alone(void) {
+    static const int32_t shapes[][2] = {{21504, 264}, {8192, 4240}, {5376, 1072},
+                                        {16384, 40},  {26880, 16},  {5440, 4240}};
+    enum { ROWS = 16 };
+    for (size_t s = 0; s < COUNT(shapes); s++) {
+        static rig r;
+        rig_records none = {0};
+        kk_dev_counts counts;
+        const int before = failures;
+        arena.used = 0;
+        if (!rig_open(&r, &gpu, ROWS, &none, 17 + s)) return;
+        const int32_t in = shapes[s][0], out = shapes[s][1];
+        kk_weight *w = rig_weight(&r, KK_BF16, out, in);
+        const float *x = rig_floats(&r, (size_t)(ROWS * in), 1);
+        float *alone = rig_memory(&r, (size_t)(ROWS * out) * 4),
+              *some = rig_memory(&r, (size_t)(ROWS * out) * 4);
+        for (int32_t i = 0; i < ROWS; i++)
+            some_rows(&r, x, i, 1, in, w, out, alone + (size_t)i * (size_t)out);
+        for (int32_t n = 2; n <= ROWS; n++) {
+            some_rows(&r, x, 0, n, in, w, out, some);
+            if (memcmp(alone, some, (size_t)(n * out) * 4) != 0)
+                complain("wide rows alone", "linear", (double)n, (double)in);
+        }
+        r.be->instruments->counts(r.dev, &counts);
+        if (counts.repeats && !gpu.isa)
+            complain("weights read more than once", "linear", (double)counts.repeats, (double)in);
+        rig_close(&r);
+        printf("linear bf16 [%d, %d]: 2 to 16 rows against each alone, %d failures\n", out, in,
+               failures - before);
+    }
+}
+
 static void experts_rows_are_alone(kk_dtype gates, kk_dtype downs) {
     enum { H = 2816, F = 704, E = 16, U = 8, R = 20 };
     static rig r;
@@ -767,8 +801,8 @@ static void all_experts_rows_are_alone(void) {
 
 static void rows_are_alone(void **state) {
     static void (*const checks[])(void) = {all_linear_rows_are_alone, all_experts_rows_are_alone,
-                                           attend_rows_are_alone, linear_in_tiles,
-                                           experts_in_tiles};
+                                           attend_rows_are_alone,     linear_in_tiles,
+                                           experts_in_tiles,          wide_rows_are_alone};
     const int before = failures;
     checks[(size_t)*state]();
     assert_int_equal(failures, before);
@@ -784,14 +818,15 @@ int main(int argc, char **argv) {
     }
     arena.base = base;
     compared = kk_backend_named("cuda");
-    struct CMUnitTest tests[COUNT(cases) + 5];
+    struct CMUnitTest tests[COUNT(cases) + 6];
     size_t n = 0;
     for (size_t i = 0; i < COUNT(cases); i++)
         if (argc < 2 || strstr(cases[i].name, argv[1]))
             tests[n++] = (struct CMUnitTest){cases[i].name, run_gpu_case, NULL, NULL,
                                              (void *)(uintptr_t)&cases[i]};
     static const char *const alone[] = {"linear rows alone", "experts rows alone",
-                                        "attend rows alone", "linear in tiles", "experts in tiles"};
+                                        "attend rows alone", "linear in tiles",
+                                        "experts in tiles",  "wide linear rows alone"};
     for (size_t i = 0; i < COUNT(alone); i++)
         if (argc < 2 || strstr(alone[i], argv[1]))
             tests[n++] = (struct CMUnitTest){alone[i], rows_are_alone, NULL, NULL, (void *)i};

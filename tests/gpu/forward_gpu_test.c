@@ -7,6 +7,8 @@
  *   forward_gpu_test bits SPEC|FOLDER [...]      without the CPU
  *   forward_gpu_test sessions SPEC|FOLDER [...]  several sessions alone
  *   forward_gpu_test formats SPEC|FOLDER [...]   every K/V format, and long contexts, alone
+ *   forward_gpu_test rows SPEC|FOLDER [...]      every number of rows alone, for models that take
+ *                                                long to load
  *   forward_gpu_test bench SPEC CONTEXT [CONTEXT...]
  * KK_TEST_KV names the K/V format of the last. */
 #include <math.h>
@@ -148,20 +150,23 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
 }
 
 /* 26B-A4B in bf16 or packed is fused whole, layers in decoding and in prompts, and the head up to
- * 16 rows: else the arms would compare small operations with themselves.  Nothing is fused on a
- * plain device. */
+ * 16 rows; 31B, E4B and E2B but for the head: else the arms would compare small operations with
+ * themselves.  Nothing is fused on a plain device. */
 static int check_fused(const kk_checkpoint *ckpt, const char *spec, const kk_fused *f, bool plain,
                        bool few_rows) {
     kk_model_info info;
     kk_checkpoint_info(ckpt, &info);
     const kk_config *c = kk_checkpoint_config(ckpt);
+    const bool dense =
+        !plain && (c->hidden == 5376 || c->hidden == 2560 || c->hidden == 1536) && !c->n_expert;
     const bool must = !plain && c->hidden == 2816 && c->n_expert == 128 &&
                       strcmp(info.weight_type, "f32") != 0 &&
                       strcmp(info.weight_type, "f16") != 0; /* of 26B-A4B, however many layers */
     const bool none = f->layers_fused == 0 && f->heads_fused == 0;
     const bool all = f->layers_fused > 0 && f->layers_by_ops == 0 &&
                      (!few_rows || (f->heads_fused > 0 && f->heads_by_ops == 0));
-    const bool good = plain ? none : !must || all;
+    const bool layers = f->layers_fused > 0 && f->layers_by_ops == 0;
+    const bool good = plain ? none : (!must || all) && (!dense || layers);
     printf("%s: %lld layers and %lld heads fused, %lld and %lld by small operations%s\n", spec,
            (long long)f->layers_fused, (long long)f->heads_fused, (long long)f->layers_by_ops,
            (long long)f->heads_by_ops, good ? "" : ": WRONG");
@@ -615,6 +620,58 @@ static int check_sessions(const char *spec) {
     return bad;
 }
 
+/* Every number of rows, behind prompts in chunks of some sizes, against rows one by one of a plain
+ * device, which takes neither fused layers nor the kernels of wide products. */
+static int check_rows(const char *spec) {
+    static const int32_t chunks[] = {PROMPT, 150, 37, 16};
+    kk_checkpoint *ckpt = open_checkpoint(spec);
+    const size_t vocab = (size_t)kk_checkpoint_config(ckpt)->vocab;
+    float *want = calloc((size_t)TAIL * vocab, 4), *got = calloc((size_t)TAIL * vocab, 4);
+    int32_t tokens[PROMPT + TAIL];
+    uint64_t z = 12345;
+    int bad = 0;
+    world w;
+    for (int i = 0; i < PROMPT + TAIL; i++) {
+        z = z * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int32_t)((z >> 33) % (uint64_t)vocab);
+    }
+    const kk_fused plain = run(ckpt, "cuda", true, tokens, 16, 1, want);
+    bad += check_fused(ckpt, spec, &plain, true, true);
+    open_world(&w, ckpt, "cuda", false, PROMPT + TAIL + 32);
+    for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+        world_start(&w, PROMPT + TAIL + 32);
+        for (int32_t i = 0; i < PROMPT; i += chunks[c])
+            forward(&w, tokens + i, PROMPT - i < chunks[c] ? PROMPT - i : chunks[c], 0, NULL, true);
+        size_t wrong = 0;
+        for (int32_t rows = 1; rows <= TAIL; rows++) {
+            forward(&w, tokens + PROMPT, rows, rows, got, false);
+            const size_t n = differing(got, want, (size_t)rows, vocab);
+            if (n)
+                printf("%s: %zu of %d rows differ (distance %.2e)\n", spec, n, rows,
+                       distance(got, want, (size_t)rows * vocab));
+            wrong += n;
+        }
+        printf("%s: 1 to %d rows behind a prompt in chunks of %d: %zu rows differ from plain\n",
+               spec, TAIL, chunks[c], wrong);
+        fflush(stdout);
+        bad += wrong != 0;
+    }
+    bad += check_fused(ckpt, spec, kk_gemma4_fused(w.model), false, false);
+    kk_dev_counts counts;
+    w.be->instruments->counts(w.dev, &counts);
+    kk_model_info info;
+    kk_checkpoint_info(ckpt, &info);
+    const bool may = strcmp(info.weight_type, "bf16") != 0 || getenv("KK_TEST_ISA");
+    printf("%s: %lld products read their weights more than once\n", spec,
+           (long long)counts.repeats);
+    bad += counts.repeats != 0 && !may;
+    world_close(&w);
+    free(want);
+    free(got);
+    kk_checkpoint_close(ckpt);
+    return bad;
+}
+
 static int check_formats(const char *spec) {
     kk_checkpoint *ckpt = open_checkpoint(spec);
     const int bad = every_format(ckpt, spec);
@@ -626,10 +683,12 @@ int main(int argc, char **argv) {
     int bad = 0;
     const bool sessions = argc > 1 && strcmp(argv[1], "sessions") == 0;
     const bool formats = argc > 1 && strcmp(argv[1], "formats") == 0;
+    const bool rows = argc > 1 && strcmp(argv[1], "rows") == 0;
     if (argc > 3 && strcmp(argv[1], "bench") == 0) return bench(argv[2], argc - 3, argv + 3);
     for (int i = 2; i < argc; i++)
         bad += sessions  ? check_sessions(argv[i])
                : formats ? check_formats(argv[i])
+               : rows    ? check_rows(argv[i])
                          : check(argv[i], strcmp(argv[1], "bits") != 0);
     printf("%d failures\n", bad);
     return bad != 0;

@@ -53,23 +53,40 @@ static inline void world_format(world *w, kk_kv_format f) {
     world_pools(w);
 }
 
-/* Without a cache yet.  plain: nothing is fused. */
-static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device, bool plain,
-                              int32_t max_rows, int32_t max_logits) {
-    kk_err err = {0};
+/* A device and its model, which may take so many bytes of the device's memory; 0: all.  Nothing is
+ * open where it fails. */
+static inline kk_status world_try(world *w, const kk_checkpoint *ckpt, const char *device,
+                                  bool plain, int32_t max_rows, int32_t max_logits,
+                                  int64_t gpu_memory, kk_err *err) {
     memset(w, 0, sizeof *w);
-    must(kk_backend_find(&w->be, device, &err), &err, "device");
+    KK_TRY(kk_backend_find(&w->be, device, err));
     const kk_dev_opts dev = {.plain = plain,
                              .isa = strcmp(device, "cuda") == 0 ? getenv("KK_TEST_ISA") : NULL,
                              .mem = &w->mem,
-                             .max_rows = max_rows};
-    must(w->be->open(&w->dev, &dev, &err), &err, "open");
+                             .max_rows = max_rows,
+                             .gpu_memory = gpu_memory};
+    KK_TRY(w->be->open(&w->dev, &dev, err));
     const kk_gemma4_opts opts = {w->be, w->dev, &w->mem, max_rows, max_logits};
-    must(kk_gemma4_new(&w->model, ckpt, &opts, &err), &err, "model");
+    const kk_status st = kk_gemma4_new(&w->model, ckpt, &opts, err);
+    if (st != KK_OK) w->be->close(w->dev);
+    return st;
+}
+
+/* Without a cache yet.  plain: nothing is fused. */
+static inline void world_open_in(world *w, const kk_checkpoint *ckpt, const char *device,
+                                 bool plain, int32_t max_rows, int32_t max_logits,
+                                 int64_t gpu_memory) {
+    kk_err err = {0};
+    must(world_try(w, ckpt, device, plain, max_rows, max_logits, gpu_memory, &err), &err, "open");
     w->cfg = kk_gemma4_config(w->model);
     must(kk_kv_layout_init(&w->layout, kk_gemma4_kv_shape(w->model), KK_KV_BF16, NULL, &err), &err,
          "layout");
     world_pools(w);
+}
+
+static inline void world_open(world *w, const kk_checkpoint *ckpt, const char *device, bool plain,
+                              int32_t max_rows, int32_t max_logits) {
+    world_open_in(w, ckpt, device, plain, max_rows, max_logits, 0);
 }
 
 /* An empty cache of so many tokens, in place of the one there was. */

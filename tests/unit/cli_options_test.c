@@ -19,7 +19,7 @@ typedef struct {
     const char *text, *choice, *list;
     int32_t count;
     float share;
-    uint64_t number;
+    uint64_t number, size;
     bool flag;
 } args;
 
@@ -31,6 +31,7 @@ static const option table[] = {
     OPTION_INT("n", "count", "N", AT(count), -1, 10, "a count"),
     OPTION_REAL("share", "X", AT(share), 0, 1, "a share"),
     OPTION_SEED(NULL, "number", "N", AT(number), "a number"),
+    OPTION_SIZE("size", AT(size), "a size"),
     OPTION_FLAG("md", "flag", AT(flag), "a flag"),
     {.kind = OPT_STRING, .name = "list", .arg = "LIST", .alone = "all", .offset = AT(list)},
 };
@@ -115,6 +116,10 @@ static void wrong_values(void **unused) {
         {"--choice", "three"}, {"--choice", ""},
         {"--choice", "on"},    {"--choice", "one two"},
         {"--number", "-1"},    {"--number", "18446744073709551616"},
+        {"--size", "24XB"},    {"--size", "-1"},
+        {"--size", "0"},       {"--size", "GB"},
+        {"--size", ""},        {"--size", "1e30GB"},
+        {"--size", "24GBs"},   {"--size", "nan"},
         {"--cou", "1"},        {"-N", "1"},
         {"--", "--"},
     };
@@ -126,6 +131,27 @@ static void wrong_values(void **unused) {
     assert_false(PARSE(&a, &w, "-n"));
     assert_false(PARSE(&a, &w, "one", "two"));
     assert_true(PARSE(&a, &w, "--", "--"));
+}
+
+static void sizes(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {
+        {"24GB", 24000000000}, {"24G", 24000000000},
+        {"24gb", 24000000000}, {"7.5 GiB", 8053063680},
+        {"512MiB", 536870912}, {"3kB", 3000},
+        {"3K", 3000},          {"1000", 1000},
+        {"8000 B", 8000},      {"1TB", 1000000000000},
+        {"2KiB", 2048},        {"1", 1},
+    };
+    args a;
+    option_words w;
+    for (size_t i = 0; i < OPTION_COUNT(good); i++) {
+        assert_true(PARSE(&a, &w, "--size", good[i].text));
+        assert_true(a.size == good[i].bytes);
+    }
 }
 
 static void lists(void **unused) {
@@ -245,6 +271,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values),
         cmocka_unit_test(wrong_values),
+        cmocka_unit_test(sizes),
         cmocka_unit_test(lists),
         cmocka_unit_test(suggestions),
         cmocka_unit_test(text_in_json),

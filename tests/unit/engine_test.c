@@ -48,6 +48,7 @@ static void bad_options_are_named(void **state) {
          "max_logits is -2147483648"},
         {{.synthetic = "tiny:f32:2", .memory_limit = UINT64_MAX}, KK_EINVAL, "limit"},
         {{.synthetic = "tiny:f32:2", .memory_limit = 1000}, KK_ENOMEM, ""},
+        {{.synthetic = "tiny:f32:2", .gpu_memory = UINT64_MAX}, KK_EINVAL, "gpu_memory"},
         {{.model = "/no/such/model"}, KK_EIO, "/no/such/model"},
     };
     const int64_t bytes = kk_live_bytes();

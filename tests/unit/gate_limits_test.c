@@ -25,6 +25,10 @@ static bool finds(const char *kind, const char *edits, const char *code, const c
 
 /* ---- limits at their edges ------------------------------------------------------------------ */
 
+#define EXPERTS(rate)                                                                              \
+    "device_memory = {\"total\": 100, \"over_weights\": 10, \"experts\": {\"limit\": 50, "         \
+    "\"on_gpu\": 20, \"on_host\": 30, \"hits\": 1, \"misses\": 2, \"read_gpu\": 3"                 \
+    ", \"read_host\": 1, \"hit_rate\": " rate ", \"tokens\": 5, \"swaps\": 0, \"evicted\": 0}}"
 #define PREFILL SET "plain/rows/*/prompt_tokens = 1; " SET "plain/rows/*/prefill_s = 1.0; "
 #define RATIO "sessions/alone/tok_s = 1.0; sessions/together/tok_s = 1.0; sessions/ratio = "
 #define LAYER "rows/1/layers/0/error = 0.0; rows/1/layers/0/power = 1.0; rows/1/layers/0/rel_mse = "
@@ -91,6 +95,7 @@ static const struct {
     {"needle", LOSS "1e-4", LOSS "1.1e-4", "KL_RECOUNT", "loss_change"},
     {"needle", "quality/0/mean_kl = -1e-6", "quality/0/mean_kl = -1.1e-6", "KL_RANGE",
      "mean_kl is -"},
+    {"bench", EXPERTS("0.75"), EXPERTS("0.76"), "MEMORY_CLAIM", "3 of 4 bytes is 0.75"},
     {"memory", FORMULA "101}", FORMULA "102}", "FORMULA_MISMATCH", "100 were measured"},
     {"memory", FORMULA "99}", FORMULA "98}", "FORMULA_MISMATCH", "100 were measured"},
     {"bench", "model/weight_bytes = 100; bytes/weights.verifier = 102",

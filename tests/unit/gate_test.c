@@ -22,6 +22,13 @@ static kk_verdict judge_text(const char *text) {
     return v;
 }
 
+/* Experts in host memory, as a bench has them. */
+#define EXPERTS(read_gpu, read_host, rate)                                                         \
+    "device_memory = {\"total\": 100, \"over_weights\": 10, \"experts\": {\"limit\": 50, "         \
+    "\"on_gpu\": 20, \"on_host\": 30, \"hits\": 1, \"misses\": 2, \"read_gpu\": " read_gpu         \
+    ", \"read_host\": " read_host ", \"hit_rate\": " rate                                          \
+    ", \"tokens\": 5, \"swaps\": 0, \"evicted\": 0}}"
+
 /* ---- the lies ------------------------------------------------------------------------------ */
 
 static const lie lies[] = {
@@ -241,6 +248,9 @@ static const lie lies[] = {
     {"needle", "savings_vs_naive_pct = 89.8", "MEMORY_CLAIM"},
     {"bench", "resident_kv_bytes = 16711680", "MEMORY_CLAIM"},
     {"bench", "attention/formats/1/kv_ratio = 0.25", "MEMORY_CLAIM"},
+    {"bench", EXPERTS("3", "1", "0.8"), "MEMORY_CLAIM"},
+    {"bench", EXPERTS("-1", "5", "-0.25"), "NOT_POSITIVE"},
+    {"bench", EXPERTS("0.5", "1.5", "0.25"), "NOT_WHOLE"},
     {"memory", "growth/2/ratio = 43.9", "GROWTH_RECOUNT"},
     {"memory", "growth/0/bytes_per_token = 5.0", "GROWTH_RECOUNT"},
     {"memory", "growth/0/to = 131072", "GROWTH_RECOUNT"},

@@ -15,48 +15,31 @@
  * Scores and sums stay in registers, so nothing grows with the context.  A finished span of eight
  * pages is merged into the spans before it, which lie in the block's part of a.parts (global
  * memory). */
-#include "attend.cuh"
+#include "attend_tiles.cuh"
 #include "launch.cuh"
 
-enum {
-    TILE_QUERIES = 64,
-    SHARE_PITCH = 72 /* floats: pitch of the scores that two warps exchange */
-};
+enum { SHARE_PITCH = 72 /* floats: pitch of the scores that two warps exchange */ };
 
-template <int D> struct tile_cut {
+/* How a block divides its shared memory. */
+template <int D> struct mma_cut : tile_cut<D> {
     enum {
-        GROUPS = D > 256 ? 2 : 1, /* warps that divide the columns */
-        THREADS = 128 * GROUPS,
-        COLUMNS = D / GROUPS, /* columns of a warp */
-        NT = COLUMNS / 8,
-        KEY_TILES = 8 / GROUPS, /* 8-key tiles whose scores a warp computes */
+        KEY_TILES = 8 / tile_cut<D>::GROUPS, /* 8-key tiles whose scores a warp computes */
         K_PITCH = 2 * D +
                   64, /* bytes; a quarter warp reads 64 bytes of two rows without bank conflicts */
         V_PITCH =
             2 * D + 16, /* bytes; ldmatrix reads 16 bytes of eight rows without bank conflicts */
         BUFFER = KK_PAGE * K_PITCH,
-        SHARED =
-            TILE_QUERIES * K_PITCH + 2 * BUFFER + (GROUPS > 1 ? TILE_QUERIES * SHARE_PITCH * 4 : 0),
-        KEPT = THREADS * (NT + 1) * 4, /* floats of a.parts per block */
+        SHARED = TILE_QUERIES * K_PITCH + 2 * BUFFER +
+                 (tile_cut<D>::GROUPS > 1 ? TILE_QUERIES * SHARE_PITCH * 4 : 0),
     };
 };
 
 /* ---- pages to shared memory ---------------------------------------------------------------- */
 
-__device__ __forceinline__ void copy_async(char *to, const void *from, bool real) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kk_shared(to)), "l"(from),
-                 "r"(real ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait_for() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* Copies 64 bf16 rows of a page asynchronously; rows not in `keys` become zeros. */
 template <int D>
 __device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *head, uint64_t keys) {
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += mma_cut<D>::THREADS) {
         const int j = i / (D / 8), c = i % (D / 8);
         copy_async(to + j * pitch + c * 16, head + ((size_t)j * D + c * 8) * 2, keys >> j & 1);
     }
@@ -66,9 +49,9 @@ __device__ __forceinline__ void load_rows(char *to, int pitch, const uint8_t *he
 template <int D>
 __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const kk_cu_attend &a,
                                              int base, uint64_t keys) {
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += mma_cut<D>::THREADS) {
         const int j = i / (D / 16), at = i % (D / 16) * 8;
-        const char *from = values + j * tile_cut<D>::V_PITCH + at * 2;
+        const char *from = values + j * mma_cut<D>::V_PITCH + at * 2;
         float lo[8] = {}, hi[8] = {};
         if (keys >> j & 1) {
             kk_widen(lo, *(const uint4 *)from);
@@ -76,8 +59,8 @@ __device__ __forceinline__ void rebuild_rows(char *to, const char *values, const
             kk_rebuild<true>(lo, hi, a.k_norm,
                              a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot, a.n_rot, at, D);
         }
-        *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2) = kk_narrow(lo);
-        *(uint4 *)(to + j * tile_cut<D>::K_PITCH + at * 2 + D) = kk_narrow(hi);
+        *(uint4 *)(to + j * mma_cut<D>::K_PITCH + at * 2) = kk_narrow(lo);
+        *(uint4 *)(to + j * mma_cut<D>::K_PITCH + at * 2 + D) = kk_narrow(hi);
     }
 }
 
@@ -86,10 +69,9 @@ template <int D, bool EQ>
 __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend &a,
                                             const uint8_t *keys_at, const uint8_t *values_at,
                                             int base, uint64_t keys) {
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += tile_cut<D>::THREADS) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 16); i += mma_cut<D>::THREADS) {
         const int j = i / (D / 16), at = i % (D / 16) * 8;
-        char *kj = k + j * tile_cut<D>::K_PITCH + at * 2,
-             *vj = v + j * tile_cut<D>::V_PITCH + at * 2;
+        char *kj = k + j * mma_cut<D>::K_PITCH + at * 2, *vj = v + j * mma_cut<D>::V_PITCH + at * 2;
         float lo[8] = {}, hi[8] = {};
         const bool real = keys >> j & 1;
         if (real) {
@@ -110,25 +92,8 @@ __device__ __forceinline__ void unpack_rows(char *k, char *v, const kk_cu_attend
     }
 }
 
-/* ---- a block's queries ---------------------------------------------------------------------- */
-
-struct tile_place {
-    const kk_cu_attend *a;
-    const kk_cu_tile *info;
-    int kv, group, first, n; /* queries [first, first + n) of the tile */
-
-    __device__ __forceinline__ int row(int i) const { return (first + i) / group; }
-    __device__ __forceinline__ int head(int i) const { return kv * group + (first + i) % group; }
-    __device__ __forceinline__ size_t at(int i, size_t pitch) const {
-        return (size_t)(info->row + row(i)) * pitch + (size_t)head(i) * a->slot.head_dim;
-    }
-    __device__ __forceinline__ uint64_t seen(int i, int base) const {
-        return i < n ? kk_seen(kk_visible_of(*a, *info, row(i)), base) : 0;
-    }
-};
-
 template <int D> __device__ __forceinline__ void stage_queries(char *to, const tile_place &p) {
-    for (int i = (int)threadIdx.x; i < TILE_QUERIES * (D / 8); i += tile_cut<D>::THREADS) {
+    for (int i = (int)threadIdx.x; i < TILE_QUERIES * (D / 8); i += mma_cut<D>::THREADS) {
         const int q = i / (D / 8), c = i % (D / 8);
         float f[8] = {};
         if (q < p.n) {
@@ -136,7 +101,7 @@ template <int D> __device__ __forceinline__ void stage_queries(char *to, const t
             *(float4 *)f = *(const float4 *)from;
             *(float4 *)(f + 4) = *(const float4 *)(from + 4);
         }
-        *(uint4 *)(to + q * tile_cut<D>::K_PITCH + c * 16) = kk_narrow(f);
+        *(uint4 *)(to + q * mma_cut<D>::K_PITCH + c * 16) = kk_narrow(f);
     }
 }
 
@@ -144,7 +109,7 @@ template <int D> __device__ __forceinline__ void stage_queries(char *to, const t
 template <int D>
 __device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, const char *k,
                                             float *share, float scale, int group) {
-    using cut = tile_cut<D>;
+    using cut = mma_cut<D>;
     constexpr int N = cut::KEY_TILES, STEPS = kk_cut<D>::STEPS;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const char *lo = q + g * cut::K_PITCH + t * 16, *hi = lo + 8 * cut::K_PITCH;
@@ -194,122 +159,26 @@ __device__ __forceinline__ void tile_scores(float (&c)[8][4], const char *q, con
     }
 }
 
-/* Running maximum and sum of a lane's queries g and g + 8. */
-struct tile_rows {
-    float m[2], l[2];
-};
-/* Factors of the sums so far (a) and of the page (b) in a merge. */
-struct tile_fold {
-    float a[2], b[2];
-};
-
-/* Scores become p; the page's m and l are merged into the rows'. */
-template <bool WHOLE> /* every key is visible */
-__device__ __forceinline__ tile_fold tile_softmax(float (&c)[8][4], tile_rows &rows,
-                                                  const uint64_t (&seen)[2]) {
-    const int t = threadIdx.x % 4;
-    tile_fold f;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t keys[2] = {(uint32_t)seen[h] >> 2 * t, (uint32_t)(seen[h] >> 32) >> 2 * t};
-        float m = -INFINITY;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                if (!WHOLE && !(keys[i / 4] >> (i % 4 * 8 + e) & 1)) c[i][2 * h + e] = -INFINITY;
-                m = fmaxf(m, c[i][2 * h + e]);
-            }
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float p = kk_dexp(__fsub_rn(c[i][2 * h + e], m));
-                c[i][2 * h + e] = WHOLE || keys[i / 4] >> (i % 4 * 8 + e) & 1 ? p : 0.0f;
-            }
-        float l[2];
-#pragma unroll
-        for (int e = 0; e < 2;
-             e++) { /* keys 32, 16 and 8 apart in this lane, 4 and 2 in other lanes */
-            float x[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[i] = __fadd_rn(c[i][2 * h + e], c[i + 4][2 * h + e]);
-            l[e] = __fadd_rn(__fadd_rn(x[0], x[2]), __fadd_rn(x[1], x[3]));
-            l[e] = __fadd_rn(l[e], __shfl_xor_sync(0xffffffffu, l[e], 2));
-            l[e] = __fadd_rn(l[e], __shfl_xor_sync(0xffffffffu, l[e], 1));
-        }
-        const float top = fmaxf(rows.m[h], m);
-        const bool any = WHOLE || seen[h] != 0;
-        f.a[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 1.0f;
-        f.b[h] = any ? kk_dexp(__fsub_rn(m, top)) : 0.0f;
-        if (any) {
-            rows.m[h] = top;
-            rows.l[h] = __fmaf_rn(__fadd_rn(l[0], l[1]), f.b[h], __fmul_rn(rows.l[h], f.a[h]));
-        }
-    }
-    return f;
-}
-
-__device__ __forceinline__ void load_transposed(uint32_t (&b)[4], const char *at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(kk_shared(at))
-                 : "memory");
-}
-
-/* Keeps those of two neighbouring keys' values that are in the mask, from bit `at` on. */
-__device__ __forceinline__ uint32_t only_keys(uint32_t two, uint64_t keys, int at) {
-    return two & ((keys >> at & 1 ? 0xffffu : 0) | (keys >> (at + 1) & 1 ? 0xffff0000u : 0));
-}
-
-/* Two 8-column products where a value that only some rows see is not finite: one row at a time.
- * Passed in a struct, so that the usual path keeps its operands in registers. */
-struct careful_work {
-    float o[2][4];
-    uint32_t b[4][4], p[4][4];
-    tile_place place;
-    int q0;
-    int base;
-};
-__device__ __noinline__ void careful_sums(careful_work &w) {
-    const int g = threadIdx.x % 32 / 4, t2 = threadIdx.x % 4 * 2;
-    const int last = min(w.q0 + 15, w.place.n - 1);
-    for (int r = w.place.row(w.q0); w.q0 < w.place.n && r <= w.place.row(last); r++) {
-        const uint64_t keys = kk_seen(kk_visible_of(*w.place.a, *w.place.info, r), w.base);
-        float x[2][4] = {};
-        for (int s = 0; s < 4; s++)
-            for (int e = 0; e < 2; e++)
-                kk_mma(x[e], w.p[s][0], w.p[s][1], w.p[s][2], w.p[s][3],
-                       only_keys(w.b[s][2 * e], keys, 16 * s + t2),
-                       only_keys(w.b[s][2 * e + 1], keys, 16 * s + 8 + t2));
-        for (int e = 0; e < 2; e++)
-            for (int i = 0; i < 4; i++)
-                if (w.place.row(w.q0 + g + i / 2 * 8) == r) w.o[e][i] = x[e][i];
-    }
-}
-
 template <int D>
 __device__ __forceinline__ void
-tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
+tile_sums(float (&acc)[mma_cut<D>::NT][4], const uint32_t (&p)[4][4], const char *v,
           const tile_fold &f, bool careful, const tile_place &place, int q0, int base) {
     const int lane = threadIdx.x % 32;
     /* The maximum mostly stays, and a factor of 1 changes nothing. */
     if (__any_sync(0xffffffffu, f.a[0] != 1.0f || f.a[1] != 1.0f)) {
 #pragma unroll
-        for (int n = 0; n < tile_cut<D>::NT; n++)
+        for (int n = 0; n < mma_cut<D>::NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[n][i] = __fmul_rn(acc[n][i], f.a[i / 2]);
     }
-    const char *at = v + lane % 16 * tile_cut<D>::V_PITCH + lane / 16 * 16;
+    const char *at = v + lane % 16 * mma_cut<D>::V_PITCH + lane / 16 * 16;
 #pragma unroll
-    for (int n = 0; n < tile_cut<D>::NT; n += 2) {
+    for (int n = 0; n < mma_cut<D>::NT; n += 2) {
         uint32_t b[4][4];
         float o[2][4];
 #pragma unroll
         for (int s = 0; s < 4; s++)
-            load_transposed(b[s], at + 16 * s * tile_cut<D>::V_PITCH + n * 16);
+            load_transposed(b[s], at + 16 * s * mma_cut<D>::V_PITCH + n * 16);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             kk_mma_first(o[e], p[0][0], p[0][1], p[0][2], p[0][3], b[0][2 * e], b[0][2 * e + 1]);
@@ -342,87 +211,15 @@ tile_sums(float (&acc)[tile_cut<D>::NT][4], const uint32_t (&p)[4][4], const cha
     }
 }
 
-/* ---- spans ---------------------------------------------------------------------------------- */
-
-/* Merges a span into those before it, which lie in global memory of this thread alone; the result
- * stays in registers too. */
-template <int D>
-__device__ __forceinline__ void fold_span(float (&acc)[tile_cut<D>::NT][4], tile_rows &rows,
-                                          float *kept, bool first, bool last) {
-    constexpr int NT = tile_cut<D>::NT;
-    float4 *at = (float4 *)kept + threadIdx.x;
-    if (!first) {
-        const float4 was = at[NT * tile_cut<D>::THREADS];
-        const float m[2] = {was.x, was.y}, l[2] = {was.z, was.w};
-        tile_fold f;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const bool any = rows.l[h] != 0; /* the span had a visible key */
-            const float top = fmaxf(m[h], rows.m[h]);
-            f.a[h] = any ? kk_dexp(__fsub_rn(m[h], top)) : 1.0f;
-            f.b[h] = any ? kk_dexp(__fsub_rn(rows.m[h], top)) : 0.0f;
-            rows.l[h] = any ? __fmaf_rn(rows.l[h], f.b[h], __fmul_rn(l[h], f.a[h])) : l[h];
-            rows.m[h] = any ? top : m[h];
-        }
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-            const float4 x = at[n * tile_cut<D>::THREADS];
-            const float y[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[n][i] = __fmaf_rn(acc[n][i], f.b[i / 2], __fmul_rn(y[i], f.a[i / 2]));
-        }
-    }
-    if (last) return;
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-        at[n * tile_cut<D>::THREADS] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
-    at[NT * tile_cut<D>::THREADS] = make_float4(rows.m[0], rows.m[1], rows.l[0], rows.l[1]);
-}
-
-template <int D>
-__device__ __forceinline__ void clear_span(float (&acc)[tile_cut<D>::NT][4], tile_rows &rows) {
-    rows = {{-INFINITY, -INFINITY}, {0, 0}};
-#pragma unroll
-    for (int n = 0; n < tile_cut<D>::NT; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) acc[n][i] = 0;
-}
-
-template <int D>
-__device__ __forceinline__ void write_rows(const float (&acc)[tile_cut<D>::NT][4],
-                                           const tile_rows &rows, const tile_place &p, int q0,
-                                           int column) {
-    const kk_cu_attend &a = *p.a;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int q = q0 + threadIdx.x % 32 / 4 + 8 * h;
-        if (q >= p.n) continue;
-        const float inverse = __fdiv_rn(1.0f, rows.l[h]);
-        if (a.sums && column == 0 && threadIdx.x % 4 == 0)
-            *(float2 *)(a.sums + 2 * p.at(q, (size_t)a.n_head * D) / D) =
-                make_float2(rows.m[h], rows.l[h]);
-#pragma unroll
-        for (int n = 0; n < tile_cut<D>::NT; n++) {
-            const int at = column + n * 8 + 2 * (threadIdx.x % 4);
-            const float x = __fadd_rn(__fmul_rn(acc[n][2 * h], inverse), 0.0f);
-            const float y = __fadd_rn(__fmul_rn(acc[n][2 * h + 1], inverse), 0.0f);
-            if (a.out) *(float2 *)(a.out + p.at(q, (size_t)a.n_head * D) + at) = make_float2(x, y);
-            if (a.out_bf16)
-                *(uint32_t *)(a.out_bf16 + p.at(q, (size_t)a.bf16_pitch) + at) = kk_dbf16x2(x, y);
-        }
-    }
-}
-
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* Whether a value of the page is not finite and its key hidden from some of the block's rows. */
 template <int D> __device__ __forceinline__ bool odd_values(const char *v, uint64_t some) {
     bool odd = false;
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += tile_cut<D>::THREADS) {
+    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 8); i += mma_cut<D>::THREADS) {
         const int j = i / (D / 8);
         if (!(some >> j & 1)) continue;
-        const uint4 x = *(const uint4 *)(v + j * tile_cut<D>::V_PITCH + i % (D / 8) * 16);
+        const uint4 x = *(const uint4 *)(v + j * mma_cut<D>::V_PITCH + i % (D / 8) * 16);
         odd = odd || kk_not_finite(x.x) || kk_not_finite(x.y) || kk_not_finite(x.z) ||
               kk_not_finite(x.w);
     }
@@ -430,9 +227,9 @@ template <int D> __device__ __forceinline__ bool odd_values(const char *v, uint6
 }
 
 template <int D, bool EQ, bool BF16>
-__global__ void __launch_bounds__(tile_cut<D>::THREADS, D > 256 ? 1 : 2)
+__global__ void __launch_bounds__(mma_cut<D>::THREADS, D > 256 ? 1 : 2)
     tiles_kernel(const __grid_constant__ kk_cu_attend a) {
-    using cut = tile_cut<D>;
+    using cut = mma_cut<D>;
     extern __shared__ __align__(128) char shared[];
     char *queries = shared, *k = shared + TILE_QUERIES * cut::K_PITCH, *v = k + cut::BUFFER;
     float *share = (float *)(shared + TILE_QUERIES * cut::K_PITCH + 2 * cut::BUFFER);
@@ -535,10 +332,10 @@ template <int D, bool EQ, bool BF16>
 static cudaError_t run(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
     const cudaError_t e =
         cudaFuncSetAttribute((const void *)tiles_kernel<D, EQ, BF16>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, tile_cut<D>::SHARED);
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, mma_cut<D>::SHARED);
     if (e != cudaSuccess) return e;
-    return kk_launch(at, tiles_kernel<D, EQ, BF16>, *a, grid, tile_cut<D>::THREADS,
-                     tile_cut<D>::SHARED);
+    return kk_launch(at, tiles_kernel<D, EQ, BF16>, *a, grid, mma_cut<D>::THREADS,
+                     mma_cut<D>::SHARED);
 }
 
 template <int D> static cudaError_t run_head(kk_cu_at at, const kk_cu_attend *a, dim3 grid) {
@@ -548,17 +345,12 @@ template <int D> static cudaError_t run_head(kk_cu_at at, const kk_cu_attend *a,
     return bf16 ? run<D, false, true>(at, a, grid) : run<D, false, false>(at, a, grid);
 }
 
-static unsigned blocks_of(const kk_cu_attend *a) { /* blocks of a tile and K/V head */
-    const int queries = a->rows.tile_most * (a->n_head / a->slot.n_kv_head);
-    return (unsigned)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
-}
-
 bool kk_cu_attend_tiles(int32_t shared, int32_t head_dim) {
     switch (head_dim) {
-    case 64: return shared >= (int)tile_cut<64>::SHARED;
-    case 128: return shared >= (int)tile_cut<128>::SHARED;
-    case 256: return shared >= (int)tile_cut<256>::SHARED;
-    case 512: return shared >= (int)tile_cut<512>::SHARED;
+    case 64: return shared >= (int)mma_cut<64>::SHARED;
+    case 128: return shared >= (int)mma_cut<128>::SHARED;
+    case 256: return shared >= (int)mma_cut<256>::SHARED;
+    case 512: return shared >= (int)mma_cut<512>::SHARED;
     default: return false;
     }
 }
@@ -569,11 +361,14 @@ size_t kk_cu_attend_tile_bytes(const kk_cu_attend *a) {
                      : d == 128 ? (int)tile_cut<128>::KEPT
                      : d == 256 ? (int)tile_cut<256>::KEPT
                                 : (int)tile_cut<512>::KEPT;
-    return (size_t)kept * sizeof(float) * blocks_of(a) * (size_t)a->slot.n_kv_head;
+    return (size_t)kept * sizeof(float) * tile_blocks(a) * (size_t)a->slot.n_kv_head;
 }
 
 cudaError_t kk_cu_run_attend_tiles(kk_cu_at at, const kk_cu_attend *a) {
-    const dim3 grid(blocks_of(a), (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
+    const dim3 grid(tile_blocks(a), (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
+    bool taken;
+    const cudaError_t e = kk_run_attend_hopper(at, a, &taken);
+    if (taken || e != cudaSuccess) return e;
     switch (a->slot.head_dim) {
     case 64: return run_head<64>(at, a, grid);
     case 128: return run_head<128>(at, a, grid);

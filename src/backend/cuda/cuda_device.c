@@ -2,7 +2,7 @@
  * operations for the program that loads this module.
  *
  * All work goes to one stream. */
-#include "backend/cuda/cuda_device.h"
+#include "backend/cuda/cuda_offload.h"
 
 #include <stdio.h>
 
@@ -40,25 +40,61 @@ kk_status kk_cuda_fail(kk_err *err, cudaError_t e, const char *what) {
                    "the GPU failed at %s: %s", what, cudaGetErrorString(e));
 }
 
-static kk_status take(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, kk_err *err) {
+static bool within_limit(const kk_dev *dev, size_t bytes) {
+    return !dev->limit || (bytes <= INT64_MAX / 2 && dev->held + (int64_t)bytes <= dev->limit);
+}
+
+/* Once more where pieces of weights have given way. */
+static cudaError_t try_to_hold(kk_dev *dev, size_t bytes, void **out) {
+    if (!within_limit(dev, bytes) &&
+        (!kk_cuda_evict_experts(dev, bytes) || !within_limit(dev, bytes)))
+        return cudaErrorMemoryAllocation;
+    const cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
+    if (e != cudaErrorMemoryAllocation) return e;
+    (void)cudaGetLastError();
+    return kk_cuda_evict_experts(dev, bytes) ? cudaMalloc(out, bytes ? bytes : 1) : e;
+}
+
+kk_status kk_cuda_hold(kk_dev *dev, size_t bytes, const char *what, void **out, kk_err *err) {
     size_t free = 0, total = 0;
+    *out = NULL;
+    const cudaError_t e =
+        kk_fault_point() ? cudaErrorMemoryAllocation : try_to_hold(dev, bytes, out);
+    if (e == cudaSuccess) {
+        dev->held += (int64_t)bytes;
+        return KK_OK;
+    }
+    (void)cudaGetLastError();
+    *out = NULL;
+    if (!within_limit(dev, bytes))
+        return kk_fail(err, KK_ENOMEM,
+                       "the GPU is to hold %zu bytes%s more: %lld of the %lld that `gpu_memory` "
+                       "allows are taken",
+                       bytes, what, (long long)dev->held, (long long)dev->limit);
+    cudaMemGetInfo(&free, &total);
+    return kk_fail(err, KK_ENOMEM,
+                   "the GPU cannot hold %zu bytes%s more: %zu of its %zu bytes are free", bytes,
+                   what, free, total);
+}
+
+void kk_cuda_let_go(kk_dev *dev, void *p, size_t bytes) {
+    if (!p) return;
+    cudaFree(p);
+    dev->held -= (int64_t)bytes;
+}
+
+static kk_status take(kk_dev *dev, kk_mem_category c, size_t bytes, void **out, kk_err *err) {
     *out = NULL;
     if (!kk_mem_try_count(dev->mem, c, (int64_t)bytes))
         return kk_fail(err, KK_ENOMEM, "%zu bytes more on the GPU pass the memory limit", bytes);
-    const cudaError_t e =
-        kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(out, bytes ? bytes : 1);
-    if (e == cudaSuccess) return KK_OK;
-    (void)cudaGetLastError();
-    kk_mem_count(dev->mem, c, -(int64_t)bytes);
-    cudaMemGetInfo(&free, &total);
-    return kk_fail(err, KK_ENOMEM,
-                   "the GPU cannot hold %zu bytes more: %zu of its %zu bytes are free", bytes, free,
-                   total);
+    const kk_status st = kk_cuda_hold(dev, bytes, "", out, err);
+    if (st != KK_OK) kk_mem_count(dev->mem, c, -(int64_t)bytes);
+    return st;
 }
 
 static void give(kk_dev *dev, kk_mem_category c, void *p, size_t bytes) {
     if (!p) return;
-    cudaFree(p);
+    kk_cuda_let_go(dev, p, bytes);
     kk_mem_count(dev->mem, c, -(int64_t)bytes);
 }
 
@@ -123,6 +159,7 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->sample_scratch, sizeof *dev->sample_scratch);
     kk_cuda_drop_stage(dev);
     kk_cuda_drop_places(dev);
+    kk_cuda_close_offload(dev);
     if (dev->picks) cudaFreeHost(dev->picks);
     if (dev->pick_logprobs) cudaFreeHost(dev->pick_logprobs);
     for (int i = 0; i < KK_PICKS; i++) {
@@ -245,6 +282,7 @@ static kk_status open_gpu(kk_dev *dev, const char *isa, kk_err *err) {
     KK_TRY(check_mega(dev, err));
     KK_CUDA_TRY(kk_cu_setup(dev->shared), "loading kernels", err);
     KK_CUDA_TRY(kk_cu_setup_gemm(), "loading kernels", err);
+    KK_CUDA_TRY(kk_cu_setup_dense(dev->shared), "loading kernels", err);
     int32_t built_for = 0;
     KK_CUDA_TRY(kk_cu_built_for(&built_for), "loading kernels", err);
     dev->early = dev->early && built_for >= 90; /* older code does not wait for the kernel before */
@@ -276,6 +314,7 @@ static kk_status cuda_open(kk_dev **out, const kk_dev_opts *opts, kk_err *err) {
     if (!dev) return kk_fail(err, KK_ENOMEM, "no memory for the device");
     dev->mem = opts->mem;
     dev->max_rows = opts->max_rows;
+    dev->limit = opts->gpu_memory;
     dev->fuse = !opts->plain;
     dev->early = !opts->plain && !opts->late;
     dev->q.ops = kk_calloc(KK_CUDA_OPS, sizeof *dev->q.ops);
@@ -352,11 +391,11 @@ kk_status kk_cuda_grow(kk_dev *dev, kk_buf *b, size_t bytes, kk_err *err) {
     cudaError_t e = cudaMemcpyAsync(p, b->data, b->bytes, cudaMemcpyDeviceToDevice, dev->stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(dev->stream);
     if (e != cudaSuccess) {
-        cudaFree(p);
+        kk_cuda_let_go(dev, p, grown + KK_CUDA_SLACK);
         return kk_cuda_fail(err, e, "growing a buffer");
     }
     drop_all_graphs(dev);
-    cudaFree(b->data);
+    kk_cuda_let_go(dev, b->data, b->bytes + KK_CUDA_SLACK);
     b->data = p;
     b->bytes = grown;
     return KK_OK;
@@ -367,7 +406,7 @@ static void cuda_buf_free(kk_dev *dev, kk_buf *b) {
     kk_cuda_settle(dev);
     kk_cuda_forget(dev, b);
     if (b->most)
-        cudaFree(b->data);
+        kk_cuda_let_go(dev, b->data, b->bytes + KK_CUDA_SLACK);
     else
         give(dev, b->category, b->data, b->bytes);
     kk_free(b);
@@ -454,7 +493,7 @@ static kk_status cuda_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_er
      * quiet. */
     const cudaError_t e = cudaMemsetAsync(p, 0, bytes, dev->stream);
     if (e != cudaSuccess) {
-        cudaFree(p);
+        kk_cuda_let_go(dev, p, bytes);
         return kk_cuda_fail(err, e, "clearing pages");
     }
     *out = p;
@@ -462,9 +501,8 @@ static kk_status cuda_pages_take(kk_dev *dev, size_t bytes, uint8_t **out, kk_er
 }
 
 static void cuda_pages_give(kk_dev *dev, uint8_t *base, size_t bytes) {
-    (void)bytes;
     kk_cuda_settle(dev);
-    if (base) cudaFree(base);
+    kk_cuda_let_go(dev, base, bytes);
 }
 
 /* An error is reported by the next flush. */
@@ -490,11 +528,12 @@ static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->cou
 static void cuda_describe(const kk_dev *dev, kk_dev_facts *out) {
     size_t left = 0, all = 0;
     if (cudaMemGetInfo(&left, &all) != cudaSuccess) (void)cudaGetLastError();
+    const int64_t allowed = dev->limit ? dev->limit - dev->held : (int64_t)left;
     *out = (kk_dev_facts){.threads = dev->sms,
                           .memory = {.total = (int64_t)all,
-                                     .free = (int64_t)left,
+                                     .free = allowed < (int64_t)left ? allowed : (int64_t)left,
                                      .taken = dev->free_at_open - (int64_t)left,
-                                     .weights = dev->weights}};
+                                     .weights = dev->weights + kk_cuda_offload_bytes(dev)}};
     snprintf(out->isa, sizeof out->isa, "%s", dev->name);
 }
 
@@ -542,6 +581,7 @@ static const kk_instruments cuda_instruments = {.sync = kk_cuda_sync,
                                                 .counts = cuda_counts,
                                                 .read_rate = cuda_read_rate,
                                                 .fault_after = kk_fault_after,
+                                                .offloaded = kk_cuda_offloaded,
                                                 .replay = kk_cuda_replay};
 
 static const kk_backend cuda_backend = {
@@ -559,6 +599,7 @@ static const kk_backend cuda_backend = {
     .close = cuda_close,
     .describe = cuda_describe,
     .stores = kk_cuda_stores,
+    .expect = kk_cuda_expect,
     .buf_new = cuda_buf_new,
     .buf_reserve = cuda_buf_reserve,
     .buf_grow = kk_cuda_grow,

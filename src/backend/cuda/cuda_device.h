@@ -7,6 +7,7 @@
 #ifndef KK_CUDA_DEVICE_H
 #define KK_CUDA_DEVICE_H
 
+#include "backend/cuda/dense_ops.h"
 #include "backend/cuda/evicted_ops.h"
 #include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
@@ -53,6 +54,7 @@ struct kk_buf {
 struct kk_weight {
     kk_cu_weight w;
     size_t bytes;
+    int32_t placed; /* 1 + its number in dev->offload; 0: it lies on the device */
 };
 
 typedef enum {
@@ -150,6 +152,7 @@ typedef struct {
     kk_cuda_view *views;    /* [KK_CUDA_VIEWS] */
     cudaGraphExec_t exec;   /* NULL: queued once so far, not captured */
     int64_t used;           /* dev->clock of the last use */
+    bool counts;            /* it counts what it reads of experts (cuda_offload.h) */
 } kk_cuda_graph;
 
 /* A decoder of evicted rows in lane order. */
@@ -187,7 +190,9 @@ struct kk_dev {
     int64_t replays, runs; /* flushes that replayed a graph, and other flushes */
     kk_status lost;        /* status of queued work whose failure has not been reported yet */
     kk_dev_counts counts;
-    int64_t free_at_open, weights; /* bytes */
+    int64_t free_at_open, weights;   /* bytes; of the weights that are not placed in pieces */
+    int64_t held, limit;             /* bytes taken of its memory; and allowed, 0: all */
+    struct kk_cuda_offload *offload; /* NULL: all weights lie on the device */
     /* greedy choices of the last KK_PICKS tickets */
     kk_cu_pick *picks;             /* [KK_PICKS][KK_CU_CHOOSE_ROWS], pinned */
     kk_cu_logprobs *pick_logprobs; /* as picks */
@@ -249,8 +254,8 @@ bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_
  * operations. */
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
-/* The same for more rows than a decode kernel takes, and for any number where rows are evicted: any
- * layer of mixed experts. */
+/* The same as a sequence of kernels: dense layers of any number of rows; layers of mixed experts of
+ * more rows than a decode kernel takes, and of any number where rows are evicted. */
 bool kk_cuda_takes_prompt(const kk_dev *dev, const kk_layer_args *a, int32_t n_rows);
 kk_status kk_cuda_run_prompt(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err);
@@ -258,7 +263,17 @@ kk_cu_rows kk_cuda_rows(const kk_dev *dev, const kk_cuda_view *v);
 bool kk_cuda_stores(kk_kv_format f);
 kk_cu_slot kk_cuda_slot(const kk_kv_slot *s); /* the format must be one that kk_cuda_stores */
 kk_cu_at kk_cuda_at(const kk_dev *dev);
+/* A product of any number of rows, swizzled where they are more than 16: in one launch, unless few
+ * rows are too wide for that.  sliced: whether it lies in dev->parts instead of its place, in K
+ * slices that are still to be added; NULL: they are added. */
+kk_status kk_cuda_multiply(kk_dev *dev, const kk_cu_linear *l, bool *sliced, kk_err *err);
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* The same of rows that lie in dev->x as bf16. */
+kk_status kk_cuda_linear_rounded(kk_dev *dev, const kk_linear_args *a, kk_err *err);
+/* Launches ops[0] and those after it that go with it as one kernel (cuda_pairs.c); *used of n
+ * operations, 0: none. */
+kk_status kk_cuda_run_pairs(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
+                            const kk_cuda_view *views, int32_t *used, kk_err *err);
 kk_status kk_cuda_store_now(kk_dev *dev, const kk_store_args *a, const kk_cuda_view *v,
                             kk_err *err);
 /* Converts rows to bf16 in dev->x, swizzled for tiled products or not. */
@@ -346,6 +361,10 @@ void kk_cuda_give_for(kk_dev *dev, kk_mem_category c, void *p, size_t bytes);
 /* Allocates device memory, counted as workspace. */
 kk_status kk_cuda_take(kk_dev *dev, size_t bytes, void **out, kk_err *err);
 void kk_cuda_give(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
+/* The same without an account; pieces of experts' weights give way.  Nothing else calls cudaMalloc
+ * or cudaFree. */
+kk_status kk_cuda_hold(kk_dev *dev, size_t bytes, const char *what, void **out, kk_err *err);
+void kk_cuda_let_go(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_cuda_weight_free(kk_dev *dev, kk_weight *w);
 kk_status kk_cuda_weight_row(kk_dev *dev, kk_weight *w, int64_t row, const kk_matrix *m,

@@ -1,11 +1,14 @@
-/* cuda_layer.c - 26B-A4B's layers of mixed experts, up to 16 rows of one session or of several, and
- * the head after them: consecutive layers of the queue go as one launch to the persistent kernel of
- * mega.cuh, with the same bits as the small operations.
+/* cuda_layer.c - which layers are fused; and 26B-A4B's layers of mixed experts, up to 16 rows of
+ * one session or of several, and the head after them: consecutive layers of the queue go as one
+ * launch to the persistent kernel of mega.cuh, with the same bits as the small operations.
  *
  * Rows between its stages lie in scratch of the device, as bf16 where a matrix follows.  The
  * model's own buffers for them (z, gate, up and so on) are not written, which the contract of a
- * layer allows.  More rows go to cuda_prompt.c. */
-#include "backend/cuda/cuda_device.h"
+ * layer allows.  More rows, and dense layers, go to cuda_prompt.c.
+ *
+ * Each layer overwrites what the one before chose.  Where reads of experts are counted, because
+ * some lie in host memory, every layer is a launch of its own. */
+#include "backend/cuda/cuda_offload.h"
 
 /* Rows between stages: regions of dev->z. */
 typedef enum { FLOW_Z1, FLOW_Z2, FLOW_Z3, FLOW_ATT, FLOW_ACT, FLOW_DENSE = 6 } flow;
@@ -30,17 +33,29 @@ static bool dense_fits(const kk_layer_args *a) {
            w->gate->w.n_out == a->ffn;
 }
 
+static bool attends(const kk_layer_args *a) {
+    const kk_layer_weights *w = &a->w;
+    return (w->k || !a->stores) && whole(w->q) && whole(w->o) && a->slot.head_dim <= 512 &&
+           a->slot.head_dim % 8 == 0 && w->input_norm && w->post_attention_norm &&
+           w->post_ffn_norm && a->scratch.y != a->scratch.x;
+}
+
 /* A layer of mixed experts with K/V rows of its own, whatever its sizes and number of rows. */
 static bool is_mixed(const kk_layer_args *a) {
     const kk_layer_weights *w = &a->w;
-    const bool attends = a->stores && w->k && whole(w->q) && whole(w->o) &&
-                         a->slot.head_dim <= 512 && a->slot.head_dim % 8 == 0;
     const bool routed = a->n_used > 0 && whole(w->router) && !w->expert_up &&
                         a->expert_ffn % 8 == 0 && whole(w->expert_gate) && whole(w->expert_down);
-    const bool norms = w->input_norm && w->post_attention_norm && w->post_ffn_norm_1 &&
-                       w->post_ffn_norm_2 && w->post_ffn_norm;
-    return attends && routed && norms && dense_fits(a) && !a->ple_dim &&
-           a->scratch.y != a->scratch.x;
+    return a->stores && attends(a) && routed && w->post_ffn_norm_1 && w->post_ffn_norm_2 &&
+           dense_fits(a) && !a->ple_dim;
+}
+
+/* A layer without experts, with K/V rows of its own or another's, with a per-layer input or without
+ * one. */
+static bool is_dense(const kk_layer_args *a) {
+    const kk_layer_weights *w = &a->w;
+    const bool ple = !a->ple_dim || (whole(w->ple_gate) && whole(w->ple_proj) && w->post_ple_norm &&
+                                     a->scratch.ple && w->ple_gate->w.n_out == a->ple_dim);
+    return !a->n_used && attends(a) && w->pre_ffn_norm && dense_fits(a) && ple;
 }
 
 /* A matrix of one plane, bf16 or packed. */
@@ -204,8 +219,9 @@ static bool takes_few(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_v
 }
 
 bool kk_cuda_takes_layer(const kk_dev *dev, const kk_layer_args *a, const kk_cuda_view *v) {
-    return dev->fuse && is_mixed(a) &&
-           ((!a->evicted && takes_few(dev, a, v)) || kk_cuda_takes_prompt(dev, a, v->n_rows));
+    if (!dev->fuse) return false;
+    if (is_mixed(a) && !a->evicted && takes_few(dev, a, v)) return true;
+    return (is_mixed(a) || (is_dense(a) && !a->evicted)) && kk_cuda_takes_prompt(dev, a, v->n_rows);
 }
 
 bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_op *before,
@@ -213,7 +229,7 @@ bool kk_cuda_takes_head(const kk_dev *dev, const kk_head_args *h, const kk_cuda_
     const kk_layer_args *a = &before->a.layer;
     /* Kernels of packed weights are not compiled for K/V in f32, which layers in bf16 may have. */
     if (h->table->w.encoding != KK_W_BF16 && a->slot.format == KK_KV_F32) return false;
-    return v->n_rows <= KK_CU_ROWS && h->x == a->scratch.x && h->hidden == a->hidden &&
+    return a->n_used && v->n_rows <= KK_CU_ROWS && h->x == a->scratch.x && h->hidden == a->hidden &&
            h->eps == a->eps && h->norm && h->n >= 1 && h->n <= v->n_rows && whole(h->table) &&
            h->table->w.planes == 1 && h->table->w.n_out % 16 == 0 && h->cap > 0 &&
            flows(dev, h->n, h->table->w.n_in);
@@ -224,23 +240,28 @@ static kk_status run_few(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk
     kk_cu_mega *m = dev->mega;
     kk_rows rows;
     kk_layer_args a = args_of(ops, &views[ops->view], &rows);
+    const kk_layer_weights first = a.w;
+    const bool counts = kk_cuda_counts(dev);
     set_shape(dev, m, &a, rows.n_rows);
     for (*used = 0; *used < n && ops[*used].kind == KK_CUDA_LAYER; ++*used) {
+        if (counts && m->n_layer) break;
         const kk_cuda_view *v = &views[ops[*used].view];
         a = args_of(&ops[*used], v, &rows);
-        if (!same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v)) break;
+        if (!a.n_used || !same_shape(m, &a, v) || !fill_layer(dev, &m->layer[m->n_layer], &a, v))
+            break;
         m->n_layer++;
         if (*used + 1 < n && add_tap(dev, m, &a, &ops[*used + 1])) ++*used;
     }
     if (!m->n_layer) return kk_fail(err, KK_EDEVICE, "a layer was queued that no kernel takes");
     if (*used < n && ops[*used].kind == KK_CUDA_HEAD) add_head(dev, m, &ops[(*used)++]);
     KK_CUDA_TRY(kk_cu_run_mega(kk_cuda_at(dev), m), "a forward", err);
-    return KK_OK;
+    return kk_cuda_count_reads(dev, first.expert_gate, NULL, first.expert_down, m->expert,
+                               m->n_rows * m->n_used, err);
 }
 
 kk_status kk_cuda_run_layers(kk_dev *dev, const kk_cuda_op *ops, int32_t n,
                              const kk_cuda_view *views, int32_t *used, kk_err *err) {
-    return views[ops->view].n_rows <= KK_CU_ROWS
+    return views[ops->view].n_rows <= KK_CU_ROWS && ops->a.layer.n_used
                ? run_few(dev, ops, n, views, used, err)
                : kk_cuda_run_prompt(dev, ops, n, views, used, err);
 }

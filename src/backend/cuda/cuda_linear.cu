@@ -1,6 +1,7 @@
 /* cuda_linear.cu - launches of the weight-streaming kernels in decode.cuh (its sketch shows their
  * pipeline), the top-k kernel, and a fallback for expert shapes that do not fill strips. */
 #include "decode.cuh"
+#include "dense_ops.h"
 #include "launch.cuh"
 
 /* Blocks of less shared memory than this have small rings.  STATIC_MOST: bytes that the
@@ -37,10 +38,25 @@ static unsigned blocks_of(kk_cu_at at, bool packed, size_t shared, int units) {
     return (unsigned)(units < most ? units : most);
 }
 
+/* Shared memory of a block that has a multiprocessor to itself: where two fit, some multiprocessor
+ * may get two and another none, which takes twice as long. */
+static size_t alone_of(int shared, size_t bytes) {
+    const size_t half = (size_t)shared / 2 + 1024;
+    return bytes > half ? bytes : half;
+}
+
 int32_t kk_cu_linear_rows(int32_t shared, int32_t n_in) {
     int32_t rows = KK_CU_ROWS;
     while (rows > 1 && linear_shared(shared, false, rows, n_in) > most_of(shared)) rows /= 2;
     return rows;
+}
+
+bool kk_cu_linear_fits(kk_cu_at at, const kk_cu_linear *a) {
+    for (int i = 0; i < a->n_parts; i++)
+        if (linear_shared(at.shared, is_packed(a->part[i].w), a->n_rows, a->n_in) >
+            most_of(at.shared))
+            return false;
+    return a->n_rows <= KK_CU_ROWS;
 }
 
 /* The kernels of one kind of weights and of rings: kk_linear_kernel by rows above 8 and strips of a
@@ -68,8 +84,9 @@ static bool part_packed(const kk_cu_linear *a, int i) { return is_packed(a->part
 /* Parts of one kind of weights, packed or not: a kernel takes either. */
 static cudaError_t run_parts(kk_cu_at at, const kk_cu_linear *a) {
     const bool packed = part_packed(a, 0);
-    const size_t shared = linear_shared(at.shared, packed, a->n_rows, a->n_in);
+    size_t shared = linear_shared(at.shared, packed, a->n_rows, a->n_in);
     if (shared > most_of(at.shared)) return cudaErrorInvalidValue;
+    if (!packed && !is_small(at.shared)) shared = alone_of(at.shared, shared);
     kk_linear_job_args j = {};
     bool pair = false;
     int strips = 0;

@@ -4,7 +4,7 @@
  * the same bits in a chunk of a prompt as on its own. */
 #include <assert.h>
 
-#include "backend/cuda/cuda_device.h"
+#include "backend/cuda/cuda_offload.h"
 #include "backend/cuda/draft_ops.h"
 
 kk_cu_at kk_cuda_at(const kk_dev *dev) {
@@ -60,34 +60,72 @@ kk_status kk_cuda_round(kk_dev *dev, const float *x, int32_t n_rows, int32_t dim
     return KK_OK;
 }
 
-/* Rows of one launch: all of them where products are tiled. */
-static int32_t rows_at_once(const kk_dev *dev, int32_t n_rows, int32_t pitch) {
-    return n_rows > KK_CU_ROWS ? n_rows : kk_cu_linear_rows(dev->shared, pitch);
+/* Up to 16 rows in as many launches as shared memory asks for, each of which reads all weights. */
+static cudaError_t run_in_turns(kk_dev *dev, const kk_cu_linear *l) {
+    const int32_t most = kk_cu_linear_rows(dev->shared, l->n_in);
+    cudaError_t e = cudaSuccess;
+    dev->counts.repeats += l->n_rows > most;
+    for (int32_t r = 0; r < l->n_rows && e == cudaSuccess; r += most) {
+        kk_cu_linear some = *l;
+        some.n_rows = l->n_rows - r < most ? l->n_rows - r : most;
+        some.x += (size_t)r * (size_t)l->n_in;
+        for (int32_t i = 0; i < l->n_parts; i++) {
+            const size_t width = l->part[i].up.data ? sizeof(uint16_t) : sizeof(float);
+            some.part[i].out =
+                (uint8_t *)l->part[i].out + (size_t)r * (size_t)l->part[i].pitch * width;
+        }
+        e = kk_cu_run_linear(kk_cuda_at(dev), &some);
+    }
+    return e;
 }
-static cudaError_t run_linear(const kk_dev *dev, const kk_cu_linear *l) {
-    return l->n_rows > KK_CU_ROWS ? kk_cu_run_gemm(kk_cuda_at(dev), l)
-                                  : kk_cu_run_linear(kk_cuda_at(dev), l);
+
+/* K slices in dev->parts, which are added where the caller does not do that. */
+static cudaError_t run_slices(const kk_dev *dev, const kk_cu_linear *l, bool *sliced) {
+    const kk_cu_at at = kk_cuda_at(dev);
+    const kk_cu_join j = {l->part[0].out, dev->parts.data, l->n_rows, (int32_t)l->part[0].w.n_out};
+    const cudaError_t e = kk_cu_run_slices(at, l, dev->parts.data);
+    if (sliced) *sliced = true;
+    return e != cudaSuccess || sliced ? e : kk_cu_run_join(at, &j);
+}
+
+static bool slices_fit(const kk_dev *dev, const kk_cu_linear *l) {
+    const size_t slice = (size_t)l->n_rows * (size_t)l->part[0].w.n_out * sizeof(float);
+    return l->part[0].pitch == l->part[0].w.n_out && slice <= dev->parts.bytes / KK_CU_SLICES;
+}
+
+/* A plain device keeps to one way, which tests hold the others against. */
+static cudaError_t run_product(kk_dev *dev, const kk_cu_linear *l, bool *sliced) {
+    const kk_cu_at at = kk_cuda_at(dev);
+    if (l->n_rows > KK_CU_ROWS) return kk_cu_run_gemm(at, l);
+    if (!dev->fuse) return run_in_turns(dev, l);
+    if (kk_cu_linear_fits(at, l)) return kk_cu_run_linear(at, l);
+    if (kk_cu_slices_takes(at, l) && slices_fit(dev, l)) return run_slices(dev, l, sliced);
+    if (kk_cu_wide_takes(at, l)) return kk_cu_run_wide(at, l);
+    return run_in_turns(dev, l);
+}
+
+kk_status kk_cuda_multiply(kk_dev *dev, const kk_cu_linear *l, bool *sliced, kk_err *err) {
+    if (sliced) *sliced = false;
+    KK_CUDA_TRY(run_product(dev, l, sliced), "a product", err);
+    return KK_OK;
+}
+
+kk_status kk_cuda_linear_rounded(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
+    const int32_t pitch = a->w[0]->w.wrap * 32;
+    kk_cu_linear l = {.n_parts = a->n, .x = dev->x.data, .n_rows = a->n_rows, .n_in = pitch};
+    for (int32_t i = 0; i < a->n; i++) {
+        l.part[i].w = a->w[i]->w;
+        l.part[i].out = kk_cuda_f(a->out[i]);
+        l.part[i].pitch = (int32_t)a->w[i]->w.n_out;
+    }
+    return kk_cuda_multiply(dev, &l, NULL, err);
 }
 
 kk_status kk_cuda_linear_now(kk_dev *dev, const kk_linear_args *a, kk_err *err) {
-    const kk_cu_weight *w0 = &a->w[0]->w;
-    const int32_t pitch = w0->wrap * 32, most = rows_at_once(dev, a->n_rows, pitch);
-    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w0->n_in, pitch,
+    const kk_cu_weight *w = &a->w[0]->w;
+    KK_TRY(kk_cuda_round(dev, kk_cuda_f(a->x), a->n_rows, (int32_t)w->n_in, w->wrap * 32,
                          a->n_rows > KK_CU_ROWS, err));
-    for (int32_t r = 0; r < a->n_rows; r += most) {
-        kk_cu_linear l = {.n_parts = a->n,
-                          .x = (const uint16_t *)dev->x.data + (size_t)r * (size_t)pitch,
-                          .n_rows = a->n_rows - r < most ? a->n_rows - r : most,
-                          .n_in = pitch};
-        for (int32_t i = 0; i < a->n; i++) {
-            const kk_cu_weight *w = &a->w[i]->w;
-            l.part[i].w = *w;
-            l.part[i].out = kk_cuda_f(a->out[i]) + (size_t)r * (size_t)w->n_out;
-            l.part[i].pitch = (int32_t)w->n_out;
-        }
-        KK_CUDA_TRY(run_linear(dev, &l), "a product", err);
-    }
-    return KK_OK;
+    return kk_cuda_linear_rounded(dev, a, err);
 }
 
 bool kk_cuda_chooses_later(const kk_route_args *a) {
@@ -225,6 +263,8 @@ kk_status kk_cuda_experts_now(kk_dev *dev, const kk_experts_args *a, const kk_ro
         }
         KK_CUDA_TRY(tiled ? kk_cu_run_experts(at, &e) : run_few_experts(at, dev, &e), "experts",
                     err);
+        KK_TRY(
+            kk_cuda_count_reads(dev, a->gate, a->up, a->down, e.choice.expert, n * a->n_used, err));
     }
     return KK_OK;
 }
@@ -597,8 +637,9 @@ kk_status kk_cuda_plan(kk_dev *dev, const kk_cuda_op *ops, int32_t n, const kk_c
         } else if (ops[i].kind == KK_CUDA_SCALE) {
             KK_TRY(kk_cuda_scales_now(dev, ops + i, n - i, views, &used, err));
         } else {
-            KK_TRY(run_op(dev, &ops[i], views, err));
-            used = 1;
+            KK_TRY(kk_cuda_run_pairs(dev, ops + i, n - i, views, &used, err));
+            if (!used) KK_TRY(run_op(dev, &ops[i], views, err));
+            used = used ? used : 1;
         }
         i += used;
     }

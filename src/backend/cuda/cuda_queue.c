@@ -2,7 +2,7 @@
  *
  * A recorded queue is compared with earlier ones: when it is queued for the second time it is
  * captured as a graph, and replayed from then on.  Only the control block differs. */
-#include "backend/cuda/cuda_device.h"
+#include "backend/cuda/cuda_offload.h"
 
 enum { ALIGN = 16, LEAST_PAGES = 32 };
 
@@ -29,15 +29,15 @@ static kk_status put(kk_dev *dev, const void *src, size_t bytes, size_t *off, kk
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-static bool same(const kk_cuda_graph *g, const kk_cuda_queue *q) {
-    return g->n_ops == q->n_ops && g->n_views == q->n_views && g->n_ops > 0 &&
-           memcmp(g->ops, q->ops, (size_t)q->n_ops * sizeof *q->ops) == 0 &&
+static bool same(const kk_cuda_graph *g, const kk_cuda_queue *q, bool counts) {
+    return g->n_ops == q->n_ops && g->counts == counts && g->n_views == q->n_views &&
+           g->n_ops > 0 && memcmp(g->ops, q->ops, (size_t)q->n_ops * sizeof *q->ops) == 0 &&
            memcmp(g->views, q->views, (size_t)q->n_views * sizeof *q->views) == 0;
 }
 
 static kk_cuda_graph *find_graph(kk_dev *dev) {
     for (int i = 0; i < KK_CUDA_GRAPHS; i++)
-        if (same(&dev->graphs[i], &dev->q)) return &dev->graphs[i];
+        if (same(&dev->graphs[i], &dev->q, kk_cuda_counts(dev))) return &dev->graphs[i];
     return NULL;
 }
 
@@ -57,6 +57,7 @@ static void remember(kk_dev *dev) {
     g->n_ops = dev->q.n_ops;
     g->n_views = dev->q.n_views;
     g->used = dev->clock;
+    g->counts = kk_cuda_counts(dev);
     memcpy(g->ops, dev->q.ops, (size_t)g->n_ops * sizeof *g->ops);
     memcpy(g->views, dev->q.views, (size_t)g->n_views * sizeof *g->views);
 }
@@ -544,6 +545,7 @@ static void copy_head(kk_head_args *to, const kk_head_args *a) {
 /* The first operation of a forward.  Flushes if less than half of the control block is left for its
  * page tables. */
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err) {
+    KK_TRY(kk_cuda_tend(dev, err));
     if (dev->q.control > KK_CUDA_CONTROL / 2) KK_TRY(kk_cuda_flush(dev, err));
     RECORD(dev, KK_CUDA_EMBED, embed, a, op, err);
     if (a->chosen) return KK_OK;

@@ -6,8 +6,11 @@
  *              half i
  *
  * Two halves alternate, so that all cores read the file while the bus copies.  The staging buffers
- * are freed when the first work is queued. */
-#include "backend/cuda/cuda_device.h"
+ * are freed when the first work is queued.
+ *
+ * Strips of a weight that is placed in pieces (cuda_offload.h) are made in a buffer of the device
+ * and copied from there: a kernel's small writes over the bus would be slow. */
+#include "backend/cuda/cuda_offload.h"
 #include "core/threads.h"
 
 enum { HALVES = 2, MOST_THREADS = 16, PIECE = 256 << 10 /* bytes of a thread's share at a time */ };
@@ -19,6 +22,7 @@ typedef struct kk_cuda_stage {
         cudaEvent_t free; /* the half has been converted and may be overwritten */
     } half[HALVES];
     int32_t at;
+    void *strips; /* [KK_CUDA_STAGE] on the device; NULL: no weight has been placed in pieces */
 } stage;
 
 /* ---- the stage ----------------------------------------------------------------------------- */
@@ -29,6 +33,7 @@ static void stage_close(kk_dev *dev, stage *s) {
         if (s->half[i].host) cudaFreeHost(s->half[i].host);
         kk_cuda_give(dev, s->half[i].device, KK_CUDA_STAGE);
     }
+    kk_cuda_give(dev, s->strips, KK_CUDA_STAGE);
     kk_threads_free(s->threads);
     kk_free(s);
 }
@@ -63,6 +68,60 @@ void kk_cuda_drop_stage(kk_dev *dev) {
     cudaStreamSynchronize(dev->stream);
     stage_close(dev, dev->stage);
     dev->stage = NULL;
+}
+
+/* ---- where strips go ------------------------------------------------------------------------ */
+
+static size_t strip_bytes(const kk_cu_weight *w) {
+    return (size_t)w->wrap * (size_t)w->planes * (size_t)w->words * 16;
+}
+
+/* Rows of a chunk, beginning with `row` of all matrices' rows: at most `most`.  Those of a weight
+ * in pieces are whole strips: some of one matrix, or whole matrices. */
+static int64_t rows_of_chunk(const kk_weight *w, int64_t row, int64_t most) {
+    const int64_t all = w->w.n_mat * w->w.n_out, n = w->w.n_out;
+    if (w->placed) {
+        const int64_t strips = (int64_t)(KK_CUDA_STAGE / strip_bytes(&w->w));
+        if (strips * 8 < most) most = strips * 8;
+        const int64_t mats = strips / w->w.strips < most / n ? strips / w->w.strips : most / n;
+        if (mats > 0 && row % n == 0)
+            most = mats * n;
+        else if (n - row % n <= most)
+            most = n - row % n;
+        else
+            most = most / 16 * 16;
+    }
+    return all - row < most ? all - row : most;
+}
+
+/* Strips [at, at + bytes) of a weight, which rows [row, row + n) of all matrices' rows make. */
+typedef struct {
+    size_t at, bytes;
+    void *to; /* where the weight would begin for a kernel that makes these alone */
+} strips_at;
+
+static kk_status begin_strips(kk_dev *dev, const kk_weight *w, int64_t row, int64_t n,
+                              strips_at *out, kk_err *err) {
+    const int64_t last = row + n - 1, wide = w->w.n_out;
+    const int64_t from = row / wide * w->w.strips + row % wide / 8;
+    const int64_t to = last % wide == wide - 1 ? (last / wide + 1) * w->w.strips
+                                               : last / wide * w->w.strips + last % wide / 8 + 1;
+    stage *s = dev->stage;
+    *out = (strips_at){.to = (void *)(uintptr_t)w->w.data};
+    if (!w->placed) return KK_OK;
+    out->at = (size_t)from * strip_bytes(&w->w);
+    out->bytes = (size_t)(to - from) * strip_bytes(&w->w);
+    if (out->bytes > KK_CUDA_STAGE)
+        return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)w->w.n_in);
+    if (!s->strips) KK_TRY(kk_cuda_take(dev, KK_CUDA_STAGE, &s->strips, err));
+    KK_CUDA_TRY(cudaMemsetAsync(s->strips, 0, out->bytes, dev->stream), "clearing", err);
+    out->to = (void *)((uintptr_t)s->strips - out->at);
+    return KK_OK;
+}
+
+static kk_status end_strips(kk_dev *dev, const kk_weight *w, const strips_at *s, kk_err *err) {
+    if (!w->placed) return KK_OK;
+    return kk_cuda_offload_fill(dev, w, s->at, dev->stage->strips, s->bytes, err);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -234,7 +293,9 @@ static kk_status pack_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, 
     KK_CUDA_TRY(
         cudaMemcpyAsync(device, s->half[at].host, total, cudaMemcpyHostToDevice, dev->stream),
         "copying weights", err);
-    const kk_cu_pack pack = {.to = (void *)(uintptr_t)w->w.data,
+    strips_at strips;
+    KK_TRY(begin_strips(dev, w, row, n, &strips, err));
+    const kk_cu_pack pack = {.to = strips.to,
                              .w = w->w,
                              .from = device,
                              .scales = affine ? device + j.of[1].at : NULL,
@@ -248,6 +309,7 @@ static kk_status pack_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, 
                              .n_rows = n};
     KK_CUDA_TRY(kk_cu_run_pack((kk_cu_at){.stream = dev->stream, .sms = dev->sms}, &pack),
                 "packing weights", err);
+    KK_TRY(end_strips(dev, w, &strips, err));
     KK_CUDA_TRY(cudaEventRecord(s->half[at].free, dev->stream), "recording an event", err);
     s->at = (at + 1) % HALVES;
     return KK_OK;
@@ -260,8 +322,13 @@ static kk_status pack_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w
     const int64_t rows = m->n_mat * m->n_out;
     if (most < 1)
         return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
-    for (int64_t row = 0; row < rows; row += most)
-        KK_TRY(pack_rows(dev, m, w, row, rows - row < most ? rows - row : most, err));
+    for (int64_t row = 0; row < rows;) {
+        const int64_t n = rows_of_chunk(w, row, most);
+        if (n < 1)
+            return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
+        KK_TRY(pack_rows(dev, m, w, row, n, err));
+        row += n;
+    }
     return KK_OK;
 }
 
@@ -313,10 +380,12 @@ static kk_status lay_rows(kk_dev *dev, const kk_matrix *m, const kk_weight *w, i
     KK_CUDA_TRY(cudaMemcpyAsync(s->half[at].device, s->half[at].host, bytes, cudaMemcpyHostToDevice,
                                 dev->stream),
                 "copying weights", err);
-    const kk_cu_lay lay = {
-        (void *)(uintptr_t)w->w.data, w->w, s->half[at].device, bf16, mat, row, n};
+    strips_at strips;
+    KK_TRY(begin_strips(dev, w, mat * m->n_out + row, n, &strips, err));
+    const kk_cu_lay lay = {strips.to, w->w, s->half[at].device, bf16, mat, row, n};
     KK_CUDA_TRY(kk_cu_run_lay((kk_cu_at){.stream = dev->stream, .sms = dev->sms}, &lay),
                 "laying out weights", err);
+    KK_TRY(end_strips(dev, w, &strips, err));
     KK_CUDA_TRY(cudaEventRecord(s->half[at].free, dev->stream), "recording an event", err);
     s->at = (at + 1) % HALVES;
     return KK_OK;
@@ -330,9 +399,14 @@ static kk_status fill_weight(kk_dev *dev, const kk_matrix *m, const kk_weight *w
         return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide", (long long)m->n_in);
     if (most > m->n_out) most = m->n_out;
     for (int64_t mat = 0; mat < m->n_mat; mat++)
-        for (int64_t row = 0; row < m->n_out; row += most) {
+        for (int64_t row = 0; row < m->n_out;) {
             const int64_t left = m->n_out - row;
-            KK_TRY(lay_rows(dev, m, w, mat, row, left < most ? left : most, err));
+            const int64_t n = rows_of_chunk(w, mat * m->n_out + row, left < most ? left : most);
+            if (n < 1)
+                return kk_fail(err, KK_EINVAL, "rows of %lld values are too wide",
+                               (long long)m->n_in);
+            KK_TRY(lay_rows(dev, m, w, mat, row, n, err));
+            row += n;
         }
     return KK_OK;
 }
@@ -353,19 +427,17 @@ static kk_cu_weight shape_of(const kk_dev *dev, const kk_matrix *m) {
                           .words = KK_CU_WORDS(encoding)};
 }
 
-/* Allocates a weight; whoever opened the file counts its bytes. */
-static kk_status allocate(kk_dev *dev, kk_weight *w, kk_err *err) {
-    size_t free = 0, total = 0;
+/* Experts' weights are placed in pieces where there may be more than fit. */
+static kk_status allocate(kk_dev *dev, const kk_matrix *m, kk_weight *w, kk_err *err) {
     void *data = NULL;
-    const cudaError_t e =
-        kk_fault_point() ? cudaErrorMemoryAllocation : cudaMalloc(&data, w->bytes);
-    if (e != cudaSuccess) {
-        (void)cudaGetLastError();
-        cudaMemGetInfo(&free, &total);
-        return kk_fail(err, KK_ENOMEM,
-                       "the GPU cannot hold %zu bytes of weights: %zu of its %zu bytes are free",
-                       w->bytes, free, total);
-    }
+    size_t row_bytes;
+    const bool divides = m->n_mat > 1 && m->n_mat <= KK_CU_EXPERTS;
+    kk_dtype_bytes(m->dtype, (uint64_t)m->n_in, &row_bytes);
+    const size_t share = (size_t)(m->n_mat * m->n_out) * (row_bytes + 2 * plane_row(m));
+    if (divides && kk_cuda_offloads(dev)) return kk_cuda_offload_new(dev, w, share, err);
+    const kk_status st = kk_cuda_hold(dev, w->bytes, " of weights", &data, err);
+    if (st != KK_OK)
+        return divides && kk_cuda_offload_new(dev, w, share, NULL) == KK_OK ? KK_OK : st;
     w->w.data = data;
     dev->weights += (int64_t)w->bytes;
     KK_CUDA_TRY(cudaMemsetAsync(data, 0, w->bytes, dev->stream), "clearing", err);
@@ -385,7 +457,7 @@ kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, k
         w->w = shape_of(dev, m);
         w->bytes = (size_t)m->n_mat * (size_t)w->w.strips * (size_t)(w->w.wrap * w->w.planes) *
                    (size_t)w->w.words * 16;
-        st = allocate(dev, w, err);
+        st = allocate(dev, m, w, err);
     }
     if (st == KK_OK)
         st = w->w.encoding == KK_W_BF16 ? fill_weight(dev, m, w, err) : pack_weight(dev, m, w, err);
@@ -401,7 +473,11 @@ void kk_cuda_weight_free(kk_dev *dev, kk_weight *w) {
     if (!w) return;
     kk_cuda_settle(dev);
     kk_cuda_forget(dev, w);
-    if (w->w.data) dev->weights -= (int64_t)w->bytes;
-    cudaFree((void *)(uintptr_t)w->w.data);
+    if (w->placed) {
+        kk_cuda_offload_free(dev, w);
+    } else if (w->w.data) {
+        dev->weights -= (int64_t)w->bytes;
+        kk_cuda_let_go(dev, (void *)(uintptr_t)w->w.data, w->bytes);
+    }
     kk_free(w);
 }

@@ -14,7 +14,9 @@
  *                      K in order; smem [2][pairs][8] f32, then a weighted sum over row slots
  *
  * Blocks are small enough for two per multiprocessor, so that the next kernel's block can fetch its
- * first weights while this one ends.  A pair is a row and one of its experts. */
+ * first weights while this one ends; those of plain products of bf16 weights are made larger than
+ * that (cuda_linear.cu), since two of them may come to lie on one.  A pair is a row and one of its
+ * experts. */
 #ifndef KK_CUDA_DECODE_CUH
 #define KK_CUDA_DECODE_CUH
 

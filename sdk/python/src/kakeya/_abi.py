@@ -50,7 +50,7 @@ class kk_engine_opts(Structure):
         ("projection", c_char_p), ("projection_type", c_char_p), ("device", c_char_p),
         ("isa", c_char_p), ("threads", c_int32), ("max_rows", c_int32), ("max_logits", c_int32),
         ("no_pin", c_bool), ("mlock", c_bool), ("huge_pages", c_bool), ("memory_limit", c_uint64),
-        ("key_cache", c_int64),
+        ("gpu_memory", c_uint64), ("key_cache", c_int64),
         ("ahead", c_int32), ("exact_rows", c_int32), ("exact_packed_rows", c_int32),
         ("exact_page_rows", c_int32), ("exact_measured", c_bool),
     ]
@@ -99,6 +99,12 @@ class kk_device_info(Structure):
 class kk_fused(Structure):
     _fields_ = [("layers_fused", c_int64), ("layers_by_ops", c_int64), ("heads_fused", c_int64),
                 ("heads_by_ops", c_int64)]
+
+
+class kk_offload(Structure):
+    _fields_ = [("limit", c_int64), ("on_gpu", c_int64), ("on_host", c_int64), ("hits", c_int64),
+                ("misses", c_int64), ("gpu_bytes", c_int64), ("host_bytes", c_int64),
+                ("swaps", c_int64), ("evicted", c_int64)]
 
 
 class kk_sharing(Structure):
@@ -247,6 +253,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kk_model_check": (Enum, [c_char_p, on_bad_tensor, c_void_p, POINTER(c_int64), _err]),
     "kk_engine_device": (None, [c_void_p, POINTER(kk_device_info)]),
     "kk_engine_fused": (None, [c_void_p, POINTER(kk_fused)]),
+    "kk_engine_offload": (None, [c_void_p, POINTER(kk_offload)]),
     "kk_mem_category_name": (c_char_p, [Enum]),
     "kk_engine_memory": (None, [c_void_p, POINTER(c_int64)]),
     "kk_engine_sharing": (None, [c_void_p, POINTER(kk_sharing)]),

@@ -217,6 +217,7 @@ class EngineOptions(TypedDict, total=False):
     mlock: bool
     huge_pages: bool
     memory_limit: int  #: bytes of K/V and workspace; 0: none
+    gpu_memory: int  #: of cuda: bytes of the GPU's memory that it may take; 0: all
     key_cache: int  #: of cpu: bytes of rebuilt keys kept between tokens; 0: the usual, -1: none
     ahead: int
     exact_rows: int  #: of mlx: rows of a round measured to be exact; -1: no limit
