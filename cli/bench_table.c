@@ -46,6 +46,10 @@ static void print_drafting(const kk_bench_arm *m) {
     printf("\n              rounds by tokens drafted:");
     print_counts(t->drafts);
     printf(" (%lld to learn)\n", (long long)t->looking);
+    if (t->short_rounds)
+        printf("              %lld of %lld drafts by the short head; %lld tokens lay outside it\n",
+               (long long)t->short_rounds, (long long)t->by[KK_SPEC_DFLASH].rounds,
+               (long long)t->short_missed);
     if (t->by[KK_SPEC_DFLASH].rounds == 0 || t->by[KK_SPEC_NGRAM].rounds == 0) return;
     printf("              ");
     for (kk_spec p = KK_SPEC_DFLASH; p <= KK_SPEC_NGRAM; p++)

@@ -1,7 +1,7 @@
 /* cmd_train.c - `kakeya train`: makes what a model needs beside its own weights.
  *
- * One kind so far, the projection that rebuilds K/V rows.  The table goes to stdout, the progress
- * and the curve to stderr. */
+ * The projection that rebuilds K/V rows; counts of tokens are train_counts.c's.  The table goes to
+ * stdout, the progress and the curve to stderr. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "cli/loader.h"
 #include "cli/output.h"
 #include "cli/term.h"
+#include "cli/train_counts.h"
 #include "cli/train_ladder.h"
 #include "cli/verbs.h"
 #include "train/entry.h"
@@ -441,16 +442,17 @@ const verb train_projection = {
 
 /* ---- the verb ---------------------------------------------------------------------------- */
 
-static const verb *const kinds[] = {&train_projection};
+static const verb *const kinds[] = {&train_projection, &train_counts};
 
 static int run(int argc, char **argv) { return options_run_kind(&verb_train, argc, argv); }
 
 const verb verb_train = {
     .name = "train",
-    .summary = "make a projection, which rebuilds K/V rows",
+    .summary = "make a projection, which rebuilds K/V rows, or count tokens for drafts",
     .usage = "KIND [options]",
     .about = "Makes what takes part in decoding beside the model.",
-    .examples = "  kakeya train projection --out projection\n",
+    .examples = "  kakeya train projection --out projection\n"
+                "  kakeya train counts --out counts.json\n",
     .kinds = kinds,
     .n_kinds = OPTION_COUNT(kinds),
     .run = run,

@@ -10,6 +10,7 @@ static const struct {
 } flags[] = {
     {"ctx", "-c"},
     {"device", "--device"},
+    {"draft_vocab", "--draft-vocab"},
     {"drafter", "-md"},
     {"file", "--file"},
     {"gpu_memory", "--gpu-memory"},

@@ -120,8 +120,11 @@ static bool find_drafter(const verb *v, const loader_args *a, loader_path *path,
 }
 
 static bool check_drafter(const verb *v, const loader_args *a, const loader_path *path, int *code) {
-    const char *flag = a->draft_type ? "--draft-type" : "--draft-embed-scale";
-    if ((!a->draft_embed_scale && !a->draft_type) || path->drafter[0]) return true;
+    const char *flag = a->draft_type          ? "--draft-type"
+                       : a->draft_vocab       ? "--draft-vocab"
+                       : a->draft_embed_scale ? "--draft-embed-scale"
+                                              : NULL;
+    if (!flag || path->drafter[0]) return true;
     *code = options_wrong(v, "%s needs a drafter: name one with -md DRAFTER", flag);
     return false;
 }
@@ -182,6 +185,7 @@ bool loader_options(const verb *v, const loader_args *a, loader_path *path, kk_e
                             .drafter = path->drafter[0] ? path->drafter : NULL,
                             .draft_type = a->draft_type,
                             .draft_embed_scale = a->draft_embed_scale,
+                            .draft_vocab = a->draft_vocab,
                             .projection = path->projection[0] ? path->projection : NULL,
                             .projection_type = a->projection_type,
                             .device = a->device || !a->keeps_few ? a->device : "cpu",
@@ -202,6 +206,8 @@ int loader_failed(const loader_args *a, const kk_err *err) {
     if (fits_not && (a->projection || a->restores) && strstr(err->msg, "projection"))
         return output_failed(err->msg, "-mp takes a projection that was trained for this model; "
                                        "'kakeya train projection' makes one.");
+    if (fits_not && a->draft_vocab && strstr(err->msg, "count"))
+        return output_failed(err->msg, "'kakeya train counts' writes a file of counts.");
     if (fits_not && a->drafter && strstr(err->msg, "drafter"))
         return output_failed(err->msg,
                              "-md takes a drafter that was made for this model, or none.");

@@ -7,6 +7,7 @@
 
 typedef struct {
     const char *model, *drafter, *synthetic, *device, *isa, *draft_type, *draft_embed_scale;
+    const char *draft_vocab;
     const char *projection, *projection_type;
     int32_t threads, exact_rows;
     const char *page_kernel;
@@ -78,6 +79,11 @@ kk_spec loader_spec(const char *name);           /* NULL: the default */
         OPTION_CHOICE("draft-type", "TYPE", offsetof(T, m.draft_type), "q8_0 q4_0 file", NULL,     \
                       "the drafter's weights in memory: q8_0 (default), q4_0, or as in its file "  \
                       "(default on a GPU)"),                                                       \
+        OPTION_STRING(NULL, "draft-vocab", "IDS", offsetof(T, m.draft_vocab),                      \
+                      "drafts by a short head, of the ids most frequent in texts: a file that "    \
+                      "'kakeya train counts' wrote, or FILE:N for N of its ids; N: of "            \
+                      "token-counts.json in the drafter's folder; full: by all ids (default: by "  \
+                      "that file where it is there)"),                                             \
         OPTION_CHOICE("draft-embed-scale", "SCALE", offsetof(T, m.draft_embed_scale),              \
                       "1 once twice", NULL,                                                        \
                       "for diagnosis: how often the embedding scale is applied to what the "       \

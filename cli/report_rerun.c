@@ -78,18 +78,26 @@ static void take_machine(const kk_rerun *r, loader_args *a) {
     if (!a->isa && cpu && strcmp(text_of(m, "isa"), "reference") == 0) a->isa = "reference";
 }
 
+typedef struct {
+    char projection[40], draft_vocab[16];
+} random_names; /* of what goes with random weights */
+
 /* Random weights are made from the name of their shapes; what is not named comes with the program,
  * and is checked by its fingerprint. */
-static void take_models(const kk_rerun *r, rerun_args *a, char *rank, size_t cap) {
+static void take_models(const kk_rerun *r, rerun_args *a, random_names *names) {
+    const json_t *drafter = json_object_get(r->stored, "drafter");
+    const json_int_t short_rows = json_integer_value(json_object_get(drafter, "short_rows"));
     const json_t *model = json_object_get(r->stored, "model"), *p = projection_of(r);
     const bool synthetic = json_is_true(json_object_get(model, "synthetic"));
     const bool trains = strcmp(text_of(r->stored, "kind"), "projection") == 0;
     if (synthetic && !a->load.model) {
         a->load.synthetic = text_of(model, "source");
         if (has(r, "drafter") && !a->load.drafter) a->load.drafter = "synthetic";
-        snprintf(rank, cap, "synthetic:%lld",
+        snprintf(names->draft_vocab, sizeof names->draft_vocab, "%d", (int)short_rows);
+        if (short_rows > 0 && !a->load.draft_vocab) a->load.draft_vocab = names->draft_vocab;
+        snprintf(names->projection, sizeof names->projection, "synthetic:%lld",
                  (long long)json_integer_value(json_object_get(p, "rank")));
-        if (json_is_object(p) && !a->load.projection) a->load.projection = rank;
+        if (json_is_object(p) && !a->load.projection) a->load.projection = names->projection;
     }
     if (!has(r, "drafter")) a->load.drafter = "none";
     if (!json_is_object(p) || trains) a->load.projection = "none";
@@ -245,12 +253,13 @@ static int execute(rerun_args *a, kk_rerun *r, const char *path) {
 static int with_report(rerun_args *a, kk_rerun *r, const char *path) {
     loader_path models;
     eval_names names;
-    char prompts[4096], rank[40];
+    random_names random;
+    char prompts[4096];
     int code;
     if (!eval_split(a->projections, &names))
         return options_wrong(&report_rerun, "--projections takes folders with commas between");
     take_machine(r, &a->load);
-    take_models(r, a, rank, sizeof rank);
+    take_models(r, a, &random);
     r->subset = (kk_subset){.n = a->rows, .seed = a->seed};
     r->projections = names.name;
     r->n_projections = names.n;

@@ -163,11 +163,12 @@ static json_t *spec_object(const stream *s) {
                               "verify_s", output_real(t->verify_s), "choose_s",
                               output_real(t->choose_s), "commit_s", output_real(t->commit_s));
     return json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o}", "proposer",
+        "{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "proposer",
         kk_spec_name(kk_session_spec(s->session)), "rounds", (json_int_t)t->rounds, "rows",
         (json_int_t)t->rows, "drafted", (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted,
         "accept_len", output_real(accept_len(t)), "histogram", counts(t->histogram), "chosen",
         counts(t->chosen), "looking", (json_int_t)t->looking, "ahead", (json_int_t)t->ahead,
+        "short_rounds", (json_int_t)t->short_rounds, "short_missed", (json_int_t)t->short_missed,
         "syncs", (json_int_t)s->result.syncs, "timings", parts, "by", by_proposer(t));
 }
 
@@ -241,10 +242,12 @@ void stream_loaded(const stream *s) {
             dev.threads, s->load_s, term_reset(stderr));
     fprintf(stderr, "%son %s: %s%s\n", term_dim(stderr), dev.device, dev.why, term_reset(stderr));
     kk_drafter_info drafter;
-    if (kk_engine_drafter(s->engine, &drafter))
-        fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d%s\n", term_dim(stderr),
-                drafter.layers, term_bytes((double)drafter.weight_bytes).text, drafter.block,
-                term_reset(stderr));
+    if (kk_engine_drafter(s->engine, &drafter)) {
+        fprintf(stderr, "%sdrafter of %d layers, %s, blocks of %d", term_dim(stderr),
+                drafter.layers, term_bytes((double)drafter.weight_bytes).text, drafter.block);
+        if (drafter.short_rows) fprintf(stderr, ", short head of %d ids", drafter.short_rows);
+        fprintf(stderr, "%s\n", term_reset(stderr));
+    }
     kk_projection_info projection;
     if (kk_engine_projection(s->engine, &projection))
         fprintf(stderr, "%sprojection of rank %d from %s, %s%s\n", term_dim(stderr),
@@ -290,6 +293,13 @@ static void print_drafting(const stream *s) {
             term_dim(stderr), kk_spec_name(kk_session_spec(s->session)), accept_len(t),
             decode_rate(res), (long long)t->accepted, (long long)t->drafted, (long long)t->rounds,
             term_reset(stderr));
+    const int64_t drafts = t->by[KK_SPEC_DFLASH].rounds;
+    kk_drafter_info drafter;
+    if (drafts == 0 || !kk_engine_drafter(s->engine, &drafter) || !drafter.short_rows) return;
+    fprintf(stderr,
+            "%s%lld drafts by the short head, %lld by the full one; %lld tokens outside%s\n",
+            term_dim(stderr), (long long)t->short_rounds, (long long)(drafts - t->short_rounds),
+            (long long)t->short_missed, term_reset(stderr));
 }
 
 static void print_counts(const stream *s) {

@@ -130,10 +130,10 @@ KK_API bool kk_kv_format_named(const char *name, kk_kv_format *out); /* false: t
 typedef struct {
     const char *model;             /* Hugging Face folder or GGUF file */
     const char *synthetic;         /* instead of model: "26b-a4b:q4_0[:layers]", random weights */
-    const char *drafter;           /* DFlash folder or GGUF file; "synthetic" beside a synthetic
-                                    * model; NULL: none */
+    const char *drafter;           /* DFlash folder or GGUF; "synthetic" beside such a model */
     const char *draft_type;        /* "q8_0", "q4_0", "file"; NULL: q8_0, on a GPU file */
     const char *draft_embed_scale; /* "1", "once", "twice"; NULL: as the drafter says */
+    const char *draft_vocab;       /* its short head: FILE[:N] of counts, N ids; "full": none */
     bool draft_bidirectional;      /* sliding layers of the drafter see their whole block */
     const char *projection;        /* its folder; "synthetic:RANK" beside a synthetic; NULL: none */
     const char *projection_type;   /* type of its decoders: "q8_0", "file"; NULL: q8_0 */
@@ -186,7 +186,7 @@ KK_API kk_status kk_model_inspect(const char *model, kk_model_info *out, kk_err 
 /* The drafter beside it. */
 typedef struct {
     int32_t layers, hidden, block, window; /* block - 1 tokens are the most it drafts */
-    int32_t n_taps, taps[16];              /* layers of the verifier that it reads */
+    int32_t short_rows, n_taps, taps[16];  /* ids of its short head; layers that it reads */
     char embed_scale[8];                   /* "1", "once" or "twice" */
     int64_t params, weight_bytes;
 } kk_drafter_info;
@@ -416,8 +416,8 @@ typedef struct {
     int64_t histogram[KK_MAX_DRAFT + 1]; /* rounds by tokens accepted */
     int64_t chosen[KK_MAX_DRAFT + 1];    /* rounds by tokens the controller asked for */
     int64_t drafts[KK_MAX_DRAFT + 1];    /* rounds by tokens that were drafted */
-    int64_t looking;                     /* rounds that drafted only to learn whether it pays */
-    int64_t ahead;                       /* rounds enqueued before their token was known */
+    int64_t looking, ahead;              /* rounds drafted to learn; enqueued before their token */
+    int64_t short_rounds, short_missed;  /* drafts by the short head; tokens chosen outside it */
     kk_spec_part by[KK_SPEC_NGRAM + 1];  /* by kk_spec: dflash and ngram */
     double draft_s, verify_s, choose_s, commit_s; /* where the time went */
 } kk_spec_stats;

@@ -165,12 +165,16 @@ static json_t *by_proposer(const kk_spec_stats *t) {
 
 static json_t *drafting_json(const kk_bench_arm *m) {
     const kk_spec_stats *t = &m->spec;
-    return json_pack(
+    json_t *all = json_pack(
         "{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:o}", "rounds", (json_int_t)t->rounds,
         "drafted", (json_int_t)t->drafted, "accepted", (json_int_t)t->accepted, "accept_len",
         kk_report_real(m->accept_len), "rows_per_round", kk_report_real(m->rows), "histogram",
         kk_report_counts(t->histogram), "chosen", kk_report_counts(t->chosen), "drafts",
         kk_report_counts(t->drafts), "looking", (json_int_t)t->looking, "by", by_proposer(t));
+    if (t->short_rounds)
+        kk_report_join(all, json_pack("{s:I, s:I}", "short_rounds", (json_int_t)t->short_rounds,
+                                      "short_missed", (json_int_t)t->short_missed));
+    return all;
 }
 
 static json_t *parts_json(const kk_bench_arm *m) {

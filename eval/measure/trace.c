@@ -102,6 +102,7 @@ kk_status kk_trace_new(kk_trace **out, kk_session *s, const kk_trace_opts *opts,
     if (!t) return kk_fail(err, KK_ENOMEM, "no memory for a trace");
     t->as = *m->proposer;
     t->as.draft = draft;
+    t->as.chose = NULL; /* what is right is the trace's to say, whatever a short head knows */
     if (t->as.enqueue) t->as.enqueue = s->engine->backend->instruments->replay ? enqueue : NULL;
     t->engine = s->engine;
     t->drafter = m->proposer;

@@ -184,6 +184,16 @@ static void check_histogram(kk_gate *g, const char *where, const json_t *o, doub
                     where, rounds, accepted, n, tokens);
 }
 
+/* A short head makes drafts of the drafter's alone. */
+static void check_short(kk_gate *g, const char *where, const json_t *o) {
+    const json_t *dflash = json_object_get(json_object_get(o, "by"), "dflash");
+    const double rounds = kk_gate_number_or(dflash, "rounds", 0);
+    double by_short;
+    if (kk_gate_number(o, "short_rounds", &by_short) && by_short > rounds)
+        kk_gate_say(g, "%s: the short head drafted in %.0f of the drafter's %.0f rounds", where,
+                    by_short, rounds);
+}
+
 static void visit_acceptance(kk_gate *g, const char *where, const json_t *o) {
     double rounds, drafted, accepted;
     if (!kk_gate_number(o, "rounds", &rounds) || !kk_gate_number(o, "drafted", &drafted) ||
@@ -197,6 +207,7 @@ static void visit_acceptance(kk_gate *g, const char *where, const json_t *o) {
         compare(g, where, o, "accept_len", (accepted + rounds) / rounds, "its counts");
     }
     check_histogram(g, where, o, rounds, accepted);
+    check_short(g, where, o);
 }
 
 static void rule_accept_recount(kk_gate *g) { kk_gate_walk(g, visit_acceptance); }
@@ -214,6 +225,8 @@ KK_GATE_GROUP(rates, rates_rules);
 static const kk_gate_entry drafting_rules[] = {
     {"DRAFTING_NEVER_RAN", rule_drafting_never_ran, "an arm that drafts drafted"},
     {"ACCEPT_RECOUNT", rule_accept_recount,
-     "acceptance is accepted over drafted, and the histogram counts the rounds"},
+     "acceptance is accepted over drafted, the histogram counts the rounds, and a short head "
+     "drafts "
+     "in the drafter's"},
 };
 KK_GATE_GROUP(drafting, drafting_rules);

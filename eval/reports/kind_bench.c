@@ -66,6 +66,8 @@ static const kk_gate_member members[] = {
     {"sets?/*/arms/*/runs", KK_MEMBER_SIZE},
     {"sets?/*/arms/*/rounds", KK_MEMBER_SIZE},
     {"sets?/*/arms/*/drafted", KK_MEMBER_COUNT},
+    {"sets?/*/arms/*/short_rounds?", KK_MEMBER_COUNT},
+    {"sets?/*/arms/*/short_missed?", KK_MEMBER_COUNT},
     {"sets?/*/arms/*/accepted", KK_MEMBER_COUNT},
     {"sets?/*/arms/*/round_times", KK_MEMBER_OBJECT},
     {"sets?/*/arms/*/rows", KK_MEMBER_LIST},

@@ -88,9 +88,12 @@ json_t *kk_report_drafter(const kk_drafter_info *d) {
     if (d->layers == 0) return json_null();
     json_t *taps = json_array();
     for (int32_t i = 0; i < d->n_taps; i++) json_array_append_new(taps, json_integer(d->taps[i]));
-    return json_pack("{s:i, s:i, s:i, s:o, s:s, s:I, s:I}", "layers", d->layers, "hidden",
-                     d->hidden, "block", d->block, "taps", taps, "embed_scale", d->embed_scale,
-                     "params", (json_int_t)d->params, "weight_bytes", (json_int_t)d->weight_bytes);
+    json_t *all =
+        json_pack("{s:i, s:i, s:i, s:o, s:s, s:I, s:I}", "layers", d->layers, "hidden", d->hidden,
+                  "block", d->block, "taps", taps, "embed_scale", d->embed_scale, "params",
+                  (json_int_t)d->params, "weight_bytes", (json_int_t)d->weight_bytes);
+    if (d->short_rows) json_object_set_new(all, "short_rows", json_integer(d->short_rows));
+    return all;
 }
 
 json_t *kk_report_counts(const int64_t n[KK_MAX_DRAFT + 1]) {

@@ -18,7 +18,8 @@
     {path "/rounds", how}, {path "/drafted", how}, {path "/accepted", how},                        \
         {path "/accept_len", how}, {path "/rows_per_round", how}, {path "/histogram", how},        \
         {path "/chosen", how}, {path "/drafts", how}, {path "/looking", how}, {path "/by", how},   \
-        {path "/reach", how}, {path "/keys_per_query", how}, {path "/restored_rows", how}, {       \
+        {path "/short_rounds", how}, {path "/short_missed", how}, {path "/reach", how},            \
+        {path "/keys_per_query", how}, {path "/restored_rows", how}, {                             \
         path "/rows_per_token", how                                                                \
     }
 

@@ -30,6 +30,8 @@ void kk_spec_stats_add(kk_spec_stats *to, const kk_spec_stats *more) {
     to->drafted += more->drafted;
     to->accepted += more->accepted;
     to->looking += more->looking;
+    to->short_rounds += more->short_rounds;
+    to->short_missed += more->short_missed;
     for (int i = 0; i <= KK_SPEC_NGRAM; i++) {
         to->by[i].rounds += more->by[i].rounds;
         to->by[i].drafted += more->by[i].drafted;

@@ -272,6 +272,7 @@ typedef struct {
      * nothing is waited for. */
     kk_buf *ids;
     int32_t ids_at;
+    const kk_buf *map; /* not NULL: the result is map[index], int32, as it is when its turn comes */
 } kk_argmax_args;
 
 /* out[i] = id[i], int32, in the order of operations; unlike write it waits for nothing. */
@@ -566,6 +567,11 @@ typedef struct {
     /* The CPU keeps a pointer to m->data; other devices copy. */
     kk_status (*weight_new)(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
     void (*weight_free)(kk_dev *dev, kk_weight *w);
+    /* Optional.  Row `row` of w, one matrix, becomes the only row of m, which is of the type that w
+     * was made of, in the order of operations; it waits for nothing.  The first call for a weight
+     * may allocate.  Where weight_new keeps a pointer, what it points to is written. */
+    kk_status (*weight_row)(kk_dev *dev, kk_weight *w, int64_t row, const kk_matrix *m,
+                            kk_err *err);
     kk_status (*prepare)(kk_dev *dev, const kk_prepare_args *a, kk_err *err);
 
     kk_status (*embed)(kk_dev *dev, const kk_embed_args *a, kk_err *err);

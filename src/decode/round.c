@@ -143,6 +143,10 @@ static int32_t class_of(int32_t match) {
     return class;
 }
 
+static bool drafts_short(const kk_drafting_member *m) {
+    return m->proposer->is_short && m->proposer->is_short(m->self);
+}
+
 /* A draft that costs nothing is made before its length is chosen; others are made to that length.
  * */
 static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
@@ -154,7 +158,8 @@ static void list_alternatives(const step *s, int32_t i, kk_choice *c) {
         c->from[k] = (kk_alternative){.seen = &m->seen,
                                       .max = k == free ? s->at_hand[i] : most_drafts(r, k, 0),
                                       .draft_class = k == free ? class_of(s->match[i]) : 0,
-                                      .free = m->proposer->free};
+                                      .free = m->proposer->free,
+                                      .short_head = drafts_short(m)};
     }
 }
 
@@ -331,7 +336,9 @@ static void choose_flight(const step *s, kk_flight *f, int32_t before) {
     *c = (kk_choice){.n_from = r->drafting->n};
     if (c->n_from == 0) return;
     const int32_t most = least(most_drafts(r, 0, before), rows - 1);
-    c->from[0] = (kk_alternative){.seen = &r->drafting->member[0].seen, .max = most > 0 ? most : 0};
+    kk_drafting_member *m = &r->drafting->member[0];
+    c->from[0] = (kk_alternative){
+        .seen = &m->seen, .max = most > 0 ? most : 0, .short_head = drafts_short(m)};
     if (r->draft_fixed)
         fix_length(c, rows - 1);
     else
@@ -369,6 +376,8 @@ static kk_status enqueue_draft(const kk_rounds *all, const kk_round *r, const be
                   .ids = kk_gemma4_ids(model),
                   .start = r->len - 1 + b->ahead,
                   .flying = b->most_ahead,
+                  .tokens = r->tokens,
+                  .len = r->len + (b->anchor >= 0 ? b->ahead : 0),
                   .shift = b->shift};
     KK_TRY(kk_gemma4_lap(model, false, err));
     if (b->anchor >= 0 && n > 0) {
@@ -704,6 +713,21 @@ static void watch_at_hand(const step *s, int32_t i, kk_choice *c) {
     kk_controller_watched(c, free, judged, right);
 }
 
+/* Proposers are told what was chosen, up to the first token that was drafted wrong. */
+static void tell_chosen(const step *s, int32_t i) {
+    const kk_round *r = s->rounds[i];
+    const kk_choice *c = &s->choice[i];
+    const int32_t n = r->n_draft > 0 ? least(r->n_out, r->n_draft) : r->n_out;
+    for (int32_t k = 0; k < r->drafting->n; k++) {
+        const kk_drafting_member *m = &r->drafting->member[k];
+        const int32_t *tokens = r->tokens + r->len;
+        const int32_t outside = m->proposer->chose ? m->proposer->chose(m->self, tokens, n) : 0;
+        if (r->n_draft == 0 || c->who != k || !c->from[k].short_head) continue;
+        r->stats->short_rounds++;
+        r->stats->short_missed += outside;
+    }
+}
+
 static void learn_session(const step *s, int32_t i) {
     kk_round *r = s->rounds[i];
     kk_choice c = s->choice[i];
@@ -712,6 +736,7 @@ static void learn_session(const step *s, int32_t i) {
     const bool unjudged = r->n_right == r->n_out;
     for (int32_t k = 0; k < r->drafting->n; k++)
         r->drafting->member[k].steady = r->n_draft > 0 && k == c.who;
+    tell_chosen(s, i);
     if (c.n_from == 0) return;
     kk_controller_saw(costs_of(s), &c, unjudged ? r->n_right : r->n_draft, r->n_right);
     watch_at_hand(s, i, &c);
@@ -720,11 +745,17 @@ static void learn_session(const step *s, int32_t i) {
 static void learn(const step *s) {
     kk_spent spent = {
         .sessions = s->n, .rows = s->rows, .verify_s = s->verify_s, .draft_s = s->pass_s};
+    int32_t by_short = 0;
     for (int32_t i = 0; i < s->n; i++) {
         const kk_choice *c = &s->choice[i];
-        if (c->n_from > 0 && !c->from[c->who].free) spent.drafted += s->rounds[i]->n_draft;
         spent.exploring |= c->exploring;
+        if (c->n_from == 0 || c->from[c->who].free) continue;
+        spent.drafted += s->rounds[i]->n_draft;
+        by_short += c->from[c->who].short_head ? s->rounds[i]->n_draft : 0;
     }
+    /* Two passes that were timed together say nothing of either head. */
+    spent.short_head = by_short > 0;
+    if (by_short < spent.drafted && by_short > 0) spent.drafted = 0;
     if (!s->untimed) kk_controller_spent(costs_of(s), &spent);
     for (int32_t i = 0; i < s->n; i++) {
         learn_session(s, i);

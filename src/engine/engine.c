@@ -11,6 +11,7 @@
 
 #include "core/clock.h"
 #include "core/file.h"
+#include "engine/draft_vocab.h"
 #include "engine/fingerprint.h"
 #include "format/tokenizer.h"
 
@@ -172,33 +173,72 @@ static kk_status open_verifier_pages(kk_engine *e, kk_err *err) {
 
 /* ---- drafter ---------------------------------------------------------------------------- */
 
-static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
-    if (strcmp(o->drafter, "synthetic") == 0 && o->synthetic) {
-        kk_model_info info;
-        kk_checkpoint_info(e->checkpoint, &info);
-        return kk_drafter_synthetic(&e->drafter, kk_engine_config(e), info.weight_type, &e->mem,
-                                    err);
-    }
+static bool is_random(const kk_engine_opts *o) {
+    return o->synthetic && strcmp(o->drafter, "synthetic") == 0;
+}
+
+/* *packs: whether its matrices are rounded to how->type. */
+static kk_status read_draft_type(const kk_engine *e, const kk_engine_opts *o, bool random,
+                                 kk_drafter_packing *how, bool *packs, kk_err *err) {
     /* A device with memory of its own has the head there already, in the verifier's type, and
-     * gains nothing by packed weights. */
-    const char *standard = e->backend->own_memory ? "file" : "q8_0";
+     * packed weights take longer there, with a short head too.  Random ones are made in the type
+     * they are to have. */
+    const char *standard = e->backend->own_memory || random ? "file" : "q8_0";
     const char *type = o->draft_type ? o->draft_type : standard;
-    const bool packs = strcmp(type, "file") != 0;
+    *how = (kk_drafter_packing){.mlock = o->mlock, .threads = o->threads};
+    *packs = strcmp(type, "file") != 0;
+    if (!*packs ||
+        (kk_dtype_named(type, &how->type) && (how->type == KK_Q8_0 || how->type == KK_Q4_0)))
+        return KK_OK;
+    return kk_fail(err, KK_EINVAL, "a drafter is kept as q8_0, q4_0 or file, not '%.20s'", type);
+}
+
+static kk_status make_drafter(kk_engine *e, kk_err *err) {
+    kk_model_info info;
+    kk_checkpoint_info(e->checkpoint, &info);
+    return kk_drafter_synthetic(&e->drafter, kk_engine_config(e), info.weight_type, &e->mem, err);
+}
+
+static kk_status open_drafter_files(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    const bool random = is_random(o);
+    kk_drafter_packing packing;
+    bool packs;
+    KK_TRY(read_draft_type(e, o, random, &packing, &packs, err));
     const kk_checkpoint_opts how = {.mlock = o->mlock && !packs, .huge_pages = o->huge_pages};
-    kk_drafter_packing packing = {.mlock = o->mlock, .threads = o->threads};
-    if (packs && (!kk_dtype_named(type, &packing.type) ||
-                  (packing.type != KK_Q8_0 && packing.type != KK_Q4_0)))
-        return kk_fail(err, KK_EINVAL, "a drafter is kept as q8_0, q4_0 or file, not '%.20s'",
-                       type);
-    KK_TRY(kk_drafter_open(&e->drafter, o->drafter, &how, err));
+    KK_TRY(random ? make_drafter(e, err) : kk_drafter_open(&e->drafter, o->drafter, &how, err));
     if (packs) KK_TRY(kk_drafter_pack(e->drafter, &packing, &e->mem, err));
     const kk_tensor *table = kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
     if (packs && table && !e->backend->own_memory)
         KK_TRY(kk_drafter_pack_head(e->drafter, table, &packing, &e->mem, err));
+    if (random) return KK_OK; /* counted where they were made */
     e->mapped_drafter = -kk_drafter_packed_bytes(e->drafter);
     for (size_t i = 0; i < kk_drafter_count(e->drafter); i++)
         e->mapped_drafter += (int64_t)kk_tensor_bytes(kk_drafter_at(e->drafter, i));
     kk_mem_count(&e->mem, KK_MEM_WEIGHTS_DRAFTER, e->mapped_drafter);
+    return KK_OK;
+}
+
+/* Rows of the short head in the drafter's type: the head's own where it is packed already. */
+static kk_dtype short_type(const kk_engine *e, const kk_tensor *table) {
+    const kk_tensor *fc = kk_drafter_find(e->drafter, "fc.weight");
+    if (kk_dtype_is_quant(table->dtype) && !kk_dtype_is_affine(table->dtype)) return table->dtype;
+    const bool as_file = fc->dtype == KK_BF16 && table->dtype == KK_BF16;
+    return as_file ? KK_BF16 : fc->dtype == KK_Q4_0 ? KK_Q4_0 : KK_Q8_0;
+}
+
+/* ids: of the short head; the rows point to them. */
+static kk_status find_short_rows(kk_engine *e, const kk_engine_opts *o, kk_draft_vocab *ids,
+                                 kk_short_rows *out, kk_err *err) {
+    const kk_drafter_config *c = kk_drafter_config_of(e->drafter);
+    const bool random = is_random(o);
+    const char *folder = kk_dir_exists(o->drafter) ? o->drafter : NULL;
+    const kk_tensor *own = kk_drafter_head(e->drafter);
+    const kk_tensor *table = own ? own : kk_checkpoint_find(e->checkpoint, "embed_tokens.weight");
+    *out = (kk_short_rows){0};
+    KK_TRY(kk_draft_vocab_find(ids, o->draft_vocab, folder, random, c->vocab, c->mask_id, err));
+    if (ids->n == 0 || !table) return KK_OK;
+    *out = (kk_short_rows){
+        .id = ids->id, .n = ids->n, .table = table, .type = short_type(e, table), .mem = &e->mem};
     return KK_OK;
 }
 
@@ -217,19 +257,27 @@ static kk_status vary_config(kk_drafter_config *c, const kk_engine_opts *o, kk_e
                    o->draft_embed_scale);
 }
 
+static kk_status open_drafter_model(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
+    kk_drafter_config config = *kk_drafter_config_of(e->drafter);
+    kk_draft_vocab ids = {0};
+    KK_TRY(vary_config(&config, o, err));
+    KK_TRY(kk_drafter_check(&config, kk_engine_config(e), err));
+    kk_dflash_opts how = {.backend = e->backend,
+                          .dev = e->dev,
+                          .verifier = e->model,
+                          .max_rows = e->rounds.max_rows,
+                          .max_block_rows = e->rounds.max_logits};
+    kk_status st = find_short_rows(e, o, &ids, &how.short_head, err);
+    if (st == KK_OK) st = kk_dflash_new(&e->dflash, e->drafter, &config, &how, err);
+    kk_free(ids.id);
+    return st;
+}
+
 static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err) {
     static const kk_mem_category category[KK_KINDS] = {KK_MEM_KV_DRAFTER, KK_MEM_KV_DRAFTER};
     if (!o->drafter) return KK_OK;
     KK_TRY(open_drafter_files(e, o, err));
-    kk_drafter_config config = *kk_drafter_config_of(e->drafter);
-    KK_TRY(vary_config(&config, o, err));
-    KK_TRY(kk_drafter_check(&config, kk_engine_config(e), err));
-    const kk_dflash_opts how = {.backend = e->backend,
-                                .dev = e->dev,
-                                .verifier = e->model,
-                                .max_rows = e->rounds.max_rows,
-                                .max_block_rows = e->rounds.max_logits};
-    KK_TRY(kk_dflash_new(&e->dflash, e->drafter, &config, &how, err));
+    KK_TRY(open_drafter_model(e, o, err));
     KK_TRY(open_pages(e, &e->draft_pages, kk_dflash_kv_shape(e->dflash), category, err));
     const kk_drafter_config *c = kk_dflash_config(e->dflash);
     const size_t row = (size_t)c->n_taps * (size_t)c->hidden * sizeof(float);
@@ -419,6 +467,7 @@ bool kk_engine_drafter(const kk_engine *e, kk_drafter_info *out) {
     out->hidden = c->hidden;
     out->block = c->block;
     out->window = c->window;
+    out->short_rows = kk_dflash_short_rows(e->dflash);
     out->n_taps = c->n_taps;
     for (int32_t i = 0; i < c->n_taps; i++) out->taps[i] = c->taps[i];
     snprintf(out->embed_scale, sizeof out->embed_scale, "%s", scalings[c->embed_scaling]);

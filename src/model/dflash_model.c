@@ -102,6 +102,7 @@ kk_status kk_dflash_new(kk_dflash **out, const kk_drafter *files, const kk_draft
     m->embed_scale = embed_scale(config->embed_scaling, kk_gemma4_embed_scale(opts->verifier));
     fill_kv_shape(m);
     kk_status st = kk_dflash_load(m, files, err);
+    if (st == KK_OK) st = kk_dflash_load_short(m, &opts->short_head, err);
     if (st == KK_OK) st = take_scratch(m, err);
     if (st != KK_OK) {
         kk_dflash_free(m);
@@ -117,6 +118,7 @@ void kk_dflash_free(kk_dflash *m) {
                    m->up,   m->drafts_in, m->logits, m->k, m->v, m->rope_rows, m->anchor};
     for (size_t i = 0; i < sizeof b / sizeof *b; i++) m->be->buf_free(m->dev, b[i]);
     kk_dflash_unload(m);
+    kk_dflash_unload_short(m);
     kk_free(m->positions);
     kk_free(m->tokens);
     kk_free(m->draft_rows);
@@ -306,6 +308,7 @@ static kk_status gather_blocks(kk_dflash *m, const kk_dflash_block *blocks, int3
         const int32_t first = m->n_rows;
         int32_t by;
         assert(n == 1 || (!b->ids && !b->shift));
+        assert(b->short_head == blocks[0].short_head);
         m->shift = b->shift;
         KK_TRY(kk_resolve_shift(m->be, m->dev, &m->shift, &by, err));
         add_rows(m, &b->context, kk_cache_len(b->context.cache) + b->ahead + by, b->n + 1,
@@ -317,6 +320,7 @@ static kk_status gather_blocks(kk_dflash *m, const kk_dflash_block *blocks, int3
         }
     }
     m->first_block = blocks[0].n + 1;
+    m->by_short = blocks[0].short_head && m->short_head.n > 0;
     return KK_OK;
 }
 
@@ -358,7 +362,8 @@ static kk_status mlp(kk_dflash *m, const kk_dflash_layer *l, kk_err *err) {
     return m->be->residual(m->dev, &r, err);
 }
 
-/* The soft-cap keeps the order of logits, so the largest is found without it. */
+/* The soft-cap keeps the order of logits, so the largest is found without it.  The short head has
+ * no row for the mask. */
 static kk_status head(kk_dflash *m, kk_buf *ids, kk_err *err) {
     KK_TRY(norm(m, m->z, m->x, m->norm, err));
     const kk_gather_args g = {.out = m->drafts_in,
@@ -367,16 +372,17 @@ static kk_status head(kk_dflash *m, kk_buf *ids, kk_err *err) {
                               .n = m->n_drafts,
                               .dim = m->cfg.hidden};
     KK_TRY(m->be->gather(m->dev, &g, err));
-    const kk_weight *table = m->head ? m->head : m->table;
+    const kk_weight *table = m->by_short ? m->short_head.w : m->head ? m->head : m->table;
     const kk_linear_args w = {{m->logits}, {table}, 1, m->drafts_in, m->n_drafts};
     KK_TRY(m->be->linear(m->dev, &w, err));
     const kk_argmax_args best = {.out = m->drafts,
                                  .x = m->logits,
                                  .n_rows = m->n_drafts,
-                                 .dim = m->cfg.vocab,
-                                 .banned = m->cfg.mask_id,
+                                 .dim = m->by_short ? m->short_head.n : m->cfg.vocab,
+                                 .banned = m->by_short ? -1 : m->cfg.mask_id,
                                  .ids = ids,
-                                 .ids_at = 1};
+                                 .ids_at = 1,
+                                 .map = m->by_short ? m->short_head.map : NULL};
     return m->be->argmax(m->dev, &best, err);
 }
 
@@ -416,6 +422,9 @@ kk_status kk_dflash_logits(kk_dflash *m, int32_t row, float *out, kk_err *err) {
     const float cap = m->cfg.softcap;
     const size_t bytes = (size_t)m->cfg.vocab * sizeof *out;
     KK_TRY(check_row(m, row, 1, err));
+    if (m->by_short)
+        return kk_fail(err, KK_EINVAL, "logits of a draft by a short head of %d rows",
+                       m->short_head.n);
     KK_TRY(m->be->read(m->dev, m->logits, (size_t)(row - 1) * bytes, out, bytes, err));
     for (int32_t i = 0; cap > 0 && i < m->cfg.vocab; i++) out[i] = cap * tanhf(out[i] / cap);
     return KK_OK;

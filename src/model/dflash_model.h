@@ -16,12 +16,25 @@
 
 typedef struct kk_dflash kk_dflash;
 
+/* A short head: rows of the verifier's head for part of the vocabulary, which are read for a draft
+ * in the place of all of them.  An eighth of them, up to 1,024, are spare where the device can
+ * change rows: they take the ids that sessions have (kk_dflash_note), those least recently seen
+ * going first; at first they have the least likely of `id`. */
+typedef struct {
+    const int32_t *id;      /* [n], each once, the likeliest first, not the mask's */
+    int32_t n;              /* 0: there is none */
+    const kk_tensor *table; /* the head they are taken from; its bytes outlive the model */
+    kk_dtype type;          /* theirs: the table's own, if that is no affine one, Q8_0 or Q4_0 */
+    kk_mem *mem;            /* counts them */
+} kk_short_rows;
+
 typedef struct {
     const kk_backend *backend;
     kk_dev *dev;
     const kk_gemma4 *verifier; /* borrowed: its token table and embedding scale */
     int32_t max_rows;          /* rows of one extension */
     int32_t max_block_rows;    /* rows of all blocks of one draft */
+    kk_short_rows short_head;
 } kk_dflash_opts;
 
 /* Borrows the drafter's files, which must outlive the model.  config: what to run it as, the
@@ -65,14 +78,23 @@ typedef struct {
     int32_t ahead;       /* rows before it that are not committed */
     const kk_buf *shift; /* as in kk_group, behind those */
     int32_t most_shift;
+    bool short_head; /* by the short head, where there is one; the same of all blocks of a draft */
 } kk_dflash_block;
 /* Where a draft with ids finds its anchor: the first int32. */
 kk_buf *kk_dflash_anchor(const kk_dflash *m);
 /* Blocks with ids come alone. */
 kk_status kk_dflash_draft(kk_dflash *m, const kk_dflash_block *blocks, int32_t n, kk_err *err);
 
+/* Rows of the short head; 0: there is none. */
+int32_t kk_dflash_short_rows(const kk_dflash *m);
+/* Whether it has an id. */
+bool kk_dflash_has_short(const kk_dflash *m, int32_t id);
+/* A session has these tokens: those that the short head lacks get spare rows, for drafts that are
+ * asked for later. */
+kk_status kk_dflash_note(kk_dflash *m, const int32_t *tokens, int32_t n, kk_err *err);
+
 /* For diagnosis, of block 0 of the last draft: the hidden state of a row (0: the anchor's) after
- * the final norm, and the logits of a row >= 1 after the soft-cap. */
+ * the final norm, and the logits of a row >= 1 after the soft-cap, all of the vocabulary. */
 kk_status kk_dflash_hidden(kk_dflash *m, int32_t row, float *out, kk_err *err);
 kk_status kk_dflash_logits(kk_dflash *m, int32_t row, float *out, kk_err *err);
 

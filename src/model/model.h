@@ -93,6 +93,26 @@ typedef struct {
     kk_buf *input_norm, *post_attention_norm, *q_norm, *k_norm;
 } kk_dflash_layer;
 
+/* dflash_head.c has a sketch of it. */
+typedef struct {
+    int32_t n, n_spare; /* rows; n 0: there is none, and all of this empty */
+    kk_tensor table;
+    kk_dtype type;
+    kk_mem *mem;
+    kk_weight *w;
+    kk_buf *map;   /* [n] int32: the id of each row */
+    int32_t *id;   /* [n] the same here */
+    int32_t *row;  /* [vocab] the row of each id; -1: none */
+    int64_t *used; /* [n_spare] when an id was last seen */
+    bool *fresh;   /* [n_spare] its row is still to be sent */
+    int64_t clock;
+    float *values; /* [hidden], scratch */
+    uint8_t *one;  /* a row as the weight has it, scratch */
+    uint8_t *data; /* the weight's rows; NULL where the device has copied them: */
+    bool on_device;
+    size_t bytes, row_bytes;
+} kk_dflash_short;
+
 struct kk_dflash {
     kk_drafter_config cfg;
     kk_kv_shape kv;
@@ -103,6 +123,7 @@ struct kk_dflash {
     const kk_weight *table; /* the verifier's: token rows, and the head where none is packed */
 
     kk_weight *fc, *head; /* head: a packed one of its own; NULL: the table */
+    kk_dflash_short short_head;
     kk_buf *hidden_norm, *norm;
     kk_dflash_layer *layers;
 
@@ -124,9 +145,13 @@ struct kk_dflash {
     int32_t n_groups, n_rows, n_drafts;
     int32_t first_block; /* rows of block 0 in the last draft */
     const kk_buf *shift; /* what the device adds to all positions of the pass; NULL: nothing */
+    bool by_short;       /* the short head made the last draft */
 };
 
 kk_status kk_dflash_load(kk_dflash *m, const kk_drafter *files, kk_err *err);
 void kk_dflash_unload(kk_dflash *m);
+/* In dflash_head.c; unload also takes what a failed load left. */
+kk_status kk_dflash_load_short(kk_dflash *m, const kk_short_rows *rows, kk_err *err);
+void kk_dflash_unload_short(kk_dflash *m);
 
 #endif

@@ -226,6 +226,7 @@ static void fade(kk_costs *costs) {
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) {
         costs->verify.weight[r] *= COST_MEMORY;
         costs->draft.weight[r] *= COST_MEMORY;
+        costs->draft_short.weight[r] *= COST_MEMORY;
     }
 }
 
@@ -233,6 +234,7 @@ static void scale(kk_costs *costs, double by) {
     for (int32_t r = 1; r <= KK_COST_ROWS; r++) {
         costs->verify.seconds[r] *= by;
         costs->draft.seconds[r] *= by;
+        costs->draft_short.seconds[r] *= by;
     }
 }
 
@@ -264,7 +266,8 @@ static void measured(kk_costs *costs, kk_cost_table *t, int32_t rows, double sec
 void kk_controller_spent(kk_costs *costs, const kk_spent *s) {
     fade(costs);
     measured(costs, &costs->verify, s->rows, s->verify_s);
-    if (s->drafted > 0) measured(costs, &costs->draft, s->drafted, s->draft_s);
+    kk_cost_table *draft = s->short_head ? &costs->draft_short : &costs->draft;
+    if (s->drafted > 0) measured(costs, draft, s->drafted, s->draft_s);
     costs->since_plain = s->rows > s->sessions ? costs->since_plain + 1 : 0;
     costs->total_s += s->verify_s + s->draft_s;
     if (!s->exploring) return;
@@ -321,12 +324,21 @@ static void observe(const kk_alternative *from, int32_t drafted, int32_t right) 
     if (drafted > a->tried_depth[class]) a->tried_depth[class] = drafted;
 }
 
+/* Seconds of a draft of n tokens.  By a head that was never measured it costs what it does by the
+ * other one. */
+static double draft_at(const kk_costs *costs, const kk_alternative *from, int32_t n) {
+    const kk_cost_table *heads[] = {&costs->draft, &costs->draft_short};
+    const double known = kk_cost_at(heads[from->short_head], n);
+    if (from->free) return 0;
+    return known > 0 ? known : kk_cost_at(heads[!from->short_head], n);
+}
+
 /* Time of a round in which every session drafts n, over that of a plain one. */
 static double time_of(const kk_costs *costs, const kk_choice *c, int32_t n) {
     const int32_t all = c->sessions * n;
     const double plain = kk_cost_at(&costs->verify, c->sessions);
     const double verify = kk_cost_at(&costs->verify, c->sessions + all);
-    const double draft = c->from[c->who].free ? 0 : kk_cost_at(&costs->draft, all);
+    const double draft = draft_at(costs, &c->from[c->who], all);
     return at_least(plain > 0 ? (verify + draft) / plain : 1, 1 + COST_OF_ROW * n);
 }
 
@@ -396,21 +408,45 @@ void kk_acceptance_pool(kk_acceptance *known, const kk_acceptance *seen) {
 
 typedef struct {
     const kk_costs *costs;
-    curve verify, draft;
+    curve verify, draft[2]; /* drafts: by the full head, and by a short one */
     kk_choice *choices;
     int32_t sessions, draft_rows; /* sessions, and rows for drafts */
     double plain;                 /* seconds of a round without drafts */
 } plan;
 
-/* A drafter that was never measured is taken to cost a plain round. */
-static double seconds(const plan *p, int32_t drafted, int32_t paid) {
-    const double draft = p->draft.measured ? cost(p->draft.expected, paid) : p->plain;
-    return cost(p->verify.expected, p->sessions + drafted) + (paid ? draft : 0);
+/* Drafted tokens that are not free, by the full head and by a short one. */
+typedef struct {
+    int32_t head[2];
+} paid;
+
+static paid paid_by(const kk_alternative *from, int32_t n) {
+    paid p = {{0}};
+    p.head[from->short_head] = from->free ? 0 : n;
+    return p;
 }
 
-static double feared_seconds(const plan *p, int32_t drafted, int32_t paid) {
-    const double draft = p->draft.measured ? cost(p->draft.feared, paid) : p->plain;
-    return cost(p->verify.feared, p->sessions + drafted) + (paid ? draft : 0);
+typedef enum { AS_EXPECTED, AS_HOPED, AS_FEARED } outlook;
+
+/* A drafter that was never measured is taken to cost a plain round; one head of it, what the other
+ * does. */
+static double draft_seconds(const plan *p, paid tokens, outlook how) {
+    double sum = 0;
+    for (int h = 0; h < 2; h++) {
+        const curve *c = &p->draft[p->draft[h].measured ? h : !h];
+        const double *at = how == AS_HOPED ? c->hoped : how == AS_FEARED ? c->feared : c->expected;
+        double one = c->measured ? cost(at, tokens.head[h]) : p->plain;
+        if (how == AS_HOPED && !c->measured_well) one = at_most(one, p->plain);
+        sum += tokens.head[h] ? one : 0;
+    }
+    return sum;
+}
+
+static double seconds(const plan *p, int32_t drafted, paid tokens) {
+    return cost(p->verify.expected, p->sessions + drafted) + draft_seconds(p, tokens, AS_EXPECTED);
+}
+
+static double feared_seconds(const plan *p, int32_t drafted, paid tokens) {
+    return cost(p->verify.feared, p->sessions + drafted) + draft_seconds(p, tokens, AS_FEARED);
 }
 
 /* By what factor a round may be cheaper than thought, having been measured so little. */
@@ -420,21 +456,20 @@ static double doubt(const plan *p, int32_t drafted) {
     return 1 - COST_DOUBT / (1 + p->costs->verify.weight[rows]);
 }
 
-static double hoped_seconds(const plan *p, int32_t drafted, int32_t paid) {
-    double draft = p->draft.measured ? cost(p->draft.hoped, paid) : p->plain;
-    if (!p->draft.measured_well) draft = at_most(draft, p->plain);
-    return doubt(p, drafted) * (cost(p->verify.hoped, p->sessions + drafted) + (paid ? draft : 0));
+static double hoped_seconds(const plan *p, int32_t drafted, paid tokens) {
+    return doubt(p, drafted) *
+           (cost(p->verify.hoped, p->sessions + drafted) + draft_seconds(p, tokens, AS_HOPED));
 }
 
 /* Times of a round in which every session drafts n, over that of a plain one. */
-static double hoped_time(const plan *p, int32_t n, bool is_free) {
+static double hoped_time(const plan *p, int32_t n, const kk_alternative *from) {
     const int32_t all = n * p->sessions;
-    return at_least(hoped_seconds(p, all, is_free ? 0 : all) / p->plain, 1 + COST_OF_ROW * n);
+    return at_least(hoped_seconds(p, all, paid_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
 }
 
-static double feared_time(const plan *p, int32_t n, bool is_free) {
+static double feared_time(const plan *p, int32_t n, const kk_alternative *from) {
     const int32_t all = n * p->sessions;
-    return at_least(feared_seconds(p, all, is_free ? 0 : all) / p->plain, 1 + COST_OF_ROW * n);
+    return at_least(feared_seconds(p, all, paid_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
 }
 
 /* The longest draft that loses at most `loss` tokens against `otherwise` (times plain decoding), if
@@ -444,7 +479,7 @@ static int32_t longest(const plan *p, const kk_alternative *from, double otherwi
     int32_t n = from->max < KK_MAX_DRAFT ? from->max : KK_MAX_DRAFT;
     if (n > p->draft_rows) n = p->draft_rows;
     tokens_upto(from->seen, from->draft_class, n, CERTAIN, tokens);
-    while (n > 0 && feared_time(p, n, from->free) * otherwise - tokens[n] > loss) n--;
+    while (n > 0 && feared_time(p, n, from) * otherwise - tokens[n] > loss) n--;
     return n;
 }
 
@@ -489,18 +524,18 @@ typedef struct {
 static best_total walk(plan *p) {
     restart(p);
     double tokens = p->sessions;
-    int32_t paid = 0;
+    paid tokens_paid = {{0}};
     best_total best = {0};
     for (int32_t total = 0;; total++) {
-        const double value = tokens / seconds(p, total, paid);
-        const double hoped = tokens / hoped_seconds(p, total, paid);
+        const double value = tokens / seconds(p, total, tokens_paid);
+        const double hoped = tokens / hoped_seconds(p, total, tokens_paid);
         if (total == 0) best.plain = best.value = value;
         if (value > MARGIN * best.plain && hoped > best.value)
             best.value = hoped, best.total = total;
         kk_choice *c = total < p->draft_rows ? likeliest(p) : NULL;
         if (!c) return best;
         tokens += c->next;
-        paid += !c->from[c->at].free;
+        tokens_paid.head[c->from[c->at].short_head] += !c->from[c->at].free;
         take(c);
     }
 }
@@ -520,7 +555,7 @@ static double best_of(const plan *p, const kk_choice *c, int32_t k) {
     double tokens[KK_MAX_DRAFT + 1], best = 0;
     tokens_upto(from->seen, from->draft_class, c->cap[k], EXPECTED, tokens);
     for (int32_t n = 1; n <= c->cap[k]; n++)
-        best = at_least(best, tokens[n] / hoped_time(p, n, from->free));
+        best = at_least(best, tokens[n] / hoped_time(p, n, from));
     return best;
 }
 
@@ -543,7 +578,7 @@ static void assign(plan *p, assignment how) {
 static bool is_certain(const plan *p, const kk_alternative *from, int32_t n) {
     double tokens[KK_MAX_DRAFT + 1];
     tokens_upto(from->seen, from->draft_class, n, CERTAIN, tokens);
-    return tokens[n] >= feared_time(p, n, from->free);
+    return tokens[n] >= feared_time(p, n, from);
 }
 
 /* The drafts that are expected to pay, of all sessions together.  Returns how many tokens. */
@@ -575,7 +610,7 @@ static double promise(const plan *p, const kk_choice *c) {
     if (c->n == 0) return 1;
     const kk_alternative *from = &c->from[c->who];
     const double tokens = kk_acceptance_tokens(from->seen, from->draft_class, c->n);
-    return at_least(tokens / hoped_time(p, c->n, from->free), 1);
+    return at_least(tokens / hoped_time(p, c->n, from), 1);
 }
 
 /* The length at which an alternative could give the most, times plain decoding, if all that is not
@@ -585,7 +620,7 @@ static double possible(const plan *p, const kk_alternative *from, int32_t most, 
     double tokens[KK_MAX_DRAFT + 1], best = 0;
     tokens_upto(from->seen, from->draft_class, most, from->free ? EXPECTED : POSSIBLE, tokens);
     for (int32_t n = 1; n <= most; n++) {
-        const double value = tokens[n] / hoped_time(p, n, from->free);
+        const double value = tokens[n] / hoped_time(p, n, from);
         if (value > best) best = value, *length = n;
     }
     return best;
@@ -641,7 +676,8 @@ void kk_controller_choose(const kk_costs *costs, kk_choice *choices, int32_t n, 
     assert(n >= 1 && most_rows >= n);
     plan p = {.costs = costs, .choices = choices, .sessions = n, .draft_rows = most_rows - n};
     draw(&p.verify, &costs->verify);
-    draw(&p.draft, &costs->draft);
+    draw(&p.draft[0], &costs->draft);
+    draw(&p.draft[1], &costs->draft_short);
     p.plain = cost(p.verify.expected, n);
     const bool cold = !knows_plain(costs);
     for (int32_t i = 0; i < n; i++) prepare(&p, &choices[i], cold);

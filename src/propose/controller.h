@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
     kk_cost_table verify;        /* by rows of the forward, over all sessions */
     kk_cost_table draft;         /* by tokens of proposers that are not free, over all sessions */
+    kk_cost_table draft_short;   /* the same of drafts by a drafter's short head */
     int64_t since_plain;         /* rounds since one without drafts */
     double total_s, exploring_s; /* spent in all, and of it extra in rounds that explored */
 } kk_costs;
@@ -58,6 +59,7 @@ typedef struct {
     int32_t max; /* most tokens, by what was found, free rows, context and block; 0: none now */
     int32_t draft_class; /* < KK_DRAFT_CLASSES; a higher one is at least as good */
     bool free;           /* drafting costs no forward of its own (ngram) */
+    bool short_head;     /* what it costs is in draft_short */
 } kk_alternative;
 
 typedef struct {
@@ -85,7 +87,8 @@ typedef struct {
     int32_t rows;    /* rows of the verify forward: sessions + all drafted tokens */
     int32_t drafted; /* tokens, by proposers that are not free; 0: none was run */
     double verify_s, draft_s;
-    bool exploring; /* any of the choices was */
+    bool exploring;  /* any of the choices was */
+    bool short_head; /* all of the drafted tokens were by a short head; else none */
 } kk_spent;
 void kk_controller_spent(kk_costs *costs, const kk_spent *spent);
 /* What came of a session's choice, after the round was counted as spent: `drafted` tokens were

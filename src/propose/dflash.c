@@ -5,10 +5,13 @@
 
 #include <assert.h>
 
+#include "propose/short_head.h"
+
 enum {
     QUEUE_ROWS = KK_TAP_QUEUE + KK_MAX_DRAFT + 1, /* queued rows, and those of the current round */
     MAX_BLOCKS = 256,
-    SINK = 4, /* rows of the attention sink of a bounded context */
+    NOTED = 4096, /* of a long timeline, the last so many tokens are looked at for the short head */
+    SINK = 4,     /* rows of the attention sink of a bounded context */
 };
 
 typedef struct {
@@ -22,6 +25,8 @@ typedef struct {
     /* The round that was reserved last has its rows in the cache already, not committed: a round
      * behind it was enqueued.  The queue is empty then. */
     bool extended;
+    kk_short_head head; /* which head drafts, where there are two */
+    int32_t noted;      /* tokens of the timeline that the short head was told of */
 } context;
 
 /* ---- life ------------------------------------------------------------------------------- */
@@ -131,6 +136,31 @@ static kk_status reserve(void *self, const int32_t *tokens, int32_t n, kk_taps *
     return KK_OK;
 }
 
+/* ---- the short head --------------------------------------------------------------------- */
+
+static bool is_short(const void *self) {
+    const context *c = self;
+    return kk_dflash_short_rows(c->model) > 0 && !c->head.left;
+}
+
+static int32_t chose(void *self, const int32_t *tokens, int32_t n) {
+    context *c = self;
+    int32_t outside = 0;
+    if (kk_dflash_short_rows(c->model) == 0) return 0;
+    for (int32_t i = 0; i < n; i++) outside += !kk_dflash_has_short(c->model, tokens[i]);
+    kk_short_head_saw(&c->head, n, outside);
+    return outside;
+}
+
+/* Tokens [0, len) are known. */
+static kk_status note(context *c, const int32_t *tokens, int32_t len, kk_err *err) {
+    const int32_t first = c->noted > len - NOTED ? c->noted : len - NOTED;
+    if (first >= len) return KK_OK;
+    KK_TRY(kk_dflash_note(c->model, tokens + first, len - first, err));
+    c->noted = len;
+    return KK_OK;
+}
+
 /* ---- rounds ahead ----------------------------------------------------------------------- */
 
 /* Rows enter a sink when they are committed, and these are not when they are read. */
@@ -161,7 +191,8 @@ static kk_status draft_block(context *c, const kk_ahead *a, kk_err *err) {
                                    .ids = a->ids,
                                    .ahead = ahead,
                                    .shift = a->shift,
-                                   .most_shift = behind - ahead};
+                                   .most_shift = behind - ahead,
+                                   .short_head = is_short(c)};
     assert(ahead >= 0);
     KK_TRY(kk_cache_reserve(c->cache, behind + a->n + 1, err));
     return kk_dflash_draft(c->model, &block, 1, err);
@@ -174,6 +205,7 @@ static kk_status enqueue(const kk_proposer *me, void *self, kk_ahead *a, kk_err 
     (void)me;
     assert(!c->extended);
     const int32_t queued = c->waiting + a->flying;
+    if (a->n > 0) KK_TRY(note(c, a->tokens, a->len, err));
     if (a->n > 0 || a->flying > 1 || queued > KK_TAP_QUEUE)
         KK_TRY(extend_flying(c, a->flying, err));
     if (a->n > 0) KK_TRY(draft_block(c, a, err));
@@ -218,6 +250,7 @@ static void truncate_to(void *self, int64_t rows) {
     context *c = self;
     assert(can_truncate(c, rows));
     const int64_t held = kk_cache_len(c->cache);
+    if (rows < c->noted) c->noted = (int32_t)rows;
     c->waiting = rows > held ? (int32_t)(rows - held) : 0;
     if (rows >= held) return;
     (void)kk_cache_truncate(c->cache, rows);
@@ -241,7 +274,7 @@ static int64_t mark_bytes(const void *m, const void *older) { return kk_mark_byt
 
 static void restore(void *self, const void *m) {
     context *c = self;
-    c->waiting = 0;
+    c->waiting = c->noted = 0;
     if (m) {
         kk_mark_restore(m, c->cache);
         return;
@@ -266,16 +299,21 @@ static kk_status load(void *self, int64_t rows, kk_section_in *from, kk_err *err
 /* ---- drafting --------------------------------------------------------------------------- */
 
 static bool alike(const context *a, const context *b) {
-    return a->opts.layout == b->opts.layout && a->opts.draft_ctx == b->opts.draft_ctx;
+    return a->opts.layout == b->opts.layout && a->opts.draft_ctx == b->opts.draft_ctx &&
+           is_short(a) == is_short(b);
 }
 
 static kk_status prepare_block(kk_draft *d, kk_dflash_block *block, kk_err *err) {
     context *c = d->self;
     assert(rows_of(c) == d->len - 1);
     KK_TRY(flush(c, err));
+    KK_TRY(note(c, d->tokens, d->len, err));
     KK_TRY(kk_cache_reserve(c->cache, d->max + 1, err));
-    *block = (kk_dflash_block){
-        .context = view(c), .anchor = d->tokens[d->len - 1], .n = d->max, .out = d->out};
+    *block = (kk_dflash_block){.context = view(c),
+                               .anchor = d->tokens[d->len - 1],
+                               .n = d->max,
+                               .out = d->out,
+                               .short_head = is_short(c)};
     d->n = d->max;
     return KK_OK;
 }
@@ -327,4 +365,6 @@ const kk_proposer kk_propose_dflash = {.name = "dflash",
                                        .load = load,
                                        .rows = rows_of,
                                        .cache = cache_of,
+                                       .is_short = is_short,
+                                       .chose = chose,
                                        .draft = draft};

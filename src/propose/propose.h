@@ -51,10 +51,12 @@ typedef struct {
 /* One session's draft, and the place of the taps, of a round that is enqueued before the outcome of
  * the round before it is known.  Nothing is waited for. */
 typedef struct {
-    int32_t n;           /* tokens to draft, 0: none; they become the ids [1, n] of `ids` */
-    kk_buf *ids;         /* int32; the first id of `anchor` was set to the anchor */
-    int32_t start;       /* position of the anchor, or the least it can be */
-    int32_t flying;      /* rows of the round before that is not committed; 0: there is none */
+    int32_t n;             /* tokens to draft, 0: none; they become the ids [1, n] of `ids` */
+    kk_buf *ids;           /* int32; the first id of `anchor` was set to the anchor */
+    int32_t start;         /* position of the anchor, or the least it can be */
+    int32_t flying;        /* rows of the round before that is not committed; 0: there is none */
+    const int32_t *tokens; /* the session's tokens [0, len): those that are known by now */
+    int32_t len;
     const kk_buf *shift; /* how many of its drafted tokens were right; NULL: start is known */
     kk_taps taps;        /* out: where the taps of the round's rows go */
 } kk_ahead;
@@ -123,6 +125,13 @@ struct kk_proposer {
 
     int64_t (*rows)(const void *self);    /* rows that the state covers; NULL: it has none */
     kk_cache *(*cache)(const void *self); /* K/V rows of its own, for figures; NULL: none */
+
+    /* Whether its next draft is by a short head, whose cost is counted apart; NULL: no. */
+    bool (*is_short)(const void *self);
+    /* What the verifier chose where the tokens of a draft stood, or in a round without one would
+     * have: n tokens, after every round.  Returns how many of them it could not have drafted as
+     * things are.  NULL: it does not mind. */
+    int32_t (*chose)(void *self, const int32_t *tokens, int32_t n);
 
     /* Drafts for n sessions at once.  me: this proposer.  A failure leaves them as they were. */
     kk_status (*draft)(const kk_proposer *me, kk_draft *drafts, int32_t n, kk_err *err);

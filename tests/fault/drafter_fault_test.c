@@ -117,11 +117,18 @@ static kk_status make_random(bench *b, kk_err *err) {
     return settle(kk_drafter_synthetic(&d, v, "bf16", &b->mem, err), &d);
 }
 
-static kk_status make_model(bench *b, kk_err *err) {
+static kk_dflash_opts sizes(bench *b, int32_t rows, int32_t block_rows) {
+    return (kk_dflash_opts){.backend = b->be,
+                            .dev = b->dev,
+                            .verifier = b->model,
+                            .max_rows = rows,
+                            .max_block_rows = block_rows};
+}
+
+static kk_status make(bench *b, const kk_dflash_opts *opts, kk_err *err) {
     kk_dflash *m = (kk_dflash *)1;
-    const kk_dflash_opts opts = {b->be, b->dev, b->model, 8, 6};
     const int64_t workspace = b->mem.bytes[KK_MEM_WORKSPACE];
-    const kk_status st = kk_dflash_new(&m, b->files, kk_drafter_config_of(b->files), &opts, err);
+    const kk_status st = kk_dflash_new(&m, b->files, kk_drafter_config_of(b->files), opts, err);
     if (st == KK_OK) {
         assert_true(b->mem.bytes[KK_MEM_WEIGHTS_DRAFTER] > 0);
         kk_dflash_free(m);
@@ -133,27 +140,49 @@ static kk_status make_model(bench *b, kk_err *err) {
     return st;
 }
 
+static kk_status make_model(bench *b, kk_err *err) {
+    const kk_dflash_opts opts = sizes(b, 8, 6);
+    return make(b, &opts, err);
+}
+
+/* With rows of the short head counted, and one of them sent. */
+static kk_status make_short(bench *b, kk_err *err) {
+    int32_t id[64];
+    for (int32_t i = 0; i < 64; i++) id[i] = 95 - i;
+    kk_dflash_opts opts = sizes(b, 8, 6);
+    opts.short_head = (kk_short_rows){.id = id,
+                                      .n = 64,
+                                      .table = kk_checkpoint_find(b->ckpt, "embed_tokens.weight"),
+                                      .type = KK_Q8_0,
+                                      .mem = &b->mem};
+    return make(b, &opts, err);
+}
+
 static void a_file(void **state) { assert_true(walk(*state, open_single) > 10); }
 static void a_gguf_file(void **state) { assert_true(walk(*state, open_gguf) > 5); }
 static void writing_one(void **state) { assert_true(walk(*state, write_gguf) > 10); }
 static void several_files(void **state) { assert_true(walk(*state, open_shards) > 20); }
 static void random_weights(void **state) { assert_true(walk(*state, make_random) > 20); }
 static void a_model(void **state) { assert_true(walk(*state, make_model) > 60); }
+static void a_short_head(void **state) {
+    assert_ok(make_short(*state, why)); /* the device's scratch for rows in q8_0 stays */
+    const int64_t without = walk(*state, make_model);
+    assert_true(walk(*state, make_short) >= without + 9);
+}
 
 /* Rows no workspace could hold are refused, not multiplied. */
 static void too_many_rows(void **state) {
     bench *b = *state;
     kk_dflash *m = (kk_dflash *)1;
     kk_err err = {0};
-    const kk_dflash_opts none = {b->be, b->dev, b->model, 0, 6};
-    const kk_dflash_opts short_block = {b->be, b->dev, b->model, 8, 1};
+    const kk_dflash_opts none = sizes(b, 0, 6), short_block = sizes(b, 8, 1);
     const kk_drafter_config *c = kk_drafter_config_of(b->files);
     assert_int_equal(kk_dflash_new(&m, b->files, c, &none, &err), KK_EINVAL);
     assert_null(m);
     assert_int_equal(kk_dflash_new(&m, b->files, c, &short_block, &err), KK_EINVAL);
     kk_drafter_config other = *c;
     other.vocab = 95;
-    const kk_dflash_opts opts = {b->be, b->dev, b->model, 8, 6};
+    const kk_dflash_opts opts = sizes(b, 8, 6);
     assert_int_equal(kk_dflash_new(&m, b->files, &other, &opts, &err), KK_EINVAL);
     assert_non_null(strstr(err.msg, "95"));
     assert_null(m);
@@ -167,6 +196,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(writing_one, setup, teardown),
         cmocka_unit_test_setup_teardown(random_weights, setup, teardown),
         cmocka_unit_test_setup_teardown(a_model, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_short_head, setup, teardown),
         cmocka_unit_test_setup_teardown(too_many_rows, setup, teardown),
     };
     return cmocka_run_group_tests_name("drafter_fault", tests, NULL, NULL);

@@ -3,7 +3,8 @@
  *
  * Lengths of prompts and drafts, chunks, endings, K/V formats and how much of a draft is right are
  * drawn from a seed; some prompts are so long that forwards take the kernel for long contexts.
- * Counted as well: rounds ahead, waits that leave the GPU idle, and that every layer was fused.
+ * Counted as well: rounds ahead, waits that leave the GPU idle, that every layer was fused, and
+ * drafts by the full and the short head.
  *
  * drafts_gpu_test [N SEED {MODEL | SYNTHETIC}...]  N draws of each model; a name with a slash is
  * a folder that has verifier and drafter in it.  The exit status is 1 when a draw failed. */
@@ -32,14 +33,17 @@ static void must(kk_status st, const kk_err *err, const char *what) {
     exit(1);
 }
 
-static kk_engine *open_on(const char *model, int32_t ahead) {
+/* The shipped pair's short head has the ids of counts, the other the first ones. */
+static kk_engine *open_on(const char *model, int32_t ahead, bool short_head) {
     static char verifier[300], drafter[300];
+    const bool shipped = strchr(model, '/');
     kk_engine *e = NULL;
     kk_err err;
     kk_engine_opts o = {.device = "cuda", .ahead = ahead};
+    if (short_head) o.draft_vocab = shipped ? "tests/data/counts/tiny.json:1000" : "32768";
     snprintf(verifier, sizeof verifier, "%s/verifier", model);
     snprintf(drafter, sizeof drafter, "%s/drafter", model);
-    if (strchr(model, '/')) {
+    if (shipped) {
         o.model = verifier;
         o.drafter = drafter;
     } else {
@@ -117,7 +121,7 @@ static kk_result say(kk_session *s, const drawn *d, const int32_t *stop, listene
 }
 
 typedef struct {
-    double rounds, ahead, syncs, drafted, accepted;
+    double rounds, ahead, syncs, drafted, accepted, by_dflash, by_short, missed;
 } sums;
 
 /* One engine's drafted run of a draw, against the plain one. */
@@ -140,6 +144,9 @@ static bool agrees(kk_engine *e, const drawn *d, const int32_t *record, const in
     sum->syncs += (double)r.syncs;
     sum->drafted += (double)r.spec.drafted;
     sum->accepted += (double)r.spec.accepted;
+    sum->by_dflash += (double)r.spec.by[KK_SPEC_DFLASH].rounds;
+    sum->by_short += (double)r.spec.short_rounds;
+    sum->missed += (double)r.spec.short_missed;
     if (!same)
         printf("FAIL  %s, prompt %d in %d, drafts %d %s, %d tokens, stop %d, leave %d, p %.1f: "
                "%d tokens of %d, hash %s\n",
@@ -170,6 +177,19 @@ static bool all_fused(kk_engine *e) {
     return f.layers_fused > 0 && (f.layers_by_ops == 0 || strcmp(info.weight_type, "bf16"));
 }
 
+/* Where there is a short head it drafted; how often a session left it is drawn, and a trace, which
+ * says itself what is right, never does.  Without one nothing was counted. */
+static bool used_heads(kk_engine *e, const sums *s) {
+    const bool has = kk_dflash_short_rows(e->dflash) > 0;
+    if (has)
+        printf("      %.0f of %.0f drafts by the short head, %.0f tokens outside it\n", s->by_short,
+               s->by_dflash, s->missed);
+    const bool holds =
+        has ? s->by_short > 0 && s->by_short <= s->by_dflash : s->by_short + s->missed <= 0;
+    if (!holds) printf("FAIL  heads that drafted\n");
+    return holds;
+}
+
 static void check(kk_engine *ahead, kk_engine *one, int32_t n) {
     sums a = {0}, b = {0};
     int32_t right[2] = {0};
@@ -193,6 +213,8 @@ static void check(kk_engine *ahead, kk_engine *one, int32_t n) {
     const bool fused = all_fused(ahead) && all_fused(one);
     if (!fused) printf("FAIL  some layers were not fused\n");
     failed += !fused;
+    failed += !used_heads(ahead, &a);
+    failed += !used_heads(one, &b);
     printf("%s  %d of %d draws ahead, %d one by one\n", failed ? "FAIL" : "ok  ", right[0], n,
            right[1]);
     printf("      ahead: %.0f rounds, %.2f ahead, %.3f waits that left the GPU idle; %.0f drafted, "
@@ -245,13 +267,15 @@ int main(int argc, char **argv) {
     const int32_t n = atoi(argv[1]);
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 7;
     for (int i = 3; i < argc; i++) {
-        printf("%s\n", argv[i]);
-        fflush(stdout);
-        kk_engine *ahead = open_on(argv[i], 1), *one = open_on(argv[i], -1);
-        check(ahead, one, n);
-        counts(ahead);
-        kk_engine_close(ahead);
-        kk_engine_close(one);
+        for (int head = 0; head < 2; head++) {
+            printf("%s, %s head\n", argv[i], head ? "short" : "full");
+            fflush(stdout);
+            kk_engine *ahead = open_on(argv[i], 1, head), *one = open_on(argv[i], -1, head);
+            check(ahead, one, n);
+            counts(ahead);
+            kk_engine_close(ahead);
+            kk_engine_close(one);
+        }
     }
     printf("%d failed\n", failed);
     return failed ? 1 : 0;

@@ -182,6 +182,44 @@ static void case_argmax(rig *r) {
     }
 }
 
+/* The same by another head's ids: what the host waits for, and ids that stay on the device, whose
+ * map changes between two of them. */
+static void case_argmax_mapped(rig *r) {
+    static const int32_t dims[] = {1, 17, 100, 5003};
+    enum { AT = 2 };
+    for (size_t d = 0; d < COUNT(dims); d++) {
+        for (size_t i = 0; i < COUNT(row_counts); i++) {
+            const int32_t n = row_counts[i], dim = dims[d], zero[AT + 64] = {0};
+            const size_t all = (size_t)(n * dim);
+            float *x = rig_floats(r, all, 4);
+            for (size_t k = 0; k < all; k++) x[k] = rintf(x[k]);
+            int32_t out[64], *ids = rig_memory(r, (size_t)dim * sizeof *ids);
+            for (int32_t k = 0; k < dim; k++) ids[k] = 7 * (dim - k);
+            kk_buf *map = rig_buf(r, ids, (size_t)dim), *to = rig_buf(r, zero, AT + 64);
+            kk_argmax_args a = {.out = out,
+                                .x = rig_buf(r, x, all),
+                                .n_rows = n,
+                                .dim = dim,
+                                .banned = i % 2 ? rig_below(r, dim) : -1,
+                                .map = map};
+            RIG_RUN(r, argmax, &a);
+            rig_record_values(r, RIG_INTS, out, (size_t)n, "mapped of %d, %d rows", dim, n);
+            assert_true(out[0] >= 7 && out[0] % 7 == 0);
+            a.ids = to;
+            a.ids_at = AT;
+            RIG_RUN(r, argmax, &a);
+            RIG_RECORD(r, RIG_INTS, to, AT + 64, "ids mapped of %d, %d rows", dim, n);
+            for (int32_t k = 0; k < dim; k++) ids[k] = 11 * (dim - k);
+            const kk_ids_args other = {map, ids, dim};
+            RIG_RUN(r, argmax, &a);
+            RIG_RUN(r, ids, &other); /* behind the choice: it has the ids from before */
+            RIG_RECORD(r, RIG_INTS, to, AT + 64, "ids mapped before, of %d, %d rows", dim, n);
+            RIG_RUN(r, argmax, &a);
+            RIG_RECORD(r, RIG_INTS, to, AT + 64, "ids mapped anew, of %d, %d rows", dim, n);
+        }
+    }
+}
+
 /* Choices that stay on the device, read by the next embedding; several in a row, so that places
  * are used again. */
 static void case_choose(rig *r) {
@@ -354,6 +392,69 @@ static void case_linear_hard(rig *r) {
         }
         rig_record_values(r, RIG_FLOATS, got, HARD * OUT, "linear %s of hard rows",
                           kk_dtype_get(weight_types[t])->name);
+    }
+}
+
+/* ---- rows of weights that change ---------------------------------------------------------- */
+
+/* A copy that nobody writes. */
+static kk_matrix copy_matrix(rig *r, const kk_matrix *m) {
+    size_t bytes;
+    assert_true(kk_dtype_bytes(m->dtype, (uint64_t)(m->n_out * m->n_in), &bytes));
+    kk_matrix copy = *m;
+    void *data = rig_memory(r, bytes);
+    memcpy(data, m->data, bytes);
+    copy.data = data;
+    return copy;
+}
+
+/* Some rows of a weight become others, one of them twice: products asked for before have the old
+ * rows, those after have the bits of a weight that was made with the new ones. */
+static void change_rows(rig *r, kk_dtype type, int32_t n, int32_t out, int32_t in) {
+    enum { CHANGES = 5 };
+    const int32_t at[CHANGES] = {0, out - 1, out / 2, out / 3, out - 1};
+    const size_t all = (size_t)(n * out);
+    const kk_matrix m = rig_matrix(r, type, 1, out, in), new = rig_matrix(r, type, 1, CHANGES, in);
+    const kk_matrix before = copy_matrix(r, &m), after = copy_matrix(r, &m);
+    float *x = rig_floats(r, (size_t)(n * in), 3);
+    size_t row;
+    assert_true(kk_dtype_bytes(type, (uint64_t)in, &row));
+    for (int32_t i = 0; i < CHANGES; i++)
+        memcpy((uint8_t *)(uintptr_t)after.data + (size_t)at[i] * row,
+               (const uint8_t *)new.data + (size_t)i *row, row);
+    kk_weight *fresh = rig_load(r, after, 1), *w = r->be->weight_row ? rig_load(r, m, 1) : fresh;
+    kk_buf *was = rig_random_buf(r, all, 1), *is = rig_random_buf(r, all, 1);
+    kk_buf *same = rig_random_buf(r, all, 1);
+    kk_linear_args a = {.out = {was}, .w = {w}, .n = 1, .n_rows = n};
+    a.x = rig_buf(r, x, (size_t)(n * in));
+    if (!r->be->weight_row) a.w[0] = rig_load(r, before, 1);
+    RIG_RUN(r, linear, &a);
+    for (int32_t i = 0; i < CHANGES && r->be->weight_row; i++) {
+        const kk_matrix one =
+            rig_stored(type, 1, 1, in, (const uint8_t *)new.data + (size_t)i *row);
+        RIG_RUN(r, weight_row, w, at[i], &one);
+    }
+    a.out[0] = is, a.w[0] = w;
+    RIG_RUN(r, linear, &a);
+    a.out[0] = same, a.w[0] = fresh;
+    RIG_RUN(r, linear, &a);
+    float *x1 = rig_memory(r, all * 4), *x2 = rig_memory(r, all * 4);
+    rig_read(r, is, x1, all);
+    rig_read(r, same, x2, all);
+    assert_memory_equal(x1, x2, all * 4);
+    const char *name = kk_dtype_get(type)->name;
+    RIG_RECORD(r, RIG_FLOATS, was, all, "linear %s [%d, %d] before rows change", name, out, in);
+    rig_record_sums(r, &before, x, (size_t)n);
+    RIG_RECORD(r, RIG_FLOATS, is, all, "linear %s [%d, %d] of changed rows", name, out, in);
+    rig_record_sums(r, &after, x, (size_t)n);
+}
+
+static void case_weight_rows(rig *r) {
+    static const kk_dtype types[] = {KK_BF16, KK_Q8_0, KK_Q4_0, KK_Q6_K};
+    for (size_t t = 0; t < COUNT(types); t++) {
+        change_rows(r, types[t], 1, 48, 256);
+        change_rows(r, types[t], 3, 1000, 512);
+        change_rows(r, types[t], 17, 100, 2816);
     }
 }
 
@@ -820,7 +921,9 @@ static const op_case cases[] = {
     {"attend, sinks and blocks", case_attend_sight, 99},
     {"attend, blocks on a border", case_attend_blocks, 17},
     {"attend, heads shared out", case_attend_shared_out, 2},
-    {"choose", case_choose, 33}, /* new ones go to the end: a case's place is its seed */
+    {"choose", case_choose, 33},
+    {"argmax, mapped", case_argmax_mapped, 33},
+    {"weight rows", case_weight_rows, 17}, /* new ones go to the end: a case's place is its seed */
 };
 
 static uint64_t seed_of(const op_case *c) { return 20260901u + (uint64_t)(c - cases); }

@@ -407,7 +407,11 @@ static void settings_reach_the_draft(void **state) {
         if (i == 3) c.sliding_causal = false;
         if (i == 4) c.full_causal = true;
         kk_dflash_free(f.p.drafter);
-        const kk_dflash_opts opts = {f.p.be, f.p.dev, f.p.verifier, PAIR_CHUNK, 8};
+        const kk_dflash_opts opts = {.backend = f.p.be,
+                                     .dev = f.p.dev,
+                                     .verifier = f.p.verifier,
+                                     .max_rows = PAIR_CHUNK,
+                                     .max_block_rows = 8};
         assert_ok(kk_dflash_new(&f.p.drafter, f.p.files, &c, &opts, why));
         kk_cache *cache = feed_context(&f, 100, 100);
         int32_t drafts[7];

@@ -70,10 +70,14 @@ static const kk_backend *queueing(void) {
 
 /* ---- sessions ----------------------------------------------------------------------------- */
 
+static const char *draft_vocab;     /* of the engines; NULL: they have no short head */
+static int64_t by_short, by_dflash; /* drafts of rounds that were compared */
+
 static kk_engine *engine(const char *spec, const char *device, int32_t ahead) {
     kk_engine *e = NULL;
     const kk_engine_opts opts = {.synthetic = spec,
                                  .drafter = "synthetic",
+                                 .draft_vocab = draft_vocab,
                                  .device = device,
                                  .threads = 1,
                                  .no_pin = true,
@@ -137,6 +141,8 @@ static void compare(scratch *w, const trio *t, const kk_generate_opts *how, int3
     assert_ok(kk_generate(t->ahead, how, hear, &p, &a, why));
     assert_ok(kk_generate(t->one, how, hear, &q, &b, why));
     assert_ok(kk_generate(t->plain, how, hear, &r, &c, why));
+    by_short += a.spec.short_rounds + b.spec.short_rounds;
+    by_dflash += a.spec.by[KK_SPEC_DFLASH].rounds + b.spec.by[KK_SPEC_DFLASH].rounds;
     assert_int_equal(p.n, r.n);
     assert_memory_equal(p.seen, r.seen, sizeof p.seen);
     assert_true(a.logits_hash == c.logits_hash && b.logits_hash == c.logits_hash);
@@ -225,6 +231,15 @@ static void positions_may_be_the_devices(void **state) {
     every_ending(*state, "tiny-ple:q8_0:6", "late");
     assert_true(shifted > 0);
     kk_backend_add(NULL);
+}
+
+/* Tokens get spare rows when they are known, which is after rounds behind them were enqueued. */
+static void short_heads_draft_ahead(void **state) {
+    draft_vocab = "512";
+    by_short = by_dflash = 0;
+    every_ending(*state, "tiny:f32:2", NULL);
+    assert_true(by_short > 1000 && by_short == by_dflash);
+    draft_vocab = NULL;
 }
 
 /* The free controller drafts, stops and drafts again; the context ends the generation. */
@@ -331,6 +346,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(they_do_go_ahead, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(every_ending_leaves_the_same, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(positions_may_be_the_devices, setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(short_heads_draft_ahead, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(the_controller_may_choose, setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(company_makes_no_difference, setup, scratch_teardown),
     };

@@ -54,6 +54,13 @@ static void assert_both_drafted(const lossless_world *w) {
     assert_true(dflash > 0 && ngram > 0);
 }
 
+/* Nor of the short head, if it never drafted, or always. */
+static void assert_heads_drafted(const lossless_world *w) {
+    print_message("%d drafts by the short head, %d by the full one beside it, %d tokens outside\n",
+                  (int)w->by_short, (int)w->by_full, (int)w->missed);
+    assert_true(w->by_short > 0 && w->by_full > 0 && w->missed > 0);
+}
+
 /* The format and policy that this kind and length of prompt has had least, also together. */
 static void next_stage(const lossless_prompt *p, uint32_t index, kk_kv_format *format,
                        lossless_policy *policy) {
@@ -101,6 +108,7 @@ static void drafting_changes_nothing(void **state) {
     lossless_world w;
     const kk_engine_opts pair = {.model = TINY "/verifier",
                                  .drafter = TINY "/drafter",
+                                 .draft_vocab = KK_TEST_DATA "/counts/tiny.json:1000",
                                  .projection = scratch_path(*state, "projection")};
     assert_ok(projection_unlearned(pair.projection, pair.model, why));
     char why[SAY];
@@ -117,6 +125,7 @@ static void drafting_changes_nothing(void **state) {
     assert_true(slow() || tried >= 200);
     assert_covered();
     assert_both_drafted(&w);
+    assert_heads_drafted(&w);
     lossless_prompts_free(prompts);
     lossless_world_close(&w);
 }
@@ -161,7 +170,10 @@ static void other_models_draft_as_well(void **state) {
     const char *moe = scratch_path(*state, "moe");
     assert_ok(projection_unlearned(moe, KK_TEST_DATA "/parity/moe", why));
     const kk_engine_opts models[] = {
-        {.synthetic = "tiny:q4_0:7", .drafter = "synthetic", .projection = "synthetic:32"},
+        {.synthetic = "tiny:q4_0:7",
+         .drafter = "synthetic",
+         .draft_vocab = "512",
+         .projection = "synthetic:32"},
         {.synthetic = "tiny-ple:q8_0:6",
          .drafter = "synthetic",
          .projection = "synthetic:64",

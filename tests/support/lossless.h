@@ -314,6 +314,7 @@ typedef struct {
     kk_engine *drafted[2]; /* with one; by threads - 1 */
     /* rounds of --spec auto in which each of its members drafted, by kk_spec */
     int64_t auto_rounds[KK_SPEC_NGRAM + 1];
+    int64_t by_short, by_full, missed; /* drafts of the engine with a short head; tokens outside */
 } lossless_world;
 
 typedef struct {
@@ -450,9 +451,16 @@ static inline void lossless_stage_close(lossless_stage *st) {
     *st = (lossless_stage){0};
 }
 
-/* Who drafted where the controller had the choice. */
+/* Which head drafted, and who did where the controller had the choice. */
 static inline void lossless_count_auto(lossless_world *w, const kk_session *s,
                                        const lossless_setting *how, const lossless_run *run) {
+    const kk_spec_stats *t = &run->r.spec;
+    const bool own = how->proposer == BY_CONTROLLER || how->proposer == BY_DFLASH;
+    if (own && kk_dflash_short_rows(s->engine->dflash) > 0) {
+        w->by_short += t->short_rounds;
+        w->by_full += t->by[KK_SPEC_DFLASH].rounds - t->short_rounds;
+        w->missed += t->short_missed;
+    }
     if (how->proposer != BY_CONTROLLER || s->drafting.n < 2) return;
     for (int i = 0; i <= KK_SPEC_NGRAM; i++) w->auto_rounds[i] += run->r.spec.by[i].rounds;
 }
@@ -513,16 +521,19 @@ static inline void lossless_world_close(lossless_world *w) {
     *w = (lossless_world){0};
 }
 
-/* how: the model, its drafter and its projection. */
+/* how: the model, its drafter and its projection.  The short head, where there is one, drafts in
+ * the engine of two threads, so that the full one does as well. */
 static inline bool lossless_world_open(lossless_world *w, const kk_engine_opts *how,
                                        char why[SAY]) {
     kk_engine_opts opts = *how;
     *w = (lossless_world){0};
     opts.no_pin = true;
-    for (opts.threads = 1; opts.threads <= 2; opts.threads++)
+    for (opts.threads = 1; opts.threads <= 2; opts.threads++) {
+        opts.draft_vocab = opts.threads == 2 ? how->draft_vocab : NULL;
         LOSSLESS_TRY(kk_engine_open(&w->drafted[opts.threads - 1], &opts, err));
+    }
     opts.threads = 1;
-    opts.drafter = NULL;
+    opts.drafter = opts.draft_vocab = NULL;
     LOSSLESS_TRY(kk_engine_open(&w->plain, &opts, err));
     return true;
 }

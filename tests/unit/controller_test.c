@@ -6,6 +6,7 @@
  * times, against plain decoding and against the best fixed length, found by trying all. */
 #include "propose/controller.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -378,6 +379,51 @@ static void drafts_grow_cheaper_with_plain_rounds(void **state) {
     assert_true(kk_cost_at(&costs.draft, 7) < 1.7 * draft_s);
 }
 
+/* Drafts by a short head are counted apart: neither head's cost moves the other's, a head that was
+ * never measured costs what the other does, and the choice is by the cost of the head that would
+ * draft. */
+static void heads_have_costs_of_their_own(void **state) {
+    (void)state;
+    const double full_s = 0.6, short_s = 0.15;
+    kk_costs costs = {0};
+    for (int k = 0; k < 200; k++) {
+        const bool drafts = k % 2, brief = k % 4 == 1;
+        kk_controller_spent(&costs, &(kk_spent){.sessions = 1,
+                                                .rows = drafts ? 4 : 1,
+                                                .drafted = drafts ? 3 : 0,
+                                                .verify_s = dense(drafts ? 4 : 1),
+                                                .draft_s = brief    ? short_s
+                                                           : drafts ? full_s
+                                                                    : 0,
+                                                .short_head = brief});
+    }
+    assert_true(fabs(kk_cost_at(&costs.draft, 3) - full_s) < 0.01);
+    assert_true(fabs(kk_cost_at(&costs.draft_short, 3) - short_s) < 0.01);
+    assert_true(fabs(kk_cost_at(&costs.verify, 1) - 1) < 0.01);
+    /* 1.74 tokens for a forward of 1.3 plain rounds and a draft of 0.6 or of 0.15; nothing may be
+     * explored. */
+    kk_acceptance seen = {
+        .tried = {{60, 60, 60}}, .right = {{27, 27, 27}}, .budget = {.exploration = -10}};
+    kk_choice full = choice_of(&seen, 3, false), brief = full;
+    brief.from[0].short_head = true;
+    kk_controller_choose(&costs, &full, 1, MOST_ROWS);
+    kk_controller_choose(&costs, &brief, 1, MOST_ROWS);
+    assert_int_equal(full.n, 0);
+    assert_true(brief.n > 0);
+    costs.draft_short = (kk_cost_table){0};
+    kk_controller_choose(&costs, &brief, 1, MOST_ROWS);
+    assert_int_equal(brief.n, 0);
+    costs.draft = (kk_cost_table){0};
+    kk_controller_spent(&costs, &(kk_spent){.sessions = 1,
+                                            .rows = 4,
+                                            .drafted = 3,
+                                            .verify_s = dense(4),
+                                            .draft_s = short_s,
+                                            .short_head = true});
+    kk_controller_choose(&costs, &full, 1, MOST_ROWS);
+    assert_true(full.n > 0);
+}
+
 /* A small model on a processor, in whose caches either the verifier or the drafter fits: what a
  * draft costs round after round is less than a single one shows. */
 static double cached(int32_t rows) { return rows == 1 ? 1 : 1.3 + 0.28 * (rows - 1); }
@@ -606,6 +652,7 @@ int main(void) {
         cmocka_unit_test(a_change_of_text_is_noticed),
         cmocka_unit_test(costs_are_followed),
         cmocka_unit_test(drafts_grow_cheaper_with_plain_rounds),
+        cmocka_unit_test(heads_have_costs_of_their_own),
         cmocka_unit_test(dear_drafts_and_cold_caches_do_not_hide_what_pays),
         cmocka_unit_test(sessions_are_chosen_for_together),
         cmocka_unit_test(rows_are_shared_out_by_chance_of_success),

@@ -182,9 +182,12 @@ static void argmax_rows(void *arg, int64_t begin, int64_t end, int32_t thread) {
     (void)thread;
     const rows_job *j = arg;
     const kk_argmax_args *a = j->args;
-    for (int64_t r = begin; r < end; r++)
-        a->out[r] =
+    const int32_t *map = a->map ? a->map->data : NULL;
+    for (int64_t r = begin; r < end; r++) {
+        const int32_t best =
             largest_of(j->dev->k, kk_buf_f(a->x) + (size_t)r * (size_t)a->dim, a->dim, a->banned);
+        a->out[r] = map ? map[best] : best;
+    }
 }
 
 kk_status kk_cpu_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {

@@ -176,6 +176,19 @@ void kk_weight_floats(const kk_weight *w, int64_t row, float *y) {
         kk_dequantize(w->m.dtype, from, y, n);
 }
 
+/* Only of memory that whoever made the weight may write. */
+static kk_status cpu_weight_row(kk_dev *dev, kk_weight *w, int64_t row, const kk_matrix *m,
+                                kk_err *err) {
+    (void)dev;
+    if (m->dtype != w->m.dtype || m->n_in != w->m.n_in || w->row_groups || w->m.n_mat != 1 ||
+        row < 0 || row >= w->m.n_out)
+        return kk_fail(err, KK_EINVAL, "row %lld of %s [%lld, %lld] cannot become one of %s [%lld]",
+                       (long long)row, kk_dtype_get(w->m.dtype)->name, (long long)w->m.n_out,
+                       (long long)w->m.n_in, kk_dtype_get(m->dtype)->name, (long long)m->n_in);
+    memcpy((uint8_t *)(uintptr_t)kk_weight_row(w, 0, row), m->data, w->row_bytes);
+    return KK_OK;
+}
+
 static void cpu_weight_free(kk_dev *dev, kk_weight *w) {
     (void)dev;
     kk_free(w);
@@ -251,6 +264,7 @@ const kk_backend kk_cpu_backend = {
     .read = cpu_read,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
+    .weight_row = cpu_weight_row,
     .prepare = cpu_prepare,
     .embed = kk_cpu_embed,
     .norm = kk_cpu_norm,

@@ -158,6 +158,7 @@ static void cuda_close(kk_dev *dev) {
     give(dev, KK_MEM_WORKSPACE, dev->top_scratch, sizeof *dev->top_scratch);
     give(dev, KK_MEM_WORKSPACE, dev->sample_scratch, sizeof *dev->sample_scratch);
     kk_cuda_drop_stage(dev);
+    kk_cuda_drop_places(dev);
     kk_cuda_close_offload(dev);
     if (dev->picks) cudaFreeHost(dev->picks);
     if (dev->pick_logprobs) cudaFreeHost(dev->pick_logprobs);
@@ -607,6 +608,7 @@ static const kk_backend cuda_backend = {
     .read = cuda_read,
     .weight_new = kk_cuda_weight_new,
     .weight_free = kk_cuda_weight_free,
+    .weight_row = kk_cuda_weight_row,
     .prepare = cuda_prepare,
     .embed = kk_cuda_embed,
     .norm = kk_cuda_norm,

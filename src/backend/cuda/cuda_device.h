@@ -31,8 +31,18 @@ enum {
     KK_CUDA_DECODERS = 768,          /* most decoders in lane order: three of each layer */
     KK_CUDA_ANGLES = 8,              /* most tables of angles that are kept for them */
     KK_CUDA_LATENT_ROWS = 256,       /* most rows of a launch of attention over latents */
+    KK_CUDA_ROW_PLACES = 64,         /* rows of weights that may be on their way to the device */
+    KK_CUDA_ROW_BYTES = 32 << 10,    /* most bytes of one */
     KK_CUDA_ROWS_AT = 16,            /* bytes of the slot before the rows of a sampled choice */
 };
+
+/* Rows of weights on their way to the device (kk_backend.weight_row), one per place: pinned memory
+ * and its copy on the device.  Taken by the first such row. */
+typedef struct {
+    uint8_t *host, *device;               /* [KK_CUDA_ROW_PLACES][KK_CUDA_ROW_BYTES] */
+    cudaEvent_t free[KK_CUDA_ROW_PLACES]; /* the place's row has been converted */
+    int32_t at;
+} kk_cuda_rows_in;
 
 struct kk_buf {
     void *data; /* on the device */
@@ -200,6 +210,7 @@ struct kk_dev {
     int32_t sample_blocks[2]; /* blocks that run at once: sample_ops.h */
     bool fuse, early;
     struct kk_cuda_stage *stage; /* staging buffers, while weights are being loaded */
+    kk_cuda_rows_in rows_in;
     /* scratch that operations share; they run in stream order */
     struct {
         void *data;
@@ -356,6 +367,9 @@ kk_status kk_cuda_hold(kk_dev *dev, size_t bytes, const char *what, void **out, 
 void kk_cuda_let_go(kk_dev *dev, void *p, size_t bytes); /* NULL is fine */
 kk_status kk_cuda_weight_new(kk_dev *dev, const kk_matrix *m, kk_weight **out, kk_err *err);
 void kk_cuda_weight_free(kk_dev *dev, kk_weight *w);
+kk_status kk_cuda_weight_row(kk_dev *dev, kk_weight *w, int64_t row, const kk_matrix *m,
+                             kk_err *err);
+void kk_cuda_drop_places(kk_dev *dev); /* of such rows; nothing may be queued */
 /* Frees the staging buffers when weights are loaded. */
 void kk_cuda_drop_stage(kk_dev *dev);
 

@@ -5,6 +5,7 @@
 #include <assert.h>
 
 #include "backend/cuda/cuda_offload.h"
+#include "backend/cuda/draft_ops.h"
 
 kk_cu_at kk_cuda_at(const kk_dev *dev) {
     return (kk_cu_at){dev->stream, dev->sms, dev->early, dev->shared};
@@ -464,18 +465,20 @@ static cudaError_t run_softcap(const kk_dev *dev, const kk_softcap_args *a) {
 
 static cudaError_t run_argmax(const kk_dev *dev, const kk_cuda_op *op) {
     const kk_argmax_args *a = &op->a.argmax;
+    const int32_t *map = a->map ? a->map->data : NULL;
     if (a->ids && a->n_rows <= KK_CU_CHOOSE_ROWS) {
-        const kk_cu_top t = {(int32_t *)a->ids->data + a->ids_at,
-                             kk_cuda_f(a->x),
-                             a->n_rows,
-                             a->dim,
-                             a->banned,
-                             dev->top_scratch};
-        return kk_cu_run_top(kk_cuda_at(dev), &t);
+        const kk_cu_mapped_top t = {{(int32_t *)a->ids->data + a->ids_at, kk_cuda_f(a->x),
+                                     a->n_rows, a->dim, a->banned, dev->top_scratch},
+                                    map};
+        return kk_cu_run_mapped_top(kk_cuda_at(dev), &t);
     }
-    const kk_cu_argmax e = {(int32_t *)(void *)(dev->control + op->control), kk_cuda_f(a->x),
-                            a->n_rows, a->dim, a->banned};
-    return kk_cu_run_argmax(kk_cuda_at(dev), &e);
+    int32_t *out = a->ids ? (int32_t *)a->ids->data + a->ids_at
+                          : (int32_t *)(void *)(dev->control + op->control);
+    const kk_cu_argmax e = {out, kk_cuda_f(a->x), a->n_rows, a->dim, a->banned};
+    const cudaError_t st = kk_cu_run_argmax(kk_cuda_at(dev), &e);
+    if (st != cudaSuccess || !map) return st;
+    const kk_cu_map m = {out, map, a->n_rows};
+    return kk_cu_run_map(kk_cuda_at(dev), &m);
 }
 
 /* Compares what was chosen with the draft, where there is one. */

@@ -497,6 +497,7 @@ static void copy_argmax(kk_argmax_args *to, const kk_argmax_args *a) {
     to->banned = a->banned;
     to->ids = a->ids;
     to->ids_at = a->ids_at;
+    to->map = a->map;
 }
 
 /* Weights and scratch of a layer are structs of pointers alone, without padding. */

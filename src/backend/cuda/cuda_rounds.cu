@@ -4,6 +4,7 @@
  *    top:     16 blocks x 512 threads per row; atomicMax of a key that orders values, then lower
  *             ids; the last block of a row (atomic counter) writes the id
  *    others:  one block; they compute a few dozen integers */
+#include "draft_ops.h"
 #include "launch.cuh"
 #include "rows.cuh"
 
@@ -16,7 +17,9 @@ __device__ __forceinline__ unsigned long long top_key(float x, int id) {
     return (unsigned long long)order << 32 | (uint32_t)~id;
 }
 
-__global__ void __launch_bounds__(TOP_THREADS) top_kernel(const __grid_constant__ kk_cu_top a) {
+__global__ void __launch_bounds__(TOP_THREADS)
+    top_kernel(const __grid_constant__ kk_cu_mapped_top m) {
+    const kk_cu_top &a = m.top;
     __shared__ unsigned long long warps[TOP_THREADS / 32];
     const int row = (int)blockIdx.y, lane = (int)threadIdx.x % 32;
     kk_next();
@@ -37,12 +40,27 @@ __global__ void __launch_bounds__(TOP_THREADS) top_kernel(const __grid_constant_
     __threadfence();
     if (atomicAdd(&a.scratch->done[row], 1u) != gridDim.x - 1) return;
     __threadfence();
-    a.out[row] = (int32_t) ~(uint32_t)atomicExch(&a.scratch->best[row], 0ull);
+    const int32_t index = (int32_t) ~(uint32_t)atomicExch(&a.scratch->best[row], 0ull);
+    a.out[row] = m.map ? m.map[index] : index;
     a.scratch->done[row] = 0;
 }
+cudaError_t kk_cu_run_mapped_top(kk_cu_at at, const kk_cu_mapped_top *a) {
+    const int32_t rows = a->top.n_rows;
+    if (rows < 1 || rows > KK_CU_CHOOSE_ROWS) return cudaErrorInvalidValue;
+    return kk_launch(at, top_kernel, *a, dim3(TOP_BLOCKS, (unsigned)rows), TOP_THREADS, 0);
+}
 cudaError_t kk_cu_run_top(kk_cu_at at, const kk_cu_top *a) {
-    if (a->n_rows < 1 || a->n_rows > KK_CU_CHOOSE_ROWS) return cudaErrorInvalidValue;
-    return kk_launch(at, top_kernel, *a, dim3(TOP_BLOCKS, (unsigned)a->n_rows), TOP_THREADS, 0);
+    const kk_cu_mapped_top m = {*a, NULL};
+    return kk_cu_run_mapped_top(at, &m);
+}
+
+__global__ void map_kernel(const __grid_constant__ kk_cu_map a) {
+    kk_next();
+    kk_wait();
+    for (int i = (int)threadIdx.x; i < a.n; i += (int)blockDim.x) a.id[i] = a.map[a.id[i]];
+}
+cudaError_t kk_cu_run_map(kk_cu_at at, const kk_cu_map *a) {
+    return kk_launch(at, map_kernel, *a, 1, 32, 0);
 }
 
 __global__ void ids_kernel(const __grid_constant__ kk_cu_ids a) {

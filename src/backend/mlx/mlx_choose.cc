@@ -26,6 +26,15 @@ static kk_status logits_of(kk_dev *dev, const kk_buf *b, size_t n, std::vector<f
     return KK_OK;
 }
 
+/* Ids that lie on the device. */
+static std::vector<int32_t> ids_in(const kk_buf *b) {
+    std::vector<int32_t> ids;
+    if (!b) return ids;
+    ids.resize(b->bytes / 4);
+    kk_mlx_copy_out(b, 0, ids.data(), ids.size() * 4);
+    return ids;
+}
+
 kk_status kk_mlx_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
     return kk_mlx_try(err, "a choice", [&]() -> kk_status {
         std::vector<float> x;
@@ -33,6 +42,8 @@ kk_status kk_mlx_argmax(kk_dev *dev, const kk_argmax_args *a, kk_err *err) {
         KK_TRY(logits_of(dev, a->x, (size_t)a->n_rows * (size_t)a->dim, x, err));
         for (size_t r = 0; r < best.size(); r++)
             best[r] = largest_of(x.data() + r * (size_t)a->dim, a->dim, a->banned);
+        const std::vector<int32_t> map = ids_in(a->map);
+        for (size_t r = 0; r < best.size() && a->map; r++) best[r] = map[(size_t)best[r]];
         if (a->ids)
             kk_mlx_put_at(dev, a->ids, (size_t)a->ids_at,
                           mx::array(best.data(), {a->n_rows}, mx::int32));
@@ -69,15 +80,6 @@ static kk_status sample_row(kk_dev *dev, const kk_choose_args *a, int32_t r, con
     if (w->logprobs && !pick->broken)
         kk_sample_logprobs(dev->sampler, x, pick->token, w->n_best, &pick->logprobs);
     return KK_OK;
-}
-
-/* Ids that lie on the device. */
-static std::vector<int32_t> ids_in(const kk_buf *b) {
-    std::vector<int32_t> ids;
-    if (!b) return ids;
-    ids.resize(b->bytes / 4);
-    kk_mlx_copy_out(b, 0, ids.data(), ids.size() * 4);
-    return ids;
 }
 
 static void put_id(kk_dev *dev, kk_buf *b, int32_t id) {

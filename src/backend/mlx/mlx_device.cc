@@ -466,6 +466,7 @@ static const kk_backend mlx_backend = {
     .read = mlx_read,
     .weight_new = kk_mlx_weight_new,
     .weight_free = kk_mlx_weight_free,
+    .weight_row = nullptr,
     .prepare = mlx_prepare,
     .embed = kk_mlx_embed,
     .norm = kk_mlx_norm,

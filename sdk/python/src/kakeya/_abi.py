@@ -45,7 +45,8 @@ class kk_answer_opts(Structure):
 class kk_engine_opts(Structure):
     _fields_ = [
         ("model", c_char_p), ("synthetic", c_char_p), ("drafter", c_char_p),
-        ("draft_type", c_char_p), ("draft_embed_scale", c_char_p), ("draft_bidirectional", c_bool),
+        ("draft_type", c_char_p), ("draft_embed_scale", c_char_p), ("draft_vocab", c_char_p),
+        ("draft_bidirectional", c_bool),
         ("projection", c_char_p), ("projection_type", c_char_p), ("device", c_char_p),
         ("isa", c_char_p), ("threads", c_int32), ("max_rows", c_int32), ("max_logits", c_int32),
         ("no_pin", c_bool), ("mlock", c_bool), ("huge_pages", c_bool), ("memory_limit", c_uint64),
@@ -69,7 +70,8 @@ class kk_model_info(Structure):
 class kk_drafter_info(Structure):
     _fields_ = [
         ("layers", c_int32), ("hidden", c_int32), ("block", c_int32), ("window", c_int32),
-        ("n_taps", c_int32), ("taps", c_int32 * 16), ("embed_scale", c_char * 8),
+        ("short_rows", c_int32), ("n_taps", c_int32), ("taps", c_int32 * 16),
+        ("embed_scale", c_char * 8),
         ("params", c_int64), ("weight_bytes", c_int64),
     ]
 
@@ -178,6 +180,7 @@ class kk_spec_stats(Structure):
         ("rounds", c_int64), ("rows", c_int64), ("drafted", c_int64), ("accepted", c_int64),
         ("histogram", c_int64 * (KK_MAX_DRAFT + 1)), ("chosen", c_int64 * (KK_MAX_DRAFT + 1)),
         ("drafts", c_int64 * (KK_MAX_DRAFT + 1)), ("looking", c_int64), ("ahead", c_int64),
+        ("short_rounds", c_int64), ("short_missed", c_int64),
         ("by", kk_spec_part * (KK_SPEC_NGRAM + 1)), ("draft_s", c_double), ("verify_s", c_double),
         ("choose_s", c_double), ("commit_s", c_double),
     ]

@@ -204,6 +204,7 @@ class EngineOptions(TypedDict, total=False):
     drafter: Path  #: DFlash folder or GGUF file
     draft_type: str
     draft_embed_scale: str
+    draft_vocab: str  #: of its short head: a number of ids, FILE or FILE:IDS of counts, "full"
     draft_bidirectional: bool
     projection: Path  #: folder of a projection, to restore rows with
     projection_type: str
