@@ -34,7 +34,7 @@ static const char *const prompt_sets[] = {"code", "chat", "edit", "json", "prose
 uint64_t kk_corpus_seed(uint64_t seed) { return seed + OTHER_SEEDS; }
 
 const char *kk_text_kind_name(kk_text_kind k) {
-    static const char *const names[] = {"file", "prompt", "needle"};
+    static const char *const names[] = {"file", "prompt", "needle", "random"};
     return names[k];
 }
 
@@ -438,10 +438,32 @@ static kk_status add_needles(builder *b, kk_err *err) {
     return KK_OK;
 }
 
+/* ---- random ids -------------------------------------------------------------------------- */
+
+/* The second sequence is held out, and one of ten. */
+static kk_status add_random(builder *b, kk_err *err) {
+    const int32_t n = b->opts->length;
+    kk_model_info model;
+    kk_engine_info(b->opts->engine, &model);
+    if (b->opts->tokens < 1)
+        return kk_fail(err, KK_EINVAL, "there is no end of random ids: say how many tokens");
+    for (int32_t i = 0; i < 2 || !enough(b); i++) {
+        int32_t *ids = kk_calloc((size_t)n, sizeof *ids);
+        if (!ids) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", n);
+        for (int32_t k = 0; k < n; k++) ids[k] = kk_twister_between(&b->random, 0, model.vocab - 1);
+        KK_TRY(add(b, ids, n, KK_TEXT_RANDOM, i % HOLD_OUT == 1, err));
+    }
+    return KK_OK;
+}
+
 /* ---- all of it --------------------------------------------------------------------------- */
 
 static kk_status build(builder *b, kk_err *err) {
     const kk_corpus_opts *o = b->opts;
+    if (o->random) {
+        kk_twister_seed(&b->random, kk_corpus_seed(o->seed));
+        return add_random(b, err);
+    }
     b->tok = kk_engine_tokenizer(o->engine);
     if (!b->tok) return kk_fail(err, KK_EINVAL, "this model has no tokenizer to read texts with");
     kk_twister_seed(&b->random, kk_corpus_seed(o->seed));
