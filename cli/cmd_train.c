@@ -428,6 +428,9 @@ static int run_projection(int argc, char **argv) {
     if (words.n && !a.data)
         return options_wrong(&train_projection, "texts are named with --data, as in --data %s",
                              words.word[0]);
+    if (a.load.synthetic && a.ladder.rungs)
+        return options_wrong(&train_projection, "--ladder asks for codes in documents, which "
+                                                "--synthetic has no tokenizer to read");
     kk_train_opts o = to_opts(&a);
     if (!read_taps(&a, &o, &code)) return code;
     if (a.data) paths[o.n_paths++] = a.data;

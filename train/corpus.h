@@ -63,8 +63,8 @@ typedef struct {
     int32_t needles;     /* documents */
     int32_t most_lines;  /* most lines of a document */
     int64_t tokens;      /* to train on at most, needles not counted; 0: all there are */
-    /* Random ids instead of texts, `length` in a sequence: of a model with random weights, which has
-     * no tokenizer. */
+    /* Random ids instead of texts, `length` in a sequence: of a model with random weights, which
+     * has no tokenizer. */
     bool random;
     uint64_t seed;
     /* Told as it goes; false stops with KK_ESTOPPED.  May be NULL. */

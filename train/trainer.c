@@ -110,28 +110,45 @@ static kk_status read_texts(kk_training *t, kk_err *err) {
                    longest, o->sink, o->window);
 }
 
-/* Captures every text of one side; see_rows is shown each, with its number, unless sums on the
- * device take their rows. */
+/* Bytes of the rows of a text. */
+static size_t row_bytes(const kk_training *t) {
+    const kk_config *c = kk_engine_config(t->engine);
+    size_t n = (size_t)t->theta.n_encoders * (size_t)t->theta.config.n_in;
+    for (int32_t i = 0; i < c->n_layer; i++) {
+        const kk_layer_config *l = &c->layer[i];
+        n += (l->k_eq_v ? 1u : 2u) * (size_t)l->n_kv_head * (size_t)l->head_dim;
+        if (t->how.attention) n += (size_t)c->n_head * (size_t)l->head_dim + (size_t)c->hidden;
+    }
+    return n * sizeof(float);
+}
+
+/* Whether steps are to draw from a text: every k-th, so that all kinds are there, when not all
+ * fit. */
+static bool wanted(const kk_training *t, size_t text) {
+    if (!t->stored) return false;
+    const size_t bytes = row_bytes(t) * (size_t)t->corpus.tokens[0];
+    const size_t k = bytes / most_stored + 1;
+    return text % k == 0;
+}
+
+/* Captures every text of one side; see_rows is shown each, with its number and, unless sums on the
+ * device are all that wants them, its rows. */
 typedef struct {
     kk_training *t;
     kk_ridge *ridge; /* NULL: none */
     kk_sums *sums;   /* the same */
 } collecting;
-typedef kk_status (*see_rows)(const collecting *c, const kk_captured *rows, size_t number,
-                              kk_err *err);
+typedef kk_status (*see_rows)(const collecting *c, const kk_text *text, const kk_captured *rows,
+                              size_t number, kk_err *err);
 
+/* Rows that someone on the host wants come there, also of a text whose sums the device has. */
 static kk_status run_text(const collecting *c, const kk_text *text, size_t number, see_rows see,
                           kk_err *err) {
-    kk_training *t = c->t;
-    const kk_captured *rows;
-    if (!c->sums) {
-        KK_TRY(kk_capture_run(t->capture, text->ids, text->n, &rows, err));
-        return see(c, rows, number, err);
-    }
-    KK_TRY(kk_sums_run(c->sums, text->ids, text->n, err));
-    t->out->sequences++;
-    t->out->rows += text->n;
-    return KK_OK;
+    const kk_captured *rows = NULL;
+    if (c->sums) KK_TRY(kk_sums_run(c->sums, text->ids, text->n, err));
+    if (!c->sums || wanted(c->t, number))
+        KK_TRY(kk_capture_run(c->t->capture, text->ids, text->n, &rows, err));
+    return see(c, text, rows, number, err);
 }
 
 static kk_status capture(const collecting *c, bool held, see_rows see, kk_err *err) {
@@ -149,8 +166,8 @@ static kk_status capture(const collecting *c, bool held, see_rows see, kk_err *e
         KK_TRY(run_text(c, text, number++, see, err));
         e.done += text->n;
         const double now = kk_now();
-        e.rate = (double)e.done / (now - begin);
-        e.left_s = (double)(e.total - e.done) / e.rate;
+        e.left_s = (now - begin) / (double)e.done * (double)(e.total - e.done);
+        e.rate = now > begin ? (double)e.done / (now - begin) : 0;
         e.line = c->sums && now - line > LINE_S;
         if (e.line) line = now;
     }
@@ -160,25 +177,6 @@ static kk_status capture(const collecting *c, bool held, see_rows see, kk_err *e
 
 /* ---- the regression, and rows kept for steps --------------------------------------------- */
 
-/* Bytes of the rows of a text. */
-static size_t row_bytes(const kk_training *t) {
-    const kk_config *c = kk_engine_config(t->engine);
-    size_t n = (size_t)t->theta.n_encoders * (size_t)t->theta.config.n_in;
-    for (int32_t i = 0; i < c->n_layer; i++) {
-        const kk_layer_config *l = &c->layer[i];
-        n += (l->k_eq_v ? 1u : 2u) * (size_t)l->n_kv_head * (size_t)l->head_dim;
-        if (t->how.attention) n += (size_t)c->n_head * (size_t)l->head_dim + (size_t)c->hidden;
-    }
-    return n * sizeof(float);
-}
-
-/* Every k-th text, so that all kinds are there, when not all fit. */
-static bool wanted(const kk_training *t, size_t text) {
-    const size_t bytes = row_bytes(t) * (size_t)t->corpus.tokens[0];
-    const size_t k = bytes / most_stored + 1;
-    return text % k == 0;
-}
-
 static kk_status store(kk_training *t, const kk_captured *rows, kk_err *err) {
     KK_TRY(kk_captured_copy(&t->stored[t->n_stored], rows, kk_engine_config(t->engine), err));
     t->n_stored++;
@@ -186,13 +184,13 @@ static kk_status store(kk_training *t, const kk_captured *rows, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status collect_rows(const collecting *c, const kk_captured *rows, size_t number,
-                              kk_err *err) {
+static kk_status collect_rows(const collecting *c, const kk_text *text, const kk_captured *rows,
+                              size_t number, kk_err *err) {
     kk_training *t = c->t;
     if (c->ridge) kk_ridge_add(c->ridge, rows);
     t->out->sequences++;
-    t->out->rows += rows->n_rows;
-    return t->stored && wanted(t, number) ? store(t, rows, err) : KK_OK;
+    t->out->rows += text->n;
+    return rows && wanted(t, number) ? store(t, rows, err) : KK_OK;
 }
 
 static kk_status collect(kk_training *t, kk_ridge *ridge, kk_err *err) {
@@ -238,9 +236,10 @@ static kk_status begin_from(kk_training *t, kk_err *err) {
 
 /* ---- judging ----------------------------------------------------------------------------- */
 
-static kk_status judge_rows(const collecting *c, const kk_captured *rows, size_t number,
-                            kk_err *err) {
+static kk_status judge_rows(const collecting *c, const kk_text *text, const kk_captured *rows,
+                            size_t number, kk_err *err) {
     kk_training *t = c->t;
+    (void)text;
     (void)number;
     const float eps = kk_engine_config(t->engine)->eps;
     KK_TRY(kk_fit_add(&t->fit_end, &t->theta, rows, eps, err));
@@ -278,7 +277,8 @@ static kk_status judge(kk_training *t, kk_err *err) {
 /* A GPU wants as many rows at once as suit it.  Rows do not change with their number. */
 static int32_t forward_rows(const kk_engine_opts *o) {
     const kk_backend *be = NULL;
-    if (kk_backend_find(&be, o->device ? o->device : "cuda", NULL) != KK_OK || !be->own_memory)
+    if (kk_backend_find(&be, o->device ? o->device : "cuda", NULL) != KK_OK || !be->own_memory ||
+        !be->sums)
         return ROWS;
     return be->usable && be->usable(NULL) != KK_OK ? ROWS : 0;
 }

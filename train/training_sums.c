@@ -7,7 +7,6 @@
 /* Why this run's sums cannot be made there; NULL: they can. */
 static const char *refuse(const kk_training *t) {
     if (t->opts->init_from) return "a run from another projection adds nothing up";
-    if (t->loss != KK_LOSS_RIDGE) return "steps need the rows on the host";
     return kk_sums_refuse(&t->how);
 }
 

@@ -1,6 +1,6 @@
-/* sums_gpu_test.c - sums over rows on the GPU: their bits against chains in plain C; the closed form
- * from them against that of BLAS from the same rows; whole trainings on the GPU against the CPU's;
- * and how fast they are at the width of 26B-A4B.
+/* sums_gpu_test.c - sums over rows on the GPU: their bits against chains in plain C; the closed
+ * form from them against that of BLAS from the same rows; whole trainings on the GPU against the
+ * CPU's; and how fast they are at the width of 26B-A4B.
  *
  * sums_gpu_test [FILE OR FOLDER]: texts to train on (default: docs).  Prints a line per check; the
  * exit status is 1 when one failed. */

@@ -4,8 +4,8 @@
  *             come 8 at a time: global -> registers (the next 8 while these are used), float64 in
  *             shared memory, two buffers of 16 KB, one barrier for 8 rows.  A thread has pairs of
  *             neighbouring sums 32 apart, so that a warp reads shared memory without conflicts.
- *             An fma of 64 bits takes a multiprocessor of sm_90 half as many steps as the shared
- *             memory it needs has words, so arithmetic is the limit.
+ *             A step of a row takes a block 96 reads of 128 bytes from shared memory, and 256
+ *             cycles of fma on sm_90, so arithmetic is the limit.
  *    squares: a thread per value, all rows
  *    A sum is one chain of fma over the rows in order: the CPU's bits. */
 #include "arith.cuh"
