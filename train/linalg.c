@@ -3,6 +3,7 @@
 #include "train/linalg.h"
 
 #include <cblas.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/threads.h"
@@ -11,6 +12,8 @@ void dpotrf_(const char *uplo, const int *n, double *a, const int *lda, int *inf
 void dsyevd_(const char *job, const char *uplo, const int *n, double *a, const int *lda, double *w,
              double *work, const int *lwork, int *iwork, const int *liwork, int *info,
              size_t job_len, size_t uplo_len);
+void dtrtri_(const char *uplo, const char *diag, const int *n, double *a, const int *lda, int *info,
+             size_t uplo_len, size_t diag_len);
 void dsytrd_(const char *uplo, const int *n, double *a, const int *lda, double *d, double *e,
              double *tau, double *work, const int *lwork, int *info, size_t uplo_len);
 void dstemr_(const char *job, const char *range, const int *n, double *d, double *e,
@@ -49,15 +52,20 @@ kk_status kk_linalg_threads(int32_t n, kk_err *err) {
     return take_buffer(err);
 }
 
-kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err) {
+static kk_status factor(const char *half, double *a, int32_t n, kk_err *err) {
     const int size = (int)n;
     int info = 0;
-    dpotrf_("U", &size, a, &size, &info, 1);
+    dpotrf_(half, &size, a, &size, &info, 1);
     if (info != 0)
         return kk_fail(err, KK_EINVAL,
                        "the features are not independent: their products have no factor at %d of "
                        "%d",
                        info, size);
+    return KK_OK;
+}
+
+kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err) {
+    KK_TRY(factor("U", a, n, err));
     for (int32_t i = 0; i < n; i++)
         for (int32_t j = i + 1; j < n; j++) a[(size_t)i * (size_t)n + (size_t)j] = 0;
     return KK_OK;
@@ -99,14 +107,16 @@ kk_status kk_linalg_eigen(double *a, int32_t n, double *values, kk_err *err) {
     return st;
 }
 
-void kk_linalg_mirror(double *a, int32_t n) {
-    enum { TILE = 64 }; /* rows of both sides that stay in the cache */
-    const size_t size = (size_t)n;
-    for (size_t i0 = 0; i0 < size; i0 += TILE)
-        for (size_t j0 = i0; j0 < size; j0 += TILE)
-            for (size_t i = i0; i < i0 + TILE && i < size; i++)
-                for (size_t j = j0 > i ? j0 : i + 1; j < j0 + TILE && j < size; j++)
-                    a[j * size + i] = a[i * size + j];
+kk_status kk_linalg_whitener(double *a, int32_t n, kk_err *err) {
+    const int size = (int)n;
+    int info = 0;
+    KK_TRY(factor("L", a, n, err));
+    dtrtri_("L", "N", &size, a, &size, &info, 1, 1);
+    if (info != 0)
+        return kk_fail(err, KK_EINVAL, "the features' factor has no inverse at %d of %d", info,
+                       size);
+    for (size_t i = 1; i < (size_t)n; i++) memset(a + i * (size_t)n, 0, i * sizeof *a);
+    return KK_OK;
 }
 
 /* ---- some eigenvectors ------------------------------------------------------------------- */

@@ -26,7 +26,8 @@ kk_status kk_linalg_eigen(double *a, int32_t n, double *values, kk_err *err);
 /* The eigenvectors of the `rank` largest alone, as rows of out [rank, n], largest first; a is lost.
  * Of thousands of features these take a fraction of the time of all. */
 kk_status kk_linalg_eigen_top(double *a, int32_t n, int32_t rank, double *out, kk_err *err);
-/* Copies what stands above the diagonal to below it. */
-void kk_linalg_mirror(double *a, int32_t n);
+/* The upper W with W W^T = a^-1, which is L^-T of kk_linalg_cholesky, in place of a; what stands
+ * below the diagonal becomes zero.  Fails as that does. */
+kk_status kk_linalg_whitener(double *a, int32_t n, kk_err *err);
 
 #endif

@@ -38,15 +38,21 @@ static bool add_bytes(size_t *sum, size_t n, size_t m, size_t width) {
 kk_status kk_sums_need(kk_sums_bytes *out, const kk_sums_opts *o, kk_err *err) {
     const sizes s = sizes_of(o->shape);
     const size_t rows = (size_t)o->rows, f = sizeof(float), d = sizeof(double);
-    *out = (kk_sums_bytes){0, 0};
-    /* Here: both factors, eigenvectors and encoder, and a block of sums with its decoder. */
-    if (add_bytes(&out->device, rows, s.in, f) && add_bytes(&out->device, rows, s.out, f) &&
-        add_bytes(&out->device, o->ridge.raw ? 0 : rows, s.widest, f) &&
-        add_bytes(&out->device, s.in, s.in, d) && add_bytes(&out->device, s.out, s.in, d) &&
-        add_bytes(&out->device, 2, s.out, d) && add_bytes(&out->host, 2 * s.in, s.in, d) &&
-        add_bytes(&out->host, 2 * s.rank, s.in, d) && add_bytes(&out->host, s.widest, s.in, d) &&
-        add_bytes(&out->host, s.widest, s.rank, d) && s.out <= INT32_MAX)
+    size_t chunk = 0, solving = 0, sums = 0, host = 0;
+    /* A chunk has gone when two more squares, the encoder and the decoders are there.  The host
+     * has two squares, the encoder and a block of decoders. */
+    if (add_bytes(&chunk, rows, s.in, f) && add_bytes(&chunk, rows, s.out, f) &&
+        add_bytes(&chunk, o->ridge.raw ? 0 : rows, s.widest, f) &&
+        add_bytes(&solving, 2 * s.in, s.in, d) && add_bytes(&solving, s.rank, s.in, d) &&
+        add_bytes(&solving, s.rank, s.out, d) && add_bytes(&sums, s.in, s.in, d) &&
+        add_bytes(&sums, s.out, s.in, d) && add_bytes(&sums, 2, s.out, d) &&
+        add_bytes(&host, 2 * s.in, s.in, d) && add_bytes(&host, s.rank, s.in, d) &&
+        add_bytes(&host, s.widest, s.rank, d) && s.out <= INT32_MAX &&
+        kk_add(sums, chunk > solving ? chunk : solving, &out->device)) {
+        out->host = host;
         return KK_OK;
+    }
+    *out = (kk_sums_bytes){0, 0};
     return kk_fail(err, KK_EINVAL, "sums of %zu features and %zu targets are too large", s.in,
                    s.out);
 }

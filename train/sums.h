@@ -5,10 +5,10 @@
  * float64 (gram of kk_sum_ops).  So memory is these sums and one chunk, whatever the number of
  * rows, and the time goes into forwards.
  *
- * The solution is that of ridge.h, by other products: C C^T = L^-1 S L^-T with S = X^T Y W^2 Y^T X,
- * which the device adds up over the targets, so that L is solved with for as many columns as there
- * are features and not for as many as there are targets; then only the eigenvectors that are kept;
- * then D = Y^T X E^T / n.  Factors and eigenvectors are the host's. */
+ * The solution is that of ridge.h, with W = L^-T: C C^T = W^T S W, S = X^T Y V^2 Y^T X with V the
+ * weights of targets, then only the eigenvectors P that are kept, E = sqrt(n) P^T W^T and
+ * D = Y^T X E^T / n.  The device multiplies, sums over all targets among that; W, of n_in features,
+ * and the eigenvectors are the host's. */
 #ifndef KK_TRAIN_SUMS_H
 #define KK_TRAIN_SUMS_H
 

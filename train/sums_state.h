@@ -18,7 +18,7 @@ struct kk_sums {
     kk_session *session;             /* of the text that is being run */
     kk_buf *x, *y;                   /* [rows, n_in], [rows, n_out]: a chunk */
     kk_buf *unit;    /* [rows, widest], a block's targets normalised; NULL: they are raw */
-    kk_buf *xx, *yx; /* [n_in, n_in] its upper half, [n_out, n_in]: the sums */
+    kk_buf *xx, *yx; /* [n_in, n_in], [n_out, n_in]: the sums */
     kk_buf *squares; /* [n_out], of raw targets */
     kk_buf *weights; /* [n_out], squares of the columns' weights */
     int64_t n;       /* rows added up */

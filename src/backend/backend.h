@@ -494,13 +494,14 @@ typedef struct {
  * depend on how rows are cut into calls, and all devices have the same.
  *
  * sum[p][q] += (weight[r] a[r][p]) b[r][q], the product in parentheses rounded before.  Where a is
- * b, only p <= q is defined. */
+ * b, sums with p > q are copies of those with p < q. */
 typedef struct {
     kk_buf *sum;          /* [n_a, n_b] float64 */
     const kk_buf *a, *b;  /* [n_rows, n_a], [n_rows, n_b] */
     const kk_buf *weight; /* [n_rows] float64; NULL: 1 */
     int32_t n_rows, n_a, n_b;
     bool doubles; /* a and b are float64; else float32 */
+    bool across;  /* a is [n_a, n_rows] and b [n_b, n_rows]; without weights */
 } kk_gram_args;
 
 /* sum[at + p] += x[r][p]^2 */

@@ -2,8 +2,9 @@
  * form from them against that of BLAS from the same rows; whole trainings on the GPU against the
  * CPU's; and how fast they are at the width of 26B-A4B.
  *
- * sums_gpu_test [FILE OR FOLDER]: texts to train on (default: docs).  Prints a line per check; the
- * exit status is 1 when one failed. */
+ * sums_gpu_test [FILE OR FOLDER | bits]: texts to train on (default: docs); bits: the first of these
+ * alone, as for compute-sanitizer.  Prints a line per check; the exit status is 1 when one
+ * failed. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -37,9 +38,10 @@ static void bits(void) {
     char what[120];
     for (int i = 0; i < SUMS_SHAPES; i++) {
         const sums_shape *s = &sums_shapes[i];
-        snprintf(what, sizeof what, "sums of %d rows, %d and %d values%s%s%s: bits that differ",
+        snprintf(what, sizeof what, "sums of %d rows, %d and %d values%s%s%s%s: bits that differ",
                  s->n_rows, s->n_a, s->n_b, s->doubles ? ", float64" : "",
-                 s->weighted ? ", weighted" : "", s->same ? ", of one matrix" : "");
+                 s->weighted ? ", weighted" : "", s->same ? ", of one matrix" : "",
+                 s->across ? ", across" : "");
         const int32_t n = sums_products_differ(e->backend, e->dev, s, (uint64_t)i);
         check(n == 0, what, n, 0);
     }
@@ -183,8 +185,8 @@ static kk_buf *filled(kk_engine *e, size_t n, bool doubles, uint64_t seed, doubl
 }
 
 /* Seconds of a second call, the sums of both being looked at in some places. */
-static void speed(const char *what, int32_t rows, int32_t n_a, int32_t n_b, bool doubles,
-                  bool same) {
+static void speed(const char *what, int32_t rows, int32_t n_a, int32_t n_b, bool doubles, bool same,
+                  bool across) {
     kk_engine *e = open_on("cuda", 0);
     const kk_backend *be = e->backend;
     kk_err err = {0};
@@ -200,7 +202,8 @@ static void speed(const char *what, int32_t rows, int32_t n_a, int32_t n_b, bool
                             .n_rows = rows,
                             .n_a = n_a,
                             .n_b = n_b,
-                            .doubles = doubles};
+                            .doubles = doubles,
+                            .across = across};
     double seconds = 0;
     for (int i = 0; i < 2; i++) {
         const double begin = kk_now();
@@ -213,15 +216,14 @@ static void speed(const char *what, int32_t rows, int32_t n_a, int32_t n_b, bool
     for (int i = 0; i < 200; i++) {
         size_t p = (size_t)((sums_draw(&state) + 1) / 2 * n_a);
         size_t q = (size_t)((sums_draw(&state) + 1) / 2 * n_b);
-        if (same && p > q) {
-            const size_t t = p;
-            p = q, q = t;
-        }
         const double *y = same ? a : b;
         double want = 0, got;
         for (int call = 0; call < 2; call++)
             for (int32_t r = 0; r < rows; r++)
-                want = fma(a[(size_t)r * (size_t)n_a + p], y[(size_t)r * (size_t)n_b + q], want);
+                want = across ? fma(a[p * (size_t)rows + (size_t)r],
+                                    y[q * (size_t)rows + (size_t)r], want)
+                              : fma(a[(size_t)r * (size_t)n_a + p], y[(size_t)r * (size_t)n_b + q],
+                                    want);
         sums_must(be->read(e->dev, sum, (p * (size_t)n_b + q) * sizeof got, &got, sizeof got, &err),
                   &err, "reading");
         wrong += memcmp(&want, &got, sizeof got) != 0;
@@ -241,11 +243,13 @@ int main(int argc, char **argv) {
     kk_err err = {0};
     sums_must(kk_linalg_threads(0, &err), &err, "threads");
     bits();
+    if (argc > 1 && strcmp(argv[1], "bits") == 0) return failed != 0;
     closed_forms();
     trainings(argc > 1 ? argv[1] : "docs");
-    speed("features by themselves, 2048 rows of 8448", 2048, 8448, 8448, false, true);
-    speed("targets by features, 2048 rows of 8192 and 8448", 2048, 8192, 8448, false, false);
-    speed("targets once more, 4096 of 8448 in float64", 4096, 8448, 8448, true, true);
+    speed("features by themselves, 2048 rows of 8448", 2048, 8448, 8448, false, true, false);
+    speed("targets by features, 2048 rows of 8192 and 8448", 2048, 8192, 8448, false, false, false);
+    speed("targets once more, 4096 of 8448 in float64", 4096, 8448, 8448, true, true, false);
+    speed("decoders, 8448 across of 8192 and 512", 8448, 8192, 512, true, false, true);
     if (failed) printf("%d checks failed\n", failed);
     return failed != 0;
 }

@@ -14,7 +14,7 @@ kk_status kk_cuda_gram(kk_dev *dev, const kk_gram_args *a, kk_err *err) {
     const size_t width = a->doubles ? sizeof(double) : sizeof(float);
     if (!holds(a->sum, 0, a->n_a, a->n_b, sizeof(double)) ||
         !holds(a->a, 0, a->n_rows, a->n_a, width) || !holds(a->b, 0, a->n_rows, a->n_b, width) ||
-        (a->weight && !holds(a->weight, 0, a->n_rows, 1, sizeof(double))))
+        (a->weight && (a->across || !holds(a->weight, 0, a->n_rows, 1, sizeof(double)))))
         return kk_fail(err, KK_EINVAL,
                        "sums of %d rows of %d and %d values do not fit their buffers", a->n_rows,
                        a->n_a, a->n_b);
@@ -25,7 +25,8 @@ kk_status kk_cuda_gram(kk_dev *dev, const kk_gram_args *a, kk_err *err) {
                           .n_rows = a->n_rows,
                           .n_a = a->n_a,
                           .n_b = a->n_b,
-                          .doubles = a->doubles};
+                          .doubles = a->doubles,
+                          .across = a->across};
     KK_TRY(kk_cuda_flush(dev, err));
     KK_CUDA_TRY(kk_cu_run_gram(kk_cuda_at(dev), &g), "sums over rows", err);
     return KK_OK;

@@ -10,10 +10,11 @@ extern "C" {
 
 typedef struct {
     double *sum;          /* [n_a][n_b] */
-    const void *a, *b;    /* [n_rows][n_a], [n_rows][n_b] */
+    const void *a, *b;    /* [n_rows][n_a], [n_rows][n_b]; a == b: sum is symmetric */
     const double *weight; /* [n_rows]; NULL: 1 */
     int32_t n_rows, n_a, n_b;
     int32_t doubles; /* a and b are float64; else float32 */
+    int32_t across;  /* a and b are [n_a][n_rows], [n_b][n_rows] */
 } kk_cu_gram;
 cudaError_t kk_cu_run_gram(kk_cu_at at, const kk_cu_gram *a);
 
