@@ -75,6 +75,31 @@ static void closed_forms(void) {
     }
 }
 
+/* What the device cannot hold is refused before it is taken, and by how much. */
+static void refusals(void) {
+    kk_engine *e = open_on("cuda", 0);
+    const kk_capture_opts how = {
+        .engine = e, .source = KK_SOURCE_TAPS, .n_taps = 1, .taps = {4}, .max_rows = 8};
+    kk_projection_config c;
+    kk_theta t;
+    kk_sums *s = NULL;
+    kk_dev_facts before, after;
+    kk_err err = {0};
+    sums_must(kk_theta_config(&c, &how, 8, KK_LAYERS_ALL, &err), &err, "shape");
+    sums_must(kk_theta_new(&t, &c, &err), &err, "parameters");
+    const kk_sums_opts o = {.from = &how, .shape = &t, .ridge = {.raw = true}, .rows = 100000000};
+    e->backend->describe(e->dev, &before);
+    const kk_status st = kk_sums_new(&s, &o, &err);
+    e->backend->describe(e->dev, &after);
+    printf("      %s\n", err.msg);
+    check(st == KK_ENOMEM && !s && strstr(err.msg, "GB are free"), "a chunk too large", st,
+          KK_ENOMEM);
+    check(before.memory.free == after.memory.free, "bytes taken for it",
+          (double)(before.memory.free - after.memory.free), 0);
+    kk_theta_free(&t);
+    kk_engine_close(e);
+}
+
 /* ---- trainings --------------------------------------------------------------------------- */
 
 static kk_train_result train_on(const char *device, const char *texts, const char *out) {
@@ -245,6 +270,7 @@ int main(int argc, char **argv) {
     bits();
     if (argc > 1 && strcmp(argv[1], "bits") == 0) return failed != 0;
     closed_forms();
+    refusals();
     trainings(argc > 1 ? argv[1] : "docs");
     speed("features by themselves, 2048 rows of 8448", 2048, 8448, 8448, false, true, false);
     speed("targets by features, 2048 rows of 8192 and 8448", 2048, 8192, 8448, false, false, false);
