@@ -164,7 +164,8 @@ static kk_status decode(solution *v, kk_err *err) {
                             .across = true};
     KK_TRY(s->be->sums->gram(s->dev, &g, err));
     double *d = kk_calloc((size_t)s->widest * (size_t)rank, sizeof *d);
-    kk_status st = d ? KK_OK : kk_fail(err, KK_ENOMEM, "no memory for decoders");
+    if (!d) return kk_fail(err, KK_ENOMEM, "no memory for decoders");
+    kk_status st = KK_OK;
     for (int32_t i = 0; i < s->shape.n_blocks && st == KK_OK; i++) st = fill_decoder(v, i, d, err);
     kk_free(d);
     return st == KK_OK ? done(v, "decoders", err) : st;
