@@ -79,6 +79,7 @@ int32_t kk_corpus_longest(const kk_corpus *c);
 
 /* What draws are seeded with: never an evaluation's seed, as long as those are small. */
 uint64_t kk_corpus_seed(uint64_t seed);
+uint64_t kk_corpus_held_seed(uint64_t seed); /* the same, of random ids that are held out */
 /* The next document to train on. */
 kk_haystack kk_corpus_needle(kk_twister *t, int32_t most_lines);
 

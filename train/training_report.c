@@ -202,7 +202,10 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
     json_t *train = texts_json(t, false), *held = texts_json(t, true);
     json_object_set_new(train, "seeds", json_pack("[I]", (json_int_t)kk_corpus_seed(o->seed)));
     json_object_set_new(train, "stored_rows", json_integer((json_int_t)t->stored_rows));
-    json_object_set_new(held, "seeds", json_array());
+    const bool random = o->engine.synthetic && !o->n_paths;
+    json_object_set_new(held, "seeds",
+                        random ? json_pack("[I]", (json_int_t)kk_corpus_held_seed(o->seed))
+                               : json_array());
     const bool steps = t->loss != KK_LOSS_RIDGE;
     json_t *body = json_pack(
         "{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:o, s:o}",
@@ -215,9 +218,8 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
         steps && r->final_loss > 0 ? kk_report_real(r->initial_loss / r->final_loss) : json_null(),
         "final_diagnostic", diagnostic_json(t), "resumed_at", r->resumed_at, "stages",
         stages_json(t), "curve", curve_json(t));
-    const kk_quality_source read = {.paths = o->paths,
-                                    .n_paths = o->n_paths,
-                                    .prompts = o->engine.synthetic ? NULL : o->prompts};
+    const kk_quality_source read = {
+        .paths = o->paths, .n_paths = o->n_paths, .prompts = random ? NULL : o->prompts};
     if (body && r->add_flop > 0)
         json_object_set_new(body, "sums",
                             json_pack("{s:o, s:o}", "seconds", kk_report_real(r->add_s), "flop",
