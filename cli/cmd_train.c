@@ -111,11 +111,10 @@ static const option train_options[] = {
     OPTION_FLAG(NULL, "force", AT(force), "replace a projection and reports that are there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(train_args, load),
-    OPTION_CHOICE(
-        "sums", "WHERE", AT(sums), "host device", NULL,
-        "where the sums of the closed form are made: on the host, with its rows copied "
-        "there, or on the device, chunk by chunk (default: on a device with memory of its "
-        "own, where the loss is ridge and the source taps)"),
+    OPTION_CHOICE("sums", "WHERE", AT(sums), "host device", NULL,
+                  "where the sums of the closed form are made: on the host, with its rows copied "
+                  "there, or on the device, chunk by chunk (default: on a device with memory of "
+                  "its own, where the source is taps)"),
 };
 
 extern const verb train_projection;

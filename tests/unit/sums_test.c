@@ -61,7 +61,8 @@ static void test_ends_of_buffers(void **state) {
 }
 
 /* From the same rows.  Features are normalised in float32 on one side: they are off by 2^-23 of
- * themselves, which a ridge of 1e-4 makes 100 times as much at most.  Chunks end within texts, and texts within forwards. */
+ * themselves, which a ridge of 1e-4 makes 100 times as much at most.  Chunks end within texts, and
+ * texts within forwards. */
 static void test_closed_form(void **state) {
     (void)state;
     for (int normed = 0; normed < 2; normed++) {
