@@ -2,7 +2,7 @@
  * form from them against that of BLAS from the same rows; whole trainings on the GPU against the
  * CPU's; and how fast they are at the width of 26B-A4B.
  *
- * sums_gpu_test [FILE OR FOLDER | bits]: texts to train on (default: docs); bits: the first of
+ * sums_gpu_test [FILE OR FOLDER | bits]: texts to train on (default: shipped prompts); bits: the first of
  * these alone, as for compute-sanitizer.  Prints a line per check; the exit status is 1 when one
  * failed. */
 #define _GNU_SOURCE
@@ -266,7 +266,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "bits") == 0) return failed != 0;
     closed_forms();
     refusals();
-    trainings(argc > 1 ? argv[1] : "docs");
+    trainings(argc > 1 ? argv[1] : KK_MODELS "/tiny/prompts");
     speed("features by themselves, 2048 rows of 8448", 2048, 8448, 8448, false, true, false);
     speed("targets by features, 2048 rows of 8192 and 8448", 2048, 8192, 8448, false, false, false);
     speed("targets once more, 4096 of 8448 in float64", 4096, 8448, 8448, true, true, false);
