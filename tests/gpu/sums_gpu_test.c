@@ -2,9 +2,9 @@
  * form from them against that of BLAS from the same rows; whole trainings on the GPU against the
  * CPU's; and how fast they are at the width of 26B-A4B.
  *
- * sums_gpu_test [FILE OR FOLDER | bits]: texts to train on (default: shipped prompts); bits: the first of
- * these alone, as for compute-sanitizer.  Prints a line per check; the exit status is 1 when one
- * failed. */
+ * sums_gpu_test [FILE OR FOLDER | bits]: texts to train on (default: the shipped prompts); bits:
+ * the first of these alone, as for compute-sanitizer.  Prints a line per check; the exit status is
+ * 1 when one failed. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
