@@ -19,7 +19,7 @@ typedef struct {
     loader_args load;
     ladder_args ladder;
     const char *out, *source, *taps, *layers, *data, *loss, *schedule, *init_from, *report;
-    const char *targets;
+    const char *targets, *sums;
     uint64_t seed;
     int32_t rank, tokens, length, predict, needles, needle_lines, steps, warmup, log_every;
     int32_t checkpoint_every, sink, window, chunk;
@@ -34,13 +34,18 @@ static const option train_options[] = {
                   "Hugging Face folder or GGUF file (default: the small one shipped with the "
                   "program)"),
     LOADER_DRAFTER_OPTIONS(train_args, load),
+    OPTION_STRING(
+        NULL, "synthetic", "SPEC", AT(load.synthetic),
+        "instead of a model: its shapes with random weights, as in 26b-a4b:bf16[:LAYERS], "
+        "and random ids instead of texts"),
     OPTION_HEADING("Projection"),
     OPTION_STRING("o", "out", "DIR", AT(out), "folder to write it to"),
     OPTION_CHOICE("source", "NAME", AT(source), "taps context embed drafter-kv", NULL,
                   "what it reads: taps (outputs of some layers, default), context (the drafter's "
                   "view of them), embed (the token alone), drafter-kv (for comparison)"),
     OPTION_STRING(NULL, "taps", "LIST", AT(taps),
-                  "layers to read, from 0 (default: those the drafter reads)"),
+                  "layers to read, from 0 (default: those the drafter reads; of --synthetic three "
+                  "spread over the model)"),
     OPTION_INT(NULL, "rank", "N", AT(rank), 1, 8192, "values kept per position (default: 256)"),
     OPTION_CHOICE("layers", "WHICH", AT(layers), "all sliding full", NULL,
                   "layers it rebuilds: all (default), sliding or full"),
@@ -107,6 +112,10 @@ static const option train_options[] = {
     OPTION_FLAG(NULL, "force", AT(force), "replace a projection and reports that are there"),
     OPTION_FLAG("q", "quiet", AT(quiet), "no progress"),
     LOADER_DEVICE_OPTIONS(train_args, load),
+    OPTION_CHOICE("sums", "WHERE", AT(sums), "host device", NULL,
+                  "where the sums of the closed form are made: on the host, with its rows copied "
+                  "there, or on the device, chunk by chunk (default: on a device with memory of "
+                  "its own, where the source is taps)"),
 };
 
 extern const verb train_projection;
@@ -118,27 +127,45 @@ static void show_left(double seconds) {
 }
 
 static void show_bar(const kk_train_event *e) {
-    static const char *const phases[] = {"reading texts", "capturing rows", "training", "judging"};
-    fprintf(stderr, "\r\033[K%s: %s", phases[e->phase], term_count(e->done).text);
+    static const char *const phases[KK_TRAIN_PHASES] = {
+        "reading texts", "capturing rows", "training", "judging", "sizing", "solving"};
+    fprintf(stderr, "%s: %s", phases[e->phase], term_count(e->done).text);
     if (e->total) fprintf(stderr, " of %s", term_count(e->total).text);
     if (e->phase == KK_TRAIN_STEPPING) fprintf(stderr, ", loss %.5f", e->loss);
+    if (e->rate > 0) fprintf(stderr, ", %s rows/s", term_count((int64_t)e->rate).text);
+    if (e->what) fprintf(stderr, ", %s in %.1f s", e->what, e->seconds);
+    show_left(e->left_s);
+}
+
+static void show_sizes(const kk_train_event *e) {
+    fprintf(stderr, "sums take %.2f GB of the device", 1e-9 * (double)e->device_bytes);
+    if (e->device_free) fprintf(stderr, ", where %.1f GB are free", 1e-9 * (double)e->device_free);
+    fprintf(stderr, ", and their solution %.2f GB here", 1e-9 * (double)e->host_bytes);
+}
+
+static void show_step(const kk_train_event *e) {
+    fprintf(stderr, "step %6lld  loss %.6f  lr %.2e", (long long)e->done, e->loss, e->lr);
+    if (e->ratio > 0) fprintf(stderr, "  attention's error %.5f of its square", e->ratio);
     show_left(e->left_s);
 }
 
 static void show_line(const kk_train_event *e) {
     if (term_controls(stderr)) fputs("\r\033[K", stderr);
-    fprintf(stderr, "step %6lld  loss %.6f  lr %.2e", (long long)e->done, e->loss, e->lr);
-    if (e->ratio > 0) fprintf(stderr, "  attention's error %.5f of its square", e->ratio);
-    show_left(e->left_s);
+    if (e->phase == KK_TRAIN_STEPPING)
+        show_step(e);
+    else if (e->phase == KK_TRAIN_SIZING)
+        show_sizes(e);
+    else
+        show_bar(e);
     fputc('\n', stderr);
 }
 
 static bool on_event(void *user, const kk_train_event *e) {
     const train_args *a = user;
-    if (!a->quiet && e->line)
-        show_line(e);
-    else if (!a->quiet && term_controls(stderr))
-        show_bar(e);
+    const bool bar = !a->quiet && !e->line && term_controls(stderr);
+    if (!a->quiet && e->line) show_line(e);
+    if (bar) fputs("\r\033[K", stderr);
+    if (bar) show_bar(e);
     fflush(stderr);
     return term_signal() == 0;
 }
@@ -181,6 +208,9 @@ static void print_result(const train_args *a, const kk_train_result *r) {
     if (r->skipped[0]) printf("passed over %s\n", r->skipped);
     printf("seconds     reading %.1f, capturing %.1f, solving %.1f, steps %.1f\n", r->read_s,
            r->collect_s, r->solve_s, r->train_s);
+    if (r->add_flop > 0)
+        printf("sums        on the device, %.1f s of capturing, %.1f TFLOP/s in float64\n",
+               r->add_s, r->add_s > 0 ? 1e-12 * r->add_flop / r->add_s : 0);
     if (r->steps)
         printf("loss        %.6f at first, %.6f at last\n", r->initial_loss, r->final_loss);
     if (r->held_rows == 0) {
@@ -266,6 +296,7 @@ static kk_train_opts to_opts(const train_args *a) {
         .resume = a->resume,
         .replace = a->force,
         .seed = a->seed,
+        .sums = a->sums,
         .report = a->report,
         .on_event = on_event,
         .user = (void *)a,
@@ -397,6 +428,9 @@ static int run_projection(int argc, char **argv) {
     if (words.n && !a.data)
         return options_wrong(&train_projection, "texts are named with --data, as in --data %s",
                              words.word[0]);
+    if (a.load.synthetic && a.ladder.rungs)
+        return options_wrong(&train_projection, "--ladder asks for codes in documents, which "
+                                                "--synthetic has no tokenizer to read");
     kk_train_opts o = to_opts(&a);
     if (!read_taps(&a, &o, &code)) return code;
     if (a.data) paths[o.n_paths++] = a.data;
@@ -433,7 +467,8 @@ const verb train_projection = {
         "  kakeya train projection --out projection\n"
         "  kakeya train projection --out projection --ladder 70,280 --report training.json\n"
         "  kakeya train projection --out projection --rank 512 --data /usr/lib/python3\n"
-        "  kakeya train projection --out s5 --layers sliding --loss attn_distill --steps 1000\n",
+        "  kakeya train projection --out s5 --layers sliding --loss attn_distill --steps 1000\n"
+        "  kakeya train projection --out p --device cuda --synthetic 26b-a4b:bf16\n",
     .options = train_options,
     .n_options = OPTION_COUNT(train_options),
     .max_words = 64,

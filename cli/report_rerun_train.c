@@ -68,6 +68,7 @@ static kk_train_opts options_of(const kk_rerun *r, const json_t *s) {
         .log_every = number(a, "log_every", 50),
         .checkpoint_every = number(a, "checkpoint_every", 100),
         .seed = (uint64_t)number(s, "seed", 0),
+        .sums = text(s, "sums", "host"),
     };
 }
 
@@ -93,7 +94,8 @@ static kk_status read_lists(const kk_rerun *r, const json_t *s, kk_train_opts *o
 }
 
 static bool on_event(void *user, const kk_train_event *e) {
-    static const char *const phases[] = {"reading texts", "capturing rows", "training", "judging"};
+    static const char *const phases[KK_TRAIN_PHASES] = {
+        "reading texts", "capturing rows", "training", "judging", "sizing", "solving"};
     const kk_rerun *r = user;
     char what[80];
     if (!r->tell) return true;

@@ -32,9 +32,10 @@ enum {
 static const char *const prompt_sets[] = {"code", "chat", "edit", "json", "prose"};
 
 uint64_t kk_corpus_seed(uint64_t seed) { return seed + OTHER_SEEDS; }
+uint64_t kk_corpus_held_seed(uint64_t seed) { return seed + 2 * OTHER_SEEDS; }
 
 const char *kk_text_kind_name(kk_text_kind k) {
-    static const char *const names[] = {"file", "prompt", "needle"};
+    static const char *const names[] = {"file", "prompt", "needle", "random"};
     return names[k];
 }
 
@@ -438,10 +439,34 @@ static kk_status add_needles(builder *b, kk_err *err) {
     return KK_OK;
 }
 
+/* ---- random ids -------------------------------------------------------------------------- */
+
+/* The second sequence is held out, and one of ten. */
+static kk_status add_random(builder *b, kk_err *err) {
+    const int32_t n = b->opts->length;
+    kk_twister random[2]; /* trained on, held out */
+    kk_model_info model;
+    kk_engine_info(b->opts->engine, &model);
+    if (b->opts->tokens < 1)
+        return kk_fail(err, KK_EINVAL, "there is no end of random ids: say how many tokens");
+    kk_twister_seed(&random[0], kk_corpus_seed(b->opts->seed));
+    kk_twister_seed(&random[1], kk_corpus_held_seed(b->opts->seed));
+    for (int32_t i = 0; i < 2 || !enough(b); i++) {
+        const bool held = i % HOLD_OUT == 1;
+        int32_t *ids = kk_calloc((size_t)n, sizeof *ids);
+        if (!ids) return kk_fail(err, KK_ENOMEM, "no memory for %d tokens", n);
+        for (int32_t k = 0; k < n; k++)
+            ids[k] = kk_twister_between(&random[held], 0, model.vocab - 1);
+        KK_TRY(add(b, ids, n, KK_TEXT_RANDOM, held, err));
+    }
+    return KK_OK;
+}
+
 /* ---- all of it --------------------------------------------------------------------------- */
 
 static kk_status build(builder *b, kk_err *err) {
     const kk_corpus_opts *o = b->opts;
+    if (o->random) return add_random(b, err);
     b->tok = kk_engine_tokenizer(o->engine);
     if (!b->tok) return kk_fail(err, KK_EINVAL, "this model has no tokenizer to read texts with");
     kk_twister_seed(&b->random, kk_corpus_seed(o->seed));

@@ -13,8 +13,14 @@
 #include "eval/texts/haystack.h"
 #include "kakeya.h"
 
-typedef enum { KK_TEXT_FILE, KK_TEXT_PROMPT, KK_TEXT_NEEDLE, KK_TEXT_KINDS } kk_text_kind;
-const char *kk_text_kind_name(kk_text_kind k); /* "file", "prompt", "needle" */
+typedef enum {
+    KK_TEXT_FILE,
+    KK_TEXT_PROMPT,
+    KK_TEXT_NEEDLE,
+    KK_TEXT_RANDOM,
+    KK_TEXT_KINDS
+} kk_text_kind;
+const char *kk_text_kind_name(kk_text_kind k); /* "file", "prompt", "needle", "random" */
 
 typedef struct {
     int32_t *ids;
@@ -57,6 +63,9 @@ typedef struct {
     int32_t needles;     /* documents */
     int32_t most_lines;  /* most lines of a document */
     int64_t tokens;      /* to train on at most, needles not counted; 0: all there are */
+    /* Random ids instead of texts, `length` in a sequence: of a model with random weights, which
+     * has no tokenizer. */
+    bool random;
     uint64_t seed;
     /* Told as it goes; false stops with KK_ESTOPPED.  May be NULL. */
     bool (*on_text)(void *user, int64_t tokens);
@@ -70,6 +79,7 @@ int32_t kk_corpus_longest(const kk_corpus *c);
 
 /* What draws are seeded with: never an evaluation's seed, as long as those are small. */
 uint64_t kk_corpus_seed(uint64_t seed);
+uint64_t kk_corpus_held_seed(uint64_t seed); /* the same, of random ids that are held out */
 /* The next document to train on. */
 kk_haystack kk_corpus_needle(kk_twister *t, int32_t most_lines);
 

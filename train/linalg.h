@@ -23,5 +23,11 @@ kk_status kk_linalg_cholesky(double *a, int32_t n, kk_err *err);
 void kk_linalg_solve_lower(const double *l, int32_t n, bool transposed, double *b, int32_t m);
 /* Eigenvalues of a symmetric [n, n], largest first, with its eigenvectors as rows of a. */
 kk_status kk_linalg_eigen(double *a, int32_t n, double *values, kk_err *err);
+/* The eigenvectors of the `rank` largest alone, as rows of out [rank, n], largest first; a is lost.
+ * Of thousands of features these take a fraction of the time of all. */
+kk_status kk_linalg_eigen_top(double *a, int32_t n, int32_t rank, double *out, kk_err *err);
+/* The upper W with W W^T = a^-1, which is L^-T of kk_linalg_cholesky, in place of a; what stands
+ * below the diagonal becomes zero.  Fails as that does. */
+kk_status kk_linalg_whitener(double *a, int32_t n, kk_err *err);
 
 #endif

@@ -8,7 +8,8 @@
 #include "train/linalg.h"
 
 enum { PIECE = 512 }; /* rows converted to double at a time */
-static const double standard_lambda = 1e-5;
+
+const double kk_ridge_lambda = 1e-5;
 
 /* One encoder with the blocks it serves. */
 typedef struct {
@@ -55,7 +56,7 @@ kk_status kk_ridge_new(kk_ridge **out, const kk_theta *shape, const kk_ridge_opt
     kk_ridge *r = kk_zalloc(sizeof *r);
     if (!r) return kk_fail(err, KK_ENOMEM, "no memory for a regression");
     r->opts = *opts;
-    if (r->opts.lambda <= 0) r->opts.lambda = standard_lambda;
+    if (r->opts.lambda <= 0) r->opts.lambda = kk_ridge_lambda;
     for (int32_t i = 0; i < shape->config.n_layer; i++)
         r->weight[i] = opts->layer_weight ? opts->layer_weight[i] : 1;
     r->opts.layer_weight = NULL; /* the caller's */
@@ -134,21 +135,25 @@ void kk_ridge_add(kk_ridge *r, const kk_captured *rows) {
 
 /* ---- solving ----------------------------------------------------------------------------- */
 
-/* What a column of a block is multiplied with so that all blocks count alike, but for their layers'
- * weights; a raw key stands for K and for V. */
-static double block_weight(const kk_ridge *r, int32_t i) {
-    const kk_theta_block *b = &r->shape.block[i];
-    double energy = 0;
-    for (int32_t h = 0; h < b->n_head; h++) energy += r->energy[i][h];
-    if (!r->opts.raw) energy = (double)r->rows * b->width;
-    return energy > 0 ? sqrt((b->both ? 2.0 : 1.0) * r->weight[b->layer] * (double)r->rows / energy)
-                      : 0;
+double kk_ridge_block_weight(const kk_theta_block *b, const double *energy, int64_t rows,
+                             double layer_weight, bool raw) {
+    double sum = 0;
+    for (int32_t h = 0; h < b->n_head; h++) sum += energy[h];
+    if (!raw) sum = (double)rows * b->width;
+    return sum > 0 ? sqrt((b->both ? 2.0 : 1.0) * layer_weight * (double)rows / sum) : 0;
 }
 
-/* The scale that normalised targets have lost. */
+double kk_ridge_head_scale(const kk_theta_block *b, double energy, int64_t rows, bool raw) {
+    return raw ? 1 : sqrt(energy / ((double)rows * b->head_dim));
+}
+
+static double block_weight(const kk_ridge *r, int32_t i) {
+    const kk_theta_block *b = &r->shape.block[i];
+    return kk_ridge_block_weight(b, r->energy[i], r->rows, r->weight[b->layer], r->opts.raw);
+}
+
 static double head_scale(const kk_ridge *r, int32_t i, int32_t head) {
-    const double n = (double)r->rows * r->shape.block[i].head_dim;
-    return r->opts.raw ? 1 : sqrt(r->energy[i][head] / n);
+    return kk_ridge_head_scale(&r->shape.block[i], r->energy[i][head], r->rows, r->opts.raw);
 }
 
 /* X^T X with its lower half and the ridge. */

@@ -34,4 +34,14 @@ int64_t kk_ridge_rows(const kk_ridge *r);
 /* Fills theta's parameters, of any rank up to the features'. */
 kk_status kk_ridge_solve(const kk_ridge *r, kk_theta *theta, kk_err *err);
 
+/* What other ways to the same sums share with this one (sums.h). */
+extern const double kk_ridge_lambda; /* what a lambda of 0 is */
+/* What a column of a block is multiplied with so that all blocks count alike, but for their
+ * layers' weights; a raw key stands for K and for V.  energy: sums of squares of the raw targets by
+ * head. */
+double kk_ridge_block_weight(const kk_theta_block *b, const double *energy, int64_t rows,
+                             double layer_weight, bool raw);
+/* The scale that a head's normalised targets have lost. */
+double kk_ridge_head_scale(const kk_theta_block *b, double energy, int64_t rows, bool raw);
+
 #endif

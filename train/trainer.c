@@ -59,6 +59,10 @@ static kk_status choose_taps(kk_training *t, kk_err *err) {
     t->how.n_taps = o->n_taps;
     memcpy(t->how.taps, o->taps, sizeof o->taps);
     if (o->n_taps) return KK_OK;
+    if (!t->engine->dflash && o->engine.synthetic) {
+        t->how.n_taps = kk_projection_spread_taps(kk_engine_config(t->engine), t->how.taps);
+        return KK_OK;
+    }
     if (!t->engine->dflash)
         return kk_fail(err, KK_EINVAL, "there is no drafter whose taps could be read: name layers");
     const kk_drafter_config *d = kk_dflash_config(t->engine->dflash);
@@ -87,6 +91,7 @@ static kk_status read_texts(kk_training *t, kk_err *err) {
                                 .needles = o->needles,
                                 .most_lines = o->needle_lines,
                                 .tokens = o->tokens,
+                                .random = o->engine.synthetic && !o->n_paths,
                                 .seed = o->seed,
                                 .on_text = on_text,
                                 .user = t};
@@ -105,35 +110,6 @@ static kk_status read_texts(kk_training *t, kk_err *err) {
                    longest, o->sink, o->window);
 }
 
-/* Captures every text of one side; see_rows is shown each, with its number. */
-typedef struct {
-    kk_training *t;
-    kk_ridge *ridge; /* NULL: none */
-} collecting;
-typedef kk_status (*see_rows)(const collecting *c, const kk_captured *rows, size_t number,
-                              kk_err *err);
-
-static kk_status capture(const collecting *c, bool held, see_rows see, kk_err *err) {
-    kk_training *t = c->t;
-    const double begin = kk_now();
-    kk_train_event e = {.phase = held ? KK_TRAIN_JUDGING : KK_TRAIN_CAPTURING,
-                        .total = t->corpus.tokens[held],
-                        .left_s = -1};
-    for (size_t i = 0, number = 0; i < t->corpus.n; i++) {
-        const kk_text *text = &t->corpus.texts[i];
-        const kk_captured *rows;
-        if (text->held != held) continue;
-        KK_TRY(kk_training_tell(t, e, err));
-        KK_TRY(kk_capture_run(t->capture, text->ids, text->n, &rows, err));
-        KK_TRY(see(c, rows, number++, err));
-        e.done += text->n;
-        e.left_s = (kk_now() - begin) / (double)e.done * (double)(e.total - e.done);
-    }
-    return kk_training_tell(t, e, err);
-}
-
-/* ---- the regression, and rows kept for steps --------------------------------------------- */
-
 /* Bytes of the rows of a text. */
 static size_t row_bytes(const kk_training *t) {
     const kk_config *c = kk_engine_config(t->engine);
@@ -146,12 +122,60 @@ static size_t row_bytes(const kk_training *t) {
     return n * sizeof(float);
 }
 
-/* Every k-th text, so that all kinds are there, when not all fit. */
+/* Whether steps are to draw from a text: every k-th, so that all kinds are there, when not all
+ * fit. */
 static bool wanted(const kk_training *t, size_t text) {
+    if (!t->stored) return false;
     const size_t bytes = row_bytes(t) * (size_t)t->corpus.tokens[0];
     const size_t k = bytes / most_stored + 1;
     return text % k == 0;
 }
+
+/* Captures every text of one side; see_rows is shown each, with its number and, unless sums on the
+ * device are all that wants them, its rows. */
+typedef struct {
+    kk_training *t;
+    kk_ridge *ridge; /* NULL: none */
+    kk_sums *sums;   /* the same */
+} collecting;
+typedef kk_status (*see_rows)(const collecting *c, const kk_text *text, const kk_captured *rows,
+                              size_t number, kk_err *err);
+
+/* Rows that someone on the host wants come there, also of a text whose sums the device has. */
+static kk_status run_text(const collecting *c, const kk_text *text, size_t number, see_rows see,
+                          kk_err *err) {
+    const kk_captured *rows = NULL;
+    if (c->sums) KK_TRY(kk_sums_run(c->sums, text->ids, text->n, err));
+    if (!c->sums || wanted(c->t, number))
+        KK_TRY(kk_capture_run(c->t->capture, text->ids, text->n, &rows, err));
+    return see(c, text, rows, number, err);
+}
+
+static kk_status capture(const collecting *c, bool held, see_rows see, kk_err *err) {
+    enum { LINE_S = 10 };
+    kk_training *t = c->t;
+    const double begin = kk_now();
+    double line = begin;
+    kk_train_event e = {.phase = held ? KK_TRAIN_JUDGING : KK_TRAIN_CAPTURING,
+                        .total = t->corpus.tokens[held],
+                        .left_s = -1};
+    for (size_t i = 0, number = 0; i < t->corpus.n; i++) {
+        const kk_text *text = &t->corpus.texts[i];
+        if (text->held != held) continue;
+        KK_TRY(kk_training_tell(t, e, err));
+        KK_TRY(run_text(c, text, number++, see, err));
+        e.done += text->n;
+        const double now = kk_now();
+        e.left_s = (now - begin) / (double)e.done * (double)(e.total - e.done);
+        e.rate = now > begin ? (double)e.done / (now - begin) : 0;
+        e.line = c->sums && now - line > LINE_S;
+        if (e.line) line = now;
+    }
+    e.line = c->sums;
+    return kk_training_tell(t, e, err);
+}
+
+/* ---- the regression, and rows kept for steps --------------------------------------------- */
 
 static kk_status store(kk_training *t, const kk_captured *rows, kk_err *err) {
     KK_TRY(kk_captured_copy(&t->stored[t->n_stored], rows, kk_engine_config(t->engine), err));
@@ -160,18 +184,18 @@ static kk_status store(kk_training *t, const kk_captured *rows, kk_err *err) {
     return KK_OK;
 }
 
-static kk_status collect_rows(const collecting *c, const kk_captured *rows, size_t number,
-                              kk_err *err) {
+static kk_status collect_rows(const collecting *c, const kk_text *text, const kk_captured *rows,
+                              size_t number, kk_err *err) {
     kk_training *t = c->t;
     if (c->ridge) kk_ridge_add(c->ridge, rows);
     t->out->sequences++;
-    t->out->rows += rows->n_rows;
-    return t->stored && wanted(t, number) ? store(t, rows, err) : KK_OK;
+    t->out->rows += text->n;
+    return rows && wanted(t, number) ? store(t, rows, err) : KK_OK;
 }
 
 static kk_status collect(kk_training *t, kk_ridge *ridge, kk_err *err) {
     const double begin = kk_now();
-    const collecting c = {t, ridge};
+    const collecting c = {t, ridge, t->sums};
     if (t->loss != KK_LOSS_RIDGE) {
         t->stored = kk_calloc(t->corpus.n, sizeof *t->stored);
         if (!t->stored) return kk_fail(err, KK_ENOMEM, "no memory for %zu texts", t->corpus.n);
@@ -193,13 +217,18 @@ static kk_status begin_from(kk_training *t, kk_err *err) {
                                .raw = !t->opts->normed_targets,
                                .layer_weight = weight};
     kk_ridge *ridge = NULL;
+    bool device = false;
+    KK_TRY(kk_training_choose_sums(t, &device, err));
     if (t->opts->init_from)
         KK_TRY(kk_theta_read(&t->theta, t->opts->init_from, err));
+    else if (device)
+        KK_TRY(kk_training_open_sums(t, &how, err));
     else
         KK_TRY(kk_ridge_new(&ridge, &t->theta, &how, err));
     kk_status st = collect(t, ridge, err);
     const double begin = kk_now();
     if (st == KK_OK && ridge) st = kk_ridge_solve(ridge, &t->theta, err);
+    if (st == KK_OK && t->sums) st = kk_training_solve_sums(t, err);
     t->out->solve_s = kk_now() - begin;
     kk_ridge_free(ridge);
     return st;
@@ -207,9 +236,10 @@ static kk_status begin_from(kk_training *t, kk_err *err) {
 
 /* ---- judging ----------------------------------------------------------------------------- */
 
-static kk_status judge_rows(const collecting *c, const kk_captured *rows, size_t number,
-                            kk_err *err) {
+static kk_status judge_rows(const collecting *c, const kk_text *text, const kk_captured *rows,
+                            size_t number, kk_err *err) {
     kk_training *t = c->t;
+    (void)text;
     (void)number;
     const float eps = kk_engine_config(t->engine)->eps;
     KK_TRY(kk_fit_add(&t->fit_end, &t->theta, rows, eps, err));
@@ -233,7 +263,7 @@ static void fill_layers(const kk_training *t, const kk_fit *f, kk_train_layer *o
 }
 
 static kk_status judge(kk_training *t, kk_err *err) {
-    const collecting c = {t, NULL};
+    const collecting c = {t, NULL, NULL};
     if (t->corpus.tokens[1]) KK_TRY(capture(&c, true, judge_rows, err));
     if (!t->start) t->fit_start = t->fit_end;
     fill_layers(t, &t->fit_start, t->out->start);
@@ -244,10 +274,19 @@ static kk_status judge(kk_training *t, kk_err *err) {
 
 /* ---- a run ------------------------------------------------------------------------------- */
 
+/* A GPU wants as many rows at once as suit it.  Rows do not change with their number. */
+static int32_t forward_rows(const kk_engine_opts *o) {
+    const kk_backend *be = NULL;
+    if (kk_backend_find(&be, o->device ? o->device : "cuda", NULL) != KK_OK || !be->own_memory ||
+        !be->sums)
+        return ROWS;
+    return be->usable && be->usable(NULL) != KK_OK ? ROWS : 0;
+}
+
 static kk_status open_all(kk_training *t, kk_err *err) {
     kk_engine_opts engine = t->opts->engine;
     kk_projection_config config;
-    engine.max_rows = ROWS;
+    engine.max_rows = forward_rows(&engine);
     KK_TRY(kk_linalg_threads(engine.threads, err));
     KK_TRY(kk_engine_open(&t->engine, &engine, err));
     t->how.engine = t->engine;
@@ -308,6 +347,7 @@ static void close_all(kk_training *t) {
     kk_free(t->curve);
     kk_theta_free(&t->theta);
     kk_capture_free(t->capture);
+    kk_sums_free(t->sums);
     kk_corpus_free(&t->corpus);
     kk_engine_close(t->engine);
     kk_training_close_outputs(t);

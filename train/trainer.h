@@ -17,6 +17,9 @@ typedef enum {
     KK_TRAIN_CAPTURING, /* rows of all */
     KK_TRAIN_STEPPING,  /* steps of all */
     KK_TRAIN_JUDGING,   /* rows held out, of all */
+    KK_TRAIN_SIZING,    /* nothing yet: what sums on the device will take */
+    KK_TRAIN_SOLVING,   /* steps of a solution from such sums, of all */
+    KK_TRAIN_PHASES
 } kk_train_phase;
 
 typedef struct {
@@ -24,7 +27,11 @@ typedef struct {
     int64_t done, total;    /* total 0: not known */
     double left_s;          /* expected; negative: not known */
     double loss, lr, ratio; /* stepping: means since the last line of the curve */
-    bool line;              /* a line of the curve is complete */
+    bool line;   /* worth keeping: a line of the curve is complete; of other phases, now and then */
+    double rate; /* rows per second; 0: not known */
+    const char *what;                             /* solving: the step that was done */
+    double seconds;                               /* of it */
+    size_t device_bytes, device_free, host_bytes; /* sizing */
 } kk_train_event;
 
 typedef struct {
@@ -52,6 +59,9 @@ typedef struct {
     bool resume;
     bool replace; /* a projection, report or state that is there */
     uint64_t seed;
+    /* Where the sums of the closed form are made: "host", in BLAS; "device", where the model runs
+     * (sums.h); NULL: there if it has memory of its own and can. */
+    const char *sums;
     const char *report, *command; /* NULL: none; not known */
     /* False stops with KK_ESTOPPED; a run that steps then keeps its state.  May be NULL. */
     bool (*on_event)(void *user, const kk_train_event *e);
@@ -69,6 +79,7 @@ typedef struct {
     int64_t params, sequences, rows, held_rows;
     kk_train_layer start[KK_TRAIN_LAYERS], end[KK_TRAIN_LAYERS]; /* held_rows 0: not known */
     double read_s, collect_s, solve_s, train_s;
+    double add_s, add_flop; /* of collect_s, sums on the device, and operations; 0: on the host */
     int32_t steps, resumed_at;       /* 0: from the beginning */
     double initial_loss, final_loss; /* steps */
     double ratio;                    /* attention's output, of the last lines; 0: not measured */

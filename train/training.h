@@ -5,6 +5,7 @@
 #include "train/corpus.h"
 #include "train/fit.h"
 #include "train/losses.h"
+#include "train/sums.h"
 #include "train/trainer.h"
 
 /* A line of the curve: means over the steps since the line before. */
@@ -24,6 +25,7 @@ typedef struct {
     kk_layer_choice layers;
     kk_corpus corpus;
     kk_capture *capture;
+    kk_sums *sums; /* NULL: the host adds up */
     kk_theta theta;
     float *start; /* parameters before the first step; NULL: there are no steps */
 
@@ -46,6 +48,13 @@ typedef struct {
 
 /* Tells what happens; KK_ESTOPPED when that is not wanted. */
 kk_status kk_training_tell(const kk_training *t, kk_train_event e, kk_err *err);
+
+/* Whether sums are made on the device, by the options and by what it can; refused, where that was
+ * asked for and cannot be. */
+kk_status kk_training_choose_sums(kk_training *t, bool *device, kk_err *err);
+/* Says what they take, and takes it. */
+kk_status kk_training_open_sums(kk_training *t, const kk_ridge_opts *how, kk_err *err);
+kk_status kk_training_solve_sums(kk_training *t, kk_err *err);
 
 /* All steps, from t->step on. */
 kk_status kk_training_steps(kk_training *t, kk_err *err);

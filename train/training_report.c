@@ -23,6 +23,7 @@ static json_t *settings_json(const kk_training *t) {
         o->sink, "window", o->window, "chunk", o->chunk, "seed", (json_int_t)o->seed);
     json_object_set_new(s, "ridge_full", kk_report_real(o->full_weight > 0 ? o->full_weight : 1));
     json_object_set_new(s, "ridge", kk_report_real(o->lambda)); /* 0: the solver's own */
+    if (t->out->add_flop > 0) json_object_set_new(s, "sums", json_string("device"));
     if (t->loss == KK_LOSS_RIDGE) return s;
     json_object_set_new(s, "lambdas",
                         json_pack("{s:o, s:o, s:o, s:o}", "k_dir", kk_report_real(o->k_dir),
@@ -189,7 +190,8 @@ static json_t *texts_json(const kk_training *t, bool held) {
     }
     json_t *kinds = json_object();
     for (int k = 0; k < KK_TEXT_KINDS; k++)
-        json_object_set_new(kinds, kk_text_kind_name((kk_text_kind)k), json_integer(texts[k]));
+        if (texts[k] || k != KK_TEXT_RANDOM)
+            json_object_set_new(kinds, kk_text_kind_name((kk_text_kind)k), json_integer(texts[k]));
     return json_pack("{s:i, s:I, s:o}", held ? "texts" : "sequences", n, held ? "rows" : "tokens",
                      (json_int_t)rows, "kinds", kinds);
 }
@@ -200,7 +202,10 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
     json_t *train = texts_json(t, false), *held = texts_json(t, true);
     json_object_set_new(train, "seeds", json_pack("[I]", (json_int_t)kk_corpus_seed(o->seed)));
     json_object_set_new(train, "stored_rows", json_integer((json_int_t)t->stored_rows));
-    json_object_set_new(held, "seeds", json_array());
+    const bool random = o->engine.synthetic && !o->n_paths;
+    json_object_set_new(held, "seeds",
+                        random ? json_pack("[I]", (json_int_t)kk_corpus_held_seed(o->seed))
+                               : json_array());
     const bool steps = t->loss != KK_LOSS_RIDGE;
     json_t *body = json_pack(
         "{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:o, s:o}",
@@ -214,7 +219,11 @@ kk_status kk_training_report(kk_training *t, kk_err *err) {
         "final_diagnostic", diagnostic_json(t), "resumed_at", r->resumed_at, "stages",
         stages_json(t), "curve", curve_json(t));
     const kk_quality_source read = {
-        .paths = o->paths, .n_paths = o->n_paths, .prompts = o->prompts};
+        .paths = o->paths, .n_paths = o->n_paths, .prompts = random ? NULL : o->prompts};
+    if (body && r->add_flop > 0)
+        json_object_set_new(body, "sums",
+                            json_pack("{s:o, s:o}", "seconds", kk_report_real(r->add_s), "flop",
+                                      kk_report_real(r->add_flop)));
     if (body) json_object_set_new(body, "files", kk_quality_files_json(&read));
     json_t *run = kk_report_run(t->engine, &o->engine, o->command);
     if (run) json_object_set_new(run, "projection", projection_json(t));

@@ -491,6 +491,35 @@ typedef struct {
     kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 } kk_latent_ops;
 
+/* Sums over rows, of which a projection's closed form is made (train/sums.h), in float64: of
+ * features that nearly depend on each other it wants more digits than float32 has.  Each sum is one
+ * chain over the rows in order, rounded once a row, from what was there before.  So the bits do not
+ * depend on how rows are cut into calls, and all devices have the same.
+ *
+ * sum[p][q] += (weight[r] a[r][p]) b[r][q], the product in parentheses rounded before.  Where a is
+ * b, sums with p > q are copies of those with p < q. */
+typedef struct {
+    kk_buf *sum;          /* [n_a, n_b] float64 */
+    const kk_buf *a, *b;  /* [n_rows, n_a], [n_rows, n_b] */
+    const kk_buf *weight; /* [n_rows] float64; NULL: 1 */
+    int32_t n_rows, n_a, n_b;
+    bool doubles; /* a and b are float64; else float32 */
+    bool across;  /* a is [n_a, n_rows] and b [n_b, n_rows]; without weights */
+} kk_gram_args;
+
+/* sum[at + p] += x[r][p]^2 */
+typedef struct {
+    kk_buf *sum; /* float64 */
+    const kk_buf *x;
+    size_t at;
+    int32_t n_rows, dim;
+} kk_squares_args;
+
+typedef struct {
+    kk_status (*gram)(kk_dev *dev, const kk_gram_args *a, kk_err *err);
+    kk_status (*squares)(kk_dev *dev, const kk_squares_args *a, kk_err *err);
+} kk_sum_ops;
+
 /* Bytes of weights that will be loaded, as the file has them. */
 typedef struct {
     int64_t experts, others;
@@ -542,6 +571,7 @@ typedef struct {
     int32_t sample_vocab; /* `choose` samples from rows of up to so many logits; 0: it does not */
     const kk_page_ops *pages;          /* NULL: K/V pages lie in ordinary memory */
     const kk_latent_ops *latents;      /* NULL: it keeps no latents and rebuilds no rows */
+    const kk_sum_ops *sums;            /* NULL: it adds up no rows */
     const kk_instruments *instruments; /* never NULL */
 
     /* Whether this machine has one, asked before weights are made for it; NULL: it has. */

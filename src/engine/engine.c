@@ -288,13 +288,10 @@ static kk_status open_drafter(kk_engine *e, const kk_engine_opts *o, kk_err *err
 
 /* ---- projection ------------------------------------------------------------------------- */
 
-/* Three layers spread over the model, none twice. */
 static kk_status make_projection(kk_engine *e, int32_t rank, kk_err *err) {
     const kk_config *c = kk_engine_config(e);
-    const int32_t last = c->n_layer - 1, wanted[] = {last / 6, last / 2, last - last / 6};
-    int32_t taps[3] = {0}, n = 0;
-    for (int i = 0; i < 3; i++)
-        if (n == 0 || wanted[i] > taps[n - 1]) taps[n++] = wanted[i];
+    int32_t taps[KK_MAX_TAPS] = {0};
+    const int32_t n = kk_projection_spread_taps(c, taps);
     return kk_projection_synthetic(&e->projection, c, rank, taps, n, &e->mem, err);
 }
 

@@ -165,6 +165,14 @@ static kk_status make_random(kk_projection *p, kk_mem *mem, kk_err *err) {
     return KK_OK;
 }
 
+int32_t kk_projection_spread_taps(const kk_config *verifier, int32_t taps[KK_MAX_TAPS]) {
+    const int32_t last = verifier->n_layer - 1, wanted[] = {last / 6, last / 2, last - last / 6};
+    int32_t n = 0;
+    for (int i = 0; i < 3; i++)
+        if (n == 0 || wanted[i] > taps[n - 1]) taps[n++] = wanted[i];
+    return n;
+}
+
 kk_status kk_projection_synthetic(kk_projection **out, const kk_config *verifier, int32_t rank,
                                   const int32_t *taps, int32_t n_taps, kk_mem *mem, kk_err *err) {
     kk_projection *p;

@@ -70,6 +70,8 @@ kk_status kk_projection_open(kk_projection **out, const char *path, const kk_che
  * and sizes alone. */
 kk_status kk_projection_synthetic(kk_projection **out, const kk_config *verifier, int32_t rank,
                                   const int32_t *taps, int32_t n_taps, kk_mem *mem, kk_err *err);
+/* Three layers spread over the model, none twice, to read where nothing else is said; how many. */
+int32_t kk_projection_spread_taps(const kk_config *verifier, int32_t taps[KK_MAX_TAPS]);
 /* Rounds its decoders to KK_Q8_0 in memory, counted in mem; the encoder stays as it is. */
 kk_status kk_projection_pack(kk_projection *p, const kk_drafter_packing *how, kk_mem *mem,
                              kk_err *err);

@@ -51,6 +51,28 @@ has "$err" "step      2" "step      4" "of its square"
 has "$out" "at first" "attn_distill"
 [ -s "$work/s/training.state" ] || fail "no state was kept"
 
+# Sums on the device say what they take before, and give the same; random weights read random ids,
+# and what comes of them restores rows of these.
+exits 0 "${train[@]}" --out "$work/d" --sums device --data "$work/texts"
+has "$err" "sums take" "GB of the device" "capturing rows: " "rows/s" "solving: 4 of 4, decoders"
+has "$out" "sums        on the device"
+exits 0 "${train[@]}" --out "$work/quiet" --sums device -q --data "$work/texts"
+same "$err" ""
+random=(train projection --device cpu --synthetic tiny:f32:2 --rank 8 --layers sliding -t 1 -q)
+exits 0 "${random[@]}" --out "$work/random" --tokens 400 --length 100 --sums device
+has "$out" "400 rows of 4 sequences; 100 rows held out"
+exits 0 bench -q -mp "$work/random" --synthetic tiny:f32:2 --device cpu -t 1 --policies \
+    exact,restored-sliding --ctx 100 --window 16 --chunk 16 --repeat 1 -n 4 --rows none --prefill 0
+has "$out" "restored-sliding"
+exits 1 "${random[@]}" --out "$work/x" --data "$work/texts"
+has "$err" "no tokenizer"
+exits 2 "${random[@]}" --out "$work/x" -m "$shipped"
+has "$err" "--synthetic exclude each other"
+exits 2 "${random[@]}" --out "$work/x" --ladder
+has "$err" "--ladder" "--synthetic"
+exits 1 "${train[@]}" --out "$work/x" --sums device --source embed --data "$work/texts"
+exits 2 "${train[@]}" --out "$work/x" --sums elsewhere --data "$work/texts"
+
 # What cannot be.
 exits 2 train
 has "$err" "projection"

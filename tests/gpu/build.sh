@@ -1,36 +1,50 @@
 #!/bin/sh
 # build.sh [ARCH...] - everything that a machine with a GPU needs, in build-gpu: the program, the
 # CUDA module, the tests and the libraries they load; where libmicrohttpd and SQLite are found here,
-# the server and the program that measures it too.  Nothing has to be installed there.
+# the server and the program that measures it too; where OpenBLAS is, training.  Nothing has to be
+# installed there.
 set -eu
 cd "$(dirname "$0")/../.."
 arch=$(echo "${*:-90}" | sed 's/\b90\b/90a/g') # with the instructions that only that chip has
 cmake -S . -B build-cuda -G Ninja -DKK_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$(echo $arch | tr ' ' ';')" \
-    -DKK_TRAIN=OFF -DKK_TESTS=OFF >/dev/null
-targets="kakeya_cli kakeya_static kakeya_cuda kakeya_eval" serves=
-if ninja -C build-cuda -t query kakeya_serve_module >/dev/null 2>&1; then
+    -DKK_TRAIN=AUTO -DKK_TESTS=OFF >/dev/null
+targets="kakeya_cli kakeya_static kakeya_cuda kakeya_eval" serves= blas=
+has() { ninja -C build-cuda -t query "$1" >/dev/null 2>&1; }
+if has kakeya_train_module; then
+    targets="$targets kakeya_train kakeya_train_module"
+    blas=$(pkg-config --cflags --libs openblas)
+fi
+if has kakeya_serve_module; then
     targets="$targets kakeya_serve_module" serves=yes
 fi
 ninja -C build-cuda $targets
-rm -rf build-gpu/lib build-gpu/serving build-gpu/libkakeya_serve.so
+rm -rf build-gpu/lib build-gpu/serving build-gpu/libkakeya_serve.so build-gpu/libkakeya_train.so
 mkdir -p build-gpu/lib
 cp build-cuda/kakeya build-cuda/libkakeya_cuda.so build-gpu/
+[ -z "$blas" ] || cp build-cuda/libkakeya_train.so build-gpu/
 nvcc=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build-cuda/CMakeCache.txt)
 cuda=$(dirname "$(dirname "$nvcc")")
 
-# compile OUT SOURCE...: with the flags and the libraries that tests have.
+# compile OUT SOURCE...: with the flags and the libraries that tests have; $train: what training
+# needs beside them.
 compile() {
     out=$1
     shift
     gcc -std=gnu11 -O1 -g -Wall -Wno-unused-function -Iinclude -Isrc -Itests -I. \
         -isystem "$cuda/include" -DKK_TEST_DATA='"tests/data"' -DKK_MODELS='"models"' "$@" \
-        -o "$out" build-cuda/libkakeya_eval.a build-cuda/libkakeya.a \
+        -o "$out" $train build-cuda/libkakeya_eval.a build-cuda/libkakeya.a \
         -L"$cuda/lib64" -L"$cuda/lib" -lcudart_static -lcmocka -ljansson -lpthread -ldl -lrt -lm
 }
 
 for test in tests/gpu/*_gpu_test.c; do
+    train=
+    if grep -q 'train/\|sums_cases' "$test"; then
+        [ -n "$blas" ] || continue # no OpenBLAS here
+        train="build-cuda/libkakeya_train.a $blas"
+    fi
     compile "build-gpu/$(basename "$test" .c)" "$test"
 done
+train=
 if [ -n "$serves" ]; then
     cp build-cuda/libkakeya_serve.so build-gpu/
     compile build-gpu/serving tests/serving/*.c

@@ -181,6 +181,52 @@ static void test_losses_fall(void **state) {
     }
 }
 
+/* ---- sums on the device ------------------------------------------------------------------- */
+
+/* Steps begin where the closed form ended, and draw from rows that came to the host. */
+static void test_sums(void **state) {
+    (void)state;
+    kk_train_opts o = standard(folder("sums-host"));
+    o.loss = "mse";
+    o.adamw.steps = 2;
+    const kk_train_result host = run(&o);
+    o.sums = "device";
+    o.out = folder("sums-device");
+    const kk_train_result device = run(&o);
+    assert_true(host.add_flop <= 0 && device.add_flop > 0);
+    assert_true(host.rows == device.rows && host.sequences == device.sequences);
+    for (int i = 5; i < 12; i += 6) { /* full layers; files are not read: their bf16 is coarser */
+        assert_true(fabs(device.start[i].v / host.start[i].v - 1) < 1e-4);
+        assert_true(fabs(device.end[i].v / host.end[i].v - 1) < 1e-4);
+    }
+    assert_true(fabs(device.initial_loss / host.initial_loss - 1) < 1e-4);
+}
+
+/* Random weights read random ids, of which a tenth is held out, from layers spread over them. */
+static void test_synthetic(void **state) {
+    const char *const sums[] = {"host", "device"};
+    double error[2];
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        kk_train_opts o = standard(folder("synthetic"));
+        kk_projection *p;
+        o.engine = (kk_engine_opts){.synthetic = "tiny:f32:3", .device = "cpu", .threads = 1};
+        o.n_taps = 0;
+        o.layers = "all";
+        o.sums = sums[i];
+        o.lambda = 1e-2; /* fewer rows than features */
+        const kk_train_result r = run(&o);
+        assert_int_equal(r.rows, 900);
+        assert_int_equal(r.held_rows, 100);
+        assert_int_equal(kk_projection_open(&p, o.out, NULL, NULL), KK_OK);
+        assert_int_equal(kk_projection_config_of(p)->n_taps, 3);
+        assert_int_equal(kk_projection_config_of(p)->taps[2], 2);
+        kk_projection_close(p);
+        error[i] = r.end[0].k;
+    }
+    assert_true(fabs(error[1] / error[0] - 1) < 1e-4);
+}
+
 /* ---- going on ---------------------------------------------------------------------------- */
 
 static bool stop_at(void *user, const kk_train_event *e) {
@@ -246,6 +292,26 @@ static void refused(kk_train_opts o, const char *why) {
     kk_err err;
     assert_int_not_equal(kk_train_run(&o, &r, &err), KK_OK);
     if (!strstr(err.msg, why)) fail_msg("'%s' does not say '%s'", err.msg, why);
+}
+
+static void test_refused_sums(void **state) {
+    kk_train_opts o = standard(folder("refused-sums"));
+    (void)state;
+    o.sums = "elsewhere";
+    refused(o, "'elsewhere'");
+    o.sums = "device";
+    o.source = "embed";
+    o.n_taps = 0;
+    refused(o, "features other than taps");
+    o = standard(folder("refused-sums"));
+    o.sums = "device";
+    o.init_from = KK_MODELS "/tiny/projection";
+    refused(o, "adds nothing up");
+    o = standard(folder("refused-sums"));
+    o.engine = (kk_engine_opts){.synthetic = "tiny:f32:2", .device = "cpu"};
+    o.n_taps = 0;
+    o.tokens = 0;
+    refused(o, "no end of random ids");
 }
 
 static void test_refused(void **state) {
@@ -417,7 +483,8 @@ int main(void) {
         cmocka_unit_test(test_resume),        cmocka_unit_test(test_damaged_state),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_no_number),
         cmocka_unit_test(test_disk_full),     cmocka_unit_test(test_replaces_only_what_it_may),
-        cmocka_unit_test(test_report),
+        cmocka_unit_test(test_report),        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_synthetic),     cmocka_unit_test(test_refused_sums),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

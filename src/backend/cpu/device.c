@@ -244,6 +244,7 @@ static void cpu_counts(const kk_dev *dev, kk_dev_counts *out) {
 }
 
 static const kk_latent_ops cpu_latents = {kk_cpu_keep, kk_cpu_keep_scales};
+static const kk_sum_ops cpu_sums = {kk_cpu_gram, kk_cpu_squares};
 static const kk_instruments cpu_instruments = {
     .sync = cpu_sync, .counts = cpu_counts, .replay = kk_cpu_replay};
 
@@ -252,6 +253,7 @@ const kk_backend kk_cpu_backend = {
     .rows = 128,
     .sample_vocab = KK_SAMPLE_VOCAB,
     .latents = &cpu_latents,
+    .sums = &cpu_sums,
     .instruments = &cpu_instruments,
     .open = cpu_open,
     .close = cpu_close,

@@ -116,6 +116,8 @@ kk_status kk_cpu_prepare_evicted(kk_dev *dev, const kk_kv_slot *slot, int32_t n_
                                  kk_err *err);
 kk_status kk_cpu_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
 kk_status kk_cpu_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
+kk_status kk_cpu_gram(kk_dev *dev, const kk_gram_args *a, kk_err *err);
+kk_status kk_cpu_squares(kk_dev *dev, const kk_squares_args *a, kk_err *err);
 kk_status kk_cpu_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
 kk_status kk_cpu_experts(kk_dev *dev, const kk_experts_args *a, kk_err *err);
 kk_status kk_cpu_route(kk_dev *dev, const kk_route_args *a, kk_err *err);

@@ -577,6 +577,7 @@ static kk_status cuda_read_rate(kk_dev *dev, size_t bytes, double *out, kk_err *
 static const kk_page_ops cuda_pages = {cuda_pages_take, cuda_pages_give, cuda_page_copy,
                                        cuda_page_move};
 static const kk_latent_ops cuda_latents = {kk_cuda_keep, kk_cuda_keep_scales};
+static const kk_sum_ops cuda_sums = {kk_cuda_gram, kk_cuda_squares};
 static const kk_instruments cuda_instruments = {.sync = kk_cuda_sync,
                                                 .counts = cuda_counts,
                                                 .read_rate = cuda_read_rate,
@@ -593,6 +594,7 @@ static const kk_backend cuda_backend = {
     .angles = true,
     .pages = &cuda_pages,
     .latents = &cuda_latents,
+    .sums = &cuda_sums,
     .instruments = &cuda_instruments,
     .usable = cuda_usable,
     .open = cuda_open,

@@ -329,6 +329,10 @@ void kk_cuda_drop_decoders(kk_dev *dev, const void *w);
 kk_status kk_cuda_keep(kk_dev *dev, const kk_keep_args *a, kk_err *err);
 kk_status kk_cuda_keep_scales(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 
+/* Sums over rows, launched at once behind what is queued (cuda_sums.c). */
+kk_status kk_cuda_gram(kk_dev *dev, const kk_gram_args *a, kk_err *err);
+kk_status kk_cuda_squares(kk_dev *dev, const kk_squares_args *a, kk_err *err);
+
 kk_status kk_cuda_embed(kk_dev *dev, const kk_embed_args *a, kk_err *err);
 kk_status kk_cuda_norm(kk_dev *dev, const kk_norm_args *a, kk_err *err);
 kk_status kk_cuda_linear(kk_dev *dev, const kk_linear_args *a, kk_err *err);
