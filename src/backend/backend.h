@@ -488,10 +488,11 @@ typedef struct {
     kk_status (*keep_scales)(kk_dev *dev, const kk_scales_args *a, kk_err *err);
 } kk_latent_ops;
 
-/* What a device was waited for, since it was opened. */
+/* What a device was waited for, since it was opened, and what it launched. */
 typedef struct {
     int64_t syncs; /* waits that left it without work */
     int64_t waits; /* waits for something with more behind it */
+    int64_t wgmma; /* launches of products that only sm_90a has instructions for, by all devices */
 } kk_dev_counts;
 
 /* Puts recorded ids into a draft: ids[i] = record[at + i] for i < right, one that differs from it

@@ -8,6 +8,7 @@
 #define KK_CUDA_DEVICE_H
 
 #include "backend/cuda/evicted_ops.h"
+#include "backend/cuda/gemm_ops.h"
 #include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
 
