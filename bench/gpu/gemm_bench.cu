@@ -1,10 +1,11 @@
-/* gemm_bench.cu - how fast are products for many rows?
+/* gemm_bench.cu - how fast are products for many rows, and do both tiled kernels agree?
  *
- * Times the tiled kernels at the shapes of 26B-A4B on random bf16 weights: dense products, whose
+ * Compares the kernels of gemm.cuh and gemm_hopper.cuh bit for bit over drawn shapes (argument
+ * `check`), then times both at the shapes of 26B-A4B on random bf16 weights: dense products, whose
  * weights are another copy every time so that the L2 cache has seen none of them, and experts with
  * eight of 128 chosen at random.  Prints TFLOP/s.
- * Build: nvcc -O3 -std=c++17 -fmad=false -arch=sm_90 -I src/backend/cuda bench/gpu/gemm_bench.cu
- *     src/backend/cuda/cuda_linear.cu src/backend/cuda/cuda_rows.cu */
+ * Build: nvcc -O3 -std=c++17 -fmad=false -arch=sm_90a -I src/backend/cuda bench/gpu/gemm_bench.cu
+ *     src/backend/cuda/cuda_gemm_hopper.cu src/backend/cuda/cuda_gemm_packed.cu */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -131,9 +132,10 @@ static double experts(int rows) {
     l.expert = expert;
     l.pairs = rows * U;
     l.n_expert = E;
+    l.list = kk_hop_takes(at) ? (int)KK_HOP_ROWS : (int)KK_TILE_ROWS;
     l.n_tiles = (int *)lists;
     l.tile = (int2 *)((char *)lists + 16);
-    l.slot = (int *)(l.tile + most_tiles(l.pairs, E));
+    l.slot = (int *)(l.tile + most_tiles(l.pairs, E, l.list));
     const double gate = time_of([&] { return run_gates(at, &e, l); });
     const double down = time_of([&] { return run_downs(at, &e, l); });
     const double group = time_of(
@@ -145,31 +147,174 @@ static double experts(int rows) {
     return all;
 }
 
+/* ---- both kernels, bit for bit -------------------------------------------------------------- */
+
+enum { NEW_SHARED = 227 * 1024 };
+static uint8_t *results[2]; /* of either kernel */
+static const size_t result_bytes = (size_t)160 << 20;
+static int failures;
+
+__global__ void differ(const uint32_t *a, const uint32_t *b, size_t n, unsigned long long *out) {
+    unsigned long long here = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x)
+        here += a[i] != b[i];
+    if (here) atomicAdd(out, here);
+}
+
+/* Runs a launch with either kernel into memory of the same pattern. */
+template <class F> static void compare(const char *name, size_t bytes, F run) {
+    static unsigned long long *count;
+    if (!count) check(cudaMallocManaged(&count, sizeof *count), "memory");
+    for (int k = 0; k < 2; k++) {
+        at.shared = k ? NEW_SHARED : 0;
+        check(cudaMemsetAsync(results[k], 0xa5, bytes, at.stream), "memset");
+        check(run(results[k]), name);
+        const cudaError_t e = cudaStreamSynchronize(at.stream);
+        if (e != cudaSuccess) printf("%s: kernel %d\n", name, k);
+        check(e, name);
+    }
+    *count = 0;
+    differ<<<1024, 256, 0, at.stream>>>((uint32_t *)results[0], (uint32_t *)results[1], bytes / 4,
+                                        count);
+    check(cudaStreamSynchronize(at.stream), "compare");
+    if (*count) {
+        printf("DIFFERENT %s: %llu of %zu words\n", name, *count, bytes / 4);
+        failures++;
+    }
+}
+
+static kk_cu_weight planes_of(int64_t n_mat, int64_t n_out, int64_t n_in, int planes) {
+    kk_cu_weight w = matrix(n_mat, n_out, n_in * planes);
+    w.n_in = n_in;
+    w.wrap /= planes;
+    w.planes = planes;
+    return w;
+}
+
+static void check_dense(int rows, int n_in, int n, const int *outs, bool glu, int planes, int cut) {
+    char name[128];
+    snprintf(name, sizeof name, "%d rows, %d inputs, %d outputs of %d, glu %d, planes %d, cut %d",
+             rows, n_in, outs[0], n, glu, planes, cut);
+    kk_cu_linear l = {};
+    size_t size = 0, from[4];
+    for (int i = 0; i < n; i++) {
+        l.part[i].w = planes_of(1, outs[i], n_in, planes);
+        if (glu) l.part[i].up = planes_of(1, outs[i], n_in, planes);
+        l.part[i].pitch = glu ? (outs[i] + 31) / 32 * 32 : outs[i];
+        from[i] = size;
+        size += (size_t)(rows + 1) * l.part[i].pitch * 4 * (cut ? KK_SLICES : 1);
+    }
+    l.n_parts = n;
+    l.x = x;
+    l.n_rows = rows;
+    l.n_in = n_in;
+    if (size > result_bytes) return;
+    compare(name, size, [&](uint8_t *to) {
+        int32_t slices = 0;
+        for (int i = 0; i < n; i++) l.part[i].out = to + from[i];
+        return cut ? kk_cu_run_cut_gemm(at, &l, &slices) : kk_cu_run_gemm(at, &l);
+    });
+}
+
+/* kind 0: drawn evenly; 1: all rows choose the same experts; 2: few rows for some, many for one. */
+static void check_experts(int rows, int hidden, int ffn, int n_expert, int used, int kind) {
+    char name[128];
+    snprintf(name, sizeof name, "%d rows, %d of %d experts, %d x %d, kind %d", rows, used, n_expert,
+             hidden, ffn, kind);
+    static int host[2048 * 16];
+    uint32_t seed = 1;
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < used; k++) {
+            seed = seed * 1664525 + 1013904223;
+            int e = kind == 1 ? k : (int)((seed >> 8) % (uint32_t)n_expert);
+            if (kind == 2 && r % 7) e = k ? (r + k) % 3 + 1 : 0;
+            host[r * used + k] = e;
+        }
+    check(cudaMemcpy(expert, host, sizeof(int) * rows * used, cudaMemcpyHostToDevice), "choice");
+    kk_cu_experts e = {};
+    e.gate = matrix(n_expert, 2 * ffn, hidden);
+    e.down = matrix(n_expert, hidden, ffn);
+    e.choice.expert = expert;
+    e.choice.weight = weight;
+    e.choice.n_rows = rows;
+    e.choice.n_used = used;
+    e.choice.n_expert = n_expert;
+    e.x = x;
+    e.ffn = ffn;
+    e.act_pitch = (ffn + 31) / 32 * 32;
+    e.scratch = lists;
+    const size_t each_at = (size_t)rows * used * e.act_pitch * 2 / 256 * 256 + 256;
+    const size_t out_at = each_at + (size_t)rows * used * hidden * 4;
+    compare(name, out_at + (size_t)rows * hidden * 4, [&](uint8_t *to) {
+        e.act = (uint16_t *)to;
+        e.each = (float *)(to + each_at);
+        e.out = (float *)(to + out_at);
+        cudaMemsetAsync(to, 0, each_at, at.stream); /* the inputs beyond ffn */
+        return kk_cu_run_experts(at, &e);
+    });
+}
+
+static void check_all() {
+    pool_at = 0;
+    const int rows[] = {17, 33, 100, 128, 130, 175, 176, 177, 300, 353, 1000};
+    for (const int r : rows) {
+        const int few[] = {16}, odd[] = {200}, wide[] = {2816}, three[] = {512, 48, 1032};
+        check_dense(r, 96, 1, few, false, 1, 0);
+        check_dense(r, 704, 1, odd, false, 1, 0);
+        check_dense(r, 2816, 1, wide, false, 1, 0);
+        check_dense(r, 2112, 3, three, false, 1, 0);
+        check_dense(r, 1568, 1, odd, true, 1, 0);
+        check_dense(r, 2816, 1, wide, true, 1, 0);
+        check_dense(r, 800, 3, three, false, 3, 0);
+        check_dense(r, 1568, 1, odd, true, 2, 0);
+        check_dense(r, 2816, 1, odd, false, 1, 1);
+        check_dense(r, 1568, 1, few, false, 1, 1);
+        check_experts(r, 2816, 704, 8, 4, 0);
+        check_experts(r, 352, 96, 128, 8, 0);
+        check_experts(r, 2816, 704, 12, 4, 1);
+        check_experts(r, 1568, 72, 16, 3, 2);
+    }
+    const int qkv[] = {4096, 2048, 2048};
+    check_dense(2048, 2816, 3, qkv, false, 1, 0);
+    check_experts(1190, 2816, 704, 128, 8, 0);
+    printf("%s: both kernels over %zu numbers of rows, %d shapes differ\n",
+           failures ? "FAILED" : "the same bits", sizeof rows / sizeof *rows, failures);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv) {
-    int rows[] = {512, 1024, 2048};
-    if (argc > 1)
-        for (int &r : rows) r = atoi(argv[1]);
+    const bool checks = argc > 1 && argv[1][0] == 'c';
+    int rows[] = {512, 1190, 2048};
     cudaDeviceProp prop;
     check(cudaGetDeviceProperties(&prop, 0), "device");
     at.sms = prop.multiProcessorCount;
     at.early = true;
+    at.shared = NEW_SHARED;
     check(cudaStreamCreate(&at.stream), "stream");
     check(kk_cu_setup_gemm(), "setup");
+    printf("the kernel of gemm_hopper.cuh %s\n", kk_hop_takes(at) ? "runs" : "does not run here");
     const size_t most = 2048;
     check(cudaMalloc(&pool, pool_bytes), "memory");
     check(cudaMalloc(&x, most * 8192 * 2), "memory");
     check(cudaMalloc(&act, most * 8 * 704 * 2), "memory");
     check(cudaMalloc(&out, most * 10240 * 4), "memory");
     check(cudaMalloc(&each, most * 8 * 2816 * 4), "memory");
-    check(cudaMalloc(&weight, most * 8 * 4), "memory");
-    check(cudaMalloc(&expert, most * 8 * 4), "memory");
-    check(cudaMalloc(&lists, kk_cu_experts_scratch((int32_t)most * 8, 128)), "memory");
+    check(cudaMalloc(&weight, most * 16 * 4), "memory");
+    check(cudaMalloc(&expert, most * 16 * 4), "memory");
+    check(cudaMalloc(&lists, kk_cu_experts_scratch((int32_t)most * 8, 512)), "memory");
+    for (uint8_t *&r : results) check(cudaMalloc(&r, result_bytes), "memory");
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)pool, pool_bytes / 4);
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)x, most * 8192 / 2);
     fill<<<1024, 256, 0, at.stream>>>((uint32_t *)act, most * 8 * 704 / 2);
+    fill<<<1024, 256, 0, at.stream>>>((uint32_t *)weight, most * 16);
     check(cudaStreamSynchronize(at.stream), "filling");
-    for (int k = 0; k < (argc > 1 ? 1 : 3); k++) {
-        const int r = rows[k];
+    if (checks) check_all();
+    const int alone = argc > 1 ? atoi(argv[1]) : 0; /* these rows, by the newer kernel, no others */
+    for (int k = alone ? 5 : 0; k < 6; k++) {
+        const int r = alone ? alone : rows[k / 2];
+        at.shared = k % 2 ? NEW_SHARED : 0;
+        printf("%s\n", k % 2 ? "gemm_hopper.cuh" : "gemm.cuh");
         const int qkv[] = {4096, 2048, 2048}, full[] = {8192, 1024}, hidden[] = {2816};
         const int ffn[] = {2112};
         double ms = 0, sliding = 0, wide = 0;
@@ -183,5 +328,5 @@ int main(int argc, char **argv) {
         printf("%5d rows  products of 30 layers  %7.1f ms\n", r, 25 * sliding + 5 * wide + 30 * ms);
         fflush(stdout);
     }
-    return 0;
+    return failures != 0;
 }

@@ -525,11 +525,13 @@ typedef struct {
     int64_t experts, others;
 } kk_expected;
 
-/* Of a device since it was opened: what it was waited for, and what it did the slow way. */
+/* Of a device since it was opened: what it was waited for, what it did the slow way, and what it
+ * launched. */
 typedef struct {
     int64_t syncs;   /* waits that left it without work */
     int64_t waits;   /* waits for something with more behind it */
     int64_t repeats; /* products of few rows that read their weights more than once */
+    int64_t wgmma;   /* launches that only sm_90a has instructions for, by all devices */
 } kk_dev_counts;
 
 /* Puts recorded ids into a draft: ids[i] = record[at + i] for i < right, one that differs from it

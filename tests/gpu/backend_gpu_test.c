@@ -399,8 +399,26 @@ static void experts_rows_are_alone(kk_dtype gates, kk_dtype downs) {
 
 /* ---- many rows: tiles against the decode kernels -------------------------------------------- */
 
-enum { MANY = 300 };
-static const int32_t many_counts[] = {17, 64, 129, 200, MANY};
+enum { MANY = 360 }; /* more than two tiles of 176 rows */
+static const int32_t many_counts[] = {17, 64, 129, 176, 200, 300, MANY};
+
+static int64_t wgmma_launches(const rig *r) {
+    kk_dev_counts counts = {0};
+    r->be->instruments->counts(r->dev, &counts);
+    return counts.wgmma;
+}
+
+static bool is_bf16(kk_dtype t) { return t == KK_BF16 || t == KK_F16 || t == KK_F32; }
+
+/* sm_90a's kernels take products of weights in bf16 (planes) there, unless the limits of another
+ * chip or code for another one are tested. */
+static void check_wgmma(const rig *r, int64_t before, const char *what) {
+    kk_dev_facts facts = {0};
+    r->be->describe(r->dev, &facts);
+    const bool here = strstr(facts.isa, "sm_90") && !gpu.isa && !getenv("KK_GPU_ARCH");
+    if ((wgmma_launches(r) > before) != here)
+        complain("kernels of sm_90a", what, (double)(wgmma_launches(r) - before), here);
+}
 
 /* The first rows of x through all of these weights at once, then through each in turn 16 rows at
  * a time. */
@@ -457,7 +475,11 @@ static void linear_in_tiles(void) {
         if (!rig_open(&r, &gpu, MANY, &none, 300 + s)) return;
         for (int32_t i = 0; i < shapes[s].n; i++)
             w[i] = rig_weight(&r, shapes[s].type[i], shapes[s].out[i], shapes[s].in);
+        const int64_t before = wgmma_launches(&r);
+        bool bf16 = false;
+        for (int32_t i = 0; i < shapes[s].n; i++) bf16 = bf16 || is_bf16(shapes[s].type[i]);
         compare_many(&r, w, shapes[s].out, shapes[s].n, shapes[s].in, "linear");
+        if (bf16) check_wgmma(&r, before, "linear");
         rig_close(&r);
         printf("linear of %d from %d inputs in tiles, %d failures so far\n", shapes[s].n,
                shapes[s].in, failures);
@@ -501,6 +523,8 @@ static void experts_in_tiles(void) {
         {{KK_BF16, KK_BF16, KK_BF16, true, 8, 1, 320, 40, MANY}, 1},   /* all rows to one */
         {{KK_BF16, KK_BF16, KK_BF16, true, 4, 4, 1600, 1568, MANY}, 4},
         {{KK_BF16, KK_BF16, KK_BF16, true, 5, 2, 96, 20, MANY}, 5}, /* no whole strips */
+        /* several tiles a block, of fewer steps than copies run ahead */
+        {{KK_BF16, KK_BF16, KK_BF16, true, 128, 4, 256, 96, MANY}, 128},
         {{KK_BF16, KK_BF16, KK_BF16, false, 5, 3, 100, 50, MANY}, 5},
         {{KK_F32, KK_F32, KK_F16, false, 6, 2, 64, 32, MANY}, 6},
         {{KK_Q4_0, KK_F32, KK_Q8_0, false, 4, 2, 96, 32, MANY}, 4},
@@ -529,11 +553,13 @@ static void experts_in_tiles(void) {
         for (int32_t f = 0; f < MANY; f += 16)
             experts_some(&r, s, &a, x, weight, expert, f, MANY - f < 16 ? MANY - f : 16,
                          few + (size_t)f * h);
+        const int64_t before = wgmma_launches(&r);
         for (size_t c = 0; c < COUNT(many_counts); c++) {
             experts_some(&r, s, &a, x, weight, expert, 0, many_counts[c], many);
             if (memcmp(many, few, (size_t)many_counts[c] * h * 4) != 0)
                 complain("many rows", "experts", (double)many_counts[c], (double)k);
         }
+        if (is_bf16(s->gate) && (!s->fused || s->ffn % 8 == 0)) check_wgmma(&r, before, "experts");
         rig_close(&r);
         printf("experts %d of %d, %d x %d, in tiles, %d failures so far\n", s->n_used, s->n_expert,
                s->hidden, s->ffn, failures);

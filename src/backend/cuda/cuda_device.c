@@ -523,7 +523,10 @@ static kk_status cuda_page_move(kk_dev *dev, void *to, const void *from, size_t 
 
 /* ---- what it says of itself ---------------------------------------------------------------- */
 
-static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) { *out = dev->counts; }
+static void cuda_counts(const kk_dev *dev, kk_dev_counts *out) {
+    *out = dev->counts;
+    out->wgmma = kk_cu_wgmma_launches();
+}
 
 static void cuda_describe(const kk_dev *dev, kk_dev_facts *out) {
     size_t left = 0, all = 0;

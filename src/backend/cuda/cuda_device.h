@@ -9,6 +9,7 @@
 
 #include "backend/cuda/dense_ops.h"
 #include "backend/cuda/evicted_ops.h"
+#include "backend/cuda/gemm_ops.h"
 #include "backend/cuda/sample_ops.h"
 #include "backend/layer.h"
 

@@ -1,13 +1,14 @@
 /* cuda_gemm.cu - products for more than 16 rows: launches of the tiled kernel in gemm.cuh, and the
- * kernels around it for experts.
+ * kernels around it for experts.  Where the chip has it, kk_hop_kernel (gemm_hopper.cuh) takes its
+ * place.
  *
  *    experts: four launches without the host in between; a pair is a row and one of its experts
- *      group_kernel      1 block, 1024 threads: pairs listed by expert in tiles of up to 128;
- *                        smem: three counters and a tile range per expert
+ *      group_kernel      1 block, 1024 threads: pairs listed by expert in tiles of up to 128 (176);
+ *                        smem: two counters and a tile range per expert
  *      kk_gemm_kernel    gate and up of every tile  -> act [pairs][ffn] bf16, swizzled
  *      kk_gemm_kernel    down projection, each pair -> each [pairs][n_out] f32
  *      slots_kernel      out[row] = sum over its experts in the router's order, as decode.cuh */
-#include "gemm.cuh"
+#include "gemm_hopper.cuh"
 #include "launch.cuh"
 
 static int steps_of(const kk_cu_weight &w) { return w.wrap * w.planes; }
@@ -21,10 +22,15 @@ static const gemm_fn gemm_kernels[2][2] = {
     {kk_gemm_kernel<false, false>, kk_gemm_kernel<false, true>},
     {kk_gemm_kernel<true, false>, kk_gemm_kernel<true, true>}};
 
-/* A launch of parts in one encoding. */
+/* A launch of parts in one encoding.  hopper: by the kernel of gemm_hopper.cuh, whose tiles and
+ * lists differ. */
 static cudaError_t launch(kk_cu_at at, const kk_gemm_args &g, bool experts, int encoding,
-                          int most) {
-    const unsigned blocks = (unsigned)(most < at.sms ? most : at.sms);
+                          bool hopper, int most) {
+    bool few = false; /* steps: fewer than copies run ahead, which go on to no other tile */
+    for (int i = 0; i < g.n_parts; i++) few = few || g.part[i].steps <= 2 * (KK_TILE_STAGES - 1);
+    const bool all = few && !hopper && encoding == KK_W_BF16;
+    const unsigned blocks = (unsigned)(most < at.sms || all ? most : at.sms);
+    if (hopper) return kk_run_hop_gemm(at, g, experts, blocks);
     if (encoding != KK_W_BF16) return kk_run_packed_gemm(at, g, experts, encoding, blocks);
     return kk_launch(at, gemm_kernels[experts][g.part[0].up != NULL], g, blocks, KK_BLOCK_THREADS,
                      KK_TILE_SHARED);
@@ -33,13 +39,14 @@ static cudaError_t launch(kk_cu_at at, const kk_gemm_args &g, bool experts, int 
 /* ---- plain rows --------------------------------------------------------------------------- */
 
 /* Chooses the number of tiles along the rows that minimises waves times the time of a tile, which
- * is about its 16-row fragments plus eight. */
-static int row_tiles(int n_rows, int units, int sms) {
-    enum { FRONT = 8 };
-    const int pieces = (n_rows + 15) / 16;
+ * is about the 16-row fragments that it multiplies plus a few. */
+static int row_tiles(int n_rows, int units, int sms, bool hopper) {
+    const int pieces = (n_rows + 15) / 16, most = hopper ? (int)KK_HOP_PIECES : (int)KK_TILE_PIECES;
+    const int front = hopper ? 1 : 8;
     int best = 0, cost = 0;
-    for (int n = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES; n <= pieces; n++) {
-        const int waves = (n * units + sms - 1) / sms, c = waves * ((pieces + n - 1) / n + FRONT);
+    for (int n = (pieces + most - 1) / most; n <= pieces; n++) {
+        const int waves = (n * units + sms - 1) / sms, each = (pieces + n - 1) / n;
+        const int c = waves * ((hopper ? kk_hop_size(each) : each) + front);
         if (best && c >= cost) continue;
         best = n;
         cost = c;
@@ -79,10 +86,11 @@ static cudaError_t run_encoding(kk_cu_at at, const kk_cu_linear *a, int cuts, in
     g.wrap = a->n_in / KK_STEP;
     g.n_rows = a->n_rows;
     g.cuts = cuts;
-    g.tiles = row_tiles(a->n_rows, g.units * cuts, at.sms);
+    const bool hopper = encoding == KK_W_BF16 && kk_hop_takes(at);
+    g.tiles = row_tiles(a->n_rows, g.units * cuts, at.sms, hopper);
     g.silu = a->silu;
     g.per_row = 1;
-    return launch(at, g, false, encoding, g.tiles * g.units * cuts);
+    return launch(at, g, false, encoding, hopper, g.tiles * g.units * cuts);
 }
 
 static cudaError_t run_gemm(kk_cu_at at, const kk_cu_linear *a, int cuts) {
@@ -100,7 +108,7 @@ cudaError_t kk_cu_run_cut_gemm(kk_cu_at at, const kk_cu_linear *a, int32_t *slic
 
 /* ---- experts ------------------------------------------------------------------------------ */
 
-enum { GROUP_THREADS = 1024 };
+enum { GROUP_THREADS = 1024, GROUP_EACH = 32 /* pairs of a thread, at most */ };
 
 /* Layout of kk_cu_experts' scratch: the number of tiles, then tiles, then their row lists. */
 struct group_args {
@@ -109,10 +117,15 @@ struct group_args {
     int2 *tile;
     int *slot;
     int pairs, n_expert;
+    int list; /* most rows of a tile */
 };
 
-static int most_tiles(int pairs, int n_expert) {
-    return pairs / KK_TILE_ROWS + (n_expert < pairs ? n_expert : pairs);
+static int most_tiles(int pairs, int n_expert, int list) {
+    return pairs / list + (n_expert < pairs ? n_expert : pairs);
+}
+static size_t lists_bytes(int pairs, int n_expert, int list) {
+    const size_t tiles = (size_t)most_tiles(pairs, n_expert, list);
+    return 16 + tiles * sizeof(int2) + tiles * (size_t)list * sizeof(int);
 }
 
 /* The tiles of an expert: its 16-row fragments divided evenly, the first tiles one more. */
@@ -128,26 +141,34 @@ struct expert_tiles {
     }
 };
 
-/* Lists pairs by expert.  MOST: compile-time bound of the number of experts. */
+/* Lists pairs by expert.  MOST: compile-time bound of the number of experts.  A pair's number among
+ * those of its expert is what the count was before it; both stay in a register. */
 template <int MOST>
 __global__ void __launch_bounds__(GROUP_THREADS, 1)
     group_kernel(const __grid_constant__ group_args a) {
-    __shared__ int count[MOST], taken[MOST], before[MOST];
+    __shared__ int count[MOST], before[MOST];
     __shared__ expert_tiles of[MOST];
     const int tid = (int)threadIdx.x;
-    if (tid < MOST) count[tid] = taken[tid] = 0;
+    int kept[GROUP_EACH]; /* expert + 1024 * number, or -1 */
+    if (tid < MOST) count[tid] = 0;
     __syncthreads();
     kk_wait();
     kk_next();
-    for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
-        const int e = a.expert[i];
-        if ((unsigned)e < (unsigned)a.n_expert) atomicAdd(&count[e], 1);
+#pragma unroll
+    for (int i = 0; i < GROUP_EACH; i++) {
+        const int pair = i * GROUP_THREADS + tid;
+        kept[i] = pair < a.pairs ? a.expert[pair] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < GROUP_EACH; i++) {
+        const bool known = (unsigned)kept[i] < (unsigned)a.n_expert;
+        kept[i] = known ? kept[i] + 1024 * atomicAdd(&count[kept[i]], 1) : -1;
     }
     __syncthreads();
     int pieces = 0, tiles = 0, sum = 0;
     if (tid < MOST) {
         pieces = (count[tid] + 15) / 16;
-        tiles = sum = (pieces + KK_TILE_PIECES - 1) / KK_TILE_PIECES;
+        tiles = sum = (16 * pieces + a.list - 1) / a.list;
         before[tid] = sum;
     }
     __syncthreads();
@@ -157,23 +178,24 @@ __global__ void __launch_bounds__(GROUP_THREADS, 1)
         if (tid < MOST) before[tid] = sum;
         __syncthreads();
     }
-    if (tid == MOST - 1) *a.n_tiles = sum;
     if (tiles > 0) {
         const expert_tiles e = {sum - tiles, tiles, pieces};
         of[tid] = e;
-        for (int t = 0; t < tiles; t++) {
-            const int from = e.begin(t) * 16, n = min(count[tid], e.begin(t + 1) * 16) - from;
+        for (int t = 0; t < tiles; t++)
             a.tile[e.first + t] = make_int2(tid, e.begin(t + 1) - e.begin(t));
-            for (int i = n; i < KK_TILE_ROWS; i++) /* lists are read to the end of the tile */
-                a.slot[(size_t)(e.first + t) * KK_TILE_ROWS + i] = -1;
-        }
     }
+    const int all = before[MOST - 1];
+    if (tid == 0) *a.n_tiles = all;
+    for (int i = tid; i < all * a.list / 2; i += GROUP_THREADS) /* they are read to their ends */
+        ((int2 *)a.slot)[i] = make_int2(-1, -1);
     __syncthreads();
-    for (int i = tid; i < a.pairs; i += GROUP_THREADS) {
-        const int e = a.expert[i];
-        if ((unsigned)e >= (unsigned)a.n_expert) continue;
-        const int k = atomicAdd(&taken[e], 1), t = of[e].of(k / 16);
-        a.slot[(size_t)(of[e].first + t) * KK_TILE_ROWS + (k - of[e].begin(t) * 16)] = i;
+#pragma unroll
+    for (int i = 0; i < GROUP_EACH; i++) {
+        if (kept[i] < 0) continue;
+        const expert_tiles e = of[kept[i] % 1024];
+        const int nth = kept[i] / 1024, t = e.of(nth / 16);
+        a.slot[(size_t)(e.first + t) * (size_t)a.list + (nth - e.begin(t) * 16)] =
+            i * GROUP_THREADS + tid;
     }
 }
 
@@ -218,8 +240,9 @@ bool kk_cu_experts_tiled(const kk_cu_weight *gate, const kk_cu_weight *up, int32
 }
 
 size_t kk_cu_experts_scratch(int32_t pairs, int32_t n_expert) {
-    const size_t tiles = (size_t)most_tiles(pairs, n_expert);
-    return 16 + tiles * sizeof(int2) + tiles * KK_TILE_ROWS * sizeof(int);
+    const size_t plain = lists_bytes(pairs, n_expert, KK_TILE_ROWS);
+    const size_t hopper = lists_bytes(pairs, n_expert, KK_HOP_ROWS);
+    return plain > hopper ? plain : hopper;
 }
 
 /* Launches one of the experts' products over the listed pairs. */
@@ -231,10 +254,11 @@ static cudaError_t run_tiles(kk_cu_at at, kk_gemm_args g, const group_args &l, i
     g.cuts = 1;
     g.tile = l.tile;
     g.slot = l.slot;
+    g.list = l.list;
     g.n_tiles = l.n_tiles;
     g.per_row = per_row;
-    const int most = most_tiles(l.pairs, l.n_expert) * g.units;
-    return launch(at, g, true, encoding, most);
+    const int most = most_tiles(l.pairs, l.n_expert, l.list) * g.units;
+    return launch(at, g, true, encoding, l.list == KK_HOP_ROWS, most);
 }
 
 static cudaError_t run_gates(kk_cu_at at, const kk_cu_experts *a, const group_args &l) {
@@ -279,15 +303,18 @@ static cudaError_t run_downs(kk_cu_at at, const kk_cu_experts *a, const group_ar
 cudaError_t kk_cu_run_experts(kk_cu_at at, const kk_cu_experts *a) {
     const kk_cu_choice *c = &a->choice;
     if (c->logits || c->n_expert > KK_MOST_EXPERTS ||
+        c->n_rows > GROUP_THREADS * GROUP_EACH / c->n_used ||
         !kk_cu_experts_tiled(&a->gate, &a->up, a->ffn))
         return cudaErrorInvalidValue;
     group_args l = {};
     l.expert = c->expert;
     l.pairs = c->n_rows * c->n_used;
     l.n_expert = c->n_expert;
+    const bool bf16 = a->gate.encoding == KK_W_BF16 && a->down.encoding == KK_W_BF16;
+    l.list = bf16 && kk_hop_takes(at) ? (int)KK_HOP_ROWS : (int)KK_TILE_ROWS;
     l.n_tiles = (int *)a->scratch;
     l.tile = (int2 *)((char *)a->scratch + 16);
-    l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert));
+    l.slot = (int *)(l.tile + most_tiles(l.pairs, l.n_expert, l.list));
     cudaError_t e = kk_launch(at,
                               c->n_expert <= KK_MAX_EXPERTS ? group_kernel<KK_MAX_EXPERTS>
                                                             : group_kernel<KK_MOST_EXPERTS>,
@@ -313,5 +340,6 @@ cudaError_t kk_cu_setup_gemm(void) {
                 (const void *)fn, cudaFuncAttributeMaxDynamicSharedMemorySize, KK_TILE_SHARED);
             if (e != cudaSuccess) return e;
         }
-    return kk_setup_packed_gemm();
+    const cudaError_t e = kk_setup_hop_gemm();
+    return e != cudaSuccess ? e : kk_setup_packed_gemm();
 }

@@ -18,6 +18,9 @@
  * In shared memory the eight 16-byte chunks of a row are XORed with the row's number, which avoids
  * bank conflicts.
  *
+ * A tile of fewer steps than the ring holds is its block's only one: copies go on to the next tile
+ * three stages before the end.
+ *
  * A tile of fewer than 128 rows has fewer 16-row fragments ("pieces"), divided between the upper
  * and the lower warps.  The loop is instantiated for every number of pieces of a warp, because
  * masked products would cost as much as real ones. */
@@ -59,7 +62,8 @@ struct kk_gemm_args {
     /* Experts: the rows of each tile are listed (group_kernel of cuda_gemm.cu), -1 where there is
      * none. */
     const int2 *tile;   /* expert, 16-row fragments */
-    const int *slot;    /* [tiles][KK_TILE_ROWS]: (row, expert) pairs = rows of out */
+    const int *slot;    /* [tiles][list]: (row, expert) pairs = rows of out */
+    int list;           /* KK_TILE_ROWS, or KK_HOP_ROWS (gemm_hopper.cuh) */
     const int *n_tiles; /* on the device, NULL: plain rows */
     int per_row;        /* pairs that share a row of x */
 };
@@ -256,7 +260,7 @@ template <bool EXPERTS, bool GLU, int W> struct kk_filler {
             k -= a.wrap;
             x -= 4 * a.wrap;
         }
-        left--;
+        if (--left == 0) rows = 0; /* nothing more until the next tile */
     }
 };
 
