@@ -3,7 +3,7 @@
  *
  * Every layer has pages of its own, so that nothing but what a layer reads twice comes from the
  * cache.  Built with cuda_attend*.cu:
- *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/backend/cuda bench/gpu/attend_bench.cu src/backend/cuda/cuda_attend*.cu
+ *   nvcc -O3 -gencode=arch=compute_90a,code=sm_90a -Isrc/backend/cuda bench/gpu/attend_bench.cu src/backend/cuda/cuda_attend*.cu src/backend/cuda/cuda_gemm_hopper.cu
  *   attend_bench [check | profile]     check: small, for sanitizers; profile: two prompts, for ncu */
 #include <algorithm>
 #include <cstdio>

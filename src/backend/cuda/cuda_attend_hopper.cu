@@ -22,6 +22,7 @@
  * 32 values (a step of attend.cuh) are permuted, so that the 16 values of a product are neighbours:
  * 16 bytes number w hold word w (two values) of each of the step's 16 bytes, as kk_swizzled. */
 #include "attend_tiles.cuh"
+#include "gemm_ops.h"
 #include "launch.cuh"
 
 template <int D> struct wide_cut : tile_cut<D> {
@@ -623,6 +624,7 @@ cudaError_t kk_run_attend_hopper(kk_cu_at at, const kk_cu_attend *a, bool *taken
     e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (e != cudaSuccess) return e;
     *taken = true;
+    kk_cu_wgmma_launched();
     const dim3 grid(tile_blocks(a), (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
     return kk_launch(at, kernel_of(a->slot), *a, grid, threads, (size_t)shared);
 }

@@ -22,6 +22,7 @@ bool kk_hop_takes(const kk_cu_at &at) {
 static std::atomic<int64_t> launches;
 
 int64_t kk_cu_wgmma_launches(void) { return launches; }
+void kk_cu_wgmma_launched(void) { launches++; }
 
 cudaError_t kk_run_hop_gemm(const kk_cu_at &at, const kk_gemm_args &a, bool experts,
                             unsigned blocks) {

@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-/* Launches of the kernels of gemm_hopper.cuh since the module was loaded. */
+/* Launches of kernels that multiply with wgmma since the module was loaded; and one more. */
 int64_t kk_cu_wgmma_launches(void);
+void kk_cu_wgmma_launched(void);
 
 #ifdef __cplusplus
 }
