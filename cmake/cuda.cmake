@@ -66,5 +66,6 @@ set_target_properties(kakeya_cuda PROPERTIES
   PREFIX "lib" C_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 target_link_libraries(kakeya_cuda PRIVATE Threads::Threads m)
-target_link_options(kakeya_cuda PRIVATE "LINKER:-Bsymbolic") # its own core, not the program's
+# Its own core, not the program's; and all of it: what is missing shows here and not when it loads.
+target_link_options(kakeya_cuda PRIVATE "LINKER:-Bsymbolic" "LINKER:-z,defs")
 install(TARGETS kakeya_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/kakeya")

@@ -228,8 +228,8 @@ static inline unsigned tile_blocks(const kk_cu_attend *a) { /* of a tile and K/V
     return (unsigned)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
 }
 
-/* Heads of 256 and 512 in bf16 on chips with wgmma (cuda_attend_hopper.cu).  False in *taken: this
- * chip, shape or format is not supported, and nothing was launched. */
+/* Heads of 256 and 512 with K/V in bf16 on chips with wgmma (cuda_attend_hopper.cu).  False in
+ * *taken: this chip, shape or format is not supported, and nothing was launched. */
 cudaError_t kk_run_attend_hopper(kk_cu_at at, const kk_cu_attend *a, bool *taken);
 
 #endif

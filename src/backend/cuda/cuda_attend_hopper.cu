@@ -1,12 +1,13 @@
-/* cuda_attend_hopper.cu - attention of more than 16 rows on chips with wgmma: heads of 256 and 512,
- * every K/V format, with the bits of cuda_attend_tiles.cu.  A wgmma over 16 values has the bits of
- * m16n8k16 over the same 16: scores are the same chains, a page's o the same chain over keys.
+/* cuda_attend_hopper.cu - attention of more than 16 rows on chips with wgmma, K/V in bf16: heads of
+ * 256 with V apart and of 512 where K = V, with the bits of cuda_attend_tiles.cu.  A wgmma over 16
+ * values has the bits of m16n8k16 over the same 16: scores are the same chains, a page's o the same
+ * chain over keys.
  *
  *    block: 64 queries (rows and query heads of one K/V head); a warpgroup (four warps) has all of
  *      them and 256 columns of o, so a head of 512 takes two warpgroups, one block a multiprocessor
  *    for each page that some query sees, in order (bar: __syncthreads):
  *      wait_group; bar       V of the page is in smem (heads of 256: K, and V comes later)
- *      K in smem: rebuilt from V where K = V, unpacked, or put into wgmma's order in place; bar
+ *      K in smem: rebuilt from V where K = V, or put into wgmma's order in place; bar
  *      scores: wgmma m64n64k16, q and K from smem.  A head of 512: a chain per warpgroup, the other
  *        chain's sums through smem; bar; cp.async of what the next page needs first
  *      softmax in registers, in both warpgroups; bar; cp.async of the next page's angles to where
@@ -117,9 +118,8 @@ __device__ __forceinline__ uint4 wide_normed(const char *value, const float *nor
 }
 
 /* Whether the angles of a page lie in shared memory, where the scores of both chains do later. */
-template <int D, bool EQ, bool BF16>
-__device__ __forceinline__ bool wide_staged(const kk_cu_attend &a) {
-    return EQ && BF16 && a.n_rot > 0 && a.n_rot % 32 == 0 &&
+template <int D, bool EQ> __device__ __forceinline__ bool wide_staged(const kk_cu_attend &a) {
+    return EQ && a.n_rot > 0 && a.n_rot % 32 == 0 &&
            KK_PAGE * 2 * a.n_rot * 4 <= (int)wide_cut<D>::SHARE;
 }
 /* Byte offset of 16 bytes (four floats) of a key's angles, swizzled by key. */
@@ -209,39 +209,6 @@ __device__ __forceinline__ void wide_rebuild(char *to, const char *values, const
         }
         put_step(to, j, step, low);
         put_step(to, j, step + D / 64, high);
-    }
-}
-
-/* Unpacks K and V of a page stored in any format. */
-template <int D, bool EQ>
-__device__ __forceinline__ void wide_unpack(char *k, char *v, const kk_cu_attend &a,
-                                            const uint8_t *keys_at, const uint8_t *values_at,
-                                            int base, uint64_t keys) {
-    for (int i = (int)threadIdx.x; i < KK_PAGE * (D / 64); i += wide_cut<D>::THREADS) {
-        const int j = i % KK_PAGE, step = i / KK_PAGE;
-        const float *angles = a.rope_pos + (size_t)(base + j) * 2 * (size_t)a.n_rot;
-        const bool real = keys >> j & 1;
-        uint4 low[4], high[4];
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            const int c = 4 * step + t;
-            float lo[8] = {}, hi[8] = {};
-            if (real) {
-                kk_stored<8>(lo, a.slot, values_at, j, 8 * c, D);
-                kk_stored<8>(hi, a.slot, values_at, j, 8 * c + D / 2, D);
-            }
-            *(uint4 *)(v + wide_at(j, c)) = kk_narrow(lo);
-            *(uint4 *)(v + wide_at(j, c + D / 16)) = kk_narrow(hi);
-            if (EQ && real) kk_rebuild<true>(lo, hi, a.k_norm, angles, a.n_rot, 8 * c, D);
-            if (!EQ && real) {
-                kk_stored<8>(lo, a.slot, keys_at, j, 8 * c, D);
-                kk_stored<8>(hi, a.slot, keys_at, j, 8 * c + D / 2, D);
-            }
-            low[t] = kk_narrow(lo);
-            high[t] = kk_narrow(hi);
-        }
-        put_step(k, j, step, low);
-        put_step(k, j, step + D / 64, high);
     }
 }
 
@@ -495,7 +462,7 @@ __device__ __forceinline__ tile_place wide_place(const kk_cu_attend &a, kk_cu_ti
 
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
-template <int D, bool EQ, bool BF16>
+template <int D, bool EQ>
 __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
     wide_kernel(const __grid_constant__ kk_cu_attend a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -516,7 +483,7 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
     const kk_visible last = kk_visible_of(a, *p.info, p.row(p.n - 1));
     const kk_visible any = kk_visible_any(first, last);
     const kk_tile_pages pages = kk_pages_between(first, last);
-    const bool staged = wide_staged<D, EQ, BF16>(a);
+    const bool staged = wide_staged<D, EQ>(a);
     float *kept = a.parts + (((size_t)tile * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
                                 (size_t)cut::KEPT;
     const auto head_at = [&](int page, bool keys) {
@@ -524,7 +491,7 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
                (size_t)p.kv * a.slot.head_bytes;
     };
     const auto load = [&](char *to, int unit, bool keys) {
-        if (BF16 && unit < pages.n) {
+        if (unit < pages.n) {
             const int page = pages.at(unit);
             wide_load<D>(to, head_at(page, keys), kk_seen(any, page * KK_PAGE));
         }
@@ -551,11 +518,9 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
             fold_span<D>(acc, rows, kept, spans++ == 0, false);
             clear_span<D>(acc, rows);
         }
-        wait_for<BF16 && !EQ ? 1 : 0>(); /* V may still be in flight */
+        wait_for<EQ ? 0 : 1>(); /* V may still be in flight */
         __syncthreads();
-        if (!BF16)
-            wide_unpack<D, EQ>(k, v, a, head_at(page, true), head_at(page, false), base, keys);
-        else if (EQ)
+        if (EQ)
             wide_rebuild<D>(k, v, a, staged ? (const char *)share : NULL, base, keys);
         else
             wide_permute<D>(k);
@@ -570,7 +535,7 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
             __syncthreads(); /* both warpgroups have read the other's scores */
             load_angles(unit + 1);
         }
-        if (!EQ && BF16) {
+        if (!EQ) {
             wait_for<1>();
             wide_publish();
             __syncthreads();
@@ -580,11 +545,11 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
             wide_careful<D>(acc, w, v, f, p, q0, base, column);
         else
             wide_sums<D>(acc, w, kk_shared(v) + (uint32_t)(column / 64 * cut::CHUNK), f);
-        if (!EQ && BF16) {
+        if (!EQ) {
             __syncthreads();
             load(v, unit + 1, false);
         }
-        if (EQ && BF16) {
+        if (EQ) {
             char *const was = k;
             k = v;
             v = was;
@@ -598,33 +563,24 @@ __global__ void __launch_bounds__(WIDE_THREADS(D), D > 256 ? 1 : 2)
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-typedef void (*wide_fn)(kk_cu_attend);
-
-static wide_fn kernel_of(const kk_cu_slot &s) {
-    static const wide_fn fns[2][2][2] = {
-        {{wide_kernel<256, false, false>, wide_kernel<256, false, true>},
-         {wide_kernel<256, true, false>, wide_kernel<256, true, true>}},
-        {{wide_kernel<512, false, false>, wide_kernel<512, false, true>},
-         {wide_kernel<512, true, false>, wide_kernel<512, true, true>}}};
-    return fns[s.head_dim == 512][s.k_eq_v][s.format == KK_CU_BF16];
-}
-
-cudaError_t kk_run_attend_hopper(kk_cu_at at, const kk_cu_attend *a, bool *taken) {
-    const bool large = a->slot.head_dim == 512;
-    const int threads = large ? (int)wide_cut<512>::THREADS : (int)wide_cut<256>::THREADS;
-    const int shared = large ? (int)wide_cut<512>::SHARED : (int)wide_cut<256>::SHARED;
+template <int D, bool EQ> static cudaError_t run(kk_cu_at at, const kk_cu_attend *a, bool *taken) {
+    const void *fn = (const void *)wide_kernel<D, EQ>;
     cudaFuncAttributes compiled;
-    *taken = false;
-    /* Less shared memory than heads of 512 need is another chip, or the limits of one. */
-    if ((!large && a->slot.head_dim != 256) || at.shared < (int)wide_cut<512>::SHARED)
-        return cudaSuccess;
-    const void *fn = (const void *)kernel_of(a->slot);
     cudaError_t e = cudaFuncGetAttributes(&compiled, fn);
-    if (e != cudaSuccess || compiled.maxThreadsPerBlock < threads) return e;
-    e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (e != cudaSuccess || compiled.maxThreadsPerBlock < (int)wide_cut<D>::THREADS) return e;
+    e = cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize, wide_cut<D>::SHARED);
     if (e != cudaSuccess) return e;
     *taken = true;
     kk_cu_wgmma_launched();
     const dim3 grid(tile_blocks(a), (unsigned)a->slot.n_kv_head, (unsigned)a->n_tiles);
-    return kk_launch(at, kernel_of(a->slot), *a, grid, threads, (size_t)shared);
+    return kk_launch(at, wide_kernel<D, EQ>, *a, grid, wide_cut<D>::THREADS, wide_cut<D>::SHARED);
+}
+
+cudaError_t kk_run_attend_hopper(kk_cu_at at, const kk_cu_attend *a, bool *taken) {
+    *taken = false;
+    /* Less shared memory than heads of 512 need is another chip, or the limits of one. */
+    if (a->slot.format != KK_CU_BF16 || at.shared < (int)wide_cut<512>::SHARED) return cudaSuccess;
+    if (a->slot.head_dim == 512 && a->slot.k_eq_v) return run<512, true>(at, a, taken);
+    if (a->slot.head_dim == 256 && !a->slot.k_eq_v) return run<256, false>(at, a, taken);
+    return cudaSuccess;
 }
