@@ -332,6 +332,7 @@ static const struct {
     bool always;
 } options[] = {
     {"--repeat", "repeat", true},
+    {"--read-time", "read_s", true},
     {"--min-recall", "min_recall", true},
     {"--max-kl", "max_kl", true},
     {"--seed", "seed", true},

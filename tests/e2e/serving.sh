@@ -3,6 +3,7 @@
 # hold is not asked of a machine that runs other tests.
 . "$(dirname "$0")/lib.sh"
 need_serve
+root=$(cd "$KK_TEST_DATA/../.." && pwd)
 [ -n "${KK_SERVING:-}" ] || skip_all "tests/serving is not built"
 
 # holds REPORT FIGURE ARM - the check of that figure holds in the report.
@@ -28,6 +29,34 @@ rows = json.load(open(sys.argv[1]))["identity"]
 sys.exit(sum(r["sessions_in_passes"] for r in rows) <= sum(r["passes"] for r in rows))
 PY
 holds "$work/load.json" failed requests
+
+# What was said to the streams, and what was asked, comes out again without a server; a hash, a
+# request and a number of tokens that are others do not.
+exits 0 report rerun "$work/load.json"
+has "$out" "members are equal"
+lacks "$out" "DIFFERENT"
+exits 0 report rerun "$work/load.json" --rows 1
+has "$out" "nothing is drawn: every stream is answered again"
+python3 - "$work/load.json" "$work/doctored.json" <<'PY' || fail "cannot edit the report"
+import json, sys
+r = json.load(open(sys.argv[1]))
+for hashes in (r["identity"][0]["logprob_hashes"][2], r["identity"][1]["logprob_hashes"][3]):
+    hashes["alone"] = hashes["together"] = "0123456789abcdef"
+r["mixed"]["rows"][1]["predict"] += 1
+r["arms"][2]["rows"][0]["tokens"] -= 1
+json.dump(r, open(sys.argv[2], "w"))
+PY
+exits 1 report rerun "$work/doctored.json" -q
+for member in 'identity[0].logprob_hashes[2].alone' 'identity[0].logprob_hashes[2].together' \
+    'identity[1].logprob_hashes[3].alone' 'identity[1].logprob_hashes[3].together' \
+    'arms[2].rows[0].tokens' 'mixed.rows[1].predict'; do
+    has "$out" "doctored.json: DIFFERENT $member: the report says"
+done
+same "$(printf '%s\n' "$out" | grep -c 'DIFFERENT mixed')" 1 "requests that differ: $out"
+exits 1 report rerun "$root/bench/results/soak-tiny.json"
+has "$err" "'soak' cannot be executed again" "make soak"
+exits 1 report rerun "$root/bench/results/chaos-tiny.json"
+has "$err" "'chaos' cannot be executed again" "make chaos"
 
 # ---- soak: buckets are filled, and known answers stay as they are
 # A busy machine may not end a turn in every second: then buckets are longer.
