@@ -149,8 +149,11 @@ static void note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out,
          kk_report_compiler());
     note(out, "machine", kk_rerun_text(m, "cpu", ""), machine.name);
     note(out, "threads", then, now);
+    /* A library that a device is made of chooses its kernels by the processor. */
+    const bool follows = strcmp(device.exact_by, "kernels") != 0;
     const bool same = strcmp(kk_rerun_text(m, "device", ""), device.device) == 0 &&
-                      strcmp(kk_rerun_text(m, "isa", ""), device.isa) == 0;
+                      strcmp(kk_rerun_text(m, "isa", ""), device.isa) == 0 &&
+                      (!follows || strcmp(kk_rerun_text(m, "cpu", ""), machine.name) == 0);
     note(out, "device", kk_rerun_text(m, "device", ""), device.device);
     note(out, "instructions", kk_rerun_text(m, "isa", ""), device.isa);
     if (!same && out->n_notes < KK_RERUN_NOTES)
