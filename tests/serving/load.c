@@ -302,11 +302,11 @@ static json_t *settings_of(const load *l) {
         json_array_append_new(ctx, json_integer(s->ctx[k]));
         json_array_append_new(together, json_real(s->min_together[k]));
     }
-    return json_pack("{s:i, s:i, s:i, s:i, s:o, s:I, s:f, s:o, s:f, s:f, s:i}", "clients",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:o, s:I, s:f, s:o, s:f, s:f, s:i}", "clients",
                      s->clients, "turns", s->turns, "predict", s->predict, "requests", s->requests,
-                     "ctx", ctx, "seed", (json_int_t)s->seed, "min_served", s->min_served,
-                     "min_together", together, "min_drafted", s->min_drafted, "max_chunks",
-                     s->max_chunks, "specs", (int)l->n_specs);
+                     "arrivals", s->arrivals, "ctx", ctx, "seed", (json_int_t)s->seed, "min_served",
+                     s->min_served, "min_together", together, "min_drafted", s->min_drafted,
+                     "max_chunks", s->max_chunks, "specs", (int)l->n_specs);
 }
 
 static int judge(load *l) {
