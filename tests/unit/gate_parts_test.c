@@ -16,6 +16,10 @@
 static const lie lies[] = {
     {"bench", "model/fingerprint = \"140a45516edd20da0\"",
      "FINGERPRINT_MISSING FINGERPRINT_MISMATCH"},
+    {"bench", "model/fingerprint = \"140a45516edd20daX\"",
+     "FINGERPRINT_MISSING FINGERPRINT_MISMATCH"},
+    {"bench", "sets/0/arms/dflash/rows/0/runs/0/tokens_hash = \"140a45516edd20daX\"",
+     "MEMBER_TYPE LOSSLESS_CONTRADICTED"},
     {"bench", "model/fingerprint = \"140a45516edd20dX\"",
      "FINGERPRINT_MISSING FINGERPRINT_MISMATCH"},
     {"bench", "sets/0/arms/dflash/rows/0/runs/0/tokens_hash = \"140a45516edd20da0\"",
