@@ -165,6 +165,37 @@ static const lie lies[] = {
     {"steps", "steps/0/holds = false", "STEPS_RECOUNT"},
     {"steps", "steps/1", "STEPS_RECOUNT"},
     {"steps", "policies/1", "GATE_RECOUNT STEPS_RECOUNT"},
+    {"kv", "rows/1/quality/0/worst_kl = 99.0", "KL_RECOUNT"},
+    {"needle",
+     "gate/checks/4/figure = \"worst_kl\"; gate/checks/4/limit = 99.0; gate/checks/4/value = "
+     "@sums/0/worst_kl; settings/max_kl = null",
+     "GATE_RECOUNT PLAN_COMMAND"},
+    {"projection", "train/seeds = [5]; evaluation/seeds = [5]", "SEEDS_OVERLAP"},
+    {"bench", "contexts/0/round_times/n = 2.5; contexts/0/turns/0/n = 0.5", "ROUND_TIMES"},
+    {"bench", "contexts/0/round_times/steady/mean_ms = 0.001", "ROUND_TIMES"},
+    {"bench", "sets/0/set = \"random\"; settings/vocab = 16777217", "PLAN_PROMPTS"},
+    {"bench", "sets/0/set = \"random\"; settings/ctx = 1048577", "PLAN_PROMPTS PLAN_COMMAND"},
+    {"soak", "buckets/13/first_median_s = \"x\"", "MEMBER_TYPE GATE_RECOUNT"},
+    {"soak", "buckets = []", "MEMBER_MISSING GATE_RECOUNT SERVING_COUNTS"},
+    {"load", "arms/1/tok_s = null", "MEMBER_MISSING NOT_FINITE"},
+    {"needle", "rungs/0/lines = 100000; rungs/2/lines = 100000",
+     "GATE_RECOUNT PLAN_DOCUMENTS RECALL_SCOPE"},
+    {"sweep", "rows/0/layers/0/kind = \"odd\"", "REL_MSE_RECOUNT"},
+    {"needle", "rungs/0/rows/0/prefill_s", "MEMBER_MISSING SPREAD_RECOUNT"},
+    {"needle", "rungs/0/rows/0/prefill_s = \"1\"", "MEMBER_TYPE NUMBER_AS_TEXT SPREAD_RECOUNT"},
+    {"bench", "arms/plain/token_bytes = 1", "SHARE_RECOUNT"},
+    {"bench", "arms/plain/token_bytes = 99999999999", "SHARE_RECOUNT"},
+    {"bench", "model/token_bytes = 1", "SHARE_RECOUNT"},
+    {"memory", "growth/0/to = 1", "GROWTH_RECOUNT"},
+    {"memory", "growth/0/policy = \"nobody\"", "GROWTH_RECOUNT"},
+    {"accept", "rows/0/plain = null", "MEMBER_MISSING LOSSLESS_UNPROVEN"},
+    {"steps", "policies/1/arms/dflash/lossless = false", "LOSSLESS_CONTRADICTED"},
+    {"bench", "x_bytes = 3", "MEMORY_CLAIM"},
+    {"bench", "bytes = 3", "MEMBER_TYPE BYTES_CATEGORY"},
+    {"needle", "rungs/0/rows/0/answer = \"1\"", "RECALL_RECOUNT"},
+    {"needle", "rungs/0/rows/0/hit = \"yes\"", "MEMBER_TYPE RECALL_RECOUNT"},
+    {"needle", "settings/texts/source = \"5\"", "NUMBER_AS_TEXT"},
+    {"bench", "machine/cores = \"4\"", "MEMBER_TYPE NUMBER_AS_TEXT"},
 };
 
 static void test_lies(void **state) {
@@ -172,9 +203,41 @@ static void test_lies(void **state) {
     check_lies(lies, sizeof lies / sizeof *lies);
 }
 
+/* True reports of the tree that have what those of tests/data have not: a trace,
+ * rows measured to be exact, other devices, random ids, more or fewer members. */
+static void test_true(void **state) {
+    static const char *const reports[] = {
+        "arms-26b-a4b-q4_0-12-layers-trace",
+        "restored-mlx",
+        "memory-26b",
+        "load-26b-a4b-q4_0-12-layers",
+        "gpu-26b-a4b-q4_k_m",
+        "gpu-policies-26b-a4b-bf16",
+        "26b-a4b-q8_0-12-layers",
+        "ladder-training",
+        "gpu-drafts-3-26b-a4b-bf16",
+        "gpu-sampling-26b-a4b-bf16",
+        "projection-mse",
+        "sessions-gpu-26b-a4b-bf16-8",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof reports / sizeof *reports; i++) {
+        char path[300];
+        snprintf(path, sizeof path, KK_TEST_DATA "/../../bench/results/%s.json", reports[i]);
+        json_t *report = json_load_file(path, 0, NULL);
+        if (!report) fail_msg("cannot read %s", path);
+        kk_verdict v = judge(report);
+        if (v.n) print_findings(&v);
+        assert_int_equal(v.n, 0);
+        kk_verdict_release(&v);
+        json_decref(report);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_true),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
