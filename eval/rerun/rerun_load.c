@@ -113,8 +113,9 @@ static json_t *identity(const load *l, size_t spec, int32_t k) {
                      "streams", l->clients, "different", 0, "logprob_hashes", hashes);
 }
 
-/* Requests are drawn in the order they were sent, and stand in the report in that of their
- * answers.  order [n]: of each row, the request that it is of; a row that is of none gets one that is left. */
+/* Requests are drawn in the order they were sent, and stand in the report in that of their answers.
+ * Of each row, order [n] is the request that it is of; a row that is of none gets one that is left.
+ */
 static void match(const kk_served_request *drawn, size_t n, const json_t *rows, size_t *order,
                   bool *taken) {
     for (size_t i = 0; i < n; i++) {
