@@ -14,6 +14,16 @@
 #include "support/doctored.h"
 
 static const lie lies[] = {
+    /* Other weights of the model, of its identity, pass where the report says so. */
+    {"bench",
+     "lossless = true; projection/other_weights = true; projection/identity = "
+     "\"0123456789abcdef\"; model/identity = \"0123456789abcdef\"; "
+     "projection/model = \"0123456789abcdef\"",
+     "LOSSLESS_UNPROVEN"},
+    {"bench",
+     "projection/identity = \"0123456789abcdef\"; model/identity = \"0123456789abcdef\"; "
+     "projection/model = \"0123456789abcdef\"",
+     "FINGERPRINT_MISMATCH"},
     {"bench", "model/fingerprint = \"140a45516edd20da0\"",
      "FINGERPRINT_MISSING FINGERPRINT_MISMATCH"},
     {"bench", "model/fingerprint = \"140a45516edd20daX\"",
