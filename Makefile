@@ -91,7 +91,7 @@ help:
 	@echo 'make server     the command line and `kakeya serve` alone, without gRPC and training'
 	@echo 'make demo       set up, build, and show the engine at work'
 	@echo 'make test       set up, build, and run every test once (under 10 minutes on two cores)'
-	@echo 'make check      what CI adds: stored reports again, ASan+UBSan, TSan, arm64, CUDA, lint'
+	@echo 'make check      what CI adds: stored reports again, all draws, ASan+UBSan, TSan, arm64, CUDA, lint'
 	@echo 'make lint       format, clang-tidy, cppcheck, include direction, symbols, sizes, messages'
 	@echo 'make format     rewrite the C files with clang-format'
 	@echo 'make install    PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'

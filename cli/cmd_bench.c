@@ -21,6 +21,7 @@ typedef struct {
     const char *arms, *policies, *sets, *prompts, *trace, *rows, *kv_format, *ctx;
     destination_report report;
     int32_t predict, prefill, repeat, samples, sessions, draft_max, draft_ctx;
+    float read_s;
     bool draft_fixed, attention, sampling, quiet;
 } bench_args;
 
@@ -56,6 +57,8 @@ static const option bench_options[] = {
         "sessions that decode at --ctx in threads of their own, against the same one by one; "
         "and a prompt that arrives beside one (default: none)"),
     OPTION_INT(NULL, "repeat", "N", AT(repeat), 1, 64, "repeats; medians are shown (default: 5)"),
+    OPTION_REAL("read-time", "SECONDS", AT(read_s), 0.01, 60,
+                "how long memory is read each time that its bandwidth is measured (default: 1)"),
     LOADER_FORMAT_OPTION(AT(kv_format)),
     OPTION_HEADING("What layers keep"),
     {.kind = OPT_STRING,
@@ -416,6 +419,7 @@ static int run(int argc, char **argv) {
     kk_bench_opts o = {.predict = a.predict ? a.predict : 32,
                        .prefill = a.prefill,
                        .repeat = a.repeat,
+                       .read_s = (double)a.read_s,
                        .kv_format = loader_kv_format(a.kv_format),
                        .draft_max = a.draft_max,
                        .draft_ctx = a.draft_ctx,

@@ -163,7 +163,9 @@ static void print_result(const rerun_args *a, const kk_rerun *r, const kk_rerun_
                          const char *path) {
     const kk_comparison *c = &out->found;
     for (size_t i = 0; !a->quiet && i < out->n_notes; i++) printf("%s\n", out->note[i]);
-    if (!a->quiet && a->rows)
+    if (!a->quiet && a->rows && !kk_rerun_unit(r))
+        printf("nothing is drawn: %s\n", kk_rerun_whole(r));
+    else if (!a->quiet && a->rows)
         printf("drawn: %d of its %s, by the seed %llu\n", a->rows, kk_rerun_unit(r),
                (unsigned long long)a->seed);
     print_findings(path, c, KK_COMPARED_DIFFERENT, "DIFFERENT");
@@ -208,9 +210,10 @@ static bool print_json(const rerun_args *a, const kk_rerun *r, const kk_rerun_re
     json_t *notes = json_array();
     for (size_t i = 0; i < out->n_notes; i++)
         json_array_append_new(notes, output_text(out->note[i], strlen(out->note[i])));
-    json_t *drawn = a->rows ? json_pack("{s:i, s:I, s:s}", "rows", a->rows, "seed",
-                                        (json_int_t)a->seed, "of", kk_rerun_unit(r))
-                            : json_null();
+    json_t *drawn = a->rows && kk_rerun_unit(r)
+                        ? json_pack("{s:i, s:I, s:s}", "rows", a->rows, "seed", (json_int_t)a->seed,
+                                    "of", kk_rerun_unit(r))
+                        : json_null();
     return output_json(
         json_pack("{s:o, s:s, s:b, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "file",
                   output_text(path, strlen(path)), "kind", text_of(r->stored, "kind"), "holds",

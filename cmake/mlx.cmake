@@ -50,7 +50,6 @@ add_custom_command(
 
 file(GLOB mlx_sources CONFIGURE_DEPENDS "src/backend/mlx/*.cc")
 list(APPEND mlx_sources "${KK_GENERATED}/mlx_pages_text.h")
-add_library(kakeya_mlx MODULE ${mlx_sources})
 # What compiles and links files of the device.
 function(kk_with_mlx target)
   target_compile_options(${target} PRIVATE # C leaves them out
@@ -62,10 +61,18 @@ function(kk_with_mlx target)
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
 endfunction()
 
+# Compiled once, for the module and for the test that interprets its kernels.
+add_library(kakeya_mlx_objects OBJECT ${mlx_sources})
+kk_flags(kakeya_mlx_objects)
+kk_with_mlx(kakeya_mlx_objects)
+set_target_properties(kakeya_mlx_objects PROPERTIES POSITION_INDEPENDENT_CODE ON
+  CXX_VISIBILITY_PRESET hidden)
+
+add_library(kakeya_mlx MODULE $<TARGET_OBJECTS:kakeya_mlx_objects>)
 kk_flags(kakeya_mlx)
 kk_with_mlx(kakeya_mlx)
 set_target_properties(kakeya_mlx PROPERTIES PREFIX "lib"
-  CXX_VISIBILITY_PRESET hidden LINKER_LANGUAGE CXX INSTALL_RPATH "${MLX_LIBRARY_DIRS}"
+  LINKER_LANGUAGE CXX INSTALL_RPATH "${MLX_LIBRARY_DIRS}"
   LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}")
 if(APPLE)
   set_target_properties(kakeya_mlx PROPERTIES SUFFIX ".dylib")

@@ -10,6 +10,8 @@
 #                       with limits that are a step off
 #   package             an installed copy used by a small program
 #   lint                the checks of `make lint`, each shown a fault
+# A test that includes support/draws.h takes a part of its draws, or all with KK_ALL_DRAWS in the
+# environment: the label `draws`, which `make check` runs so.
 # A test that includes pthread.h or core/threads.h, or says `ctest: threads` in a comment, is
 # labelled `threads` too, and runs under TSan.
 # Exit code 77 is a skipped test: of scripts by e2e/lib.sh, of programs by support/skips.h;
@@ -102,7 +104,7 @@ function(kk_c_tests folder)
       kk_skipped(${folder}.${short} "no MLX")
       continue()
     elseif(interprets) # the device's own files, with other kernels in them
-      set(more tests/support/mlx_interpreter.cc ${mlx_sources})
+      set(more tests/support/mlx_interpreter.cc $<TARGET_OBJECTS:kakeya_mlx_objects>)
     endif()
     kk_test_executable(${name} ${file} ${more})
     if(name MATCHES "^mlx_" AND TARGET kakeya_mlx) # else they say that they were skipped
@@ -124,6 +126,10 @@ function(kk_c_tests folder)
     if(threaded)
       list(APPEND labels threads)
       add_dependencies(threads_tests ${name})
+    endif()
+    file(STRINGS ${file} drawn REGEX "#include \"support/draws.h\"")
+    if(drawn)
+      list(APPEND labels draws)
     endif()
     set_tests_properties(${folder}.${short} PROPERTIES LABELS "${labels}" TIMEOUT 600)
     file(STRINGS ${file} skips REGEX "#include \"support/skips.h\"")
@@ -284,7 +290,7 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
     # A limit of the gate that is a step off, or a finding that is left out, fails one of its tests.
     set(mutate "${KK_PYTHON}" -B "${root}/tests/tools/mutate_gate.py" "${CMAKE_BINARY_DIR}")
     add_test(NAME release.gate_limits COMMAND ${mutate} --only KK_GATE_)
-    add_test(NAME release.gate_rules COMMAND ${mutate} --draw 60)
+    add_test(NAME release.gate_rules COMMAND ${mutate} --clauses --draw 60)
     set_tests_properties(release.gate_limits release.gate_rules PROPERTIES LABELS release TIMEOUT 900
                          ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
   endif()
@@ -304,3 +310,18 @@ if(NOT KK_INSTRUMENTS AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set_tests_properties(lint.checks PROPERTIES LABELS lint TIMEOUT 120
                        ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
 endif()
+
+# The longest first, so that no core is left with one of them at the end: about their seconds, of
+# which many are spent waiting in the scripts of the bridge and the server.
+set(costs
+  e2e.bridge_faults 40 e2e.serve_state 25 parity.mlx_session 28 parity.mlx_pages 24 e2e.rerun 20
+  e2e.serving 20 parity.lossless 19 e2e.serve 18 parity.evicted 17 parity.invariance 17
+  e2e.serve_page 16 parity.backend 15 e2e.page 15 e2e.ladder 14 parity.restored 13 e2e.bridge 12
+  e2e.bench 12 e2e.mlx 11 e2e.grpc 11 package.deb 10 unit.trainer 9 unit.trace 9 parity.remote 9
+  unit.needle 9 parity.turns 8 e2e.projection 7 e2e.eval 7)
+while(costs)
+  list(POP_FRONT costs name seconds)
+  if(TEST ${name})
+    set_tests_properties(${name} PROPERTIES COST ${seconds})
+  endif()
+endwhile()

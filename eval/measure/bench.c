@@ -463,12 +463,13 @@ static void close_engine(bench *b) {
 
 static kk_status measure_bandwidth(bench *b, double *out, kk_err *err) {
     KK_TRY(step(b, "measuring memory bandwidth", err));
-    return kk_bench_read_rate(b->engine, 0, 1.0, out, err);
+    return kk_bench_read_rate(b->engine, 0, kk_bench_read_s(b->opts), out, err);
 }
 
 static kk_status measure_floor(bench *b, kk_err *err) {
     KK_TRY(step(b, "measuring how fast the weights of a token can be read", err));
-    return kk_bench_read_rate(b->engine, b->out->token_bytes, 0.5, &b->out->floor_bytes_s, err);
+    return kk_bench_read_rate(b->engine, b->out->token_bytes, kk_bench_read_s(b->opts) / 2,
+                              &b->out->floor_bytes_s, err);
 }
 
 static void conclude(kk_bench_result *r) {

@@ -50,6 +50,7 @@ typedef struct {
     int32_t predict; /* tokens decoded in each repeat */
     int32_t prefill; /* tokens of the timed prefill; 0: none */
     int32_t repeat;
+    double read_s;               /* of each measurement of the bandwidth; 0: 1 second */
     int32_t rows[KK_BENCH_ROWS]; /* 1 first */
     int32_t n_rows;              /* 0: no rows are timed */
 

@@ -14,6 +14,8 @@ static const int64_t even = (int64_t)32 << 20;
 bool kk_bench_is_remote(const kk_engine *e) { return e->backend->own_memory; }
 double kk_bench_copy_s(const kk_engine *e) { return e->copy_s; }
 
+double kk_bench_read_s(const kk_bench_opts *o) { return o->read_s > 0 ? o->read_s : 1; }
+
 kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double *out,
                              kk_err *err) {
     const kk_instruments *with = e->backend->instruments;

@@ -42,6 +42,8 @@ double kk_bench_costs_predict(const kk_bench_costs *c, int32_t first, const kk_s
 double kk_bench_cost(const kk_bench_pass *p, int32_t n, int32_t rows);
 /* A session as an arm decodes in it. */
 kk_session_opts kk_bench_session(const kk_bench_opts *o, kk_spec arm, int32_t ctx);
+/* Seconds that memory is read for when its bandwidth is measured. */
+double kk_bench_read_s(const kk_bench_opts *o);
 /* Of the device the engine runs on: how fast it reads so many bytes (0: more than any cache holds),
  * what is taken of its memory, and whether that is its own. */
 kk_status kk_bench_read_rate(kk_engine *e, int64_t bytes, double seconds, double *out, kk_err *err);

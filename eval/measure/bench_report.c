@@ -128,10 +128,11 @@ json_t *kk_bench_trace_json(const kk_bench_opts *o) {
 }
 
 static json_t *settings_json(const kk_bench_opts *o, const kk_bench_result *r) {
-    json_t *s = json_pack("{s:o, s:i, s:i, s:i, s:i, s:s, s:b, s:b}", "arms", arm_names(o), "ctx",
-                          o->ctx, "predict", o->predict, "prefill", o->prefill, "repeat", o->repeat,
-                          "kv_format", kk_kv_format_name(o->kv_format), "mlock", o->engine.mlock,
-                          "huge_pages", o->engine.huge_pages);
+    json_t *s =
+        json_pack("{s:o, s:i, s:i, s:i, s:i, s:f, s:s, s:b, s:b}", "arms", arm_names(o), "ctx",
+                  o->ctx, "predict", o->predict, "prefill", o->prefill, "repeat", o->repeat,
+                  "read_s", kk_bench_read_s(o), "kv_format", kk_kv_format_name(o->kv_format),
+                  "mlock", o->engine.mlock, "huge_pages", o->engine.huge_pages);
     json_t *more =
         o->n_arms ? json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:o}", "prompts",
                               o->sets      ? o->sets

@@ -313,8 +313,7 @@ static void rule_plan_prompts(kk_gate *g) {
 
 /* ---- the command --------------------------------------------------------------------------- */
 
-/* The number behind an option of the command, where it is there; of a list the first. */
-static bool typed(const kk_gate *g, const char *option, double *out) {
+bool kk_gate_typed(const kk_gate *g, const char *option, double *out) {
     const char *command = kk_gate_text(g->report, "command");
     const size_t len = strlen(option);
     for (const char *at = command; (at = strstr(at, option)); at += len)
@@ -332,6 +331,7 @@ static const struct {
     bool always;
 } options[] = {
     {"--repeat", "repeat", true},
+    {"--read-time", "read_s", true},
     {"--min-recall", "min_recall", true},
     {"--max-kl", "max_kl", true},
     {"--seed", "seed", true},
@@ -359,13 +359,14 @@ static const struct {
     {"--requests", "requests", false},
     {"--bucket", "bucket_s", false},
     {"--kills", "kills", false},
+    {"--arrivals", "arrivals", false},
 };
 
 static void rule_plan_command(kk_gate *g) {
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         double asked, said = -1;
         const bool has = kk_gate_number(settings_of(g), options[i].key, &said);
-        if (!typed(g, options[i].option, &asked)) continue;
+        if (!kk_gate_typed(g, options[i].option, &asked)) continue;
         /* A training that climbs a ladder was given the limits of the ladder's own reports. */
         if (!has && (!options[i].always || kk_gate_is(g, "projection"))) continue;
         if (!has || !kk_gate_same(said, asked))

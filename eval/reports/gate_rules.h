@@ -120,6 +120,9 @@ kk_step_figure kk_gate_serving_figure(const kk_gate *g, const char *name, const 
 
 /* ---- rules, groups of rules, kinds ----------------------------------------------------------- */
 
+/* The number behind an option of the command, where it is there; of a list the first. */
+bool kk_gate_typed(const kk_gate *g, const char *option, double *out);
+
 typedef void (*kk_gate_check_fn)(kk_gate *g);
 
 typedef struct {

@@ -415,6 +415,11 @@ static void count_load(kk_gate *g) {
         expect(g, "streams compared",
                (double)kk_gate_size(kk_gate_item(g->report, "identity", i), "logprob_hashes"),
                setting(g->report, "clients"));
+    /* The first reports have the number in their command alone, where it was not the usual one. */
+    double arrivals = 5;
+    if (!kk_gate_number(s, "arrivals", &arrivals)) (void)kk_gate_typed(g, "--arrivals", &arrivals);
+    expect(g, "arrivals", (double)kk_gate_size(json_object_get(g->report, "arrival"), "rows"),
+           arrivals);
     mixed = json_object_get(g->report, "mixed");
     expect(g, "mixed requests", (double)kk_gate_size(mixed, "rows"),
            setting(g->report, "requests"));

@@ -9,7 +9,8 @@
 typedef struct kk_rerun_kind {
     const char *kind;
     const char *refused; /* why it cannot be executed again; NULL: it can */
-    const char *unit;    /* what is drawn where not all is executed */
+    const char *unit; /* what is drawn where not all is executed; NULL: nothing, as `whole` says */
+    const char *whole;
     const kk_member_rule *members;
     const kk_list_rule *lists;
     /* By how much numbers that are not whole may differ, relative to the larger: of what a library
@@ -23,7 +24,7 @@ typedef struct kk_rerun_kind {
 } kk_rerun_kind;
 
 extern const kk_rerun_kind kk_rerun_needle, kk_rerun_sweep, kk_rerun_kv, kk_rerun_memory,
-    kk_rerun_accept, kk_rerun_bench, kk_rerun_projection, kk_rerun_steps;
+    kk_rerun_accept, kk_rerun_bench, kk_rerun_projection, kk_rerun_steps, kk_rerun_load;
 
 /* Rules for members that all kinds have, and for answers and quality rows. */
 /* Reports of schema 1 said of a row whether it was the same; later ones have both hashes. */

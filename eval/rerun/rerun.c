@@ -22,17 +22,21 @@ static const kk_rerun_kind lossless_kind = {
     .kind = "lossless",
     .refused = "it counts the cases of `make lossless-all`, which executes them all itself"};
 
-/* Reports about a server: what it did depends on when clients came. */
-#define OF_A_SERVER                                                                                \
-    "it was measured with clients of a server; `make load`, `soak` or `chaos` does so again"
-static const kk_rerun_kind load_kind = {.kind = "load", .refused = OF_A_SERVER};
-static const kk_rerun_kind soak_kind = {.kind = "soak", .refused = OF_A_SERVER};
-static const kk_rerun_kind chaos_kind = {.kind = "chaos", .refused = OF_A_SERVER};
+/* How many turns and kills there are, and which answers they get, depends on when clients come; and
+ * what was answered is counted there, not kept. */
+static const kk_rerun_kind soak_kind = {
+    .kind = "soak",
+    .refused = "it holds memory and times of a server over minutes, and counts of answers that no "
+               "seed gives again; `make soak` takes it anew, `report check` computes its limits"};
+static const kk_rerun_kind chaos_kind = {
+    .kind = "chaos",
+    .refused = "its server was killed at moments that no seed gives again; `make chaos` takes it "
+               "anew, `report check` computes its limits"};
 
 static const kk_rerun_kind *const kinds[] = {
     &kk_rerun_needle, &kk_rerun_sweep,      &kk_rerun_kv,    &kk_rerun_memory, &kk_rerun_accept,
-    &kk_rerun_bench,  &kk_rerun_projection, &kk_rerun_steps, &compare_kind,    &lossless_kind,
-    &load_kind,       &soak_kind,           &chaos_kind,
+    &kk_rerun_bench,  &kk_rerun_projection, &kk_rerun_steps, &kk_rerun_load,   &compare_kind,
+    &lossless_kind,   &soak_kind,           &chaos_kind,
 };
 
 static const kk_rerun_kind *kind_named(const char *name) {
@@ -42,6 +46,7 @@ static const kk_rerun_kind *kind_named(const char *name) {
 }
 
 const char *kk_rerun_unit(const kk_rerun *r) { return r->kind->unit; }
+const char *kk_rerun_whole(const kk_rerun *r) { return r->kind->whole; }
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
@@ -144,8 +149,11 @@ static void note_machine(const kk_rerun *r, kk_engine *e, kk_rerun_result *out,
          kk_report_compiler());
     note(out, "machine", kk_rerun_text(m, "cpu", ""), machine.name);
     note(out, "threads", then, now);
+    /* A library that a device is made of chooses its kernels by the processor. */
+    const bool follows = strcmp(device.exact_by, "kernels") != 0;
     const bool same = strcmp(kk_rerun_text(m, "device", ""), device.device) == 0 &&
-                      strcmp(kk_rerun_text(m, "isa", ""), device.isa) == 0;
+                      strcmp(kk_rerun_text(m, "isa", ""), device.isa) == 0 &&
+                      (!follows || strcmp(kk_rerun_text(m, "cpu", ""), machine.name) == 0);
     note(out, "device", kk_rerun_text(m, "device", ""), device.device);
     note(out, "instructions", kk_rerun_text(m, "isa", ""), device.isa);
     if (!same && out->n_notes < KK_RERUN_NOTES)
@@ -222,7 +230,7 @@ static kk_status execute(const kk_rerun *r, kk_rerun_result *out, kk_err *err) {
 static kk_status run(const kk_rerun *r, kk_rerun_result *out, kk_err *err) {
     kk_compare_opts how = {.members = r->kind->members,
                            .lists = r->kind->lists,
-                           .drawn = r->subset.n > 0,
+                           .drawn = r->subset.n > 0 && r->kind->unit,
                            .free_drafts = r->kind->free_drafts && r->kind->free_drafts(r->stored)};
     KK_TRY(check(r, out, &how, err));
     KK_TRY(execute(r, out, err));

@@ -53,7 +53,9 @@ void kk_rerun_release(kk_rerun *r);
 kk_status kk_rerun_run(const kk_rerun *r, kk_rerun_result *out, kk_err *err);
 void kk_rerun_result_release(kk_rerun_result *r);
 
-/* What is drawn where not all is executed, in words: "documents, and as many texts". */
+/* What is drawn where not all is executed, in words: "documents, and as many texts".  NULL: a draw
+ * executes all as well, and kk_rerun_whole says why: "a projection is trained as a whole". */
 const char *kk_rerun_unit(const kk_rerun *r);
+const char *kk_rerun_whole(const kk_rerun *r);
 
 #endif

@@ -4,6 +4,7 @@
  * Where not all is executed, prompts are drawn of those of the arms, or policies beside exact, and
  * everything is repeated no oftener than so many times; forwards of several rows and attention
  * alone, which are there for their times, are left out. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -63,6 +64,7 @@ static const kk_member_rule members[] = {
     {"contexts/turns", KK_MEMBER_LEFT},
     {"settings/policies", KK_MEMBER_TOTAL},
     {"settings/repeat", KK_MEMBER_TOTAL},
+    {"settings/read_s", KK_MEMBER_TOTAL},
     {"settings/rank", KK_MEMBER_TOTAL}, /* where a policy restores */
     {"settings/latents", KK_MEMBER_TOTAL},
     {"settings/sink", KK_MEMBER_TOTAL},
@@ -219,8 +221,12 @@ static kk_status read_all(const kk_rerun *r, kk_bench_opts *o, kk_err *err) {
     if (o->sessions > KK_BENCH_LOGITS) o->engine.max_logits = o->sessions;
     o->engine.mlock = kk_rerun_flag(s, "mlock");
     o->engine.huge_pages = kk_rerun_flag(s, "huge_pages");
+    o->read_s = fmin(fmax(kk_rerun_real(s, "read_s", 1), 0.01), 60);
     if (r->subset.n && r->subset.n < o->repeat) o->repeat = r->subset.n;
-    if (r->subset.n) return KK_OK;
+    if (r->subset.n) { /* times are only shown */
+        o->read_s = fmin(o->read_s, 0.05);
+        return KK_OK;
+    }
     o->attention = json_is_object(json_object_get(r->stored, "attention"));
     o->sampling = json_is_object(json_object_get(r->stored, "sampling"));
     return read_rows(r, o, err);

@@ -28,7 +28,7 @@ static kk_status run(const kk_rerun *r, json_t **report, kk_err *err) {
 }
 
 const kk_rerun_kind kk_rerun_projection = {.kind = "projection",
-                                           .unit = "nothing: a projection is trained as a whole",
+                                           .whole = "a projection is trained as a whole",
                                            .members = members,
                                            .lists = lists,
                                            .within = 1e-3,

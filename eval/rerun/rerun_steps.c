@@ -105,7 +105,7 @@ static kk_status run(const kk_rerun *r, json_t **report, kk_err *err) {
 }
 
 const kk_rerun_kind kk_rerun_steps = {.kind = "steps",
-                                      .unit = "nothing: steps are executed as a whole",
+                                      .whole = "steps are executed as a whole",
                                       .members = members,
                                       .lists = lists,
                                       .free_drafts = free_drafts,

@@ -16,14 +16,14 @@ has "$report" '"source": "tiny:q4_0"' '"repeat": 2'
 lacks "$out" $'\033'
 
 # Parts can be left out; a real file can be measured.
-exits 0 bench -m "$model" -n 2 --prefill 0 --rows none --repeat 1 -q
+exits 0 bench --read-time 0.05 -m "$model" -n 2 --prefill 0 --rows none --repeat 1 -q
 same "$err" ""
 lacks "$out" "prefill"
 lacks "$out" "rows"
 has "$out" "custom bf16, 3 layers"
 
 # Arms take turns on the same prompts and give the same tokens; what they cost is explained.
-exits 0 bench --synthetic tiny:q4_0 --arms plain,dflash,ngram --accept-trace geom:0.744:1 -n 24 \
+exits 0 bench --read-time 0.05 --synthetic tiny:q4_0 --arms plain,dflash,ngram --accept-trace geom:0.744:1 -n 24 \
     --prefill 0 --rows none --repeat 2 --samples 2 -t 1 -q --report "$work/arms.json"
 has "$out" "random        2 prompts of 64 tokens" "  plain  " "  dflash  " "  ngram  " \
     "lossless: yes" "of its floor" "tokens from" "rows per round" "rounds by tokens accepted" \
@@ -43,7 +43,7 @@ shipped=$(cd "$(dirname "$0")/../.." && pwd)/models/tiny
 printf '{"text": "def f(x):", "new": 12}\n{"prompt": "def g(y):"}\n{"ids": [2, 844, 1138]}\n' \
     >"$work/mine.jsonl"
 pair="-m $shipped/verifier -md $shipped/drafter --prefill 0 --rows none --repeat 1 -t 1 -q"
-exits 0 bench $pair --arms plain,dflash --prompts "$work/mine.jsonl" -n 16 --draft-max 4 \
+exits 0 bench --read-time 0.05 $pair --arms plain,dflash --prompts "$work/mine.jsonl" -n 16 --draft-max 4 \
     --draft-fixed --report "$work/mine.json"
 has "$out" "mine          2 prompts"
 has "$(tr -d ' \n' <"$work/mine.json")" '"draft_max":4' '"draft_fixed":true' '"drafter":{"layers":3'
@@ -59,19 +59,19 @@ mkdir -p "$work/tree/bin" "$work/tree/share/kakeya/models"
 cp "$KAKEYA" "$work/tree/bin/kakeya"
 ln -s "$shipped" "$work/tree/share/kakeya/models/tiny"
 there=$KAKEYA KAKEYA=$work/tree/bin/kakeya
-exits 0 bench --arms dflash,ngram --set needle,edit --samples 1 -n 8 --prefill 0 --rows none \
+exits 0 bench --read-time 0.05 --arms dflash,ngram --set needle,edit --samples 1 -n 8 --prefill 0 --rows none \
     --repeat 1 -t 1 -q
 has "$out" "needle        1 prompts" "edit          1 prompts" "all           2 prompts"
 KAKEYA=$there
 
 # Attention by the format of K/V.
-exits 0 bench --synthetic tiny:q4_0 --attention --ctx 200 -n 2 --prefill 0 --rows none --repeat 2 \
+exits 0 bench --read-time 0.05 --synthetic tiny:q4_0 --attention --ctx 200 -n 2 --prefill 0 --rows none --repeat 2 \
     -t 1 -q --report "$work/attention.json"
 has "$out" "attention     bf16" "f32 " "q8 " "q4 " "for one row at context 200"
 json "$(cat "$work/attention.json")" attention formats kv_format ratio kv_bytes kv_ratio
 
 # Sessions together and one by one.
-exits 0 bench --synthetic tiny:q4_0 --sessions 3 --ctx 40 -n 6 --prefill 0 --rows none --repeat 2 \
+exits 0 bench --read-time 0.05 --synthetic tiny:q4_0 --sessions 3 --ctx 40 -n 6 --prefill 0 --rows none --repeat 2 \
     -t 1 -q --report "$work/sessions.json"
 has "$out" "sessions      3 together" "logits are those of each alone" "a prompt of 4096 tokens beside"
 json "$(cat "$work/sessions.json")" sessions alone together ratio logits_hashes arrival gap_s identical
@@ -80,7 +80,7 @@ exits 2 bench --synthetic tiny:q4_0 --sessions 1
 
 # Decoding by what layers keep.
 random="--synthetic tiny:q4_0 --prefill 0 --rows none -t 1 -q"
-exits 0 bench --policies $random -mp synthetic:64 -md synthetic --ctx 200 -n 8 --repeat 2 --sink 2 \
+exits 0 bench --read-time 0.05 --policies $random -mp synthetic:64 -md synthetic --ctx 200 -n 8 --repeat 2 --sink 2 \
     --window 16 --chunk 16 --latents q8 --kv-format q8 --draft-max 3 --draft-fixed \
     --report "$work/policies.json"
 has "$out" "policies      2 turns of 8 tokens at context 200 of random ids; sink 2, window 16" \
@@ -93,7 +93,7 @@ json "$report" policies policy kv_sliding kv_full rank latents sink window chunk
     tokens_hash logits_hash projection fingerprint policy_text policy_piece
 has "$report" '"latents": "q8"' '"policy": "restored-full"' '"withheld": "fewer than 5 turns"'
 # Without a projection there is nothing to restore from; a list is taken at its word.
-exits 0 bench $random --ctx 150 -n 2 --repeat 1 --policies
+exits 0 bench --read-time 0.05 $random --ctx 150 -n 2 --repeat 1 --policies
 has "$out" "  exact  " "  window  "
 lacks "$out" "restored"
 exits 1 bench $random --ctx 150 -n 2 --policies restored-full
@@ -103,7 +103,7 @@ has "$err" "nothing of it would be gone"
 exits 2 bench $random --policies exact,best
 has "$err" "'best' is none of them"
 # Real text, from prompts.
-exits 0 bench $pair --policies=exact,window --set needle --ctx 200 -n 4
+exits 0 bench --read-time 0.05 $pair --policies=exact,window --set needle --ctx 200 -n 4
 has "$out" "at context 200 of needle"
 
 # What cannot be.
@@ -118,7 +118,7 @@ has "$err" "$work/none/report.json"
 exits 1 bench -m "$model" --ctx 100000 --rows none -q
 has "$err" "100"
 # Several lengths of context, and what is no list of them.
-exits 0 bench --synthetic tiny:f32:2 --ctx 20,40,90 -n 3 --repeat 2 --prefill 0 --rows 1,3 -q \
+exits 0 bench --read-time 0.05 --synthetic tiny:f32:2 --ctx 20,40,90 -n 3 --repeat 2 --prefill 0 --rows 1,3 -q \
     --report "$work/contexts.json"
 same "$(printf '%s\n' "$out" | grep -c ' tok/s ')" 3 "a line for each context"
 report=$(cat "$work/contexts.json")
@@ -135,7 +135,7 @@ exits 2 bench --synthetic tiny:f32:2 --ctx 40,x
 has "$err" "'x'"
 
 # The report on standard output, nothing else there; no progress where nobody looks.
-exits 0 bench --synthetic tiny:f32 -n 4 --prefill 0 --rows none --repeat 1 --json
+exits 0 bench --read-time 0.05 --synthetic tiny:f32 -n 4 --prefill 0 --rows none --repeat 1 --json
 json "$out" schema kind
 lacks "$err" "..."
 exits 2 bench --synthetic tiny:f32 --json --report "$work/other.json"

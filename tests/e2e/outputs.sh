@@ -33,7 +33,7 @@ wait_for() {
 # Every command that writes, as "NAME COMMAND OUT": what holds for one holds for all.
 printf 'One text.\n' >"$work/text.txt"
 mkdir "$work/reports"
-bench="bench $tiny -n 2 --rows none --prefill 0 --repeat 1 -q -t 1"
+bench="bench $tiny --read-time 0.05 -n 2 --rows none --prefill 0 --repeat 1 -q -t 1"
 eval_needle="eval needle -m $model --ladder 10 --samples 1 -t 1 -n 2 -q"
 exits 0 $bench --report "$work/reports/bench.json"
 writes() { # COMMAND: runs it to $out_file with the arguments that follow

@@ -53,7 +53,7 @@ has "$err" "$work/none.json"
 
 # What the program writes holds, but for the commit where the build knows none.  Drafts of a fixed
 # length: on a busy machine the controller may rightly make none, and such an arm is refused.
-exits 0 bench --synthetic tiny:q4_0 --arms plain,ngram -n 40 --prefill 64 --rows 1,2 --repeat 2 \
+exits 0 bench --read-time 0.05 --synthetic tiny:q4_0 --arms plain,ngram -n 40 --prefill 64 --rows 1,2 --repeat 2 \
     --samples 5 -t 1 -q --draft-max 2 --draft-fixed --report "$work/made.json"
 kakeya report check "$work/made.json"
 same "$(printf '%s\n' "$out" | grep -v MISSING_COMMIT | grep -c '^/.*: [A-Z_]*: ')" 0 "$out"

@@ -111,7 +111,7 @@ caught "$work/accept.json" "r['rows'][0]['accepted'] -= 1; r['rows'][1]['tokens'
     "rows[code dflash " "rows[code dflash "
 
 # A bench: hashes, tokens, fixed drafts.
-bench=(bench --prefill 0 --rows none --repeat 2 -t 1 -q)
+bench=(bench --read-time 0.05 --prefill 0 --rows none --repeat 2 -t 1 -q)
 exits 0 "${bench[@]}" --arms plain,dflash --set code --samples 2 -n 12 --draft-max 2 --draft-fixed \
     --report "$work/arms.json"
 again "$work/arms.json" --rows 1

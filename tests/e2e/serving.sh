@@ -3,6 +3,7 @@
 # hold is not asked of a machine that runs other tests.
 . "$(dirname "$0")/lib.sh"
 need_serve
+root=$(cd "$KK_TEST_DATA/../.." && pwd)
 [ -n "${KK_SERVING:-}" ] || skip_all "tests/serving is not built"
 
 # holds REPORT FIGURE ARM - the check of that figure holds in the report.
@@ -29,12 +30,39 @@ sys.exit(sum(r["sessions_in_passes"] for r in rows) <= sum(r["passes"] for r in 
 PY
 holds "$work/load.json" failed requests
 
+# What was said to the streams, and what was asked, comes out again without a server; a hash, a
+# request and a number of tokens that are others do not.
+exits 0 report rerun "$work/load.json"
+has "$out" "members are equal"
+lacks "$out" "DIFFERENT"
+exits 0 report rerun "$work/load.json" --rows 1
+has "$out" "nothing is drawn: every stream is answered again"
+python3 - "$work/load.json" "$work/doctored.json" <<'PY' || fail "cannot edit the report"
+import json, sys
+r = json.load(open(sys.argv[1]))
+for hashes in (r["identity"][0]["logprob_hashes"][2], r["identity"][1]["logprob_hashes"][3]):
+    hashes["alone"] = hashes["together"] = "0123456789abcdef"
+r["mixed"]["rows"][1]["predict"] += 1
+r["arms"][2]["rows"][0]["tokens"] -= 1
+json.dump(r, open(sys.argv[2], "w"))
+PY
+exits 1 report rerun "$work/doctored.json" -q
+for member in 'identity[0].logprob_hashes[2].alone' 'identity[0].logprob_hashes[2].together' \
+    'identity[1].logprob_hashes[3].alone' 'identity[1].logprob_hashes[3].together' \
+    'arms[2].rows[0].tokens' 'mixed.rows[1].predict'; do
+    has "$out" "doctored.json: DIFFERENT $member: the report says"
+done
+same "$(printf '%s\n' "$out" | grep -c 'DIFFERENT mixed')" 1 "requests that differ: $out"
+exits 1 report rerun "$root/bench/results/soak-tiny.json"
+has "$err" "'soak' cannot be executed again" "make soak"
+exits 1 report rerun "$root/bench/results/chaos-tiny.json"
+has "$err" "'chaos' cannot be executed again" "make chaos"
+
 # ---- beside another server: this one under another name stands in for it
-top=$(cd "$(dirname "$0")/../.." && pwd)
-exits 0 quantize "$top/models/tiny/verifier" "$work/tiny.gguf" --type q8_0
+exits 0 quantize "$root/models/tiny/verifier" "$work/tiny.gguf" --type q8_0
 printf '#!/bin/sh\nexec "%s" serve -q "$@"\n' "$KAKEYA" >"$work/other"
 chmod +x "$work/other"
-python3 -B "$top/bench/peers/serve.py" --kakeya "$KAKEYA" --client "$KK_SERVING" \
+python3 -B "$root/bench/peers/serve.py" --kakeya "$KAKEYA" --client "$KK_SERVING" \
     --model "$work/tiny.gguf" --llama-server "$work/other" --threads 1 --clients 1,3 --requests 6 \
     --predict 4 --turns 1 --json "$work/peers.json" >"$work/said" 2>&1 || fail "serve.py: $(cat "$work/said")"
 python3 - "$work/peers.json" <<'PY' || fail "serve.py: $(cat "$work/peers.json")"
@@ -49,9 +77,10 @@ for r in rows:
 PY
 
 # ---- soak: buckets are filled, and known answers stay as they are
-# A busy machine may not end a turn in every second: then buckets are longer.
-for bucket in 1 4 12; do
-    "$KK_SERVING" soak --kakeya "$KAKEYA" --clients 4 --seconds $((12 * bucket)) --bucket $bucket \
+# A busy machine may not end a turn in every half second: then buckets are longer.
+for seconds in 6 24 144; do
+    "$KK_SERVING" soak --kakeya "$KAKEYA" --clients 4 --seconds $seconds \
+        --bucket "$((seconds / 12)).$((seconds % 12 * 10 / 12))" \
         --report "$work/soak.json" >"$work/said" 2>&1
     [ -f "$work/soak.json" ] || fail "no report: $(cat "$work/said")"
     python3 -c 'import json, sys
@@ -60,7 +89,7 @@ sys.exit(not turns or 0 in turns)' \
         "$work/soak.json" && break
     rm "$work/soak.json"
 done
-[ -f "$work/soak.json" ] || fail "no turn ended in 12 seconds"
+[ -f "$work/soak.json" ] || fail "no turn ended in a twelfth of 144 seconds"
 exits 0 report check "$work/soak.json"
 holds "$work/soak.json" failed turns
 holds "$work/soak.json" different turns

@@ -1,8 +1,8 @@
 /* lossless_test.c - the shipped pair drafts, and nothing but the speed changes.
  *
  * Settings are drawn by a fixed seed so that every value of every axis comes up at least 50 times
- * and every pair of values at least 5 times; `make lossless-all` runs all of them.  Where a row
- * costs many times as much (sanitizers, valgrind), a few prompts of each kind and length must do.
+ * and every pair of values at least 5 times; `make lossless-all` runs all of them.  Of few draws
+ * (support/draws.h) a few prompts of each kind and length must do.
  * support/lossless.h says what is compared. */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -12,10 +12,10 @@
 
 #include <cmocka.h>
 
+#include "support/draws.h"
 #include "support/lossless_axes.h"
 #include "support/projection_folder.h"
 #include "support/scratch.h"
-#include "support/slow.h"
 
 #define TINY KK_MODELS "/tiny"
 
@@ -23,9 +23,10 @@ enum {
     CASES_OF_A_PROMPT = 4,
     CASES_OF_A_LONG_ONE = 10,
     LEAST_OF_A_VALUE = 50,
+    LEAST_OF_FEW = 15,
     LEAST_OF_A_PAIR = 5,
     TOKENS = 24,
-    SHARE_IF_SLOW = 3,
+    SHARE_IF_FEW = 3,
 };
 
 static lossless_counts counts, others;
@@ -42,8 +43,8 @@ static void assert_covered(void) {
         }
     print_message("the rarest value came up %d times, the rarest pair %d times\n",
                   (int)rarest_value, (int)rarest_pair);
-    assert_true(rarest_value >= (slow() ? 1 : LEAST_OF_A_VALUE));
-    assert_true(slow() || rarest_pair >= LEAST_OF_A_PAIR);
+    assert_true(rarest_value >= (few_draws() ? LEAST_OF_FEW : LEAST_OF_A_VALUE));
+    assert_true(few_draws() || rarest_pair >= LEAST_OF_A_PAIR);
 }
 
 /* Nothing is shown of two proposers where one of them was never chosen. */
@@ -115,14 +116,14 @@ static void drafting_changes_nothing(void **state) {
     if (!lossless_world_open(&w, &pair, why)) fail_msg("%s", why);
     lossless_prompts_make(prompts, TINY "/verifier", w.plain->rounds.vocab);
     for (uint32_t i = 0; i < PROMPTS; i++) {
-        if (slow() && i % SHARE_IF_SLOW) continue;
+        if (i % (uint32_t)one_in(SHARE_IF_FEW, SHARE_IF_FEW)) continue;
         try_prompt(&w, &prompts[i], i, &random);
         tried++;
     }
     int64_t cases = 0;
     for (int f = 0; f < KK_KV_FORMATS; f++) cases += counts.single[AXIS_FORMAT][f];
     print_message("%d cases over %d prompts\n", (int)cases, tried);
-    assert_true(slow() || tried >= 200);
+    assert_true(few_draws() || tried >= 200);
     assert_covered();
     assert_both_drafted(&w);
     assert_heads_drafted(&w);
@@ -146,7 +147,7 @@ static void try_model(const kk_engine_opts *how, uint64_t *random) {
         for (int32_t k = 0; k < p.n; k++) ids[k] = (int32_t)random_below(random, vocab);
         for (uint32_t f = 0; f < KK_KV_FORMATS; f++) {
             if (!w.plain->pages.fits[f] || !w.drafted[0]->draft_pages.fits[f]) continue;
-            if (slow() && (i + f) % SHARE_IF_SLOW) continue;
+            if ((i + f) % (uint32_t)one_in(SHARE_IF_FEW, SHARE_IF_FEW)) continue;
             const lossless_policy policy = (lossless_policy)((i + f) % POLICIES);
             if (!lossless_stage_open(&stage, &w, &p, i + f, (kk_kv_format)f, policy, TOKENS, why))
                 fail_msg("%s", why);

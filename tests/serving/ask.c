@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "core/clock.h"
 #include "serving/scene.h"
 
@@ -17,10 +18,10 @@ static bool send_next(client *c, const scene *s, uint64_t number) {
     const size_t n = (size_t)s->ctx[0];
     uint64_t state = s->seed * 0x9e3779b97f4a7c15u + number;
     growing body = {0};
-    spoken p = {.ids = calloc(n, sizeof *p.ids), .n = n};
+    spoken p = {.of = {.ids = kk_calloc(n, sizeof *p.of.ids), .n = n}};
     for (size_t i = 0; i < n; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        p.ids[i] = (int32_t)(state >> 33) % (VOCAB - 10) + 10;
+        p.of.ids[i] = (int32_t)(state >> 33) % (VOCAB - 10) + 10;
     }
     spoken_request(&p, s->predict, true, "", &body);
     const bool sent = client_send(c, s->port, "/v1/completions", body.text, body.len);

@@ -66,7 +66,8 @@ static bool send_call(chaos *k, size_t i) {
         h->asked = APPEND;
         p = &k->said[h->prompt];
         growing_printf(&body, "{\"tokens\":[");
-        for (size_t t = 0; t < p->n; t++) growing_printf(&body, t ? ",%d" : "%d", (int)p->ids[t]);
+        for (size_t t = 0; t < p->of.n; t++)
+            growing_printf(&body, t ? ",%d" : "%d", (int)p->of.ids[t]);
         growing_printf(&body, "]}");
         snprintf(path, sizeof path, "/v1/sessions/%s/append", h->id);
     } else {
@@ -82,7 +83,7 @@ static bool send_call(chaos *k, size_t i) {
 /* Token t of what the history must be. */
 static int32_t expected(const chaos *k, const held *h, size_t t) {
     const spoken *p = &k->said[h->prompt];
-    return t < p->n ? p->ids[t] : p->answer[t - p->n];
+    return t < p->of.n ? p->of.ids[t] : p->of.answer[t - p->of.n];
 }
 
 /* Whether the listed tokens are those of the history from `at` on. */

@@ -14,7 +14,7 @@
 #include "serving/scene.h"
 
 #define COMPLETIONS "/v1/completions"
-enum { SPECS = 2, MOST_CTX = 4, LONG = 4096, SHORT = 16, MOST_ARRIVALS = 20, LEAST_PARALLEL = 8 };
+enum { SPECS = 2, MOST_CTX = KK_SERVED_LENGTHS, MOST_ARRIVALS = 20, LEAST_PARALLEL = 8 };
 static const char *const spec_names[SPECS] = {"none", "auto"};
 static const double most_s = 300; /* of one turn */
 
@@ -70,9 +70,9 @@ static bool prepare(load *l) {
             good = spoken_prompt(&l->said[k][i], s, e, i, (size_t)s->ctx[k]) &&
                    spoken_answer(&l->said[k][i], e, s->predict);
     for (size_t i = 0; good && i < 2 * (size_t)s->arrivals; i++)
-        good = spoken_prompt(&l->longs[i], s, e, 100 + i, LONG);
+        good = spoken_prompt(&l->longs[i], s, e, 100 + i, KK_SERVED_LONG);
     for (size_t i = 0; good && i < (size_t)s->arrivals; i++)
-        good = spoken_prompt(&l->shorts[i], s, e, 200 + i, SHORT);
+        good = spoken_prompt(&l->shorts[i], s, e, 200 + i, KK_SERVED_SHORT);
     kk_engine_close(e);
     return good;
 }
@@ -129,7 +129,7 @@ static bool verify(load *l, size_t k, size_t spec) {
     for (size_t i = 0; i < n; i++) {
         different += !spoken_same(&l->said[k][i], &l->clients[i]);
         json_array_append_new(
-            hashes, json_pack("{s:o, s:o}", "alone", kk_report_hash(l->said[k][i].logprob_hash),
+            hashes, json_pack("{s:o, s:o}", "alone", kk_report_hash(l->said[k][i].of.logprob_hash),
                               "together", kk_report_hash(l->clients[i].logprob_hash)));
         l->clients[i].logprobs = false;
     }
@@ -154,7 +154,7 @@ static json_t *run_row(const load *l, const spoken *p, const char *spec) {
     growing ids = {0}, out = {0};
     json_t *row = NULL;
     for (size_t i = 0; i < s->n_model_args; i++) argv[n++] = s->model_args[i];
-    for (size_t i = 0; i < p->n; i++) growing_printf(&ids, i ? ",%d" : "%d", (int)p->ids[i]);
+    for (size_t i = 0; i < p->of.n; i++) growing_printf(&ids, i ? ",%d" : "%d", (int)p->of.ids[i]);
     snprintf(predict, sizeof predict, "%d", s->predict);
     const char *const rest[] = {"--spec", spec,    "--tokens",     ids.text, "-c", "8192",
                                 "-n",     predict, "--ignore-eos", "--json", "-q"};
@@ -225,22 +225,19 @@ static bool one_arrival(load *l, size_t turn) {
 
 /* ---- requests of mixed lengths ------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t *state) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return *state >> 33;
-}
-
-/* A request of a length of its own: parts of the prompts, streamed or not, greedy or drawn. */
+/* A request of a length of its own: part of a prompt, streamed or not, greedy or drawn. */
 static bool send_mixed(load *l, size_t who, uint64_t *state, int *prompt, int *predict) {
-    const size_t k = draw(state) % l->s->n_ctx, i = draw(state) % (size_t)l->s->clients;
-    const spoken *of = &l->said[k][i];
-    const size_t from = draw(state) % (of->n / 2);
-    spoken part = {.ids = of->ids + from, .n = 8 + draw(state) % (of->n - from - 8)};
+    size_t lengths[MOST_CTX * SCENE_MOST_CLIENTS];
+    const size_t streams = (size_t)l->s->clients;
+    for (size_t k = 0; k < l->s->n_ctx; k++)
+        for (size_t i = 0; i < streams; i++) lengths[k * streams + i] = l->said[k][i].of.n;
+    const kk_served_request r = kk_served_draw(state, lengths, l->s->n_ctx, streams);
+    const spoken part = {.of = {.ids = l->said[r.ctx][r.stream].of.ids + r.from, .n = r.n}};
     growing body = {0};
-    *prompt = (int)part.n;
-    *predict = 8 + (int)(draw(state) % 120);
-    spoken_request(&part, *predict, draw(state) % 4 != 0,
-                   draw(state) % 2 ? ",\"top_k\":40,\"seed\":5" : "", &body);
+    *prompt = (int)r.n;
+    *predict = r.predict;
+    spoken_request(&part, r.predict, r.streamed, r.sampled ? ",\"top_k\":40,\"seed\":5" : "",
+                   &body);
     const bool sent = client_send(&l->clients[who], l->server[l->n_specs - 1].port, COMPLETIONS,
                                   body.text, body.len);
     growing_free(&body);
@@ -311,11 +308,11 @@ static json_t *settings_of(const load *l) {
         json_array_append_new(ctx, json_integer(s->ctx[k]));
         json_array_append_new(together, json_real(s->min_together[k]));
     }
-    return json_pack("{s:i, s:i, s:i, s:i, s:o, s:I, s:f, s:o, s:f, s:f, s:i}", "clients",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:o, s:I, s:f, s:o, s:f, s:f, s:i}", "clients",
                      s->clients, "turns", s->turns, "predict", s->predict, "requests", s->requests,
-                     "ctx", ctx, "seed", (json_int_t)s->seed, "min_served", s->min_served,
-                     "min_together", together, "min_drafted", s->min_drafted, "max_chunks",
-                     s->max_chunks, "specs", (int)l->n_specs);
+                     "arrivals", s->arrivals, "ctx", ctx, "seed", (json_int_t)s->seed, "min_served",
+                     s->min_served, "min_together", together, "min_drafted", s->min_drafted,
+                     "max_chunks", s->max_chunks, "specs", (int)l->n_specs);
 }
 
 static int judge(load *l) {
@@ -326,10 +323,10 @@ static int judge(load *l) {
                               (double)json_array_size(l->mixed) / l->mixed_s, "first_s",
                               scene_spread(l->mixed, "first_s"), "latency_s",
                               scene_spread(l->mixed, "seconds"), "rows", l->mixed);
-    json_t *body =
-        json_pack("{s:o, s:o, s:O, s:{s:i, s:i, s:O}, s:o, s:I}", "settings", settings_of(l),
-                  "arms", arms, "identity", l->identity, "arrival", "prompt", LONG, "short", SHORT,
-                  "rows", l->arrival, "mixed", mixed, "failed", (json_int_t)l->failed);
+    json_t *body = json_pack("{s:o, s:o, s:O, s:{s:i, s:i, s:O}, s:o, s:I}", "settings",
+                             settings_of(l), "arms", arms, "identity", l->identity, "arrival",
+                             "prompt", KK_SERVED_LONG, "short", KK_SERVED_SHORT, "rows", l->arrival,
+                             "mixed", mixed, "failed", (json_int_t)l->failed);
     const int code = scene_write(s, "load", l->envelope, body);
     l->envelope = NULL;
     return code;

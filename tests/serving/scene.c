@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/hash.h"
 #include "eval/reports/gate_serving.h"
 #include "eval/reports/report.h"
 
@@ -22,86 +21,20 @@ bool scene_open_engine(const scene *s, kk_engine **out) {
     return kk_engine_open(out, &s->engine, &err) == KK_OK || said_why("the engine", &err);
 }
 
-static void random_ids(spoken *p, int32_t vocab, uint64_t seed) {
-    uint64_t state = 0x9e3779b97f4a7c15u * (seed + 77);
-    for (size_t i = 0; i < p->n; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        p->ids[i] = (int32_t)((state >> 33) % (uint64_t)vocab);
-    }
-}
-
-/* Lines of a set from the number-th on, around its end, until there is enough. */
-static bool read_texts(growing *text, const char *folder, const char *set, size_t number,
-                       size_t enough) {
-    char path[600];
-    json_t *lines = json_array();
-    snprintf(path, sizeof path, "%s/%s.jsonl", folder, set);
-    FILE *f = fopen(path, "re");
-    char *line = NULL;
-    size_t cap = 0;
-    while (f && getline(&line, &cap, f) > 0) {
-        json_t *o = json_loads(line, 0, NULL);
-        const char *said = json_string_value(json_object_get(o, "text"));
-        if (said) json_array_append_new(lines, json_string(said));
-        json_decref(o);
-    }
-    free(line);
-    if (f) fclose(f);
-    const size_t n = json_array_size(lines);
-    for (size_t i = number; n > 0 && text->len < enough; i++) {
-        const char *said = json_string_value(json_array_get(lines, i % n));
-        growing_add(text, said, strlen(said));
-        growing_add(text, "\n", 1);
-    }
-    json_decref(lines);
-    if (n == 0) fprintf(stderr, "serving: there are no texts in %s\n", path);
-    return n > 0;
-}
-
 bool spoken_prompt(spoken *p, const scene *s, kk_engine *e, size_t number, size_t tokens) {
-    static const char *const sets[] = {"code", "prose"};
-    const kk_tokenizer *tok = kk_engine_tokenizer(e);
-    kk_model_info info;
     kk_err err;
-    growing text = {0};
-    int32_t *ids = NULL;
-    size_t n = 0;
-    kk_engine_info(e, &info);
-    *p = (spoken){.n = tokens, .ids = calloc(tokens, sizeof *p->ids)};
-    if (!tok || !s->prompts) {
-        random_ids(p, info.vocab, s->seed + number);
-        return true;
-    }
-    if (!read_texts(&text, s->prompts, sets[number % 2], number / 2, 16 * tokens)) return false;
-    const kk_status st =
-        kk_encode(tok, text.text, text.len, KK_ENCODE_BOS | KK_ENCODE_SPECIAL, &ids, &n, &err);
-    growing_free(&text);
-    if (st != KK_OK) return said_why("a prompt", &err);
-    p->n = n < tokens ? n : tokens;
-    memcpy(p->ids, ids, p->n * sizeof *ids);
-    kk_free(ids);
-    return true;
+    *p = (spoken){0};
+    return kk_served_prompt(&p->of, e, s->prompts, s->seed, number, tokens, &err) == KK_OK ||
+           said_why("a prompt", &err);
 }
 
 void spoken_free(spoken *p) {
-    free(p->ids);
-    free(p->answer);
+    kk_served_free(&p->of);
     growing_free(&p->text);
     *p = (spoken){0};
 }
 
 /* ---- what the model says alone ------------------------------------------------------------- */
-
-static void on_logprobs(void *user, const kk_logprobs *of) {
-    spoken *p = user;
-    p->logprob_hash = kk_hash_bytes(p->logprob_hash, &of->chosen.logprob, sizeof(float));
-}
-
-static bool on_token(void *user, int32_t id) {
-    spoken *p = user;
-    p->answer[p->n_answer++] = id;
-    return true;
-}
 
 /* A model without a tokenizer writes ids with spaces behind them. */
 static kk_status write_text(spoken *p, const kk_tokenizer *tok, kk_err *err) {
@@ -109,10 +42,11 @@ static kk_status write_text(spoken *p, const kk_tokenizer *tok, kk_err *err) {
     size_t len;
     growing_free(&p->text);
     growing_add(&p->text, "", 0);
-    for (int32_t i = 0; !tok && i < p->n_answer; i++)
-        growing_printf(&p->text, "%d ", (int)p->answer[i]);
+    for (int32_t i = 0; !tok && i < p->of.n_answer; i++)
+        growing_printf(&p->text, "%d ", (int)p->of.answer[i]);
     if (!tok) return KK_OK;
-    const kk_status st = kk_decode(tok, p->answer, (size_t)p->n_answer, true, &text, &len, err);
+    const kk_status st =
+        kk_decode(tok, p->of.answer, (size_t)p->of.n_answer, true, &text, &len, err);
     if (st != KK_OK) return st;
     growing_add(&p->text, text, len);
     kk_free(text);
@@ -120,21 +54,9 @@ static kk_status write_text(spoken *p, const kk_tokenizer *tok, kk_err *err) {
 }
 
 bool spoken_answer(spoken *p, kk_engine *e, int32_t predict) {
-    const kk_session_opts how = {.spec = KK_SPEC_NONE, .ctx = (int32_t)p->n + predict + 1};
-    const kk_generate_opts opts = {
-        .max_tokens = predict, .ignore_eos = true, .n_logprobs = 1, .on_logprobs = on_logprobs};
-    kk_session *s = NULL;
-    kk_result r;
     kk_err err;
-    free(p->answer);
-    p->answer = calloc((size_t)predict + 1, sizeof *p->answer);
-    p->n_answer = 0;
-    p->logprob_hash = KK_HASH_START;
-    kk_status st = kk_session_new(&s, e, &how, &err);
-    if (st == KK_OK) st = kk_session_append(s, p->ids, p->n, NULL, NULL, &err);
-    if (st == KK_OK) st = kk_generate(s, &opts, on_token, p, &r, &err);
+    kk_status st = kk_served_answer(&p->of, e, predict, &err);
     if (st == KK_OK) st = write_text(p, kk_engine_tokenizer(e), &err);
-    kk_session_free(s);
     return st == KK_OK || said_why("an answer", &err);
 }
 
@@ -146,8 +68,8 @@ bool spoken_same(const spoken *p, const client *c) {
     json_t *said = json_loads(quoted.text, JSON_DECODE_ANY, NULL);
     json_t *text = kk_report_text(p->text.text, p->text.len);
     const bool same = said && strcmp(json_string_value(said), json_string_value(text)) == 0 &&
-                      c->completion == p->n_answer &&
-                      (!c->logprobs || c->logprob_hash == p->logprob_hash);
+                      c->completion == p->of.n_answer &&
+                      (!c->logprobs || c->logprob_hash == p->of.logprob_hash);
     json_decref(said);
     json_decref(text);
     growing_free(&quoted);
@@ -156,7 +78,7 @@ bool spoken_same(const spoken *p, const client *c) {
 
 void spoken_request(const spoken *p, int32_t predict, bool stream, const char *more, growing *out) {
     growing_printf(out, "{\"prompt\":[");
-    for (size_t i = 0; i < p->n; i++) growing_printf(out, i ? ",%d" : "%d", (int)p->ids[i]);
+    for (size_t i = 0; i < p->of.n; i++) growing_printf(out, i ? ",%d" : "%d", (int)p->of.ids[i]);
     growing_printf(out, "],\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true", (int)predict);
     if (stream) growing_printf(out, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
     growing_printf(out, "%s}", more);

@@ -5,10 +5,11 @@
 
 #include <jansson.h>
 
+#include "eval/tasks/served.h"
 #include "kakeya.h"
 #include "serving/target.h"
 
-enum { SCENE_MOST_CLIENTS = 64, SCENE_MOST_MODEL_ARGS = 12 };
+enum { SCENE_MOST_CLIENTS = KK_SERVED_STREAMS, SCENE_MOST_MODEL_ARGS = 12 };
 
 /* Options of all measurements; which of them one takes is in its own file. */
 typedef struct {
@@ -34,12 +35,8 @@ bool scene_open_engine(const scene *s, kk_engine **out);
 
 /* A prompt, and what the model answers to it when it runs alone, greedily. */
 typedef struct {
-    int32_t *ids;
-    size_t n;
-    int32_t *answer; /* ids */
-    int32_t n_answer;
+    kk_served of;
     growing text; /* of the answer */
-    uint64_t logprob_hash;
 } spoken;
 
 /* The prompt of that number: text of the prompt sets, or random ids where there is no tokenizer. */

@@ -34,7 +34,7 @@ static int usage(void) {
             "  --clients N       at the same time (default: 8)\n"
             "  --seed N          of what is drawn (default: 7)\n"
             "load:\n"
-            "  --ctx N,...       tokens of the prompts (default: 64,1024)\n"
+            "  --ctx N,...       tokens of the prompts, 18 or more (default: 64,1024)\n"
             "  --predict N       tokens of an answer (default: 256)\n"
             "  --turns N         of each arm (default: 5)\n"
             "  --requests N      of mixed lengths (default: 64)\n"
@@ -230,6 +230,8 @@ int main(int argc, char **argv) {
     if (!s.requests) s.requests = m->run == measure_chaos ? 100000 : 64;
     if (m->run == measure_ask && !s.port) return usage();
     if (m->run == measure_load && s.requests > 4096) return usage(); /* a report has no more rows */
+    for (size_t k = 0; m->run == measure_load && k < s.n_ctx; k++)
+        if (s.ctx[k] < KK_SERVED_SHORTEST) return usage();
     if (s.bucket_s <= 0) s.bucket_s = s.seconds / 60 > 2 ? s.seconds / 60 : 2;
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IOLBF, 0);

@@ -150,6 +150,7 @@ static kk_bench_opts options(void) {
         .ctx = 24,
         .predict = 4,
         .repeat = 2,
+        .read_s = 0.02,
         .arms = {KK_SPEC_NONE, KK_SPEC_DFLASH, KK_SPEC_NGRAM},
         .n_arms = 3,
         .samples = 2,
@@ -389,6 +390,7 @@ static void test_contexts(void **state) {
                        .n_longer = 2,
                        .predict = 6,
                        .repeat = 2,
+                       .read_s = 0.02,
                        .rows = {1, 3, 40},
                        .n_rows = 3};
     assert_ok(kk_bench_run(&o, &r[0], why));

@@ -32,6 +32,9 @@ static const lie lies[] = {
     {"bench", MLX "; machine/exact = \"not proven\"", "EXACT_UNSAID"},
     {"bench", MLX "; machine/exact_rows; machine/exact = \"not proven\"", "EXACT_UNSAID"},
     {"bench", MLX "; machine/exact_by = \"neither\"; machine/exact_rows = 2", "EXACT_UNSAID"},
+    {"bench", MLX "; machine/exact_by = \"asked\"; machine/exact = \"not proven\"", "EXACT_UNSAID"},
+    {"bench", "schema = 4; machine/exact_by = \"kernels\"; machine/exact = \"not proven\"",
+     "EXACT_UNSAID"},
     {"bench", MLX "; machine/device = \"cpu\"", "EXACT_UNSAID"},
     {"bench", MLX "; machine/near_ties", "TIES_RECOUNT"},
     /* weights of a token: only a device that keeps them otherwise reads more than the file has */

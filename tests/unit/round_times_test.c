@@ -61,6 +61,7 @@ static void test_measured(void **state) {
                        .n_longer = 1,
                        .predict = 33,
                        .repeat = 2,
+                       .read_s = 0.02,
                        .arms = {KK_SPEC_NONE, KK_SPEC_DFLASH},
                        .n_arms = 2,
                        .samples = 2,

@@ -7,9 +7,9 @@
  * or queue holds. */
 #define _GNU_SOURCE
 #include "support/drafter_folder.h"
+#include "support/draws.h"
 #include "support/lossless.h"
 #include "support/rounds.h"
-#include "support/slow.h"
 #include "support/tiny.h"
 
 enum { PROMPT = 40, TOKENS = 200, CTX = PROMPT + TOKENS + 40 };
@@ -153,7 +153,9 @@ static kk_status mixed_draft(const kk_proposer *me, kk_draft *drafts, int32_t n,
 static void one_long_run(void **state) {
     scratch *dir = *state;
     char verifier[300], drafter[300], what[SAY];
-    long_run l = {.how = {.max_tokens = slow() ? 3000 : 20480,
+    long_run l = {.how = {.max_tokens = slow()        ? 3000
+                                        : few_draws() ? 5000
+                                                      : 20480,
                           .ignore_eos = true,
                           .sampling = {.temp = 1.2f, .seed = 99}}};
     snprintf(verifier, sizeof verifier, "%s/verifier", dir->dir);
