@@ -417,10 +417,10 @@ typedef struct {
 /* Drafted tokens that are not free, by the full head and by a short one. */
 typedef struct {
     int32_t head[2];
-} paid;
+} draft_tokens;
 
-static paid paid_by(const kk_alternative *from, int32_t n) {
-    paid p = {{0}};
+static draft_tokens tokens_by(const kk_alternative *from, int32_t n) {
+    draft_tokens p = {{0}};
     p.head[from->short_head] = from->free ? 0 : n;
     return p;
 }
@@ -429,7 +429,7 @@ typedef enum { AS_EXPECTED, AS_HOPED, AS_FEARED } outlook;
 
 /* A drafter that was never measured is taken to cost a plain round; one head of it, what the other
  * does. */
-static double draft_seconds(const plan *p, paid tokens, outlook how) {
+static double draft_seconds(const plan *p, draft_tokens tokens, outlook how) {
     double sum = 0;
     for (int h = 0; h < 2; h++) {
         const curve *c = &p->draft[p->draft[h].measured ? h : !h];
@@ -441,11 +441,11 @@ static double draft_seconds(const plan *p, paid tokens, outlook how) {
     return sum;
 }
 
-static double seconds(const plan *p, int32_t drafted, paid tokens) {
+static double seconds(const plan *p, int32_t drafted, draft_tokens tokens) {
     return cost(p->verify.expected, p->sessions + drafted) + draft_seconds(p, tokens, AS_EXPECTED);
 }
 
-static double feared_seconds(const plan *p, int32_t drafted, paid tokens) {
+static double feared_seconds(const plan *p, int32_t drafted, draft_tokens tokens) {
     return cost(p->verify.feared, p->sessions + drafted) + draft_seconds(p, tokens, AS_FEARED);
 }
 
@@ -456,7 +456,7 @@ static double doubt(const plan *p, int32_t drafted) {
     return 1 - COST_DOUBT / (1 + p->costs->verify.weight[rows]);
 }
 
-static double hoped_seconds(const plan *p, int32_t drafted, paid tokens) {
+static double hoped_seconds(const plan *p, int32_t drafted, draft_tokens tokens) {
     return doubt(p, drafted) *
            (cost(p->verify.hoped, p->sessions + drafted) + draft_seconds(p, tokens, AS_HOPED));
 }
@@ -464,12 +464,12 @@ static double hoped_seconds(const plan *p, int32_t drafted, paid tokens) {
 /* Times of a round in which every session drafts n, over that of a plain one. */
 static double hoped_time(const plan *p, int32_t n, const kk_alternative *from) {
     const int32_t all = n * p->sessions;
-    return at_least(hoped_seconds(p, all, paid_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
+    return at_least(hoped_seconds(p, all, tokens_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
 }
 
 static double feared_time(const plan *p, int32_t n, const kk_alternative *from) {
     const int32_t all = n * p->sessions;
-    return at_least(feared_seconds(p, all, paid_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
+    return at_least(feared_seconds(p, all, tokens_by(from, all)) / p->plain, 1 + COST_OF_ROW * n);
 }
 
 /* The longest draft that loses at most `loss` tokens against `otherwise` (times plain decoding), if
@@ -524,7 +524,7 @@ typedef struct {
 static best_total walk(plan *p) {
     restart(p);
     double tokens = p->sessions;
-    paid tokens_paid = {{0}};
+    draft_tokens tokens_paid = {{0}};
     best_total best = {0};
     for (int32_t total = 0;; total++) {
         const double value = tokens / seconds(p, total, tokens_paid);
