@@ -28,7 +28,6 @@ static const uint64_t older[] = {
     0xe8ce9815efafbcd0u, /* projection-cos_mag.json */
     0x56b90b00411cdfa6u, /* projection-mse.json */
     0xe6c082b824a7f241u, /* models/tiny/projection/report.json */
-    0xc3ef50e667bdfeddu, /* restored-mlx.json */
     0x564f87e69421b2ecu, /* sessions-gpu-26b-a4b-bf16-16.json */
     0x539ae6dd664e30d5u, /* sessions-gpu-26b-a4b-bf16-8.json */
 };
