@@ -63,15 +63,16 @@ static json_t *result_json(const counts_args *a, const kk_counting_result *r) {
                      (json_int_t)r->said, "ids", r->ids, "sizes", sizes);
 }
 
-static int count(const counts_args *a, kk_counting_opts *o, kk_writer *to) {
+static int count(const counts_args *a, const kk_counting_opts *what, kk_writer *to) {
+    kk_counting_opts o = *what;
     kk_counting_result r;
     term_progress bar;
     kk_err err;
     term_on_signal(TERM_ASK);
     term_progress_begin(&bar, "counting", "tok", a->quiet);
-    o->progress = term_progress_step;
-    o->user = &bar;
-    const kk_status st = kk_counting_run(o, to, &r, &err);
+    o.progress = term_progress_step;
+    o.user = &bar;
+    const kk_status st = kk_counting_run(&o, to, &r, &err);
     term_progress_end(&bar);
     if (st != KK_OK) return output_error(&err);
     if (a->json)

@@ -11,7 +11,8 @@
 
 enum { MOST_BYTES = 256 << 20 /* of a file of text */ };
 
-static const char *const sets[] = {"code", "chat", "edit", "json", "prose"};
+static const char *const sets[] = {"code.jsonl", "chat.jsonl", "edit.jsonl", "json.jsonl",
+                                   "prose.jsonl"};
 
 typedef struct {
     const kk_counting_opts *opts;
@@ -102,10 +103,7 @@ static kk_status count_sets(counting *c, kk_err *err) {
     const char *folder = c->opts->prompts;
     if (!folder) return kk_fail(err, KK_EINVAL, "there are no texts to count");
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
-        char name[32];
-        strcpy(name, sets[i]);
-        strcat(name, ".jsonl");
-        char *path = kk_path_join(folder, name);
+        char *path = kk_path_join(folder, sets[i]);
         if (!path) return kk_fail(err, KK_ENOMEM, "no memory for a path");
         const kk_status st = count_prompts(c, path, err);
         kk_free(path);
