@@ -25,6 +25,7 @@
 #include "attend_tiles.cuh"
 #include "gemm_ops.h"
 #include "launch.cuh"
+#include "wgmma.cuh"
 
 template <int D> struct wide_cut : tile_cut<D> {
     enum {
@@ -232,12 +233,6 @@ template <int D> __device__ __forceinline__ void wide_queries(char *to, const ti
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The descriptor of a tile in shared memory: 128-byte swizzle, eight rows in 1024 bytes. */
-__device__ __forceinline__ uint64_t wide_tile(uint32_t at) {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
-           (uint64_t)1 << 62;
-}
-
 #define FOUR(c, i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define SUMS(c)                                                                                    \
     FOUR(c, 0), FOUR(c, 1), FOUR(c, 2), FOUR(c, 3), FOUR(c, 4), FOUR(c, 5), FOUR(c, 6), FOUR(c, 7)
@@ -264,12 +259,6 @@ __device__ __forceinline__ void multiply_values(float (&o)[8][4], const uint32_t
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "n"(FIRST ? 0 : 1)
                  : "memory");
 }
-__device__ __forceinline__ void products_begin() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void products_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
 /* Waits until at most N groups are at work; c: sums that may be read then. */
 template <int N> __device__ __forceinline__ void products_wait(float (&c)[8][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : SUMS(c) : "n"(N) : "memory");
@@ -283,10 +272,10 @@ __device__ __forceinline__ void wide_chain(float (&c)[8][4], uint32_t q, uint32_
         const int step = kk_cut<D>::step(chain, n);
         const uint32_t at = (uint32_t)(step / 2 * wide_cut<D>::CHUNK + step % 2 * 64);
         if (n == 0)
-            multiply_keys<true>(c, wide_tile(q + at), wide_tile(k + at));
+            multiply_keys<true>(c, kk_wgmma_rows(q + at), kk_wgmma_rows(k + at));
         else
-            multiply_keys<false>(c, wide_tile(q + at), wide_tile(k + at));
-        multiply_keys<false>(c, wide_tile(q + at + 32), wide_tile(k + at + 32));
+            multiply_keys<false>(c, kk_wgmma_rows(q + at), kk_wgmma_rows(k + at));
+        multiply_keys<false>(c, kk_wgmma_rows(q + at + 32), kk_wgmma_rows(k + at + 32));
     }
 }
 
@@ -296,12 +285,12 @@ template <int D>
 __device__ __forceinline__ void wide_scores(float (&c)[8][4], uint32_t q, uint32_t k, float4 *share,
                                             float scale, int group) {
     float4 other[8];
-    products_begin();
+    kk_wgmma_fence();
     if (wide_cut<D>::GROUPS == 1) {
         float x[8][4];
         wide_chain<D>(c, q, k, 0);
         wide_chain<D>(x, q, k, 1);
-        products_end();
+        kk_wgmma_commit();
         products_wait<0>(c);
         products_wait<0>(x);
 #pragma unroll
@@ -310,7 +299,7 @@ __device__ __forceinline__ void wide_scores(float (&c)[8][4], uint32_t q, uint32
     } else {
         const int thread = (int)threadIdx.x % 128;
         wide_chain<D>(c, q, k, group);
-        products_end();
+        kk_wgmma_commit();
         products_wait<0>(c);
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -331,11 +320,12 @@ __device__ __forceinline__ void wide_scores(float (&c)[8][4], uint32_t q, uint32
 /* A page's o of 64 columns begins. */
 __device__ __forceinline__ void begin_sums(float (&o)[8][4], const uint32_t (&p)[4][4],
                                            uint32_t v) {
-    products_begin();
-    multiply_values<true>(o, p[0], wide_tile(v));
+    kk_wgmma_fence();
+    multiply_values<true>(o, p[0], kk_wgmma_rows(v));
 #pragma unroll
-    for (int s = 1; s < 4; s++) multiply_values<false>(o, p[s], wide_tile(v + 2048 * (uint32_t)s));
-    products_end();
+    for (int s = 1; s < 4; s++)
+        multiply_values<false>(o, p[s], kk_wgmma_rows(v + 2048 * (uint32_t)s));
+    kk_wgmma_commit();
 }
 
 /* Merges the o of 64 columns into the sums so far. */
