@@ -24,22 +24,6 @@ static void open_world(world *w, const kk_checkpoint *ckpt, const char *device, 
     world_start(w, max_len);
 }
 
-/* The next n tokens; logits of the last n_logits of them go to `to` unless it is NULL. */
-static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits, float *to,
-                    bool keep) {
-    kk_err err = {0};
-    must(kk_cache_reserve(w->cache, n, &err), &err, "reserve");
-    const kk_gemma4_group g = {.cache = w->cache,
-                               .layout = &w->layout,
-                               .tokens = tokens,
-                               .n_rows = n,
-                               .n_logits = n_logits};
-    const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
-    must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
-    if (to) world_logits(w, n_logits, to);
-    if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
-}
-
 /* A prompt in chunks of so many rows, then TAIL tokens in groups of so many; what was fused of
  * it. */
 static kk_fused run(const kk_checkpoint *ckpt, const char *device, bool plain,
@@ -47,10 +31,11 @@ static kk_fused run(const kk_checkpoint *ckpt, const char *device, bool plain,
     world w;
     open_world(&w, ckpt, device, plain, PROMPT + TAIL + 32);
     for (int32_t i = 0; i < PROMPT; i += chunk)
-        forward(&w, tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
+        world_forward(&w, tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
     for (int32_t i = 0; i < TAIL; i += group) {
         const int32_t n = TAIL - i < group ? TAIL - i : group;
-        forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.cfg->vocab, true);
+        world_forward(&w, tokens + PROMPT + i, n, n, logits + (size_t)i * (size_t)w.cfg->vocab,
+                      true);
     }
     const kk_fused f = *kk_gemma4_fused(w.model);
     world_close(&w);
@@ -137,9 +122,9 @@ static int repeat(const kk_checkpoint *ckpt, const char *spec, const int32_t *to
     const size_t all = (size_t)rows * (size_t)w.cfg->vocab;
     float *got = calloc(all, sizeof *got);
     int bad = 0;
-    forward(&w, tokens, PROMPT, 0, NULL, true);
+    world_forward(&w, tokens, PROMPT, 0, NULL, true);
     for (int i = 0; i < TIMES; i++) {
-        forward(&w, tokens + PROMPT, rows, rows, got, false);
+        world_forward(&w, tokens + PROMPT, rows, rows, got, false);
         bad += memcmp(got, want, all * sizeof *got) != 0;
     }
     printf("%s: %d rows %d times: %d differ\n", spec, rows, TIMES, bad);
@@ -192,10 +177,10 @@ static int every_number_of_rows(const kk_checkpoint *ckpt, const char *spec,
     world w;
     int bad = 0;
     open_world(&w, ckpt, "cuda", false, PROMPT + TAIL + 32);
-    forward(&w, tokens, PROMPT, 0, NULL, true);
+    world_forward(&w, tokens, PROMPT, 0, NULL, true);
     for (int32_t rows = 1; rows <= 16; rows++) {
         const kk_fused before = *kk_gemma4_fused(w.model);
-        forward(&w, tokens + PROMPT, rows, rows, NULL, false);
+        world_forward(&w, tokens + PROMPT, rows, rows, NULL, false);
         const kk_fused *now = kk_gemma4_fused(w.model);
         const kk_fused f = {
             now->layers_fused - before.layers_fused, now->layers_by_ops - before.layers_by_ops,
@@ -270,11 +255,11 @@ static void open_crowd(crowd *c, const kk_checkpoint *ckpt, bool plain, kk_kv_fo
         c->w.cache = NULL;
         world_start(&c->w, lengths[i] + 64);
         for (int32_t t = 0; t < lengths[i]; t += MAX_ROWS)
-            forward(&c->w, c->tokens[i] + t, lengths[i] - t < MAX_ROWS ? lengths[i] - t : MAX_ROWS,
-                    0, NULL, true);
+            world_forward(&c->w, c->tokens[i] + t,
+                          lengths[i] - t < MAX_ROWS ? lengths[i] - t : MAX_ROWS, 0, NULL, true);
         c->cache[i] = c->w.cache;
         c->want[i] = calloc((size_t)16 * (size_t)c->w.cfg->vocab, sizeof(float));
-        forward(&c->w, c->tokens[i] + lengths[i], 16, 16, c->want[i], false);
+        world_forward(&c->w, c->tokens[i] + lengths[i], 16, 16, c->want[i], false);
     }
     c->w.cache = NULL;
 }
@@ -349,7 +334,7 @@ typedef struct {
 static void add_digests(digests *d, world *w, const int32_t *tokens, int32_t rows, bool keep,
                         float *logits) {
     const kk_fused before = *kk_gemma4_fused(w->model);
-    forward(w, tokens, rows, rows, logits, keep);
+    world_forward(w, tokens, rows, rows, logits, keep);
     const kk_fused *now = kk_gemma4_fused(w->model);
     d->fused.layers_fused += now->layers_fused - before.layers_fused;
     d->fused.layers_by_ops += now->layers_by_ops - before.layers_by_ops;
@@ -377,7 +362,7 @@ static void digest_format(digests *d, world *w, kk_kv_format f, const int32_t *t
     for (size_t i = 0; i < STARTS; i++) {
         while (kk_cache_len(w->cache) < starts[i]) {
             const int32_t at = (int32_t)kk_cache_len(w->cache), left = starts[i] - at;
-            forward(w, tokens + at, left < MAX_ROWS ? left : MAX_ROWS, 0, NULL, true);
+            world_forward(w, tokens + at, left < MAX_ROWS ? left : MAX_ROWS, 0, NULL, true);
         }
         for (int32_t rows = 1; rows <= 16; rows++)
             add_digests(d, w, tokens + starts[i], rows, false, logits);
@@ -499,7 +484,7 @@ static void time_rows(world *w, int64_t ctx, int32_t rows, int32_t reps, uint64_
             t[r] = (int32_t)((*z >> 33) % (uint64_t)w->cfg->vocab);
         }
         const double a = kk_now();
-        forward(w, t, rows, rows < MAX_LOGITS ? rows : MAX_LOGITS, NULL, false);
+        world_forward(w, t, rows, rows < MAX_LOGITS ? rows : MAX_LOGITS, NULL, false);
         const double b = kk_now();
         must(w->be->instruments->sync(w->dev, &err), &err, "sync");
         if (i >= 0) took[i] = kk_now() - a;
@@ -529,7 +514,7 @@ static double prefill(world *w, int64_t until, int32_t chunk, bool keep, uint64_
             *z = *z * 6364136223846793005u + 1442695040888963407u;
             tokens[r] = (int32_t)((*z >> 33) % (uint64_t)w->cfg->vocab);
         }
-        forward(w, tokens, rows, 0, NULL, keep);
+        world_forward(w, tokens, rows, 0, NULL, keep);
     }
     must(w->be->instruments->sync(w->dev, &err), &err, "sync");
     return kk_now() - t;
@@ -641,10 +626,11 @@ static int check_rows(const char *spec) {
     for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
         world_start(&w, PROMPT + TAIL + 32);
         for (int32_t i = 0; i < PROMPT; i += chunks[c])
-            forward(&w, tokens + i, PROMPT - i < chunks[c] ? PROMPT - i : chunks[c], 0, NULL, true);
+            world_forward(&w, tokens + i, PROMPT - i < chunks[c] ? PROMPT - i : chunks[c], 0, NULL,
+                          true);
         size_t wrong = 0;
         for (int32_t rows = 1; rows <= TAIL; rows++) {
-            forward(&w, tokens + PROMPT, rows, rows, got, false);
+            world_forward(&w, tokens + PROMPT, rows, rows, got, false);
             const size_t n = differing(got, want, (size_t)rows, vocab);
             if (n)
                 printf("%s: %zu of %d rows differ (distance %.2e)\n", spec, n, rows,

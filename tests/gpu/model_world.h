@@ -109,6 +109,23 @@ static inline void world_logits(world *w, int32_t n_logits, float *to) {
              "logits");
 }
 
+/* The next n tokens; logits of the last n_logits of them go to `to` unless it is NULL.
+ * keep: the rows are committed. */
+static inline void world_forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits,
+                                 float *to, bool keep) {
+    kk_err err = {0};
+    must(kk_cache_reserve(w->cache, n, &err), &err, "reserve");
+    const kk_gemma4_group g = {.cache = w->cache,
+                               .layout = &w->layout,
+                               .tokens = tokens,
+                               .n_rows = n,
+                               .n_logits = n_logits};
+    const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
+    must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
+    if (to) world_logits(w, n_logits, to);
+    if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
+}
+
 static inline kk_dev_facts world_kind(const world *w) {
     kk_dev_facts facts;
     w->be->describe(w->dev, &facts);

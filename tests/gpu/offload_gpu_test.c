@@ -44,29 +44,14 @@ static void say(const char *spec, const char *when, const kk_offload *f) {
     fflush(stdout);
 }
 
-static void forward(world *w, const int32_t *tokens, int32_t n, int32_t n_logits, float *to,
-                    bool keep) {
-    kk_err err = {0};
-    must(kk_cache_reserve(w->cache, n, &err), &err, "reserve");
-    const kk_gemma4_group g = {.cache = w->cache,
-                               .layout = &w->layout,
-                               .tokens = tokens,
-                               .n_rows = n,
-                               .n_logits = n_logits};
-    const kk_gemma4_forward_args a = {.groups = &g, .n_groups = 1};
-    must(kk_gemma4_forward(w->model, &a, &err), &err, "forward");
-    if (to) world_logits(w, n_logits, to);
-    if (keep) kk_cache_commit(w->cache, kk_cache_len(w->cache) + n);
-}
-
 /* The prompt in chunks, then TAIL tokens in groups; their logits. */
 static void run(world *w, const setting *s, int32_t chunk, int32_t group, float *logits) {
     world_start(w, PROMPT + TAIL + 32);
     for (int32_t i = 0; i < PROMPT; i += chunk)
-        forward(w, s->tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
+        world_forward(w, s->tokens + i, PROMPT - i < chunk ? PROMPT - i : chunk, 0, NULL, true);
     for (int32_t i = 0; i < TAIL; i += group) {
         const int32_t n = TAIL - i < group ? TAIL - i : group;
-        forward(w, s->tokens + PROMPT + i, n, n, logits + (size_t)i * s->vocab, true);
+        world_forward(w, s->tokens + PROMPT + i, n, n, logits + (size_t)i * s->vocab, true);
     }
 }
 
@@ -83,10 +68,10 @@ static void insist(world *w, const setting *s) {
     const kk_offload before = offload_of(w);
     int32_t bad = 0;
     world_start(w, PROMPT + TAIL + 32);
-    forward(w, s->tokens, PROMPT, 0, NULL, true);
+    world_forward(w, s->tokens, PROMPT, 0, NULL, true);
     const double from = kk_now();
     for (int32_t i = 0; i < 12 * LOOK; i++) {
-        forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
+        world_forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
         bad += memcmp(s->got, s->want, s->vocab * sizeof *s->got) != 0;
     }
     const double seconds = kk_now() - from;
@@ -95,7 +80,7 @@ static void insist(world *w, const setting *s) {
     printf("%s: %.2f ms a forward\n", s->spec, 1e3 * seconds / (12 * LOOK));
     check(bad == 0, s->spec, "one token many times: equal bits");
     check(after.swaps > before.swaps, s->spec, "pieces were swapped");
-    for (int32_t i = 0; i < LOOK; i++) forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
+    for (int32_t i = 0; i < LOOK; i++) world_forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
     const kk_offload last = offload_of(w);
     const double here = (double)(last.gpu_bytes - after.gpu_bytes);
     const double there = (double)(last.host_bytes - after.host_bytes);
@@ -119,7 +104,7 @@ static void give_way(world *w, const setting *s) {
           "experts are evicted");
     same(w, s, 64, 5, "after experts were evicted");
     w->be->buf_free(w->dev, b);
-    for (int32_t i = 0; i < 3 * LOOK; i++) forward(w, s->tokens + PROMPT, 1, 0, NULL, false);
+    for (int32_t i = 0; i < 3 * LOOK; i++) world_forward(w, s->tokens + PROMPT, 1, 0, NULL, false);
     const kk_offload back = offload_of(w);
     say(s->spec, "after it was freed", &back);
     check(back.on_gpu > after.on_gpu, s->spec, "and come back");
@@ -130,7 +115,7 @@ static void give_way(world *w, const setting *s) {
 static void fail_moving(world *w, const setting *s) {
     int32_t failed = 0, bad = 0, steps = 0;
     world_start(w, PROMPT + TAIL + 32);
-    forward(w, s->tokens, PROMPT, 0, NULL, true);
+    world_forward(w, s->tokens, PROMPT, 0, NULL, true);
     for (int64_t n = 1; n < 400; n += 1 + n / 2, steps++) {
         kk_err err = {0};
         kk_buf *b = NULL;
@@ -142,7 +127,7 @@ static void fail_moving(world *w, const setting *s) {
         failed += st != KK_OK;
         for (int32_t i = 0; i < LOOK + 1; i++) { /* with a look, at which some come back */
             if (i == LOOK / 2) w->be->buf_free(w->dev, b);
-            forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
+            world_forward(w, s->tokens + PROMPT, 1, 1, s->got, false);
             bad += memcmp(s->got, s->want, s->vocab * sizeof *s->got) != 0;
         }
     }
